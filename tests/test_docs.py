@@ -126,7 +126,7 @@ def test_page_contains_everything_that_the_class_declares(line):
     # Inherited parameters follow the class's own, with the description of the parent class.
     rows = [row for row in lines if row.startswith(("| `steps`", "| `gradient_clip`"))]
     assert rows[1].startswith(
-        "| `gradient_clip` | number or `None`, > 0 | `None` | Largest L2 norm of a batch's gradient"
+        "| `gradient_clip` | number or `None`, > 0 | `None` | Maximum L2 norm of a batch's gradient"
     )
 
 

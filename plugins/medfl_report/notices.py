@@ -107,8 +107,7 @@ def _attacked(runs: Sequence[Named]) -> list[Notice]:
     return [
         Notice(
             "bad",
-            f"{name} simulates an attack ({adversaries['attack']} at {listed(adversaries['sites'])}). Its scores are "
-            "not those of an honest federation.",
+            f"{name} contains a simulated attack ({adversaries['attack']} at {listed(adversaries['sites'])}).",
         )
         for name, run in runs
         if (adversaries := run.settings.adversaries)

@@ -47,7 +47,7 @@ def status_of(words: list[object]) -> int:
 def medfl_run(cohort: Path, out: Path, **options: object) -> int:
     words: list[object] = ["run", BUNDLE, "--dataset-dir", cohort, "--output-dir", out]
     for name, value in (SETTINGS | options).items():
-        words += [f"--{name}", value]
+        words += [f"--{name.replace('_', '-')}", value]
     return status_of(words)
 
 

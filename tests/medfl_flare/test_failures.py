@@ -200,7 +200,7 @@ def test_a_second_machine_with_a_sites_name_is_named_when_it_joins_a_run(
     _, progress = twins.serve(offered(place, rounds=2, min_replies=2))
     assert (progress.state, progress.missing) == ("finished", {})
     assert "site-01 continues after its step 0, though it had answered later steps:" in caplog.text
-    assert "or another machine has its name" in caplog.text
+    assert "or another machine uses its name" in caplog.text
     for service in (*whole.services.values(), *twins.services.values()):
         service.close()
 

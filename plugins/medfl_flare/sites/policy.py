@@ -242,11 +242,12 @@ def _cross_site_evaluation_problems(site_file: SiteFile, settings: Settings) -> 
     """Check that the cross-site evaluation is allowed."""
     if settings.cross_site_evaluation and not policy_of(settings).discloses("weights"):
         text = "The run guarantees privacy and wants a cross-site evaluation, which sends whole models without noise."
-        return {"privacy_with_global_test": text}
+        return {"privacy_with_cross_site_evaluation": text}
     if site_file.cross_site_evaluation or site_file.is_server or not settings.cross_site_evaluation:
         return {}
     text = (
-        "The run wants a cross-site evaluation (global_test): each site's model is scored at every site; allowed: no."
+        "The run wants a cross-site evaluation (setting 'cross_site_evaluation'): each site's model is scored at every "
+        "site; allowed: no."
     )
     return {"cross_site_evaluation_not_allowed": text}
 

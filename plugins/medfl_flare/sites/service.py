@@ -214,13 +214,14 @@ class SiteService:
         The record contains nothing that the server does not learn, too.
         """
         site, request, evaluate = self._file.site, step.get("request"), step.get("evaluate")
-        if (request := request or evaluate) is None:
+        about = request or evaluate  # a message without a request only evaluates
+        if about is None:
             return
         rows = rows_from_json(answer["evaluation"] + (answer["answer"] or {"rows": []})["rows"], site)
-        rounds_done = request["round"] - bool(request)
+        rounds_done = about["round"] - bool(request)
         run.note(
             CommittedStep(
-                step=request["step"],
+                step=about["step"],
                 round=rounds_done + bool(request),
                 rounds_done=rounds_done,
                 requested=(site,) if request else (),

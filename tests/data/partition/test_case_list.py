@@ -137,7 +137,7 @@ def test_the_command_deals_a_list(tmp_path, capsys):
     with pytest.raises(SystemExit) as end:
         main(["partition", str(source), "--out", str(tmp_path / "more"), "--val-fraction", "0.2", "--sites", "2"])
     assert end.value.code == 2
-    assert "--val-fraction: expected the folder of a pooled data set" in capsys.readouterr().err
+    assert "Expected the folder of a pooled data set with --val-fraction" in capsys.readouterr().err
 
 
 def test_an_adopted_bundle_reads_the_dealt_lists(tmp_path):

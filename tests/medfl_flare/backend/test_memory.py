@@ -26,7 +26,7 @@ import torch
 from medfl_flare.backend import remote_backend
 from medfl_flare.backend.messages import Limits, check_tensors, unpack
 from medfl_flare.backend.remote_backend import FlareBackend
-from medfl.engine.backend import Answer
+from medfl.engine.backend import SiteResult
 from medfl.engine.replies import DecodedReplies
 from medfl.toolkit.aggregation import add_update, mean_update
 from medfl.utils.files import mapped
@@ -53,7 +53,7 @@ def fold(names):
         tensors = unpack(mapped(folder / f"{name}.safetensors"), Limits()).tensors
         check_tensors(tensors, prefixes=("model/",), shapes={}, norm_bound=None, who=name)
         del tensors
-    replies = DecodedReplies(method, carrier.replies([Answer(name, 1) for name in names], []))
+    replies = DecodedReplies(method, carrier.replies([SiteResult(name, 1) for name in names], []))
     mean = mean_update(replies, dict.fromkeys(names, 1 / len(names)))
     return {name: add_update(tensor, mean[name]) for name, tensor in old.items()}
 

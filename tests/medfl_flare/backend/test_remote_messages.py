@@ -64,7 +64,7 @@ TO_SITE: dict[str, Change] = {
     "other shape": set_tensor(other_shape),
     "other dtype": set_tensor(lambda t: t.double()),
     "not finite": set_tensor(lambda t: torch.full_like(t, torch.nan) if t.is_floating_point() else t.double() / 0),
-    "no order": set_meta(order="fit"),
+    "no order": set_meta(request="fit"),
     "no facts": set_request(meta=[]),
     "a round above the run's": set_request(round=3),
     "an absurd round": set_request(round=2**40),

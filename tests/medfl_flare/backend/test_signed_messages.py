@@ -21,7 +21,7 @@ from medfl_flare.backend.messages import Limits, pack, unpack
 from medfl_flare.backend.signed_messages import PREFIX, PeerMessageSigner
 
 LIMITS = Limits(max_bytes=10**9)
-NOT_FITTING = "expected a signature \\(peer message\\) that fits the content, by '{sender}'"
+NOT_FITTING = "expected a signature \\(peer message\\) by '{sender}' that fits the content"
 CHEAP = {"method": "fedcross", "steps": 1}
 
 
