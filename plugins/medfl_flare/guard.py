@@ -44,7 +44,7 @@ def guard_command(kit: Path, parent: int, *, restart: bool) -> list[str]:
     Args:
         kit: The startup kit to run.
         parent: Process id of the parent of the guard.
-        watch: Whether NVFlare's script restarts the kit's process if it dies.
+        restart: Whether NVFlare's script restarts the kit's process if it dies.
     """
     words = [sys.executable, "-m", MODULE, str(parent), str(kit.resolve())]
     return [*words, *([] if restart else [ONCE_OPTION])]

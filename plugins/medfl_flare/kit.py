@@ -96,7 +96,7 @@ def start(kit: Path, *, restart: bool = True, patience: float = 60.0, as_service
 
     Args:
         kit: Its startup kit.
-        watch: Whether NVFlare's script restarts the process if it dies. Starting without this is faster.
+        restart: Whether NVFlare's script restarts the process if it dies. Starting without this is faster.
         patience: Seconds to wait.
         as_service: Whether the kit's processes continue after this process has ended, until `stop`. By default they end
             with this process, for any reason.

@@ -151,7 +151,7 @@ def starts_a_tree(kit: Path, words: str) -> tuple[subprocess.Popen[str], list[in
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_all_processes_of_a_kit_end_with_the_process_that_started_it(tmp_path: Path, number: signal.Signals) -> None:
     kit = make_kit(tmp_path / "kit", "client", f"cd {tmp_path}/kit\n{TREE}")
-    starter, tree = starts_a_tree(kit, "start(Path(sys.argv[1]), watch=False)")
+    starter, tree = starts_a_tree(kit, "start(Path(sys.argv[1]), restart=False)")
     with starter:
         before = living(tree)
         starter.send_signal(number)
