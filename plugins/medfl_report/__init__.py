@@ -31,7 +31,7 @@ def medfl_commands() -> list[CommandRecord]:
         CommandRecord(
             "report",
             "medfl_report.commands.report:command",
-            "Write an HTML report about runs: effects, performance, cost, settings.",
+            "Write an HTML report about one or several runs.",
             "Look at results",
         ),
         CommandRecord(

@@ -14,7 +14,7 @@ def medfl_commands() -> list[CommandRecord]:
         CommandRecord(
             "demo",
             "medfl_studies.commands.demo:command",
-            "Compare methods on made-up data in a few minutes.",
+            "Compare methods on synthetic data in a few minutes.",
             "First steps",
         ),
         CommandRecord(
