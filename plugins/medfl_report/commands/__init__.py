@@ -1,1 +1,1 @@
-"""Commands that show results: ``report``, ``compare``, ``card``, ``verify``, ``status`` and ``watch``."""
+"""Commands that show results: ``report``, ``compare``, ``card``, ``verify``, ``status`` and ``monitor``."""
