@@ -9,7 +9,7 @@ from refusals import refused
 from yaml_bombs import EXPLOSIVE
 
 from medfl.errors import SettingsError
-from medfl_report.cards.answers import read_answers
+from medfl_report.cards.checklist_answers import read_answers
 
 
 @pytest.mark.parametrize("text", EXPLOSIVE)

@@ -67,7 +67,7 @@ def test_a_round_is_there_with_its_commit() -> None:
 def test_a_step_within_a_round_ends_no_round() -> None:
     view = view_of(start(9), commit(12, 1, ends=False), commit(15, 1), now=15)
     assert view.rounds_done == 1
-    assert [text for _, text, _ in view.log if "completed after" in text] == ["Round 1 of 3 finished after 6.0 s"]
+    assert [text for _, text, _ in view.log if "completed after" in text] == ["Round 1 of 3 completed after 6.0 s"]
     assert [site.rounds for site in view.sites] == ["1 of 1"] * 3
 
 
