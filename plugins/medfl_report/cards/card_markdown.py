@@ -23,7 +23,7 @@ from medfl_report.cards.score_computation import CALIBRATION_METRICS, MIN_PATIEN
 from medfl_report.objectives.site_scores import RESAMPLES
 
 FRONT_MATTER_KEYS = ("license", "library_name", "pipeline_tag", "tags", "metrics", "model-index")
-"""Keys of the front matter, a subset of those that Hugging Face defines."""
+"""Keys of the front matter. Hugging Face defines them, and further keys that cards don't use."""
 
 CARD_MARK = "<!-- Written by `medfl card`. -->"
 """Line in every card, by which medfl recognises the cards that it wrote and may replace."""
@@ -69,6 +69,7 @@ def render_card(facts: CardFacts, scores: CardScores) -> str:
             metric_meanings=_metric_meanings(facts, scores),
             calibration_scores=_calibration_scores(facts, scores),
             calibration_bins=_calibration_table(scores),
+            calibrates_finding="calibration" in objective_class(facts.run.objective).figures,
             images=partial(count_text, facts.run.image_counts),
             count=count,
             training_counts=_image_count_table(facts.run.image_counts, ("training", "validation")),

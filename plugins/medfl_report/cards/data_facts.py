@@ -99,7 +99,7 @@ def _has_field(datalist: Datalist, name: str) -> bool:
 
 
 def _exclusions(folder: Path, sites: Sequence[str]) -> tuple[LocatedExclusion, ...]:
-    """Return the exclusions on the sites' cards, without repetitions: each card lists those of the pooled data set."""
+    """Return the exclusions on the sites' cards, each once: all site cards repeat the pooled data set's exclusions."""
     counts: dict[tuple[str, str], int] = {}
     for site in sites:
         try:

@@ -65,8 +65,8 @@ class Evidence(FileRecord):
             its target.
         files_digest: SHA-256 over `files`.
         predictions: Maps each site to the SHA-256 of its file of predictions, from which the scores were computed.
-        data_digests: Maps each site, and any other owner of data, to the digest of its data; empty in the run folder of a
-            site of a distributed run. `facts` has the digest of all data and the hashes of the data lists.
+        data_digests: Maps each site, and any other owner of data, to the digest of its data; empty in the run folder of
+            a site of a distributed run. `facts` has the digest of all data and the hashes of the data lists.
         code: Versions of the code.
         identity: Settings and data digest that identify the run, as in ``run.json``.
         identity_digest: SHA-256 over `identity`.

@@ -34,7 +34,7 @@ class RunBundle:
 
 
 def find_bundles(run: RunRecord) -> list[RunBundle]:
-    """Return the bundles of a run: those of its sites, then the global one.
+    """Return the bundles of a run: the sites' bundles, then the global one.
 
     In the folder of a site of a distributed run the only bundle is the site's own.
 

@@ -38,7 +38,7 @@ def run_facts(run: RunRecord, site: str | None, registry: Registry) -> RunFacts:
 
     Args:
         run: The run.
-        site: Name of the site whose model the card describes: images, costs and kind of model are those of this site.
+        site: Name of the site whose model the card describes: images, costs and kind of model are this site's.
             None for the global model.
         registry: Registry with the sections of the report.
     """

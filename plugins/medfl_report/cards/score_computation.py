@@ -102,7 +102,7 @@ def _class_sizes(pool: Tested) -> list[int]:
 def _put_leading_metric_first(metrics: Sequence[str], pool: Tested) -> list[str]:
     """Return the metrics with one of `IMBALANCE_METRICS` first, if accuracy came first and class sizes are unequal.
 
-    Balanced accuracy is added if none of `IMBALANCE_METRICS` is among the metrics.
+    Balanced accuracy is added if the metrics contain neither it nor AUC.
     """
     sizes = [size for size in _class_sizes(pool) if size]
     if metrics[:1] != ["accuracy"] or len(set(sizes)) < 2:
@@ -126,7 +126,7 @@ def _majority_baseline(pool: Tested, names: Sequence[str]) -> MajorityBaseline |
 
 
 def subgroup_metrics(objective: Objective, metrics: Sequence[str]) -> list[str]:
-    """Return the metrics that are shown for subgroups: the first metric, then those of `Objective.headline`.
+    """Return the metrics that are shown for subgroups: the first metric, then the metrics of `Objective.headline`.
 
     Args:
         objective: Objective of the task.
@@ -168,7 +168,7 @@ def _estimate_from(interval: Interval | None) -> ScoreEstimate | None:
 
 
 def _drop_undefined(estimates: Mapping[str, ScoreEstimate | None]) -> dict[str, ScoreEstimate]:
-    """Return the estimates without those that are None."""
+    """Return the estimates that are not None."""
     return {metric: score for metric, score in estimates.items() if score is not None}
 
 
@@ -227,7 +227,7 @@ def _subgroups(pool: Tested, texts: Sequence[str], metrics: Sequence[str]) -> tu
 
 
 def _class_tables(pool: Tested, names: Sequence[str]) -> list[CardTable]:
-    """Return a table with a row for each class, finding or structure; no table if the objective has none of them."""
+    """Return a table with a row for each class, finding or structure; no table if the objective lacks them."""
     objective = pool.objective
     if objective.has_class_labels:
         rows = [_class_row(pool, label, name) for label, name in enumerate(names)]

@@ -92,7 +92,9 @@ def _different_facts(old: RunFacts, new: RunFacts) -> list[str]:
 
 
 def verify_bundle(bundle: Path, name: str = "") -> Verification:
-    """Verify the card of a bundle from the files of the bundle; those of the global one also need the run folder.
+    """Verify the card of a bundle from the files of the bundle alone.
+
+    The scores of a global bundle are recomputed only if the sites' bundles with the predictions are beside it.
 
     Args:
         bundle: Folder of the bundle.

@@ -27,7 +27,7 @@ def command(
     plugin: PluginFiles = None,
     no_plugin: Disabled = None,
 ) -> None:
-    """Write a model card and its evidence into every bundle of a run: those of the sites and the global one.
+    """Write a model card and its evidence into every bundle of a run.
 
     The card is README.md: intended use, training and evaluation data, performance with confidence intervals,
     calibration, subgroups, privacy, limitations, CLAIM and TRIPOD+AI, with Hugging Face's front matter. Fields without

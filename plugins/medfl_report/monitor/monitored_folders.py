@@ -74,7 +74,7 @@ class MonitoredRun:
 
     @property
     def has_writer(self) -> bool | None:
-        """Whether a process holds the lock of the run folder; None if the run is on another machine."""
+        """True if a process holds the lock of the run folder; None if the run is on another machine."""
         return being_written(self.folder) if (self.folder / LOCK).is_file() else None
 
     @property
@@ -106,7 +106,7 @@ class MonitoredRun:
 
     @property
     def _settings(self) -> Settings:
-        """Settings of the run, or only those that the events contain if there is no readable ``run.json``."""
+        """Settings of the run, or only rounds and privacy from the events if ``run.json`` is missing or damaged."""
         try:
             return RunFile.read(self.folder / RunFile.NAME).settings
         except MedflError:
@@ -190,7 +190,7 @@ class MonitoredFolder:
 
     @property
     def has_writer(self) -> bool:
-        """Whether a process holds the lock of a folder with several runs, as a study does between two runs."""
+        """True if a process holds the lock of a folder with several runs, as a study does between two runs."""
         return not self.is_single_run and being_written(self.folder)
 
 

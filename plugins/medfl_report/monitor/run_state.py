@@ -35,7 +35,7 @@ STEP_JOB = "step"
 """Kind of the jobs in which a site executes a request of the method, as events name it."""
 
 STOPPED, ENDED_BY_SERVER = "stopped", "left"
-"""Statuses of a run beside those of `medfl.engine.status`.
+"""Further statuses of a run beside the ones in `medfl.engine.status`.
 
 `STOPPED`: an error or an interruption ended the process. `ENDED_BY_SERVER`: in the folder of a site of a distributed
 run, the server ended the job.
@@ -141,7 +141,7 @@ class RunState:
         attendance: Maps each site and round to `TOOK_PART` or `MISSED`. A round without a request to the site is left
             out.
         log: Latest log lines, oldest first.
-        log_line_count: Number of log lines so far, with those that `log` dropped.
+        log_line_count: Number of log lines so far, including the dropped ones.
     """
 
     method: str = ""

@@ -28,7 +28,7 @@ MODELS_AND_SPLITS = ("personal test", "global test", "personal val", "global val
 
 @dataclass(frozen=True)
 class SiteView:
-    """What is shown of a site.
+    """Texts and numbers that show the state of a site.
 
     Attributes:
         name: Name of the site.
@@ -102,7 +102,7 @@ class RunStatus(NamedTuple):
 
 @dataclass(frozen=True)
 class RunView:
-    """What is shown of a run.
+    """Texts and numbers that show the state of a run.
 
     Attributes:
         name: Name of the run, from its folder.

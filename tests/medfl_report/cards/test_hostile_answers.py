@@ -1,4 +1,4 @@
-"""YAML of answers that is made to explode is refused."""
+"""Answers files with YAML that expands exponentially are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is changed in a bundle with a card is found, whoever mends the hashes after it."""
+"""Verification finds every change of a bundle with a card, even if the hashes were adapted to it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from medfl.cli.main import main
 from medfl.errors import StoreError
 from medfl.plugins import load_plugins
 from medfl.records.summary import Summary
-from medfl_report.cards.card_scores import CardScores
-from medfl_report.cards.evidence import CardFile, Evidence
 from medfl_report.cards.bundle_hashes import digest_of, file_hashes
 from medfl_report.cards.card_markdown import CARD_MARK
+from medfl_report.cards.card_scores import CardScores
+from medfl_report.cards.evidence import CardFile, Evidence
 from medfl_report.cards.verify import find_changed_files, verify, verify_bundle
 from medfl_report.cards.write import write_cards
 
@@ -41,7 +41,7 @@ def home(run):
 
 
 def reseal(home, **changes):
-    """Write the evidence again, so that a change of a file goes unnoticed: all hashes fit."""
+    """Write the evidence again with hashes that match the changed files."""
     hashes = file_hashes(home)
     evidence = Evidence.read(home / Evidence.NAME)
     fitting = {"files": hashes, "files_digest": digest_of(hashes)}
@@ -60,7 +60,7 @@ def edit(path, old, new):
 
 
 def first_number(home):
-    """The first score in the card, as it is printed."""
+    """Return the first score in the card, as it is printed."""
     line = next(line for line in (home / "README.md").read_text().splitlines() if line.startswith("| all test images"))
     return line.split(" | ")[2].split(" ")[0]
 
@@ -127,7 +127,7 @@ def test_a_number_that_was_changed_in_card_and_evidence_is_found_in_the_predicti
 
 
 def test_a_row_that_was_added_in_front_of_the_true_one_is_found(home):
-    """Both rows have the same name, so that the true row alone would hide the other one."""
+    """Both rows have the same name; a comparison by name alone would miss the added row."""
     scores = read_scores(home)
     rows = scores["tables"][0]["rows"]
     scores["tables"][0]["rows"] = [rows[0] | {"cases": 99}, *rows]

@@ -1,4 +1,4 @@
-"""``medfl status``: what it says of a run, and that looking changes nothing."""
+"""The command ``medfl status``: its output, and that it changes no file."""
 
 import re
 import subprocess
@@ -20,7 +20,7 @@ STOPPED = "stopped: no process works on it; run the same command again to resume
 
 
 def listing(folder):
-    """Every file below a folder with its content and time of change."""
+    """Return the content and modification time of every file below a folder."""
     return {
         path.relative_to(folder): (path.read_bytes(), path.stat().st_mtime_ns)
         for path in folder.rglob("*")
@@ -104,7 +104,7 @@ def test_a_run_that_has_just_begun(tmp_path):
 
 
 def test_looking_needs_neither_torch_nor_tables(tmp_path):
-    """They would take longer than the rest of the command."""
+    """Importing them would take longer than the rest of the command."""
     run = make_run(tmp_path / "one")
     code = (
         "import sys; from pathlib import Path; from medfl_report.commands.status import describe; "

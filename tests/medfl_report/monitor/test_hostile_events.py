@@ -29,7 +29,7 @@ HOSTILE = [1e308, float("inf"), float("nan"), 10**400, 2**63, 253402300800, -621
 
 
 def places(value: Any, *to: Any) -> list[tuple[Any, ...]]:
-    """Where there is a value that holds no others."""
+    """Return the paths of keys to all values that contain no other values."""
     if isinstance(value, dict | list):
         parts = value.items() if isinstance(value, dict) else enumerate(value)
         return [place for key, part in parts for place in places(part, *to, key)]

@@ -1,4 +1,4 @@
-"""The page: only for who knows its address, read-only, nothing from outside; rounds come by themselves."""
+"""The page server: secret address, read-only, no content from other addresses, updates by server-sent events."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def ask(server: MonitorServer, path: str, method: str = "GET", host: str | None 
 
 
 def content_of(stream: http.client.HTTPResponse) -> str:
-    """The next content that comes."""
+    """Return the content of the next event."""
     while not (line := stream.readline()).startswith(b"data: "):
         assert line, "the stream has ended"
     return str(json.loads(line.removeprefix(b"data: ")))

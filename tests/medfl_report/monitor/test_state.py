@@ -1,4 +1,4 @@
-"""What recorded events come to: a pure function, whatever happened to the run."""
+"""The state and view of a run are a function of its recorded events alone."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_who_trains_and_who_waits() -> None:
 
 
 def test_a_site_that_is_scored_while_it_trains_goes_on_training() -> None:
-    """Several workers of one machine do that."""
+    """Several workers on one machine train and score a site at the same time."""
     events = [start(9), work(10, "site-1"), work(11, "site-1", job="evaluate", activity="scoring")]
     events += [beat(12, "site-1", 0.9, "scoring", "evaluate")]
     for more in ([], [done(13, "site-1", job="evaluate")]):

@@ -1,4 +1,4 @@
-"""The view of a run in words: the last scores and not the best ones, all bytes, and the largest epsilon."""
+"""The view of a run shows the last scores, all sent bytes, and the largest epsilon."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from medfl_report.monitor.run_view import RunView, make_run_view
 
 
 def view_of_falling_scores() -> RunView:
-    """A run whose scores fall from round 1 to round 2."""
+    """Return the view of a run whose scores fall from round 1 to round 2."""
     by_site = {"a": {1: 0.9, 2: 0.6}, "b": {1: 0.8, 2: 0.5}}
     state = RunState(
         method="fedavg",
