@@ -11,7 +11,7 @@ from medfl.utils.files import sha256_of
 from medfl_report.cards.evidence import Evidence
 
 
-def file_hashes(bundle: Path) -> dict[str, str]:
+def hash_files(bundle: Path) -> dict[str, str]:
     """Return a mapping from each file of a bundle, except ``evidence.json``, to its SHA-256; a link maps to its target.
 
     Args:
@@ -27,7 +27,7 @@ def file_hashes(bundle: Path) -> dict[str, str]:
     return hashes
 
 
-def digest_of(hashes: Mapping[str, str]) -> str:
+def digest_hashes(hashes: Mapping[str, str]) -> str:
     """Return one SHA-256 over the names and hashes of several files.
 
     Args:
@@ -36,7 +36,7 @@ def digest_of(hashes: Mapping[str, str]) -> str:
     return wire.digest({}, dict(hashes))
 
 
-def source_hash() -> str:
+def hash_source() -> str:
     """Return one SHA-256 over the installed Python files of the package `medfl`."""
     root = Path(medfl.__file__).parent
-    return digest_of({path.relative_to(root).as_posix(): sha256_of(path) for path in sorted(root.rglob("*.py"))})
+    return digest_hashes({path.relative_to(root).as_posix(): sha256_of(path) for path in sorted(root.rglob("*.py"))})

@@ -18,7 +18,7 @@ from medfl_report.cards.card_scores import CardRow, CardScores, ScoreEstimate
 from medfl_report.cards.checklist_answers import answer_items
 from medfl_report.cards.checklists import CHECKLIST_TITLES, CHECKLISTS
 from medfl_report.cards.evidence import Evidence
-from medfl_report.cards.run_facts import count_text
+from medfl_report.cards.run_facts import format_image_count
 from medfl_report.cards.score_computation import CALIBRATION_METRICS, MIN_PATIENTS, SITE_MEAN
 from medfl_report.objectives.site_scores import RESAMPLES
 
@@ -45,12 +45,12 @@ def render_card(facts: CardFacts, scores: CardScores) -> str:
         facts: Statements of the card beside its scores.
         scores: Scores of the card.
     """
-    tables = score_tables(facts, scores)
+    tables = render_score_tables(facts, scores)
     return (
         _environment()
         .get_template("card.md")
         .render(
-            front=front_matter(facts, scores),
+            front=render_front_matter(facts, scores),
             mark=CARD_MARK,
             evidence=Evidence.NAME,
             facts=facts,
@@ -62,15 +62,15 @@ def render_card(facts: CardFacts, scores: CardScores) -> str:
             subgroups={SUBGROUP_HEADINGS[part]: lines for part, lines in tables.items() if part in SUBGROUP_HEADINGS},
             has_sex="sex" in tables,
             has_centre="centre" in tables,
-            headline=headline(facts, scores),
-            baseline=baseline_sentence(scores),
+            headline=render_headline(facts, scores),
+            baseline=render_baseline(scores),
             patients=_patients_text(facts, scores),
             server_scores=_server_score_rows(facts, scores),
             metric_meanings=_metric_meanings(facts, scores),
             calibration_scores=_calibration_scores(facts, scores),
             calibration_bins=_calibration_table(scores),
             calibrates_finding="calibration" in objective_class(facts.run.objective).figures,
-            images=partial(count_text, facts.run.image_counts),
+            images=partial(format_image_count, facts.run.image_counts),
             count=count,
             training_counts=_image_count_table(facts.run.image_counts, ("training", "validation")),
             test_counts=_image_count_table(facts.run.image_counts, ("test",)),
@@ -95,7 +95,7 @@ def _environment() -> Environment:
     environment.filters |= {
         "plain": escape_markdown,
         "listed": lambda texts: listed([escape_markdown(text) for text in texts]),
-        "table": markdown_table,
+        "table": make_markdown_table,
         "sentence": sentence,
     }
     return environment
@@ -107,7 +107,7 @@ def escape_markdown(text: object) -> str:
     return re.sub(r"([\\`*\[\]<>|#])", r"\\\1", line)
 
 
-def markdown_table(rows: Sequence[Sequence[object]]) -> str:
+def make_markdown_table(rows: Sequence[Sequence[object]]) -> str:
     """Return rows as a Markdown table, with columns of numbers aligned to the right.
 
     Args:
@@ -124,7 +124,7 @@ def _is_numeric(cells: Sequence[str]) -> bool:
     return all(re.match(r"[\d.−–-]|fewer than", cell) for cell in cells)
 
 
-def front_matter(facts: CardFacts, scores: CardScores) -> str:
+def render_front_matter(facts: CardFacts, scores: CardScores) -> str:
     """Return the metadata at the head of the card as YAML; keys without a known value are left out.
 
     Args:
@@ -162,7 +162,7 @@ def _hugging_face_metrics(scores: CardScores) -> list[Meta]:
     ]
 
 
-def score_tables(facts: CardFacts, scores: CardScores) -> dict[str, str]:
+def render_score_tables(facts: CardFacts, scores: CardScores) -> dict[str, str]:
     """Return the tables of scores as Markdown, by `CardTable.part`; each score has its interval.
 
     Args:
@@ -176,7 +176,7 @@ def score_tables(facts: CardFacts, scores: CardScores) -> dict[str, str]:
             [row.name, _image_count_text(row), *(_estimate_text(row.scores.get(metric)) for metric in part.metrics)]
             for row in part.rows
         ]
-        tables[part.part] = markdown_table([head, *rows])
+        tables[part.part] = make_markdown_table([head, *rows])
     return tables
 
 
@@ -198,7 +198,7 @@ def _estimate_text(estimate: ScoreEstimate | None) -> str:
     return f"{score_text(estimate.value)} ({score_text(estimate.low)} to {score_text(estimate.high)})"
 
 
-def headline(facts: CardFacts, scores: CardScores) -> str:
+def render_headline(facts: CardFacts, scores: CardScores) -> str:
     """Return the leading score as a phrase with its interval and number of images; empty without scores.
 
     Args:
@@ -214,7 +214,7 @@ def headline(facts: CardFacts, scores: CardScores) -> str:
     return f"{_metric_name(metric, facts)} {interval} on {_image_count_text(row)} test images"
 
 
-def baseline_sentence(scores: CardScores) -> str:
+def render_baseline(scores: CardScores) -> str:
     """Return a sentence with the scores of the majority-class baseline; empty without a baseline.
 
     Args:
@@ -278,7 +278,7 @@ def _calibration_table(scores: CardScores) -> str:
     if not scores.bins:
         return ""
     rows = [[number(bin_.images), score_text(bin_.mean), score_text(bin_.share)] for bin_ in scores.bins]
-    return markdown_table([["images", "mean predicted probability", "observed frequency"], *rows])
+    return make_markdown_table([["images", "mean predicted probability", "observed frequency"], *rows])
 
 
 def _image_count_table(counts: ImageCounts | None, splits: Sequence[str]) -> str:
@@ -291,11 +291,11 @@ def _image_count_table(counts: ImageCounts | None, splits: Sequence[str]) -> str
         for split in splits
         if any(site.by_split[split])
     ]
-    return markdown_table([["site", "split", *counts.classes, "all"], *rows]) if rows else ""
+    return make_markdown_table([["site", "split", *counts.classes, "all"], *rows]) if rows else ""
 
 
 def _checklist_table(checklist: str, facts: CardFacts, scores: CardScores) -> str:
     """Return the items of a checklist with their answers as a table."""
     items, answers = CHECKLISTS[checklist], answer_items(checklist, facts, scores)
     rows = [[key, items[key].about, answer.state, answer.text] for key, answer in answers.items()]
-    return markdown_table([["item", "topic", "state", "answer"], *rows])
+    return make_markdown_table([["item", "topic", "state", "answer"], *rows])

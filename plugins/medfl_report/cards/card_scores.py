@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from medfl.records.record import Record
 
@@ -73,13 +75,13 @@ class MajorityBaseline(Record):
     Attributes:
         class_name: Name of the most frequent class.
         class_images: Number of test images of that class.
-        images: Number of all test images.
+        images: Number of all test images, >= 1.
         balanced_accuracy: Balanced accuracy of the constant prediction: 1 / number of classes with test images.
     """
 
     class_name: str
     class_images: int
-    images: int
+    images: Annotated[int, Field(ge=1)]
     balanced_accuracy: float
 
     @property

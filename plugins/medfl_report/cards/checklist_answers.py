@@ -13,7 +13,7 @@ from medfl.utils.strict_yaml import parse_yaml
 from medfl_report.cards.card_record import CardAnswers, CardFacts, RunFacts
 from medfl_report.cards.card_scores import CardScores
 from medfl_report.cards.checklists import ANSWERED, CHECKLISTS, NOT_APPLICABLE, UNKNOWN
-from medfl_report.cards.run_facts import count_text
+from medfl_report.cards.run_facts import format_image_count
 from medfl_report.objectives.site_scores import RESAMPLES
 
 TEXT_KEYS = ("license", "intended_use")
@@ -198,7 +198,7 @@ def _data_answers(facts: CardFacts) -> dict[str, str | None]:
     sources = f"{listed(data.names)}; licence: {listed(data.licences)}" if data.names and data.licences else None
     scheme = data.partition_setting("scheme")
     level = "Patient, as named in the data lists." if data.has_patients else "Image: patients are unknown."
-    splits = [f"{count_text(run.image_counts, split)} {split} images" for split in SPLITS]
+    splits = [f"{format_image_count(run.image_counts, split)} {split} images" for split in SPLITS]
     patients = "unknown" if data.patients is None else number(data.patients)
     exclusions = "; ".join(f"{exclusion.count} x {exclusion.reason}" for exclusion in data.exclusions)
     return {

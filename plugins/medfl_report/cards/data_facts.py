@@ -20,7 +20,7 @@ from medfl.utils.formats import plain
 from medfl_report.cards.card_record import DataFacts, NamedValue
 
 
-def data_facts(folder: Path | None, digests: Mapping[str, str], sites: Sequence[str]) -> DataFacts:
+def read_data_facts(folder: Path | None, digests: Mapping[str, str], sites: Sequence[str]) -> DataFacts:
     """Return the facts about the data of some sites.
 
     If a data list is missing, or differs from the one of the run, no list is used; `DataFacts.unknown_because` has the

@@ -33,7 +33,7 @@ ABSENT = "none"
 """Value of an entry of `surroundings` without content, such as the plugins of a run without plugins."""
 
 
-def run_facts(run: RunRecord, site: str | None, registry: Registry) -> RunFacts:
+def read_run_facts(run: RunRecord, site: str | None, registry: Registry) -> RunFacts:
     """Return the facts about a run.
 
     Args:
@@ -156,7 +156,7 @@ def _server_scores(data: ReportData, run: RunRecord) -> tuple[ServerScore, ...]:
     )
 
 
-def count_text(counts: ImageCounts | None, split: str) -> str:
+def format_image_count(counts: ImageCounts | None, split: str) -> str:
     """Return the number of images in a split as text; ``unknown`` if `counts` is None.
 
     Args:

@@ -50,7 +50,7 @@ CLASS_METRICS = ("recall", "precision", "auc")
 """Metrics of one class against all others."""
 
 
-def card_scores(tested: Mapping[str, Tested], names: Sequence[str], metrics: Sequence[str]) -> CardScores:
+def compute_card_scores(tested: Mapping[str, Tested], names: Sequence[str], metrics: Sequence[str]) -> CardScores:
     """Compute all scores of a model.
 
     If the test images have unequal class sizes, and the task's first metric is accuracy, balanced accuracy or AUC comes
@@ -71,18 +71,28 @@ def card_scores(tested: Mapping[str, Tested], names: Sequence[str], metrics: Seq
         row = CardRow(name=ALL_IMAGES, cases=sum(len(s.rows) for s in sets.values()), patients=None, scores={})
         return CardScores(tables=(CardTable(part="all", metrics=(), rows=(row,)),))
     all_metrics = _put_leading_metric_first(known_metrics, pool)
-    key = subgroup_metrics(objective, all_metrics)
-    overall_rows, tables = [_row(ALL_IMAGES, pool, all_metrics)], list[CardTable]()
+    subgroup_metrics = select_subgroup_metrics(objective, all_metrics)
+    overall_rows, tables = [_make_row(ALL_IMAGES, pool, all_metrics)], list[CardTable]()
     if len(sets) > 1:
-        sites = [_row(site, test_set, all_metrics) for site, test_set in sets.items()]
+        sites = [_make_row(site, test_set, all_metrics) for site, test_set in sets.items()]
         overall_rows.append(_mean_row(sites, all_metrics))
         tables.append(
-            CardTable(part="site", metrics=tuple(key), rows=tuple(_select_metrics(row, key) for row in sites))
+            CardTable(
+                part="site",
+                metrics=tuple(subgroup_metrics),
+                rows=tuple(_select_metrics(row, subgroup_metrics) for row in sites),
+            )
         )
     if sexes := _sexes(pool):
-        tables.append(CardTable(part="sex", metrics=tuple(key), rows=_subgroups(pool, sexes, key)))
+        tables.append(
+            CardTable(part="sex", metrics=tuple(subgroup_metrics), rows=_subgroup_rows(pool, sexes, subgroup_metrics))
+        )
     if centres := [text.strip() for text in pool.centre]:
-        tables.append(CardTable(part="centre", metrics=tuple(key), rows=_subgroups(pool, centres, key)))
+        tables.append(
+            CardTable(
+                part="centre", metrics=tuple(subgroup_metrics), rows=_subgroup_rows(pool, centres, subgroup_metrics)
+            )
+        )
     overall = CardTable(part="all", metrics=tuple(all_metrics), rows=tuple(overall_rows))
     return CardScores(
         tables=(overall, *tables, *_class_tables(pool, names)),
@@ -125,7 +135,7 @@ def _majority_baseline(pool: Tested, names: Sequence[str]) -> MajorityBaseline |
     )
 
 
-def subgroup_metrics(objective: Objective, metrics: Sequence[str]) -> list[str]:
+def select_subgroup_metrics(objective: Objective, metrics: Sequence[str]) -> list[str]:
     """Return the metrics that are shown for subgroups: the first metric, then the metrics of `Objective.headline`.
 
     Args:
@@ -135,7 +145,7 @@ def subgroup_metrics(objective: Objective, metrics: Sequence[str]) -> list[str]:
     return [*metrics[:1], *(name for name in objective.headline if name in metrics[1:])]
 
 
-def estimate(test_set: Tested, metric: str) -> ScoreEstimate | None:
+def estimate_metric(test_set: Tested, metric: str) -> ScoreEstimate | None:
     """Return a metric of a test set with its confidence interval; None if the metric is undefined.
 
     Args:
@@ -143,11 +153,11 @@ def estimate(test_set: Tested, metric: str) -> ScoreEstimate | None:
         metric: Name of a metric of the objective.
     """
     if metric == "accuracy":
-        return _proportion(test_set.right, test_set.patients) if test_set.defined else None
+        return _estimate_proportion(test_set.right, test_set.patients) if test_set.defined else None
     return _estimate_from(interval_of(test_set, metric))
 
 
-def _proportion(right: torch.Tensor, patients: torch.Tensor | None) -> ScoreEstimate | None:
+def _estimate_proportion(right: torch.Tensor, patients: torch.Tensor | None) -> ScoreEstimate | None:
     """Return a proportion of right predictions with Wilson's interval; None without images.
 
     Args:
@@ -182,11 +192,11 @@ def _unscored_row(name: str) -> CardRow:
     return CardRow(name=name, cases=None, patients=None, scores={})
 
 
-def _row(name: str, test_set: Tested, metrics: Sequence[str]) -> CardRow:
+def _make_row(name: str, test_set: Tested, metrics: Sequence[str]) -> CardRow:
     """Return the row of a group of test images; without scores if it has too few patients."""
     if _has_few_patients(test_set):
         return _unscored_row(name)
-    scores = _drop_undefined({metric: estimate(test_set, metric) for metric in metrics})
+    scores = _drop_undefined({metric: estimate_metric(test_set, metric) for metric in metrics})
     return CardRow(name=name, cases=len(test_set.rows), patients=test_set.patient_count, scores=scores)
 
 
@@ -211,7 +221,7 @@ def _sexes(pool: Tested) -> list[str]:
     return [sex if (sex := text.strip().lower()) in SEXES else "" for text in pool.sex]
 
 
-def _subgroups(pool: Tested, texts: Sequence[str], metrics: Sequence[str]) -> tuple[CardRow, ...]:
+def _subgroup_rows(pool: Tested, texts: Sequence[str], metrics: Sequence[str]) -> tuple[CardRow, ...]:
     """Return a row for each subgroup, sorted by name, the images without a known subgroup last.
 
     Args:
@@ -222,7 +232,7 @@ def _subgroups(pool: Tested, texts: Sequence[str], metrics: Sequence[str]) -> tu
     rows = []
     for name in sorted(set(texts), key=lambda text: (not text, text)):
         part = pool.part(torch.tensor([text == name for text in texts]))
-        rows.append(_row(name or "unknown", part, metrics))
+        rows.append(_make_row(name or "unknown", part, metrics))
     return tuple(rows)
 
 
@@ -244,7 +254,7 @@ def _class_tables(pool: Tested, names: Sequence[str]) -> list[CardTable]:
             name=name_or_number(label, names),
             cases=len(pool.rows),
             patients=pool.patient_count,
-            scores=_drop_undefined({whole: estimate(pool, metric) for whole, metric in metrics.items()}),
+            scores=_drop_undefined({whole: estimate_metric(pool, metric) for whole, metric in metrics.items()}),
         )
         for label, metrics in sorted(parts.items())
     ]
@@ -259,8 +269,8 @@ def _class_row(pool: Tested, label: int, name: str) -> CardRow:
         return _unscored_row(name)
     predicted = pool.part(pool.judged.argmax(dim=1) == label)
     scores = {
-        "recall": _proportion(members.right, members.patients),
-        "precision": _proportion(predicted.right, predicted.patients),
+        "recall": _estimate_proportion(members.right, members.patients),
+        "precision": _estimate_proportion(predicted.right, predicted.patients),
         "auc": _estimate_from(interval_of(pool, partial(_one_vs_rest_auc, label))),
     }
     return CardRow(name=name, cases=len(members.rows), patients=members.patient_count, scores=_drop_undefined(scores))
@@ -286,7 +296,7 @@ def _calibration_bins(pool: Tested) -> tuple[CalibrationBin, ...]:
     )
 
 
-def score_differences(old: CardScores, new: CardScores, tolerance: float = 1e-6) -> list[str]:
+def find_score_differences(old: CardScores, new: CardScores, tolerance: float = 1e-6) -> list[str]:
     """Return a sentence for each value that differs between a card and the predictions.
 
     Args:

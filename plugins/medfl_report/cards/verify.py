@@ -11,14 +11,14 @@ from medfl.errors import MedflError, StoreError
 from medfl.plugins import Registry, load_plugins
 from medfl.utils.files import sha256_of
 from medfl.version import __version__
-from medfl_report.cards.bundle_hashes import digest_of, file_hashes
-from medfl_report.cards.card_markdown import render_card, score_tables
+from medfl_report.cards.bundle_hashes import digest_hashes, hash_files
+from medfl_report.cards.card_markdown import render_card, render_score_tables
 from medfl_report.cards.card_record import RunFacts
 from medfl_report.cards.evidence import Evidence
 from medfl_report.cards.run_bundles import RunBundle, find_bundles, find_prediction_files, read_test_predictions
-from medfl_report.cards.run_facts import run_facts
-from medfl_report.cards.score_computation import card_scores, count_numbers, score_differences
-from medfl_report.cards.write import run_hashes
+from medfl_report.cards.run_facts import read_run_facts
+from medfl_report.cards.score_computation import compute_card_scores, count_numbers, find_score_differences
+from medfl_report.cards.write import hash_run_files
 
 MAX_LISTED_SCORES = 5
 """Maximum number of differing scores that a result lists."""
@@ -71,7 +71,7 @@ def verify(path: Path, registry: Registry | None = None) -> list[Verification]:
 
 def _verify_in_run(bundle: RunBundle, run: RunRecord, registry: Registry) -> Verification:
     """Verify the card of a bundle, and compare it with the run folder."""
-    name, facts = bundle.folder.relative_to(run.folder).as_posix(), run_facts(run, bundle.site, registry)
+    name, facts = bundle.folder.relative_to(run.folder).as_posix(), read_run_facts(run, bundle.site, registry)
     if not (bundle.folder / Evidence.NAME).is_file():
         return Verification(name, [f"{Evidence.NAME} is missing: run `medfl card` after the end of the run"])
     result = verify_bundle(bundle.folder, name)
@@ -79,7 +79,7 @@ def _verify_in_run(bundle: RunBundle, run: RunRecord, registry: Registry) -> Ver
         evidence = Evidence.read(bundle.folder / Evidence.NAME)
     except StoreError:
         return result
-    result.problems += _hash_differences(evidence.run_files, run_hashes(run), "of the run folder")
+    result.problems += _hash_differences(evidence.run_files, hash_run_files(run), "of the run folder")
     if names := _different_facts(evidence.facts.run, facts):
         result.problems.append(f"the card differs from the run folder in: {', '.join(names)}")
     return result
@@ -122,8 +122,8 @@ def find_changed_files(bundle: Path) -> list[str]:
         evidence = Evidence.read(bundle / Evidence.NAME)
     except StoreError as error:
         return [str(error)]
-    problems = _hash_differences(evidence.files, file_hashes(bundle), "")
-    if digest_of(evidence.files) != evidence.files_digest:
+    problems = _hash_differences(evidence.files, hash_files(bundle), "")
+    if digest_hashes(evidence.files) != evidence.files_digest:
         problems.append(f"{Evidence.NAME}: files_digest does not match the hashes of the files")
     return problems
 
@@ -139,7 +139,7 @@ def _hash_differences(old: Mapping[str, str], new: Mapping[str, str], where: str
     candidates = {
         "changed": old.keys() & new.keys(),
         "missing": old.keys() - new.keys(),
-        "not there before": new.keys() - old.keys(),
+        "added": new.keys() - old.keys(),
     }
     suffix = f" {where}" if where else ""
     return [
@@ -169,7 +169,7 @@ def _check_numbers(bundle: Path, evidence: Evidence, result: Verification) -> No
     except (MedflError, KeyError, TypeError, ValueError):  # the identity may be forged
         result.problems.append("scores can't be computed again: the predictions can't be read")
         return
-    different = score_differences(scores, card_scores(tested, facts.output_names, facts.run.metrics))
+    different = find_score_differences(scores, compute_card_scores(tested, facts.output_names, facts.run.metrics))
     result.numbers = count_numbers(scores)
     result.problems += different[:MAX_LISTED_SCORES]
     if len(different) > MAX_LISTED_SCORES:
@@ -195,6 +195,6 @@ def _check_card(bundle: Path, evidence: Evidence, result: Verification) -> None:
             result.problems.append(f"{path.name}: line {first} differs from the evidence")
         return
     result.notes.append(f"text of the card: medfl {evidence.card.medfl_version} wrote it")
-    rows = [row for table in score_tables(facts, scores).values() for row in table.splitlines()]
+    rows = [row for table in render_score_tables(facts, scores).values() for row in table.splitlines()]
     if any(row not in lines for row in rows):
         result.problems.append(f"{path.name}: a row of scores differs from the evidence")

@@ -13,16 +13,16 @@ from medfl.utils.files import sha256_of, write_atomic
 from medfl.utils.text import plain_name
 from medfl.utils.wire import digest
 from medfl.version import __version__
-from medfl_report.cards.bundle_hashes import digest_of, file_hashes, source_hash
+from medfl_report.cards.bundle_hashes import digest_hashes, hash_files, hash_source
 from medfl_report.cards.card_markdown import CARD_MARK, render_card
 from medfl_report.cards.card_record import CardAnswers, CardFacts, DataFacts, ModelFacts, RunFacts
 from medfl_report.cards.card_scores import CardScores
 from medfl_report.cards.checklist_answers import read_answers
-from medfl_report.cards.data_facts import data_facts
+from medfl_report.cards.data_facts import read_data_facts
 from medfl_report.cards.evidence import CardFile, CodeVersions, Evidence
 from medfl_report.cards.run_bundles import RunBundle, find_bundles, read_bundle_config, read_test_predictions
-from medfl_report.cards.run_facts import read_output_names, run_facts
-from medfl_report.cards.score_computation import card_scores
+from medfl_report.cards.run_facts import read_output_names, read_run_facts
+from medfl_report.cards.score_computation import compute_card_scores
 
 RUN_FILES = ("summary.json", "metrics.csv")
 """Files of the run folder from which a card is made, beside ``run.json`` and the results of attacks."""
@@ -54,15 +54,15 @@ def write_cards(
     written = []
     for bundle in find_bundles(run):
         digests = run.run.provenance.data.sites
-        bundle_data = data_facts(data_folder, digests, [bundle.site] if bundle.site else run.sites)
-        facts = card_facts(run, bundle, bundle_data, people_answers, registry)
+        bundle_data = read_data_facts(data_folder, digests, [bundle.site] if bundle.site else run.sites)
+        facts = collect_card_facts(run, bundle, bundle_data, people_answers, registry)
         tested = read_test_predictions(bundle.predictions, run.objective)
-        scores = card_scores(tested, facts.output_names, run.task_metrics)
+        scores = compute_card_scores(tested, facts.output_names, run.task_metrics)
         written.append(_write_card(run, bundle, facts, scores))
     return written
 
 
-def card_facts(
+def collect_card_facts(
     run: RunRecord, bundle: RunBundle, data: DataFacts, answers: CardAnswers, registry: Registry
 ) -> CardFacts:
     """Return everything that a bundle's card states beside scores.
@@ -74,8 +74,8 @@ def card_facts(
         answers: People's answers.
         registry: Registry with the run's method and the sections of the report.
     """
-    method, facts_of_run = registry.methods.get(run.method), run_facts(run, bundle.site, registry)
-    model = _model_facts(bundle.folder, facts_of_run.networks)
+    method, run_facts = registry.methods.get(run.method), read_run_facts(run, bundle.site, registry)
+    model = _model_facts(bundle.folder, run_facts.networks)
     data_name = run.run.provenance.data.name
     site_folders = [bundle.folder] if bundle.site is not None else (bundle.folder.parent / "sites").glob("*")
     model_name = "global model" if bundle.site is None else f"model of {bundle.site}"
@@ -87,8 +87,8 @@ def card_facts(
         method_summary="" if method is None else method.summary,
         method_paper="" if method is None else method.paper,
         has_test_cases=any((folder / TEST_CONFIG).is_file() for folder in site_folders),
-        unscored_because=_unscored_because(facts_of_run, bundle),
-        run=facts_of_run,
+        unscored_because=_unscored_because(run_facts, bundle),
+        run=run_facts,
         data=data,
         model=model,
         answers=answers,
@@ -113,7 +113,7 @@ def card_file(bundle: Path) -> Path:
     return bundle / ALTERNATIVE_CARD_NAME if is_foreign else path
 
 
-def run_hashes(run: RunRecord) -> dict[str, str]:
+def hash_run_files(run: RunRecord) -> dict[str, str]:
     """Return a mapping from each file of the run folder that cards are made from to its SHA-256.
 
     The hash of ``run.json`` ignores whether `medfl clean` was run.
@@ -137,24 +137,24 @@ def _write_card(run: RunRecord, bundle: RunBundle, facts: CardFacts, scores: Car
             path=evidence,
         )
     write_atomic(path, render_card(facts, scores).encode())
-    hashes = file_hashes(bundle.folder)
+    hashes = hash_files(bundle.folder)
     identity, provenance = run.run.identity, run.run.provenance
     Evidence(
         facts=facts,
         scores=scores,
         card=CardFile(name=path.name, medfl_version=__version__),
         files=hashes,
-        files_digest=digest_of(hashes),
+        files_digest=digest_hashes(hashes),
         predictions={site: sha256_of(file) for site, file in bundle.predictions.items()},
         data_digests=provenance.data.sites,
         code=CodeVersions(
             versions=run.run.versions,
             plugins=provenance.plugins,
-            card_source=source_hash(),
+            card_source=hash_source(),
         ),
         identity=identity,
         identity_digest=digest({}, identity.to_json()),
-        run_files=run_hashes(run),
+        run_files=hash_run_files(run),
     ).write(evidence)
     return path
 

@@ -8,12 +8,14 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 import yaml
 from make_runs import CLASSES, SITES, make_run
 from objective_runs import run_objective
 from refusals import refused
 from run_records import change_json
 from scipy.stats import binomtest
+from sklearn.dummy import DummyClassifier
 from sklearn.metrics import balanced_accuracy_score, recall_score, roc_auc_score
 
 from medfl.data.datalists import Datalist, write_datalist
@@ -25,13 +27,15 @@ from medfl.plugins import load_plugins
 from medfl.records.partition import LocatedExclusion, Partition
 from medfl.records.site_card import SiteCard
 from medfl.testing.tasks import FURTHER
-from medfl_report.cards.card_markdown import FRONT_MATTER_KEYS, escape_markdown, markdown_table
+from medfl_report.cards.card_markdown import FRONT_MATTER_KEYS, escape_markdown, make_markdown_table
 from medfl_report.cards.card_scores import CardRow
 from medfl_report.cards.checklist_answers import read_answers
 from medfl_report.cards.checklists import CLAIM, TRIPOD_AI
 from medfl_report.cards.evidence import Evidence
+from medfl_report.cards.score_computation import compute_card_scores
 from medfl_report.cards.verify import verify
 from medfl_report.cards.write import write_cards
+from medfl_report.predictions import Tested
 
 SEXES, CENTRES = ("male", "female", "male", ""), ("A", "B", "B")
 METRICS = ("accuracy", "balanced_accuracy", "auc", "recall", "ece")
@@ -58,7 +62,7 @@ def run(tmp_path_factory, registry):
 
 
 def tables(card):
-    """Return the cells of a card by heading, first cell of the row, and column; the last table below a heading counts."""
+    """Return the cells of a card by heading, first cell of the row, and column; later tables of a heading count."""
     by_heading, heading, before = {}, "", ""
     for line in card.splitlines():
         before, last = line, before
@@ -177,6 +181,35 @@ def test_the_front_matter_has_known_keys_and_the_same_scores(run):
     row = tables(text)["Performance"]["all test images"]
     assert stated == {metric: numbers(row[metric])[0] for metric in stated}
     assert len(stated) == len(METRICS)
+
+
+def test_the_majority_class_baseline_is_that_of_scikit_learn(run):
+    rows = predictions(run, SITES)
+    dummy = DummyClassifier().fit(np.zeros((len(rows), 1)), rows["label"])
+    constant = dummy.predict(np.zeros((len(rows), 1)))
+    scores = Evidence.read(run / "global" / Evidence.NAME).scores
+    assert scores.baseline is not None
+    assert scores.baseline.class_name == CLASSES[constant[0]]
+    assert scores.baseline.accuracy == pytest.approx((constant == rows["label"]).mean())
+    assert scores.baseline.balanced_accuracy == pytest.approx(balanced_accuracy_score(rows["label"], constant))
+    assert "- **Majority-class baseline**: always predicting " in (run / "global" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("labels", "metrics", "expected"),
+    [
+        ([0, 0, 0, 1, 1, 1], ("accuracy", "auc"), ("accuracy", "auc")),
+        ([0, 0, 0, 0, 1, 1], ("accuracy", "auc"), ("auc", "accuracy")),
+        ([0, 0, 0, 0, 1, 1], ("accuracy",), ("balanced_accuracy", "accuracy")),
+        ([0, 0, 0, 0, 1, 1], ("recall", "accuracy"), ("recall", "accuracy")),
+    ],
+)
+def test_accuracy_does_not_lead_if_class_sizes_are_unequal(labels, metrics, expected):
+    targets = torch.tensor(labels)
+    probabilities = torch.full((len(labels), 2), 0.5, dtype=torch.float64)
+    tested = {"site-1": Tested(torch.arange(len(labels)), targets, probabilities, Multiclass(2))}
+    overall = compute_card_scores(tested, ("a", "b"), metrics).tables[0]
+    assert overall.metrics[: len(expected)] == expected
 
 
 def test_the_same_run_gives_the_same_bytes(run, registry):
@@ -417,7 +450,7 @@ def test_a_run_that_is_not_over_has_no_card(tmp_path, registry):
 
 def test_a_text_from_a_file_means_nothing_in_markdown():
     assert escape_markdown("a|b\n# <c> *d* `e` [f](g)") == r"a\|b \# \<c\> \*d\* \`e\` \[f\](g)"
-    assert markdown_table([["x", "n"], ["a|b", 1]]) == "| x | n |\n| :-- | --: |\n| a\\|b | 1 |"
+    assert make_markdown_table([["x", "n"], ["a|b", 1]]) == "| x | n |\n| :-- | --: |\n| a\\|b | 1 |"
 
 
 def test_a_simulated_attack_is_told_at_once_and_its_attackers_count_nowhere(tmp_path, registry):

@@ -15,7 +15,7 @@ from medfl.cli.main import main
 from medfl.errors import StoreError
 from medfl.plugins import load_plugins
 from medfl.records.summary import Summary
-from medfl_report.cards.bundle_hashes import digest_of, file_hashes
+from medfl_report.cards.bundle_hashes import digest_hashes, hash_files
 from medfl_report.cards.card_markdown import CARD_MARK
 from medfl_report.cards.card_scores import CardScores
 from medfl_report.cards.evidence import CardFile, Evidence
@@ -42,9 +42,9 @@ def home(run):
 
 def reseal(home, **changes):
     """Write the evidence again with hashes that match the changed files."""
-    hashes = file_hashes(home)
+    hashes = hash_files(home)
     evidence = Evidence.read(home / Evidence.NAME)
-    fitting = {"files": hashes, "files_digest": digest_of(hashes)}
+    fitting = {"files": hashes, "files_digest": digest_hashes(hashes)}
     evidence.model_copy(update=fitting | changes).write(home / Evidence.NAME)
 
 
@@ -93,8 +93,8 @@ def test_the_global_bundle_alone_says_that_its_predictions_are_elsewhere(run, tm
         (lambda home: (home / "models" / "model.pt").write_bytes(b"other"), "models/model.pt: changed"),
         (lambda home: (home / "configs" / "inference.json").unlink(), "configs/inference.json: missing"),
         (lambda home: (home / "README.md").unlink(), "README.md: missing"),
-        (lambda home: (home / "models" / "more.pt").touch(), "models/more.pt: not there before"),
-        (lambda home: (home / "link").symlink_to("README.md"), "link: not there before"),
+        (lambda home: (home / "models" / "more.pt").touch(), "models/more.pt: added"),
+        (lambda home: (home / "link").symlink_to("README.md"), "link: added"),
         (
             lambda home: edit(home / Evidence.NAME, '"rounds": 3', '"rounds": 4'),
             "is damaged: it does not match its own checksum",
