@@ -169,7 +169,7 @@ def render_score_tables(facts: CardFacts, scores: CardScores) -> dict[str, str]:
         facts: Statements of the card beside its scores.
         scores: Scores of the card.
     """
-    tables = {}
+    tables: dict[str, str] = {}
     for part in scores.tables:
         head = ["group", "images", *(_metric_name(metric, facts) for metric in part.metrics)]
         rows = [

@@ -336,7 +336,7 @@ def test_data_facts_are_those_of_the_lists_and_no_patient_is_named(with_data):
         "| modality | microscope |",
         "3 x damaged file",
         "| scheme | iid |",
-        "| patients | 4 patients |",
+        "| patients (all splits) | 4 patients |",
         "| patient and centre fields | sex |",
     ):
         assert text in card
