@@ -35,7 +35,7 @@ from medfl_report.cards.evidence import Evidence
 from medfl_report.cards.score_computation import compute_card_scores
 from medfl_report.cards.verify import verify
 from medfl_report.cards.write import write_cards
-from medfl_report.predictions import Tested
+from medfl_report.predictions import Tested as SiteTestSet
 
 SEXES, CENTRES = ("male", "female", "male", ""), ("A", "B", "B")
 METRICS = ("accuracy", "balanced_accuracy", "auc", "recall", "ece")
@@ -207,7 +207,7 @@ def test_the_majority_class_baseline_is_that_of_scikit_learn(run):
 def test_accuracy_does_not_lead_if_class_sizes_are_unequal(labels, metrics, expected):
     targets = torch.tensor(labels)
     probabilities = torch.full((len(labels), 2), 0.5, dtype=torch.float64)
-    tested = {"site-1": Tested(torch.arange(len(labels)), targets, probabilities, Multiclass(2))}
+    tested = {"site-1": SiteTestSet(torch.arange(len(labels)), targets, probabilities, Multiclass(2))}
     overall = compute_card_scores(tested, ("a", "b"), metrics).tables[0]
     assert overall.metrics[: len(expected)] == expected
 
