@@ -226,7 +226,7 @@ def test_the_card_has_the_tables_of_the_section(run):
     write(folder, "membership", {}, [like(row, auc=0.5)])
     problems = [problem for checked in verify(folder) for problem in checked.problems]
     assert "attacks/membership.json of the run folder: changed" in problems
-    assert "the run folder does not say what the card says of: sections" in problems
+    assert "the card differs from the run folder in: sections" in problems
 
 
 def test_the_card_of_a_run_that_nobody_attacked_says_so(run):

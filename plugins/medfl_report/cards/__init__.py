@@ -1,1 +1,1 @@
-"""Model cards of the bundles that sites take home, with evidence that can be checked."""
+"""Model cards of exported bundles, with evidence from which every file and score can be checked."""

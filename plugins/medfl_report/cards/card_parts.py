@@ -1,4 +1,4 @@
-"""Parts of a model card that sections of the report give."""
+"""Content that sections of the report contribute to a model card."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from medfl.records.record import Record
 
 
 class PartTable(Record):
-    """A table of a card.
+    """Table in a section of a model card.
 
     Attributes:
-        title: Text above the table.
+        title: Caption above the table.
         head: Headings of the columns.
-        rows: Cells of each row.
+        rows: Cells of each row, as many as `head` has.
     """
 
     title: str
@@ -20,11 +20,11 @@ class PartTable(Record):
 
 
 class CardPart(Record):
-    """Content of a section of a card, without its heading.
+    """Content of a section of a model card: tables and paragraphs, without the heading.
 
     Attributes:
-        tables: Tables.
-        texts: Paragraphs below the tables, without Markdown.
+        tables: Tables, in order.
+        texts: Paragraphs below the tables. They are plain text; Markdown in them is escaped.
     """
 
     tables: tuple[PartTable, ...] = ()

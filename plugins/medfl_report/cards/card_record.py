@@ -1,4 +1,4 @@
-"""Facts that a model card states beside its scores: of the run, the data, the model, and from people."""
+"""Records of a model card's statements beside scores: about the run, the data and the model, and people's answers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from medfl.records.summary import BestRound
 from medfl_report.cards.card_parts import CardPart
 
 ModelKind = Literal["personal", "global"]
-"""Kind of a model that a site exports."""
+"""Kind of an exported model: the site's own, or the one that all sites share."""
 
 
 class NamedValue(Record):
-    """A name and its value, as a row of a table.
+    """Name and value, shown as a row of a table.
 
     Attributes:
         name: Name in words.
@@ -30,17 +30,17 @@ class NamedValue(Record):
 
 
 class CardSetting(NamedValue):
-    """A setting of the run.
+    """Setting of the run.
 
     Attributes:
-        origin: Where the value comes from, such as ``command line``.
+        origin: Origin of the value, such as ``command line``.
     """
 
     origin: str
 
 
 class SiteImageCounts(Record):
-    """Numbers of images of a site; a split is empty if the site lacks it.
+    """Numbers of images at a site by split and class; a split that the site lacks is empty.
 
     Attributes:
         site: Name of the site.
@@ -56,7 +56,7 @@ class SiteImageCounts(Record):
 
     @property
     def by_split(self) -> dict[str, tuple[int, ...]]:
-        """Maps each split to its numbers."""
+        """Maps each split to its number of images of each class."""
         return {"training": self.training, "validation": self.validation, "test": self.test}
 
 
@@ -65,7 +65,7 @@ class ImageCounts(Record):
 
     Attributes:
         classes: Names of the classes.
-        sites: Numbers of each site.
+        sites: Numbers of images at each site.
     """
 
     classes: tuple[str, ...]
@@ -80,10 +80,10 @@ class PrivacyFacts(Record):
     """Differential privacy of the run.
 
     Attributes:
-        unit: Whose data are protected, with an article: ``a site`` or ``an image``.
+        unit: Privacy unit with its article: ``a site`` or ``an image``.
         adjacency: How neighbouring data sets differ, in words.
         delta: Delta of the guarantee.
-        sigma: Noise multiplier, or the range of those of the sites.
+        sigma: Noise multiplier, or the range of the sites' noise multipliers.
         clip: Clipping norm.
         epsilon: Epsilon of the guarantee for the whole run.
         spent: Epsilon that the run spent.
@@ -101,17 +101,17 @@ class PrivacyFacts(Record):
 
 
 class CardSection(CardPart):
-    """Section of the card that a section of the report gives.
+    """Section of the card with the content from a section of the report.
 
     Attributes:
-        title: Heading.
+        title: Heading of the section.
     """
 
     title: str
 
 
 class ServerScore(Record):
-    """A score of the global model that does not come from a file of predictions.
+    """Score of the global model that the run recorded itself, without a file of predictions.
 
     Attributes:
         metric: Name of the metric.
@@ -125,14 +125,14 @@ class ServerScore(Record):
 
 
 class RunFacts(Record):
-    """Facts of the run that made a model; a fact that the run folder lacks is None or empty.
+    """Facts about the run that trained the model; a fact that the run folder lacks is None or empty.
 
     Attributes:
         method: Name of the method.
-        status: How the run ended.
-        rounds: Number of rounds that the run did.
+        status: Status at the end, such as ``finished``.
+        rounds: Number of rounds that the run completed.
         planned_rounds: Number of rounds in the settings.
-        model_round: Round of the exported model.
+        model_round: Round after which the exported model was saved.
         seed: Seed of the run.
         fold: Number of the fold that serves as test set, from 0; None without cross-validation.
         folds: Number of folds.
@@ -144,17 +144,17 @@ class RunFacts(Record):
         sites: Names of the sites.
         model_kind: Kind of the model of this card.
         exported_kinds: Kinds of the models that the sites exported, each once.
-        image_counts: Numbers of images; of a site's card those of the site alone.
-        settings: Settings by name.
-        environment: Versions, device, threads and plugins.
-        data_digest: Identifies the data of all sites.
-        costs: Bytes and seconds; of a site's card those of the site alone.
+        image_counts: Numbers of images at all sites; in the card of a site, at that site only.
+        settings: Settings, sorted by name.
+        environment: Software versions, device, threads and plugins.
+        data_digest: SHA-256 over the data of all sites.
+        costs: Bytes and seconds of all sites; in the card of a site, of that site only.
         privacy: Differential privacy; None if the run used none.
-        sections: Sections of the card that sections of the report give, in the order of the page.
-        warnings: Warnings of the report.
-        alerts: Graver sentences of the report, which the card shows at its top.
-        leaks: Sentences about violations of the data's separation that the run allowed.
-        best_round: The best round; None if the run did not compare rounds.
+        sections: Sections from the report, in the order of the report's page.
+        warnings: Warnings of the report about the run.
+        alerts: Severe warnings of the report, which the card shows at its top.
+        leaks: Sentences about leaks between training and test data that the run's settings allowed.
+        best_round: Round with the best validation score; None if the run did not compare rounds.
         server_scores: Scores of the global model without predictions; empty on a site's card.
     """
 
@@ -192,17 +192,18 @@ class RunFacts(Record):
 
 
 class DataFacts(Record):
-    """Facts of the data, from the data lists and site cards where they are now.
+    """Facts about the data, from the data lists and site cards at their current location.
 
     Attributes:
-        unknown_because: Why nothing is known of the data lists, as a clause; None if they were read.
+        unknown_because: Reason why the data lists were not used, as a clause; None if they were read.
         names: Names of the data sets.
         licences: Licences of the data sets.
         modalities: Modalities of the images.
         list_hashes: Maps each site to the SHA-256 of its data list.
-        has_patients: Whether the list of every site has several images of a patient.
-        case_fields: Fields that the lists have for at least one image, such as ``sex``.
-        exclusions: Images that medfl left out.
+        has_patients: Whether every site's data list has two or more images of one patient, so that patients are known.
+        patients: Number of patients in all splits, summed over the sites; None if it is unknown.
+        case_fields: Names of the fields, such as ``sex``, that the data lists contain for at least one image.
+        exclusions: Images that medfl excluded, with reasons and numbers.
         warnings: Warnings of the data lists.
         partition: Settings of the partition; empty without ``partition.json``.
         partition_warnings: Warnings of the partition.
@@ -214,6 +215,7 @@ class DataFacts(Record):
     modalities: tuple[str, ...] = ()
     list_hashes: dict[str, str] = {}
     has_patients: bool = False
+    patients: int | None = None
     case_fields: tuple[str, ...] = ()
     exclusions: tuple[LocatedExclusion, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -221,7 +223,7 @@ class DataFacts(Record):
     partition_warnings: tuple[str, ...] = ()
 
     def partition_setting(self, name: str) -> str | None:
-        """Return the value of a setting of the partition, or None if it is not known."""
+        """Return the value of a setting of the partition; None if it is unknown."""
         return next((setting.value for setting in self.partition if setting.name == name), None)
 
 
@@ -229,14 +231,14 @@ class DataFacts(Record):
 
 
 class ModelFacts(Record):
-    """Facts of the model from the files of its bundle.
+    """Facts about the model, from the files of its bundle.
 
     Attributes:
-        networks: Name of its network, or names of all networks of the run if the bundle does not name it.
-        intended_use: Intended use from the bundle's metadata.
-        input: Input of the network in words.
-        output: Output of the network in words.
-        channels: Names of the channels of the output.
+        networks: Name of the model's network. If the bundle does not name it: names of all networks of the run.
+        intended_use: Intended use from the bundle's metadata; None if it is missing there.
+        input: Description of the network's input; None if the metadata lack it.
+        output: Description of the network's output; None if the metadata lack it.
+        channels: Names of the output channels; empty if the metadata lack them.
         takes_images: Whether the input is an image.
     """
 
@@ -249,11 +251,11 @@ class ModelFacts(Record):
 
 
 class CardAnswers(Record):
-    """Answers of people, from the file of ``medfl card --answers``.
+    """Answers that people gave in the file of ``medfl card --answers``.
 
     Attributes:
-        license: Licence of the model.
-        intended_use: Intended use of the model.
+        license: Licence of the model; None without an answer.
+        intended_use: Intended use of the model; None without an answer.
         claim: Maps the number of an item of CLAIM to its answer.
         tripod_ai: Maps the number of an item of TRIPOD+AI to its answer.
     """
@@ -270,20 +272,20 @@ class CardAnswers(Record):
 
 
 class CardFacts(Record):
-    """Everything that a card states beside scores.
+    """Everything that a model card states beside scores.
 
     Attributes:
         title: Title of the card.
         site: Name of the site that exported the model; None for the global model.
         data_name: Name of the data in ``run.json``; empty if it has none.
-        output_names: Names of the classes, or of the other outputs; empty if they have none.
-        method_summary: What the method does, in a sentence; empty if the method is not installed.
-        method_paper: Paper of the method; empty if the method is not installed or has none.
-        has_test_cases: Whether a bundle has a configuration that lets it score the test cases.
-        unscored_because: Why there are no scores, as a clause.
-        run: Facts of the run.
-        data: Facts of the data.
-        model: Facts of the model.
+        output_names: Names of the classes or of the other outputs; empty if they are unknown.
+        method_summary: Description of the method in a sentence; empty if the method is not installed.
+        method_paper: Reference of the method's paper; empty if the method is not installed or has no paper.
+        has_test_cases: Whether a bundle contains ``configs/test_cases.json``, with which `evaluate` scores test cases.
+        unscored_because: Reason for the absence of scores, as a clause; used only without scores.
+        run: Facts about the run.
+        data: Facts about the data.
+        model: Facts about the model.
         answers: Answers of people.
     """
 
@@ -302,5 +304,5 @@ class CardFacts(Record):
 
     @property
     def intended_use(self) -> str | None:
-        """Intended use: the answer of people, or else that of the bundle's metadata."""
+        """Intended use from people's answers, or else from the bundle's metadata."""
         return self.answers.intended_use or self.model.intended_use

@@ -1,18 +1,20 @@
-"""Scores of a model card: tables of metrics with confidence intervals, and the bins of the calibration."""
+"""Records of a model card's scores: tables of metrics with confidence intervals, baseline and calibration."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from medfl.records.record import Record
 
 
 class ScoreEstimate(Record):
-    """A score with its 95 % confidence interval.
+    """Score with its 95 % confidence interval.
 
     Attributes:
-        value: Score on the test images.
+        value: Score on the test images (point estimate).
         low: Lower end of the interval.
         high: Upper end of the interval.
     """
@@ -27,9 +29,9 @@ class CardRow(Record):
 
     Attributes:
         name: Name of the group: a site, a subgroup or a class.
-        cases: Number of test images; None in a mean, and in a group of too few patients.
-        patients: Number of patients; None if no patients are known.
-        scores: Maps each metric to its estimate; a metric that is not defined for the group has none.
+        cases: Number of test images; None for a mean, and for a group of too few patients.
+        patients: Number of patients; None if patients are unknown.
+        scores: Maps each metric to its estimate; metrics that are undefined for the group are left out.
     """
 
     name: str
@@ -42,7 +44,8 @@ class CardTable(Record):
     """Scores of several groups of test images.
 
     Attributes:
-        part: How the test images are divided into groups; ``all`` for all of them and the mean of the sites.
+        part: Grouping of the test images: by site, sex, centre or class. ``all`` has a row for all test images, and one
+            for the mean of the sites.
         metrics: Metrics of the table, in the order of its columns.
         rows: Rows of the table.
     """
@@ -53,12 +56,12 @@ class CardTable(Record):
 
 
 class CalibrationBin(Record):
-    """Test images with similar predicted probabilities.
+    """Bin of the calibration curve: test images with similar predicted probabilities.
 
     Attributes:
         images: Number of images.
-        mean: Mean of the probabilities.
-        share: Share of the images for which the prediction is right, or the finding is present.
+        mean: Mean predicted probability.
+        share: Observed frequency: fraction of the images whose prediction is right, or whose finding is present.
     """
 
     images: int
@@ -66,24 +69,48 @@ class CalibrationBin(Record):
     share: float
 
 
+class MajorityBaseline(Record):
+    """Scores of a constant prediction: the most frequent class of the test images, without looking at the image.
+
+    Attributes:
+        class_name: Name of the most frequent class.
+        class_images: Number of test images of that class.
+        images: Number of all test images, >= 1.
+        balanced_accuracy: Balanced accuracy of the constant prediction: 1 / number of classes with test images.
+    """
+
+    class_name: str
+    class_images: int
+    images: Annotated[int, Field(ge=1)]
+    balanced_accuracy: float
+
+    @property
+    def accuracy(self) -> float:
+        """Accuracy of the constant prediction, in [0, 1]."""
+        return self.class_images / self.images
+
+
 class CardScores(Record):
     """All scores of a model card; empty without test images.
 
     Attributes:
-        tables: Tables of scores, the one of all test images first.
-        bins: Bins of the calibration; empty if the objective has no probabilities.
+        tables: Tables of scores; the table of all test images is first.
+        baseline: Scores of the majority-class baseline; None without classes, without finite predictions, and for too
+            few patients.
+        bins: Bins of the calibration curve; empty if the objective has no probabilities.
     """
 
     tables: tuple[CardTable, ...] = ()
+    baseline: MajorityBaseline | None = None
     bins: tuple[CalibrationBin, ...] = ()
 
     @property
     def overall(self) -> CardRow | None:
-        """Row of all test images, or None without test images."""
+        """Row of all test images; None without test images."""
         return next((row for table in self.tables if table.part == "all" for row in table.rows), None)
 
     def values(self) -> Iterator[tuple[str, float | str | None]]:
-        """Yield each value with a name in words for its place, such as ``sex female accuracy``."""
+        """Yield each value as (name, value); the name says its place in words, such as ``sex female accuracy``."""
         yield "parts", ", ".join(table.part for table in self.tables)
         for table in self.tables:
             yield f"{table.part} metrics", ", ".join(table.metrics)
@@ -96,6 +123,11 @@ class CardScores(Record):
                     yield f"{place} {metric}", estimate.value
                     yield f"{place} {metric}, lower end", estimate.low
                     yield f"{place} {metric}, upper end", estimate.high
+        if self.baseline is not None:
+            yield "baseline class", self.baseline.class_name
+            yield "baseline class images", self.baseline.class_images
+            yield "baseline images", self.baseline.images
+            yield "baseline balanced accuracy", self.baseline.balanced_accuracy
         for number, bin_ in enumerate(self.bins, 1):
             yield f"bin {number} images", bin_.images
             yield f"bin {number} mean", bin_.mean

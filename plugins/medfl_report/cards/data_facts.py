@@ -1,6 +1,6 @@
-"""Facts that a card states of the data: data set, licence, modality, exclusions and partition.
+"""Facts about the data for a model card: data set, licence, modality, patients, exclusions and partition.
 
-They come from the data lists and the cards of the sites, where these are now, if they are those of the run.
+They are read from the data lists and site cards at their current location, if these are still the ones of the run.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from medfl.data.arrays import array_digest
-from medfl.data.datalists import FILE, Datalist, parse_datalist, read_bytes, subjects_of
+from medfl.data.datalists import FILE, Datalist, parse_datalist, patient_numbers, read_bytes, subjects_of
 from medfl.errors import DataError
 from medfl.records.datalist import CaseRecord
 from medfl.records.partition import LocatedExclusion, Partition
@@ -20,72 +20,91 @@ from medfl.utils.formats import plain
 from medfl_report.cards.card_record import DataFacts, NamedValue
 
 
-def data_facts(folder: Path | None, digests: Mapping[str, str], sites: Sequence[str]) -> DataFacts:
-    """Return the facts of the data.
+def read_data_facts(folder: Path | None, digests: Mapping[str, str], sites: Sequence[str]) -> DataFacts:
+    """Return the facts about the data of some sites.
+
+    If a data list is missing, or differs from the one of the run, no list is used; `DataFacts.unknown_because` has the
+    reason.
 
     Args:
-        folder: Folder of the partitioned data; None if the run does not name it.
-        digests: Maps each site to the hash of its list and images in the run (`medfl.data.sites.SiteData.digest`).
-        sites: Sites of the card.
+        folder: Folder of the partitioned data, with a folder for each site; None if the run does not name it.
+        digests: Maps each site to the digest of its data list and images in the run (`medfl.data.sites.SiteData`).
+        sites: Names of the sites that the card describes.
     """
     if folder is None:
-        return DataFacts(unknown_because="the run does not say where its data lay")
+        return DataFacts(unknown_because="the run does not record the folder of its data")
     partition, lists, hashes = _partition_facts(folder), dict[str, Datalist](), dict[str, str]()
     for site in sites:
         try:
             content = read_bytes(folder / site)
             lists[site] = parse_datalist(content, folder / site / FILE)
-            if site in digests and _digest(folder / site, content, lists[site]) != digests[site]:
-                return DataFacts(unknown_because=f"the data that lie there now are not those of the run (at {site})")
+            if site in digests and _compute_digest(folder / site, content, lists[site]) != digests[site]:
+                return DataFacts(unknown_because=f"the data in the run's data folder have changed since (at {site})")
         except (DataError, OSError):
-            reason = "there are no data lists of medfl where the run's data lay"
+            reason = "the run's data folder contains no data lists of medfl"
             return partition.model_copy(update={"unknown_because": reason})
         hashes[site] = hashlib.sha256(content).hexdigest()
+    has_patients = all(_has_patients(datalist) for datalist in lists.values())
     return DataFacts(
-        names=_different(each.name for each in lists.values()),
-        licences=_different(each.licence for each in lists.values()),
-        modalities=_different(each.modality for each in lists.values()),
+        names=_unique_texts(datalist.name for datalist in lists.values()),
+        licences=_unique_texts(datalist.licence for datalist in lists.values()),
+        modalities=_unique_texts(datalist.modality for datalist in lists.values()),
         list_hashes=hashes,
-        has_patients=all(_knows_patients(each) for each in lists.values()),
-        case_fields=tuple(name for name in FACTS if any(_knows(each, name) for each in lists.values())),
+        has_patients=has_patients,
+        patients=sum(_count_patients(datalist) for datalist in lists.values()) if has_patients else None,
+        case_fields=tuple(name for name in FACTS if any(_has_field(datalist, name) for datalist in lists.values())),
         exclusions=_exclusions(folder, sites),
-        warnings=tuple(sorted({text for each in lists.values() for text in each.warnings})),
+        warnings=tuple(sorted({text for datalist in lists.values() for text in datalist.warnings})),
         partition=partition.partition,
         partition_warnings=partition.partition_warnings,
     )
 
 
-def _digest(folder: Path, content: bytes, datalist: Datalist) -> str:
-    """As `medfl.data.sites.site_data` computes it."""
+def _compute_digest(folder: Path, content: bytes, datalist: Datalist) -> str:
+    """Compute the digest of a site's data as `medfl.data.sites` does.
+
+    Args:
+        folder: Folder of the site's data.
+        content: Bytes of the data list.
+        datalist: The data list.
+    """
     arrays = [folder / name for name in (datalist.image_array, datalist.mask_array) if name]
     return hashlib.sha256(b"".join([content, *(bytes.fromhex(array_digest(array)) for array in arrays)])).hexdigest()
 
 
-def _different(texts: Iterable[str]) -> tuple[str, ...]:
+def _unique_texts(texts: Iterable[str]) -> tuple[str, ...]:
+    """Return the distinct non-blank texts, sorted."""
     return tuple(sorted({text.strip() for text in texts} - {""}))
 
 
 def _records(datalist: Datalist) -> list[CaseRecord]:
+    """Return the records of all splits."""
     return [record for records in datalist.splits.values() for record in records]
 
 
-def _knows_patients(datalist: Datalist) -> bool:
-    """Whether any two images are of one patient, as far as the list says."""
+def _has_patients(datalist: Datalist) -> bool:
+    """Return whether at least two images have the same subject, so that the list tells patients apart."""
     subjects = [subject for subject in subjects_of(_records(datalist)) if subject is not None]
     return len(set(subjects)) < len(subjects)
 
 
-def _knows(datalist: Datalist, name: str) -> bool:
+def _count_patients(datalist: Datalist) -> int:
+    """Return the number of patients in all splits; an image without a subject counts as one patient."""
+    return len(set(patient_numbers(_records(datalist)) or ()))
+
+
+def _has_field(datalist: Datalist, name: str) -> bool:
+    """Return whether at least one image has a value for a field."""
     return any(record.get(name) not in (None, "") for record in _records(datalist))
 
 
 def _exclusions(folder: Path, sites: Sequence[str]) -> tuple[LocatedExclusion, ...]:
-    """Return the exclusions of the sites' cards, each once: those of the pooled data set are on every card."""
+    """Return the exclusions on the sites' cards, each once: all site cards repeat the pooled data set's exclusions."""
     counts: dict[tuple[str, str], int] = {}
     for site in sites:
         try:
             card = SiteCard.read(folder / site / SiteCard.NAME)
-        except DataError:  # somebody made the site without a partition
+        except DataError:  # the site's data were not made by `medfl partition`
             continue
         counts |= {(entry.reason, entry.where): entry.count for entry in card.exclusions}
     return tuple(
@@ -94,7 +113,7 @@ def _exclusions(folder: Path, sites: Sequence[str]) -> tuple[LocatedExclusion, .
 
 
 def _partition_facts(folder: Path) -> DataFacts:
-    """Return the settings and warnings of the partition; no facts if its file is missing or damaged."""
+    """Return the settings and warnings of the partition; empty facts if ``partition.json`` is missing or damaged."""
     try:
         partition = Partition.find(folder)
     except DataError:

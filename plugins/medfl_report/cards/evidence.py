@@ -1,4 +1,4 @@
-"""``evidence.json``: everything that a model card is made from, with the SHA-256 of each file of its bundle."""
+"""The file ``evidence.json``: the content of a model card as data, and the SHA-256 of each file of its bundle."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from medfl_report.cards.card_record import CardFacts
 from medfl_report.cards.card_scores import CardScores
 
 
-def _without_folder(name: str) -> str:
-    """Return a name that contains no folder; raise if it does."""
+def _check_plain_name(name: str) -> str:
+    """Return the name; raise ValueError if it is empty, contains a folder, or leads to one."""
     if not name or name == ".." or Path(name).name != name:
         raise ValueError("expected a name without a folder")
     return name
 
 
-PlainName = Annotated[str, AfterValidator(_without_folder)]
-"""Name of a file or a site; it leads to no other folder."""
+PlainName = Annotated[str, AfterValidator(_check_plain_name)]
+"""Name of a file or a site, without a folder, so that a forged file can't lead to other folders."""
 
 
 class CardFile(Record):
-    """The file of the card.
+    """File of the model card.
 
     Attributes:
         name: Name of the file in the bundle.
-        medfl_version: Version of medfl that wrote it.
+        medfl_version: Version of medfl that wrote the card.
     """
 
     name: PlainName
@@ -37,12 +37,12 @@ class CardFile(Record):
 
 
 class CodeVersions(Record):
-    """Versions of the code.
+    """Versions of the code of the run and of the card.
 
     Attributes:
-        versions: Versions of the run.
-        plugins: Maps each plugin of the run to its origin; empty in the folder of a site of a distributed run.
-        card_source: SHA-256 of the source of medfl that wrote the card.
+        versions: Versions of the software in the run.
+        plugins: Maps each plugin of the run to its origin; empty in the run folder of a site of a distributed run.
+        card_source: SHA-256 over the source files of the medfl that wrote the card.
     """
 
     versions: Versions
@@ -51,26 +51,26 @@ class CodeVersions(Record):
 
 
 class Evidence(FileRecord):
-    """The content of ``evidence.json``.
+    """Content of ``evidence.json``.
 
-    There is one way to write a record, and the reader accepts no other bytes. So it also finds a change that a JSON
-    parser would not notice. The checksum shows damage and changes; it does not show who wrote the file. For that,
-    publish the SHA-256 of the file, which ``medfl verify`` prints.
+    The serialisation is canonical, and the reader accepts no other bytes. So it also detects changes that a JSON parser
+    would ignore. The checksum detects damage and careless changes; it does not authenticate the file. For that, publish
+    the SHA-256 of the file, which ``medfl verify`` prints.
 
     Attributes:
-        facts: Facts of the card beside its scores.
+        facts: Statements of the card beside its scores.
         scores: Scores of the card.
         card: File of the card.
-        files: Maps the path of each file of the bundle, except ``evidence.json``, to its SHA-256. A link has its target
-            instead.
-        files_digest: Digest of `files`.
-        predictions: Maps each site to the SHA-256 of the file of predictions that the scores come from.
-        data_digests: Maps each holder of data to the digest of its data; empty in the folder of a site of a distributed
-            run. The facts have the digest of all data and the hashes of the data lists.
+        files: Maps the path of each file of the bundle, except ``evidence.json``, to its SHA-256, and each link to
+            its target.
+        files_digest: SHA-256 over `files`.
+        predictions: Maps each site to the SHA-256 of its file of predictions, from which the scores were computed.
+        data_digests: Maps each site, and any other owner of data, to the digest of its data; empty in the run folder of
+            a site of a distributed run. `facts` has the digest of all data and the hashes of the data lists.
         code: Versions of the code.
-        identity: Settings and data that make the run this run, as ``run.json`` has them.
-        identity_digest: Digest of `identity`.
-        run_files: Maps each file of the run folder that the card was made from to its SHA-256.
+        identity: Settings and data digest that identify the run, as in ``run.json``.
+        identity_digest: SHA-256 over `identity`.
+        run_files: Maps each file of the run folder that was used for the card to its SHA-256.
     """
 
     NAME: ClassVar[str] = "evidence.json"
@@ -91,14 +91,14 @@ class Evidence(FileRecord):
 
     @classmethod
     def from_bytes(cls, content: bytes, path: Path) -> Self:
-        """Validate the content of a file, every byte of it.
+        """Parse the content of a file; raise unless every byte is as medfl would write it.
 
         Args:
             content: Bytes of the file.
             path: Path of the file, for messages.
 
         Raises:
-            StoreError: With the code ``damaged_file`` or ``other_version``.
+            StoreError: If the content is invalid (``damaged_file``) or of another format version (``other_version``).
         """
         try:
             evidence = super().from_bytes(content, path)

@@ -1,4 +1,4 @@
-"""Facts that a card states of the run that made a model, from the files of its folder."""
+"""Facts about a run for a model card, from the files of the run folder."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ from medfl_report.section import ReportData
 from medfl_report.sections.costs import COSTS, costs, settings, surroundings
 from medfl_report.sections.privacy import privacy_section
 
-NONE = "none"
-"""Value of the plugins in `surroundings` if the run folder lists none."""
+ABSENT = "none"
+"""Value of an entry of `surroundings` without content, such as the plugins of a run without plugins."""
 
 
-def run_facts(run: RunRecord, site: str | None, registry: Registry) -> RunFacts:
-    """Return the facts of a run.
+def read_run_facts(run: RunRecord, site: str | None, registry: Registry) -> RunFacts:
+    """Return the facts about a run.
 
     Args:
         run: The run.
-        site: Site of the card: the images, costs and model are those of this site alone. None for the global model.
+        site: Name of the site whose model the card describes: images, costs and kind of model are this site's.
+            None for the global model.
         registry: Registry with the sections of the report.
     """
     groups = group_runs([run])
@@ -69,7 +70,7 @@ def run_facts(run: RunRecord, site: str | None, registry: Registry) -> RunFacts:
         environment=tuple(
             NamedValue(name=fact.name, value=fact.value)
             for fact in sorted(surroundings(data.runs), key=lambda fact: (fact.name, fact.value))
-            if fact.value != NONE
+            if fact.value != ABSENT
         ),
         data_digest=run.data,
         costs=_costs(data, site),
@@ -83,12 +84,12 @@ def run_facts(run: RunRecord, site: str | None, registry: Registry) -> RunFacts:
     )
 
 
-def outputs_of(run: RunRecord, channels: Sequence[str] = ()) -> list[str]:
-    """Return the names of the classes, or of the other outputs; empty if they have none.
+def read_output_names(run: RunRecord, channels: Sequence[str] = ()) -> list[str]:
+    """Return the names of the classes, or of the other outputs; empty if they are unknown.
 
     Args:
-        run: A run; its summary has the names.
-        channels: Names of the outputs in the model's own bundle, for a folder without a summary.
+        run: The run; its summary has the names.
+        channels: Names of the outputs in the metadata of the bundle, used if the run folder has no summary.
     """
     if not run.objective.has_class_labels:
         return list(run.names or channels)
@@ -101,7 +102,7 @@ def _exported_kind(run: RunRecord, site: str) -> ModelKind | None:
 
 
 def _image_counts(run: RunRecord, site: str | None) -> ImageCounts | None:
-    """Return the numbers of images by site, split and class; None if the run folder lacks them."""
+    """Return the numbers of images at one site or at all, by split and class; None if the run folder lacks them."""
     holdings = run.holdings
     if holdings is None:
         return None
@@ -110,12 +111,12 @@ def _image_counts(run: RunRecord, site: str | None) -> ImageCounts | None:
         for name, splits in holdings.sites.items()
         if site in (None, name)
     ]
-    return ImageCounts(classes=tuple(outputs_of(run) or holdings.classes), sites=tuple(sites))
+    return ImageCounts(classes=tuple(read_output_names(run) or holdings.classes), sites=tuple(sites))
 
 
 def _costs(data: ReportData, site: str | None) -> tuple[NamedValue, ...]:
-    """Return what the run cost a site, or all sites together."""
-    names = ("sent up", "received", "sent to other sites", "training", "evaluation")
+    """Return bytes and seconds of a site, or of all sites together; empty if they are unknown."""
+    names = ("sent to the server", "received", "sent to other sites", "training time", "evaluation time")
     for cost in costs(data.runs):
         spent = cost.total if site is None else cost.sites.get(site)
         if spent is not None:
@@ -125,38 +126,38 @@ def _costs(data: ReportData, site: str | None) -> tuple[NamedValue, ...]:
 
 
 def _privacy(data: ReportData) -> PrivacyFacts | None:
-    """Return the guarantee and its numbers; None if the run has none."""
+    """Return the differential privacy guarantee; None if the run has none."""
     section = privacy_section(data.groups)
     if section is None:
         return None
     row: Meta = dict(section["rows"][0])
-    same = {name: str(row[name]) for name in ("adjacency", "delta", "sigma", "clip", "spent")}
-    return PrivacyFacts(unit=str(row["unit_phrase"]), epsilon=str(row["stated"]), statement=str(row["words"]), **same)
+    copied = {name: str(row[name]) for name in ("adjacency", "delta", "sigma", "clip", "spent")}
+    return PrivacyFacts(unit=str(row["unit_phrase"]), epsilon=str(row["stated"]), statement=str(row["words"]), **copied)
 
 
 def _sections(data: ReportData, registry: Registry) -> tuple[CardSection, ...]:
-    """Return the sections that sections of the report give, in the order of the page."""
+    """Return the card sections that the report's sections contribute, in the order of the report's page."""
     records = sorted(registry.report_sections.values(), key=lambda record: (record.order, record.name))
     parts = [(record.title, registry.report_section(record.name)().card(data)) for record in records]
     return tuple(CardSection(title=title, **dict(part)) for title, part in parts if part is not None)
 
 
 def _server_scores(data: ReportData, run: RunRecord) -> tuple[ServerScore, ...]:
-    """Return scores of the global model that no file of predictions holds: on the server's test set, and at sites."""
-    scored = run.scores.get("global", {}).get("test", {})
+    """Return the recorded scores of the global model: on the server's test set, and the mean over the sites."""
+    metrics = run.scores.get("global", {}).get("test", {})
     return tuple(
         ServerScore(
             metric=metric,
-            server=scored[metric].global_test,
-            sites_mean=mean_known(scored[metric].sites.values()),
+            server=metrics[metric].global_test,
+            sites_mean=mean_known(metrics[metric].sites.values()),
         )
         for metric in key_metrics(data.groups)
-        if metric in scored
+        if metric in metrics
     )
 
 
-def count_text(counts: ImageCounts | None, split: str) -> str:
-    """Return the number of images in a split as text.
+def format_image_count(counts: ImageCounts | None, split: str) -> str:
+    """Return the number of images in a split as text; ``unknown`` if `counts` is None.
 
     Args:
         counts: Numbers of images; None if they are unknown.

@@ -1,4 +1,4 @@
-"""Check of bundles against their cards: the SHA-256 of every file, and every score computed again from predictions."""
+"""Verification of model cards: compare the SHA-256 of every file, and compute every score again from predictions."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from medfl.errors import MedflError, StoreError
 from medfl.plugins import Registry, load_plugins
 from medfl.utils.files import sha256_of
 from medfl.version import __version__
-from medfl_report.cards.bundles import Bundle, bundles_of, prediction_files, read_predicted
+from medfl_report.cards.bundle_hashes import digest_hashes, hash_files
+from medfl_report.cards.card_markdown import render_card, render_score_tables
 from medfl_report.cards.card_record import RunFacts
 from medfl_report.cards.evidence import Evidence
-from medfl_report.cards.hashes import digest_of, file_hashes
-from medfl_report.cards.page import render_card, score_lines
-from medfl_report.cards.run_facts import run_facts
-from medfl_report.cards.scores import card_scores, count_numbers, score_differences
-from medfl_report.cards.write import run_hashes
+from medfl_report.cards.run_bundles import RunBundle, find_bundles, find_prediction_files, read_test_predictions
+from medfl_report.cards.run_facts import read_run_facts
+from medfl_report.cards.score_computation import compute_card_scores, count_numbers, find_score_differences
+from medfl_report.cards.write import hash_run_files
 
-MOST = 5
-"""Maximum number of differing scores that are listed."""
+MAX_LISTED_SCORES = 5
+"""Maximum number of differing scores that a result lists."""
 
 
 @dataclass
 class Verification:
-    """Result of the check of a bundle.
+    """Result of the verification of a bundle.
 
     Attributes:
         name: Name of the bundle: its folder, relative to the run folder.
-        problems: Sentences about differences from the card; empty without any.
-        notes: Sentences about parts that could not be checked.
-        files: Number of files that were compared.
-        numbers: Number of scores and counts that were computed again.
-        sha256: SHA-256 of the evidence; empty if it can't be read.
+        problems: Differences between the bundle and its card, in words; empty if the bundle matches its card.
+        notes: Parts that could not be checked, with the reason, in words.
+        files: Number of compared files.
+        numbers: Number of recomputed scores and counts.
+        sha256: SHA-256 of ``evidence.json``; empty if the file can't be read.
     """
 
     name: str
@@ -45,61 +45,63 @@ class Verification:
     sha256: str = ""
 
 
-def verify(place: Path, registry: Registry | None = None) -> list[Verification]:
-    """Check a bundle, or all bundles of a run.
+def verify(path: Path, registry: Registry | None = None) -> list[Verification]:
+    """Verify the card of a bundle, or the cards of all bundles of a run.
 
     Args:
-        place: Folder of the bundle or the run.
+        path: Folder of the bundle or the run.
         registry: Registry with the sections of the report; None loads the installed plugins.
 
     Raises:
         StoreError: If the folder holds neither a run nor a bundle with a card.
     """
-    if (place / "run.json").is_file():
-        run = read_run(place)
+    if (path / "run.json").is_file():
+        run = read_run(path)
         registry = registry or load_plugins()
-        return [_verify_in_run(bundle, run, registry) for bundle in bundles_of(run)]
-    if (place / Evidence.NAME).is_file():
-        return [verify_bundle(place)]
+        return [_verify_in_run(bundle, run, registry) for bundle in find_bundles(run)]
+    if (path / Evidence.NAME).is_file():
+        return [verify_bundle(path)]
     raise StoreError(
         "missing_card",
-        f"expected a run folder or a bundle with a card at '{place}', there is neither run.json nor {Evidence.NAME} in "
-        "it. Write cards with `medfl card RUN`.",
-        path=place,
+        f"expected a run folder or a bundle with a card at '{path}', but it contains neither run.json nor "
+        f"{Evidence.NAME}. Write cards with `medfl card RUN`.",
+        path=path,
     )
 
 
-def _verify_in_run(bundle: Bundle, run: RunRecord, registry: Registry) -> Verification:
-    """Check a bundle, and compare its card with the run folder."""
-    name, facts = bundle.folder.relative_to(run.folder).as_posix(), run_facts(run, bundle.site, registry)
+def _verify_in_run(bundle: RunBundle, run: RunRecord, registry: Registry) -> Verification:
+    """Verify the card of a bundle, and compare it with the run folder."""
+    name, facts = bundle.folder.relative_to(run.folder).as_posix(), read_run_facts(run, bundle.site, registry)
     if not (bundle.folder / Evidence.NAME).is_file():
-        return Verification(name, [f"there is no {Evidence.NAME}: `medfl card` was not given since the run ended"])
+        return Verification(name, [f"{Evidence.NAME} is missing: run `medfl card` after the end of the run"])
     result = verify_bundle(bundle.folder, name)
     try:
         evidence = Evidence.read(bundle.folder / Evidence.NAME)
     except StoreError:
         return result
-    result.problems += _differences(evidence.run_files, run_hashes(run), "of the run folder")
-    if names := _unlike_facts(evidence.facts.run, facts):
-        result.problems.append(f"the run folder does not say what the card says of: {', '.join(names)}")
+    result.problems += _hash_differences(evidence.run_files, hash_run_files(run), "of the run folder")
+    if names := _different_facts(evidence.facts.run, facts):
+        result.problems.append(f"the card differs from the run folder in: {', '.join(names)}")
     return result
 
 
-def _unlike_facts(old: RunFacts, new: RunFacts) -> list[str]:
-    """Return the names of the facts that differ, in words."""
+def _different_facts(old: RunFacts, new: RunFacts) -> list[str]:
+    """Return the names of the facts that differ, sorted, with spaces for underscores."""
     names = (name for name in RunFacts.model_fields if getattr(old, name) != getattr(new, name))
     return sorted(name.replace("_", " ") for name in names)
 
 
 def verify_bundle(bundle: Path, name: str = "") -> Verification:
-    """Check a bundle by its own files; the predictions of the global one are in the run folder.
+    """Verify the card of a bundle from the files of the bundle alone.
+
+    The scores of a global bundle are recomputed only if the sites' bundles with the predictions are beside it.
 
     Args:
         bundle: Folder of the bundle.
-        name: Name of the bundle in the result; by default that of the folder.
+        name: Name of the bundle in the result; by default the name of its folder.
     """
     result = Verification(name or bundle.absolute().name)
-    result.problems += changed_files(bundle)
+    result.problems += find_changed_files(bundle)
     try:
         evidence = Evidence.read(bundle / Evidence.NAME)
     except StoreError:
@@ -110,8 +112,8 @@ def verify_bundle(bundle: Path, name: str = "") -> Verification:
     return result
 
 
-def changed_files(bundle: Path) -> list[str]:
-    """Return a sentence for each file that differs from the evidence, and one if the evidence itself is damaged.
+def find_changed_files(bundle: Path) -> list[str]:
+    """Return each file that differs from the evidence, in words, or the error if the evidence itself is damaged.
 
     Args:
         bundle: Folder of the bundle.
@@ -120,70 +122,79 @@ def changed_files(bundle: Path) -> list[str]:
         evidence = Evidence.read(bundle / Evidence.NAME)
     except StoreError as error:
         return [str(error)]
-    problems = _differences(evidence.files, file_hashes(bundle), "")
-    if digest_of(evidence.files) != evidence.files_digest:
-        problems.append(f"{Evidence.NAME}: the digest of the files is not that of their hashes")
+    problems = _hash_differences(evidence.files, hash_files(bundle), "")
+    if digest_hashes(evidence.files) != evidence.files_digest:
+        problems.append(f"{Evidence.NAME}: files_digest does not match the hashes of the files")
     return problems
 
 
-def _differences(old: Mapping[str, str], new: Mapping[str, str], where: str) -> list[str]:
-    words = {
+def _hash_differences(old: Mapping[str, str], new: Mapping[str, str], where: str) -> list[str]:
+    """Return a line for each changed, missing or added file.
+
+    Args:
+        old: Maps each file to its hash in the evidence.
+        new: Maps each file to its current hash.
+        where: Phrase after the name of each file, such as ``of the run folder``; may be empty.
+    """
+    candidates = {
         "changed": old.keys() & new.keys(),
         "missing": old.keys() - new.keys(),
-        "not there before": new.keys() - old.keys(),
+        "added": new.keys() - old.keys(),
     }
     suffix = f" {where}" if where else ""
     return [
-        f"{name}{suffix}: {word}"
-        for word, names in words.items()
+        f"{name}{suffix}: {difference}"
+        for difference, names in candidates.items()
         for name in sorted(names)
         if old.get(name) != new.get(name)
     ]
 
 
 def _check_numbers(bundle: Path, evidence: Evidence, result: Verification) -> None:
-    """Compute the scores again, and add differences to the result."""
+    """Compute the scores again from predictions, and add differences to `result`."""
     facts, scores, predictions = evidence.facts, evidence.scores, evidence.predictions
     if not scores.tables:
         return
-    files = prediction_files(bundle, facts.site, predictions)
+    files = find_prediction_files(bundle, facts.site, predictions)
     if missing := sorted(predictions.keys() - files.keys()):
         if facts.site is None:
-            where = f"the predictions of {', '.join(missing)} lie with the run, not here"
-            result.notes.append(f"its scores were not computed again: {where}")
+            names = ", ".join(missing)
+            result.notes.append(f"scores: the predictions of {names} are in the run folder, not here")
         return
-    if facts.site is None:  # those of a site are among its files
+    if facts.site is None:  # a site's predictions are among the files of its bundle
         hashes = {site: sha256_of(path) for site, path in files.items()}
-        result.problems += _differences(predictions, hashes, "(predictions)")
+        result.problems += _hash_differences(predictions, hashes, "(predictions)")
     try:
-        tested = read_predicted(files, objective_of(evidence.identity.task))
-    except (MedflError, KeyError, TypeError, ValueError):  # people may have made up the identity, too
-        result.problems.append("its scores can't be computed again: the predictions can't be read")
+        tested = read_test_predictions(files, objective_of(evidence.identity.task))
+    except (MedflError, KeyError, TypeError, ValueError):  # the identity may be forged
+        result.problems.append("scores can't be computed again: the predictions can't be read")
         return
-    unlike = score_differences(scores, card_scores(tested, facts.output_names, facts.run.metrics))
+    different = find_score_differences(scores, compute_card_scores(tested, facts.output_names, facts.run.metrics))
     result.numbers = count_numbers(scores)
-    result.problems += unlike[:MOST]
-    if len(unlike) > MOST:
-        result.problems.append(f"and {len(unlike) - MOST} further numbers")
+    result.problems += different[:MAX_LISTED_SCORES]
+    if len(different) > MAX_LISTED_SCORES:
+        result.problems.append(f"and {len(different) - MAX_LISTED_SCORES} more scores")
 
 
 def _check_card(bundle: Path, evidence: Evidence, result: Verification) -> None:
-    """Compare the card's text with the text that its facts and scores give, and add a difference to the result."""
+    """Compare the card's text with the text rendered from its evidence, and add a difference to `result`.
+
+    Of a card that another version of medfl wrote, only the rows of the score tables are compared.
+    """
     path = bundle / evidence.card.name
     if not path.is_file():
-        return  # another check names it as missing
+        return  # `find_changed_files` reports the missing file
     text, facts, scores = path.read_bytes().decode(errors="replace"), evidence.facts, evidence.scores
     lines = text.splitlines()
     if evidence.card.medfl_version == __version__:
         expected = render_card(facts, scores).splitlines()
-        unlike = [place for place, pair in enumerate(zip(lines, expected, strict=False), 1) if pair[0] != pair[1]]
-        if unlike or len(lines) != len(expected):
-            place = unlike[0] if unlike else min(len(lines), len(expected)) + 1
-            result.problems.append(f"{path.name}: line {place} is not what its evidence gives")
+        pairs = enumerate(zip(lines, expected, strict=False), 1)
+        differing_lines = [line_number for line_number, (line, expected_line) in pairs if line != expected_line]
+        if differing_lines or len(lines) != len(expected):
+            first = differing_lines[0] if differing_lines else min(len(lines), len(expected)) + 1
+            result.problems.append(f"{path.name}: line {first} differs from the evidence")
         return
-    result.notes.append(f"its words were not compared: medfl {evidence.card.medfl_version} wrote it")
-    for _, rows in score_lines(facts, scores):
-        for row in rows.splitlines():
-            if row not in lines:
-                result.problems.append(f"{path.name}: a line of scores is not what its evidence gives")
-                return
+    result.notes.append(f"text of the card: medfl {evidence.card.medfl_version} wrote it")
+    rows = [row for table in render_score_tables(facts, scores).values() for row in table.splitlines()]
+    if any(row not in lines for row in rows):
+        result.problems.append(f"{path.name}: a row of scores differs from the evidence")

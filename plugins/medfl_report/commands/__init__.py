@@ -1,1 +1,1 @@
-"""Commands about results: ``report``, ``compare``, ``card``, ``verify``, ``status`` and ``monitor``."""
+"""Commands that show results: ``report``, ``compare``, ``card``, ``verify``, ``status`` and ``monitor``."""

@@ -1,4 +1,4 @@
-"""``medfl card``: write a model card for every bundle of a run."""
+"""The command ``medfl card``: write a model card into every bundle of a run."""
 
 from __future__ import annotations
 
@@ -11,25 +11,27 @@ from medfl.cli.plugin_options import Disabled, PluginFiles, load
 
 
 def command(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run folder.", show_default=False)],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.", show_default=False)],
     data: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Folder of the sites' data.", show_default="the folder in run.json"),
+        typer.Option(metavar="FOLDER", help="Folder of the sites' data.", show_default="the run's data folder"),
     ] = None,
     answers: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="YAML: license, intended_use, and items of claim and tripod_ai.", show_default=False
+            metavar="FILE",
+            help="YAML file with license, intended_use, and answers to items of claim and tripod_ai.",
+            show_default=False,
         ),
     ] = None,
     plugin: PluginFiles = None,
     no_plugin: Disabled = None,
 ) -> None:
-    """Write a model card and its evidence into every bundle of a run, and into global/.
+    """Write a model card and its evidence into every bundle of a run.
 
-    The card is README.md with Hugging Face's front matter: intended use, data and licences, partition, settings, scores
-    with intervals, calibration, privacy, attacks, hardware, limitations, CLAIM and TRIPOD+AI. Fields without a source
-    are marked unknown. evidence.json has the SHA-256 of every file; `medfl verify` checks both.
+    The card is README.md: intended use, training and evaluation data, performance with confidence intervals,
+    calibration, subgroups, privacy, limitations, CLAIM and TRIPOD+AI, with Hugging Face's front matter. Fields without
+    a source are marked unknown. evidence.json has the SHA-256 of every file; `medfl verify` checks both.
 
     Example: medfl card runs/fedavg --answers answers.yaml
     """

@@ -1,4 +1,4 @@
-"""``medfl monitor``: show running jobs in the terminal or on a local web page, without writing anything."""
+"""The command ``medfl monitor``: a live view of runs in the terminal or on a local page. It writes no files."""
 
 from __future__ import annotations
 
@@ -14,44 +14,48 @@ from medfl.plugins import load_plugins
 
 
 def command(
-    what: Annotated[
-        Path, typer.Argument(metavar="RUN|STUDY|KIT", help="Folder of a run or a study, or a kit.", show_default=False)
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN|STUDY|KIT", help="Folder of a run or a study, or a startup kit.", show_default=False
+        ),
     ],
-    serve: Annotated[bool, typer.Option("--serve", help="Show a web page on this machine.")] = False,
+    serve: Annotated[bool, typer.Option("--serve", help="Show the runs on a local web page.")] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page.", show_default="a free one")] = 0,
-    once: Annotated[bool, typer.Option("--once", help="Show the current state once, and exit.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Show the current state once and exit.")] = False,
 ) -> None:
-    """Monitor running jobs: rounds, curves, training and silent sites, seconds, bytes, epsilon, log.
+    """Monitor runs live: rounds, curves, activity of each site, seconds, bytes, epsilon and log.
 
-    The command reads progress.jsonl of the runs and writes nothing. Without a terminal it prints events as plain lines.
-    It ends when the runs are over; a page and the view of a kit stay until Ctrl-C.
+    The command reads the events in progress.jsonl and writes no files. Without a terminal it prints log lines. It ends
+    when the runs are over; with --serve or with a startup kit it continues until Ctrl-C.
 
     Example: medfl monitor runs/fedavg --serve
     """
     from rich.console import Console
 
-    from medfl_report.monitor.folders import MonitoredFolder
-    from medfl_report.monitor.terminal import monitor
+    from medfl_report.monitor.monitored_folders import MonitoredFolder
+    from medfl_report.monitor.terminal_view import monitor
 
     if serve and once:
         raise SettingsError(
             "incompatible_settings",
-            "expected --serve or --once, not both: a page stays until Ctrl-C.",
+            "expected --serve or --once, not both: the page is served until Ctrl-C.",
             settings=["serve", "once"],
         )
-    location = load_plugins().run_location(what) or RunLocation(what)
-    folder = MonitoredFolder(location.folder, stays=location.gets_more_runs)
+    location = load_plugins().run_location(path) or RunLocation(path)
+    folder = MonitoredFolder(location.folder, gets_more_runs=location.gets_more_runs)
     if serve:
-        from medfl_report.monitor.serve import serving
+        from medfl_report.monitor.page_server import serve_page
 
-        with serving(folder, str(what), port) as server:
+        with serve_page(folder, str(path), port) as server:
             typer.echo(
-                f"{server.address}\nOnly this machine can open it, and only with the whole address. Ctrl-C ends it."
+                f"{server.address}\n"
+                "Only this machine can open the page, and only with the whole address. Press Ctrl-C to stop it."
             )
             while True:
                 time.sleep(3600)
     console = Console(highlight=False, markup=False, emoji=False)
     try:
-        monitor(folder, console, not once)
+        monitor(folder, console, follow=not once)
     except KeyboardInterrupt:
-        typer.echo("monitoring ended; the run continues", err=True)
+        typer.echo("stopped monitoring; the run continues", err=True)

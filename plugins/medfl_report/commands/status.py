@@ -1,4 +1,4 @@
-"""``medfl status``: show the progress of runs, without writing anything."""
+"""The command ``medfl status``: progress, scores and disk use of runs. It writes no files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from medfl.utils.text import visible
 def command(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders.", show_default=False)],
 ) -> None:
-    """Show the progress of runs: rounds, scores, remaining time, disk use, bundles.
+    """Show the progress of runs: rounds, scores, time left, disk use and bundles.
 
     Example: medfl status runs/fedavg runs/local
     """
@@ -27,50 +27,55 @@ def command(
 
 
 def describe(folder: Path) -> dict[str, str]:
-    """Return the lines about a run by name: the state shown by `medfl monitor`, the disk use and the bundles.
+    """Return the status of a run as lines of text.
 
     Args:
-        folder: Run folder.
+        folder: The run folder.
 
     Returns:
-        method, status, rounds, score, time, disk and bundles; sites and warning if there is something to show.
+        Maps the name of each line to its text, in the order of the output: ``method``, ``status``, ``rounds``,
+        ``sites`` (if the run is not over), ``score``, ``warning`` (if a site's predictions are constant), ``time``,
+        ``disk`` and ``bundles``.
 
     Raises:
-        StoreError: If the folder contains no run, or a file of it can't be read.
+        StoreError: If the folder holds no run, or a file of it can't be read.
     """
     from medfl.engine.runs.facts import read_facts
     from medfl.engine.status import DIVERGED, INCOMPLETE
     from medfl.utils.files import bytes_in
     from medfl.utils.formats import size
-    from medfl_report.monitor.folders import MonitoredRun
+    from medfl_report.monitor.monitored_folders import MonitoredRun
 
     run, summary = read_facts(folder)
-    constant = () if summary is None else summary.constant_predictions
-    watched = MonitoredRun(folder, str(folder))
-    watched.look()
-    view = watched.view()
-    sites = "" if view.over else view.summary
+    constant_predictions = () if summary is None else summary.constant_predictions
+    monitored_run = MonitoredRun(folder, str(folder))
+    monitored_run.read_events()
+    view = monitored_run.view()
+    sites = "" if view.is_over else view.summary
     status = view.status
     if run.cleaned:
-        status += "; cleaned, so it can't be continued"
-    elif view.over and summary is not None and summary.status in (DIVERGED, INCOMPLETE):
-        status += " The same command tries that round again."
+        status += "; cleaned, so it can't be resumed"
+    elif view.is_over and summary is not None and summary.status in (DIVERGED, INCOMPLETE):
+        status += " Run the same command again to repeat that round."
     return {
         "method": f"{run.identity.method}, seed {run.identity.seed}",
         "status": status,
-        "rounds": f"{view.round} of {run.rounds}",
+        "rounds": f"{view.rounds_done} of {run.rounds}",
         **({"sites": sites} if sites else {}),
         "score": view.score,
-        **({"warning": " ".join(entry.sentence for entry in constant)} if constant else {}),
+        **({"warning": " ".join(entry.sentence for entry in constant_predictions)} if constant_predictions else {}),
         "time": view.time,
         "disk": f"{size(bytes_in(folder))}, of which state {size(bytes_in(folder / 'state'))}",
-        "bundles": _bundles(folder, run),
+        "bundles": _bundles_text(folder, run),
     }
 
 
-def _bundles(folder: Path, run: RunFile) -> str:
+def _bundles_text(folder: Path, run: RunFile) -> str:
+    """Return which bundles the run folder has, such as ``3 of 3 sites, and global``."""
     from medfl.engine.runs.facts import sites_without_bundle
 
     sites, missing = len(run.identity.sites), len(sites_without_bundle(folder, run))
-    pooled = ", and global" if (folder / "global" / "models" / "model.pt").is_file() else ""
-    return "none; they are written at the end" if missing == sites else f"{sites - missing} of {sites} sites{pooled}"
+    global_bundle = ", and global" if (folder / "global" / "models" / "model.pt").is_file() else ""
+    if missing == sites:
+        return "none; they are written at the end"
+    return f"{sites - missing} of {sites} sites{global_bundle}"

@@ -1,4 +1,4 @@
-"""``medfl verify``: check bundles against their model cards."""
+"""The command ``medfl verify``: check bundles against their model cards."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import typer
 
 
 def command(
-    place: Annotated[
-        Path, typer.Argument(metavar="RUN|BUNDLE", help="A run folder, or a bundle with a card.", show_default=False)
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN|BUNDLE", help="Folder of a run, or of a bundle with a model card.", show_default=False
+        ),
     ],
 ) -> None:
-    """Check files and numbers of bundles against their model cards; the exit status is 1 if anything differs.
+    """Check the files and scores of bundles against their model cards; the exit status is 1 if anything differs.
 
     The command compares every file with evidence.json, and computes every score of the card again from predictions.csv.
 
@@ -26,15 +29,17 @@ def command(
     from medfl_report.cards.verify import verify
 
     torch.set_num_threads(1)  # the tensors are small
-    results = verify(place)
-    for checked in results:
-        seen = f"{count(checked.files, 'file')}, {count(checked.numbers, 'number')}"
-        typer.echo(f"{visible(checked.name)}: {'DIFFERS' if checked.problems else 'matches its card'} ({seen})")
-        for text in checked.problems:
+    results = verify(path)
+    for result in results:
+        checked = f"{count(result.files, 'file')} and {count(result.numbers, 'number')} checked"
+        typer.echo(
+            f"{visible(result.name)}: {'DIFFERS from its card' if result.problems else 'matches its card'} ({checked})"
+        )
+        for text in result.problems:
             typer.echo(f"  {visible(text)}")
-        for text in checked.notes:
+        for text in result.notes:
             typer.echo(f"  not checked: {visible(text)}")
-        if checked.sha256:
-            typer.echo(f"  SHA-256 of evidence.json: {checked.sha256}")
-    if any(checked.problems for checked in results):
+        if result.sha256:
+            typer.echo(f"  SHA-256 of evidence.json: {result.sha256}")
+    if any(result.problems for result in results):
         raise typer.Exit(1)

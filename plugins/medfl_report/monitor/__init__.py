@@ -1,1 +1,1 @@
-"""Runs as they happen: what their ``progress.jsonl`` says, in a terminal and on a page. Nothing is changed."""
+"""Live view of runs, from the events in their ``progress.jsonl``: in a terminal or on a local page. Read-only."""

@@ -18,7 +18,7 @@ from medfl_flare.backend.heartbeat import pack_heartbeat
 from medfl_flare.backend.messages import Limits, unpack
 from medfl_flare.backend.remote_backend import MAX_SILENT_STEPS
 from medfl_report.commands.status import describe
-from medfl_report.monitor.folders import MonitoredFolder
+from medfl_report.monitor.monitored_folders import MonitoredFolder
 from medfl_report.page import write_report
 
 PRIVACY = {"unit": "site", "adjacency": "replace", "epsilon": 50.0, "delta": 1e-5, "clip": 0.5}
@@ -59,7 +59,7 @@ def test_a_silent_site_is_left_out_after_a_few_steps(place: Place) -> None:
     assert f"{SITES[-1]} missed rounds 1 to 4" in page
     view = MonitoredFolder(folder).views()[0]
     assert view.status == "finished on 2 of 3 sites"
-    assert [site.now for site in view.sites] == ["–", "–", f"missing: {why}"]
+    assert [site.activity for site in view.sites] == ["–", "–", f"unavailable: {why}"]
     assert [site.rounds for site in view.sites] == ["4 of 4", "4 of 4", "0 of 4"]
 
 
@@ -135,7 +135,7 @@ def test_a_site_sees_its_own_part(place: Place) -> None:
     assert view.status == "the server ended its job; nothing runs here"
     assert [(site.name, site.rounds) for site in view.sites] == [(SITES[1], "2 of 2")]
     assert view.curves
-    assert view.round == 2
+    assert view.rounds_done == 2
 
 
 def test_a_run_that_needs_the_silent_site_goes_on_when_it_is_back(place: Place, tmp_path: Path) -> None:

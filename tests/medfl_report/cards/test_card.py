@@ -1,4 +1,4 @@
-"""Model cards: each number is what an independent computation gives, and what nobody told is unknown."""
+"""Model cards: each number equals an independent computation, and fields without a source are marked unknown."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 import yaml
 from make_runs import CLASSES, SITES, make_run
 from objective_runs import run_objective
 from refusals import refused
 from run_records import change_json
 from scipy.stats import binomtest
+from sklearn.dummy import DummyClassifier
 from sklearn.metrics import balanced_accuracy_score, recall_score, roc_auc_score
 
 from medfl.data.datalists import Datalist, write_datalist
@@ -25,13 +27,15 @@ from medfl.plugins import load_plugins
 from medfl.records.partition import LocatedExclusion, Partition
 from medfl.records.site_card import SiteCard
 from medfl.testing.tasks import OTHER_OBJECTIVES
-from medfl_report.cards.answers import read_answers
+from medfl_report.cards.card_markdown import FRONT_MATTER_KEYS, escape_markdown, make_markdown_table
 from medfl_report.cards.card_scores import CardRow
+from medfl_report.cards.checklist_answers import read_answers
 from medfl_report.cards.checklists import CLAIM, TRIPOD_AI
 from medfl_report.cards.evidence import Evidence
-from medfl_report.cards.page import FRONT_MATTER, plain, table
+from medfl_report.cards.score_computation import compute_card_scores
 from medfl_report.cards.verify import verify
 from medfl_report.cards.write import write_cards
+from medfl_report.predictions import Tested as SiteTestSet
 
 SEXES, CENTRES = ("male", "female", "male", ""), ("A", "B", "B")
 METRICS = ("accuracy", "balanced_accuracy", "auc", "recall", "ece")
@@ -44,7 +48,7 @@ def registry():
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, registry):
-    """A run whose predictions tell sex and centre, with its cards."""
+    """Write a run with cards whose predictions contain sex and centre."""
     folder = make_run(
         tmp_path_factory.mktemp("card") / "run",
         images=40,
@@ -58,7 +62,7 @@ def run(tmp_path_factory, registry):
 
 
 def tables(card):
-    """Heading to the last table below it: first cell of a row to heading of a column to cell."""
+    """Return the cells of a card by heading, first cell of the row, and column; later tables of a heading count."""
     by_heading, heading, before = {}, "", ""
     for line in card.splitlines():
         before, last = line, before
@@ -79,7 +83,7 @@ def predictions(run, sites):
 
 
 def scores(rows):
-    """What scikit-learn says of predictions; AUC over the classes that some but not all rows have."""
+    """Return scores by scikit-learn, by metric; AUC is the mean over the classes."""
     probabilities, label = rows[["p0", "p1", "p2"]].to_numpy(), rows["label"].to_numpy()
     return {
         "accuracy": float((probabilities.argmax(1) == label).mean()),
@@ -104,7 +108,7 @@ def numbers(cell):
 
 
 def check(row, expected, images):
-    """Each cell of a row: the value is the expected one, and an accuracy has the interval that scipy gives."""
+    """Check each cell of a row against the expected value, and the interval of accuracy against SciPy."""
     assert row.pop("images") == str(images)
     for metric, cell in row.items():
         value, low, high = numbers(cell)
@@ -117,7 +121,7 @@ def check(row, expected, images):
 
 
 def subsets(rows):
-    sexes = {"male": rows["sex"] == "male", "female": rows["sex"] == "female", "not known": rows["sex"].isna()}
+    sexes = {"male": rows["sex"] == "male", "female": rows["sex"] == "female", "unknown": rows["sex"].isna()}
     return {"By sex": sexes, "By centre": {name: rows["centre"] == name for name in "AB"}}
 
 
@@ -126,11 +130,11 @@ def test_each_number_is_what_scikit_learn_and_scipy_make_of_the_predictions(run,
     home = run / "global" if site is None else run / "sites" / site
     rows = predictions(run, SITES if site is None else [site])
     parts = tables((home / "README.md").read_text())
-    count = check(parts["Scores"]["all test images"], scores(rows), len(rows))
+    count = check(parts["Performance"]["all test images"], scores(rows), len(rows))
     if site is None:
         for name in SITES:
             count += check(parts["By site"][name], scores(predictions(run, [name])), 40)
-        mean = parts["Scores"]["mean of sites"]
+        mean = parts["Performance"]["mean of sites"]
         assert mean.pop("images") == "–"
         for metric, cell in mean.items():
             own = [scores(predictions(run, [name]))[metric] for name in SITES]
@@ -152,7 +156,7 @@ def test_each_number_is_what_scikit_learn_and_scipy_make_of_the_predictions(run,
 
 
 def test_an_interval_is_that_of_a_bootstrap_over_images(run):
-    """An own bootstrap with another stream: the ends agree but for its noise."""
+    """A separate bootstrap with other random numbers gives the same interval, up to its noise."""
     rows = predictions(run, SITES)
     label = rows["label"].to_numpy()
     right = rows[["p0", "p1", "p2"]].to_numpy().argmax(1) == label
@@ -161,22 +165,51 @@ def test_an_interval_is_that_of_a_bootstrap_over_images(run):
         (right[drawn] & (label[drawn] == number)).sum(1) / (label[drawn] == number).sum(1) for number in range(3)
     ]
     expected = np.quantile(np.mean(recalls, axis=0), [0.025, 0.975])
-    cell = tables((run / "global" / "README.md").read_text())["Scores"]["all test images"]["balanced accuracy"]
+    cell = tables((run / "global" / "README.md").read_text())["Performance"]["all test images"]["balanced accuracy"]
     assert numbers(cell)[1:] == pytest.approx(expected, abs=0.015)
 
 
 def test_the_front_matter_has_known_keys_and_the_same_scores(run):
     text = (run / "sites" / "site-1" / "README.md").read_text()
     head = yaml.safe_load(text.split("---\n")[1])
-    assert set(head) <= set(FRONT_MATTER)
+    assert set(head) <= set(FRONT_MATTER_KEYS)
     assert head["license"] == "unknown"
     assert head["library_name"] == "monai"
     (result,) = head["model-index"][0]["results"]
     assert result["dataset"] == {"type": "cells", "name": "cells", "split": "test"}
     stated = {metric["name"]: metric["value"] for metric in result["metrics"]}
-    row = tables(text)["Scores"]["all test images"]
+    row = tables(text)["Performance"]["all test images"]
     assert stated == {metric: numbers(row[metric])[0] for metric in stated}
     assert len(stated) == len(METRICS)
+
+
+def test_the_majority_class_baseline_is_that_of_scikit_learn(run):
+    rows = predictions(run, SITES)
+    dummy = DummyClassifier().fit(np.zeros((len(rows), 1)), rows["label"])
+    constant = dummy.predict(np.zeros((len(rows), 1)))
+    scores = Evidence.read(run / "global" / Evidence.NAME).scores
+    assert scores.baseline is not None
+    assert scores.baseline.class_name == CLASSES[constant[0]]
+    assert scores.baseline.accuracy == pytest.approx((constant == rows["label"]).mean())
+    assert scores.baseline.balanced_accuracy == pytest.approx(balanced_accuracy_score(rows["label"], constant))
+    assert "- **Majority-class baseline**: always predicting " in (run / "global" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("labels", "metrics", "expected"),
+    [
+        ([0, 0, 0, 1, 1, 1], ("accuracy", "auc"), ("accuracy", "auc")),
+        ([0, 0, 0, 0, 1, 1], ("accuracy", "auc"), ("auc", "accuracy")),
+        ([0, 0, 0, 0, 1, 1], ("accuracy",), ("balanced_accuracy", "accuracy")),
+        ([0, 0, 0, 0, 1, 1], ("recall", "accuracy"), ("recall", "accuracy")),
+    ],
+)
+def test_accuracy_does_not_lead_if_class_sizes_are_unequal(labels, metrics, expected):
+    targets = torch.tensor(labels)
+    probabilities = torch.full((len(labels), 2), 0.5, dtype=torch.float64)
+    tested = {"site-1": SiteTestSet(torch.arange(len(labels)), targets, probabilities, Multiclass(2))}
+    overall = compute_card_scores(tested, ("a", "b"), metrics).tables[0]
+    assert overall.metrics[: len(expected)] == expected
 
 
 def test_the_same_run_gives_the_same_bytes(run, registry):
@@ -190,16 +223,16 @@ def test_the_same_run_gives_the_same_bytes(run, registry):
 def test_what_nobody_told_is_unknown(run):
     text = (run / "sites" / "site-1" / "README.md").read_text()
     assert "licence: unknown" in text
-    assert "Unknown: nobody stated it." in text
+    assert "Intended use: unknown." in text
     items = tables(text)
     assert items["CLAIM 2024"].keys() == CLAIM.keys()
     assert items["TRIPOD+AI"].keys() == TRIPOD_AI.keys()
-    states = {row[""] for title in ("CLAIM 2024", "TRIPOD+AI") for row in items[title].values()}
+    states = {row["state"] for title in ("CLAIM 2024", "TRIPOD+AI") for row in items[title].values()}
     assert states == {"answered", "not applicable", "unknown"}
     for row in (*items["CLAIM 2024"].values(), *items["TRIPOD+AI"].values()):
-        assert bool(row["answer"]) == (row[""] != "unknown")
-    assert items["CLAIM 2024"]["44"] == {"about": CLAIM["44"].about, "": "unknown", "answer": ""}
-    assert items["TRIPOD+AI"]["17"][""] == "unknown"
+        assert bool(row["answer"]) == (row["state"] != "unknown")
+    assert items["CLAIM 2024"]["44"] == {"topic": CLAIM["44"].about, "state": "unknown", "answer": ""}
+    assert items["TRIPOD+AI"]["17"]["state"] == "unknown"
 
 
 def test_what_people_answer_stands_in_the_card(tmp_path, registry):
@@ -212,8 +245,8 @@ def test_what_people_answer_stands_in_the_card(tmp_path, registry):
     text = (folder / "global" / "README.md").read_text()
     assert yaml.safe_load(text.split("---\n")[1])["license"] == "mit"
     items = tables(text)
-    assert items["CLAIM 2024"]["5"] == {"about": CLAIM["5"].about, "": "answered", "answer": "Retrospective."}
-    assert items["TRIPOD+AI"]["6c"][""] == "not applicable"
+    assert items["CLAIM 2024"]["5"] == {"topic": CLAIM["5"].about, "state": "answered", "answer": "Retrospective."}
+    assert items["TRIPOD+AI"]["6c"]["state"] == "not applicable"
     assert items["CLAIM 2024"]["3"]["answer"] == "Teaching."
     assert all(not checked.problems for checked in verify(folder))
 
@@ -242,7 +275,7 @@ def test_answers_that_can_t_be_used_are_refused(tmp_path, text, code, fields, hi
 
 @pytest.fixture
 def with_data(tmp_path, registry):
-    """Run a card over data lists of two sites with patients; gives its text and evidence."""
+    """Return a function that writes a card over data lists with patients, and returns its text and evidence."""
 
     def make(changed=False):
         folder = make_run(tmp_path / "runs" / "run", images=10, metrics=("accuracy",), data_folder="../../data")
@@ -303,8 +336,8 @@ def test_data_facts_are_those_of_the_lists_and_no_patient_is_named(with_data):
         "| modality | microscope |",
         "3 x damaged file",
         "| scheme | iid |",
-        "| patients | named by the lists |",
-        "| facts of each image | sex |",
+        "| patients (all splits) | 4 patients |",
+        "| patient and centre fields | sex |",
     ):
         assert text in card
     assert "CC BY 4.0" in tables(card)["CLAIM 2024"]["7"]["answer"]
@@ -316,7 +349,7 @@ def test_data_facts_are_those_of_the_lists_and_no_patient_is_named(with_data):
 def test_lists_that_are_not_those_of_the_run_tell_nothing(with_data):
     card, _ = with_data(changed=True)
     assert "CC BY 9.9" not in card
-    assert "the data that lie there now are not those of the run (at site-1)" in card
+    assert "the data in the run's data folder have changed since (at site-1)" in card
 
 
 # ---- subgroups, promises, parts of sections, kinds of tasks
@@ -327,7 +360,7 @@ def test_a_subgroup_of_few_is_not_scored_and_not_counted(tmp_path, registry):
     write_cards(folder, registry)
     home = folder / "sites" / "site-1"
     female = tables((home / "README.md").read_text())["By sex"]["female"]
-    assert female == {"images": "fewer than 5", "accuracy": "–"}
+    assert female == {"images": "fewer than 5", "balanced accuracy": "–", "accuracy": "–"}
     tables_by_part = {table.part: table for table in Evidence.read(home / Evidence.NAME).scores.tables}
     assert tables_by_part["sex"].rows[0] == CardRow(name="female", cases=None, patients=None, scores={})
 
@@ -339,9 +372,9 @@ def test_personal_models_leave_the_global_one_without_predictions(tmp_path, regi
     (folder / "global" / "models").mkdir(parents=True)
     write_cards(folder, registry)
     text = (folder / "global" / "README.md").read_text()
-    assert "Unknown: sites took models of their own home" in text
+    assert "Unknown: the sites exported personal models" in text
     assert "| accuracy | 0.500 | – |" in text
-    assert "Score" not in text.split("## Intended use")[0]
+    assert "Test performance" not in text.split("## Intended use")[0]
     assert all(not checked.problems for checked in verify(folder))
 
 
@@ -357,7 +390,7 @@ def test_a_promise_stands_in_the_card(tmp_path, registry):
     folder = make_run(tmp_path / "run", images=10, metrics=("accuracy",), settings={"privacy": privacy})
     write_cards(folder, registry)
     text = (folder / "global" / "README.md").read_text()
-    assert "epsilon 5 with delta 1e-05 for a site that is replaced by any other" in text
+    assert "epsilon 5 and delta 1e-05 for a site that is replaced by any other" in text
 
 
 SECTION = """
@@ -389,7 +422,7 @@ def test_a_section_of_a_plugin_has_a_part_in_the_card(tmp_path):
     rows = "| run | sites |\n| :-- | --: |\n| fedavg | 3 |"
     assert f"## Mine & \\<yours\\>\n\nCounts:\n\n{rows}\n\nIt \\`says\\` this.\n\n## " in text
     assert all(not checked.problems for checked in verify(folder, registry))
-    problems = ["the run folder does not say what the card says of: sections"]
+    problems = ["the card differs from the run folder in: sections"]
     assert all(checked.problems == problems for checked in verify(folder))
 
 
@@ -417,12 +450,12 @@ def test_a_run_that_is_not_over_has_no_card(tmp_path, registry):
 
 
 def test_a_text_from_a_file_means_nothing_in_markdown():
-    assert plain("a|b\n# <c> *d* `e` [f](g)") == r"a\|b \# \<c\> \*d\* \`e\` \[f\](g)"
-    assert table([["x", "n"], ["a|b", 1]]) == "| x | n |\n| :-- | --: |\n| a\\|b | 1 |"
+    assert escape_markdown("a|b\n# <c> *d* `e` [f](g)") == r"a\|b \# \<c\> \*d\* \`e\` \[f\](g)"
+    assert make_markdown_table([["x", "n"], ["a|b", 1]]) == "| x | n |\n| :-- | --: |\n| a\\|b | 1 |"
 
 
 def test_a_simulated_attack_is_told_at_once_and_its_attackers_count_nowhere(tmp_path, registry):
-    """An attacker's test images are in no score of the run, so they are in none of the global card."""
+    """An attacker's test images are excluded from the scores of the run, and so from the global card."""
     poison = {"attack": "label_flip", "sites": ["site-3"]}
     scores = {"accuracy": {"site-1": 0.5, "site-2": 0.4}}
     folder = make_run(
@@ -436,8 +469,9 @@ def test_a_simulated_attack_is_told_at_once_and_its_attackers_count_nowhere(tmp_
     write_cards(folder, registry)
     text = (folder / "global" / "README.md").read_text()
     head = text.split("## Intended use")[0]
-    assert "**Attention.** fedavg contains a simulated attack (label_flip at site-3)." in head
-    assert "The user allowed a data leak" in head
+    assert head.count("**Attention.**") == 2
+    assert "(label_flip at site-3)" in head
+    assert "leak" in head
     assert list(tables(text)["By site"]) == ["site-1", "site-2"]
     assert "on 20 test images" in head
     assert all(not checked.problems for checked in verify(folder))

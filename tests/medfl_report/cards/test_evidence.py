@@ -1,4 +1,4 @@
-"""The evidence of a card: every changed byte is found, and no name in it leads to another folder."""
+"""Evidence files: every changed byte is found, and no name in them leads to another folder."""
 
 from __future__ import annotations
 

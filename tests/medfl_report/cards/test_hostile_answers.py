@@ -1,4 +1,4 @@
-"""YAML of answers that is made to explode is refused."""
+"""Answers files with YAML that expands exponentially are refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from refusals import refused
 from yaml_bombs import EXPLOSIVE
 
 from medfl.errors import SettingsError
-from medfl_report.cards.answers import read_answers
+from medfl_report.cards.checklist_answers import read_answers
 
 
 @pytest.mark.parametrize("text", EXPLOSIVE)

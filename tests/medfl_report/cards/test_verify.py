@@ -1,4 +1,4 @@
-"""Whatever is changed in a bundle with a card is found, whoever mends the hashes after it."""
+"""Verification finds every change of a bundle with a card, even if the hashes were adapted to it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from medfl.cli.main import main
 from medfl.errors import StoreError
 from medfl.plugins import load_plugins
 from medfl.records.summary import Summary
+from medfl_report.cards.bundle_hashes import digest_hashes, hash_files
+from medfl_report.cards.card_markdown import CARD_MARK
 from medfl_report.cards.card_scores import CardScores
 from medfl_report.cards.evidence import CardFile, Evidence
-from medfl_report.cards.hashes import digest_of, file_hashes
-from medfl_report.cards.page import MARK
-from medfl_report.cards.verify import changed_files, verify, verify_bundle
+from medfl_report.cards.verify import find_changed_files, verify, verify_bundle
 from medfl_report.cards.write import write_cards
 
 
@@ -41,10 +41,10 @@ def home(run):
 
 
 def reseal(home, **changes):
-    """Write the evidence again, so that a change of a file goes unnoticed: all hashes fit."""
-    hashes = file_hashes(home)
+    """Write the evidence again with hashes that match the changed files."""
+    hashes = hash_files(home)
     evidence = Evidence.read(home / Evidence.NAME)
-    fitting = {"files": hashes, "files_digest": digest_of(hashes)}
+    fitting = {"files": hashes, "files_digest": digest_hashes(hashes)}
     evidence.model_copy(update=fitting | changes).write(home / Evidence.NAME)
 
 
@@ -60,7 +60,7 @@ def edit(path, old, new):
 
 
 def first_number(home):
-    """The first score in the card, as it is printed."""
+    """Return the first score in the card, as it is printed."""
     line = next(line for line in (home / "README.md").read_text().splitlines() if line.startswith("| all test images"))
     return line.split(" | ")[2].split(" ")[0]
 
@@ -82,7 +82,7 @@ def test_the_global_bundle_alone_says_that_its_predictions_are_elsewhere(run, tm
     shutil.copytree(run / "global", tmp_path / "alone" / "global")
     (checked,) = verify(tmp_path / "alone" / "global")
     assert (checked.problems, checked.numbers) == ([], 0)
-    assert "site-1, site-2, site-3 lie with the run" in checked.notes[0]
+    assert "site-1, site-2, site-3 are in the run folder" in checked.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,8 @@ def test_the_global_bundle_alone_says_that_its_predictions_are_elsewhere(run, tm
         (lambda home: (home / "models" / "model.pt").write_bytes(b"other"), "models/model.pt: changed"),
         (lambda home: (home / "configs" / "inference.json").unlink(), "configs/inference.json: missing"),
         (lambda home: (home / "README.md").unlink(), "README.md: missing"),
-        (lambda home: (home / "models" / "more.pt").touch(), "models/more.pt: not there before"),
-        (lambda home: (home / "link").symlink_to("README.md"), "link: not there before"),
+        (lambda home: (home / "models" / "more.pt").touch(), "models/more.pt: added"),
+        (lambda home: (home / "link").symlink_to("README.md"), "link: added"),
         (
             lambda home: edit(home / Evidence.NAME, '"rounds": 3', '"rounds": 4'),
             "is damaged: it does not match its own checksum",
@@ -113,21 +113,21 @@ def test_a_change_is_named(home, change, message):
 def test_a_number_of_the_card_that_was_changed_is_found_though_all_hashes_fit(home):
     edit(home / "README.md", first_number(home), "0.999")
     reseal(home)
-    assert changed_files(home) == []
-    assert ["is not what its evidence gives" in problem for problem in verify_bundle(home).problems] == [True]
+    assert find_changed_files(home) == []
+    assert ["differs from the evidence" in problem for problem in verify_bundle(home).problems] == [True]
 
 
 def test_a_number_that_was_changed_in_card_and_evidence_is_found_in_the_predictions(home):
     scores = read_scores(home)
-    scores["tables"][0]["rows"][0]["scores"]["accuracy"]["value"] = 0.999
+    scores["tables"][0]["rows"][0]["scores"]["balanced_accuracy"]["value"] = 0.999
     edit(home / "README.md", first_number(home), "0.999")
     reseal(home, scores=CardScores.model_validate(scores))
     problems = verify_bundle(home).problems
-    assert any("all test images accuracy: the card has 0.999" in problem for problem in problems)
+    assert any("all test images balanced_accuracy: the card has 0.999" in problem for problem in problems)
 
 
 def test_a_row_that_was_added_in_front_of_the_true_one_is_found(home):
-    """Both rows have the same name, so that the true row alone would hide the other one."""
+    """Both rows have the same name; a comparison by name alone would miss the added row."""
     scores = read_scores(home)
     rows = scores["tables"][0]["rows"]
     scores["tables"][0]["rows"] = [rows[0] | {"cases": 99}, *rows]
@@ -168,7 +168,7 @@ def test_evidence_of_a_run_that_never_was_is_no_traceback(home):
     unknown = identity.task.model_copy(update={"objective": {"name": "none"}, "num_classes": None})
     reseal(home, identity=identity.model_copy(update={"task": unknown}))
     assert verify_bundle(home).problems == [
-        "its scores can't be computed again: the predictions can't be read",
+        "scores can't be computed again: the predictions can't be read",
     ]
 
 
@@ -179,14 +179,14 @@ def test_predictions_that_can_t_be_read_are_said_to_be(home):
 
 
 def test_a_card_of_another_version_is_compared_by_its_numbers(home):
-    edit(home / "README.md", "Research only", "For research only")
+    edit(home / "README.md", "For research only", "Research only")
     reseal(home, card=CardFile(name="README.md", medfl_version="0.0.1"))
     checked = verify_bundle(home)
     assert checked.problems == []
-    assert checked.notes == ["its words were not compared: medfl 0.0.1 wrote it"]
+    assert checked.notes == ["text of the card: medfl 0.0.1 wrote it"]
     edit(home / "README.md", f"| {first_number(home)}", "| 0.999")
     reseal(home)
-    assert verify_bundle(home).problems == ["README.md: a line of scores is not what its evidence gives"]
+    assert verify_bundle(home).problems == ["README.md: a row of scores differs from the evidence"]
 
 
 def test_one_thousand_flipped_bits_are_found(home):
@@ -199,10 +199,10 @@ def test_one_thousand_flipped_bits_are_found(home):
         content = path.read_bytes()
         place, bit = stream.randrange(len(content)), 1 << stream.randrange(8)
         path.write_bytes(content[:place] + bytes([content[place] ^ bit]) + content[place + 1 :])
-        hits += bool(changed_files(home))
+        hits += bool(find_changed_files(home))
         path.write_bytes(content)
     assert hits == 1000
-    assert changed_files(home) == []
+    assert find_changed_files(home) == []
 
 
 # ---- the run
@@ -212,7 +212,7 @@ def test_what_the_run_folder_says_now_is_compared(run):
     rewrite(Summary, run, rounds=2)
     for checked in verify(run):
         assert "summary.json of the run folder: changed" in checked.problems
-        assert "the run folder does not say what the card says of: rounds" in checked.problems
+        assert "the card differs from the run folder in: rounds" in checked.problems
 
 
 def test_a_run_that_was_cleaned_is_what_its_cards_say(run):
@@ -232,7 +232,7 @@ def test_a_changed_prediction_is_found_in_the_global_card_too(run):
 
 def test_a_bundle_without_a_card_is_named(run):
     (run / "global" / Evidence.NAME).unlink()
-    assert "there is no evidence.json" in verify(run)[-1].problems[0]
+    assert "evidence.json is missing" in verify(run)[-1].problems[0]
 
 
 def test_a_place_that_is_neither_is_refused(tmp_path):
@@ -246,7 +246,7 @@ def test_a_file_that_the_bundle_brought_is_never_replaced(tmp_path):
     (home / "README.md").write_text("# A stock bundle\n")
     write_cards(folder, load_plugins())
     assert (home / "README.md").read_text() == "# A stock bundle\n"
-    assert MARK in (home / "MODEL_CARD.md").read_text()
+    assert CARD_MARK in (home / "MODEL_CARD.md").read_text()
     assert verify_bundle(home).problems == []
     (home / Evidence.NAME).write_text("{}")
     with refused(StoreError, "foreign_file", path=str(home / Evidence.NAME)):

@@ -1,4 +1,4 @@
-"""``medfl status``: what it says of a run, and that looking changes nothing."""
+"""The command ``medfl status``: its output, and that it changes no file."""
 
 import re
 import subprocess
@@ -16,11 +16,11 @@ from medfl.errors import StoreError
 from medfl.records.run_file import RunFile
 from medfl_report.commands.status import describe
 
-STOPPED = "stopped: no process is at work on it; the same command continues it"
+STOPPED = "stopped: no process works on it; run the same command again to resume it"
 
 
 def listing(folder):
-    """Every file below a folder with its content and time of change."""
+    """Return the content and modification time of every file below a folder."""
     return {
         path.relative_to(folder): (path.read_bytes(), path.stat().st_mtime_ns)
         for path in folder.rglob("*")
@@ -39,7 +39,7 @@ def test_a_finished_run(medfl_command, tmp_path):
         "  status    finished",
         "  rounds    3 of 3",
         "  score     accuracy, global model, test images: 0.600 after round 3 (mean of 3, from 0.500 to 0.700)",
-        "  time      about 6.0 s a round, 24.0 s since it began",
+        "  time      about 6.0 s a round, 24.0 s since the start",
     ]
     assert re.fullmatch(r"  disk      [\d.]+ kB, of which state [\d.]+ kB", lines[6])
     assert lines[7] == "  bundles   3 of 3 sites, and global"
@@ -55,7 +55,7 @@ def test_a_run_that_was_stopped(tmp_path):
     facts = describe(make_run(tmp_path / "one", rounds=10, done=4, status="running"))
     assert facts["status"] == STOPPED
     assert facts["rounds"] == "4 of 10"
-    assert facts["time"] == "about 6.0 s a round, 24.0 s since it began; about 36.0 s left"
+    assert facts["time"] == "about 6.0 s a round, 24.0 s since the start; about 36.0 s left"
     assert facts["bundles"] == "none; they are written at the end"
 
 
@@ -71,7 +71,7 @@ def test_a_run_that_is_being_written_says_who_is_at_work_and_who_is_missing(tmp_
     write(run, [start(0), work(1, "site-1", "site-2"), missing(2, "site-3", "no answer")])
     with only_writer(run):
         facts = describe(run)
-    assert facts["sites"] == "2 of 3 at work; site-3 missing: no answer"
+    assert facts["sites"] == "2 of 3 at work; site-3 unavailable: no answer"
     assert "sites" not in describe(run), "nobody is at work in a run that was stopped"
 
 
@@ -87,24 +87,24 @@ def test_a_finished_run_that_is_continued_counts_by_its_commits(tmp_path):
     with only_writer(run):
         facts = describe(run)
     assert (facts["status"], facts["rounds"]) == ("running, round 4 of 9", "3 of 9")
-    assert facts["time"] == "about 6.0 s a round, 94.0 s since it began; about 36.0 s left"
+    assert facts["time"] == "about 6.0 s a round, 94.0 s since the start; about 36.0 s left"
 
 
 def test_a_run_that_diverged(tmp_path):
     run = make_run(tmp_path / "one", rounds=10, done=4, status="diverged", reason="Tensor 'a' is not finite.")
     facts = describe(run)
-    assert facts["status"] == "diverged: Tensor 'a' is not finite. The same command tries that round again."
-    assert (facts["rounds"], facts["time"]) == ("4 of 10", "about 6.0 s a round, 30.0 s since it began")
+    assert facts["status"] == "diverged: Tensor 'a' is not finite. Run the same command again to repeat that round."
+    assert (facts["rounds"], facts["time"]) == ("4 of 10", "about 6.0 s a round, 30.0 s since the start")
 
 
 def test_a_run_that_has_just_begun(tmp_path):
     run = make_run(tmp_path / "one", done=0, status="running", state=False)
     facts = describe(run)
-    assert (facts["rounds"], facts["score"], facts["time"]) == ("0 of 3", "none yet", "0.0 s since it began")
+    assert (facts["rounds"], facts["score"], facts["time"]) == ("0 of 3", "none yet", "0.0 s since the start")
 
 
 def test_looking_needs_neither_torch_nor_tables(tmp_path):
-    """They would take longer than the rest of the command."""
+    """Importing them would take longer than the rest of the command."""
     run = make_run(tmp_path / "one")
     code = (
         "import sys; from pathlib import Path; from medfl_report.commands.status import describe; "
@@ -133,7 +133,7 @@ def test_damaged_facts_are_named(tmp_path):
 def test_a_cleaned_run(tmp_path):
     run = make_run(tmp_path / "one")
     clean(run)
-    assert describe(run)["status"] == "finished; cleaned, so it can't be continued"
+    assert describe(run)["status"] == "finished; cleaned, so it can't be resumed"
 
 
 def test_a_folder_without_a_run_is_an_error(medfl_command, tmp_path):

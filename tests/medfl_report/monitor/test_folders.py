@@ -1,4 +1,4 @@
-"""What is watched: a run's folder, a study's, a kit's; and what is spent of privacy, by the accounts of the sites."""
+"""Monitored folders: a run, a study or a startup kit; and the epsilon that the ledgers of the sites say is spent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from medfl.engine.store import only_writer
 from medfl.errors import StoreError
 from medfl.settings import Privacy
 from medfl.testing.cohort import make_sites
-from medfl_report.monitor.folders import AGAIN, MonitoredFolder, MonitoredRun
+from medfl_report.monitor.monitored_folders import RESCAN_SECONDS, MonitoredFolder, MonitoredRun
 
 PRIVACY = Privacy(epsilon=6.0, clip=1.0)
 
@@ -30,22 +30,22 @@ class Clock:
 
 def test_a_run_is_read_further_as_it_grows_and_from_the_start_where_it_is_another_one(tmp_path: Path) -> None:
     run = MonitoredRun(write(tmp_path, [start(0), commit(5, 1)]), "one")
-    assert run.look()
-    assert not run.look()
+    assert run.read_events()
+    assert not run.read_events()
     add(tmp_path, commit(9, 2))
     last = end(12, 2).to_bytes()
     with (tmp_path / PROGRESS).open("ab") as file:
         file.write(last[:20])
-    assert run.look()
-    assert run.state.round == 2
+    assert run.read_events()
+    assert run.state.rounds_done == 2
     with (tmp_path / PROGRESS).open("ab") as file:
         file.write(last[20:])
-    assert run.look()
+    assert run.read_events()
     assert run.state.status == "finished"
     (tmp_path / PROGRESS).unlink()
     write(tmp_path, [start(20, rounds=7)])
-    assert run.look()
-    assert (run.state.rounds, run.state.round, run.state.status) == (7, 0, "")
+    assert run.read_events()
+    assert (run.state.rounds, run.state.rounds_done, run.state.status) == (7, 0, "")
 
 
 def test_silence_is_counted_by_the_clock_of_the_machine_that_writes(tmp_path: Path) -> None:
@@ -55,11 +55,11 @@ def test_silence_is_counted_by_the_clock_of_the_machine_that_writes(tmp_path: Pa
     os.utime(tmp_path / PROGRESS, (written, written))
     clock = Clock(written + 20)
     run = MonitoredRun(tmp_path, "one", clock)
-    run.look()
+    run.read_events()
     assert run.now == 1030
     assert {site.level for site in run.view().sites} == {"work"}
     clock.now += 100
-    assert all(site.now.startswith("silent for 2 min 0 s") for site in run.view().sites)
+    assert all(site.activity.startswith("silent for 2 min 0 s") for site in run.view().sites)
 
 
 def test_a_run_that_a_process_holds_is_at_work_and_else_it_was_stopped(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_run_that_a_process_holds_is_at_work_and_else_it_was_stopped(tmp_path:
         (view,) = MonitoredFolder(folder).views()
         assert view.status == "running, round 2 of 3"
     (view,) = MonitoredFolder(folder).views()
-    assert view.status.startswith("stopped: no process is at work on it")
+    assert view.status.startswith("stopped: no process works on it")
 
 
 def test_a_study_has_the_runs_below_it_also_those_that_begin_later(tmp_path: Path) -> None:
@@ -76,15 +76,15 @@ def test_a_study_has_the_runs_below_it_also_those_that_begin_later(tmp_path: Pat
     clock = Clock(100.0)
     study = MonitoredFolder(tmp_path, clock)
     assert [view.name for view in study.views()] == ["runs/blood/fedavg/seed-0"]
-    assert not study.at_work
+    assert not study.has_writer
     write(tmp_path / "runs" / "blood" / "local" / "seed-0", [start(0), commit(5, 1)])
-    study.look()
+    study.read_events()
     assert len(study.views()) == 1
-    clock.now += AGAIN + 1
-    assert study.look()
-    assert [(view.name, view.over) for view in study.views()][1][0] == "runs/blood/local/seed-0"
+    clock.now += RESCAN_SECONDS + 1
+    assert study.read_events()
+    assert [(view.name, view.is_over) for view in study.views()][1][0] == "runs/blood/local/seed-0"
     with only_writer(tmp_path):
-        assert study.at_work, "between two runs, too"
+        assert study.has_writer, "between two runs, too"
 
 
 def test_what_can_not_be_watched_says_why(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_what_is_spent_is_what_the_accounts_of_the_sites_say(tmp_path: Path) -> 
     settings = {"privacy": PRIVACY.model_dump(), "norm_sync": "params", "rounds": 2}
     result = case.run(tmp_path / "one", sites=sites, **settings)
     run = MonitoredRun(tmp_path / "one", "one")
-    run.look()
+    run.read_events()
     spent = {site.name: site.epsilon for site in run.view().sites}
     assert spent == {site: pytest.approx(facts.epsilon) for site, facts in result.summary.privacy.items()}
     assert spent["site-1"] == pytest.approx(6.0, rel=1e-3), "all rounds are over, so all is spent"
@@ -111,17 +111,17 @@ def test_where_the_accounts_are_elsewhere_the_noise_that_hides_a_site_says_it(tm
     events = [start(0, privacy=PRIVACY, rounds=2), work(1, *SITES), done(2, *SITES), commit(5, 1, ["site-3"])]
     write(tmp_path, events)
     run = MonitoredRun(tmp_path, "one")
-    run.look()
+    run.read_events()
     first, second, third = (site.epsilon for site in run.view().sites)
     assert first == second
     assert 0 < first < 6.0
     assert third == 0, "nothing of it left it"
     add(tmp_path, commit(9, 2))
-    run.look()
+    run.read_events()
     assert run.view().sites[0].epsilon == pytest.approx(6.0, rel=1e-3)
     images = Privacy(unit="sample", epsilon=6.0, clip=1.0)
     write(tmp_path / "images", [start(0, privacy=images), commit(5, 1)])
     other = MonitoredRun(tmp_path / "images", "images")
-    other.look()
+    other.read_events()
     assert other.view().sites[0].epsilon is None
-    assert other.view().privacy == "epsilon of 6 for an image; what is spent so far each site knows"
+    assert other.view().privacy == "epsilon of 6 for an image; only each site knows how much is spent"

@@ -1,4 +1,4 @@
-"""Files of anybody that are watched: no number and no text of theirs ends or steers the monitor."""
+"""Event files that anybody wrote: no number and no text in them ends or steers the monitor."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from run_events import SITES, beat, commit, done, end, missing, start, stop, wor
 
 from medfl.records.progress import ProgressLine
 from medfl.settings import Privacy
-from medfl_report.monitor.folders import MonitoredFolder
-from medfl_report.monitor.page import content
-from medfl_report.monitor.serve import serving
-from medfl_report.monitor.state import RunState
-from medfl_report.monitor.terminal import frame
-from medfl_report.monitor.view import make_view
+from medfl_report.monitor.monitor_page import render_runs
+from medfl_report.monitor.monitored_folders import MonitoredFolder
+from medfl_report.monitor.page_server import serve_page
+from medfl_report.monitor.run_state import RunState
+from medfl_report.monitor.run_view import make_run_view
+from medfl_report.monitor.terminal_view import render_views
 
 LINES = [
     start(0, privacy=Privacy(epsilon=8.0, clip=1.0)), work(1, *SITES), beat(2, "site-1"), done(3, "site-1"),
@@ -29,7 +29,7 @@ HOSTILE = [1e308, float("inf"), float("nan"), 10**400, 2**63, 253402300800, -621
 
 
 def places(value: Any, *to: Any) -> list[tuple[Any, ...]]:
-    """Where there is a value that holds no others."""
+    """Return the paths of keys to all values that contain no other values."""
     if isinstance(value, dict | list):
         parts = value.items() if isinstance(value, dict) else enumerate(value)
         return [place for key, part in parts for place in places(part, *to, key)]
@@ -53,20 +53,20 @@ def test_no_value_of_an_event_ends_the_watch_or_fills_the_memory(number: int) ->
             for line in [*LINES[:number], hostile, *LINES[number + 1 :]]:
                 if line is not None:
                     state.apply(line.time, line.event)
-            view = make_view("one", state, state.last, None)
+            view = make_run_view("one", state, state.last_event_at, None)
             assert view.last_round < 10**8
-            page = content([view])
+            page = render_runs([view])
             assert "\x1b" not in page
             if number == 6 and {"time", "round", "training_loss", "scores"} & set(place):  # which a terminal draws, too
                 console = Console(width=100, record=True, quiet=True)
-                console.print(frame([view]))
+                console.print(render_views([view]))
 
 
 def test_a_line_without_end_is_passed_over(tmp_path: Path) -> None:
     write(tmp_path, [start(0)])
     with (tmp_path / "progress.jsonl").open("a") as file:
         file.write("[" * 100_000 + "\n" + '{"time": ' + "9" * 5000 + "}\n" + commit(5, 1).to_bytes().decode())
-    assert MonitoredFolder(tmp_path).views()[0].round == 1
+    assert MonitoredFolder(tmp_path).views()[0].rounds_done == 1
 
 
 def test_names_of_folders_steer_no_terminal(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_an_address_that_is_none_is_answered_as_any_other(
     tmp_path: Path, path: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path, [start(0)])
-    with serving(MonitoredFolder(tmp_path), "runs", token="a-token-of-a-test") as server:
+    with serve_page(MonitoredFolder(tmp_path), "runs", token="a-token-of-a-test") as server:
         connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
         connection.connect()
         connection.sock.sendall(f"GET {path} HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n".encode("latin-1"))

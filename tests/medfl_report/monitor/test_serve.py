@@ -1,4 +1,4 @@
-"""The page: only for who knows its address, read-only, nothing from outside; rounds come by themselves."""
+"""The page server: secret address, read-only, no content from other addresses, updates by server-sent events."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from toys import builtin
 from medfl.engine.runs.progress import PROGRESS, ProgressFile
 from medfl.errors import SettingsError
 from medfl.testing.cohort import make_sites
-from medfl_report.monitor import serve
-from medfl_report.monitor.folders import MonitoredFolder
-from medfl_report.monitor.serve import Feed, Server, serving
+from medfl_report.monitor import page_server
+from medfl_report.monitor.monitored_folders import MonitoredFolder
+from medfl_report.monitor.page_server import MonitorServer, PageContent, serve_page
 
 TOKEN = "a-token-of-a-test"
 EVIL = "<script src='https://evil.example/x.js'></script>"
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr(serve, "POLL", 0.02)
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MonitorServer]:
+    monkeypatch.setattr(page_server, "POLL_SECONDS", 0.02)
     write(tmp_path, [start(0), work(1, *SITES), commit(5, 1), missing(6, "site-2", EVIL)])
-    with serving(MonitoredFolder(tmp_path), f"runs/{EVIL}", token=TOKEN) as server:
+    with serve_page(MonitoredFolder(tmp_path), f"runs/{EVIL}", token=TOKEN) as server:
         yield server
 
 
-def ask(server: Server, path: str, method: str = "GET", host: str | None = None) -> http.client.HTTPResponse:
+def ask(server: MonitorServer, path: str, method: str = "GET", host: str | None = None) -> http.client.HTTPResponse:
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
     connection.request(method, path, headers={} if host is None else {"Host": host})
     return connection.getresponse()
 
 
 def content_of(stream: http.client.HTTPResponse) -> str:
-    """The next content that comes."""
+    """Return the content of the next event."""
     while not (line := stream.readline()).startswith(b"data: "):
         assert line, "the stream has ended"
     return str(json.loads(line.removeprefix(b"data: ")))
@@ -49,30 +49,30 @@ def content_of(stream: http.client.HTTPResponse) -> str:
 @pytest.mark.parametrize(
     "path", ["/", "", "/events", "/a-token-of-a-tesT/", "/a-token-of-a-test-and-more/", "//", "/%C3%A9/"]
 )
-def test_without_the_token_there_is_nothing(server: Server, path: str) -> None:
+def test_without_the_token_there_is_nothing(server: MonitorServer, path: str) -> None:
     answer = ask(server, path)
     assert answer.status == 403
     assert b"site-1" not in answer.read()
 
 
 @pytest.mark.parametrize("path", ["", "/x", "/page", "/../events", "/events/more", "/events/"])
-def test_with_the_token_there_are_the_page_and_its_stream_only(server: Server, path: str) -> None:
+def test_with_the_token_there_are_the_page_and_its_stream_only(server: MonitorServer, path: str) -> None:
     assert ask(server, f"/{TOKEN}/").status == 200
     assert ask(server, f"/{TOKEN}{path}").status == 404
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
-def test_it_is_only_read(server: Server, method: str) -> None:
+def test_it_is_only_read(server: MonitorServer, method: str) -> None:
     assert ask(server, f"/{TOKEN}/", method).status == 501
 
 
-def test_a_page_of_somebody_else_can_not_ask_in_the_name_of_this_machine(server: Server) -> None:
+def test_a_page_of_somebody_else_can_not_ask_in_the_name_of_this_machine(server: MonitorServer) -> None:
     for host in ("evil.example", f"evil.example:{server.server_port}", "127.0.0.1"):
         assert ask(server, f"/{TOKEN}/", host=host).status == 403
     assert ask(server, f"/{TOKEN}/", host=f"localhost:{server.server_port}").status == 200
 
 
-def test_the_page_loads_nothing_from_outside_and_runs_only_its_own_script(server: Server) -> None:
+def test_the_page_loads_nothing_from_outside_and_runs_only_its_own_script(server: MonitorServer) -> None:
     answer = ask(server, f"/{TOKEN}/")
     text = answer.read().decode()
     assert server.server_address[0] == "127.0.0.1"
@@ -90,26 +90,26 @@ def test_the_page_loads_nothing_from_outside_and_runs_only_its_own_script(server
     assert TOKEN not in text
 
 
-def test_a_committed_round_comes_by_itself(server: Server, tmp_path: Path) -> None:
+def test_a_committed_round_comes_by_itself(server: MonitorServer, tmp_path: Path) -> None:
     stream = ask(server, f"/{TOKEN}/events")
     assert stream.headers["Content-Type"] == "text/event-stream"
     assert "1 of 3" in content_of(stream)
     ProgressFile(tmp_path, clock=lambda: 9.0).note(commit(9, 2).event)
     text = content_of(stream)
     assert "2 of 3" in text
-    assert "Round 2 of 3 is over after 4.0 s" in text
+    assert "Round 2 of 3 completed after 4.0 s" in text
     assert "<script" not in text
 
 
 def test_a_real_run_is_seen_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "POLL", 0.02)
+    monkeypatch.setattr(page_server, "POLL_SECONDS", 0.02)
     (tmp_path / "run").mkdir()
-    with serving(MonitoredFolder(tmp_path), "runs", token=TOKEN) as server:
-        feed: Feed = server.feed
-        monkeypatch.setattr(feed._folder, "_looked", 0.0)
+    with serve_page(MonitoredFolder(tmp_path), "runs", token=TOKEN) as server:
+        content: PageContent = server.content
+        monkeypatch.setattr(content._folder, "_scanned_at", 0.0)
         stream = ask(server, f"/{TOKEN}/events")
-        assert "No run has begun there yet" in content_of(stream)
-        monkeypatch.setattr("medfl_report.monitor.folders.AGAIN", 0.0)
+        assert "No run has started there yet" in content_of(stream)
+        monkeypatch.setattr("medfl_report.monitor.monitored_folders.RESCAN_SECONDS", 0.0)
         run = threading.Thread(
             target=lambda: builtin("fedavg").run(tmp_path / "run", sites=make_sites({"site-1": 7, "site-2": 5}))
         )
@@ -124,10 +124,10 @@ def test_a_real_run_is_seen_to_its_end(tmp_path: Path, monkeypatch: pytest.Monke
     assert (tmp_path / "run" / PROGRESS).is_file()
 
 
-def test_a_port_that_is_taken_is_an_error(server: Server, tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_an_error(server: MonitorServer, tmp_path: Path) -> None:
     with (
         refused(SettingsError, "port_unavailable", port=server.server_port),
-        serving(server.feed._folder, "", server.server_port),
+        serve_page(server.content._folder, "", server.server_port),
     ):
         pass
 
@@ -135,7 +135,7 @@ def test_a_port_that_is_taken_is_an_error(server: Server, tmp_path: Path) -> Non
 def test_the_token_of_each_page_is_its_own(tmp_path: Path) -> None:
     tokens = set()
     for _ in range(2):
-        with serving(MonitoredFolder(tmp_path), "runs") as server:
+        with serve_page(MonitoredFolder(tmp_path), "runs") as server:
             tokens.add(server.token)
             assert server.address == f"http://127.0.0.1:{server.server_port}/{server.token}/"
     assert len(tokens) == 2

@@ -12,8 +12,8 @@ from run_events import SITES, add, commit, done, end, missing, start, work, writ
 
 from medfl.engine.runs.progress import PROGRESS
 from medfl.engine.store import only_writer
-from medfl_report.monitor.folders import MonitoredFolder
-from medfl_report.monitor.terminal import bar, monitor, spark
+from medfl_report.monitor.monitored_folders import MonitoredFolder
+from medfl_report.monitor.terminal_view import monitor, progress_bar, sparkline
 
 
 def console(terminal: bool = False) -> Console:
@@ -65,10 +65,10 @@ def test_without_a_terminal_there_is_a_line_for_what_happens_until_it_is_over(tm
         monitor(MonitoredFolder(folder), screen, follow=True, wait=wait)
     lines = [line.split(" ", 1)[1] for line in shown(screen).splitlines()]
     assert lines == [
-        "began: fedavg, 3 rounds at 3 sites",
-        "round 1 of 3 is over after 5.0 s",
-        "site-2 is missing: no answer",
-        "round 2 of 3 is over after 4.0 s; without site-2",
+        "started: fedavg, 3 rounds at 3 sites",
+        "round 1 of 3 completed after 5.0 s",
+        "site-2 is unavailable: no answer",
+        "round 2 of 3 completed after 4.0 s; without site-2",
         "finished on 2 of 3 sites",
         "finished on 2 of 3 sites, 2 of 3 rounds",
     ]
@@ -102,17 +102,17 @@ def test_in_a_terminal_the_view_stays_when_the_runs_are_over(tmp_path: Path, run
 def test_nothing_there_yet(tmp_path: Path) -> None:
     screen = console()
     monitor(MonitoredFolder(tmp_path), screen, follow=False)
-    assert shown(screen) == "No run has begun there yet.\n"
+    assert shown(screen) == "No run has started there yet.\n"
     monitor(MonitoredFolder(tmp_path), again := console(), follow=True, wait=no_wait)
     assert shown(again) == shown(screen)
 
 
 def test_drawings() -> None:
-    assert bar(1, 4, 8) == "██░░░░░░"
-    assert bar(9, 4, 2) == "██"
-    assert bar(0, 0, 3) == "░░░"
-    assert spark([0.0, 0.5, 1.0]) == "▁▅█"
-    assert spark([2.0, 2.0]) == "▄▄"
+    assert progress_bar(1, 4, 8) == "██░░░░░░"
+    assert progress_bar(9, 4, 2) == "██"
+    assert progress_bar(0, 0, 3) == "░░░"
+    assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
+    assert sparkline([2.0, 2.0]) == "▄▄"
 
 
 def test_the_command(medfl: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:

@@ -1,26 +1,26 @@
-"""The view of a run in words: the last scores and not the best ones, all bytes, and the largest epsilon."""
+"""The view of a run shows the last scores, all sent bytes, and the largest epsilon."""
 
 from __future__ import annotations
 
 from medfl.settings import Privacy
-from medfl_report.monitor.state import RunState, SiteState
-from medfl_report.monitor.view import View, make_view
+from medfl_report.monitor.run_state import RunState, SiteState
+from medfl_report.monitor.run_view import RunView, make_run_view
 
 
-def view_of_falling_scores() -> View:
-    """A run whose scores fall from round 1 to round 2."""
+def view_of_falling_scores() -> RunView:
+    """Return the view of a run whose scores fall from round 1 to round 2."""
     by_site = {"a": {1: 0.9, 2: 0.6}, "b": {1: 0.8, 2: 0.5}}
     state = RunState(
         method="fedavg",
         rounds=3,
-        round=2,
+        rounds_done=2,
         metric="auc",
         privacy=Privacy(epsilon=8.0, clip=1.0),
-        sites={"a": SiteState(up=3e6, to_peers=4e6, down=5e6), "b": SiteState()},
-        curves={"global test auc": {1: 0.85, 2: 0.55}},
-        by_site={"global test": by_site},
+        sites={"a": SiteState(bytes_up=3e6, bytes_to_peers=4e6, bytes_down=5e6), "b": SiteState()},
+        mean_scores={"global test auc": {1: 0.85, 2: 0.55}},
+        site_scores={"global test": by_site},
     )
-    return make_view("run", state, now=0.0, writing=True, epsilons={"a": 2.5, "b": 4.5})
+    return make_run_view("run", state, now=0.0, has_writer=True, epsilons={"a": 2.5, "b": 4.5})
 
 
 def test_scores_are_those_of_the_last_round() -> None:
