@@ -217,3 +217,10 @@ def test_links_lead_somewhere():
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_page_of_data_sets_names_every_data_set_and_bundle(own):
+    page = (DOCS / "data.md").read_text(encoding="utf-8")
+    assert set(own[0].datasets) <= set(re.findall(r"medfl prep (\w+)", page))
+    for bundle in (DOCS.parent / "bundles").iterdir():
+        assert f"[{bundle.name}](../bundles/{bundle.name}/docs/README.md)" in page, bundle.name

@@ -48,7 +48,7 @@ def folder_files(name: str) -> dict[str, str]:
     words = {"terms": "RECORDS[0].licence"}
     texts = {
         file: render(f"dataset_{file.strip('_')}", name, SHARED_TEMPLATES, **words)
-        for file in ("__init__", "spec", "files", "phantom")
+        for file in ("__init__", "spec", "files", "synthetic")
     }
     return {f"{name}/{file}.py": text for file, text in texts.items()} | {
         f"{name}/test_{name}.py": render("test_dataset_folder", name)

@@ -102,7 +102,7 @@ def test_a_folder_is_tested_listed_prepared_and_studied_as_it_is_written(medfl, 
     before = set(load_plugins().datasets)
     code, out, err = medfl("new-dataset", "toy", "--folder", "--out", data_prep)
     assert code == 0, err
-    names = ["__init__", "spec", "files", "phantom", "test_toy"]
+    names = ["__init__", "spec", "files", "synthetic", "test_toy"]
     assert out.splitlines()[:5] == [f"wrote {data_prep / 'toy' / name}.py" for name in names]
     importlib.invalidate_caches()
     assert set(load_plugins().datasets) == before | {"toy"}
