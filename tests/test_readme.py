@@ -58,7 +58,7 @@ def test_the_files_that_the_readme_links_to_are_there() -> None:
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A folder for each page, laid out like the project, with the data sets that the page uses."""
+    """Create a folder for each page, laid out like the project, with the data sets that the page uses."""
     if "MEDFL_DATA" not in os.environ:
         pytest.skip("MEDFL_DATA does not name a folder of real data")
     folders = {page: tmp_path_factory.mktemp(Path(page).stem.lower()) for page in PAGES}
@@ -75,7 +75,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of ``medfl`` and ``python``."""
+    """Provide the folder with the commands ``medfl`` and ``python``."""
     with warm_commands(tmp_path_factory.mktemp("commands")) as folder:
         yield folder
 
