@@ -214,10 +214,10 @@ def test_the_tutorial_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     looks = [line for line in Path("runs", "second_look", "metrics.csv").read_text().splitlines() if "right_af" in line]
     assert len(looks) == 4, "each site had a second look in one of two rounds"
     page = Path("pages", "own_head.md").read_text(encoding="utf-8")
-    assert "When sites have much the same images but unlike shares of the classes." in page
+    assert "When sites have similar images but different class shares." in page
     report = Path("counts.html").read_text(encoding="utf-8")
     assert "<li>own_head: 4 sites</li>" in report
-    assert "Fewer than five sites say little about the next one." in report
+    assert "Results of fewer than five sites predict little about a new site." in report
 
 
 def test_the_tutorial_quotes_its_own_code():
@@ -233,3 +233,10 @@ def test_links_lead_somewhere():
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_page_of_data_sets_names_every_data_set_and_bundle(own):
+    page = (DOCS / "data.md").read_text(encoding="utf-8")
+    assert set(own[0].datasets) <= set(re.findall(r"medfl prep (\w+)", page))
+    for bundle in (DOCS.parent / "bundles").iterdir():
+        assert f"[{bundle.name}](../bundles/{bundle.name}/docs/README.md)" in page, bundle.name

@@ -76,7 +76,7 @@ Run the same steps on your own images, with a table that gives the file, class a
   medfl run medmnist_classification --dataset-dir data/hospitals --method fedavg --output-dir runs/fedavg
   medfl report runs/fedavg runs/local --out runs/report.html
 
-Each command has a help page with an example: medfl run --help. The guide is README.md; docs/ has more pages.
+Each command has a help page with an example: medfl run --help. The guide is docs/guide.md.
 """
 """Text that ``medfl`` prints without arguments, above the list of commands."""
 
