@@ -1,14 +1,16 @@
-"""The files of a task of the Medical Segmentation Decathlon.
+"""Read the file list of a task of the Medical Segmentation Decathlon.
 
 ::
 
-    dataset.json                              {"labels": {"0": "background", "1": "Anterior", ...}, "modality": {"0": "MRI"},
-                                               "training": [{"image": "./imagesTr/a.nii.gz", "label": "./labelsTr/a.nii.gz"}, ...]}
+    dataset.json                              {"labels": {"0": "background", "1": "Anterior", ...}, "modality": {"0":
+    "MRI"},
+                                               "training": [{"image": "./imagesTr/a.nii.gz", "label":
+                                               "./labelsTr/a.nii.gz"}, ...]}
     imagesTr/a.nii.gz                         a volume; with several modalities, a volume of four axes
     labelsTr/a.nii.gz                         its mask, a number of `labels` in each voxel
 
-Volumes of its test part have no masks and are passed over. Messages number the cases of ``training`` from 1 and name no
-file.
+The test volumes have no masks and are skipped. Messages number the cases of ``training`` from 1 and contain no file
+name.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -25,20 +27,20 @@ from medfl.errors import DataError
 from medfl.utils.text import first_names
 
 LIST = "dataset.json"
-"""The file that says what there is."""
+"""File that lists the cases of a task."""
 
 
 @dataclass(frozen=True)
 class Release:
-    """What `LIST` says.
+    """Content of a task's `TASK_FILE`.
 
     Attributes:
-        cases: Those with masks, in its order.
-        structures: Names of the labels by their numbers, the background first.
+        cases: Cases with masks, in the order of the list.
+        structures: Names of the labels, by their numbers; the first is the background.
         channels: Names of the modalities.
-        licence: Terms of use as stated there; empty if they are not.
-        reference: Whom to name, as stated there; empty if it is not.
-        others: Volumes without masks.
+        licence: Licence stated in the file; empty if none is stated.
+        reference: Reference to credit, as stated in the file; empty if none is stated.
+        others: Number of volumes without masks.
     """
 
     cases: list[Case]
@@ -50,11 +52,11 @@ class Release:
 
 
 def read_release(source: Path) -> Release:
-    """Read `LIST` in a folder.
+    """Read `TASK_FILE` in a folder.
 
     Raises:
-        DataError: If it is missing or is none of the Decathlon's, a case has no mask or several, or labels are not
-            numbered from 0 without gaps.
+        DataError: If the file is missing or not in the Decathlon's format, if a case lacks a mask or shares a file with
+            another case, or if the labels are not numbered from 0 without gaps.
     """
     path = source / LIST
     if not path.is_file():
@@ -88,6 +90,7 @@ def read_release(source: Path) -> Release:
 
 
 def _cases(source: Path, entries: Sequence[Any], path: Path) -> list[Case]:
+    """Return the files of each case in `entries`; raise DataError if a file is not named or named twice."""
     bare = [n for n, entry in enumerate(entries, 1) if not (isinstance(entry, dict) and entry.get(IMAGE))]
     bare += [n for n, entry in enumerate(entries, 1) if n not in bare and not entry.get(LABEL)]
     if bare:
@@ -115,7 +118,7 @@ def _cases(source: Path, entries: Sequence[Any], path: Path) -> list[Case]:
 
 
 def _inside(source: Path, name: Any, number: int, path: Path) -> Path:
-    """A file in the folder of the task."""
+    """Return the path of a NIfTI file below the task's folder; raise DataError for any other path."""
     if not isinstance(name, str) or Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name:
         raise DataError(
             "path_outside_folder",
@@ -136,7 +139,14 @@ def _inside(source: Path, name: Any, number: int, path: Path) -> Path:
 
 
 def _numbered(names: Any, key: str, path: Path, least: int) -> list[str]:
-    """Names by numbers from 0 without gaps."""
+    """Return the values of a dictionary with the keys "0", "1", ... in order; raise DataError for other keys.
+
+    Args:
+        names: Dictionary from number (as text) to name.
+        key: Name of the dictionary in the file, for messages.
+        path: The file, for messages.
+        least: Minimum number of names.
+    """
     count = len(names) if isinstance(names, dict) else 0
     if count < least or set(names) != set(map(str, range(count))):
         raise DataError(

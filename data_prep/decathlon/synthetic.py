@@ -1,4 +1,4 @@
-"""A made-up task of the Medical Segmentation Decathlon: two bodies that touch, in volumes of unlike scanners."""
+"""Write a synthetic task of the Medical Segmentation Decathlon: two adjacent bodies in volumes of three scanners."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ from medfl.utils.rng import seed_of
 from medfl_datasets.decathlon.files import LIST
 
 LABELS = {"0": "background", "1": "front", "2": "back"}
-"""As in the list."""
+"""Labels of the task, as `TASK_FILE` states them."""
 
 SCANNERS = {"A": 200.0, "B": 3000.0, "C": 400000.0}
-"""Group of cases to the brightest voxel of its scanner, in no unit, as in MRI."""
+"""Maps each scanner to its largest voxel value. The values have no unit, as in MRI."""
 
 TABLE = "cases.csv"
-"""Case, scanner and patient of each volume."""
+"""Table with the columns case, scanner and patient."""
 
 
 def write_release(folder: Path, cases: int = 7, edge: int = 12, seed: int = 0) -> Path:
-    """Write a task: volumes of about `edge` voxels of 1 mm, whose affines turn some of them, and a table beside them.
+    """Write a task: volumes of about `edge` voxels of 1 mm, and a table beside them.
+
+    The affine of every second volume reverses an axis.
 
     Args:
-        folder: Where to write; made if it is not there.
-        cases: Volumes with masks; there is one without as well.
-        edge: Of the smallest volume, >= 8; others have up to two voxels more along an axis.
-        seed: Decides all voxels.
+        folder: Target folder; created if needed.
+        cases: Number of volumes with masks; the list also names one volume without a mask.
+        edge: Edge of the smallest volume in voxels, >= 8; others have up to two voxels more along each axis.
+        seed: Seed of all random numbers.
 
     Returns:
         `folder`.
@@ -69,7 +71,7 @@ def write_release(folder: Path, cases: int = 7, edge: int = 12, seed: int = 0) -
 
 
 def _bodies(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-    """An egg that is cut into a front (1) and a back (2), along the second axis."""
+    """Draw the mask of an ellipsoid that is divided along the second axis into a front (1) and a back (2)."""
     middle = np.array(shape) / 2 + rng.uniform(-1, 1, 3)
     radii = np.array(shape) * rng.uniform(0.25, 0.33, 3)
     places = np.indices(shape) + 0.5

@@ -14,4 +14,4 @@ RECORDS = [
         synthetic_options={"size": 12},
     ),
 ]
-"""What this folder brings."""
+"""Data sets that this package registers."""

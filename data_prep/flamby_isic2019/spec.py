@@ -1,6 +1,6 @@
-"""FLamby's Fed-ISIC2019: its images and its table of splits in, a pooled data set out.
+"""Spec of FLamby's Fed-ISIC2019: options, reading of images and data list of the prepared data set.
 
-::
+Files of the release, as FLamby's scripts write them::
 
     ISIC_2019_Training_Input_preprocessed/ISIC_0024306.jpg    resized so that the shorter edge has 224 pixels, and with
                                                               constant colours, by FLamby's resize_images.py
@@ -8,15 +8,17 @@
                                                               center, fold, ...; without ending
     ISIC_2019_Training_Metadata.csv                           image, age_approx, sex, anatom_site_general, lesion_id
 
-From the middle of each image a square is cut out, as FLamby does with its test images; training images it cuts at
-random places, which is left to a run's augmentation (with a larger ``size``). The centre is kept as ``centre``. Where
-the last table is there, age, sex and localization are kept as well.
+Each image is cropped at the centre, as FLamby does with test images. FLamby crops training images at random positions;
+here this is left to a run's augmentation (with a larger ``size``).
 
 FLamby splits by image: images of one lesion may be in training and in test. Each image therefore counts as a patient of
-its own, and the data set says so. With ``groups="lesion"`` images of one lesion have one ``subject_id``, and a
-partition that keeps FLamby's split has to allow what it finds.
+its own, and the data list states this. With ``groups="lesion"`` the images of one lesion have one ``subject_id``. A
+partition that keeps FLamby's split then has to allow lesions in both splits.
 
-Source: Ogier du Terrail et al., FLamby, NeurIPS 2022 Datasets and Benchmarks; its code of that data set.
+Prepared data set: ``images.npy`` (N, H, W, 3), uint8; each record has ``label``, ``subject_id`` and ``centre``, and
+with the metadata table also ``age``, ``sex`` and ``localization``. The splits are FLamby's.
+
+Source: Ogier du Terrail et al., FLamby, NeurIPS 2022 Datasets and Benchmarks, and its code for this data set.
 """
 
 from __future__ import annotations
@@ -48,10 +50,10 @@ CITATION = (
     "Tschandl et al., Scientific Data 5:180161 (2018); Codella et al., arXiv:1710.05006; Combalia et al., "
     "arXiv:1908.02288; as prepared for FLamby: Ogier du Terrail et al., NeurIPS 2022 Datasets and Benchmarks"
 )
-"""What users of the data are asked to cite."""
+"""Publications that users of the data are asked to cite."""
 
 CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
-"""Diagnoses, by FLamby's numbers."""
+"""Diagnoses, in the order of FLamby's numbers."""
 
 OFFICIAL = {
     "bcn": (9930, 2483),
@@ -61,31 +63,31 @@ OFFICIAL = {
     "msk": (655, 164),
     "vienna_dias": (351, 88),
 }
-"""Centre, in the order of FLamby's numbers, to its training and test images."""
+"""Maps each centre, in the order of FLamby's numbers, to its numbers of training and test images."""
 
 IMAGES = "ISIC_2019_Training_Input_preprocessed"
 SPLIT = "train_test_split"
 METADATA = "ISIC_2019_Training_Metadata.csv"
-"""Names in the release."""
+"""Names of the image folder and the two tables in the release."""
 
 FACTS = {"age_approx": "age", "sex": "sex", "anatom_site_general": "localization"}
-"""Columns of `METADATA` that are kept, and what they become."""
+"""Maps each column of `METADATA_TABLE` that is kept to its name in the data list."""
 
 GROUPS = ("image", "lesion")
-"""What stays together in a partition."""
+"""Choices of `FlambyISIC2019.groups`: the images that stay together in a partition."""
 
 NO_FILE = "there is no image file"
-"""Why a row of the table is left out."""
+"""Exclusion reason of a row of the table."""
 
 
 @dataclass(frozen=True)
 class Release:
-    """The files.
+    """Files of a Fed-ISIC2019 release.
 
     Attributes:
-        images: The folder of images.
-        split: The table of splits.
-        metadata: The table of lesions; None if it is not there.
+        images: Folder of the images.
+        split: Table of splits.
+        metadata: Table of lesions; None if it is missing.
     """
 
     images: Path
@@ -96,8 +98,10 @@ class Release:
 class FlambyISIC2019(ImageSpec):
     """FLamby's Fed-ISIC2019: skin lesions of eight classes, six centres, as scripts leave them. Nothing is downloaded.
 
-    The test images are FLamby's. Its sites come from medfl partition --scheme by_site --column centre
-    --test official --global-test none.
+    The test images are FLamby's. Create its sites with medfl partition --scheme by_site --column centre --test official
+    --global-test none.
+
+    Source: ISIC 2019 challenge, as prepared by FLamby. Licence: CC BY-NC 4.0.
     """
 
     dataset = "flamby_isic2019"
@@ -110,17 +114,20 @@ class FlambyISIC2019(ImageSpec):
     splits: Path | None = None
     """FLamby's table train_test_split, if it is not in --source."""
     size: HeightWidth = (200, 200)
-    """Cut from the middle of each image, in pixels: 200, or 200x224 (HxW)."""
+    """Size of the centre crop of each image in pixels: 200, or 200x224 (HxW)."""
     groups: Annotated[str, Choose(GROUPS)] = "image"
-    """What stays together: image, as FLamby splits; or lesion, which its split does not respect."""
+    """Images that stay together: image, as FLamby splits; or lesion, which FLamby's split separates."""
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """FLamby's name of the folder, the data set's, or the source folder itself."""
+        """Return the release's folder in a study's source folder: ``fed_isic2019``, ``flamby_isic2019``, or none.
+
+        Without such a folder the release is expected in the source folder itself.
+        """
         return {"source": folder_or_top(top, "fed_isic2019", cls.dataset)}
 
     def find(self) -> Release:
-        """The images and the tables."""
+        """Find the image folder and the tables."""
         if not (self.source / IMAGES).is_dir():
             raise DataError(
                 "missing_folder",
@@ -139,7 +146,7 @@ class FlambyISIC2019(ImageSpec):
         return Release(self.source / IMAGES, split, metadata if metadata.is_file() else None)
 
     def choose(self, files: Release, say: Say) -> Choice:
-        """All images of the table that have a file."""
+        """Choose all images of the table that have a file."""
         published = read_splits(files.split, "image", "center", "fold", list(OFFICIAL))
         labels = _labels(published.table)
         facts, lesions = _metadata(files.metadata, published)
@@ -172,7 +179,7 @@ class FlambyISIC2019(ImageSpec):
         )
 
     def datalist(self, outcome: Outcome, say: Say) -> Datalist:
-        """The data list of what was read."""
+        """Build the data list of the images that were read."""
         published, labels, facts, lesions, unlike = outcome.choice.release
         groups = lesions if self.groups == "lesion" else list(map(str, published.table.numbers))
         subjects = number_subjects([groups[place] for place in outcome.kept])
@@ -194,17 +201,17 @@ class FlambyISIC2019(ImageSpec):
 
 
 def read_middle(path: Path, size: tuple[int, int]) -> LoadedItem:
-    """Read an image and cut out its middle; where a row or column is left over, more is cut off at the end.
+    """Read an image and crop its centre; an odd surplus row or column is cut at the end.
 
     Args:
-        path: The file.
-        size: Height and width of the result in pixels.
+        path: Image file.
+        size: Height and width of the crop in pixels.
 
     Returns:
-        A row of the array, shape (H, W, 3), uint8.
+        Row of the array, shape (H, W, 3), uint8.
 
     Raises:
-        DataError: If the file can't be read, or the image is smaller.
+        DataError: If the file can't be read, or the image is smaller than the crop.
     """
     pixels = read_rgb(path)
     top, left = ((full - edge) // 2 for full, edge in zip(pixels.shape[:2], size, strict=True))
@@ -219,12 +226,12 @@ def read_middle(path: Path, size: tuple[int, int]) -> LoadedItem:
 
 
 def _only(path: Path) -> list[Path]:
-    """The files of an item."""
+    """Return the files of an item: a list of its one path."""
     return [path]
 
 
 def _labels(table: Table) -> list[int]:
-    """The class of each row."""
+    """Return the class number of each row; raise DataError for an unknown one."""
     known = {str(label): label for label in range(len(CLASSES))}
     words = table.column("target")
     wrong = [number for number, word in zip(table.numbers, words, strict=True) if word not in known]
@@ -241,7 +248,16 @@ def _labels(table: Table) -> list[int]:
 
 
 def _metadata(path: Path | None, published: PublishedSplits) -> tuple[list[dict[str, Any]], list[str]]:
-    """What is kept of each image, and its lesion by name; an image of which no lesion is known is one of its own."""
+    """Read the table of lesions.
+
+    Args:
+        path: The table, or None.
+        published: Table of splits, whose rows are the images.
+
+    Returns:
+        Metadata of each image, and the name of its lesion. An image whose lesion is unknown counts as a lesion of its
+        own.
+    """
     rows: dict[str, dict[str, str]] = {}
     if path is not None:
         table = read_table(path)

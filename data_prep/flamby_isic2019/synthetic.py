@@ -1,4 +1,4 @@
-"""A made-up Fed-ISIC2019: the folders, tables and columns of FLamby's, small images; secret names say so."""
+"""Write a synthetic Fed-ISIC2019 release: FLamby's folders, tables and columns, and small images."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from medfl.utils.seeds import seed_of
 from medfl_datasets.flamby_isic2019.spec import CLASSES, IMAGES, METADATA, OFFICIAL, SPLIT
 
 IMAGES_OF_CENTRE = 4
-"""Images of each centre; every fourth one is in the test fold."""
+"""Number of images of each centre; every fourth image is in the test fold."""
 
 
 def write_release(folder: Path, count: int = IMAGES_OF_CENTRE, seed: int = 0) -> Path:
-    """Write a release; images have 14 pixels along their shorter edge, and every second lesion has two.
+    """Write a release; in each centre two images show the same lesion.
+
+    The shorter edge of an image has 14 pixels or more.
 
     Args:
-        folder: Where to write; made if it is not there.
-        count: Images of each of the six centres, >= 4.
-        seed: Decides all pixels and the order of the rows.
+        folder: Target folder; created if needed.
+        count: Number of images of each of the six centres, >= 4.
+        seed: Seed of the pixels and of the order of the rows.
 
     Returns:
         `folder`.
@@ -55,6 +57,7 @@ def write_release(folder: Path, count: int = IMAGES_OF_CENTRE, seed: int = 0) ->
 
 
 def _write(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    """Write rows as a CSV table with a header."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()

@@ -1,4 +1,4 @@
-"""A made-up Fed-IXI: the folders and the table of FLamby's, small volumes; secret names say so."""
+"""Write a synthetic Fed-IXI release: FLamby's folders and table, and small volumes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from medfl_datasets.flamby_ixi.spec import OFFICIAL, SPLIT, VOLUMES
 
 
 def write_release(folder: Path, count: int = 4, seed: int = 0) -> Path:
-    """Write a release; a brain is a bright egg in a dim head, in volumes of 13 x 9 x 10 voxels of 2 x 4 x 4 mm.
+    """Write a release whose volumes show a bright ellipsoid as the brain in a dim head.
+
+    Volumes have 13 x 9 x 10 voxels of 2 x 4 x 4 mm.
 
     Args:
-        folder: Where to write; made if it is not there.
-        count: Subjects of each of the three hospitals, >= 4; every fourth one is in the test split.
-        seed: Decides all voxels.
+        folder: Target folder; created if needed.
+        count: Number of subjects of each of the three hospitals, >= 4; every fourth is in the test split.
+        seed: Seed of all random numbers.
 
     Returns:
         `folder`.

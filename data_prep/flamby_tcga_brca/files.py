@@ -1,4 +1,4 @@
-"""FLamby's two files: ``brca.csv``, a row for each patient, and ``train_test_split.csv``, who is in which fold."""
+"""Read FLamby's two files: ``brca.csv``, the clinical table, and ``train_test_split.csv``, the folds."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from medfl.data.table import Table, read_table, row_list
 from medfl.errors import DataError
 
 REGIONS = ("northeast", "south", "west", "midwest", "europe", "canada")
-"""In the order of FLamby's numbers, by the sites where the tissue was taken (its ``centers.csv``)."""
+"""Regions in the order of FLamby's numbers, by the tissue source site (FLamby's ``centers.csv``)."""
 
 TABLE, SPLIT = "brca.csv", "train_test_split.csv"
-"""The files."""
+"""Clinical table, and table of folds."""
 
 FEATURES = 39
-"""Columns of features; the first column names the patient, the last two say event and time."""
+"""Number of feature columns. The first column of the table is the patient; the last two are event and time."""
 
 PARTS = {"train": "training", "test": "test"}
-"""What FLamby calls a split, and the split that it is."""
+"""Maps FLamby's name of a split to medfl's."""
 
 AGAIN = "Take the files of flamby/datasets/fed_tcga_brca and its dataset_creation_scripts as they are."
-"""What to do about a file that was changed."""
+"""Advice in messages about a file that was changed."""
 
 
 @dataclass(frozen=True)
 class Patients:
-    """The patients that are in a fold, in the order of the table.
+    """Patients that are in a fold, in the order of the table.
 
     Attributes:
-        names: As the table has them; they must not be written anywhere.
+        names: Patient names of the table; they must not be written anywhere.
         columns: Names of the features.
-        features: (n, 39), float32.
-        times: (n,), float64: days under observation, >= 0.
-        events: (n,), int64: 1 where the patient died, 0 where the time is cut short.
-        regions: Of `REGIONS`.
-        splits: ``training`` or ``test``.
-        unused: Rows of the table that are in no fold.
+        features: Feature values, shape (n, 39), float32.
+        times: Days under observation, >= 0, shape (n,), float64.
+        events: 1 if the patient died, 0 if the time is censored, shape (n,), int64.
+        regions: Region of each patient, one of `REGIONS`.
+        splits: Split of each patient, ``training`` or ``test``.
+        unused: Number of rows of the table that are in no fold.
     """
 
     names: list[str]
@@ -52,7 +52,7 @@ class Patients:
 
 
 def find_files(source: Path) -> tuple[Path, Path]:
-    """The table and the split, which may lie in FLamby's subfolder ``dataset_creation_scripts``.
+    """Return the clinical table and the table of folds; the latter may be in a subfolder, as in FLamby's repository.
 
     Raises:
         DataError: If one is missing.
@@ -74,7 +74,7 @@ def read_patients(source: Path) -> Patients:
     """Read both files.
 
     Raises:
-        DataError: If a file is missing or wrong.
+        DataError: If a file is missing, or its content is not as published.
     """
     path, split = find_files(source)
     table, folds = read_table(path), _folds(read_table(split))
@@ -119,7 +119,14 @@ def read_patients(source: Path) -> Patients:
 
 
 def _folds(table: Table) -> dict[str, tuple[str, str]]:
-    """Patient to split and region, from words such as ``train_0``."""
+    """Read the table of folds.
+
+    Returns:
+        Maps each patient to split and region, parsed from words such as ``train_0``.
+
+    Raises:
+        DataError: If a word is unknown, or a patient has several rows.
+    """
     known = {f"{word}_{k}": (part, name) for word, part in PARTS.items() for k, name in enumerate(REGIONS)}
     words = table.column("fold2")
     wrong = [number for number, word in zip(table.numbers, words, strict=True) if word not in known]
@@ -143,7 +150,7 @@ def _folds(table: Table) -> dict[str, tuple[str, str]]:
 
 
 def _numbers(table: Table, place: int) -> list[float]:
-    """All cells of a row but the first one."""
+    """Parse all cells of a row except the first; raise DataError if one is not a finite number."""
     try:
         numbers = [float(table.rows[place][column]) for column in table.columns[1:]]
     except ValueError:

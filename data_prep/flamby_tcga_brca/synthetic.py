@@ -1,4 +1,4 @@
-"""Made-up files in the form of FLamby's Fed-TCGA-BRCA."""
+"""Write synthetic files in the format of FLamby's Fed-TCGA-BRCA."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ from medfl.utils.seeds import seed_of
 from medfl_datasets.flamby_tcga_brca.files import FEATURES, SPLIT, TABLE
 
 ROWS = (20, 12, 12, 10, 10, 8)
-"""Patients of each region; every fourth one is in the test fold."""
+"""Number of patients of each region; every fourth patient is in the test fold."""
 
 UNUSED = 3
-"""Rows of the table that are in no fold."""
+"""Number of rows of the table that are in no fold."""
 
 
 def write_release(folder: Path, rows: Sequence[int] = ROWS, seed: int = 0) -> Path:
-    """Write both files; the time is the shorter, the larger the first feature, and names of patients hold "secret".
+    """Write both files; the larger the first feature (the age), the shorter the survival time.
+
+    Patient names contain SECRET.
 
     Args:
-        folder: Where to write; made if it is not there.
-        rows: Patients of each of the six regions, each >= 4.
-        seed: Decides all numbers.
+        folder: Target folder; created if needed.
+        rows: Number of patients of each of the six regions, each >= 4.
+        seed: Seed of all random numbers.
 
     Returns:
         `folder`.

@@ -1,14 +1,14 @@
-"""The files of HAM10000: where table, images and masks are, and how an image is read.
+"""Find and read the files of HAM10000: table, images and lesion masks.
 
-::
+Layout of the release::
 
     HAM10000_metadata.csv                                       on Dataverse also without ending, or .tab
     HAM10000_images_part_1/ISIC_0024306.jpg, ...                5000 images
     HAM10000_images_part_2/...                                  5015 images
     HAM10000_segmentations_lesion_tschandl/ISIC_0024306_segmentation.png, ...      optional
 
-Folders may have other names, such as ``ISIC2018_Task3_Training_Input``. Kaggle's download holds each folder twice, the
-second time in small letters: equal copies count once.
+Folders may have other names, such as ``ISIC2018_Task3_Training_Input``. Kaggle's download contains each folder twice,
+the second time in lower case; identical copies count once.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from medfl.data.readers.segmentations import SUFFIX, read_mask
 from medfl.errors import DataError
 
 TABLE = "HAM10000_metadata"
-"""Name of the table, without its ending."""
+"""Name of the metadata table without its ending."""
 
 MARGIN = 0.1
-"""What surrounds a lesion in its crop on each side, as a share of the longer edge of its bounding box."""
+"""Margin around a lesion on each side of its crop, as a share of the longer edge of its bounding box."""
 
 MASK = "_segmentation"
-"""How the name of a mask ends, after that of its image."""
+"""Suffix of a mask's file name after the name of its image."""
 
 _TABLE_ENDINGS = ("", ".csv", ".tab", ".tsv", ".txt")
 _IMAGE_ENDINGS = (".jpg", ".jpeg", ".png")
@@ -45,29 +45,29 @@ _IMAGE_ENDINGS = (".jpg", ".jpeg", ".png")
 
 @dataclass(frozen=True)
 class Part:
-    """What becomes one image.
+    """Files of one image of the data set.
 
     Attributes:
-        path: Its file.
-        mask: The mask of its lesion, if the lesion is to be cut out, or kept beside the image.
+        path: Image file.
+        mask: Lesion mask, needed to crop the lesion or to keep the mask beside the image; otherwise None.
     """
 
     path: Path
     mask: Path | None = None
 
     def files(self) -> list[Path]:
-        """All that is read."""
+        """Return all files that are read."""
         return [self.path] if self.mask is None else [self.path, self.mask]
 
 
 @dataclass(frozen=True)
 class Files:
-    """The files of a release.
+    """Files of a HAM10000 release.
 
     Attributes:
-        table: The metadata.
-        images: Name without ending to the image file.
-        masks: Name of the image to the mask of its lesion.
+        table: Metadata table.
+        images: Maps each image name (without ending) to its file.
+        masks: Maps each image name to its lesion mask.
     """
 
     table: Path
@@ -76,14 +76,14 @@ class Files:
 
 
 def find_files(source: Path, metadata: Path | None = None) -> Files:
-    """Look for the table, the images and the masks in a folder and all folders in it.
+    """Find the table, the images and the masks in a folder and all its subfolders.
 
     Args:
-        source: The folder.
+        source: Folder of the release.
         metadata: The table, if it is not in the folder.
 
     Raises:
-        DataError: If there is no table or no image, there are several tables, or several images of one name differ.
+        DataError: If there is no image, not exactly one table, or if files of the same name differ.
     """
     if not source.is_dir():
         raise DataError(
@@ -115,17 +115,18 @@ def find_files(source: Path, metadata: Path | None = None) -> Files:
 
 
 def read_part(part: Part, size: tuple[int, int]) -> LoadedItem:
-    """Read an image, or cut its lesion out of it.
+    """Read and resize an image, or the lesion crop of an image whose mask is given.
 
     Args:
-        part: What to read.
+        part: Files of the image.
         size: Height and width of the result in pixels.
 
     Returns:
-        A row of the array, shape (H, W, 3), uint8; grey is repeated.
+        Row of the array, shape (H, W, 3), uint8; grey images are repeated in all channels.
 
     Raises:
-        DataError: If a file can't be read, the image is deeper or too small, or image and mask do not fit.
+        DataError: If a file can't be read, if the image has more than 8 bits a channel or is too small, or if the mask
+            does not fit the image.
     """
     pixels = read_rgb(part.path)
     if part.mask is not None:
@@ -135,27 +136,30 @@ def read_part(part: Part, size: tuple[int, int]) -> LoadedItem:
 
 
 def read_masked(part: Part, size: tuple[int, int]) -> LoadedItem:
-    """Read an image and the mask of its lesion.
+    """Read and resize an image and its lesion mask.
 
     Args:
-        part: What to read, with a mask.
+        part: Files of the image, with a mask.
         size: Height and width of the result in pixels.
 
     Returns:
-        A row of the array, shape (H, W, 4), uint8, as `medfl.data.ingest.masks.masked_picture` makes it.
+        Row of the array, shape (H, W, 4), uint8; `medfl.data.ingest.masks.masked_image_row` describes it.
 
     Raises:
-        DataError: If a file can't be read, or image and mask do not fit.
+        DataError: If a file can't be read, or the mask does not fit the image.
     """
     assert part.mask is not None  # chosen so
     return masked_picture(read_rgb(part.path), read_mask(part.mask), size)
 
 
 def find_masks(folder: Path) -> dict[str, Path]:
-    """Name of the image to the mask of its lesion, in a folder and all folders in it.
+    """Find the lesion masks in a folder and all its subfolders.
+
+    Returns:
+        Maps each image name to its lesion mask.
 
     Raises:
-        DataError: If there is none, or several of one image differ.
+        DataError: If there is no mask, or if masks of one image differ.
     """
     named: defaultdict[str, list[Path]] = defaultdict(list)
     for path in sorted(folder.rglob(f"*{MASK}.*")):
@@ -172,18 +176,19 @@ def find_masks(folder: Path) -> dict[str, Path]:
 
 
 def crop_box(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> tuple[int, int, int, int]:
-    """The square to cut out of an image around a lesion.
+    """Compute the square crop around a lesion.
 
-    It has its centre in that of the bounding box, and its edge is the longer edge of the box with `MARGIN` on each
-    side. At the border of the image it is moved inwards; along an edge of the image that is shorter, it is that edge.
+    Its centre is the centre of the lesion's bounding box. Its edge is the longer edge of the box plus `CROP_MARGIN` on
+    each side. At the border of the image the crop moves inwards. Along an axis where the image is shorter than the
+    crop, the crop has the image's length.
 
     Args:
-        rows: Of the pixels of the lesion.
-        columns: Of the pixels of the lesion.
+        rows: Rows of the lesion's pixels.
+        columns: Columns of the lesion's pixels.
         shape: Height and width of the image.
 
     Returns:
-        First row, end of the rows, first column, end of the columns; the ends are not part of the crop.
+        First row, end of the rows, first column, end of the columns; the ends are exclusive.
 
     >>> crop_box(np.array([40, 49]), np.array([10, 29]), (100, 100))
     (33, 57, 8, 32)
@@ -199,6 +204,7 @@ def crop_box(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> t
 
 
 def _lesion_box(mask: np.ndarray, shape: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Compute the crop of the lesion in a mask; raise DataError if the mask is empty or not of the image's shape."""
     if mask.shape[:2] != shape:
         raise DataError(
             "wrong_shape",
@@ -214,6 +220,7 @@ def _lesion_box(mask: np.ndarray, shape: tuple[int, int]) -> tuple[int, int, int
 
 
 def _only_table(source: Path, tables: Collection[Path]) -> Path:
+    """Return the only table; raise DataError if there is none or several."""
     if not tables:
         raise DataError(
             "missing_file",
@@ -233,7 +240,7 @@ def _only_table(source: Path, tables: Collection[Path]) -> Path:
 
 
 def _only_copies(source: Path, named: dict[str, list[Path]]) -> dict[str, Path]:
-    """The first file of each name; all others must be copies of it."""
+    """Return the first file of each name; raise DataError if other files of that name differ from it."""
     unlike = sum(any(not filecmp.cmp(paths[0], path, shallow=False) for path in paths[1:]) for paths in named.values())
     if unlike:
         raise DataError(

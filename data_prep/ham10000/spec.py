@@ -1,15 +1,14 @@
-"""HAM10000: dermoscopic images of pigmented skin lesions and their table in, a pooled data set out.
+"""Spec of HAM10000: options, choice of images and data list of the prepared data set.
 
-Seven classes of diagnoses. Images of one lesion have one ``subject_id``, so that no lesion is on both sides of a split;
-with ``groups="image"`` each image counts as a lesion of its own, as in papers that split by image, and the data set
-says so. Lesions get running numbers: no name of a file, of an image or of a lesion is kept. Age, sex, localization
-and ``dataset`` (the collection, a natural site: ``medfl partition --scheme by_site --column dataset``) are kept where
-the table knows them.
+There are seven diagnoses. Images of one lesion have one ``subject_id``, so that no lesion is in two splits. With
+``groups="image"`` each image counts as a lesion of its own, as in papers that split by image; the data list then has a
+warning. Lesions get running numbers: no name of a file, image or lesion is kept.
 
-With the masks of lesions (``masks``) the data set is for segmentation: each image has its mask beside it, and the
-diagnosis is kept as a fact.
-
-All images are in the training split: the release has no other, and `medfl partition` holds test sets out.
+Prepared data set: ``images.npy`` (N, H, W, 3), uint8; each record has ``label``, ``subject_id`` and, if the table
+states them, ``age``, ``sex``, ``localization`` and ``dataset``. The last is the collection, a natural site: ``medfl
+partition --scheme by_site --column dataset``. With ``masks`` the data set is for segmentation: a second array has the
+lesion masks, and records have ``diagnosis`` in place of ``label``. All images are in the training split, because the
+release has no other; `medfl partition` holds out test sets.
 
 The table and the files are described in `medfl_datasets.ham10000.tables` and `medfl_datasets.ham10000.files`.
 """
@@ -40,24 +39,27 @@ CITATION = (
     "Tschandl, Rosendahl and Kittler, The HAM10000 dataset, a large collection of multi-source dermatoscopic images of "
     "common pigmented skin lesions, Scientific Data 5:180161 (2018), doi:10.1038/sdata.2018.161"
 )
-"""What users of the data are asked to cite."""
+"""Publication that users of the data are asked to cite."""
 
 GROUPS = ("lesion", "image")
-"""What stays together in a partition."""
+"""Choices of `HAM10000.groups`: the images that stay together in a partition."""
 
 PRESETS = {"medfl": "lesion", "paper": "image"}
-"""Preset to what stays together; FedSDC's paper has 210 test images, 30 of each class, whatever their lesions."""
+"""Maps each preset to its grouping. The paper of FedSDC has 210 test images, 30 of each class, regardless of the
+lesion."""
 
 NO_FILE = "there is no image file"
 NO_MASK = "there is no mask of the lesion"
-"""Why rows of the table are left out."""
+"""Exclusion reasons of rows of the table."""
 
 
 class HAM10000(ImageSpec):
     """HAM10000: dermoscopic images of skin lesions in seven classes, from Kaggle or Dataverse. Nothing is downloaded.
 
-    Images of a lesion stay together. Age, sex, localization and dataset are kept, the aspect ratio is not. What is
-    missing or can't be read is left out and listed in quarantine.csv.
+    Images of a lesion stay together. Age, sex, localization and dataset are kept, the aspect ratio is not. Missing and
+    unreadable images are left out and listed in quarantine.csv.
+
+    Source: Tschandl et al., Scientific Data 5:180161 (2018). Licence: CC BY-NC 4.0.
     """
 
     dataset = "ham10000"
@@ -70,30 +72,30 @@ class HAM10000(ImageSpec):
     metadata: Path | None = None
     """The table, if it is not in --source."""
     size: HeightWidth = (224, 224)
-    """Of the images in the array: 224, or 225x300 (HxW)."""
+    """Height and width of the images in the array: 224, or 225x300 (HxW)."""
     groups: Annotated[str | None, Choose(GROUPS)] = None
-    """What stays together: lesion; or image: then a lesion may be in training and test."""
+    """Images that stay together: lesion, or image (a lesion may then be in training and test)."""
     preset: Annotated[str, Choose(PRESETS)] = "medfl"
-    """medfl: --groups lesion; paper: --groups image, as FedSDC's paper has it."""
+    """medfl: --groups lesion; paper: --groups image, as in FedSDC's paper."""
     crop_lesion: bool = False
-    """Cut the lesion out, by the masks of the release."""
+    """Crop the lesion, using the masks of the release."""
     masks: Path | None = None
-    """The folder of the masks of lesions: for segmentation in place of classes."""
+    """The folder of the lesion masks: prepare for segmentation instead of classification."""
 
     def title(self) -> str:
-        """Crops and images with masks are data sets of their own."""
+        """Return the name of the prepared data set, with a suffix for crops or masks."""
         return "ham10000-crop" if self.crop_lesion else "ham10000-masks" if self.masks else "ham10000"
 
     def kept_together(self) -> str:
-        """One of `GROUPS`."""
+        """Return the chosen grouping, one of `GROUPINGS`."""
         return self.groups or PRESETS[self.preset]
 
     def find(self) -> Files:
-        """The table, the images and the masks."""
+        """Find the table, the images and the masks."""
         return find_files(self.source, self.metadata)
 
     def choose(self, files: Files, say: Say) -> Choice:
-        """All images of the table that have a file."""
+        """Choose all images of the table that have a file, and a mask if masks are needed."""
         metadata = read_metadata(files.table, need_lesions=self.kept_together() == "lesion")
         unlike = metadata.deviations()
         warnings = _by_image(metadata) if self.kept_together() == "image" else []
@@ -122,7 +124,7 @@ class HAM10000(ImageSpec):
         )
 
     def incomplete(self, outcome: Outcome) -> str:
-        """How many images are not there."""
+        """Return the error message for missing or unreadable images if all are required."""
         files, metadata, *_ = outcome.choice.release
         return (
             f"all images of {files.table.name} are required, {len(outcome.reasons)} of {len(metadata.images)} are "
@@ -130,7 +132,7 @@ class HAM10000(ImageSpec):
         )
 
     def datalist(self, outcome: Outcome, say: Say) -> Datalist:
-        """The data list of what was read."""
+        """Build the data list of the images that were read."""
         _, metadata, unlike, warnings = outcome.choice.release
         records = make_records(metadata, outcome.kept, self.kept_together())
         if self.masks is not None:
@@ -154,13 +156,13 @@ class HAM10000(ImageSpec):
         return with_masks(datalist, ("background", "lesion"))
 
     def finish(self, folder: Path, outcome: Outcome, datalist: Datalist) -> None:
-        """Take images and masks apart."""
+        """Split the array into images and masks, in place, if the data set has masks."""
         if self.masks is not None:
             take_apart(folder)
 
 
 def _by_image(metadata: Metadata) -> list[str]:
-    """What to say of images that count as lesions of their own."""
+    """Return the warning about images of one lesion that count as different lesions."""
     which = "the table does not say which images are of one lesion"
     if metadata.lesions is not None:
         which = (
@@ -175,7 +177,21 @@ def _by_image(metadata: Metadata) -> list[str]:
 def _choose(
     metadata: Metadata, files: Files, with_mask: bool, say: Say
 ) -> tuple[list[int], list[Part], dict[int, str]]:
-    """What is to be read: rows of the table by their place; and why the others are left out."""
+    """Select the images to read, and report image files without a row.
+
+    Args:
+        metadata: The table.
+        files: Files of the release.
+        with_mask: Whether an image needs a mask.
+        say: Receives notes for the user.
+
+    Returns:
+        Indices in the table of the images to read, their files, and a mapping from the index of each excluded row to
+        the reason.
+
+    Raises:
+        DataError: If no image can be read, or if masks are needed and there are none.
+    """
     surplus = len(files.images.keys() - set(metadata.images))
     if surplus:
         say(f"note: {surplus} image files are in no row of {files.table.name}: they are passed over")
@@ -210,12 +226,12 @@ def _choose(
 
 
 def make_records(metadata: Metadata, kept: Sequence[int], groups: str) -> list[CaseRecord]:
-    """What is said of each row of the array.
+    """Build the record of each row of the array.
 
     Args:
         metadata: The table.
-        kept: For each row of the array its place in the table.
-        groups: One of `GROUPS`.
+        kept: Index in the table of each row of the array.
+        groups: Grouping, one of `GROUPINGS`.
 
     Raises:
         DataError: If no image of a class is left.

@@ -1,12 +1,12 @@
-"""The metadata of HAM10000: a row for each image, as Kaggle and Harvard Dataverse have it.
+"""Read and check the metadata table of HAM10000, in the form of Kaggle or Harvard Dataverse.
 
-Columns on Kaggle::
+Each image has a row. Columns on Kaggle::
 
     lesion_id,image_id,dx,dx_type,age,sex,localization
 
-Dataverse adds ``dataset``, the collection that an image comes from; its file has the ending ``.tab`` or none, and is
+Dataverse adds ``dataset``, the collection that an image comes from. Its file has the ending ``.tab`` or none, and is
 separated by tabs or commas. A lesion may have several images. Messages number rows as a spreadsheet shows them
-(`medfl.data.table`) and name no image and no lesion.
+(`medfl.data.table`) and contain no name of an image or lesion.
 
 Source: Tschandl, Rosendahl and Kittler, Scientific Data 5:180161 (2018).
 """
@@ -23,19 +23,19 @@ from medfl.data.table import Table, read_table, row_list
 from medfl.errors import DataError, did_you_mean
 
 OFFICIAL = {"akiec": 327, "bcc": 514, "bkl": 1099, "df": 115, "mel": 1113, "nv": 6705, "vasc": 142}
-"""Diagnosis, in the order of the labels, to its images in the release: 10,015 in all."""
+"""Maps each diagnosis, in the order of the labels, to its number of images in the release: 10,015 in all."""
 
 LESIONS = 7470
-"""Lesions of the release."""
+"""Number of lesions in the release."""
 
 UNKNOWN = {"age": 57, "sex": 57, "localization": 234}
-"""Column to the number of images for which the release does not know it."""
+"""Maps each column to the number of images for which the release has no value."""
 
 COLLECTIONS = {"rosendahl": 2259, "vidir_modern": 3363, "vidir_molemax": 3954, "vienna_dias": 439}
-"""What the column ``dataset`` holds in the release, to its images."""
+"""Maps each collection (value of the column ``dataset``) to its number of images in the release."""
 
 FACTS = ("age", "sex", "localization", "dataset")
-"""Columns that are kept, where the table has them."""
+"""Columns that are kept if the table has them."""
 
 _NOT_KNOWN = ("", "unknown", "na", "nan")
 _IMAGE_ID = re.compile(r"\w+")
@@ -43,14 +43,15 @@ _IMAGE_ID = re.compile(r"\w+")
 
 @dataclass(frozen=True)
 class Metadata:
-    """A table that was read; all lists have one entry for each image, in its order.
+    """Content of the metadata table; all lists have one entry for each image, in the order of the table.
 
     Attributes:
-        table: The file.
-        images: ``image_id``: the name of the image file without its ending.
-        lesions: ``lesion_id``; None if the table has no such column.
-        labels: Place of the diagnosis in `OFFICIAL`.
-        facts: What is known of `FACTS`: None where the table says that it is not; the age is in years.
+        table: The table.
+        images: ``image_id``, the name of each image file without its ending.
+        lesions: ``lesion_id`` of each image; None if the table has no such column.
+        labels: Class number of each image: position of its diagnosis in `OFFICIAL_CLASS_COUNTS`.
+        facts: Values of `KEPT_COLUMNS` for each image; None for a value that the table marks as unknown. The age is in
+            years.
     """
 
     table: Table
@@ -60,7 +61,7 @@ class Metadata:
     facts: list[dict[str, str | float | None]]
 
     def deviations(self) -> list[str]:
-        """How this table differs from the release: sentences, none if it does not."""
+        """Describe the differences from the official table, one sentence each."""
         classes = list(OFFICIAL)
         counts = Counter(classes[label] for label in self.labels)
         sentences = []
@@ -84,6 +85,7 @@ class Metadata:
         return sentences
 
     def _lesions_with_several_diagnoses(self) -> int:
+        """Count the lesions whose images have different diagnoses."""
         held = defaultdict(set)
         for lesion, label in zip(self.lesions or [], self.labels, strict=False):
             held[lesion].add(label)
@@ -95,7 +97,7 @@ def read_metadata(path: Path, need_lesions: bool = True) -> Metadata:
 
     Args:
         path: The file, of Kaggle or of Dataverse.
-        need_lesions: Whether it must say which images are of one lesion.
+        need_lesions: Whether the column ``lesion_id`` is required.
 
     Raises:
         DataError: If columns are missing, a diagnosis is unknown, or an image has no name, no lesion or several rows.
@@ -121,6 +123,7 @@ def read_metadata(path: Path, need_lesions: bool = True) -> Metadata:
 
 
 def _image_ids(table: Table) -> list[str]:
+    """Return the names of the images; raise DataError if a name is invalid or occurs twice."""
     names = table.column("image_id")
     wrong = [number for number, name in zip(table.numbers, names, strict=True) if not _IMAGE_ID.fullmatch(name)]
     if wrong:
@@ -147,6 +150,7 @@ def _image_ids(table: Table) -> list[str]:
 
 
 def _labels(table: Table) -> list[int]:
+    """Return the class number of each row; raise DataError for an unknown diagnosis."""
     classes = {name: label for label, name in enumerate(OFFICIAL)}
     diagnoses = [diagnosis.lower() for diagnosis in table.column("dx")]
     unknown = [place for place, diagnosis in enumerate(diagnoses) if diagnosis not in classes]
@@ -167,6 +171,7 @@ def _labels(table: Table) -> list[int]:
 
 
 def _facts(row: Mapping[str, str]) -> dict[str, str | float | None]:
+    """Return the values of `KEPT_COLUMNS` in a row; None for unknown values, the age as a number."""
     known = {
         column: row[column] if row[column].lower() not in _NOT_KNOWN else None for column in FACTS if column in row
     }
@@ -174,13 +179,15 @@ def _facts(row: Mapping[str, str]) -> dict[str, str | float | None]:
 
 
 def _years(text: str) -> float | None:
+    """Parse an age in years; None if the text is not a number."""
     return float(text) if re.fullmatch(r"\d{1,3}(\.\d+)?", text) else None
 
 
 def _in_words(counts: Mapping[str, int]) -> str:
+    """Describe the total number of images and the number of each class."""
     return f"{sum(counts.values())} images ({', '.join(f'{name} {count}' for name, count in counts.items())})"
 
 
 def shared_lesions(lesions: Sequence[str]) -> int:
-    """How many images are of a lesion that has other images as well."""
+    """Count the images whose lesion has other images as well."""
     return sum(count for count in Counter(lesions).values() if count > 1)

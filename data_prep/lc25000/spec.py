@@ -1,12 +1,13 @@
-"""LC25000: tiles of lung and colon tissue under the microscope in, a pooled data set out.
+"""Spec of LC25000: options, choice of images and data list of the prepared data set.
 
-The 25,000 images are copies of 1,250 tiles, turned and flipped by their authors, and no name says which are copies of
-one tile. So a random split has copies of most of its test images in training. Copies are found by a perceptual hash
-(`medfl_datasets.lc25000.copies`), and get one ``subject_id``: no partition tears them apart. The release does not say
-which tiles are of one patient.
+The 25,000 images are copies of 1,250 tiles that the authors rotated and flipped. No file name tells which images are
+copies of one tile, so a random split puts copies of most test images into training. A perceptual hash finds the copies
+(`medfl_datasets.lc25000.copies`) and gives them one ``subject_id``, so that no partition separates them. The release
+does not state which tiles belong to one patient.
 
-All images are in the training split: the release has no other, and `medfl partition` holds test sets out. ``organ`` is
-kept. No name of a file is kept.
+Prepared data set: ``images.npy`` (N, size, size, 3), uint8; each record has ``label``, ``subject_id`` and ``organ``,
+but no file name. All images are in the training split, because the release has no other; `medfl partition` holds out
+test sets.
 """
 
 from __future__ import annotations
@@ -37,24 +38,25 @@ CITATION = (
     "Borkowski, Bui, Thomas, Wilson, DeLand and Mastorides, Lung and Colon Cancer Histopathological Image Dataset "
     "(LC25000), arXiv:1912.12142 (2019)"
 )
-"""What users of the data are asked to cite."""
+"""Publication that users of the data are asked to cite."""
 
 ORGANS = ("both", "lung", "colon")
-"""Which classes there are: all five, three of the lung, two of the colon."""
+"""Choices of `LC25000.organ`: all five classes, the three of the lung, or the two of the colon."""
 
 GROUPS = ("hash", "none")
-"""What stays together in a partition: copies that the hash finds, or nothing."""
+"""Choices of `LC25000.groups`: keep the copies that the hash finds together, or treat each image as independent."""
 
 LARGE = 100
-"""A group of more images is told: the release has 20 of a tile on average."""
+"""Size above which a group of copies causes a warning; on average the release has 20 images of a tile."""
 
 COPIES = (
     "the images are copies of about 1250 tiles, turned and flipped by the authors, and tiles of one patient are not "
     "marked: scores on test images from this release are too high"
 )
-"""Said always."""
+"""Warning about the copies, always given."""
 
 FOUND = "copies of a tile that the hash does not find may be in training and in the test set"
+"""Warnings about the splits, with and without the search for copies."""
 NOT_SOUGHT = "copies were not looked for (groups: none), and most test images will have copies in training"
 """What follows for splits."""
 
@@ -62,8 +64,11 @@ NOT_SOUGHT = "copies were not looked for (groups: none), and most test images wi
 class LC25000(ImageSpec):
     """LC25000: lung and colon tissue, benign or cancer. Nothing is downloaded.
 
-    The images are turned and flipped copies of 1250 tiles, and no name says of which. Copies that the hash finds stay
-    together; how many groups there are is told. If interrupted, the same command goes on where it stopped.
+    The images are rotated and flipped copies of 1250 tiles; file names do not tell which are copies of one tile. Copies
+    that a hash finds stay together, and the number of groups is reported. An interrupted run continues with the same
+    command.
+
+    Source: Borkowski et al., arXiv:1912.12142. Licence: see the release; its authors offer it to researchers for free.
     """
 
     dataset = "lc25000"
@@ -71,29 +76,29 @@ class LC25000(ImageSpec):
     citation = CITATION
 
     source: Path
-    """The folder lung_colon_image_set, or the one that holds it."""
+    """The folder lung_colon_image_set, or the one that contains it."""
     size: int = Field(224, ge=1)
     """Height and width of the images in the array."""
     organ: Annotated[str, Choose(ORGANS)] = "both"
     """both (five classes), lung (three) or colon (two)."""
     groups: Annotated[str, Choose(GROUPS)] = "hash"
-    """What stays together: hash, copies of a tile that a hash finds; none: copies get torn apart."""
+    """Images that stay together: hash (copies of a tile that the hash finds) or none (copies get separated)."""
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """A folder of its name, or the source folder itself."""
+        """Return the release's folder in a study's source folder: ``lc25000``, or the source folder itself."""
         return {"source": folder_or_top(top, cls.dataset)}
 
     def title(self) -> str:
-        """One organ is a data set of its own."""
+        """Return the name of the prepared data set, with the organ if only one is used."""
         return "lc25000" if self.organ == "both" else f"lc25000-{self.organ}"
 
     def find(self) -> Files:
-        """The tiles of the classes."""
+        """Find the image files of the chosen classes."""
         return find_files(self.source, classes_of(self.organ))
 
     def choose(self, files: Files, say: Say) -> Choice:
-        """All tiles; what is no tile comes first in the list of what is left out."""
+        """Choose all tiles, and list excluded files first."""
         warnings = [COPIES, FOUND if self.groups == "hash" else NOT_SOUGHT]
         for sentence in warnings:
             say(f"warning: {sentence}")
@@ -116,7 +121,7 @@ class LC25000(ImageSpec):
         )
 
     def datalist(self, outcome: Outcome, say: Say) -> Datalist:
-        """The data list of what was read, with copies of a tile as one subject."""
+        """Build the data list of the images that were read; the copies of a tile have one ``subject_id``."""
         files, warnings = outcome.choice.release
         classes = classes_of(self.organ)
         kept = [files.folders[place - len(files.quarantined)] for place in outcome.kept]
@@ -140,17 +145,22 @@ class LC25000(ImageSpec):
 
 
 def classes_of(organ: str) -> list[str]:
-    """The classes of one of `ORGANS`, keys of `medfl_datasets.lc25000.files.CLASSES`.
+    """Return the classes of an organ, keys of `medfl_datasets.lc25000.files.CLASSES`.
+
+    Args:
+        organ: One of `ORGANS`.
 
     Raises:
-        SettingsError: If there is no such organ.
+        SettingsError: If the organ is unknown.
     """
     check_choice("organ", organ, ORGANS)
     return [key for key, tissue in CLASSES.items() if organ in ("both", tissue.organ)]
 
 
 def _deviations(kept: Sequence[str], classes: Sequence[str], outcome: Outcome) -> list[str]:
-    """How the images differ from the release: sentences, none if they do not."""
+    """Describe the differences from the official release, one sentence each; raise DataError if a class has no image.
+
+    """
     counts = Counter(kept)
     gone = [key for key in classes if not counts[key]]
     if gone:
@@ -170,7 +180,11 @@ def _deviations(kept: Sequence[str], classes: Sequence[str], outcome: Outcome) -
 
 
 def _group(kept: Sequence[str], outcome: Outcome, groups: str, say: Say) -> tuple[list[str], list[str]]:
-    """The group of each row, and warnings."""
+    """Assign each row of the array to a group of copies, and report the groups.
+
+    Returns:
+        Name of each row's group, and warnings about the groups.
+    """
     if groups == "none":
         return [str(row) for row in range(len(kept))], []
     names, plain = [""] * len(kept), 0
@@ -190,7 +204,12 @@ def _group(kept: Sequence[str], outcome: Outcome, groups: str, say: Say) -> tupl
 
 
 def _strange(sizes: Sequence[int], plain: int) -> list[str]:
-    """What may be wrong with the groups."""
+    """Return warnings about suspicious groups of copies.
+
+    Args:
+        sizes: Number of images in each group.
+        blank: Number of images with a blank centre.
+    """
     warnings = []
     if plain:
         warnings.append(

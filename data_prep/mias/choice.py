@@ -1,4 +1,4 @@
-"""Which films of mini-MIAS, or which abnormalities in them, become images, and what is left out."""
+"""Select the films of mini-MIAS, or the abnormalities in them, that become images of the data set."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from medfl_datasets.mias.files import Part
 from medfl_datasets.mias.tables import FILE, NORMAL, SEVERITIES, Film, Finding
 
 NO_FILE = "the film is not there"
-"""Why an image is left out whose file is missing."""
+"""Exclusion reason: the file of the film is missing."""
 
 NO_PLACE = "the table has no coordinates of the abnormality"
-"""Why an abnormality can't be cut out."""
+"""Exclusion reason of an abnormality that can't be cropped."""
 
 
 @dataclass
 class Chosen:
-    """What is to be read, and what is not.
+    """Images to read and images that are excluded; the first four lists have one entry for each image to read.
 
     Attributes:
-        films: The film of each image.
-        findings: The row of the table that each image stands for.
-        classes: The class of each image.
-        parts: What is to be read for each image.
-        left_out: Reason to the number of images that are left out.
-        missing: Lines of the table whose film is not there.
+        films: Film of each image.
+        findings: Table row that each image shows.
+        classes: Class of each image.
+        parts: File and crop of each image.
+        left_out: Maps each exclusion reason to its number of images.
+        missing: Line numbers of table rows whose film is missing.
     """
 
     films: list[Film] = field(default_factory=list)
@@ -47,17 +47,17 @@ def choose(
     classes: Mapping[str, str],
     say: Say,
 ) -> Chosen:
-    """What becomes an image.
+    """Select the images to read.
 
     Args:
         films: All films of the table.
-        files: Number of a film to its file.
-        view: ``full``: an image for each film; ``crop``: one for each abnormality with coordinates.
-        classes: Diagnosis to class; a diagnosis that is not in it is left out.
-        say: Gets a warning of files without a row.
+        files: Maps the number of each film to its file.
+        view: ``full`` for an image of each film, ``crop`` for an image of each abnormality with coordinates.
+        classes: Maps each diagnosis to its class; images with another diagnosis are excluded.
+        say: Receives a warning about files without a table row.
 
     Raises:
-        DataError: If nothing is left.
+        DataError: If no image is left.
     """
     chosen = Chosen()
     surplus = len(files.keys() - {film.number for film in films})
@@ -88,5 +88,5 @@ def choose(
 
 
 def _worst(film: Film) -> Finding:
-    """The row of a film that decides its diagnosis, the first one if there are several."""
+    """Return the finding that decides the film's diagnosis: the most severe one, the first of several."""
     return max(film.findings, key=lambda finding: ("", *SEVERITIES).index(finding.severity))

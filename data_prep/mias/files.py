@@ -1,4 +1,4 @@
-"""The films of mini-MIAS: where their files are, which part of one becomes an image, and how it is read."""
+"""Find the table and the films of mini-MIAS, and read a film or a crop of one."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ from medfl.errors import DataError
 from medfl_datasets.mias.tables import EDGE, FILE
 
 CONTEXT = 1.5
-"""Half the edge of a crop, in radii: what surrounds a lesion is in the image, too."""
+"""Half the edge of a crop, in radii of the lesion; above 1, so that the crop shows the lesion's surroundings."""
 
 LEAST_HALF = 32
-"""Half the edge of the smallest crop in pixels, 6.4 mm: the smallest radius is 3 pixels."""
+"""Half the edge of the smallest crop in pixels (6.4 mm); needed because the smallest lesion has a radius of 3 pixels.
+
+"""
 
 _FILM = re.compile(r"mdb(\d{3})\.pgm", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Part:
-    """What becomes one image.
+    """File of one image of the data set, and the crop to take from it.
 
     Attributes:
-        path: The film's file.
+        path: File of the film.
         laterality: ``left`` or ``right``.
-        circle: x, y (from the bottom) and radius of the lesion to cut out; None means the whole film.
+        circle: x, y (from the bottom) and radius of the lesion to crop, in pixels; None for the whole film.
     """
 
     path: Path
@@ -38,18 +40,18 @@ class Part:
     circle: tuple[int, int, int] | None = None
 
     def files(self) -> list[Path]:
-        """All that is read."""
+        """Return all files that are read."""
         return [self.path]
 
 
 def find_table(source: Path) -> Path:
-    """``Info.txt`` of a release, in small or capital letters.
+    """Return the file ``Info.txt`` of a release, in upper or lower case.
 
     Args:
-        source: The folder ``all-mias``, or the one that holds it.
+        source: The folder ``all-mias``, or the one that contains it.
 
     Raises:
-        DataError: If it is not there.
+        DataError: If the file is missing.
     """
     for folder in (source, source / "all-mias"):
         if folder.is_dir():
@@ -65,10 +67,13 @@ def find_table(source: Path) -> Path:
 
 
 def find_films(folder: Path) -> dict[int, Path]:
-    """Number of each film to its file, anywhere below a folder.
+    """Find the films in a folder and all its subfolders.
+
+    Returns:
+        Maps the number of each film to its file.
 
     Raises:
-        DataError: If there is none, or a film is there more than once.
+        DataError: If there is no film, or a film has several files.
     """
     films: dict[int, list[Path]] = {}
     for place, _, names in os.walk(folder):
@@ -96,14 +101,14 @@ def find_films(folder: Path) -> dict[int, Path]:
 
 
 def crop_box(circle: tuple[int, int, int], edge: int = EDGE) -> tuple[int, int, int]:
-    """The square to cut out of a film around a lesion.
+    """Compute the square crop around a lesion.
 
-    It has its centre in that of the circle, and half its edge is `CONTEXT` radii and at least `LEAST_HALF`. At the
-    border of the film it is moved inwards; where it is larger than the film, it is the film.
+    Its centre is the centre of the circle. Half its edge is `CROP_RADII` radii, and at least `MIN_HALF_EDGE`. At the
+    border of the film the crop moves inwards. A crop larger than the film becomes the whole film.
 
     Args:
-        circle: x, y and radius in pixels, where y counts from the bottom.
-        edge: Of the film in pixels.
+        circle: x, y and radius in pixels; y counts from the bottom.
+        edge: Edge of the film in pixels.
 
     Returns:
         First row, first column and edge.
@@ -117,20 +122,20 @@ def crop_box(circle: tuple[int, int, int], edge: int = EDGE) -> tuple[int, int, 
 
 
 def read_part(part: Part, size: tuple[int, int], crop_breast: bool, align: bool) -> LoadedItem:
-    """Read a film or cut a lesion out of it.
+    """Read a film, or the crop of a lesion.
 
     Args:
-        part: What to read.
+        part: File, and the lesion to crop.
         size: Height and width of the result in pixels.
-        crop_breast: Whether to cut out the breast.
+        crop_breast: Whether to crop the film to the breast.
         align: Whether to mirror right breasts, so that the chest wall is on the left.
 
     Returns:
-        A row of the array, shape `size`, uint16; see `medfl.data.readers.mammograms`.
+        Row of the array, shape `size`, uint16; see `medfl.data.readers.mammograms`.
 
     Raises:
-        DataError: If the file can't be read, or a lesion is to be cut out of a film of another size than the official
-            one, on which the coordinates are.
+        DataError: If the file can't be read, or if a lesion is to be cropped from a film that does not have the
+            official size, to which the coordinates refer.
     """
     pixels = read_pgm(part.path)
     if part.circle is not None:
