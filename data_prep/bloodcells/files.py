@@ -1,6 +1,6 @@
-"""A release of white blood cells on disk: folders of classes with image files, which become a list of cells.
+"""List the cell images of a release from its class folders, and read an image.
 
-No release says which patient a cell is of. To list cells nothing is opened: names of files are told apart.
+Listing opens no file: it uses only the names of folders and files. No release states the patient of a cell.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from medfl.errors import DataError, did_you_mean
 from medfl.utils.files import sha256_of
 
 SUFFIXES = (".bmp", ".jpg", ".jpeg", ".png", ".tif", ".tiff")
-"""Ends of the names of images, in small letters."""
+"""Endings of image files, in lower case."""
 
 DOT_FILE = "a stray file whose name begins with a dot"
-"""Why a file is passed over."""
+"""Reason to skip a file: it is hidden."""
 
 NO_IMAGE = "a file that is no image, by its name"
-"""Why a file is passed over."""
+"""Reason to skip a file: its ending is not that of an image."""
 
 Tree = Mapping[str, Sequence[str]]
-"""Folder to the names of the files in it, sorted."""
+"""Maps each folder to the sorted names of its files."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """An image of a cell.
+    """Image of a cell.
 
     Attributes:
-        path: Its file.
-        source: The release.
-        code: What the release says that it is, one of `Release.published`.
-        about: What else is kept of it in the data list.
+        path: Image file.
+        source: Name of the release.
+        code: The release's code of the cell type, one of `CellRelease.published`.
+        about: Further metadata that the data list keeps.
     """
 
     path: Path
@@ -47,12 +47,12 @@ class Cell:
 
 @dataclass
 class Listing:
-    """What a release holds.
+    """Images found in a release.
 
     Attributes:
         cells: The images, in the order of folders and names.
-        passed_over: Reason to the number of files that are no image of a cell.
-        quarantined: Name of an image below the release, and the reason why it is left out.
+        passed_over: Maps each reason to the number of skipped files.
+        quarantined: Pairs of the name of an excluded image and the reason.
     """
 
     cells: list[Cell] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Listing:
     quarantined: list[tuple[str, str]] = field(default_factory=list)
 
     def images(self, names: Sequence[str]) -> list[str]:
-        """Those of a folder's files that are images; the others are counted."""
+        """Return the image files among a folder's files, and count the others in `passed_over`."""
         images = []
         for name in names:
             if name.startswith("."):
@@ -73,22 +73,23 @@ class Listing:
 
 
 Tell = Callable[[str, str], tuple[str, Mapping[str, str]] | str]
-"""Class of a folder, and folder and name of an image in it, to `Cell.code` and `Cell.about`, or why it is left out."""
+"""Function that identifies a cell: takes the class of a folder and ``folder/name`` of an image in it. Returns
+`CellImage.code` and `CellImage.about`, or the reason to exclude the image."""
 
 
 @dataclass(frozen=True)
 class Release:
-    """What is known of a release.
+    """Description of a release of white blood cells.
 
     Attributes:
-        name: Of the data set, in small letters.
-        title: The same, for people.
+        name: Name of the data set, in lower case.
+        title: Name for messages.
         licence: Terms of use.
-        citation: What users of the data are asked to cite.
-        published: Code of each kind of cell to the number of images that the release has.
-        classes: A folder for each; all of them must be there.
-        class_of: The class of a folder by its name; None if it is of no class.
-        find: Lists the images below a folder.
+        citation: Publication that users of the data are asked to cite.
+        published: Maps the code of each cell type to its published number of images.
+        classes: Class folders that must exist.
+        class_of: Function that returns the class of a folder by its name, or None for other folders.
+        find: Function that lists the images below a folder.
     """
 
     name: str
@@ -101,7 +102,7 @@ class Release:
     find: Callable[[Path], Listing]
 
     def deviation(self, cells: Sequence[Cell]) -> str | None:
-        """A sentence if there are other numbers of images than were published; None otherwise."""
+        """Return a sentence if the numbers of images differ from the published ones, otherwise None."""
         counts = Counter(cell.code for cell in cells)
         unlike = [f"{code} {counts[code]}" for code, count in self.published.items() if counts[code] != count]
         if not unlike:
@@ -112,7 +113,7 @@ class Release:
         )
 
     def top(self, source: Path) -> Path:
-        """The folder that holds the folders of classes: the one given, or one in it.
+        """Return the folder that contains the class folders: `source` or one of its subfolders.
 
         Raises:
             DataError: If there is no such folder.
@@ -141,15 +142,15 @@ class Release:
         )
 
     def listing(self, tree: Tree, top: Path, tell: Tell) -> Listing:
-        """Tell the cells of a release by the names of folders and files; nothing is read.
+        """List the cells of a release by the names of folders and files, without reading any file.
 
         Args:
-            tree: What `read_tree` gives.
-            top: The folder that holds the folders of classes.
-            tell: Says what an image is of.
+            tree: Names of the files in each class folder, from `read_tree`.
+            top: Folder that contains the class folders.
+            tell: Function that identifies the cell in an image.
 
         Raises:
-            DataError: If a folder is of no class, has no image, or is missing.
+            DataError: If a folder is not a class folder or has no image, or a class folder is missing.
         """
         listing, there = Listing(), set()
         for folder, names in tree.items():
@@ -188,27 +189,28 @@ class Release:
 
 
 def read_tree(top: Path) -> dict[str, list[str]]:
-    """The names of the files in each folder of classes; hidden folders and those of macOS are passed over."""
+    """Return the sorted file names of each class folder; hidden folders and those of macOS are skipped."""
     folders = _subfolders(top)
     return {folder.name: sorted(file.name for file in folder.iterdir() if file.is_file()) for folder in folders}
 
 
 def read_cell(path: Path, size: int) -> LoadedItem:
-    """Read the image of a cell.
+    """Read and resize the image of a cell.
 
     Args:
-        path: The file.
-        size: Height and width of what is returned.
+        path: Image file.
+        size: Height and width of the result in pixels.
 
     Returns:
-        Pixels of shape (size, size, 3), uint8, and a hash of the bytes of the file.
+        Pixels, shape (size, size, 3), uint8. The metadata contain ``digest``, a hash of the file's bytes.
 
     Raises:
-        DataError: If it can't be read, or is of another kind.
+        DataError: If the file can't be read, or has an unsupported format.
     """
     pixels = resize(read_rgb(path), (size, size))
     return LoadedItem(pixels, {"digest": sha256_of(path)})
 
 
 def _subfolders(folder: Path) -> list[Path]:
+    """Return the subfolders of a folder, except hidden ones and those of macOS."""
     return sorted(child for child in folder.iterdir() if child.is_dir() and not child.name.startswith((".", "__")))

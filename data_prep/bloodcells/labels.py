@@ -1,13 +1,14 @@
-"""Label maps: which class the kinds of cells of each release belong to.
+"""Label maps: the class of each cell type of each release.
 
-A label map is a YAML file (``bloodcells.yaml`` in `medfl.data.label_maps` is the one that medfl ships)::
+A label map is a YAML file (``label_maps/bloodcells.yaml`` beside this module is medfl's own)::
 
     classes: [basophil, eosinophil]
     sources:
       acevedo: {BA: basophil, EO: eosinophil, PLATELET: null}
 
-The classes have the numbers 0, 1, ... in the order of the list, whatever a release holds: hospitals that prepare
-different releases with one map have the same task. ``null`` leaves a kind of cell out; it must be said.
+The classes have the numbers 0, 1, ... in the order of the list, even if a release has no image of a class. Hospitals
+that prepare different releases with one map therefore have the same task. ``null`` excludes a cell type; a map must
+list every cell type.
 """
 
 from __future__ import annotations
@@ -23,29 +24,29 @@ from medfl.utils.strict_yaml import read_yaml
 from medfl_datasets.bloodcells.files import Release
 
 SHIPPED = Path(__file__).parent / "label_maps" / "bloodcells.yaml"
-"""The map for the three releases together."""
+"""medfl's own label map, for the three releases together."""
 
 
 class LabelMap(Strict):
-    """Which class each kind of cell belongs to.
+    """Map from the cell types of each release to classes.
 
     Attributes:
         classes: Names of the classes, >= 2, by their numbers.
-        sources: Name of a release to the class of each of its kinds of cells; None leaves a kind out.
+        sources: Maps the name of each release to a mapping from cell type to class; None excludes a cell type.
     """
 
     classes: tuple[str, ...] = Field(min_length=2)
     sources: dict[str, dict[str, str | None]]
 
     def check(self, releases: Sequence[Release]) -> None:
-        """Refuse a map that does not say of each kind of cell what becomes of it.
+        """Raise SettingsError if the map is inconsistent or does not cover all cell types.
 
         Args:
-            releases: Those that are to be prepared; the map may have others.
+            releases: Releases to prepare; the map may contain others.
 
         Raises:
-            SettingsError: If a release, a kind of cell or a class is missing, there is no such kind, or nothing belongs
-                to a class.
+            SettingsError: If a release, a cell type or a class is missing, a cell type is unknown, or a class has no
+                cell type.
         """
         for release in releases:
             codes = self.sources.get(release.name)
@@ -76,6 +77,7 @@ class LabelMap(Strict):
         self._check_classes()
 
     def _check_classes(self) -> None:
+        """Raise SettingsError if a class is repeated, unknown or unused."""
         if len(set(self.classes)) < len(self.classes):
             raise SettingsError(
                 "duplicate_class", "a class stands twice in 'classes' of the label map. Take it out once."
@@ -103,13 +105,18 @@ def read_label_map(path: Path = SHIPPED) -> LabelMap:
     """Read a label map.
 
     Raises:
-        SettingsError: If the file is missing, is no YAML, or is no label map.
+        SettingsError: If the file is missing, is not valid YAML, or is not a label map.
     """
     return read_settings(LabelMap, read_yaml(path, "label map"), f"the label map '{path}'")
 
 
 def own_classes(release: str, classes: dict[str, str | None]) -> LabelMap:
-    """The map of one release alone; its classes are numbered in the order in which they first come."""
+    """Make the label map of a single release; classes are numbered in the order of their first occurrence.
+
+    Args:
+        release: Name of the release.
+        classes: Maps each cell type to its class, or to None to exclude it.
+    """
     return LabelMap(
         classes=tuple(dict.fromkeys(name for name in classes.values() if name is not None)), sources={release: classes}
     )

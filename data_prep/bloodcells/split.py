@@ -1,4 +1,4 @@
-"""Copies of the same file among cells, and the split into training and test."""
+"""Find byte-identical copies among cell images, and select the test images."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ import numpy as np
 from medfl.utils.seeds import seed_of
 
 SAME = "a byte-identical copy of another image of its class"
-"""Why an image is left out."""
+"""Exclusion reason: the first copy of the same class is kept."""
 
 CONFLICT = "a byte-identical copy of an image of another class"
-"""Why an image, and its copy, are left out."""
+"""Exclusion reason: no copy is kept, because the copies have different classes."""
 
 
 def find_copies(labels: Sequence[int], digests: Sequence[str]) -> dict[int, str]:
-    """Which images to leave out, so that no two of the same bytes are left.
+    """Select the images to exclude, so that no two remaining images are byte-identical.
 
-    Of copies in one class the first is kept; copies in several classes all go, since no one can tell which label is
-    right.
+    Of copies in one class the first is kept. Copies in several classes are all excluded, because no one can tell which
+    label is right.
 
     Args:
-        labels: Of each image.
-        digests: A hash of the bytes of each file.
+        labels: Class of each image.
+        digests: Hash of each file's bytes.
 
     Returns:
-        Place to `SAME` or `CONFLICT`.
+        Maps the index of each excluded image to `COPY_OF_SAME_CLASS` or `COPY_OF_OTHER_CLASS`.
     """
     places: defaultdict[str, list[int]] = defaultdict(list)
     for place, digest in enumerate(digests):
@@ -43,19 +43,19 @@ def find_copies(labels: Sequence[int], digests: Sequence[str]) -> dict[int, str]
 
 
 def choose_test(strata: Sequence[str], units: Sequence[Hashable], share: float, seed: int) -> list[bool]:
-    """Choose the test set: of each stratum of n images floor((1 - share) n) are left for training, at least one.
+    """Select the test images: of a stratum of n images, keep floor((1 - share) n) for training, at least one.
 
-    Images of one unit (copies of a file) are on one side: units of several images stay in training, so the numbers
-    hold exactly, unless copies are more than a stratum's share.
+    Images of one unit (copies of a file) are in the same split: units of several images stay in training. The numbers
+    are therefore exact, unless copies exceed a stratum's training share.
 
     Args:
-        strata: The stratum of each image.
-        units: The unit of each image.
-        share: Of the test set, 0 <= share < 1.
-        seed: Decides which images these are, together with the name of the stratum alone.
+        strata: Stratum of each image.
+        units: Unit of each image.
+        share: Share of the test set, 0 <= share < 1.
+        seed: Seed; the selection in a stratum depends only on it and the stratum's name.
 
     Returns:
-        For each image whether it is in the test set.
+        Whether each image is in the test set.
     """
     sizes = Counter(units)
     members: defaultdict[str, list[int]] = defaultdict(list)

@@ -1,9 +1,12 @@
-"""CelebA: faces of celebrities with 40 attributes in, a pooled data set out whose label is one attribute.
+"""Spec of CelebA: options, choice of images and data list of the prepared data set.
 
-If the release has ``identity_CelebA.txt``, images of one person have one ``subject_id`` and one ``identity``, so that
-`medfl partition` tears no person apart, or makes a site of each: ``--scheme by_site --column identity``, as LEAF has it
-(there with 5 images or more of each person). Persons get running numbers: no name of a file and no number of the
-release is kept.
+The label is one of 40 attributes of each face. If the release contains ``identity_CelebA.txt``, images of one person
+have one ``subject_id`` and one ``identity``. `medfl partition` then keeps each person's images together, or makes a
+site of each person with ``--scheme by_site --column identity``, as LEAF does (with 5 images or more of each person).
+Persons get running numbers: no file name and no number of the release is kept.
+
+Prepared data set: ``images.npy`` (N, H, W, 3), uint8; each record has ``label`` (0 or 1), ``subject_id`` and, with the
+table of persons, ``identity``. The splits are the official ones, or all images are in training.
 """
 
 from __future__ import annotations
@@ -30,28 +33,35 @@ from medfl_datasets.celeba.files import ALIGNED, IDENTITY, PARTITION, SIZE, File
 from medfl_datasets.celeba.tables import Attribute, all_of, read_attribute, read_identities, read_splits
 
 CITATION = "Liu, Luo, Wang and Tang, Deep Learning Face Attributes in the Wild, ICCV 2015, arXiv:1411.7766"
-"""What users of the data are asked to cite."""
+"""Publication that users of the data are asked to cite."""
 
 IMAGES, PERSONS, ATTRIBUTES = 202_599, 10_177, 40
-"""Of the release."""
+"""Numbers of images, persons and attributes in the release."""
 
 SPLIT = ("auto", "official", "none")
-"""Where the split comes from: the official one if its table is there; that; or all images are in training."""
+"""Choices of `CelebA.split`: the official split if its table exists, always the official split, or all images in
+training."""
 
 NO_FILE = "there is no image file"
 FEW = "there are too few images of the person"
-"""Why rows of the table are left out."""
+"""Exclusion reasons of rows of the table."""
 
 NO_PERSONS = (
     f"there is no {IDENTITY}.txt: each image counts as a person of its own, and images of one person may be at several "
     "sites and in several splits"
 )
-"""Said without the table of persons."""
+"""Warning if there is no table of persons."""
 
 
 @dataclass(frozen=True)
 class _Release:
-    """What the tables say; all lists have an entry for each image of the attribute table."""
+    """Content of the tables; the lists have an entry for each image of the attribute table.
+
+    Attributes:
+        attribute: Column of the chosen attribute.
+        persons: Person in each image; None without the table of persons.
+        splits: Split of each image.
+    """
 
     attribute: Attribute
     persons: list[str] | None
@@ -62,7 +72,9 @@ class CelebA(ImageSpec):
     """CelebA: faces with any of 40 attributes as label. Nothing is downloaded.
 
     With identity_CelebA.txt images of a person stay together, and medfl partition --scheme by_site --column identity
-    makes a site of each. What is missing or can't be read is left out and listed in quarantine.csv.
+    makes a site of each. Missing and unreadable images are left out and listed in quarantine.csv.
+
+    Source: Liu et al., ICCV 2015, arXiv:1411.7766. Licence: non-commercial research only, no redistribution.
     """
 
     dataset = "celeba"
@@ -72,27 +84,27 @@ class CelebA(ImageSpec):
     source: Path
     """The folder of img_align_celeba and list_attr_celeba."""
     attribute: str = "Smiling"
-    """The label, for example Smiling or Eyeglasses."""
+    """Attribute to use as label, for example Smiling or Eyeglasses."""
     size: HeightWidth = (64, 64)
-    """Of the images in the array: 64, or 218x178 (HxW)."""
+    """Height and width of the images in the array: 64, or 218x178 (HxW)."""
     crop: bool = False
-    """Cut the largest square out of the middle first."""
+    """Crop the largest centred square first."""
     split: Annotated[str, Choose(SPLIT)] = "auto"
-    """official; none: all in training; auto: official if list_eval_partition is there."""
+    """official; none: all in training; auto: official if list_eval_partition exists."""
     min_images: int = Field(1, ge=1)
     """Leave out persons with fewer images (needs identity_CelebA.txt)."""
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """A folder of its name, or the source folder itself."""
+        """Return the release's folder in a study's source folder: ``celeba``, or the source folder itself."""
         return {"source": folder_or_top(top, cls.dataset)}
 
     def find(self) -> Files:
-        """Images and tables."""
+        """Find the images and tables."""
         return find_files(self.source)
 
     def choose(self, files: Files, say: Say) -> Choice:
-        """All images of the table that have a file, of persons with enough of them."""
+        """Choose all images of the table that have a file and whose person has enough images."""
         release = _read_tables(files, self.attribute, self.split, self.min_images)
         warnings = [] if release.persons else [NO_PERSONS]
         unlike = _deviations(release)
@@ -114,7 +126,7 @@ class CelebA(ImageSpec):
         )
 
     def datalist(self, outcome: Outcome, say: Say) -> Datalist:
-        """The data list of what was read."""
+        """Build the data list of the images that were read."""
         release, unlike, warnings = outcome.choice.release
         sizes = sum(facts["size"] != SIZE for facts in outcome.facts)
         if sizes:
@@ -135,6 +147,7 @@ class CelebA(ImageSpec):
 
 
 def _read_tables(files: Files, attribute: str, split: str, min_images: int) -> _Release:
+    """Read the attribute, persons and splits; raise DataError if a table that the options need is missing."""
     column = read_attribute(files.attributes, attribute)
     if split == "official" and files.partition is None:
         raise DataError(
@@ -161,7 +174,7 @@ def _read_tables(files: Files, attribute: str, split: str, min_images: int) -> _
 
 
 def _deviations(release: _Release) -> list[str]:
-    """How the tables differ from the release: sentences, none if they do not."""
+    """Describe the differences from the official release, one sentence each."""
     sentences = []
     if len(release.attribute.images) != IMAGES:
         sentences.append(f"the table has {len(release.attribute.images)} images; CelebA has {IMAGES}")
@@ -173,7 +186,14 @@ def _deviations(release: _Release) -> list[str]:
 
 
 def _choose(release: _Release, files: Files, min_images: int, say: Say) -> tuple[list[int], dict[int, str]]:
-    """Places in the table of what is to be read, and why others are left out."""
+    """Select the images to read, and report image files without a row.
+
+    Returns:
+        Indices in the table of the images to read, and a mapping from the index of each excluded image to the reason.
+
+    Raises:
+        DataError: If no image has a file, or no person has enough images.
+    """
     images = release.attribute.images
     surplus = len(files.images.keys() - set(images))
     if surplus:
@@ -206,7 +226,7 @@ def _choose(release: _Release, files: Files, min_images: int, say: Say) -> tuple
 
 
 def _records(release: _Release, classes: Sequence[str], kept: Sequence[int]) -> list[CaseRecord]:
-    """What is said of each row of the array; row n is the image at place n of `kept`."""
+    """Build the record of each row of the array; row n is the image at index ``kept[n]`` of the table."""
     labels = [release.attribute.present[place] for place in kept]
     gone = [text for label, text in enumerate(classes) if label not in labels]
     if gone:

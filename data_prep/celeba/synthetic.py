@@ -1,4 +1,4 @@
-"""A made-up CelebA: its layout and tables, other images. Nobody was ever photographed for it."""
+"""Write a synthetic CelebA release: its layout and tables, and images of one colour each."""
 
 from __future__ import annotations
 
@@ -11,48 +11,48 @@ from PIL import Image
 from medfl_datasets.celeba.files import ALIGNED, ATTRIBUTES, IDENTITY, PARTITION, SIZE
 
 NAMES = ("5_o_Clock_Shadow", "Male", "Smiling", "Young")
-"""Attributes."""
+"""Names of the attributes."""
 
 PERSONS = (2880, 2880, 17, 2880, 17, 5, 10177, 17)
-"""Of each image."""
+"""Number of the person in each image."""
 
 SPLITS = (0, 0, 1, 0, 1, 2, 2, 1)
-"""Of each image, as the table has it: training, validation, test."""
+"""Split of each image, as in the table: 0 training, 1 validation, 2 test."""
 
 
 def write_release(folder: Path, form: Literal["authors", "kaggle"] = "authors", seed: int = 0) -> Path:
     """Write eight images and their tables.
 
     Args:
-        folder: Where to write; made if it is not there.
-        form: ``authors``: three folders, tables with blanks. ``kaggle``: tables with commas, images one folder deeper,
-            and nothing of persons.
-        seed: Decides the colours of the images.
+        folder: Target folder; created if needed.
+        form: ``authors`` for three folders and tables separated by blanks; ``kaggle`` for comma-separated tables,
+            images one folder deeper and no table of persons.
+        seed: Seed of the images' colours.
 
     Returns:
-        The folder that holds the release: ``CelebA``, or ``archive`` as Kaggle calls it.
+        The folder of the release: ``CelebA``, or ``archive`` in Kaggle's form.
     """
     return _write_kaggle(folder / "archive", seed) if form == "kaggle" else _write_authors(folder / "CelebA", seed)
 
 
 def value(image: int, attribute: str) -> int:
-    """1 if an image has an attribute, -1 if not."""
+    """Return 1 if an image has an attribute, -1 otherwise."""
     place = NAMES.index(attribute)
     return 1 if (image * (place + 1) + place) % 5 < 2 else -1
 
 
 def file_name(image: int) -> str:
-    """The name of an image's file."""
+    """Return the name of an image's file."""
     return f"{100 + image:06d}.jpg"
 
 
 def colour_of(image: int, seed: int = 0) -> tuple[int, int, int]:
-    """Of an image, RGB."""
+    """Return the RGB colour of an image."""
     return 200, image * 25, 100 + seed % 100
 
 
 def write_images(folder: Path, seed: int = 0) -> None:
-    """Write all images: of one colour each, black outside of the square in the middle."""
+    """Write all images; each has one colour, and is black outside of the central square."""
     folder.mkdir(parents=True)
     height, width = SIZE
     for image in range(len(PERSONS)):
@@ -62,6 +62,7 @@ def write_images(folder: Path, seed: int = 0) -> None:
 
 
 def _write_authors(release: Path, seed: int) -> Path:
+    """Write the release in the authors' form and return its folder."""
     write_images(release / "Img" / ALIGNED, seed)
     (release / "Anno").mkdir()
     (release / "Eval").mkdir()
@@ -76,6 +77,7 @@ def _write_authors(release: Path, seed: int) -> Path:
 
 
 def _write_kaggle(release: Path, seed: int) -> Path:
+    """Write the release in Kaggle's form and return its folder."""
     write_images(release / ALIGNED / ALIGNED, seed)
     rows = [",".join([file_name(image), *(str(value(image, name)) for name in NAMES)]) for image in range(len(PERSONS))]
     (release / f"{ATTRIBUTES}.csv").write_text("\n".join([",".join(["image_id", *NAMES]), *rows]) + "\n")
@@ -85,4 +87,5 @@ def _write_kaggle(release: Path, seed: int) -> Path:
 
 
 def _write_pairs(path: Path, values: tuple[int, ...], mark: str, head: str = "") -> None:
+    """Write a table of two columns, the file name and a number, separated by `mark`."""
     path.write_text(head + "".join(f"{file_name(image)}{mark}{number}\n" for image, number in enumerate(values)))

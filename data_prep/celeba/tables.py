@@ -1,17 +1,17 @@
-"""The tables of CelebA, in the authors' form (txt, columns separated by blanks) or that of Kaggle (csv).
+"""Read and check the tables of CelebA, in the authors' form (txt, separated by blanks) or that of Kaggle (csv).
 
 ::
 
     list_attr_celeba.txt          202599                             number of images
                                   5_o_Clock_Shadow Arched_Eyebrows ...      40 names
-                                  000001.jpg -1  1  1 -1 ...         1: the attribute is there, -1: it is not
+                                  000001.jpg -1  1  1 -1 ...         1: has the attribute, -1: has it not
     list_attr_celeba.csv          image_id,5_o_Clock_Shadow,...      and rows 000001.jpg,-1,1,1,-1,...
     list_eval_partition.txt       000001.jpg 0                       0 training, 1 validation, 2 test
     list_eval_partition.csv       image_id,partition                 and rows as above
     identity_CelebA.txt           000001.jpg 2880                    number of the person
 
-Images go by their names without ending. Messages count lines of the file from 1 and name no image and no person.
-Source: Liu, Luo, Wang and Tang, Deep Learning Face Attributes in the Wild, ICCV 2015.
+Images are identified by their names without ending. Messages number the lines of the file from 1, and contain no name
+of an image or person. Source: Liu, Luo, Wang and Tang, Deep Learning Face Attributes in the Wild, ICCV 2015.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Attribute:
     """One attribute of all images; the lists have an entry for each image.
 
     Attributes:
-        name: As the table writes it.
-        images: Names without ending.
-        present: 1 where the attribute is there, 0 where it is not.
-        lines: Where the image stands in the table.
-        known: How many attributes the table has.
+        name: Name of the attribute, as the table writes it.
+        images: Image names without ending.
+        present: 1 for images that have the attribute, otherwise 0.
+        lines: Line number of each image in the table.
+        known: Number of attributes in the table.
     """
 
     name: str
@@ -55,10 +55,10 @@ class _Rows:
 
     Attributes:
         path: The table.
-        columns: Names of all columns but the first; none if the table has no names.
-        names: The first cell: the name of an image.
-        values: The cell of the column.
-        lines: Where the row is.
+        columns: Names of all columns but the first; empty if the table has no header.
+        names: First cell of each row, the file name of an image.
+        values: Cell of the chosen column.
+        lines: Line number of each row.
     """
 
     path: Path
@@ -69,15 +69,15 @@ class _Rows:
 
 
 def read_attribute(path: Path, attribute: str) -> Attribute:
-    """Read one attribute.
+    """Read one attribute of all images.
 
     Args:
         path: ``list_attr_celeba.txt`` or ``.csv``.
-        attribute: Its name; capitals and small letters count as equal.
+        attribute: Name of the attribute, in upper or lower case.
 
     Raises:
-        DataError: If the table is cut off or damaged, names an image twice, or has another value than -1 and 1.
-        SettingsError: If there is no such attribute.
+        DataError: If the table is truncated or damaged, names an image twice, or has a value other than -1 and 1.
+        SettingsError: If the table has no such attribute.
     """
     lines = _lines(path)
     count = _count(path, lines) if path.suffix.lower() == ".txt" else None
@@ -102,10 +102,10 @@ def read_splits(path: Path) -> dict[str, str]:
         path: ``list_eval_partition.txt`` or ``.csv``.
 
     Returns:
-        Image to one of `medfl.data.datalists.SPLITS`.
+        Maps each image to one of `medfl.data.datalists.SPLITS`.
 
     Raises:
-        DataError: If the table is damaged, names an image twice, or has another value than 0, 1 and 2.
+        DataError: If the table is damaged, names an image twice, or has a value other than 0, 1 and 2.
     """
     rows = _pairs(path)
     known = {str(number): split for number, split in enumerate(SPLITS)}
@@ -113,13 +113,13 @@ def read_splits(path: Path) -> dict[str, str]:
 
 
 def read_identities(path: Path) -> dict[str, str]:
-    """Read who is in which image.
+    """Read the person in each image.
 
     Args:
         path: ``identity_CelebA.txt`` or ``.csv``.
 
     Returns:
-        Image to the number of a person.
+        Maps each image to the number of its person.
 
     Raises:
         DataError: If the table is damaged or names an image twice.
@@ -131,10 +131,10 @@ def read_identities(path: Path) -> dict[str, str]:
 
 
 def all_of(table: dict[str, T], images: Sequence[str], path: Path) -> list[T]:
-    """What a table says of each image.
+    """Return the value of a table for each image.
 
     Raises:
-        DataError: If an image is not in it.
+        DataError: If an image is not in the table.
     """
     missing = sum(image not in table for image in images)
     if missing:
@@ -150,7 +150,7 @@ def all_of(table: dict[str, T], images: Sequence[str], path: Path) -> list[T]:
 
 
 def _lines(path: Path) -> list[tuple[int, str]]:
-    """Lines that are not empty, with their numbers."""
+    """Read the non-empty lines of a file as (line number, text); raise DataError if the file can't be read."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
@@ -168,7 +168,7 @@ def _lines(path: Path) -> list[tuple[int, str]]:
 
 
 def _count(path: Path, lines: list[tuple[int, str]]) -> int:
-    """Take the number of images off the first line."""
+    """Parse the number of images in the first line and remove that line from `lines`, in place."""
     first = lines.pop(0)[1].strip() if lines else ""
     if not first.isdecimal():
         raise DataError(
@@ -180,12 +180,21 @@ def _count(path: Path, lines: list[tuple[int, str]]) -> int:
 
 
 def _pairs(path: Path) -> _Rows:
-    """A table of two columns; only csv names them."""
+    """Read a table of two columns; only the csv form has a header."""
     return _rows(path, _lines(path), None)
 
 
 def _rows(path: Path, lines: list[tuple[int, str]], attribute: str | None) -> _Rows:
-    """Read the column of an attribute, or with None the second of two; a line with names lacks the first one in txt."""
+    """Read one column of a table and remove the header from `lines`, in place.
+
+    Args:
+        path: The table. In txt form the header has no name for the first column.
+        lines: Lines of the table as (line number, text).
+        attribute: Name of the column; None for the second of two columns.
+
+    Raises:
+        DataError: If a row has the wrong number of cells, or there are no rows.
+    """
     is_csv = path.suffix.lower() == ".csv"
     split: Callable[[str], list[str]] = (lambda line: next(csv.reader([line]))) if is_csv else str.split
     header = is_csv or attribute is not None
@@ -208,7 +217,7 @@ def _rows(path: Path, lines: list[tuple[int, str]], attribute: str | None) -> _R
 
 
 def _place(columns: Sequence[str], attribute: str) -> int:
-    """The place of an attribute in a row, from 1."""
+    """Return the column index of an attribute, from 1; raise SettingsError if it is unknown."""
     places = {name.lower(): place for place, name in enumerate(columns, 1)}
     if attribute.lower() not in places:
         raise SettingsError(
@@ -221,6 +230,7 @@ def _place(columns: Sequence[str], attribute: str) -> int:
 
 
 def _images(rows: _Rows) -> list[str]:
+    """Return the image names without ending; raise DataError if one occurs twice."""
     images = [PurePosixPath(name).stem for name in rows.names]
     counts = Counter(images)
     twice = [line for line, image in zip(rows.lines, images, strict=True) if counts[image] > 1]
@@ -229,12 +239,14 @@ def _images(rows: _Rows) -> list[str]:
 
 
 def _values(rows: _Rows, known: dict[str, T], what: str) -> list[T]:
+    """Translate the cells by the mapping `known`; raise DataError for an unknown cell."""
     wrong = [line for line, value in zip(rows.lines, rows.values, strict=True) if value not in known]
     _refuse(rows.path, "invalid_value", wrong, len(rows.values), what, expected=list(known))
     return [known[value] for value in rows.values]
 
 
 def _refuse(path: Path, code: str, wrong: Sequence[int], rows: int, what: str, **fields: Any) -> None:
+    """Raise a DataError that names the line numbers `wrong`, if there are any."""
     if wrong:
         raise DataError(
             code,

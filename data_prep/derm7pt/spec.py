@@ -1,14 +1,14 @@
-"""Derm7pt: the release of dermoscopic and clinical images in, a pooled data set out.
+"""Spec of Derm7pt: options, choice of images and data list of the prepared data set.
 
-Each case has a dermoscopic and a clinical image; a data set has one view of them. Cases fall into five groups of
-diagnoses (BCC, MEL, MISC, NEV, SK). The sex of the patient and the location on the body are kept; no name of a file and
-no identifier of a case is. The release does not say which cases are of one patient, so each case has a
-``subject_id`` of its own.
+Each case has a dermoscopic and a clinical image; a prepared data set has one of these views. The diagnoses form five
+groups (BCC, MEL, MISC, NEV, SK), which are the classes. Nine cases have no clinical image: the table names the
+dermoscopic one twice. They are excluded from the view ``clinic``, where a network would otherwise see another kind of
+image.
 
-Nine cases have no clinical image: the table names the dermoscopic one twice. They are counted, and left out of the view
-``clinic``, where a network would otherwise see another kind of image.
-
-Images are read in RGB and resized with antialiasing; their aspect ratio is not kept.
+Prepared data set: ``images.npy`` (N, size, size, 3), uint8, resized with antialiasing without keeping the aspect ratio;
+each record has ``label``, ``subject_id``, ``sex`` and ``location`` (on the body), but no file name and no identifier of
+the case. The release does not state which cases belong to one patient, so each case has a ``subject_id`` of its own.
+The splits are the release's, or all cases are in training.
 """
 
 from __future__ import annotations
@@ -39,22 +39,25 @@ CITATION = (
     "Kawahara et al., Seven-Point Checklist and Skin Lesion Classification Using Multitask Multimodal Neural Nets, "
     "IEEE Journal of Biomedical and Health Informatics 23(2), 538-546 (2019), doi:10.1109/JBHI.2018.2824327"
 )
-"""What users of the data are asked to cite."""
+"""Publication that users of the data are asked to cite."""
 
 VIEWS = {"derm": "dermoscopy", "clinic": "clinical photograph"}
-"""View, which is also the column of its images, to modality."""
+"""Maps each view, which is also the table's column of its images, to its modality."""
 
 SPLITTINGS = ("official", "none")
-"""Training, validation and test as the release has them, or all cases in training."""
+"""Choices of `Derm7pt.split`: the release's training, validation and test split, or all cases in training."""
 
 NO_CLINICAL_IMAGE = "the case has no clinical image: the release names its dermoscopic one twice"
-"""Why a case is left out of the view ``clinic``."""
+"""Exclusion reason in the view ``clinic``."""
 
 
 class Derm7pt(ImageSpec):
     """Derm7pt: skin lesions in five groups. Nothing is downloaded.
 
     Sex and location are kept, the aspect ratio is not. Nine cases without a clinical image are not in the view clinic.
+
+    Source: Kawahara et al., IEEE Journal of Biomedical and Health Informatics 23(2) (2019). Licence: academic research
+    only, no redistribution of images (see README.txt of the release).
     """
 
     dataset = "derm7pt"
@@ -63,29 +66,31 @@ class Derm7pt(ImageSpec):
     citation = CITATION
 
     source: Path
-    """The folder release_v0, as unpacked, or the one that holds it."""
+    """The folder release_v0, as unpacked, or the one that contains it."""
     size: int = Field(224, ge=1)
     """Height and width of the images in the array."""
     view: Annotated[str, Choose(VIEWS)] = "derm"
     """derm (dermoscopy) or clinic (photograph)."""
     split: Annotated[str, Choose(SPLITTINGS)] = "official"
-    """official, or none: all cases in training, for folds at each site as FedSKD has them."""
+    """official, or none: all cases in training, for cross-validation folds at each site as in FedSKD."""
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """The folder that holds ``release_v0``: one of its name, or the source folder itself."""
+        """Return the folder that contains ``release_v0``: ``derm7pt`` in a study's source folder, or the latter itself.
+
+        """
         return {"source": folder_with(top, cls.dataset, "release_v0/meta/meta.csv")}
 
     def title(self) -> str:
-        """Photographs are a data set of their own."""
+        """Return the name of the prepared data set, with a suffix for photographs."""
         return "derm7pt" if self.view == "derm" else f"derm7pt-{self.view}"
 
     def find(self) -> Release:
-        """The tables; the images are looked for when it is known which are needed."""
+        """Read the tables; images are looked up later, when the needed ones are known."""
         return read_release(self.source)
 
     def choose(self, files: Release, say: Say) -> Choice:
-        """The images of all cases that the view has; a place is that of the case in the table."""
+        """Choose the images of all cases that have the view; the index of a case in the table identifies an image."""
         unlike = files.deviations()
         for sentence in unlike:
             say(f"warning: {sentence}")
@@ -110,12 +115,12 @@ class Derm7pt(ImageSpec):
         )
 
     def incomplete(self, outcome: Outcome) -> str:
-        """Which rows of the table have an image that can't be read."""
+        """Return the error message for unreadable images if all are required."""
         numbers = outcome.choice.release[0].table.numbers
         return rows_to_mend(outcome.reasons, outcome.choice.count(), numbers.__getitem__)
 
     def datalist(self, outcome: Outcome, say: Say) -> Datalist:
-        """The data list of what was read."""
+        """Build the data list of the images that were read."""
         release, subjects, unlike, left_out = outcome.choice.release
         gone = [group for group in GROUPS if group not in {release.groups[place] for place in outcome.kept}]
         if gone:
@@ -149,23 +154,30 @@ class Derm7pt(ImageSpec):
 
 
 def read_case(path: Path, size: int) -> LoadedItem:
-    """Read an image of a case.
+    """Read and resize the image of a case.
 
     Args:
-        path: The file.
+        path: Image file.
         size: Height and width of the result in pixels.
 
     Returns:
-        A row of the array, shape (size, size, 3), uint8.
+        Row of the array, shape (size, size, 3), uint8.
 
     Raises:
-        DataError: If it can't be read, or has more than 8 bits a channel.
+        DataError: If the file can't be read, or has more than 8 bits a channel.
     """
     return LoadedItem(resize(read_rgb(path), (size, size)))
 
 
 def _choose(release: Release, view: str, say: Say) -> tuple[list[int], dict[str, int]]:
-    """The cases that a view has, and the number of those that were left out, with the reason."""
+    """Select the cases that have an image of the view.
+
+    Returns:
+        Indices of the cases, and a mapping from the exclusion reason to the number of excluded cases.
+
+    Raises:
+        DataError: If a group of diagnoses has no case.
+    """
     count, cases, leave = sum(release.doubled), range(len(release.doubled)), view == "clinic"
     if count:
         say(

@@ -1,7 +1,7 @@
-"""The index files of Derm7pt: which case is in training, validation and test.
+"""Read the index files of Derm7pt, which state the split of each case.
 
-Each file has one column, ``indexes``, of rows of ``meta.csv``: 0 is the first case, below the line of names. Together
-the files name each case once.
+Each file has one column, ``indexes``, with row indices of ``meta.csv``: 0 is the first case, below the header. Together
+the files name each case exactly once.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from medfl.data.table import read_table, row_list
 from medfl.errors import DataError
 
 INDEX_FILES = dict(zip(SPLITS, ("train_indexes.csv", "valid_indexes.csv", "test_indexes.csv"), strict=True))
-"""Split to the file that names its cases."""
+"""Maps each split to its index file."""
 
 WHOLE = "Take the files of release_v0.zip as they are."
-"""What to do about a release that was changed."""
+"""Advice in messages about a release that was changed."""
 
 
 def read_splits(folder: Path, cases: int) -> list[str]:
-    """The split of each case.
+    """Read the split of each case.
 
     Args:
-        folder: The folder of the index files.
-        cases: Rows of ``meta.csv``.
+        folder: Folder of the index files.
+        cases: Number of rows of ``meta.csv``.
 
     Returns:
-        One of `SPLITS` for each case.
+        Split of each case, one of `SPLITS`.
 
     Raises:
-        DataError: If a file is missing or wrong, or they do not name each case once.
+        DataError: If a file is missing or invalid, or if the files do not name each case exactly once.
     """
     by_split = {split: _read_indexes(folder / name) for split, name in INDEX_FILES.items()}
     if sorted(index for indexes in by_split.values() for index in indexes) != list(range(cases)):
@@ -42,6 +42,7 @@ def read_splits(folder: Path, cases: int) -> list[str]:
 
 
 def _read_indexes(path: Path) -> list[int]:
+    """Read the indices in a file; raise DataError if the file is missing or contains anything else."""
     if not path.is_file():
         raise DataError("missing_file", f"expected the index file {path}, there is none. {WHOLE}", path=path)
     table = read_table(path)
@@ -60,7 +61,7 @@ def _read_indexes(path: Path) -> list[int]:
 
 
 def _explain(folder: Path, by_split: Mapping[str, list[int]], cases: int) -> None:
-    """Say why index files do not name each case once.
+    """Raise a DataError that explains why the index files do not name each case exactly once.
 
     Raises:
         DataError: Always.
@@ -104,7 +105,10 @@ def _explain(folder: Path, by_split: Mapping[str, list[int]], cases: int) -> Non
 
 
 def _counting_from_one(by_split: Mapping[str, list[int]], cases: int) -> list[str]:
-    """The splits whose files count from 1: all of them or one, if each case is named once when these are shifted."""
+    """Return the splits whose files count from 1 instead of 0.
+
+    All files, or only one, are assumed to count from 1 if subtracting 1 makes the files name each case exactly once.
+    """
     for shifted in (list(by_split), *([split] for split in by_split)):
         moved = [index - (split in shifted) for split, indexes in by_split.items() for index in indexes]
         if sorted(moved) == list(range(cases)):

@@ -1,4 +1,4 @@
-"""A made-up release of Derm7pt: its layout, its columns and its diagnoses, with images of one colour each."""
+"""Write a synthetic Derm7pt release: its layout, columns and diagnoses, with images of one colour each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CASES = {
     "validation": dict.fromkeys(GROUPS, 1),
     "test": dict.fromkeys(GROUPS, 1),
 }
-"""Split to group to cases: 12, 5 and 5."""
+"""Maps each split to a mapping from group to number of cases: 12, 5 and 5 cases in all."""
 
 DIAGNOSES = {
     "clark nevus": 399,
@@ -42,10 +42,12 @@ DIAGNOSES = {
     "basal cell carcinoma": 42,
     "seborrheic keratosis": 45,
 }
-"""Cases of each diagnosis in the real release; a group's are dealt in this order."""
+"""Maps each diagnosis to its number of cases in the real release. The cases of a group get its diagnoses in this order.
+
+"""
 
 FEMALE, ALL = 522, 1011
-"""Cases of women in the real release, and of all."""
+"""Number of women's cases, and of all cases, in the real release."""
 
 
 def write_release(
@@ -55,14 +57,14 @@ def write_release(
     images: bool = True,
     seed: int = 0,
 ) -> Path:
-    """Write ``release_v0``; names of files, the identifier of a case and its notes hold the word secret.
+    """Write the folder ``release_v0``; file names, identifiers and notes contain the word secret.
 
     Args:
-        folder: Where to write; made if it is not there.
-        cases: Split to group to the number of cases, no more of a group than the real release has.
-        doubled: Cases whose clinical image is the dermoscopic one; they are the first ones.
-        images: Whether to write images, each of one colour: red tells the view, green the row.
-        seed: Decides the order of the cases.
+        folder: Target folder; created if needed.
+        cases: Maps each split to a mapping from group to number of cases, at most that of the real release.
+        doubled: Number of cases whose clinical image is the dermoscopic one; these are the first rows.
+        images: Whether to write images. Each has one colour: red encodes the view, green the row.
+        seed: Seed of the order of the cases.
 
     Returns:
         The folder ``release_v0``.
@@ -102,6 +104,7 @@ def write_indexes(release: Path, split: str, indexes: Sequence[int]) -> None:
 
 
 def _case(row: int, diagnosis: str, doubled: bool) -> dict[str, str]:
+    """Make the table row of a case."""
     derm = f"FAL/Secret{row:04d}.jpg" if row % 3 else f"NML/SECRET{row:04d}.JPG"
     clinic = derm if doubled else f"A1l/Secret{row:04d}c.{('jpg', 'JPG')[row % 2]}"
     return dict.fromkeys(HEADER.split(","), "absent") | {
@@ -117,6 +120,7 @@ def _case(row: int, diagnosis: str, doubled: bool) -> dict[str, str]:
 
 
 def _write_images(folder: Path, row: int, case: Mapping[str, str]) -> None:
+    """Write the dermoscopic and the clinical image of a case, unless the file exists."""
     for red, view in ((200, "derm"), (40, "clinic")):
         path = folder / case[view]
         path.parent.mkdir(parents=True, exist_ok=True)

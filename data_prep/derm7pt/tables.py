@@ -1,15 +1,16 @@
-"""Derm7pt as released: ``release_v0`` with its table, its three index files and its images.
+"""Read and check a Derm7pt release: the folder ``release_v0`` with its table, index files and images.
 
-The layout, where names are case-sensitive and images end in ``.jpg`` or ``.JPG``::
+Layout, with case-sensitive names and images that end in ``.jpg`` or ``.JPG``::
 
     release_v0/meta/{meta.csv, train_indexes.csv, valid_indexes.csv, test_indexes.csv}
     release_v0/images/<folder>/<file>
 
-``meta.csv`` has a row for each of 1011 cases. The index files hold rows of it, counted from 0 without the line of
-names; together they name each case once. Messages number rows as a spreadsheet shows them (`medfl.data.table`).
+``meta.csv`` has a row for each of 1011 cases. The index files contain its row indices, from 0 without the header;
+together they name each case once. Messages number rows as a spreadsheet shows them (`medfl.data.table`).
 
 Source: Kawahara et al., "Seven-Point Checklist and Skin Lesion Classification Using Multitask Multimodal Neural Nets",
-IEEE Journal of Biomedical and Health Informatics 23(2), 538-546 (2019); the groups are those of its authors' code.
+IEEE Journal of Biomedical and Health Informatics 23(2), 538-546 (2019). The groups of diagnoses are those of its
+authors' code.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ HEADER = (
     "blue_whitish_veil,vascular_structures,level_of_diagnostic_difficulty,elevation,location,sex,management,clinic,derm,"
     "case_id,notes"
 )
-"""The first line of ``meta.csv``."""
+"""First line of ``meta.csv``."""
 
 GROUPS = {
     "BCC": ("basal cell carcinoma",),
@@ -54,34 +55,34 @@ GROUPS = {
     ),
     "SK": ("seborrheic keratosis",),
 }
-"""The five groups of diagnoses, in the order of their labels."""
+"""Maps each group of diagnoses, in the order of the labels, to its diagnoses."""
 
 OFFICIAL = {
     "training": {"BCC": 19, "MEL": 90, "MISC": 32, "NEV": 256, "SK": 16},
     "validation": {"BCC": 7, "MEL": 61, "MISC": 25, "NEV": 100, "SK": 10},
     "test": {"BCC": 16, "MEL": 101, "MISC": 40, "NEV": 219, "SK": 19},
 }
-"""Split to group to the number of cases in the release: 413, 203 and 395 cases."""
+"""Maps each split to a mapping from group to number of cases in the release: 413, 203 and 395 cases in all."""
 
 DOUBLED = 9
-"""Cases of the release whose clinical image is the dermoscopic one."""
+"""Number of cases in the release whose clinical image is the dermoscopic one."""
 
 SEXES = ("female", "male")
-"""What the column ``sex`` holds."""
+"""Values of the column ``sex``."""
 
 _GROUP_OF = {diagnosis: group for group, diagnoses in GROUPS.items() for diagnosis in diagnoses}
 
 
 @dataclass(frozen=True)
 class Release:
-    """A release that was read; all lists have one entry for each case, in the order of ``meta.csv``.
+    """Content of a release's tables; all lists have one entry for each case, in the order of ``meta.csv``.
 
     Attributes:
-        images: The folder of the images.
+        images: Folder of the images.
         table: ``meta.csv``.
-        groups: One of `GROUPS`.
-        splits: ``training``, ``validation`` or ``test``.
-        doubled: Whether the clinical image is the dermoscopic one.
+        groups: Group of each diagnosis, a key of `DIAGNOSIS_GROUPS`.
+        splits: Split of each case: ``training``, ``validation`` or ``test``.
+        doubled: Whether the clinical image of each case is the dermoscopic one.
     """
 
     images: Path
@@ -91,14 +92,14 @@ class Release:
     doubled: list[bool]
 
     def check_images(self, view: str, places: Sequence[int]) -> None:
-        """Refuse a release without the images that are needed.
+        """Raise DataError if required images are missing.
 
         Args:
-            view: The column that names them, ``derm`` or ``clinic``.
-            places: The cases that need them.
+            view: Column that names the images, ``derm`` or ``clinic``.
+            places: Indices of the cases whose image is required.
 
         Raises:
-            DataError: If an image is not there, or only with other capitals.
+            DataError: If an image is missing, or exists only with other capitals in its name.
         """
         names = {place: self.table.rows[place][view] for place in places}
         missing = [place for place, name in names.items() if not (self.images / name).is_file()]
@@ -122,7 +123,7 @@ class Release:
         )
 
     def deviations(self) -> list[str]:
-        """How these cases differ from the official release: sentences, none if they do not."""
+        """Describe the differences from the official release, one sentence each."""
         sentences = []
         pairs = Counter(zip(self.splits, self.groups, strict=True))
         for split, official in OFFICIAL.items():
@@ -137,18 +138,19 @@ class Release:
         return sentences
 
     def _rows(self, places: Sequence[int]) -> str:
+        """Format the row numbers of cases for a message."""
         return row_list([self.table.numbers[place] for place in places])
 
 
 def read_release(source: Path) -> Release:
-    """Read the table and the index files of a release; its images are not looked at.
+    """Read the table and the index files of a release, without looking at its images.
 
     Args:
-        source: The folder ``release_v0``, or the one that holds it.
+        source: The folder ``release_v0``, or the one that contains it.
 
     Raises:
-        DataError: If a file is missing, columns are missing, a diagnosis is unknown, or the index files do not name
-            each case once.
+        DataError: If a file or column is missing, a diagnosis is unknown, or the index files do not name each case
+            once.
     """
     folder = _find_folder(source)
     table = read_table(folder / "meta" / "meta.csv")
@@ -165,10 +167,10 @@ def read_release(source: Path) -> Release:
 
 
 def group_diagnoses(table: Table) -> list[str]:
-    """The group of each case.
+    """Return the group of each case.
 
     Raises:
-        DataError: If a diagnosis belongs to no group; it is named.
+        DataError: If a diagnosis belongs to no group.
     """
     diagnoses = [row["diagnosis"] for row in table.rows]
     unknown = [place for place, diagnosis in enumerate(diagnoses) if diagnosis not in _GROUP_OF]
@@ -191,6 +193,7 @@ def group_diagnoses(table: Table) -> list[str]:
 
 
 def _find_folder(source: Path) -> Path:
+    """Return the folder ``release_v0``; raise DataError if its table is missing."""
     for folder in (source, source / "release_v0"):
         if (folder / "meta" / "meta.csv").is_file():
             return folder
@@ -203,6 +206,7 @@ def _find_folder(source: Path) -> Path:
 
 
 def _check_columns(table: Table) -> None:
+    """Raise DataError if a column of `HEADER` is missing."""
     columns = HEADER.split(",")
     missing = [column for column in columns if column not in table.columns]
     if missing:
@@ -217,7 +221,7 @@ def _check_columns(table: Table) -> None:
 
 
 def _check_cells(table: Table) -> None:
-    """Refuse what can't be meant: cases with equal numbers, without an image, without a sex."""
+    """Raise DataError for a repeated case number, a missing image name or an unknown sex."""
     for column in ("clinic", "derm"):
         table.column(column)
     counts = Counter(table.column("case_num"))
@@ -244,10 +248,11 @@ def _check_cells(table: Table) -> None:
 
 
 def _folded_paths(folder: Path) -> set[str]:
-    """Paths of all files below a folder, without regard to capitals."""
+    """Return the case-folded paths of all files below a folder."""
     paths = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
     return {path.relative_to(folder).as_posix().casefold() for path in paths}
 
 
 def _in_words(counts: Mapping[str, int]) -> str:
+    """Describe the total number of cases and the number of each group."""
     return f"{sum(counts.values())} cases ({', '.join(f'{group} {count}' for group, count in counts.items())})"

@@ -1,4 +1,4 @@
-"""A made-up Fed-KiTS19: the folders and the table of FLamby's, small volumes; secret names say so."""
+"""Write a synthetic Fed-KiTS19 release: FLamby's folders and table, and small volumes."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from medfl.utils.seeds import seed_of
 from medfl_datasets.flamby_kits19.spec import IMAGE, MASK, OFFICIAL, SPLIT
 
 TURN = np.array([[0, 0, -1.0, 0], [0, -1.0, 0, 0], [-2.0, 0, 0, 0], [0, 0, 0, 1]])
-"""From voxels to millimetres: slices run along the first axis, 2 mm apart, as in the release."""
+"""Affine from voxels to millimetres: slices run along the first axis, 2 mm apart, as in the release."""
 
 
 def write_release(folder: Path, count: int = 2, seed: int = 0) -> Path:
-    """Write a release: in each volume of about 12 x 20 x 20 voxels a bright kidney, and a tumour at its lower end.
+    """Write a release: a bright kidney with a tumour at its lower end in volumes of about 12 x 20 x 20 voxels.
 
     Args:
-        folder: Where to write; made if it is not there.
-        count: Cases of each of the six sites, >= 2; the last one is in the test split.
-        seed: Decides all voxels.
+        folder: Target folder; created if needed.
+        count: Number of cases of each of the six sites, >= 2; the last one is in the test split.
+        seed: Seed of all random numbers.
 
     Returns:
         `folder`.

@@ -1,18 +1,21 @@
-"""FLamby's Fed-LIDC-IDRI: its scans and its table of splits in, a pooled data set of volumes and masks out.
+"""Spec of FLamby's Fed-LIDC-IDRI: options, scans and metadata of the prepared data set.
 
-::
+Files, as FLamby's download_ct_scans.py writes them, and FLamby's table of splits::
 
-    <SeriesInstanceUID>/patient.nii.gz           of FLamby's download_ct_scans.py: 1 mm along each axis, Hounsfield units
+    <SeriesInstanceUID>/patient.nii.gz           1 mm along each axis, Hounsfield units
     <SeriesInstanceUID>/mask_consensus.nii.gz    1 where one radiologist or more drew a nodule
-    metadata.csv                                 of FLamby's fed_lidc_idri/metadata: SeriesInstanceUID, Manufacturer, Split
+    metadata.csv                                 of FLamby's fed_lidc_idri/metadata: SeriesInstanceUID, Manufacturer,
+    Split
 
-Scans are those that are there: some of the table FLamby could not convert. Intensities are clipped as in its code. It
-trains with patches of scans of 384 voxels along each axis; as an array these need 450 GB, so that they are resampled to
-2 mm unless another spacing is asked for. The manufacturer is kept as ``centre``. No name of a file is kept, which is an
-identifier; the table does not say which scans are of one patient (eight patients have two), so each counts as a patient
-of its own.
+Scans of the table without a folder are skipped, because FLamby could not convert some of them. Intensities are clipped
+as in FLamby's code. FLamby trains with patches of scans of 384 voxels along each axis. As one array these would need
+450 GB, so scans are resampled to 2 mm unless another spacing is given.
 
-Source: Ogier du Terrail et al., FLamby, NeurIPS 2022 Datasets and Benchmarks; its code of that data set.
+Prepared data set: arrays of volumes and masks; each record has ``subject_id`` and ``centre`` (the manufacturer). The
+splits are FLamby's. No file name is kept, because it is an identifier. The table does not state which scans belong to
+one patient (eight patients have two), so each scan counts as a patient of its own.
+
+Source: Ogier du Terrail et al., FLamby, NeurIPS 2022 Datasets and Benchmarks, and its code for this data set.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -35,28 +38,28 @@ CITATION = (
     "Armato III et al., Data From LIDC-IDRI, The Cancer Imaging Archive (2015), doi:10.7937/K9/TCIA.2015.LO9QL9SX; as "
     "prepared for FLamby: Ogier du Terrail et al., NeurIPS 2022 Datasets and Benchmarks"
 )
-"""What users of the data are asked to cite."""
+"""Publications that users of the data are asked to cite."""
 
 OFFICIAL = {"ge": (530, 131), "philips": (59, 15), "siemens": (164, 41), "toshiba": (55, 14)}
-"""Manufacturer, in the order of FLamby's numbers, to its training and test scans."""
+"""Maps each manufacturer, in the order of FLamby's numbers, to its numbers of training and test scans."""
 
 SPLIT = "metadata.csv"
-"""FLamby's table."""
+"""FLamby's table of splits."""
 
 IMAGE, MASK = "patient.nii.gz", "mask_consensus.nii.gz"
-"""The files of a scan."""
+"""Names of a scan's volume and mask."""
 
 STRUCTURES = ("background", "nodule")
-"""What the numbers in a mask mean."""
+"""Names of the mask values 0 and 1."""
 
 
 @dataclass(frozen=True)
 class Release:
-    """The files.
+    """Scans of a Fed-LIDC-IDRI release.
 
     Attributes:
-        published: The table of splits.
-        folders: Of each scan by its name in the table.
+        published: Table of splits.
+        folders: Maps the name of each scan in the table to its folder.
     """
 
     published: PublishedSplits
@@ -66,8 +69,10 @@ class Release:
 class FlambyLidcIdri(VolumeSpec):
     """FLamby's Fed-LIDC-IDRI: nodules of the lung in CT of four manufacturers' scanners. Nothing is downloaded.
 
-    The test scans are FLamby's. Its sites come from medfl partition --scheme by_site --column centre
-    --test official --global-test none.
+    The test scans are FLamby's. Create its sites with medfl partition --scheme by_site --column centre --test official
+    --global-test none.
+
+    Source: Armato III et al., The Cancer Imaging Archive (2015), as prepared by FLamby. Licence: CC BY 3.0.
     """
 
     dataset = "flamby_lidc_idri"
@@ -80,7 +85,7 @@ class FlambyLidcIdri(VolumeSpec):
     source: Annotated[Path, Positional()]
     """The folder that FLamby's download_ct_scans.py writes to."""
     spacing: Spacing = (2.0, 2.0, 2.0)
-    """Resample all to these millimetres; FLamby has 1x1x1."""
+    """Voxel edges in millimetres to which all volumes are resampled; FLamby has 1x1x1."""
     window: Window = (-1024.0, 600.0)
     """Lowest and highest intensity, in Hounsfield units, that become 0 and 1."""
     splits: Path | None = None
@@ -88,11 +93,14 @@ class FlambyLidcIdri(VolumeSpec):
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """FLamby's name of the folder, the data set's, or the source folder itself."""
+        """Return the release's folder in a study's source folder: ``fed_lidc_idri``, ``flamby_lidc_idri``, or none.
+
+        Without such a folder the release is expected in the source folder itself.
+        """
         return {"source": folder_or_top(top, "fed_lidc_idri", cls.dataset)}
 
     def find(self) -> Release:
-        """The table, and the scans of it that are there."""
+        """Read the table and find the folders of the scans."""
         path = find_table(self.source, SPLIT, self.splits, " from FLamby's fed_lidc_idri/metadata")
         published = read_splits(path, "SeriesInstanceUID", "Manufacturer", "Split", list(OFFICIAL))
         folders = {path.parent.name: path.parent for path in sorted(self.source.rglob(IMAGE))}
@@ -107,7 +115,7 @@ class FlambyLidcIdri(VolumeSpec):
         return Release(published, folders)
 
     def volumes(self, files: Release, say: Say) -> Volumes:
-        """The scans of the table that are there."""
+        """Return the scans of the table that have a folder."""
         published = files.published
         places = [place for place, name in enumerate(published.names) if name in files.folders]
         sites, splits = ([column[place] for place in places] for column in (published.sites, published.splits))

@@ -1,4 +1,4 @@
-"""A made-up Fed-LIDC-IDRI: the folders and the table of FLamby's, small volumes; secret names say so."""
+"""Write a synthetic Fed-LIDC-IDRI release: FLamby's folders and table, and small volumes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from medfl_datasets.flamby_lidc_idri.spec import IMAGE, MASK, OFFICIAL, SPLIT
 
 
 def write_release(folder: Path, count: int = 2, seed: int = 0) -> Path:
-    """Write a release: in each volume of about 14 voxels of 1 mm a dense nodule; the first scan has none.
+    """Write a release: a dense nodule in each volume of about 14 voxels of 1 mm, except in the first.
 
     Args:
-        folder: Where to write; made if it is not there.
-        count: Scans of each of the four manufacturers, >= 2; the last one is in the test split. One row of the table
-            has no scan.
-        seed: Decides all voxels.
+        folder: Target folder; created if needed.
+        count: Number of scans of each of the four manufacturers, >= 2; the last one is in the test split. One row of
+            the table has no scan.
+        seed: Seed of all random numbers.
 
     Returns:
         `folder`.

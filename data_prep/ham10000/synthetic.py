@@ -1,5 +1,6 @@
-"""Write a synthetic HAM10000 release: layout and columns of the real one; names that must stay private contain SECRET.
+"""Write a synthetic HAM10000 release with the layout and columns of the real one.
 
+Names that must stay private contain SECRET.
 """
 
 from __future__ import annotations

@@ -158,8 +158,10 @@ def classes_of(organ: str) -> list[str]:
 
 
 def _deviations(kept: Sequence[str], classes: Sequence[str], outcome: Outcome) -> list[str]:
-    """Describe the differences from the official release, one sentence each; raise DataError if a class has no image.
+    """Describe the differences from the official release, one sentence each.
 
+    Raises:
+        DataError: If a class has no image.
     """
     counts = Counter(kept)
     gone = [key for key in classes if not counts[key]]

@@ -76,7 +76,7 @@ def rectangle(edge: int, angle: int) -> tuple[int, int, int, int]:
 
 
 def copied(tile: Image.Image, rng: np.random.Generator) -> Image.Image:
-    """Make an augmented copy as the authors did: a rotation of up to 25 degrees, then each flip with probability 1/2.
+    """Make an augmented copy as the authors did: rotate by up to 25 degrees, then flip with probability 1/2 per axis.
 
     """
     angle = int(rng.integers(0, 26))
