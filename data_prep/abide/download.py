@@ -1,6 +1,6 @@
-"""Fetch ABIDE I from the public bucket of the Preprocessed Connectomes Project (PCP), file by file.
+"""Download ABIDE I from the public bucket of the Preprocessed Connectomes Project (PCP), file by file.
 
-What was fetched keeps the bucket's layout. An interrupted download continues with the same command.
+Downloaded files keep the bucket's layout. An interrupted download continues with the same command.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from medfl_datasets.abide.files import Maps, file_name
 from medfl_datasets.abide.tables import FILE, Subject
 
 URL = "https://s3.amazonaws.com/fcp-indi/data/Projects/ABIDE_Initiative"
-"""PCP's top folder."""
+"""Address of PCP's top folder."""
 
 EVERY = 50
-"""Maps after which a line tells how many came."""
+"""Number of maps after which a progress line is printed."""
 
 _NOT_THERE = (403, 404)
+"""HTTP status codes of a file that the server does not have."""
 
 
 def fetch_phenotypes(source: Path, url: str, say: Say) -> Path:
-    """The phenotypic file in `source`, downloaded if it is not there.
+    """Return the phenotypic file in `source`, and download it if it does not exist.
 
     Raises:
         DataError: If the download fails.
@@ -36,20 +37,20 @@ def fetch_phenotypes(source: Path, url: str, say: Say) -> Path:
 
 
 def fetch_maps(source: Path, maps: Maps, wanted: Sequence[tuple[Subject, str]], url: str, say: Say) -> None:
-    """Download maps.
+    """Download maps, and skip those that the server does not have.
 
-    Maps that the server does not have are passed over: what is missing is told by who looks for it.
+    Missing maps are reported later, when the maps are looked up.
 
     Args:
-        source: Where to, as the top folder of the bucket.
-        maps: Which maps.
-        wanted: Subject and derivative of each.
+        source: Target folder, which gets the layout of the bucket's top folder.
+        maps: Pipeline and strategy of the maps.
+        wanted: Subject and derivative of each map.
         url: Address of the top folder.
-        say: Gets plain lines about progress.
+        say: Receives lines about progress.
 
     Raises:
-        DataError: If the network fails or the server refuses; what came is kept. It names the row of the phenotypic
-            file and the derivative, and no subject.
+        DataError: If the network fails or the server refuses; downloaded maps are kept. The message contains the row of
+            the phenotypic file and the derivative, but no subject.
     """
     lacking = 0
     for number, (subject, derivative) in enumerate(wanted, 1):
@@ -59,9 +60,9 @@ def fetch_maps(source: Path, maps: Maps, wanted: Sequence[tuple[Subject, str]], 
 
 
 def _fetch(source: Path, maps: Maps, subject: Subject, derivative: str, url: str) -> bool:
-    """Download one map; False if the server does not have it.
+    """Download one map; return False if the server does not have it.
 
-    The file has another name until it is whole, because bars and messages show names.
+    Until the download is complete, the file has a name without the subject, because progress bars and messages show it.
     """
     name = file_name(subject.file_id, derivative)
     target = source / maps.folder(derivative) / name

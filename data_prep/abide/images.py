@@ -1,4 +1,4 @@
-"""How a map is read, and what is said of maps that are missing or can't be read."""
+"""Read a map of ABIDE, and describe maps that are missing or can't be read."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from medfl.data.readers.volumes import Grid
 from medfl.data.table import row_list
 
 MOST_UNREADABLE = 0.05
-"""If more of the maps that are there can't be read, nothing is written."""
+"""Largest share of unreadable maps among the existing ones; above it nothing is written."""
 
 NO_MAP = "there is no map"
-"""Said of a subject and a derivative."""
+"""Exclusion reason of a subject and a derivative."""
 
 Failures = Mapping[tuple[int, str], str]
-"""Table row and derivative to what is wrong."""
+"""Maps table row and derivative of each excluded map to the reason."""
 
 
 def read_one(path: Path, grid: Grid) -> LoadedItem:
@@ -27,11 +27,11 @@ def read_one(path: Path, grid: Grid) -> LoadedItem:
 
 
 def too_many(failed: Failures, maps: int) -> str | None:
-    """What to say if too many of the maps that are there can't be read; None if they are not.
+    """Return the error message if more than `MAX_UNREADABLE_SHARE` of the maps can't be read, otherwise None.
 
     Args:
-        failed: They.
-        maps: How many there are.
+        failed: Maps that can't be read.
+        maps: Number of maps that exist.
     """
     if len(failed) <= MOST_UNREADABLE * maps:
         return None
@@ -42,7 +42,7 @@ def too_many(failed: Failures, maps: int) -> str | None:
 
 
 def described(failures: Failures) -> str:
-    """What is wrong, with the derivatives and their table rows."""
+    """Describe the reasons with their derivatives and table rows."""
     groups = defaultdict(list)
     for (row, derivative), reason in failures.items():
         groups[reason, derivative].append(row)

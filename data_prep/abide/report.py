@@ -1,6 +1,6 @@
-"""Section of the report about the atlas of the data: its regions in three slices.
+"""Report section that shows the regions of the data set's atlas in three slices.
 
-The regions lie over a mean of training images that shows no single image.
+The background is a mean of many training images, so that it shows no single image.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from medfl_report.groups import Group
 from medfl_report.section import ReportData, TemplateSection
 
 FEWEST = 10
-"""Persons whose images are averaged at least; of fewer, nothing is shown, so that nobody's own image is."""
+"""Minimum number of persons in the mean image. With fewer no image is shown, to protect each person's image."""
 
 
 MOST = 50
-"""Images that are averaged at most, evenly chosen, to bound the time."""
+"""Maximum number of images in the mean, evenly spaced among all, to limit the computing time."""
 
 
 PLANES = ("sagittal", "coronal", "axial")
-"""Slices across the first, second and third axis: to the right, to the front, up."""
+"""Planes of the slices across the first, second and third axis (to the right, to the front, up)."""
 
 
 @dataclass(frozen=True)
 class Slice:
-    """A slice through the middle of the atlas.
+    """Slice through the middle of the atlas.
 
     Attributes:
         plane: One of `PLANES`.
-        regions: (H, W), int64: number of the region, 0 for none; row 0 is the lowest.
-        mean: (H, W), float64: mean of the images there, or None if they are not shown.
+        regions: Number of the region at each pixel, 0 for none, shape (H, W), int64; row 0 is the lowest.
+        mean: Mean of the images at each pixel, shape (H, W), float64; None if images are not shown.
     """
 
     plane: str
@@ -56,17 +56,17 @@ class Slice:
 
 @dataclass(frozen=True)
 class AtlasView:
-    """The atlas of a data set.
+    """Content of the report section.
 
     Attributes:
-        name: Of the atlas; empty if not known.
-        regions: Number of its regions on the grid.
-        grid: Voxels along each axis.
-        channel: Name of the channel that is averaged; empty if not known.
-        images: How many images were averaged; 0 if none.
-        persons: In the training data, of whom an image each could be averaged.
+        name: Name of the atlas; empty if unknown.
+        regions: Number of regions on the grid.
+        grid: Number of voxels along each axis.
+        channel: Name of the channel that is averaged; empty if unknown.
+        images: Number of images in the mean; 0 if none.
+        persons: Number of persons in the training data. Each contributes at most one image to the mean.
         upright: Whether the left of the axial and coronal slice is the left of the body.
-        slices: One for each of `PLANES`.
+        slices: One slice for each of `PLANES`.
     """
 
     name: str
@@ -80,18 +80,18 @@ class AtlasView:
 
 
 def read_atlas(dataset_dir: Path, sites: Sequence[str], show_images: bool = True) -> AtlasView | None:
-    """Read the atlas of a partitioned data set, and the mean of its training images.
+    """Read the atlas of a partitioned data set and compute the mean of its training images.
 
     Args:
-        dataset_dir: The folder that holds one folder for each site.
-        sites: Names of the sites whose training images count.
+        dataset_dir: The folder that contains one folder for each site.
+        sites: Names of the sites whose training images are used.
         show_images: Whether images may be averaged at all.
 
     Returns:
-        None where the data set has no atlas.
+        The atlas with its slices, or None if the data set has no 3-D atlas.
 
     Raises:
-        DataError: If data lists, images or the atlas can't be read, or don't belong together.
+        DataError: If data lists, images or the atlas can't be read, or do not belong together.
     """
     labels = load_regions(dataset_dir)
     if labels is None or labels.ndim != len(PLANES):
@@ -114,7 +114,7 @@ def read_atlas(dataset_dir: Path, sites: Sequence[str], show_images: bool = True
 
 
 def _one_of_each_person(dataset_dir: Path, lists: dict[str, Datalist]) -> list[tuple[Path, int]]:
-    """Array and row of the first training image of each person; an image of nobody known is a person's of its own."""
+    """Return array file and row of each person's first training image; an image without a person counts as its own."""
     first_images: dict[object, tuple[Path, int]] = {}
     for site, datalist in lists.items():
         array = (dataset_dir / site / datalist.image_array).resolve()
@@ -125,7 +125,7 @@ def _one_of_each_person(dataset_dir: Path, lists: dict[str, Datalist]) -> list[t
 
 
 def _mean(chosen: Sequence[tuple[Path, int]]) -> np.ndarray:
-    """Mean of the first channel over images that are evenly chosen from all."""
+    """Compute the mean of the first channel over evenly spaced images."""
     places = np.linspace(0, len(chosen) - 1, min(len(chosen), MOST)).round().astype(int)
     total: np.ndarray | None = None
     for path, row in (chosen[place] for place in places):
@@ -137,6 +137,7 @@ def _mean(chosen: Sequence[tuple[Path, int]]) -> np.ndarray:
 
 
 def _upright(datalist: Datalist) -> bool:
+    """Return whether the affine of the images has positive axes without rotation."""
     affine = np.asarray(datalist.extra.get("affine", np.zeros((4, 4))), np.float64)
     if affine.shape != (4, 4):
         return False
@@ -145,6 +146,7 @@ def _upright(datalist: Datalist) -> bool:
 
 
 def _slice(axis: int, regions: np.ndarray, mean: np.ndarray | None) -> Slice:
+    """Cut the regions and the mean image at the middle of the atlas along an axis."""
     held = np.flatnonzero(regions.any(axis=tuple(other for other in range(regions.ndim) if other != axis)))
     place = int(held[0] + held[-1]) // 2
     cut = [None if volume is None else volume.take(place, axis=axis).T for volume in (regions, mean)]
@@ -153,40 +155,46 @@ def _slice(axis: int, regions: np.ndarray, mean: np.ndarray | None) -> Slice:
 
 
 FILLS = (*COLOURS, "#e69f00", "#56b4e9", "#cc79a7")
-"""Of regions, over and over; the lines between them tell neighbours of one colour apart."""
+"""Colours of the regions, repeated if there are more regions. Outlines separate neighbours of the same colour."""
 
 
 SHADES = 10
-"""Of grey behind the regions."""
+"""Number of grey levels of the mean image."""
 
 
 WIDE = 7.4
-"""Of the picture, in inches."""
+"""Width of the figure in inches."""
 
 
 LOST = (
     "The runs used an atlas; it can't be read any more where the data were, so its regions are not drawn. They are "
     "drawn when the page is written where the data are."
 )
+"""Text of the section if the atlas can't be read any more."""
 
 
 class AtlasSection(TemplateSection):
-    """Regions of the atlas of the data."""
+    """Report section with the regions of the data set's atlas."""
 
     template = "atlas.html"
 
     def content(self, data: ReportData) -> Meta | None:
-        """A picture, where a run had an atlas."""
+        """Return the template's values under ``atlas``, or None if no run had an atlas."""
         return {"atlas": atlas} if (atlas := atlas_section(data.groups)) else None
 
     def sources(self, data: ReportData) -> list[str]:
-        """What the picture was drawn from."""
+        """Return the data sources of the figure."""
         drawn = (self.values(data) or {}).get("atlas", {}).get("picture")
         return ["the atlas and the images of the data"] if drawn else []
 
 
 def atlas_section(groups: Sequence[Group]) -> Meta | None:
-    """The section, from the data of the first run that still has some with an atlas; None where no run had one."""
+    """Build the section from the first run whose data are still available and have an atlas.
+
+    Returns:
+        Dictionary with ``figure`` (SVG or None), ``caption`` and ``unavailable`` (text in place of the figure). None if
+        no run had an atlas.
+    """
     runs = [run for group in groups for run in group.runs]
     private = any(policy_of(run.settings).is_private for run in runs)
     folders = {run.data_folder: run for run in reversed(runs)}
@@ -202,6 +210,7 @@ def atlas_section(groups: Sequence[Group]) -> Meta | None:
 
 
 def _caption(view: AtlasView, private: bool) -> str:
+    """Write the caption of the figure."""
     named = f" of {view.name}" if view.name else ""
     text = f"{count(view.regions, 'region')}{named} on a grid of {' x '.join(map(str, view.grid))} voxels, "
     text += "in three slices through the middle of the atlas. "
@@ -217,6 +226,7 @@ def _caption(view: AtlasView, private: bool) -> str:
 
 
 def _picture(view: AtlasView) -> Markup:
+    """Draw the slices and return the SVG."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(WIDE, 2.9), layout="constrained")
         means = [cut.mean for cut in view.slices if cut.mean is not None]
@@ -227,13 +237,18 @@ def _picture(view: AtlasView) -> Markup:
 
 
 def _levels(means: Sequence[np.ndarray]) -> np.ndarray | None:
-    """Borders of the shades, over the values of most voxels that are not 0; None if these are all alike."""
+    """Compute the borders of the grey levels between the 1st and 99th percentile of the values other than 0.
+
+    Returns:
+        The borders, or None if these values are all equal.
+    """
     inside = np.concatenate([mean[mean != 0] for mean in means])
     low, high = np.percentile(inside, [1, 99]) if len(inside) else (0.0, 0.0)
     return np.linspace(low, high, SHADES) if high > low else None
 
 
 def _draw(axes: Axes, cut: Slice, levels: np.ndarray | None) -> None:
+    """Draw a slice into the axes: the mean image in grey, and the regions in colour with outlines."""
     axes.set_title(cut.plane, fontsize=9, color=INK)
     axes.set_aspect("equal")
     axes.axis("off")

@@ -1,11 +1,11 @@
-"""Who takes part in ABIDE I, by the phenotypic file of the Preprocessed Connectomes Project (PCP).
+"""Read the phenotypic file of ABIDE I from the Preprocessed Connectomes Project (PCP), and select the subjects.
 
-A subject is used if PCP has files of them and the quality was found good: ``qc_rater_1`` says OK, ``qc_anat_rater_2``
-and ``qc_func_rater_2`` say OK or maybe, ``qc_anat_rater_3`` and ``qc_func_rater_3`` say OK. Of the 1112 rows of the
-file these are 871 people, 403 with autism and 468 without: the selection of nilearn, and of most papers since.
+A subject is used if PCP has files and the quality is good: ``qc_rater_1`` is OK, ``qc_anat_rater_2`` and
+``qc_func_rater_2`` are OK or maybe, ``qc_anat_rater_3`` and ``qc_func_rater_3`` are OK. These are 871 of the 1112 rows,
+403 with autism and 468 without: the selection of nilearn and of most papers since.
 
-Nothing that identifies anybody leaves this module but the name of the files: a subject is called by the row of the
-table, which is the same whatever else is prepared, and the public codes (SUB_ID) are left behind.
+The file id, which starts the names of a subject's files, is the only identifier that leaves this module. A subject is
+called by the row of the table, which is the same for all options; the public codes (SUB_ID) are dropped.
 
 Sources: Di Martino et al., Molecular Psychiatry 19, 659 (2014); Craddock et al., Frontiers in Neuroinformatics 7
 (2013); the four regions: Weng, Cai and Zhou, FedSKD (2025), table I.
@@ -25,10 +25,10 @@ from medfl.errors import DataError, SettingsError, did_you_mean
 from medfl.utils.text import MAX_NAMES
 
 FILE = "Phenotypic_V1_0b_preprocessed1.csv"
-"""The name of the phenotypic file."""
+"""Name of the phenotypic file."""
 
 CLASSES = ("control", "autism")
-"""The classes, in the order of their labels."""
+"""Names of the classes, in the order of the labels."""
 
 GOOD = {
     "qc_rater_1": ("OK",),
@@ -37,13 +37,13 @@ GOOD = {
     "qc_anat_rater_3": ("OK",),
     "qc_func_rater_3": ("OK",),
 }
-"""Column to what it must say for a subject to be used."""
+"""Maps each quality column to the accepted values."""
 
 NEEDED = ("SITE_ID", "FILE_ID", "DX_GROUP", "AGE_AT_SCAN", "SEX", *GOOD)
-"""Columns that must be there."""
+"""Required columns."""
 
 FEDASD = "fedasd"
-"""The name of the map from scanning sites to the four regions below."""
+"""Value of the option `sites` that selects the four regions in `FEDASD_REGIONS`."""
 
 REGIONS = {
     "Europe": ("LEUVEN", "MAX_MUN", "TRINITY", "SBL"),
@@ -51,29 +51,34 @@ REGIONS = {
     "US-Middle": ("UM", "PITT", "CMU"),
     "US-East": ("NYU", "YALE", "KKI", "OLIN"),
 }
-"""The four sites of FedASD, and the scanning sites of each."""
+"""Maps each of FedASD's four sites to its scanning sites."""
 
 NO_FILES = "PCP has no files of the subject"
 LOW_QUALITY = "a rater found the quality insufficient, or did not rate it"
+"""Exclusion reasons of subjects."""
 
 _DX = {"1": 1, "2": 0}
+"""Maps the codes of DX_GROUP to class numbers."""
 _SEX = {"1": "male", "2": "female"}
+"""Maps the codes of SEX to names."""
 _ABSENT = ("", "-9999")
+"""Cells that mean a missing value."""
 _IDENTIFIERS = ("", "Unnamed: 0", "SUB_ID", "X", "subject", "FILE_ID")
+"""Columns that identify a subject."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """One person.
+    """Subject of ABIDE I.
 
     Attributes:
-        row: In the phenotypic file; the line of names is row 1.
-        file_id: What the names of the files begin with.
+        row: Row in the phenotypic file; the header is row 1.
+        file_id: Prefix of the subject's file names.
         label: 0 control, 1 autism.
-        site: Participant of the federation.
-        centre: Where the scan was taken, parts of one centre (UM_1, UM_2) as one.
-        sex: ``male`` or ``female``; None if not known.
-        age: In years at the scan; None if not known.
+        site: Site of the federation.
+        centre: Scanning site, with the parts of one centre (UM_1, UM_2) merged.
+        sex: ``male`` or ``female``; None if unknown.
+        age: Age at the scan in years; None if unknown.
     """
 
     row: int
@@ -86,29 +91,34 @@ class Subject:
 
     @property
     def subject_id(self) -> str:
-        """A name that says no more than the row."""
+        """Name of the subject, derived only from the row."""
         return f"subject-{self.row:06d}"
 
 
 @dataclass(frozen=True)
 class Cohort:
-    """The subjects that are used, in the order of the table, and how many are not: reason to number."""
+    """Selected subjects.
+
+    Attributes:
+        subjects: Subjects, in the order of the table.
+        left_out: Maps each exclusion reason to its number of subjects.
+    """
 
     subjects: list[Subject]
     left_out: dict[str, int]
 
 
 def read_phenotypes(path: Path, sites: str = FEDASD) -> Cohort:
-    """Read who takes part.
+    """Read the phenotypic file and select the subjects.
 
     Args:
         path: The phenotypic file.
-        sites: What the sites of the federation are: ``fedasd`` for the four regions, or a column. Of ``SITE_ID`` parts
-            of one centre count as one; the values of other columns are taken as they are.
+        sites: Sites of the federation: ``fedasd`` for the four regions, or a column. Parts of one centre in ``SITE_ID``
+            are merged; values of other columns are used unchanged.
 
     Raises:
-        DataError: If columns are missing, or cells of subjects that are used say nothing or something unknown.
-        SettingsError: If `sites` is neither ``fedasd`` nor a column, or a column of identifiers.
+        DataError: If columns are missing, or cells of selected subjects are empty or unknown.
+        SettingsError: If `sites` is neither ``fedasd`` nor a column, or is a column of identifiers.
     """
     table = read_table(path)
     missing = [column for column in NEEDED if column not in table.columns]
@@ -142,15 +152,16 @@ def read_phenotypes(path: Path, sites: str = FEDASD) -> Cohort:
 
 
 def merged(site_id: str) -> str:
-    """A scanning site without the number of its part.
+    """Return a scanning site without the number of its part.
 
-    >>> merged("UM_1"), merged("MAX_MUN")
+    >>> merge_site_parts("UM_1"), merge_site_parts("MAX_MUN")
     ('UM', 'MAX_MUN')
     """
     return re.sub(r"_\d+$", "", site_id)
 
 
 def _check_column(sites: str, table: Table) -> None:
+    """Raise SettingsError if the column of the sites is unknown or identifies subjects."""
     if sites == FEDASD:
         return
     if sites in _IDENTIFIERS:
@@ -170,6 +181,7 @@ def _check_column(sites: str, table: Table) -> None:
 
 
 def _check_rows(table: Table) -> None:
+    """Raise DataError if no subject is selected, or the cells of a selected subject are invalid."""
     if not table.rows:
         raise DataError(
             "too_few_patients",
@@ -205,6 +217,7 @@ def _check_rows(table: Table) -> None:
 
 
 def _refuse_rows(table: Table, code: str, column: str, wrong: Sequence[bool], expected: str) -> None:
+    """Raise a DataError that names the rows for which `wrong` is True, if there are any."""
     rows = [number for number, is_wrong in zip(table.numbers, wrong, strict=True) if is_wrong]
     if rows:
         raise DataError(
@@ -219,7 +232,7 @@ def _refuse_rows(table: Table, code: str, column: str, wrong: Sequence[bool], ex
 
 
 def _sites(table: Table, sites: str) -> list[str]:
-    """The site of each row."""
+    """Return the federation site of each row."""
     if sites == FEDASD:
         region = {centre: name for name, centres in REGIONS.items() for centre in centres}
         names = [region.get(merged(row["SITE_ID"]).upper(), "") for row in table.rows]
@@ -250,15 +263,16 @@ def _sites(table: Table, sites: str) -> list[str]:
 
 
 def _whole(text: str) -> str:
-    """A code as PCP writes it, where a program made a fraction of it.
+    """Return a code without a decimal part, which some programs add.
 
-    >>> _whole("2.0")
+    >>> _strip_decimals("2.0")
     '2'
     """
     return re.sub(r"\.0+$", "", text)
 
 
 def _age(text: str) -> float | None:
+    """Parse an age in years; None if it is not a valid number."""
     try:
         age = float(text)
     except ValueError:

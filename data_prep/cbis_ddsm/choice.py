@@ -1,12 +1,13 @@
-"""Which images of CBIS-DDSM are used, with which label, in which split.
+"""Select the images of CBIS-DDSM that are used, with their label and split.
 
-- **Images.** View ``full``: one image for each patient, side and view. 71 films are in the release twice, once for
-  their masses and once for their calcifications: the first copy that is there is used. View ``crop``: one image for
+- **Images.** View ``full``: one image for each patient, side and view. The release contains 71 films twice, once for
+  their masses and once for their calcifications; the first copy that has a file is used. View ``crop``: one image for
   each lesion.
-- **Labels.** Benign or malignant; "benign without callback" is benign, or a class of its own. Of several lesions in one
-  film, in whichever table, the worst one counts: malignant before benign before benign without callback.
-- **Split.** The official one. Masses and calcifications were split apart, so that 31 patients are in the training part
-  of one and in the test part of the other. If both kinds are used, their training images are left out.
+- **Labels.** Benign or malignant; "benign without callback" is benign, or a class of its own. The worst of all lesions
+  in one film decides, in whichever table they are: malignant before benign before benign without callback.
+- **Split.** The official one. Masses and calcifications were split separately, so that 31 patients are in the training
+  part of one kind and in the test part of the other. If both kinds are used, the training images of these patients are
+  excluded.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ from medfl_datasets.cbis_ddsm.tables import KINDS, PATHOLOGIES, Lesion
 
 TWO_CLASSES = ("benign", "malignant")
 THREE_CLASSES = ("benign without callback", "benign", "malignant")
-"""In the order of `medfl_datasets.cbis_ddsm.tables.PATHOLOGIES`."""
+"""Class names, in the order of `medfl_datasets.cbis_ddsm.tables.PATHOLOGIES`."""
 
 LEAKING = "the patient is in the official test part of the other kind of lesion"
-"""Why training images are left out."""
+"""Exclusion reason of training images."""
 
 
 @dataclass(frozen=True)
 class Image:
-    """One image that is wanted.
+    """Image of the data set: a film or the crop of a lesion.
 
     Attributes:
-        lesions: What is in it, in the order of the tables; one for a crop.
-        crop: Whether it is a lesion that was cut out.
+        lesions: Lesions in the image, in the order of the tables; one for a crop.
+        crop: Whether the image is the crop of a lesion.
     """
 
     lesions: tuple[Lesion, ...]
@@ -39,27 +40,31 @@ class Image:
 
     @property
     def patient(self) -> str:
-        """The release's pseudonym."""
+        """Pseudonym of the patient in the release."""
         return self.lesions[0].patient
 
     @property
     def split(self) -> str:
-        """``training`` or ``test``."""
+        """Split of the image: ``training`` or ``test``."""
         return "test" if any(lesion.split == "test" for lesion in self.lesions) else "training"
 
     @property
     def name(self) -> str:
-        """For messages and lists, in the words of the release."""
+        """Name of the image for messages and lists, in the words of the release."""
         first = self.lesions[0]
         return " ".join((*first.breast_view, *((first.kind, first.number) if self.crop else ())))
 
     def label(self, three: bool) -> int:
-        """The worst lesion's class, in `THREE_CLASSES` or `TWO_CLASSES`."""
+        """Return the class number of the worst lesion, in `THREE_CLASSES` if `three`, otherwise in `TWO_CLASSES`."""
         worst = max(PATHOLOGIES.index(lesion.pathology) for lesion in self.lesions)
         return worst if three else int(worst == 2)
 
     def about(self) -> dict[str, str | int]:
-        """What a data list says of it beside label and patient."""
+        """Return the metadata that the data list keeps beside label and patient.
+
+        Returns:
+            Dictionary with ``laterality``, ``view``, ``abnormality`` and ``density``, for crops also ``lesion``.
+        """
         first = self.lesions[0]
         kinds = dict.fromkeys(KINDS[lesion.kind] for lesion in self.lesions)
         entries: dict[str, str | int] = {
@@ -73,13 +78,13 @@ class Image:
 
 @dataclass(frozen=True)
 class Choice:
-    """What is used.
+    """Selected images, and the numbers to report about the selection.
 
     Attributes:
-        images: In the order of the tables.
-        leaking_patients: Patients whose training images are left out.
-        left_out: How many images these are.
-        mixed: Films that show malignant and other lesions.
+        images: Selected images, in the order of the tables.
+        leaking_patients: Number of patients whose training images are excluded.
+        left_out: Number of excluded training images.
+        mixed: Number of films with malignant and other lesions.
     """
 
     images: list[Image]
@@ -89,11 +94,11 @@ class Choice:
 
 
 def choose(lesions: Sequence[Lesion], crop: bool) -> Choice:
-    """Choose images.
+    """Select the images of the data set.
 
     Args:
-        lesions: The rows of the tables of the kinds of lesions that are used.
-        crop: Whether each lesion is an image, or each film.
+        lesions: Rows of the tables of the kinds of lesions that are used.
+        crop: Whether each lesion is an image; otherwise each film is one.
     """
     groups: dict[object, list[Lesion]] = defaultdict(list)
     for place, lesion in enumerate(lesions):

@@ -76,9 +76,8 @@ class Derm7pt(ImageSpec):
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """Return the folder that contains ``release_v0``: ``derm7pt`` in a study's source folder, or the latter itself.
-
-        """
+        """Return the folder that contains ``release_v0``: ``derm7pt`` in a study's source folder, or that folder
+        itself."""
         return {"source": folder_with(top, cls.dataset, "release_v0/meta/meta.csv")}
 
     def title(self) -> str:

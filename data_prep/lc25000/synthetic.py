@@ -76,9 +76,7 @@ def rectangle(edge: int, angle: int) -> tuple[int, int, int, int]:
 
 
 def copied(tile: Image.Image, rng: np.random.Generator) -> Image.Image:
-    """Make an augmented copy as the authors did: rotate by up to 25 degrees, then flip with probability 1/2 per axis.
-
-    """
+    """Make an augmented copy as the authors did: rotate by up to 25 degrees, then flip each axis at random."""
     angle = int(rng.integers(0, 26))
     turned = tile.rotate(angle * int(rng.choice([-1, 1])), expand=True, resample=Image.Resampling.BICUBIC)
     image = turned.crop(rectangle(turned.width, angle)).resize(tile.size, Image.Resampling.BICUBIC)

@@ -1,7 +1,7 @@
-"""Read a ``.npz`` file in the layout of MedMNIST: labels at once, images piece by piece.
+"""Read a ``.npz`` file in the layout of MedMNIST: labels at once, images in blocks.
 
-An array of images may be larger than the memory, so it is copied from the compressed file to its place on disk in
-pieces of some megabytes.
+The array of images may be larger than the memory. Images are therefore copied from the compressed file to the output
+array in blocks of some megabytes.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ from medfl.data.ingest.array_file import new_array, read_head
 from medfl.errors import DataError
 
 PARTS = (("train", "training"), ("val", "validation"), ("test", "test"))
-"""The prefix of a split in the file, and its name in a data list, in the order of the rows."""
+"""Prefix of each split in the file and its name in a data list, in the order of the array's rows."""
 
 PIECE_BYTES = 1 << 24
-"""How much of the images is in memory at once."""
+"""Bytes of images that are in memory at once."""
 
 _KINDS = ("images", "labels")
+"""Suffixes of the two arrays of each split."""
 
 
 @dataclass(frozen=True)
 class Content:
-    """What a file holds; its images are still in it.
+    """Labels and image shapes of a MedMNIST file; the images themselves are not loaded.
 
     Attributes:
         path: The file.
-        counts: Number of images of the three splits, in the order of `PARTS`.
-        shape: Of one image: (H, W), (H, W, 3) or (D, H, W).
-        labels: Of the three splits: (n,) or, with several labels for an image, (n, L); int64.
+        counts: Number of images of each split, in the order of `NPZ_SPLITS`.
+        shape: Shape of one image: (H, W), (H, W, 3) or (D, H, W).
+        labels: Labels of each split: (n,) or, with L labels an image, (n, L); int64.
     """
 
     path: Path
@@ -46,14 +47,14 @@ class Content:
 
 
 def read_npz(path: Path) -> Content:
-    """Read the labels of a MedMNIST file and check what it says of its images.
+    """Read the labels of a MedMNIST file, and check the shapes and types of its images.
 
     Args:
-        path: A ``.npz`` file with images (N, H, W), (N, H, W, 3) or (N, D, H, W), uint8, and integer labels (N,),
-            (N, 1) or (N, L), for ``train``, ``val`` and ``test``.
+        path: A ``.npz`` file with images (N, H, W), (N, H, W, 3) or (N, D, H, W), uint8, and integer labels (N,), (N,
+            1) or (N, L), for ``train``, ``val`` and ``test``.
 
     Raises:
-        DataError: If it can't be read, an array is missing, or a shape or type is wrong.
+        DataError: If the file can't be read, an array is missing, or a shape or type is wrong.
     """
     labels, heads = [], []
     with _readable(path), zipfile.ZipFile(path) as archive:
@@ -77,15 +78,15 @@ def read_npz(path: Path) -> Content:
 
 
 def copy_images(content: Content, target: Path, show: Callable[[int], None] = lambda _: None) -> None:
-    """Write the images of all splits, in the order of `PARTS`, into one array file.
+    """Write the images of all splits, in the order of `NPZ_SPLITS`, into one array file.
 
     Args:
-        content: What `read_npz` found.
+        content: Content of the file, from `read_npz`.
         target: The ``.npy`` file to write.
-        show: Gets the number of images written so far.
+        show: Receives the number of images written so far.
 
     Raises:
-        DataError: If the file is damaged, or the disk has no room.
+        DataError: If the file is damaged, or the disk is full.
     """
     length = int(np.prod(content.shape))
     done = 0
@@ -106,7 +107,13 @@ def copy_images(content: Content, target: Path, show: Callable[[int], None] = la
 
 
 def _pieces(file: IO[bytes], count: int, length: int) -> Iterator[np.ndarray]:
-    """Rows of `length` bytes, some megabytes at a time, shape (n, length)."""
+    """Yield the images in blocks of some megabytes, shape (n, length), uint8.
+
+    Args:
+        file: Array file, positioned at the first image.
+        count: Number of images.
+        length: Bytes of one image.
+    """
     at_once = max(1, PIECE_BYTES // length)
     for start in range(0, count, at_once):
         rows = min(at_once, count - start)
@@ -118,6 +125,7 @@ def _pieces(file: IO[bytes], count: int, length: int) -> Iterator[np.ndarray]:
 
 @contextlib.contextmanager
 def _readable(path: Path) -> Iterator[None]:
+    """Translate errors of numpy and zipfile in the block into DataError."""
     try:
         yield
     except (ValueError, OSError, EOFError, TypeError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
@@ -130,6 +138,7 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def _check_names(archive: zipfile.ZipFile, path: Path) -> None:
+    """Raise DataError if an array is missing."""
     names = [name.removesuffix(".npy") for name in archive.namelist()]
     missing = [f"{part}_{kind}" for part, _ in PARTS for kind in _KINDS if f"{part}_{kind}" not in names]
     if missing:
@@ -145,6 +154,7 @@ def _check_names(archive: zipfile.ZipFile, path: Path) -> None:
 def _check_images(
     shape: tuple[int, ...], fortran_order: bool, dtype: np.dtype, of_train: tuple[int, ...], where: str
 ) -> None:
+    """Raise DataError if an array of images has an unsupported type, shape or memory order."""
     if dtype != np.uint8 or len(shape) not in (3, 4) or shape[1:] != of_train or 0 in shape[1:]:
         raise DataError(
             "wrong_shape",
@@ -165,6 +175,7 @@ def _check_images(
 
 
 def _check_labels(labels: np.ndarray, count: int, of_train: tuple[int, ...], where: str) -> None:
+    """Raise DataError if an array of labels has a wrong type, shape or value."""
     fits = labels.ndim in (1, 2) and len(labels) == count and labels.shape[1:] == of_train and 0 not in of_train
     if not np.issubdtype(labels.dtype, np.integer) or not fits:
         raise DataError(
