@@ -29,26 +29,26 @@ from medfl.data.readers.volumes import Grid, Volume, labels_onto, read_volume, s
 from medfl.errors import DataError
 from medfl.utils.text import MAX_NAMES, Say
 
-ATLAS = "atlas.nii.gz"
+PREPARED_ATLAS = "atlas.nii.gz"
 """File of the atlas in a prepared data set, on the grid of the images."""
 
-LABELS = "atlas_labels.csv"
+REGION_TABLE = "atlas_labels.csv"
 """Table of the regions beside the atlas: code, name (may be empty), and voxels on the grid (0 if too small for it)."""
 
-MOST_REGIONS = 1024
+MAX_REGIONS = 1024
 """Maximum number of regions. A volume with more different values is taken for an image."""
 
-LEAST_INSIDE = 0.5
+MIN_SHARE_INSIDE = 0.5
 """Minimum share of an atlas that the grid must contain; with less, the atlas is in another space."""
 
-_HIGHEST = 1 << 24
+_MAX_CODE = 1 << 24
 """Highest code of a region."""
 _TOLERANCE = 1e-3
 """Largest deviation of a code from a whole number."""
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownAtlas:
     """Atlas that is recognised by its file name.
 
     Attributes:
@@ -62,13 +62,13 @@ class Known:
     regions: tuple[int, ...]
 
 
-KNOWN = (
-    Known("AAL3", r"aal3|roi_mni_v7", (166,)),
-    Known("AAL2", r"aal2|roi_mni_v5", (120,)),
-    Known("AAL", r"(^|[^a-z])aal|roi_mni_v4", (116,)),
-    Known("Harvard-Oxford", r"harvardoxford|(^|[^a-z])ho_", (111, 48, 96, 21)),
-    Known("CC200", r"cc_?200|craddock_?200", (200,)),
-    Known("CC400", r"cc_?400|craddock_?400", (392,)),
+KNOWN_ATLASES = (
+    KnownAtlas("AAL3", r"aal3|roi_mni_v7", (166,)),
+    KnownAtlas("AAL2", r"aal2|roi_mni_v5", (120,)),
+    KnownAtlas("AAL", r"(^|[^a-z])aal|roi_mni_v4", (116,)),
+    KnownAtlas("Harvard-Oxford", r"harvardoxford|(^|[^a-z])ho_", (111, 48, 96, 21)),
+    KnownAtlas("CC200", r"cc_?200|craddock_?200", (200,)),
+    KnownAtlas("CC400", r"cc_?400|craddock_?400", (392,)),
 )
 """Atlases that are recognised by their file names; the first match counts."""
 
@@ -93,7 +93,7 @@ def read_labels(path: Path) -> Volume:
         raise DataError(error.code, f"the atlas {path} can't be read: {error}", **fields) from None
     labels = np.rint(volume.values)
     whole = np.isfinite(labels).all() and np.abs(volume.values - labels).max() <= _TOLERANCE
-    if not whole or labels.min() < 0 or labels.max() > _HIGHEST:
+    if not whole or labels.min() < 0 or labels.max() > _MAX_CODE:
         raise DataError(
             "invalid_atlas_value",
             f"expected whole numbers from 0 in the atlas {path}, got others. Give a file of labels; of a probability "
@@ -105,25 +105,25 @@ def read_labels(path: Path) -> Volume:
         raise DataError(
             "empty_atlas", f"expected labels in the atlas {path}, all its voxels are 0. Give another file.", path=path
         )
-    if len(codes) > MOST_REGIONS:
+    if len(codes) > MAX_REGIONS:
         raise DataError(
             "too_many_regions",
-            f"expected at most {MOST_REGIONS} regions in the atlas {path}, got {len(codes)}: it looks like an image. "
+            f"expected at most {MAX_REGIONS} regions in the atlas {path}, got {len(codes)}: it looks like an image. "
             "Give a file of labels.",
             path=path,
-            maximum=MOST_REGIONS,
+            maximum=MAX_REGIONS,
             found=len(codes),
         )
     return Volume(labels.astype(np.int32), volume.affine)
 
 
-def codes_of(labels: np.ndarray) -> list[int]:
+def region_codes(labels: np.ndarray) -> list[int]:
     """Return the codes of an atlas's regions, ascending, without 0."""
     codes: list[int] = np.unique(labels[labels > 0]).tolist()
     return codes
 
 
-def onto_grid(atlas: Volume, grid: Grid) -> np.ndarray:
+def resample_atlas(atlas: Volume, grid: Grid) -> np.ndarray:
     """Resample an atlas to another grid by nearest neighbour.
 
     A region that is smaller than the grid's voxels may vanish.
@@ -140,7 +140,7 @@ def onto_grid(atlas: Volume, grid: Grid) -> np.ndarray:
     """
     share = share_inside(atlas.values > 0, atlas.affine, grid)
     labels = labels_onto(atlas, grid)
-    if share < LEAST_INSIDE or not labels.any():
+    if share < MIN_SHARE_INSIDE or not labels.any():
         raise DataError(
             "different_space",
             f"only {share:.0%} of the atlas lies on the grid of the images: it is of another space, or its affine is "
@@ -150,10 +150,10 @@ def onto_grid(atlas: Volume, grid: Grid) -> np.ndarray:
     return labels
 
 
-def known_atlas(path: Path) -> Known | None:
+def identify_atlas(path: Path) -> KnownAtlas | None:
     """Return the known atlas whose pattern matches a file's name, or None."""
     name = path.name.lower()
-    return next((known for known in KNOWN if re.search(known.pattern, name)), None)
+    return next((known for known in KNOWN_ATLASES if re.search(known.pattern, name)), None)
 
 
 def region_names(path: Path) -> dict[int, str]:
@@ -180,7 +180,7 @@ def region_names(path: Path) -> dict[int, str]:
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedAtlas:
     """Atlas on the grid of a data set's images.
 
     Attributes:
@@ -198,10 +198,10 @@ class Placed:
 
     def vanished(self) -> list[int]:
         """Return the codes of the regions that are too small for the grid."""
-        return sorted(set(self.names) - set(codes_of(self.labels)))
+        return sorted(set(self.names) - set(region_codes(self.labels)))
 
 
-def place_atlas(path: Path, grid: Grid, say: Say = lambda _: None) -> Placed:
+def place_atlas(path: Path, grid: Grid, say: Say = lambda _: None) -> PlacedAtlas:
     """Read an atlas and resample it to a grid.
 
     Args:
@@ -213,20 +213,20 @@ def place_atlas(path: Path, grid: Grid, say: Say = lambda _: None) -> Placed:
         DataError: As in `read_labels` and `resample_atlas`.
     """
     atlas = read_labels(path)
-    codes, known, texts = codes_of(atlas.values), known_atlas(path), region_names(path)
+    codes, known, texts = region_codes(atlas.values), identify_atlas(path), region_names(path)
     title = known.name if known else ""
-    placed = Placed(title, onto_grid(atlas, grid), {code: texts.get(code, "") for code in codes}, grid)
+    placed = PlacedAtlas(title, resample_atlas(atlas, grid), {code: texts.get(code, "") for code in codes}, grid)
     say(f"atlas: {len(codes)} regions{f' of {title}' if title else ''}")
     if known and len(codes) not in known.regions:
         expected = " or ".join(map(str, known.regions))
         say(f"warning: the atlas is named like {title}, which has {expected} regions, not {len(codes)}")
-    if gone := placed.vanished():
-        shown = ", ".join(map(str, gone[:MAX_NAMES]))
-        say(f"warning: {len(gone)} regions of the atlas are too small for the grid: {shown}")
+    if empty_classes := placed.vanished():
+        shown = ", ".join(map(str, empty_classes[:MAX_NAMES]))
+        say(f"warning: {len(empty_classes)} regions of the atlas are too small for the grid: {shown}")
     return placed
 
 
-def write_atlas(folder: Path, placed: Placed) -> dict[str, object]:
+def write_atlas(folder: Path, placed: PlacedAtlas) -> dict[str, object]:
     """Write an atlas as `PREPARED_ATLAS` and the table of its regions as `REGION_TABLE`.
 
     Args:
@@ -242,11 +242,11 @@ def write_atlas(folder: Path, placed: Placed) -> dict[str, object]:
     image.header.set_xyzt_units("mm")
     for setter in (image.set_sform, image.set_qform):
         setter(placed.grid.affine, code="mni")
-    nibabel.save(image, folder / ATLAS)
+    nibabel.save(image, folder / PREPARED_ATLAS)
     codes, counts = np.unique(placed.labels, return_counts=True)
     voxels = dict(zip(codes.tolist(), counts.tolist(), strict=True))
-    with (folder / LABELS).open("w", encoding="utf-8", newline="") as file:
+    with (folder / REGION_TABLE).open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(("code", "name", "voxels"))
         writer.writerows((code, name, voxels.get(code, 0)) for code, name in sorted(placed.names.items()))
-    return {"file": ATLAS, "labels": LABELS, "name": placed.title, "regions": len(placed.names)}
+    return {"file": PREPARED_ATLAS, "labels": REGION_TABLE, "name": placed.title, "regions": len(placed.names)}

@@ -14,16 +14,16 @@ from pathlib import Path
 from medfl.data.ingest.download import download
 from medfl.errors import DataError
 from medfl.utils.text import Say
-from medfl_datasets.abide.files import Maps, file_name
+from medfl_datasets.abide.files import MapSelection, file_name
 from medfl_datasets.abide.tables import FILE, Subject
 
 URL = "https://s3.amazonaws.com/fcp-indi/data/Projects/ABIDE_Initiative"
 """Address of PCP's top folder."""
 
-EVERY = 50
+PROGRESS_INTERVAL = 50
 """Number of maps after which a progress line is printed."""
 
-_NOT_THERE = (403, 404)
+_MISSING_STATUS = (403, 404)
 """HTTP status codes of a file that the server does not have."""
 
 
@@ -36,7 +36,7 @@ def fetch_phenotypes(source: Path, url: str, say: Say) -> Path:
     return download(f"{url.rstrip('/')}/{FILE}", source / FILE, say=say)
 
 
-def fetch_maps(source: Path, maps: Maps, wanted: Sequence[tuple[Subject, str]], url: str, say: Say) -> None:
+def fetch_maps(source: Path, maps: MapSelection, wanted: Sequence[tuple[Subject, str]], url: str, say: Say) -> None:
     """Download maps, and skip those that the server does not have.
 
     Missing maps are reported later, when the maps are looked up.
@@ -54,12 +54,12 @@ def fetch_maps(source: Path, maps: Maps, wanted: Sequence[tuple[Subject, str]], 
     """
     lacking = 0
     for number, (subject, derivative) in enumerate(wanted, 1):
-        lacking += not _fetch(source, maps, subject, derivative, url.rstrip("/"))
-        if number % EVERY == 0 or number == len(wanted):
+        lacking += not _fetch_map(source, maps, subject, derivative, url.rstrip("/"))
+        if number % PROGRESS_INTERVAL == 0 or number == len(wanted):
             say(f"downloading: {number} of {len(wanted)} maps{f', {lacking} are not there' if lacking else ''}")
 
 
-def _fetch(source: Path, maps: Maps, subject: Subject, derivative: str, url: str) -> bool:
+def _fetch_map(source: Path, maps: MapSelection, subject: Subject, derivative: str, url: str) -> bool:
     """Download one map; return False if the server does not have it.
 
     Until the download is complete, the file has a name without the subject, because progress bars and messages show it.
@@ -72,7 +72,7 @@ def _fetch(source: Path, maps: Maps, subject: Subject, derivative: str, url: str
         download(f"{url}/{maps.folder(derivative)}/{name}", fetched)
     except DataError as error:
         refusal = error.__context__
-        if isinstance(refusal, urllib.error.HTTPError) and refusal.code in _NOT_THERE:
+        if isinstance(refusal, urllib.error.HTTPError) and refusal.code in _MISSING_STATUS:
             return False
         text = str(error).replace(subject.file_id, "<FILE_ID>")
         raise DataError(

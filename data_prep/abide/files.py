@@ -44,7 +44,7 @@ DEFAULT_DERIVATIVES = ("reho", "degree_weighted", "lfcd", "vmhc")
 
 
 @dataclass(frozen=True)
-class Maps:
+class MapSelection:
     """Selection of maps: derivatives, pipeline and strategy.
 
     Attributes:
@@ -93,7 +93,7 @@ def file_name(file_id: str, derivative: str) -> str:
     return f"{file_id}_{derivative}{SUFFIXES[0]}"
 
 
-def find_maps(source: Path, maps: Maps, file_ids: Sequence[str]) -> dict[tuple[str, str], Path]:
+def find_maps(source: Path, maps: MapSelection, file_ids: Sequence[str]) -> dict[tuple[str, str], Path]:
     """Find the maps of subjects.
 
     Args:
@@ -107,8 +107,8 @@ def find_maps(source: Path, maps: Maps, file_ids: Sequence[str]) -> dict[tuple[s
         several layouts, the bucket's layout has priority, then nilearn's, then the folder itself.
     """
     files: dict[str, Path] = {}
-    for folder in _folders(source, maps):
-        for name in _files(folder):
+    for folder in _map_folders(source, maps):
+        for name in _file_names(folder):
             files.setdefault(name, folder / name)
     maps_ = {}
     for file_id in file_ids:
@@ -120,7 +120,7 @@ def find_maps(source: Path, maps: Maps, file_ids: Sequence[str]) -> dict[tuple[s
     return maps_
 
 
-def nothing_found(source: Path, maps: Maps, subjects: int) -> DataError:
+def no_maps_error(source: Path, maps: MapSelection, subjects: int) -> DataError:
     """Make the error for a source folder without any map; its message names alternatives found there.
 
     Args:
@@ -129,7 +129,7 @@ def nothing_found(source: Path, maps: Maps, subjects: int) -> DataError:
         subjects: Number of subjects whose maps were looked up.
     """
     ends = tuple(f"_{derivative}{suffix}" for derivative in maps.derivatives for suffix in SUFFIXES)
-    strange = {name for folder in _folders(source, maps) for name in _files(folder) if name.endswith(ends)}
+    strange = {name for folder in _map_folders(source, maps) for name in _file_names(folder) if name.endswith(ends)}
     others = sorted({f"{path.parent.name}/{path.name}" for top in _TOPS for path in (source / top).glob("*/*/")})
     known = [other for other in others if other.partition("/")[0] in PIPELINES and other.split("/")[1] in STRATEGIES]
     hints = []
@@ -153,7 +153,7 @@ _TOPS = ("Outputs", "ABIDE_Initiative/Outputs", "", "ABIDE_pcp")
 """Top folders of the known layouts, below the source folder."""
 
 
-def _folders(source: Path, maps: Maps) -> list[Path]:
+def _map_folders(source: Path, maps: MapSelection) -> list[Path]:
     """Return the existing folders that may contain maps, in all layouts."""
     kind = f"{maps.pipeline}/{maps.strategy}"
     bucket = [f"{top}/{kind}/{derivative}" for top in _TOPS[:3] for derivative in maps.derivatives]
@@ -162,7 +162,7 @@ def _folders(source: Path, maps: Maps) -> list[Path]:
     return [folder for folder in folders if folder.is_dir()]
 
 
-def _files(folder: Path) -> Iterator[str]:
+def _file_names(folder: Path) -> Iterator[str]:
     """Yield the names of the files in a folder."""
     with os.scandir(folder) as entries:
         yield from (entry.name for entry in entries if entry.is_file())

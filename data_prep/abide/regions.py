@@ -11,7 +11,7 @@ from medfl.data.arrays import open_array
 from medfl.data.datalists import FILE, read_datalist
 from medfl.data.sites import image_shape, site_names
 from medfl.errors import DataError
-from medfl_datasets.abide.atlas import ATLAS, codes_of, read_labels
+from medfl_datasets.abide.atlas import PREPARED_ATLAS, read_labels, region_codes
 
 
 def load_regions(dataset_dir: str | Path) -> torch.Tensor | None:
@@ -30,7 +30,7 @@ def load_regions(dataset_dir: str | Path) -> torch.Tensor | None:
     folder = Path(dataset_dir)
     site = folder if (folder / FILE).is_file() else folder / site_names(folder)[0]
     images = site / read_datalist(site).image_array
-    path = images.parent / ATLAS
+    path = images.parent / PREPARED_ATLAS
     if not path.is_file():
         return None
     labels = read_labels(path).values
@@ -44,5 +44,5 @@ def load_regions(dataset_dir: str | Path) -> torch.Tensor | None:
             expected=spatial,
             found=labels.shape,
         )
-    codes = codes_of(labels)
+    codes = region_codes(labels)
     return torch.from_numpy(np.searchsorted([0, *codes], labels).astype(np.int64))

@@ -27,11 +27,11 @@ from medfl_report.figures import COLOURS, INK, STYLE, svg
 from medfl_report.groups import Group
 from medfl_report.section import ReportData, TemplateSection
 
-FEWEST = 10
+MIN_PERSONS = 10
 """Minimum number of persons in the mean image. With fewer no image is shown, to protect each person's image."""
 
 
-MOST = 50
+MAX_MEAN_IMAGES = 50
 """Maximum number of images in the mean, evenly spaced among all, to limit the computing time."""
 
 
@@ -40,7 +40,7 @@ PLANES = ("sagittal", "coronal", "axial")
 
 
 @dataclass(frozen=True)
-class Slice:
+class AtlasSlice:
     """Slice through the middle of the atlas.
 
     Attributes:
@@ -76,7 +76,7 @@ class AtlasView:
     images: int
     persons: int
     upright: bool
-    slices: list[Slice]
+    slices: list[AtlasSlice]
 
 
 def read_atlas(dataset_dir: Path, sites: Sequence[str], show_images: bool = True) -> AtlasView | None:
@@ -99,21 +99,21 @@ def read_atlas(dataset_dir: Path, sites: Sequence[str], show_images: bool = True
     regions = labels.numpy()
     lists = {site: read_datalist(dataset_dir / site) for site in sites}
     first = lists[sites[0]]
-    chosen = _one_of_each_person(dataset_dir, lists)
-    mean = _mean(chosen) if show_images and len(chosen) >= FEWEST else None
+    chosen = _first_image_of_each_person(dataset_dir, lists)
+    mean = _mean_image(chosen) if show_images and len(chosen) >= MIN_PERSONS else None
     return AtlasView(
         name=str(first.extra.get("atlas", {}).get("name", "")),
         regions=int(regions.max()),
         grid=regions.shape,
         channel=str(next(iter(first.extra.get("channels", [])), "")),
-        images=0 if mean is None else min(len(chosen), MOST),
+        images=0 if mean is None else min(len(chosen), MAX_MEAN_IMAGES),
         persons=len(chosen),
-        upright=_upright(first),
-        slices=[_slice(axis, regions, mean) for axis in range(len(PLANES))],
+        upright=_is_upright(first),
+        slices=[_cut_slice(axis, regions, mean) for axis in range(len(PLANES))],
     )
 
 
-def _one_of_each_person(dataset_dir: Path, lists: dict[str, Datalist]) -> list[tuple[Path, int]]:
+def _first_image_of_each_person(dataset_dir: Path, lists: dict[str, Datalist]) -> list[tuple[Path, int]]:
     """Return array file and row of each person's first training image; an image without a person counts as its own."""
     first_images: dict[object, tuple[Path, int]] = {}
     for site, datalist in lists.items():
@@ -124,9 +124,9 @@ def _one_of_each_person(dataset_dir: Path, lists: dict[str, Datalist]) -> list[t
     return sorted(first_images.values())
 
 
-def _mean(chosen: Sequence[tuple[Path, int]]) -> np.ndarray:
+def _mean_image(chosen: Sequence[tuple[Path, int]]) -> np.ndarray:
     """Compute the mean of the first channel over evenly spaced images."""
-    places = np.linspace(0, len(chosen) - 1, min(len(chosen), MOST)).round().astype(int)
+    places = np.linspace(0, len(chosen) - 1, min(len(chosen), MAX_MEAN_IMAGES)).round().astype(int)
     total: np.ndarray | None = None
     for path, row in (chosen[place] for place in places):
         images = open_array(path)
@@ -136,7 +136,7 @@ def _mean(chosen: Sequence[tuple[Path, int]]) -> np.ndarray:
     return total / len(places)
 
 
-def _upright(datalist: Datalist) -> bool:
+def _is_upright(datalist: Datalist) -> bool:
     """Return whether the affine of the images has positive axes without rotation."""
     affine = np.asarray(datalist.extra.get("affine", np.zeros((4, 4))), np.float64)
     if affine.shape != (4, 4):
@@ -145,28 +145,28 @@ def _upright(datalist: Datalist) -> bool:
     return bool((np.diag(turn) > 0).all()) and not (turn - np.diag(np.diag(turn))).any()
 
 
-def _slice(axis: int, regions: np.ndarray, mean: np.ndarray | None) -> Slice:
+def _cut_slice(axis: int, regions: np.ndarray, mean: np.ndarray | None) -> AtlasSlice:
     """Cut the regions and the mean image at the middle of the atlas along an axis."""
     held = np.flatnonzero(regions.any(axis=tuple(other for other in range(regions.ndim) if other != axis)))
     place = int(held[0] + held[-1]) // 2
     cut = [None if volume is None else volume.take(place, axis=axis).T for volume in (regions, mean)]
     assert cut[0] is not None
-    return Slice(PLANES[axis], cut[0], cut[1])
+    return AtlasSlice(PLANES[axis], cut[0], cut[1])
 
 
-FILLS = (*COLOURS, "#e69f00", "#56b4e9", "#cc79a7")
+REGION_COLOURS = (*COLOURS, "#e69f00", "#56b4e9", "#cc79a7")
 """Colours of the regions, repeated if there are more regions. Outlines separate neighbours of the same colour."""
 
 
-SHADES = 10
+GREY_LEVELS = 10
 """Number of grey levels of the mean image."""
 
 
-WIDE = 7.4
+FIGURE_WIDTH = 7.4
 """Width of the figure in inches."""
 
 
-LOST = (
+UNAVAILABLE = (
     "The runs used an atlas; it can't be read any more where the data were, so its regions are not drawn. They are "
     "drawn when the page is written where the data are."
 )
@@ -180,7 +180,7 @@ class AtlasSection(TemplateSection):
 
     def content(self, data: ReportData) -> Meta | None:
         """Return the template's values under ``atlas``, or None if no run had an atlas."""
-        return {"atlas": atlas} if (atlas := atlas_section(data.groups)) else None
+        return {"atlas": atlas} if (atlas := atlas_values(data.groups)) else None
 
     def sources(self, data: ReportData) -> list[str]:
         """Return the data sources of the figure."""
@@ -188,7 +188,7 @@ class AtlasSection(TemplateSection):
         return ["the atlas and the images of the data"] if drawn else []
 
 
-def atlas_section(groups: Sequence[Group]) -> Meta | None:
+def atlas_values(groups: Sequence[Group]) -> Meta | None:
     """Build the section from the first run whose data are still available and have an atlas.
 
     Returns:
@@ -204,9 +204,9 @@ def atlas_section(groups: Sequence[Group]) -> Meta | None:
         except (MedflError, OSError, ValueError, KeyError, TypeError, IndexError):
             continue  # the page is about the runs; what has become of their data is no fault of theirs
         if view is not None:
-            return {"picture": _picture(view), "caption": _caption(view, private), "lost": ""}
+            return {"picture": _draw_figure(view), "caption": _caption(view, private), "lost": ""}
     used = any(run.run.identity.task.regions is not None for run in runs)
-    return {"picture": None, "caption": "", "lost": LOST} if used else None
+    return {"picture": None, "caption": "", "lost": UNAVAILABLE} if used else None
 
 
 def _caption(view: AtlasView, private: bool) -> str:
@@ -221,22 +221,22 @@ def _caption(view: AtlasView, private: bool) -> str:
     elif private:
         text += "No image is behind them: differential privacy does not cover a picture of training images."
     else:
-        text += f"No image is behind them: a mean of fewer than {FEWEST} persons could show a single one."
+        text += f"No image is behind them: a mean of fewer than {MIN_PERSONS} persons could show a single one."
     return text + (" Left is left." if view.upright else "")
 
 
-def _picture(view: AtlasView) -> Markup:
+def _draw_figure(view: AtlasView) -> Markup:
     """Draw the slices and return the SVG."""
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDE, 2.9), layout="constrained")
+        figure = Figure(figsize=(FIGURE_WIDTH, 2.9), layout="constrained")
         means = [cut.mean for cut in view.slices if cut.mean is not None]
-        levels = _levels(means) if means else None
+        levels = _grey_borders(means) if means else None
         for axes, cut in zip(figure.subplots(1, len(view.slices)), view.slices, strict=True):
-            _draw(axes, cut, levels)
+            _draw_slice(axes, cut, levels)
     return svg(figure, "atlas", f"{view.regions} regions of an atlas in three slices.")
 
 
-def _levels(means: Sequence[np.ndarray]) -> np.ndarray | None:
+def _grey_borders(means: Sequence[np.ndarray]) -> np.ndarray | None:
     """Compute the borders of the grey levels between the 1st and 99th percentile of the values other than 0.
 
     Returns:
@@ -244,10 +244,10 @@ def _levels(means: Sequence[np.ndarray]) -> np.ndarray | None:
     """
     inside = np.concatenate([mean[mean != 0] for mean in means])
     low, high = np.percentile(inside, [1, 99]) if len(inside) else (0.0, 0.0)
-    return np.linspace(low, high, SHADES) if high > low else None
+    return np.linspace(low, high, GREY_LEVELS) if high > low else None
 
 
-def _draw(axes: Axes, cut: Slice, levels: np.ndarray | None) -> None:
+def _draw_slice(axes: Axes, cut: AtlasSlice, levels: np.ndarray | None) -> None:
     """Draw a slice into the axes: the mean image in grey, and the regions in colour with outlines."""
     axes.set_title(cut.plane, fontsize=9, color=INK)
     axes.set_aspect("equal")
@@ -257,6 +257,6 @@ def _draw(axes: Axes, cut: Slice, levels: np.ndarray | None) -> None:
     for region in np.unique(cut.regions[cut.regions > 0]):
         mask = np.pad(cut.regions == region, 1).astype(float)
         places = [np.arange(-1, length + 1) for length in reversed(cut.regions.shape)]
-        colour = FILLS[(int(region) - 1) % len(FILLS)]
+        colour = REGION_COLOURS[(int(region) - 1) % len(REGION_COLOURS)]
         filled = axes.contourf(*places, mask, [0.5, 1.5], colors=[to_rgba(colour, 0.35)])
         filled.set(edgecolor=colour, linewidth=1.0)

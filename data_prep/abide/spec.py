@@ -35,11 +35,11 @@ from medfl.errors import DataError
 from medfl.records.datalist import CaseRecord
 from medfl.utils.text import Say
 from medfl_datasets.abide import RECORDS
-from medfl_datasets.abide.atlas import Placed, place_atlas, write_atlas
+from medfl_datasets.abide.atlas import PlacedAtlas, place_atlas, write_atlas
 from medfl_datasets.abide.download import URL, fetch_maps, fetch_phenotypes
-from medfl_datasets.abide.files import DEFAULT_DERIVATIVES, Maps, find_maps, nothing_found
-from medfl_datasets.abide.images import NO_MAP, Failures, described, read_one, too_many
-from medfl_datasets.abide.tables import CLASSES, FEDASD, FILE, Cohort, Subject, read_phenotypes
+from medfl_datasets.abide.files import DEFAULT_DERIVATIVES, MapSelection, find_maps, no_maps_error
+from medfl_datasets.abide.map_reading import NO_MAP, MapFailures, describe_failures, read_one_map, too_many_unreadable
+from medfl_datasets.abide.tables import CLASSES, FEDASD, FILE, AbideCohort, Subject, read_phenotypes
 
 CITATION = (
     "Di Martino et al., The autism brain imaging data exchange, Molecular Psychiatry 19, 659 (2014); "
@@ -53,12 +53,12 @@ INCOMPLETE = "another map of the subject can't be read"
 _TOPS = ("", "ABIDE_Initiative", "ABIDE_pcp")
 """Folders below the source folder that may contain the phenotypic file."""
 
-Files = Mapping[tuple[str, str], Path]
+MapFiles = Mapping[tuple[str, str], Path]
 """Maps the file id of a subject and a derivative to the file."""
 
 
 @dataclass(frozen=True)
-class _Release:
+class _AbideRelease:
     """Content of the release.
 
     Attributes:
@@ -67,9 +67,9 @@ class _Release:
         atlas: Atlas on the grid of the images; None if none is given.
     """
 
-    cohort: Cohort
+    cohort: AbideCohort
     complete: list[Subject]
-    atlas: Placed | None
+    atlas: PlacedAtlas | None
 
 
 class Abide(ImageSpec):
@@ -124,9 +124,9 @@ class Abide(ImageSpec):
         """
         return {} if "source" in options else {"source": folder_with(top, cls.dataset, FILE)}
 
-    def maps(self) -> Maps:
+    def maps(self) -> MapSelection:
         """Return the derivatives, pipeline and strategy of the maps."""
-        return Maps(self.derivatives, self.pipeline, self.strategy)
+        return MapSelection(self.derivatives, self.pipeline, self.strategy)
 
     def grid(self) -> Grid:
         """Return the voxel grid of the images."""
@@ -181,17 +181,17 @@ class Abide(ImageSpec):
             items=[paths[key] for key in keys],
             places=[places[key] for key in keys],
             files=lambda path: [path],
-            load=partial(read_one, grid=self.grid()),
+            load=partial(read_one_map, grid=self.grid()),
             shape=self.grid().shape,
             dtype=np.float32,
             recipe={"data set": "abide", "size": self.size},
             cells=lambda place: (subjects[place // len(names)].row, names[place % len(names)]),
             columns=("table_row", "derivative"),
             missing=missing,
-            release=_Release(cohort, complete, atlas),
+            release=_AbideRelease(cohort, complete, atlas),
         )
 
-    def _find_maps(self, subjects: Sequence[Subject], say: Say) -> Files:
+    def _find_maps(self, subjects: Sequence[Subject], say: Say) -> MapFiles:
         """Find the maps; with `download`, download missing maps first. Raise DataError if there is none."""
         maps, ids = self.maps(), [subject.file_id for subject in subjects]
         files = find_maps(self.source, maps, ids)
@@ -202,7 +202,7 @@ class Abide(ImageSpec):
             fetch_maps(self.source, maps, wanted, self.url or URL, say)
             files = find_maps(self.source, maps, ids)
         if not files:
-            raise nothing_found(self.source, maps, len(subjects))
+            raise no_maps_error(self.source, maps, len(subjects))
         return files
 
     def incomplete(self, outcome: Outcome) -> str:
@@ -210,9 +210,9 @@ class Abide(ImageSpec):
         failed = _unreadable(outcome)
         if not failed:
             absent = _failures(outcome)
-            return f"a complete set of maps is required, {len(absent)} are missing: {described(absent)}."
-        return too_many(failed, len(outcome.choice.items)) or (
-            f"a complete set of maps is required, {len(failed)} can't be read: {described(failed)}."
+            return f"a complete set of maps is required, {len(absent)} are missing: {describe_failures(absent)}."
+        return too_many_unreadable(failed, len(outcome.choice.items)) or (
+            f"a complete set of maps is required, {len(failed)} can't be read: {describe_failures(failed)}."
         )
 
     def none_read(self, outcome: Outcome) -> str:
@@ -226,7 +226,7 @@ class Abide(ImageSpec):
             DataError: If too many maps can't be read.
         """
         failed = _unreadable(outcome)
-        message = too_many(failed, len(outcome.choice.items))
+        message = too_many_unreadable(failed, len(outcome.choice.items))
         if message:
             raise DataError(
                 "too_many_unreadable",
@@ -235,7 +235,7 @@ class Abide(ImageSpec):
                 total=len(outcome.choice.items),
                 rows={row for row, _ in failed},
             )
-        lines = [f"warning: {len(failed)} maps can't be read: {described(failed)}"] if failed else []
+        lines = [f"warning: {len(failed)} maps can't be read: {describe_failures(failed)}"] if failed else []
         count = len({row for row, _ in _failures(outcome)})
         return [*lines, f"warning: {count} subjects without all maps were left out: see {QUARANTINE}"]
 
@@ -247,7 +247,7 @@ class Abide(ImageSpec):
 
     def datalist(self, outcome: Outcome, say: Say) -> Datalist:
         """Build the data list of the subjects whose maps were all read."""
-        release: _Release = outcome.choice.release
+        release: _AbideRelease = outcome.choice.release
         subjects = release.cohort.subjects
         used = [subjects[place // len(self.derivatives)] for place in outcome.kept[:: len(self.derivatives)]]
         _check_classes(used)
@@ -271,12 +271,12 @@ class Abide(ImageSpec):
     def finish(self, folder: Path, outcome: Outcome, datalist: Datalist) -> None:
         """Combine the maps of each subject into channels, in place, and write the atlas into the folder."""
         stack_rows(folder / datalist.image_array, len(self.derivatives))
-        release: _Release = outcome.choice.release
+        release: _AbideRelease = outcome.choice.release
         if release.atlas:
             datalist.extra["atlas"] = write_atlas(folder, release.atlas)
 
 
-def _failures(outcome: Outcome) -> Failures:
+def _failures(outcome: Outcome) -> MapFailures:
     """Return the reason of each excluded map, by table row and derivative."""
     cells = outcome.choice.cells
     failures: dict[tuple[int, str], str] = {}
@@ -286,20 +286,20 @@ def _failures(outcome: Outcome) -> Failures:
     return failures
 
 
-def _unreadable(outcome: Outcome) -> Failures:
+def _unreadable(outcome: Outcome) -> MapFailures:
     """Return the excluded maps that exist but can't be read."""
     return {key: reason for key, reason in _failures(outcome).items() if reason != NO_MAP}
 
 
 def _check_classes(subjects: Sequence[Subject]) -> None:
     """Raise DataError if a class has no subject."""
-    gone = [name for label, name in enumerate(CLASSES) if label not in {subject.label for subject in subjects}]
-    if gone:
+    empty_classes = [name for label, name in enumerate(CLASSES) if label not in {subject.label for subject in subjects}]
+    if empty_classes:
         raise DataError(
             "class_without_images",
-            f"no subject with all maps is left of the classes {', '.join(gone)}. Ask for fewer --derivatives, or add "
+            f"no subject with all maps is left of the classes {', '.join(empty_classes)}. Ask for fewer --derivatives, or add "
             "--download.",
-            classes=gone,
+            classes=empty_classes,
         )
 
 

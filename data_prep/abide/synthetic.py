@@ -16,8 +16,8 @@ import numpy as np
 
 from medfl.data.readers.volumes import CENTRE_MM, SPAN_MM
 from medfl.utils.seeds import seed_of
-from medfl_datasets.abide.files import DEFAULT_DERIVATIVES, Maps, file_name
-from medfl_datasets.abide.tables import FILE, GOOD
+from medfl_datasets.abide.files import DEFAULT_DERIVATIVES, MapSelection, file_name
+from medfl_datasets.abide.tables import FILE, QUALITY_CRITERIA
 
 CENTRES = ("LEUVEN_1", "LEUVEN_2", "UCLA_1", "USM", "UM_1", "PITT", "NYU", "YALE")
 """Scanning sites: two of each region of FedASD."""
@@ -25,7 +25,7 @@ CENTRES = ("LEUVEN_1", "LEUVEN_2", "UCLA_1", "USM", "UM_1", "PITT", "NYU", "YALE
 ATLAS_FILE = "phantom_atlas.nii.gz"
 """File of the atlas, beside the phenotypic file; its codes are 1 to `ATLAS_REGIONS`."""
 
-REGIONS = 8
+ATLAS_REGIONS = 8
 """Number of regions of the atlas."""
 
 REGION = 3
@@ -34,7 +34,19 @@ REGION = 3
 SEMI_AXES_MM = (68.0, 86.0, 70.0)
 """Semi-axes of the brains in millimetres: to the right, to the front, up. Their centre is that of the common grid."""
 
-_HEAD = ("", "Unnamed: 0", "SUB_ID", "X", "subject", "SITE_ID", "FILE_ID", "DX_GROUP", "AGE_AT_SCAN", "SEX", *GOOD)
+_HEAD = (
+    "",
+    "Unnamed: 0",
+    "SUB_ID",
+    "X",
+    "subject",
+    "SITE_ID",
+    "FILE_ID",
+    "DX_GROUP",
+    "AGE_AT_SCAN",
+    "SEX",
+    *QUALITY_CRITERIA,
+)
 """Columns of the phenotypic file."""
 
 
@@ -65,9 +77,9 @@ def write_release(
         `folder`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    maps = Maps(tuple(derivatives))
+    maps = MapSelection(tuple(derivatives))
     affine = _affine(size, mirrored=True)
-    brain, regions = _brain(affine, size)
+    brain, regions = _draw_brain(affine, size)
     _write_atlas(folder / ATLAS_FILE, 2 * size)
     for derivative in derivatives:
         (folder / maps.folder(derivative)).mkdir(parents=True, exist_ok=True)
@@ -76,7 +88,7 @@ def write_release(
         rng = np.random.default_rng(seed_of(seed, centre, "abide phantom"))
         level, pattern = rng.uniform(0.8, 1.2), _smooth(brain.shape, rng)
         for number in range(per_centre + 2):
-            row = _row(len(rows), centre, number, per_centre, rng)
+            row = _make_row(len(rows), centre, number, per_centre, rng)
             rows.append(row)
             if row["FILE_ID"] == "no_filename":
                 continue
@@ -92,11 +104,11 @@ def write_release(
     return folder
 
 
-def _row(place: int, centre: str, number: int, per_centre: int, rng: np.random.Generator) -> dict[str, Any]:
+def _make_row(place: int, centre: str, number: int, per_centre: int, rng: np.random.Generator) -> dict[str, Any]:
     """Make a row of the phenotypic file; `number` counts the subjects of a centre."""
     code = 50001 + place
     site = centre.capitalize() if len(centre) > 4 else centre
-    quality = dict.fromkeys(GOOD, "OK") | ({"qc_func_rater_2": "maybe"} if number % 5 == 0 else {})
+    quality = dict.fromkeys(QUALITY_CRITERIA, "OK") | ({"qc_func_rater_2": "maybe"} if number % 5 == 0 else {})
     if number == per_centre + 1:
         quality["qc_func_rater_3"] = "fail"
     return {
@@ -126,7 +138,7 @@ def _affine(size: int, *, mirrored: bool) -> np.ndarray:
     return affine
 
 
-def _brain(affine: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+def _draw_brain(affine: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the mask of the brain, and the code of the region in each voxel (0 outside)."""
     places = np.indices((size, size, size)).reshape(3, -1)
     away = affine[:3, :3] @ places + affine[:3, 3:] - np.array(CENTRE_MM)[:, None]
@@ -138,8 +150,8 @@ def _brain(affine: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _seeds() -> np.ndarray:
     """Compute the centres of the regions in units of the semi-axes, shape (regions, 3), spread by the golden angle."""
-    number = np.arange(REGIONS)
-    height, angle = 1 - (2 * number + 1) / REGIONS, number * np.pi * (3 - 5**0.5)
+    number = np.arange(ATLAS_REGIONS)
+    height, angle = 1 - (2 * number + 1) / ATLAS_REGIONS, number * np.pi * (3 - 5**0.5)
     ring = np.sqrt(1 - height**2)
     seeds: np.ndarray = 0.6 * np.stack([ring * np.cos(angle), ring * np.sin(angle), height], axis=1)
     return seeds
@@ -156,8 +168,8 @@ def _smooth(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
 def _write_atlas(path: Path, size: int) -> None:
     """Write the atlas and the text file of its region names."""
     affine = _affine(size, mirrored=False)
-    _save(path, _brain(affine, size)[1].astype(np.uint8), affine)
-    names = "".join(f"{code} region {code}\n" for code in range(1, REGIONS + 1))
+    _save(path, _draw_brain(affine, size)[1].astype(np.uint8), affine)
+    names = "".join(f"{code} region {code}\n" for code in range(1, ATLAS_REGIONS + 1))
     path.with_name(path.name.removesuffix(".nii.gz") + ".txt").write_text(names, encoding="utf-8")
 
 

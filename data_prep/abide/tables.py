@@ -30,7 +30,7 @@ FILE = "Phenotypic_V1_0b_preprocessed1.csv"
 CLASSES = ("control", "autism")
 """Names of the classes, in the order of the labels."""
 
-GOOD = {
+QUALITY_CRITERIA = {
     "qc_rater_1": ("OK",),
     "qc_anat_rater_2": ("OK", "maybe"),
     "qc_func_rater_2": ("OK", "maybe"),
@@ -39,13 +39,13 @@ GOOD = {
 }
 """Maps each quality column to the accepted values."""
 
-NEEDED = ("SITE_ID", "FILE_ID", "DX_GROUP", "AGE_AT_SCAN", "SEX", *GOOD)
+REQUIRED_COLUMNS = ("SITE_ID", "FILE_ID", "DX_GROUP", "AGE_AT_SCAN", "SEX", *QUALITY_CRITERIA)
 """Required columns."""
 
 FEDASD = "fedasd"
 """Value of the option `sites` that selects the four regions in `FEDASD_REGIONS`."""
 
-REGIONS = {
+FEDASD_REGIONS = {
     "Europe": ("LEUVEN", "MAX_MUN", "TRINITY", "SBL"),
     "US-West": ("UCLA", "USM", "SDSU", "STANFORD", "OHSU", "CALTECH"),
     "US-Middle": ("UM", "PITT", "CMU"),
@@ -61,7 +61,7 @@ _DX = {"1": 1, "2": 0}
 """Maps the codes of DX_GROUP to class numbers."""
 _SEX = {"1": "male", "2": "female"}
 """Maps the codes of SEX to names."""
-_ABSENT = ("", "-9999")
+_MISSING_CELLS = ("", "-9999")
 """Cells that mean a missing value."""
 _IDENTIFIERS = ("", "Unnamed: 0", "SUB_ID", "X", "subject", "FILE_ID")
 """Columns that identify a subject."""
@@ -96,7 +96,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Cohort:
+class AbideCohort:
     """Selected subjects.
 
     Attributes:
@@ -108,7 +108,7 @@ class Cohort:
     left_out: dict[str, int]
 
 
-def read_phenotypes(path: Path, sites: str = FEDASD) -> Cohort:
+def read_phenotypes(path: Path, sites: str = FEDASD) -> AbideCohort:
     """Read the phenotypic file and select the subjects.
 
     Args:
@@ -121,7 +121,7 @@ def read_phenotypes(path: Path, sites: str = FEDASD) -> Cohort:
         SettingsError: If `sites` is neither ``fedasd`` nor a column, or is a column of identifiers.
     """
     table = read_table(path)
-    missing = [column for column in NEEDED if column not in table.columns]
+    missing = [column for column in REQUIRED_COLUMNS if column not in table.columns]
     if missing:
         names = ", ".join(f"'{column}'" for column in missing)
         raise DataError(
@@ -131,27 +131,33 @@ def read_phenotypes(path: Path, sites: str = FEDASD) -> Cohort:
             columns=missing,
         )
     _check_column(sites, table)
-    named = [place for place, row in enumerate(table.rows) if row["FILE_ID"] not in ("no_filename", *_ABSENT)]
-    good = [place for place in named if all(table.rows[place][column] in words for column, words in GOOD.items())]
+    named = [place for place, row in enumerate(table.rows) if row["FILE_ID"] not in ("no_filename", *_MISSING_CELLS)]
+    good = [
+        place
+        for place in named
+        if all(table.rows[place][column] in words for column, words in QUALITY_CRITERIA.items())
+    ]
     used = Table(path, table.columns, [table.rows[place] for place in good], [table.numbers[place] for place in good])
     _check_rows(used)
-    centres = [merged(row["SITE_ID"]) for row in used.rows]
+    centres = [merge_site_parts(row["SITE_ID"]) for row in used.rows]
     subjects = [
         Subject(
             row=number,
             file_id=row["FILE_ID"],
-            label=_DX[_whole(row["DX_GROUP"])],
+            label=_DX[_strip_decimals(row["DX_GROUP"])],
             site=site,
             centre=centre,
-            sex=_SEX.get(_whole(row["SEX"])),
-            age=_age(row["AGE_AT_SCAN"]),
+            sex=_SEX.get(_strip_decimals(row["SEX"])),
+            age=_parse_age(row["AGE_AT_SCAN"]),
         )
-        for number, row, centre, site in zip(used.numbers, used.rows, centres, _sites(used, sites), strict=True)
+        for number, row, centre, site in zip(
+            used.numbers, used.rows, centres, _federation_sites(used, sites), strict=True
+        )
     ]
-    return Cohort(subjects, {NO_FILES: len(table.rows) - len(named), LOW_QUALITY: len(named) - len(good)})
+    return AbideCohort(subjects, {NO_FILES: len(table.rows) - len(named), LOW_QUALITY: len(named) - len(good)})
 
 
-def merged(site_id: str) -> str:
+def merge_site_parts(site_id: str) -> str:
     """Return a scanning site without the number of its part.
 
     >>> merge_site_parts("UM_1"), merge_site_parts("MAX_MUN")
@@ -185,7 +191,7 @@ def _check_rows(table: Table) -> None:
     if not table.rows:
         raise DataError(
             "too_few_patients",
-            f"expected subjects in {table.path}, none has files (FILE_ID) and passed the raters ({', '.join(GOOD)}). "
+            f"expected subjects in {table.path}, none has files (FILE_ID) and passed the raters ({', '.join(QUALITY_CRITERIA)}). "
             f"Give PCP's file, {FILE}.",
             path=table.path,
             minimum=1,
@@ -203,10 +209,12 @@ def _check_rows(table: Table) -> None:
         table, "duplicate_row", "FILE_ID", [ids[row["FILE_ID"]] > 1 for row in table.rows], "one row for each subject"
     )
     _refuse_rows(
-        table, "missing_value", "SITE_ID", [row["SITE_ID"] in _ABSENT for row in table.rows], "a scanning site"
+        table, "missing_value", "SITE_ID", [row["SITE_ID"] in _MISSING_CELLS for row in table.rows], "a scanning site"
     )
-    _refuse_rows(table, "wrong_label", "DX_GROUP", [_whole(row["DX_GROUP"]) not in _DX for row in table.rows], "1 or 2")
-    if len({_whole(row["DX_GROUP"]) for row in table.rows}) < 2:
+    _refuse_rows(
+        table, "wrong_label", "DX_GROUP", [_strip_decimals(row["DX_GROUP"]) not in _DX for row in table.rows], "1 or 2"
+    )
+    if len({_strip_decimals(row["DX_GROUP"]) for row in table.rows}) < 2:
         raise DataError(
             "too_few_classes",
             f"expected subjects with autism and controls in {table.path}, all that are used are of one.",
@@ -231,11 +239,11 @@ def _refuse_rows(table: Table, code: str, column: str, wrong: Sequence[bool], ex
         )
 
 
-def _sites(table: Table, sites: str) -> list[str]:
+def _federation_sites(table: Table, sites: str) -> list[str]:
     """Return the federation site of each row."""
     if sites == FEDASD:
-        region = {centre: name for name, centres in REGIONS.items() for centre in centres}
-        names = [region.get(merged(row["SITE_ID"]).upper(), "") for row in table.rows]
+        region = {centre: name for name, centres in FEDASD_REGIONS.items() for centre in centres}
+        names = [region.get(merge_site_parts(row["SITE_ID"]).upper(), "") for row in table.rows]
         strange = sorted({row["SITE_ID"] for row, name in zip(table.rows, names, strict=True) if not name})
         if strange:
             raise DataError(
@@ -247,9 +255,9 @@ def _sites(table: Table, sites: str) -> list[str]:
             )
         return names
     if sites == "SITE_ID":
-        return [merged(row["SITE_ID"]) for row in table.rows]
+        return [merge_site_parts(row["SITE_ID"]) for row in table.rows]
     names = [row[sites] for row in table.rows]
-    _refuse_rows(table, "missing_value", sites, [value in _ABSENT for value in names], "a value")
+    _refuse_rows(table, "missing_value", sites, [value in _MISSING_CELLS for value in names], "a value")
     if len(set(names)) > 2 and 2 * len(set(names)) > len(names):
         raise SettingsError(
             "too_many_sites",
@@ -262,7 +270,7 @@ def _sites(table: Table, sites: str) -> list[str]:
     return names
 
 
-def _whole(text: str) -> str:
+def _strip_decimals(text: str) -> str:
     """Return a code without a decimal part, which some programs add.
 
     >>> _strip_decimals("2.0")
@@ -271,7 +279,7 @@ def _whole(text: str) -> str:
     return re.sub(r"\.0+$", "", text)
 
 
-def _age(text: str) -> float | None:
+def _parse_age(text: str) -> float | None:
     """Parse an age in years; None if it is not a valid number."""
     try:
         age = float(text)

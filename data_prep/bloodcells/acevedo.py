@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Annotated
 
 from medfl.data.ingest.options import Choose
-from medfl_datasets.bloodcells.files import Listing, Release, Tree, read_tree
-from medfl_datasets.bloodcells.labels import LabelMap, own_classes
-from medfl_datasets.bloodcells.pool import OneRelease
+from medfl_datasets.bloodcells.cell_spec import SingleReleaseSpec
+from medfl_datasets.bloodcells.files import CellListing, CellRelease, FolderTree, read_tree
+from medfl_datasets.bloodcells.labels import LabelMap, single_release_map
 
 FOLDERS: dict[str, tuple[str, ...]] = {
     "basophil": ("BA",),
@@ -46,20 +46,22 @@ SUBCLASSES = {
 """Maps the code of each of FedSDC's ten sub-classes to its name. Platelets and cells without a stated sub-class are
 excluded."""
 
-NO_KIND = "the name does not begin with a kind of cell of its folder"
+NO_CELL_TYPE = "the name does not begin with a kind of cell of its folder"
 """Exclusion reason of an image."""
 
 _CLASS_OF = {code: folder for folder, codes in FOLDERS.items() for code in codes}
 
-LABELS: dict[str, LabelMap] = {
-    "class": own_classes("acevedo", dict(_CLASS_OF)),
-    "subclass": own_classes("acevedo", SUBCLASSES | {code: None for code in _CLASS_OF if code not in SUBCLASSES}),
+LABEL_MAPS: dict[str, LabelMap] = {
+    "class": single_release_map("acevedo", dict(_CLASS_OF)),
+    "subclass": single_release_map(
+        "acevedo", SUBCLASSES | {code: None for code in _CLASS_OF if code not in SUBCLASSES}
+    ),
 }
 """Choices of `Acevedo.labels`: the eight folders, or the ten sub-classes."""
 
 
 @dataclass(frozen=True)
-class Preset:
+class AcevedoPreset:
     """Combination of options.
 
     Attributes:
@@ -71,17 +73,17 @@ class Preset:
     keep_copies: bool
 
 
-PRESETS = {"medfl": Preset("class", False), "paper": Preset("subclass", True)}
+PRESETS = {"medfl": AcevedoPreset("class", False), "paper": AcevedoPreset("subclass", True)}
 """Maps each preset to its options. ``paper`` matches FedSDC: all files of ten sub-classes, 11,630 training images
 and 2,913 test images."""
 
 
-def cells_of(tree: Tree, top: Path) -> Listing:
+def cells_of(tree: FolderTree, top: Path) -> CellListing:
     """List the cells of a release by the names of its files; see `CellRelease.listing`."""
-    return RELEASE.listing(tree, top, _tell)
+    return RELEASE.listing(tree, top, _identify_by_name)
 
 
-def find(source: Path) -> Listing:
+def find(source: Path) -> CellListing:
     """List the cells of a release.
 
     Args:
@@ -94,13 +96,13 @@ def find(source: Path) -> Listing:
     return cells_of(read_tree(top), top)
 
 
-def _tell(known: str, image: str) -> tuple[str, dict[str, str]] | str:
+def _identify_by_name(known: str, image: str) -> tuple[str, dict[str, str]] | str:
     """Return the cell type with which the file name starts, or the exclusion reason."""
     code = re.split(r"[_.]", Path(image).name, maxsplit=1)[0].upper()
-    return (code, {}) if code in FOLDERS[known] else NO_KIND
+    return (code, {}) if code in FOLDERS[known] else NO_CELL_TYPE
 
 
-RELEASE = Release(
+RELEASE = CellRelease(
     name="acevedo",
     title="Acevedo-20",
     licence="CC BY 4.0",
@@ -118,7 +120,7 @@ RELEASE = Release(
 )
 
 
-class Acevedo(OneRelease):
+class Acevedo(SingleReleaseSpec):
     """Acevedo-20: normal white blood cells. Nothing is downloaded.
 
     Of byte-identical files one is kept, or none if they are in two classes. Unreadable images are left out and listed
@@ -136,20 +138,20 @@ class Acevedo(OneRelease):
     """The folder PBC_dataset_normal_DIB, or the one that contains it."""
     preset: Annotated[str, Choose(PRESETS)] = "medfl"
     """medfl: no copies of files; paper: FedSDC's ten sub-classes with all files."""
-    labels: Annotated[str | None, Choose(LABELS)] = None
+    labels: Annotated[str | None, Choose(LABEL_MAPS)] = None
     """class (eight) or subclass (ten); by default class, for preset paper subclass."""
 
-    def told_apart(self) -> str:
+    def label_set(self) -> str:
         """Return the chosen label set, a key of `LABEL_MAPS`."""
         return self.labels or PRESETS[self.preset].labels
 
     def title(self) -> str:
         """Return the name of the prepared data set, with a suffix for sub-classes."""
-        return "acevedo" if self.told_apart() == "class" else f"acevedo-{self.told_apart()}"
+        return "acevedo" if self.label_set() == "class" else f"acevedo-{self.label_set()}"
 
     def class_map(self) -> LabelMap:
         """Return the map to the eight folders or the ten sub-classes."""
-        return LABELS[self.told_apart()]
+        return LABEL_MAPS[self.label_set()]
 
     def keeps_copies(self) -> bool:
         """Return whether the preset keeps byte-identical copies."""

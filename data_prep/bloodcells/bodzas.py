@@ -12,9 +12,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from medfl_datasets.bloodcells.files import Listing, Release, read_tree
-from medfl_datasets.bloodcells.labels import LabelMap, own_classes
-from medfl_datasets.bloodcells.pool import OneRelease
+from medfl_datasets.bloodcells.cell_spec import SingleReleaseSpec
+from medfl_datasets.bloodcells.files import CellListing, CellRelease, read_tree
+from medfl_datasets.bloodcells.labels import LabelMap, single_release_map
 
 PUBLISHED = {
     "basophil": 1023,
@@ -50,7 +50,7 @@ def class_of(folder: str) -> str | None:
     return name if name in PUBLISHED else None
 
 
-def find(source: Path) -> Listing:
+def find(source: Path) -> CellListing:
     """List the cells of a release.
 
     Args:
@@ -63,7 +63,7 @@ def find(source: Path) -> Listing:
     return RELEASE.listing(read_tree(top), top, lambda known, _: (known, {}))
 
 
-RELEASE = Release(
+RELEASE = CellRelease(
     name="bodzas",
     title="Bodzas-23",
     licence="CC BY 4.0",
@@ -78,7 +78,7 @@ RELEASE = Release(
 )
 
 
-class Bodzas(OneRelease):
+class Bodzas(SingleReleaseSpec):
     """Bodzas-23: normal and pathological white blood cells in nine classes. Nothing is downloaded.
 
     Source: Bodzas et al., Scientific Data 10, 466 (2023). Licence: CC BY 4.0.
@@ -94,4 +94,4 @@ class Bodzas(OneRelease):
 
     def class_map(self) -> LabelMap:
         """Return the map in which each folder is a class."""
-        return own_classes(RELEASE.name, {name: name for name in PUBLISHED})
+        return single_release_map(RELEASE.name, {name: name for name in PUBLISHED})

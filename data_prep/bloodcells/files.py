@@ -24,12 +24,12 @@ DOT_FILE = "a stray file whose name begins with a dot"
 NO_IMAGE = "a file that is no image, by its name"
 """Reason to skip a file: its ending is not that of an image."""
 
-Tree = Mapping[str, Sequence[str]]
+FolderTree = Mapping[str, Sequence[str]]
 """Maps each folder to the sorted names of its files."""
 
 
 @dataclass(frozen=True)
-class Cell:
+class CellImage:
     """Image of a cell.
 
     Attributes:
@@ -46,7 +46,7 @@ class Cell:
 
 
 @dataclass
-class Listing:
+class CellListing:
     """Images found in a release.
 
     Attributes:
@@ -55,7 +55,7 @@ class Listing:
         quarantined: Pairs of the name of an excluded image and the reason.
     """
 
-    cells: list[Cell] = field(default_factory=list)
+    cells: list[CellImage] = field(default_factory=list)
     passed_over: Counter[str] = field(default_factory=Counter)
     quarantined: list[tuple[str, str]] = field(default_factory=list)
 
@@ -72,13 +72,13 @@ class Listing:
         return images
 
 
-Tell = Callable[[str, str], tuple[str, Mapping[str, str]] | str]
+IdentifyCell = Callable[[str, str], tuple[str, Mapping[str, str]] | str]
 """Function that identifies a cell: takes the class of a folder and ``folder/name`` of an image in it. Returns
 `CellImage.code` and `CellImage.about`, or the reason to exclude the image."""
 
 
 @dataclass(frozen=True)
-class Release:
+class CellRelease:
     """Description of a release of white blood cells.
 
     Attributes:
@@ -99,17 +99,17 @@ class Release:
     published: Mapping[str, int]
     classes: tuple[str, ...]
     class_of: Callable[[str], str | None]
-    find: Callable[[Path], Listing]
+    find: Callable[[Path], CellListing]
 
-    def deviation(self, cells: Sequence[Cell]) -> str | None:
+    def deviation(self, cells: Sequence[CellImage]) -> str | None:
         """Return a sentence if the numbers of images differ from the published ones, otherwise None."""
         counts = Counter(cell.code for cell in cells)
-        unlike = [f"{code} {counts[code]}" for code, count in self.published.items() if counts[code] != count]
-        if not unlike:
+        difference = [f"{code} {counts[code]}" for code, count in self.published.items() if counts[code] != count]
+        if not difference:
             return None
         return (
             f"{self.name}: the release has {sum(self.published.values())} images, here are {len(cells)}; unlike it "
-            f"are {', '.join(unlike)}"
+            f"are {', '.join(difference)}"
         )
 
     def top(self, source: Path) -> Path:
@@ -141,7 +141,7 @@ class Release:
             classes=list(self.classes),
         )
 
-    def listing(self, tree: Tree, top: Path, tell: Tell) -> Listing:
+    def listing(self, tree: FolderTree, top: Path, identify: IdentifyCell) -> CellListing:
         """List the cells of a release by the names of folders and files, without reading any file.
 
         Args:
@@ -152,7 +152,7 @@ class Release:
         Raises:
             DataError: If a folder is not a class folder or has no image, or a class folder is missing.
         """
-        listing, there = Listing(), set()
+        listing, found_classes = CellListing(), set()
         for folder, names in tree.items():
             known, images = self.class_of(folder), listing.images(names)
             if known is None:
@@ -170,14 +170,14 @@ class Release:
                     release=self.name,
                     folder=folder,
                 )
-            there.add(known)
+            found_classes.add(known)
             for image in images:
-                cell = tell(known, f"{folder}/{image}")
+                cell = identify(known, f"{folder}/{image}")
                 if isinstance(cell, str):
                     listing.quarantined.append((f"{self.name}/{folder}/{image}", cell))
                 else:
-                    listing.cells.append(Cell(top / folder / image, self.name, *cell))
-        missing = [name for name in self.classes if name not in there]
+                    listing.cells.append(CellImage(top / folder / image, self.name, *cell))
+        missing = [name for name in self.classes if name not in found_classes]
         if missing:
             raise DataError(
                 "missing_class_folder",

@@ -21,7 +21,7 @@ from pydantic import Field
 from medfl.errors import SettingsError, did_you_mean
 from medfl.settings import Strict, read_settings
 from medfl.utils.strict_yaml import read_yaml
-from medfl_datasets.bloodcells.files import Release
+from medfl_datasets.bloodcells.files import CellRelease
 
 SHIPPED = Path(__file__).parent / "label_maps" / "bloodcells.yaml"
 """medfl's own label map, for the three releases together."""
@@ -38,7 +38,7 @@ class LabelMap(Strict):
     classes: tuple[str, ...] = Field(min_length=2)
     sources: dict[str, dict[str, str | None]]
 
-    def check(self, releases: Sequence[Release]) -> None:
+    def check(self, releases: Sequence[CellRelease]) -> None:
         """Raise SettingsError if the map is inconsistent or does not cover all cell types.
 
         Args:
@@ -110,7 +110,7 @@ def read_label_map(path: Path = SHIPPED) -> LabelMap:
     return read_settings(LabelMap, read_yaml(path, "label map"), f"the label map '{path}'")
 
 
-def own_classes(release: str, classes: dict[str, str | None]) -> LabelMap:
+def single_release_map(release: str, classes: dict[str, str | None]) -> LabelMap:
     """Make the label map of a single release; classes are numbered in the order of their first occurrence.
 
     Args:

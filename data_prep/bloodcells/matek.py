@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from medfl.errors import DataError, did_you_mean
-from medfl_datasets.bloodcells.files import Listing, Release, Tree, read_tree
-from medfl_datasets.bloodcells.labels import LabelMap, own_classes
-from medfl_datasets.bloodcells.pool import OneRelease
+from medfl_datasets.bloodcells.cell_spec import SingleReleaseSpec
+from medfl_datasets.bloodcells.files import CellListing, CellRelease, FolderTree, read_tree
+from medfl_datasets.bloodcells.labels import LabelMap, single_release_map
 
-FILE = "annotations.dat"
+TABLE_FILE = "annotations.dat"
 """Name of the annotation table, which is beside the class folders or one folder above."""
 
 CODES: dict[str, str | None] = {
@@ -43,11 +43,11 @@ CODES: dict[str, str | None] = {
 NO_FILE = "the image is not there"
 """Exclusion reason of a line of the table."""
 
-NO_LINE = f"{FILE} has no line for the image"
+NO_LINE = f"{TABLE_FILE} has no line for the image"
 """Exclusion reason of an image."""
 
 
-class Line(NamedTuple):
+class MatekAnnotation(NamedTuple):
     """Annotation of an image: a line of the table.
 
     Attributes:
@@ -59,7 +59,7 @@ class Line(NamedTuple):
     later: dict[str, str]
 
 
-def read_annotations(path: Path) -> dict[str, Line]:
+def read_annotations(path: Path) -> dict[str, MatekAnnotation]:
     """Read the table of annotations.
 
     Returns:
@@ -78,7 +78,7 @@ def read_annotations(path: Path) -> dict[str, Line]:
             path=path,
             cause=type(error).__name__,
         ) from None
-    lines: dict[str, Line] = {}
+    lines: dict[str, MatekAnnotation] = {}
     for number, line in enumerate(text.splitlines(), 1):
         parts = line.split()
         if not parts:
@@ -102,7 +102,7 @@ def read_annotations(path: Path) -> dict[str, Line]:
                 line=number,
                 label=label,
             )
-        key = _key(image)
+        key = _image_key(image)
         if key in lines:
             raise DataError(
                 "duplicate_row",
@@ -111,11 +111,11 @@ def read_annotations(path: Path) -> dict[str, Line]:
                 line=number,
             )
         named = zip(("second", "third"), later, strict=True)
-        lines[key] = Line(label, {name: code for name, code in named if code.lower() != "nan"})
+        lines[key] = MatekAnnotation(label, {name: code for name, code in named if code.lower() != "nan"})
     return lines
 
 
-def cells_of(tree: Tree, top: Path, lines: Mapping[str, Line]) -> Listing:
+def cells_of(tree: FolderTree, top: Path, lines: Mapping[str, MatekAnnotation]) -> CellListing:
     """Match the images with the lines of the table.
 
     Args:
@@ -128,18 +128,18 @@ def cells_of(tree: Tree, top: Path, lines: Mapping[str, Line]) -> Listing:
     """
     left = dict(lines)
 
-    def tell(known: str, image: str) -> tuple[str, dict[str, str]] | str:
-        line = left.pop(_key(image), None)
+    def identify(known: str, image: str) -> tuple[str, dict[str, str]] | str:
+        line = left.pop(_image_key(image), None)
         if line is None:
             return NO_LINE
-        return line if line.label == known else f"{FILE} says {line.label}, the folder {known}"
+        return line if line.label == known else f"{TABLE_FILE} says {line.label}, the folder {known}"
 
-    listing = RELEASE.listing(tree, top, tell)
+    listing = RELEASE.listing(tree, top, identify)
     listing.quarantined += [(f"{RELEASE.name}/{key}", NO_FILE) for key in left]
     return listing
 
 
-def find(source: Path) -> Listing:
+def find(source: Path) -> CellListing:
     """List the cells of a release.
 
     Args:
@@ -149,24 +149,24 @@ def find(source: Path) -> Listing:
         DataError: If the folder or the table is missing, if the table is invalid, or as in `CellRelease.listing`.
     """
     top = RELEASE.top(source)
-    places = (top / FILE, top.parent / FILE)
+    places = (top / TABLE_FILE, top.parent / TABLE_FILE)
     table = next((place for place in places if place.is_file()), None)
     if table is None:
         raise DataError(
             "missing_file",
-            f"expected {FILE} of {RELEASE.title} in {top} or one folder above, there is none. The Cancer Imaging "
+            f"expected {TABLE_FILE} of {RELEASE.title} in {top} or one folder above, there is none. The Cancer Imaging "
             "Archive has it beside the images: download it into this folder.",
-            path=top / FILE,
+            path=top / TABLE_FILE,
         )
     return cells_of(read_tree(top), top, read_annotations(table))
 
 
-def _key(path: str) -> str:
+def _image_key(path: str) -> str:
     """Return folder and name of an image without its ending, because some users converted the TIFF files."""
     return "/".join(Path(path).with_suffix("").parts[-2:])
 
 
-RELEASE = Release(
+RELEASE = CellRelease(
     name="matek",
     title="Matek-19",
     licence="CC BY 3.0",
@@ -184,7 +184,7 @@ RELEASE = Release(
 )
 
 
-class Matek(OneRelease):
+class Matek(SingleReleaseSpec):
     """Matek-19: white blood cells with leukaemia and without, in 15 classes. Nothing is downloaded.
 
     The labels are those of annotations.dat. Images whose folder contradicts it are left out and listed in
@@ -203,4 +203,4 @@ class Matek(OneRelease):
 
     def class_map(self) -> LabelMap:
         """Return the map in which each cell type is a class."""
-        return own_classes(RELEASE.name, CODES)
+        return single_release_map(RELEASE.name, CODES)

@@ -18,15 +18,15 @@ from pydantic import model_validator
 from medfl.data.ingest.spec import folder_or_top
 from medfl.errors import SettingsError
 from medfl_datasets.bloodcells import acevedo, bodzas, matek
-from medfl_datasets.bloodcells.files import Release
+from medfl_datasets.bloodcells.cell_spec import CellSpec
+from medfl_datasets.bloodcells.files import CellRelease
 from medfl_datasets.bloodcells.labels import SHIPPED, LabelMap, read_label_map
-from medfl_datasets.bloodcells.pool import Cells
 
 RELEASES = {release.name: release for release in (acevedo.RELEASE, matek.RELEASE, bodzas.RELEASE)}
 """Maps the name of each release to its description."""
 
 
-class BloodCells(Cells):
+class BloodCells(CellSpec):
     """White blood cells of up to three releases, with one set of classes. Nothing is downloaded.
 
     The release of each image is kept as 'source': medfl partition --scheme by_site --column source makes a site of
@@ -69,7 +69,7 @@ class BloodCells(Cells):
             )
         return self
 
-    def releases(self) -> list[tuple[Release, Path]]:
+    def releases(self) -> list[tuple[CellRelease, Path]]:
         """Return the given releases with their folders."""
         folders = ((release, getattr(self, name)) for name, release in RELEASES.items())
         return [(release, folder) for release, folder in folders if folder is not None]

@@ -10,10 +10,10 @@ import numpy as np
 
 from medfl.utils.seeds import seed_of
 
-SAME = "a byte-identical copy of another image of its class"
+COPY_OF_SAME_CLASS = "a byte-identical copy of another image of its class"
 """Exclusion reason: the first copy of the same class is kept."""
 
-CONFLICT = "a byte-identical copy of an image of another class"
+COPY_OF_OTHER_CLASS = "a byte-identical copy of an image of another class"
 """Exclusion reason: no copy is kept, because the copies have different classes."""
 
 
@@ -36,13 +36,13 @@ def find_copies(labels: Sequence[int], digests: Sequence[str]) -> dict[int, str]
     copies: dict[int, str] = {}
     for alike in places.values():
         if len({labels[place] for place in alike}) > 1:
-            copies |= dict.fromkeys(alike, CONFLICT)
+            copies |= dict.fromkeys(alike, COPY_OF_OTHER_CLASS)
         else:
-            copies |= dict.fromkeys(alike[1:], SAME)
+            copies |= dict.fromkeys(alike[1:], COPY_OF_SAME_CLASS)
     return copies
 
 
-def choose_test(strata: Sequence[str], units: Sequence[Hashable], share: float, seed: int) -> list[bool]:
+def select_test_images(strata: Sequence[str], units: Sequence[Hashable], share: float, seed: int) -> list[bool]:
     """Select the test images: of a stratum of n images, keep floor((1 - share) n) for training, at least one.
 
     Images of one unit (copies of a file) are in the same split: units of several images stay in training. The numbers
@@ -61,11 +61,11 @@ def choose_test(strata: Sequence[str], units: Sequence[Hashable], share: float, 
     members: defaultdict[str, list[int]] = defaultdict(list)
     for place, stratum in enumerate(strata):
         members[stratum].append(place)
-    tested = [False] * len(strata)
+    test_images = [False] * len(strata)
     for stratum, places in members.items():
         single = [place for place in places if sizes[units[place]] == 1]
         count = len(places) - max(1, math.floor((1 - share) * len(places) + 1e-9))
         order = np.random.default_rng(seed_of(seed, "blood cells", stratum, "test")).permutation(len(single))
         for number in order[:count]:
-            tested[single[number]] = True
-    return tested
+            test_images[single[number]] = True
+    return test_images

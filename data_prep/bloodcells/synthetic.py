@@ -10,7 +10,7 @@ from PIL import Image
 
 from medfl.utils.seeds import seed_of
 from medfl_datasets.bloodcells.acevedo import FOLDERS
-from medfl_datasets.bloodcells.matek import CODES, FILE
+from medfl_datasets.bloodcells.matek import CODES, TABLE_FILE
 
 FOLDER_OF = {code: folder for folder, codes in FOLDERS.items() for code in codes}
 """Maps each cell type of Acevedo-20 to its folder."""
@@ -74,7 +74,7 @@ def write_matek(folder: Path, counts: Mapping[str, int] = MATEK, seed: int = 0) 
             name = f"{code}/{code}_{number:04d}.tiff"
             _write_cell(top, name, seed, (12, 12, 4))
             lines.append(f"{name} {code} {'MON' if number == 2 else 'nan'} {'nan' if number < 3 else code}")
-    (top / FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (top / TABLE_FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
     return top
 
 

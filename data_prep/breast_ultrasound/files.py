@@ -38,14 +38,14 @@ PATHOLOGIES = ("benign", "malignant")
 NORMAL = "normal"
 """Pathology of an image without a lesion."""
 
-FACTS = ("site", "pathology", "birads", "device")
+KEPT_COLUMNS = ("site", "pathology", "birads", "device")
 """Columns of the table that are kept."""
 
 _NAME = re.compile(r"[\w-]+")
 
 
 @dataclass(frozen=True)
-class Part:
+class UltrasoundImage:
     """Files of one image of the data set.
 
     Attributes:
@@ -62,7 +62,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Release:
+class UltrasoundRelease:
     """Table and files of the folder; the lists have an entry for each row of the table.
 
     Attributes:
@@ -78,7 +78,7 @@ class Release:
     splits: list[str]
 
 
-def read_release(source: Path) -> Release:
+def read_release(source: Path) -> UltrasoundRelease:
     """Read the table and find the files.
 
     Raises:
@@ -94,9 +94,9 @@ def read_release(source: Path) -> Release:
             path=path,
         )
     table = read_table(path)
-    table.require(["image", "patient", "split", *FACTS])
+    table.require(["image", "patient", "split", *KEPT_COLUMNS])
     names, pathologies = table.column("image"), table.column("pathology")
-    _refuse(
+    _raise_rows(
         table,
         "invalid_value",
         [not _NAME.fullmatch(name) for name in names],
@@ -104,9 +104,9 @@ def read_release(source: Path) -> Release:
         column="image",
     )
     counts = Counter(names)
-    _refuse(table, "duplicate_row", [counts[name] > 1 for name in names], "each image once", column="image")
+    _raise_rows(table, "duplicate_row", [counts[name] > 1 for name in names], "each image once", column="image")
     known = (*PATHOLOGIES, NORMAL)
-    _refuse(
+    _raise_rows(
         table,
         "wrong_label",
         [word not in known for word in pathologies],
@@ -114,7 +114,7 @@ def read_release(source: Path) -> Release:
         column="pathology",
     )
     words = [word.lower() for word in table.column("split")]
-    _refuse(
+    _raise_rows(
         table,
         "invalid_value",
         [word not in SPLIT_WORDS for word in words],
@@ -122,22 +122,22 @@ def read_release(source: Path) -> Release:
         column="split",
     )
     splits = [SPLIT_WORDS[word] for word in words]
-    sides = defaultdict(set)
+    splits_by_patient = defaultdict(set)
     patients = table.column("patient")
     for patient, split in zip(patients, splits, strict=True):
-        sides[patient].add(split)
-    _refuse(
+        splits_by_patient[patient].add(split)
+    _raise_rows(
         table,
         "patient_in_two_splits",
-        [len(sides[patient]) > 1 for patient in patients],
+        [len(splits_by_patient[patient]) > 1 for patient in patients],
         "all images of a patient in one split",
         column="patient",
     )
-    images, masks = _files(source / IMAGES, table, FORMATS), _files(source / MASKS, table, MASK_SUFFIXES)
-    return Release(table, [images.get(name) for name in names], [masks.get(name) for name in names], splits)
+    images, masks = _find_files(source / IMAGES, table, FORMATS), _find_files(source / MASKS, table, MASK_SUFFIXES)
+    return UltrasoundRelease(table, [images.get(name) for name in names], [masks.get(name) for name in names], splits)
 
 
-def _refuse(table: Table, code: str, wrong: list[bool], expected: str, **fields: str) -> None:
+def _raise_rows(table: Table, code: str, wrong: list[bool], expected: str, **fields: str) -> None:
     """Raise a DataError that names the rows for which `wrong` is True, if there are any."""
     rows = [number for number, bad in zip(table.numbers, wrong, strict=True) if bad]
     if rows:
@@ -152,18 +152,18 @@ def _refuse(table: Table, code: str, wrong: list[bool], expected: str, **fields:
         )
 
 
-def _files(folder: Path, table: Table, endings: Collection[str]) -> dict[str, Path]:
+def _find_files(folder: Path, table: Table, endings: Collection[str]) -> dict[str, Path]:
     """Find the file of each name (without ending) in a folder; raise DataError if a name has several."""
     named: defaultdict[str, list[Path]] = defaultdict(list)
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if path.suffix.lower() in endings and not path.name.startswith("."):
             named[path.stem].append(path)
     several = [len(named.get(name, ())) > 1 for name in table.column("image")]
-    _refuse(table, "ambiguous_file", several, f"one file in {folder.name}/ for each row", folder=folder.name)
+    _raise_rows(table, "ambiguous_file", several, f"one file in {folder.name}/ for each row", folder=folder.name)
     return {name: paths[0] for name, paths in named.items()}
 
 
-def read_part(part: Part, size: tuple[int, int]) -> LoadedItem:
+def read_image(part: UltrasoundImage, size: tuple[int, int]) -> LoadedItem:
     """Read and resize an image, with its mask if one is given.
 
     Args:

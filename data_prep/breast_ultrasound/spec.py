@@ -30,7 +30,15 @@ from medfl.errors import DataError
 from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say
 from medfl_datasets.breast_ultrasound import RECORDS
-from medfl_datasets.breast_ultrasound.files import FACTS, NORMAL, PATHOLOGIES, Part, Release, read_part, read_release
+from medfl_datasets.breast_ultrasound.files import (
+    KEPT_COLUMNS,
+    NORMAL,
+    PATHOLOGIES,
+    UltrasoundImage,
+    UltrasoundRelease,
+    read_image,
+    read_release,
+)
 
 CITATION = (
     "Gomez-Flores, Gregorio-Calas and Pereira, BUS-BRA, Medical Physics 51(4):3110-3123 (2024), doi:10.1002/mp.16812; "
@@ -72,14 +80,14 @@ class BreastUltrasound(ImageSpec):
         """Return the name of the prepared data set, with a suffix if the target is the pathology."""
         return self.dataset if self.target == "mask" else f"{self.dataset}-pathology"
 
-    def find(self) -> Release:
+    def find(self) -> UltrasoundRelease:
         """Read the table and find the files."""
         return read_release(self.source)
 
-    def choose(self, files: Release, say: Say) -> Choice:
+    def choose(self, files: UltrasoundRelease, say: Say) -> Choice:
         """Choose all rows that have an image, and a mask or a pathology."""
         masked, pathologies = self.target == "mask", files.table.column("pathology")
-        parts: dict[int, Part] = {}
+        parts: dict[int, UltrasoundImage] = {}
         missing: dict[int, str] = {}
         for place, (image, mask) in enumerate(zip(files.images, files.masks, strict=True)):
             if not masked and pathologies[place] == NORMAL:
@@ -89,7 +97,7 @@ class BreastUltrasound(ImageSpec):
             elif masked and mask is None:
                 missing[place] = NO_MASK
             else:
-                parts[place] = Part(image, mask if masked else None)
+                parts[place] = UltrasoundImage(image, mask if masked else None)
         if not parts:
             raise DataError(
                 "no_readable_image",
@@ -100,8 +108,8 @@ class BreastUltrasound(ImageSpec):
         return Choice(
             items=list(parts.values()),
             places=list(parts),
-            files=Part.files,
-            load=partial(read_part, size=self.size),
+            files=UltrasoundImage.files,
+            load=partial(read_image, size=self.size),
             shape=(*self.size, 2) if masked else self.size,
             recipe={"data set": self.title(), "size": self.size},
             cells=lambda place: (files.table.numbers[place],),
@@ -117,12 +125,12 @@ class BreastUltrasound(ImageSpec):
 
     def datalist(self, outcome: Outcome, say: Say) -> Datalist:
         """Build the data list of the images that were read."""
-        release: Release = outcome.choice.release
+        release: UltrasoundRelease = outcome.choice.release
         rows = release.table.rows
         subjects = number_subjects([rows[place]["patient"] for place in outcome.kept])
         records: list[CaseRecord] = []
         for place, subject, facts in zip(outcome.kept, subjects, outcome.facts, strict=True):
-            known = {column: rows[place][column] for column in FACTS}
+            known = {column: rows[place][column] for column in KEPT_COLUMNS}
             label = {} if self.target == "mask" else {"label": PATHOLOGIES.index(known.pop("pathology"))}
             records.append(make_record({**label, "subject_id": subject, **known, **facts}))
         normal = 0 if self.target == "mask" else release.table.column("pathology").count(NORMAL)

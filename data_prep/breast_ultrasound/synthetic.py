@@ -38,7 +38,7 @@ def write_release(folder: Path, per_site: int = 8, edge: int = 32, seed: int = 0
         for number in range(per_site):
             name = f"secret_{site}_{number:03d}"
             empty = site == "breast_pl" and number == 1
-            mask = _lesion(edge, edge + edge // 4, rng) & (not empty)
+            mask = _draw_lesion(edge, edge + edge // 4, rng) & (not empty)
             grey = np.where(mask, 0.3, 1.0) * tissue * rng.gamma(20, 1 / 20, mask.shape)
             Image.fromarray(grey.clip(0, 255).astype(np.uint8)).save(folder / IMAGES / f"{name}.jpg", quality=95)
             Image.fromarray(mask).save(folder / MASKS / f"{name}.png")
@@ -53,7 +53,7 @@ def write_release(folder: Path, per_site: int = 8, edge: int = 32, seed: int = 0
     return folder
 
 
-def _lesion(height: int, width: int, rng: np.random.Generator) -> np.ndarray:
+def _draw_lesion(height: int, width: int, rng: np.random.Generator) -> np.ndarray:
     """Draw the mask of an ellipse at a random position, shape (H, W), bool."""
     rows, columns = np.indices((height, width)) + 0.5
     middle = rng.uniform(0.35, 0.65, 2) * (height, width)

@@ -35,7 +35,7 @@ _SUFFIXES = (".dcm", ".dicom", ".jpg", ".jpeg", ".png", "")
 
 
 @dataclass
-class Tree:
+class CbisTree:
     """Tables and image files below a folder, with an index of the image folders by series.
 
     Attributes:
@@ -53,7 +53,7 @@ class Tree:
 
     def find(self, series: Series) -> list[Path]:
         """Return the files of a series, sorted by name, and mark their folders as used; empty if there are none."""
-        folders = [*self._by_uid.get(series.series, []), *self._by_rule.get(_rule(series), [])]
+        folders = [*self._by_uid.get(series.series, []), *self._by_rule.get(_folder_key(series), [])]
         unique = list(dict.fromkeys(folders))
         self._used.update(unique)
         return [file for folder in unique for file in self.folders[folder]]
@@ -75,7 +75,7 @@ class Tree:
         return sum(len(files) for files in self.folders.values())
 
 
-def look_through(top: Path) -> Tree:
+def list_files(top: Path) -> CbisTree:
     """List the tables and the image files below a folder.
 
     Raises:
@@ -87,7 +87,7 @@ def look_through(top: Path) -> Tree:
             f"expected the folder of CBIS-DDSM at {top}, there is none. Give another --source.",
             path=top,
         )
-    tree, metadata = Tree(Path(os.path.abspath(top))), []
+    tree, metadata = CbisTree(Path(os.path.abspath(top))), []
     names = {name: key for key, name in TABLES.items()}
     for place, subfolders, files in os.walk(tree.top):
         subfolders.sort()
@@ -100,13 +100,13 @@ def look_through(top: Path) -> Tree:
         if images:
             tree.folders[folder] = images
     for folder in tree.folders:
-        _enter(tree, folder)
+        _index_folder(tree, folder)
     for path in metadata:
-        _enter_metadata(tree, path)
+        _index_metadata(tree, path)
     return tree
 
 
-def only_one(files: Iterable[Path]) -> list[Path]:
+def distinct_files(files: Iterable[Path]) -> list[Path]:
     """Return the first of each set of identical files, so that a series that was downloaded twice counts once."""
     by_size = defaultdict(list)
     for path in files:
@@ -123,12 +123,12 @@ def _is_image(name: str) -> bool:
     return (suffix in _SUFFIXES or suffix[1:].isdigit()) and not name.upper().startswith((".", "LICENSE"))
 
 
-def _rule(series: Series) -> tuple[str, str, str]:
+def _folder_key(series: Series) -> tuple[str, str, str]:
     """Return the key by which an NBIA folder is found: subject, and last five digits of study and series UID."""
     return series.subject, series.study[-5:], series.series[-5:]
 
 
-def _enter(tree: Tree, folder: Path) -> None:
+def _index_folder(tree: CbisTree, folder: Path) -> None:
     """Add a folder to the index of the tree, in place."""
     if _UID.fullmatch(folder.name):
         tree._by_uid[folder.name].append(folder)
@@ -137,7 +137,7 @@ def _enter(tree: Tree, folder: Path) -> None:
         tree._by_rule[folder.parent.parent.name, study[1], series[1]].append(folder)
 
 
-def _enter_metadata(tree: Tree, path: Path) -> None:
+def _index_metadata(tree: CbisTree, path: Path) -> None:
     """Add the folders of an NBIA ``metadata.csv`` to the index, in place, before other folders of a series.
 
     Rows whose folder does not exist are skipped.

@@ -22,7 +22,7 @@ from medfl.data.readers.images import kind_of
 from medfl.data.readers.mammogram_image import mirrored, open_mammogram, row_of
 from medfl.data.readers.pictures import open_picture
 from medfl.errors import DataError
-from medfl_datasets.cbis_ddsm.files import only_one
+from medfl_datasets.cbis_ddsm.files import distinct_files
 
 _NEAR = 1 / 16  # JPEG blurs a mask's edges
 _MASK_SHARE = 0.99
@@ -80,8 +80,8 @@ def load(options: Options, film: Film) -> LoadedItem:
     Raises:
         DataError: If the image can't be read, or contradicts the tables.
     """
-    files = only_one(film.files) if len(film.files) > 1 else list(film.files)
-    image = _crop_of(files, film, options) if film.crop else _whole(files, film, options)
+    files = distinct_files(film.files) if len(film.files) > 1 else list(film.files)
+    image = _read_crop(files, film, options) if film.crop else _read_mammogram(files, film, options)
     if options.check == "refuse":
         refuse_identity(image.identifying, image.burned_in)
     mirror = options.align and mirrored(image, film.laterality)
@@ -91,7 +91,7 @@ def load(options: Options, film: Film) -> LoadedItem:
     return LoadedItem(row, facts | ({"intent": image.intent} if image.intent in INTENTS else {}))
 
 
-def _whole(files: Sequence[Path], film: Film, options: Options) -> DicomImage:
+def _read_mammogram(files: Sequence[Path], film: Film, options: Options) -> DicomImage:
     """Read a whole mammogram; raise DataError if its series does not contain exactly one image."""
     if len(files) != 1:
         raise DataError(
@@ -104,7 +104,7 @@ def _whole(files: Sequence[Path], film: Film, options: Options) -> DicomImage:
     return _read(files[0], film, options)
 
 
-def _crop_of(files: Sequence[Path], film: Film, options: Options) -> DicomImage:
+def _read_crop(files: Sequence[Path], film: Film, options: Options) -> DicomImage:
     """Read the smallest image that is not a mask; raise DataError if there is none."""
     for path in sorted(files, key=_pixel_count):
         image = _read(path, film, options)

@@ -8,8 +8,8 @@ from pathlib import Path
 from medfl.errors import DataError
 from medfl.utils.text import Say, first_names
 from medfl_datasets.cbis_ddsm import files as cbis_files
-from medfl_datasets.cbis_ddsm.choice import Image
 from medfl_datasets.cbis_ddsm.pixels import Film
+from medfl_datasets.cbis_ddsm.selection import CbisImage
 from medfl_datasets.cbis_ddsm.tables import TABLES, Lesion, read_tables
 
 ABNORMALITIES = {"both": ("mass", "calc"), "mass": ("mass",), "calc": ("calc",)}
@@ -18,7 +18,7 @@ ABNORMALITIES = {"both": ("mass", "calc"), "mass": ("mass",), "calc": ("calc",)}
 
 def read_release(
     source: Path, tables: Path | None = None, abnormality: str = "both"
-) -> tuple[cbis_files.Tree, list[Lesion]]:
+) -> tuple[cbis_files.CbisTree, list[Lesion]]:
     """List the files of a release and read its tables, without opening an image.
 
     Args:
@@ -29,8 +29,8 @@ def read_release(
     Raises:
         DataError: If tables are missing or invalid.
     """
-    tree = cbis_files.look_through(source)
-    there = cbis_files.look_through(tables).tables if tables else tree.tables
+    tree = cbis_files.list_files(source)
+    there = cbis_files.list_files(tables).tables if tables else tree.tables
     needed = {key: name for key, name in TABLES.items() if key[0] in ABNORMALITIES[abnormality]}
     missing = [name for key, name in needed.items() if key not in there]
     if missing:
@@ -45,7 +45,7 @@ def read_release(
     return tree, read_tables({key: there[key] for key in TABLES if key in there})
 
 
-def find_films(tree: cbis_files.Tree, images: Sequence[Image]) -> dict[int, Film]:
+def find_image_files(tree: cbis_files.CbisTree, images: Sequence[CbisImage]) -> dict[int, Film]:
     """Find the files of images.
 
     Returns:
@@ -54,7 +54,7 @@ def find_films(tree: cbis_files.Tree, images: Sequence[Image]) -> dict[int, Film
     Raises:
         DataError: If no image has a file.
     """
-    films = {place: film for place, image in enumerate(images) if (film := _film(tree, image)).files}
+    films = {place: film for place, image in enumerate(images) if (film := _files_of_image(tree, image)).files}
     if not films:
         raise DataError(
             "no_images",
@@ -69,7 +69,7 @@ def find_films(tree: cbis_files.Tree, images: Sequence[Image]) -> dict[int, Film
     return films
 
 
-def _film(tree: cbis_files.Tree, image: Image) -> Film:
+def _files_of_image(tree: cbis_files.CbisTree, image: CbisImage) -> Film:
     """Return the files of an image; of two copies of a film, those of the first copy that exists."""
     first = image.lesions[0]
     if image.crop:
@@ -85,8 +85,8 @@ def _film(tree: cbis_files.Tree, image: Image) -> Film:
     return Film(tuple(files), uids, names, first.side.lower(), image.crop)
 
 
-def say_files(
-    tree: cbis_files.Tree, lesions: Sequence[Lesion], films: Mapping[int, Film], wanted: int, say: Say
+def report_files(
+    tree: cbis_files.CbisTree, lesions: Sequence[Lesion], films: Mapping[int, Film], wanted: int, say: Say
 ) -> None:
     """Report images without a file, and image files without a table row."""
     if wanted > len(films):

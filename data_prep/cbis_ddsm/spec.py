@@ -33,10 +33,17 @@ from medfl.errors import DataError
 from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say, describe_counts
 from medfl_datasets.cbis_ddsm import RECORDS
-from medfl_datasets.cbis_ddsm.choice import LEAKING, THREE_CLASSES, TWO_CLASSES, Choice, Image, choose
-from medfl_datasets.cbis_ddsm.files import Tree
+from medfl_datasets.cbis_ddsm.files import CbisTree
 from medfl_datasets.cbis_ddsm.pixels import Film, Options, load
-from medfl_datasets.cbis_ddsm.release import ABNORMALITIES, find_films, read_release, say_files
+from medfl_datasets.cbis_ddsm.release import ABNORMALITIES, find_image_files, read_release, report_files
+from medfl_datasets.cbis_ddsm.selection import (
+    PATIENT_IN_TEST_PART,
+    THREE_CLASSES,
+    TWO_CLASSES,
+    CbisImage,
+    CbisSelection,
+    select_images,
+)
 from medfl_datasets.cbis_ddsm.tables import Lesion, deviations
 
 NAME = "cbis_ddsm"
@@ -94,24 +101,24 @@ class CbisDdsm(ImageSpec):
         """Return the reading options that apply to all images."""
         return Options(self.size, self.crop_breast, self.align, self.voi, self.deidentify_check)
 
-    def find(self) -> tuple[Tree, list[Lesion]]:
+    def find(self) -> tuple[CbisTree, list[Lesion]]:
         """List the files and read the rows of the tables."""
         return read_release(self.source, self.tables, self.abnormality)
 
-    def choose(self, files: tuple[Tree, list[Lesion]], say: Say) -> ingest_choice.Choice:
+    def choose(self, files: tuple[CbisTree, list[Lesion]], say: Say) -> ingest_choice.CbisSelection:
         """Choose all images of the tables that have a file, without training images of patients in the test set."""
         tree, lesions = files
-        unlike = deviations(lesions)
-        for sentence in unlike:
+        differences = deviations(lesions)
+        for sentence in differences:
             say(f"warning: {sentence}")
         kinds = ABNORMALITIES[self.abnormality]
-        choice = choose([lesion for lesion in lesions if lesion.kind in kinds], self.view == "crop")
+        choice = select_images([lesion for lesion in lesions if lesion.kind in kinds], self.view == "crop")
         images = choice.images
-        films = find_films(tree, images)
-        _say_choice(choice, say)
-        say_files(tree, lesions, films, len(images), say)
+        films = find_image_files(tree, images)
+        _report_selection(choice, say)
+        report_files(tree, lesions, films, len(images), say)
         places = sorted(films)
-        return ingest_choice.Choice(
+        return ingest_choice.CbisSelection(
             items=[films[place] for place in places],
             places=places,
             files=Film.paths,
@@ -122,13 +129,13 @@ class CbisDdsm(ImageSpec):
             cells=lambda place: (images[place].name, ", ".join(lesion.where for lesion in images[place].lesions)),
             columns=("image", "table_rows"),
             missing={place: NO_FILE for place in range(len(images)) if place not in films},
-            release=(choice, unlike),
+            release=(choice, differences),
         )
 
     def datalist(self, outcome: Outcome, say: Say) -> Datalist:
         """Build the data list of the images that were read."""
-        choice, unlike = outcome.choice.release
-        _say_headers(outcome.facts, say)
+        choice, differences = outcome.choice.release
+        _report_headers(outcome.facts, say)
         used = [(choice.images[place], facts) for place, facts in zip(outcome.kept, outcome.facts, strict=True)]
         classes = THREE_CLASSES if self.three_classes else TWO_CLASSES
         _check_classes(classes, {image.label(self.three_classes) for image, _ in used}, outcome.reasons)
@@ -138,8 +145,8 @@ class CbisDdsm(ImageSpec):
             "mammography",
             _records(used, self.three_classes),
             [image.split for image, _ in used],
-            deviations=unlike,
-            exclusions=exclusions({LEAKING: choice.left_out, **Counter(outcome.reasons.values())}),
+            deviations=differences,
+            exclusions=exclusions({PATIENT_IN_TEST_PART: choice.left_out, **Counter(outcome.reasons.values())}),
             label_rule="the worst lesion of an image counts",
             **about_reading(reading),
             warnings=tell_intents(_intents(used), say),
@@ -149,7 +156,7 @@ class CbisDdsm(ImageSpec):
         return datalist
 
 
-def _say_choice(choice: Choice, say: Say) -> None:
+def _report_selection(choice: CbisSelection, say: Say) -> None:
     """Report the training images that are excluded, and films with several pathologies."""
     if choice.left_out:
         say(
@@ -160,7 +167,7 @@ def _say_choice(choice: Choice, say: Say) -> None:
         say(f"note: {choice.mixed} images show malignant and other lesions: they count as malignant")
 
 
-def _say_headers(headers: Sequence[Mapping[str, Any]], say: Say) -> None:
+def _report_headers(headers: Sequence[Mapping[str, Any]], say: Say) -> None:
     """Warn about images whose header may identify the patient."""
     burned = sum("burned_in" in facts for facts in headers)
     if burned:
@@ -173,25 +180,25 @@ def _say_headers(headers: Sequence[Mapping[str, Any]], say: Say) -> None:
         say(f"warning: the headers of {naming} images may tell who the patient is; nothing of them was kept")
 
 
-def _intents(used: Sequence[tuple[Image, Mapping[str, object]]]) -> list[str]:
+def _intents(used: Sequence[tuple[CbisImage, Mapping[str, object]]]) -> list[str]:
     """Return the presentation intent of each image."""
     return [str(facts.get("intent", NOT_SAID)) for _, facts in used]
 
 
 def _check_classes(classes: Sequence[str], labels: Collection[int], failed: Mapping[int, str]) -> None:
     """Raise DataError if a class has no image."""
-    gone = [name for label, name in enumerate(classes) if label not in labels]
-    if gone:
+    empty_classes = [name for label, name in enumerate(classes) if label not in labels]
+    if empty_classes:
         raise DataError(
             "class_without_images",
-            f"no readable image is left of the classes {', '.join(gone)}: {describe_counts(failed)}. Download the "
+            f"no readable image is left of the classes {', '.join(empty_classes)}: {describe_counts(failed)}. Download the "
             "missing images.",
-            classes=gone,
+            classes=empty_classes,
             reasons=dict(Counter(failed.values())),
         )
 
 
-def _records(used: Sequence[tuple[Image, Mapping[str, object]]], three: bool) -> list[CaseRecord]:
+def _records(used: Sequence[tuple[CbisImage, Mapping[str, object]]], three: bool) -> list[CaseRecord]:
     """Build the record of each row of the array."""
     records: list[CaseRecord] = []
     for (image, facts), intent in zip(used, intent_records(_intents(used)), strict=True):

@@ -17,20 +17,20 @@ from pydicom.uid import UID, ExplicitVRLittleEndian, SecondaryCaptureImageStorag
 
 from medfl_datasets.cbis_ddsm.tables import TABLES, Lesion, Series, read_tables
 
-COMMON = "image file path,cropped image file path,ROI mask file path"
+PATH_COLUMNS = "image file path,cropped image file path,ROI mask file path"
 """Last columns of all tables."""
-HEADS = {
+HEADERS = {
     "mass": "patient_id,breast_density,left or right breast,image view,abnormality id,abnormality type,mass shape,"
-    f"mass margins,assessment,pathology,subtlety,{COMMON}",
+    f"mass margins,assessment,pathology,subtlety,{PATH_COLUMNS}",
     "calc": "patient_id,breast density,left or right breast,image view,abnormality id,abnormality type,calc type,"
-    f"calc distribution,assessment,pathology,subtlety,{COMMON}",
+    f"calc distribution,assessment,pathology,subtlety,{PATH_COLUMNS}",
 }
 """Published header of the tables of each kind."""
 
-PART = {"train": "Training", "test": "Test"}
+SPLIT_NAMES = {"train": "Training", "test": "Test"}
 """Maps each split of `TABLES` to its name in the release's paths."""
 
-FILM = (72, 48)
+FILM_SHAPE = (72, 48)
 """Height and width of the synthetic films in pixels."""
 
 B, M, N = "BENIGN", "MALIGNANT", "BENIGN_WITHOUT_CALLBACK"
@@ -59,7 +59,7 @@ ROWS: dict[tuple[str, str], list[Row]] = {
 }
 """Rows of each synthetic table, by kind and split."""
 
-SEPARATE = (("mass", "train", 2),)
+SEPARATE_SERIES = (("mass", "train", 2),)
 """Table (kind and split) and row index of lesions whose crop and mask are in two series."""
 
 
@@ -92,7 +92,7 @@ def write_tables(folder: Path, rows: Mapping[tuple[str, str], Sequence[Row]] = R
     folder.mkdir(parents=True, exist_ok=True)
     for (kind, part), name in TABLES.items():
         with (folder / name).open("w", newline="") as file:
-            file.write(HEADS[kind] + "\r\n")
+            file.write(HEADERS[kind] + "\r\n")
             for place, row in enumerate(rows[kind, part]):
                 cells = _cells(kind, part, place, row)
                 cells[-1 if kind == "mass" else -2] = f'"{cells[-1 if kind == "mass" else -2]}\n"'
@@ -103,9 +103,9 @@ def write_tables(folder: Path, rows: Mapping[tuple[str, str], Sequence[Row]] = R
 def _cells(kind: str, part: str, place: int, row: Row) -> list[str]:
     """Make the cells of a table row."""
     patient, side, view, lesion, pathology = row
-    film = f"{kind.title()}-{PART[part]}_P_{patient:05d}_{side}_{view}"
+    film = f"{kind.title()}-{SPLIT_NAMES[part]}_P_{patient:05d}_{side}_{view}"
     roi = f"{film}_{lesion}"
-    apart = (kind, part, place) in SEPARATE
+    apart = (kind, part, place) in SEPARATE_SERIES
     crop = f"{roi}/{uid(roi, 'study')}/{uid(roi, 'series')}/00000{0 if apart else place % 2}.dcm"
     mask = f"{roi}/{uid(roi, 'study 2')}/{uid(roi, 'series 2')}/000000.dcm" if apart else crop
     image = f"{film}/{uid(film, 'study')}/{uid(film, 'series')}/000000.dcm"
@@ -120,11 +120,11 @@ def _cells(kind: str, part: str, place: int, row: Row) -> list[str]:
     return [*about, "N/A", "N/A", "4", pathology, "3", image, crop, mask]
 
 
-Place = Callable[[Series, str], Path]
+SeriesFolder = Callable[[Series, str], Path]
 """Function that returns the folder of a series, below the top folder, from the series and its description."""
 
 
-def nbia(series: Series, description: str) -> Path:
+def nbia_folder(series: Series, description: str) -> Path:
     """Return the folder of a series as the current NBIA Data Retriever names it."""
     date = "07-20-2016" if description.startswith("full") else "08-30-2017"
     return Path(
@@ -135,32 +135,38 @@ def nbia(series: Series, description: str) -> Path:
     )
 
 
-def older(series: Series, description: str) -> Path:
+def older_nbia_folder(series: Series, description: str) -> Path:
     """Return the folder of a series as an older NBIA Data Retriever names it."""
     dashed = description.replace(" ", "-")
     return Path("CBIS-DDSM", series.subject, f"10-04-2016-DDSM-{series.study[-5:]}", f"1-{dashed}-{series.series[-5:]}")
 
 
-def classic(series: Series, description: str) -> Path:
+def table_folder(series: Series, description: str) -> Path:
     """Return the folder of a series as the tables name it."""
     return Path(*series)
 
 
-def google(series: Series, description: str) -> Path:
+def dicom_mirror_folder(series: Series, description: str) -> Path:
     """Return the folder of a series as in a DICOM mirror without descriptions."""
     return Path("dicom", series.study, series.series)
 
 
-def kaggle(series: Series, description: str) -> Path:
+def jpeg_mirror_folder(series: Series, description: str) -> Path:
     """Return the folder of a series as in the JPEG mirror."""
     return Path("jpeg", series.series)
 
 
-LAYOUTS: dict[str, Place] = {"nbia": nbia, "older": older, "classic": classic, "google": google, "kaggle": kaggle}
+LAYOUTS: dict[str, SeriesFolder] = {
+    "nbia": nbia_folder,
+    "older": older_nbia_folder,
+    "classic": table_folder,
+    "google": dicom_mirror_folder,
+    "kaggle": jpeg_mirror_folder,
+}
 """Maps the name of each layout to the function that names its folders."""
 
 
-def film_pixels(place: int, shape: tuple[int, int] = FILM) -> np.ndarray:
+def film_pixels(place: int, shape: tuple[int, int] = FILM_SHAPE) -> np.ndarray:
     """Draw a 16-bit mammogram with a bright breast on one side; its brightness encodes `place`."""
     rows, columns = np.indices(shape)
     breast = np.clip(1 - np.hypot(columns / shape[1], (rows - shape[0] / 2) / shape[0]), 0, 1)
@@ -174,7 +180,7 @@ def lesion_pixels(place: int) -> np.ndarray:
     return (np.linspace(0, 1, 34 * 36) ** (1 + place % 7) * 60000).astype(np.uint16).reshape(34, 36)
 
 
-def mask_pixels(shape: tuple[int, int] = FILM) -> np.ndarray:
+def mask_pixels(shape: tuple[int, int] = FILM_SHAPE) -> np.ndarray:
     """Draw the mask of a lesion: 255 inside, 0 outside."""
     mask = np.zeros(shape, np.uint8)
     mask[10:20, 5:12] = 255
@@ -227,7 +233,7 @@ def _write_lesion(top: Path, layout: str, lesion: Lesion, pair: list[np.ndarray]
 
 
 def _write(folder: Path, layout: str, series: Series, images: list[np.ndarray], syntax: UID) -> None:
-    """Write the images of a series, as JPEG for the layout ``kaggle``, otherwise as DICOM."""
+    """Write the images of a series, as JPEG for the layout ``jpeg_mirror_folder``, otherwise as DICOM."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, pixels in enumerate(images, 1):
         if layout == "kaggle":

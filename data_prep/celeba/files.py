@@ -19,13 +19,13 @@ from medfl.data.ingest.workers import LoadedItem
 from medfl.data.readers.rgb import read_rgb, resize
 from medfl.errors import DataError
 
-ALIGNED = "img_align_celeba"
+IMAGE_FOLDER_PREFIX = "img_align_celeba"
 """Prefix of the name of the image folder."""
 
 ATTRIBUTES, PARTITION, IDENTITY = "list_attr_celeba", "list_eval_partition", "identity_CelebA"
 """Names of the tables without their endings."""
 
-SIZE = [218, 178]
+OFFICIAL_IMAGE_SIZE = [218, 178]
 """Height and width of the release's images in pixels."""
 
 _IMAGE_ENDINGS = (".jpg", ".jpeg", ".png")
@@ -33,7 +33,7 @@ _TABLE_ENDINGS = (".txt", ".csv")
 
 
 @dataclass(frozen=True)
-class Files:
+class CelebaFiles:
     """Files of a CelebA release.
 
     Attributes:
@@ -49,7 +49,7 @@ class Files:
     identity: Path | None
 
 
-def find_files(source: Path) -> Files:
+def find_files(source: Path) -> CelebaFiles:
     """Find the tables and images in a folder and all its subfolders.
 
     Args:
@@ -68,14 +68,14 @@ def find_files(source: Path) -> Files:
     tables: defaultdict[str, list[Path]] = defaultdict(list)
     aligned: dict[bool, list[Path]] = {True: [], False: []}
     for folder, _, names in sorted(os.walk(source)):
-        is_aligned = any(part.lower().startswith(ALIGNED) for part in Path(folder).resolve().parts)
+        is_aligned = any(part.lower().startswith(IMAGE_FOLDER_PREFIX) for part in Path(folder).resolve().parts)
         for name in sorted(name for name in names if not name.startswith(".")):
             stem, ending = os.path.splitext(name)
             if ending.lower() in _TABLE_ENDINGS:
                 tables[stem.lower()].append(Path(folder, name))
             elif ending.lower() in _IMAGE_ENDINGS:
                 aligned[is_aligned].append(Path(folder, name))
-    attributes = _only_table(source, tables[ATTRIBUTES.lower()])
+    attributes = _single_table(source, tables[ATTRIBUTES.lower()])
     if attributes is None:
         raise DataError(
             "missing_file",
@@ -83,8 +83,8 @@ def find_files(source: Path) -> Files:
             "is none. Put it beside the folder of images.",
             path=source / f"{ATTRIBUTES}.txt",
         )
-    partition, identity = (_only_table(source, tables[name.lower()]) for name in (PARTITION, IDENTITY))
-    return Files(_only_images(source, aligned[True] or aligned[False]), attributes, partition, identity)
+    partition, identity = (_single_table(source, tables[name.lower()]) for name in (PARTITION, IDENTITY))
+    return CelebaFiles(_images_by_name(source, aligned[True] or aligned[False]), attributes, partition, identity)
 
 
 def read_face(path: Path, size: tuple[int, int], crop: bool) -> LoadedItem:
@@ -110,7 +110,7 @@ def read_face(path: Path, size: tuple[int, int], crop: bool) -> LoadedItem:
     return LoadedItem(resize(pixels, size), {"size": [height, width]})
 
 
-def _only_table(source: Path, tables: list[Path]) -> Path | None:
+def _single_table(source: Path, tables: list[Path]) -> Path | None:
     """Return the only table, or None if there is none; raise DataError if there are several."""
     if len(tables) > 1:
         listing = ", ".join(str(path.relative_to(source)) for path in tables)
@@ -123,13 +123,13 @@ def _only_table(source: Path, tables: list[Path]) -> Path | None:
     return tables[0] if tables else None
 
 
-def _only_images(source: Path, paths: list[Path]) -> dict[str, Path]:
+def _images_by_name(source: Path, paths: list[Path]) -> dict[str, Path]:
     """Return the file of each image name; raise DataError if there is none or if names repeat."""
     if not paths:
         raise DataError(
             "no_images",
             f"expected the images 000001.jpg, ... of CelebA in {source} or folders in it, there are none. Unpack "
-            f"{ALIGNED}.zip there.",
+            f"{IMAGE_FOLDER_PREFIX}.zip there.",
             path=source,
         )
     by_stem = {path.stem: path for path in paths}

@@ -29,24 +29,32 @@ from medfl.errors import DataError
 from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say
 from medfl_datasets.celeba import RECORDS
-from medfl_datasets.celeba.files import ALIGNED, IDENTITY, PARTITION, SIZE, Files, find_files, read_face
-from medfl_datasets.celeba.tables import Attribute, all_of, read_attribute, read_identities, read_splits
+from medfl_datasets.celeba.files import (
+    IDENTITY,
+    IMAGE_FOLDER_PREFIX,
+    OFFICIAL_IMAGE_SIZE,
+    PARTITION,
+    CelebaFiles,
+    find_files,
+    read_face,
+)
+from medfl_datasets.celeba.tables import AttributeColumn, lookup_images, read_attribute, read_identities, read_splits
 
 CITATION = "Liu, Luo, Wang and Tang, Deep Learning Face Attributes in the Wild, ICCV 2015, arXiv:1411.7766"
 """Publication that users of the data are asked to cite."""
 
-IMAGES, PERSONS, ATTRIBUTES = 202_599, 10_177, 40
+OFFICIAL_IMAGES, OFFICIAL_PERSONS, OFFICIAL_ATTRIBUTES = 202_599, 10_177, 40
 """Numbers of images, persons and attributes in the release."""
 
-SPLIT = ("auto", "official", "none")
+SPLIT_OPTIONS = ("auto", "official", "none")
 """Choices of `CelebA.split`: the official split if its table exists, always the official split, or all images in
 training."""
 
 NO_FILE = "there is no image file"
-FEW = "there are too few images of the person"
+TOO_FEW_IMAGES = "there are too few images of the person"
 """Exclusion reasons of rows of the table."""
 
-NO_PERSONS = (
+NO_IDENTITY_WARNING = (
     f"there is no {IDENTITY}.txt: each image counts as a person of its own, and images of one person may be at several "
     "sites and in several splits"
 )
@@ -54,7 +62,7 @@ NO_PERSONS = (
 
 
 @dataclass(frozen=True)
-class _Release:
+class _CelebaTables:
     """Content of the tables; the lists have an entry for each image of the attribute table.
 
     Attributes:
@@ -63,7 +71,7 @@ class _Release:
         splits: Split of each image.
     """
 
-    attribute: Attribute
+    attribute: AttributeColumn
     persons: list[str] | None
     splits: list[str]
 
@@ -89,7 +97,7 @@ class CelebA(ImageSpec):
     """Height and width of the images in the array: 64, or 218x178 (HxW)."""
     crop: bool = False
     """Crop the largest centred square first."""
-    split: Annotated[str, Choose(SPLIT)] = "auto"
+    split: Annotated[str, Choose(SPLIT_OPTIONS)] = "auto"
     """official; none: all in training; auto: official if list_eval_partition exists."""
     min_images: int = Field(1, ge=1)
     """Leave out persons with fewer images (needs identity_CelebA.txt)."""
@@ -99,18 +107,18 @@ class CelebA(ImageSpec):
         """Return the release's folder in a study's source folder: ``celeba``, or the source folder itself."""
         return {"source": folder_or_top(top, cls.dataset)}
 
-    def find(self) -> Files:
+    def find(self) -> CelebaFiles:
         """Find the images and tables."""
         return find_files(self.source)
 
-    def choose(self, files: Files, say: Say) -> Choice:
+    def choose(self, files: CelebaFiles, say: Say) -> Choice:
         """Choose all images of the table that have a file and whose person has enough images."""
         release = _read_tables(files, self.attribute, self.split, self.min_images)
-        warnings = [] if release.persons else [NO_PERSONS]
-        unlike = _deviations(release)
-        for sentence in [*unlike, *warnings]:
+        warnings = [] if release.persons else [NO_IDENTITY_WARNING]
+        differences = _deviations(release)
+        for sentence in [*differences, *warnings]:
             say(f"warning: {sentence}")
-        places, missing = _choose(release, files, self.min_images, say)
+        places, missing = _select_images(release, files, self.min_images, say)
         return Choice(
             items=[files.images[release.attribute.images[place]] for place in places],
             places=places,
@@ -121,19 +129,19 @@ class CelebA(ImageSpec):
             cells=lambda place: (release.attribute.lines[place],),
             columns=("table_line",),
             missing=missing,
-            unlisted=frozenset([FEW]),
-            release=(release, unlike, warnings),
+            unlisted=frozenset([TOO_FEW_IMAGES]),
+            release=(release, differences, warnings),
         )
 
     def datalist(self, outcome: Outcome, say: Say) -> Datalist:
         """Build the data list of the images that were read."""
-        release, unlike, warnings = outcome.choice.release
-        sizes = sum(facts["size"] != SIZE for facts in outcome.facts)
+        release, differences, warnings = outcome.choice.release
+        sizes = sum(facts["size"] != OFFICIAL_IMAGE_SIZE for facts in outcome.facts)
         if sizes:
-            unlike.append(
-                f"{sizes} of {len(outcome.kept)} images are not of {SIZE[0]} x {SIZE[1]} pixels, as in CelebA"
+            differences.append(
+                f"{sizes} of {len(outcome.kept)} images are not of {OFFICIAL_IMAGE_SIZE[0]} x {OFFICIAL_IMAGE_SIZE[1]} pixels, as in CelebA"
             )
-            say(f"warning: {unlike[-1]}")
+            say(f"warning: {differences[-1]}")
         classes = [f"no {release.attribute.name}", release.attribute.name]
         return self.make_datalist(
             classes,
@@ -141,12 +149,12 @@ class CelebA(ImageSpec):
             _records(release, classes, outcome.kept),
             [release.splits[place] for place in outcome.kept],
             exclusions=exclusions(Counter(outcome.reasons.values())),
-            deviations=unlike,
+            deviations=differences,
             warnings=warnings,
         )
 
 
-def _read_tables(files: Files, attribute: str, split: str, min_images: int) -> _Release:
+def _read_tables(files: CelebaFiles, attribute: str, split: str, min_images: int) -> _CelebaTables:
     """Read the attribute, persons and splits; raise DataError if a table that the options need is missing."""
     column = read_attribute(files.attributes, attribute)
     if split == "official" and files.partition is None:
@@ -167,25 +175,27 @@ def _read_tables(files: Files, attribute: str, split: str, min_images: int) -> _
         )
     persons, splits = None, [SPLITS[0]] * len(column.images)
     if files.identity is not None:
-        persons = all_of(read_identities(files.identity), column.images, files.identity)
+        persons = lookup_images(read_identities(files.identity), column.images, files.identity)
     if files.partition is not None and split != "none":
-        splits = all_of(read_splits(files.partition), column.images, files.partition)
-    return _Release(column, persons, splits)
+        splits = lookup_images(read_splits(files.partition), column.images, files.partition)
+    return _CelebaTables(column, persons, splits)
 
 
-def _deviations(release: _Release) -> list[str]:
+def _deviations(release: _CelebaTables) -> list[str]:
     """Describe the differences from the official release, one sentence each."""
     sentences = []
-    if len(release.attribute.images) != IMAGES:
-        sentences.append(f"the table has {len(release.attribute.images)} images; CelebA has {IMAGES}")
-    if release.attribute.known != ATTRIBUTES:
-        sentences.append(f"the table has {release.attribute.known} attributes; CelebA has {ATTRIBUTES}")
-    if release.persons is not None and len(set(release.persons)) != PERSONS:
-        sentences.append(f"there are {len(set(release.persons))} persons; CelebA has {PERSONS}")
+    if len(release.attribute.images) != OFFICIAL_IMAGES:
+        sentences.append(f"the table has {len(release.attribute.images)} images; CelebA has {OFFICIAL_IMAGES}")
+    if release.attribute.known != OFFICIAL_ATTRIBUTES:
+        sentences.append(f"the table has {release.attribute.known} attributes; CelebA has {OFFICIAL_ATTRIBUTES}")
+    if release.persons is not None and len(set(release.persons)) != OFFICIAL_PERSONS:
+        sentences.append(f"there are {len(set(release.persons))} persons; CelebA has {OFFICIAL_PERSONS}")
     return sentences
 
 
-def _choose(release: _Release, files: Files, min_images: int, say: Say) -> tuple[list[int], dict[int, str]]:
+def _select_images(
+    release: _CelebaTables, files: CelebaFiles, min_images: int, say: Say
+) -> tuple[list[int], dict[int, str]]:
     """Select the images to read, and report image files without a row.
 
     Returns:
@@ -203,7 +213,7 @@ def _choose(release: _Release, files: Files, min_images: int, say: Say) -> tuple
         raise DataError(
             "no_images",
             f"none of the {len(images)} images of {files.attributes} has a file. The table and the images do not "
-            f"belong together: give the folder that holds {ALIGNED} and the table of one release.",
+            f"belong together: give the folder that holds {IMAGE_FOLDER_PREFIX} and the table of one release.",
             path=files.attributes,
             expected=len(images),
         )
@@ -222,18 +232,18 @@ def _choose(release: _Release, files: Files, min_images: int, say: Say) -> tuple
             minimum=min_images,
             found=max(counts.values()),
         )
-    return kept, reasons | dict.fromkeys(set(there) - set(kept), FEW)
+    return kept, reasons | dict.fromkeys(set(there) - set(kept), TOO_FEW_IMAGES)
 
 
-def _records(release: _Release, classes: Sequence[str], kept: Sequence[int]) -> list[CaseRecord]:
+def _records(release: _CelebaTables, classes: Sequence[str], kept: Sequence[int]) -> list[CaseRecord]:
     """Build the record of each row of the array; row n is the image at index ``kept[n]`` of the table."""
     labels = [release.attribute.present[place] for place in kept]
-    gone = [text for label, text in enumerate(classes) if label not in labels]
-    if gone:
+    empty_classes = [text for label, text in enumerate(classes) if label not in labels]
+    if empty_classes:
         raise DataError(
             "class_without_images",
-            f"no image is left of the class '{gone[0]}'. Give more images, or another --attribute.",
-            classes=gone,
+            f"no image is left of the class '{empty_classes[0]}'. Give more images, or another --attribute.",
+            classes=empty_classes,
         )
     persons = [str(place) if release.persons is None else release.persons[place] for place in kept]
     records: list[CaseRecord] = []

@@ -8,9 +8,9 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
-from medfl_datasets.celeba.files import ALIGNED, ATTRIBUTES, IDENTITY, PARTITION, SIZE
+from medfl_datasets.celeba.files import ATTRIBUTES, IDENTITY, IMAGE_FOLDER_PREFIX, OFFICIAL_IMAGE_SIZE, PARTITION
 
-NAMES = ("5_o_Clock_Shadow", "Male", "Smiling", "Young")
+ATTRIBUTE_NAMES = ("5_o_Clock_Shadow", "Male", "Smiling", "Young")
 """Names of the attributes."""
 
 PERSONS = (2880, 2880, 17, 2880, 17, 5, 10177, 17)
@@ -35,9 +35,9 @@ def write_release(folder: Path, form: Literal["authors", "kaggle"] = "authors", 
     return _write_kaggle(folder / "archive", seed) if form == "kaggle" else _write_authors(folder / "CelebA", seed)
 
 
-def value(image: int, attribute: str) -> int:
+def attribute_value(image: int, attribute: str) -> int:
     """Return 1 if an image has an attribute, -1 otherwise."""
-    place = NAMES.index(attribute)
+    place = ATTRIBUTE_NAMES.index(attribute)
     return 1 if (image * (place + 1) + place) % 5 < 2 else -1
 
 
@@ -54,7 +54,7 @@ def colour_of(image: int, seed: int = 0) -> tuple[int, int, int]:
 def write_images(folder: Path, seed: int = 0) -> None:
     """Write all images; each has one colour, and is black outside of the central square."""
     folder.mkdir(parents=True)
-    height, width = SIZE
+    height, width = OFFICIAL_IMAGE_SIZE
     for image in range(len(PERSONS)):
         pixels = np.zeros((height, width, 3), np.uint8)
         pixels[(height - width) // 2 : (height + width) // 2] = colour_of(image, seed)
@@ -63,13 +63,14 @@ def write_images(folder: Path, seed: int = 0) -> None:
 
 def _write_authors(release: Path, seed: int) -> Path:
     """Write the release in the authors' form and return its folder."""
-    write_images(release / "Img" / ALIGNED, seed)
+    write_images(release / "Img" / IMAGE_FOLDER_PREFIX, seed)
     (release / "Anno").mkdir()
     (release / "Eval").mkdir()
     rows = [
-        f"{file_name(image)} {' '.join(f'{value(image, name):2d}' for name in NAMES)}" for image in range(len(PERSONS))
+        f"{file_name(image)} {' '.join(f'{attribute_value(image, name):2d}' for name in ATTRIBUTE_NAMES)}"
+        for image in range(len(PERSONS))
     ]
-    lines = [str(len(rows)), " ".join(NAMES) + " ", *rows]
+    lines = [str(len(rows)), " ".join(ATTRIBUTE_NAMES) + " ", *rows]
     (release / "Anno" / f"{ATTRIBUTES}.txt").write_text("\r\n".join(lines) + "\r\n")
     _write_pairs(release / "Anno" / f"{IDENTITY}.txt", PERSONS, " ")
     _write_pairs(release / "Eval" / f"{PARTITION}.txt", SPLITS, " ")
@@ -78,9 +79,12 @@ def _write_authors(release: Path, seed: int) -> Path:
 
 def _write_kaggle(release: Path, seed: int) -> Path:
     """Write the release in Kaggle's form and return its folder."""
-    write_images(release / ALIGNED / ALIGNED, seed)
-    rows = [",".join([file_name(image), *(str(value(image, name)) for name in NAMES)]) for image in range(len(PERSONS))]
-    (release / f"{ATTRIBUTES}.csv").write_text("\n".join([",".join(["image_id", *NAMES]), *rows]) + "\n")
+    write_images(release / IMAGE_FOLDER_PREFIX / IMAGE_FOLDER_PREFIX, seed)
+    rows = [
+        ",".join([file_name(image), *(str(attribute_value(image, name)) for name in ATTRIBUTE_NAMES)])
+        for image in range(len(PERSONS))
+    ]
+    (release / f"{ATTRIBUTES}.csv").write_text("\n".join([",".join(["image_id", *ATTRIBUTE_NAMES]), *rows]) + "\n")
     _write_pairs(release / f"{PARTITION}.csv", SPLITS, ",", "image_id,partition\n")
     (release / "list_bbox_celeba.csv").write_text("image_id,x_1,y_1,width,height\n")
     return release

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Attribute:
+class AttributeColumn:
     """One attribute of all images; the lists have an entry for each image.
 
     Attributes:
@@ -50,7 +50,7 @@ class Attribute:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _TableColumn:
     """One column of a table; the lists have an entry for each row.
 
     Attributes:
@@ -68,7 +68,7 @@ class _Rows:
     lines: list[int]
 
 
-def read_attribute(path: Path, attribute: str) -> Attribute:
+def read_attribute(path: Path, attribute: str) -> AttributeColumn:
     """Read one attribute of all images.
 
     Args:
@@ -79,9 +79,9 @@ def read_attribute(path: Path, attribute: str) -> Attribute:
         DataError: If the table is truncated or damaged, names an image twice, or has a value other than -1 and 1.
         SettingsError: If the table has no such attribute.
     """
-    lines = _lines(path)
-    count = _count(path, lines) if path.suffix.lower() == ".txt" else None
-    rows = _rows(path, lines, attribute)
+    lines = _read_lines(path)
+    count = _pop_image_count(path, lines) if path.suffix.lower() == ".txt" else None
+    rows = _read_column(path, lines, attribute)
     if count is not None and count != len(rows.names):
         raise DataError(
             "wrong_row_count",
@@ -90,9 +90,9 @@ def read_attribute(path: Path, attribute: str) -> Attribute:
             expected=count,
             found=len(rows.names),
         )
-    name = rows.columns[_place(rows.columns, attribute) - 1]
-    present = _values(rows, {"1": 1, "-1": 0}, f"1 or -1 for the attribute '{name}'")
-    return Attribute(name, _images(rows), present, rows.lines, len(rows.columns))
+    name = rows.columns[_column_number(rows.columns, attribute) - 1]
+    present = _translate_cells(rows, {"1": 1, "-1": 0}, f"1 or -1 for the attribute '{name}'")
+    return AttributeColumn(name, _image_names(rows), present, rows.lines, len(rows.columns))
 
 
 def read_splits(path: Path) -> dict[str, str]:
@@ -107,9 +107,13 @@ def read_splits(path: Path) -> dict[str, str]:
     Raises:
         DataError: If the table is damaged, names an image twice, or has a value other than 0, 1 and 2.
     """
-    rows = _pairs(path)
+    rows = _read_pairs(path)
     known = {str(number): split for number, split in enumerate(SPLITS)}
-    return dict(zip(_images(rows), _values(rows, known, "0, 1 or 2 for training, validation or test"), strict=True))
+    return dict(
+        zip(
+            _image_names(rows), _translate_cells(rows, known, "0, 1 or 2 for training, validation or test"), strict=True
+        )
+    )
 
 
 def read_identities(path: Path) -> dict[str, str]:
@@ -124,13 +128,13 @@ def read_identities(path: Path) -> dict[str, str]:
     Raises:
         DataError: If the table is damaged or names an image twice.
     """
-    rows = _pairs(path)
+    rows = _read_pairs(path)
     wrong = [line for line, number in zip(rows.lines, rows.values, strict=True) if not number.isdecimal()]
-    _refuse(rows.path, "invalid_value", wrong, len(rows.names), "the number of a person")
-    return dict(zip(_images(rows), rows.values, strict=True))
+    _raise_lines(rows.path, "invalid_value", wrong, len(rows.names), "the number of a person")
+    return dict(zip(_image_names(rows), rows.values, strict=True))
 
 
-def all_of(table: dict[str, T], images: Sequence[str], path: Path) -> list[T]:
+def lookup_images(table: dict[str, T], images: Sequence[str], path: Path) -> list[T]:
     """Return the value of a table for each image.
 
     Raises:
@@ -149,7 +153,7 @@ def all_of(table: dict[str, T], images: Sequence[str], path: Path) -> list[T]:
     return [table[image] for image in images]
 
 
-def _lines(path: Path) -> list[tuple[int, str]]:
+def _read_lines(path: Path) -> list[tuple[int, str]]:
     """Read the non-empty lines of a file as (line number, text); raise DataError if the file can't be read."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
@@ -167,7 +171,7 @@ def _lines(path: Path) -> list[tuple[int, str]]:
     return [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
 
 
-def _count(path: Path, lines: list[tuple[int, str]]) -> int:
+def _pop_image_count(path: Path, lines: list[tuple[int, str]]) -> int:
     """Parse the number of images in the first line and remove that line from `lines`, in place."""
     first = lines.pop(0)[1].strip() if lines else ""
     if not first.isdecimal():
@@ -179,12 +183,12 @@ def _count(path: Path, lines: list[tuple[int, str]]) -> int:
     return int(first)
 
 
-def _pairs(path: Path) -> _Rows:
+def _read_pairs(path: Path) -> _TableColumn:
     """Read a table of two columns; only the csv form has a header."""
-    return _rows(path, _lines(path), None)
+    return _read_column(path, _read_lines(path), None)
 
 
-def _rows(path: Path, lines: list[tuple[int, str]], attribute: str | None) -> _Rows:
+def _read_column(path: Path, lines: list[tuple[int, str]], attribute: str | None) -> _TableColumn:
     """Read one column of a table and remove the header from `lines`, in place.
 
     Args:
@@ -199,7 +203,7 @@ def _rows(path: Path, lines: list[tuple[int, str]], attribute: str | None) -> _R
     split: Callable[[str], list[str]] = (lambda line: next(csv.reader([line]))) if is_csv else str.split
     header = is_csv or attribute is not None
     columns = [name.strip() for name in split(lines.pop(0)[1])[is_csv:]] if header and lines else []
-    place, width = (1, 2) if attribute is None else (_place(columns, attribute), 1 + len(columns))
+    place, width = (1, 2) if attribute is None else (_column_number(columns, attribute), 1 + len(columns))
     names, values, wrong = [], [], []
     for number, line in lines:
         cells = split(line)
@@ -208,15 +212,15 @@ def _rows(path: Path, lines: list[tuple[int, str]], attribute: str | None) -> _R
             values.append(cells[place].strip())
         else:
             wrong.append(number)
-    _refuse(path, "wrong_cell_count", wrong, len(lines), f"{width} cells", expected=width)
+    _raise_lines(path, "wrong_cell_count", wrong, len(lines), f"{width} cells", expected=width)
     if not names:
         raise DataError(
             "empty_table", f"expected rows of images in {path}, there are none. Download it again.", path=path
         )
-    return _Rows(path, columns, names, values, [number for number, _ in lines])
+    return _TableColumn(path, columns, names, values, [number for number, _ in lines])
 
 
-def _place(columns: Sequence[str], attribute: str) -> int:
+def _column_number(columns: Sequence[str], attribute: str) -> int:
     """Return the column index of an attribute, from 1; raise SettingsError if it is unknown."""
     places = {name.lower(): place for place, name in enumerate(columns, 1)}
     if attribute.lower() not in places:
@@ -229,23 +233,23 @@ def _place(columns: Sequence[str], attribute: str) -> int:
     return places[attribute.lower()]
 
 
-def _images(rows: _Rows) -> list[str]:
+def _image_names(rows: _TableColumn) -> list[str]:
     """Return the image names without ending; raise DataError if one occurs twice."""
     images = [PurePosixPath(name).stem for name in rows.names]
     counts = Counter(images)
-    twice = [line for line, image in zip(rows.lines, images, strict=True) if counts[image] > 1]
-    _refuse(rows.path, "duplicate_row", twice, len(images), "another image than in all other rows")
+    duplicates = [line for line, image in zip(rows.lines, images, strict=True) if counts[image] > 1]
+    _raise_lines(rows.path, "duplicate_row", duplicates, len(images), "another image than in all other rows")
     return images
 
 
-def _values(rows: _Rows, known: dict[str, T], what: str) -> list[T]:
+def _translate_cells(rows: _TableColumn, known: dict[str, T], what: str) -> list[T]:
     """Translate the cells by the mapping `known`; raise DataError for an unknown cell."""
     wrong = [line for line, value in zip(rows.lines, rows.values, strict=True) if value not in known]
-    _refuse(rows.path, "invalid_value", wrong, len(rows.values), what, expected=list(known))
+    _raise_lines(rows.path, "invalid_value", wrong, len(rows.values), what, expected=list(known))
     return [known[value] for value in rows.values]
 
 
-def _refuse(path: Path, code: str, wrong: Sequence[int], rows: int, what: str, **fields: Any) -> None:
+def _raise_lines(path: Path, code: str, wrong: Sequence[int], rows: int, what: str, **fields: Any) -> None:
     """Raise a DataError that names the line numbers `wrong`, if there are any."""
     if wrong:
         raise DataError(

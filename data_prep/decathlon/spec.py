@@ -25,7 +25,7 @@ from medfl.data.table import Table, read_table, row_list
 from medfl.errors import DataError, SettingsError
 from medfl.utils.text import Say, first_names
 from medfl_datasets.decathlon import RECORDS
-from medfl_datasets.decathlon.files import LIST, Release, read_release
+from medfl_datasets.decathlon.files import TASK_FILE, DecathlonTask, read_release
 
 CITATION = (
     "Antonelli et al., The Medical Segmentation Decathlon, Nature Communications 13:4128 (2022), "
@@ -47,7 +47,7 @@ class Decathlon(VolumeSpec):
     dataset = "decathlon"
     terms = RECORDS[0].licence
     citation = CITATION
-    listing = LIST
+    listing = TASK_FILE
     numbered = "case"
 
     source: Annotated[Path, Positional()]
@@ -79,19 +79,19 @@ class Decathlon(VolumeSpec):
     def credits(self) -> list[str]:
         """Return the licence and references that the task states, and the citation of the ten tasks."""
         release = read_release(self.source)
-        whose = [f"The task names: {release.reference}"] if release.reference else []
+        reference = [f"The task names: {release.reference}"] if release.reference else []
         licence = f"{self.title()}: licence {release.licence or 'not stated'}"
-        return [licence, *whose, f"Please cite, for the ten tasks: {CITATION}"]
+        return [licence, *reference, f"Please cite, for the ten tasks: {CITATION}"]
 
-    def find(self) -> Release:
+    def find(self) -> DecathlonTask:
         """Read the task's list of cases."""
         return read_release(self.source)
 
-    def volumes(self, files: Release, say: Say) -> Volumes:
+    def volumes(self, files: DecathlonTask, say: Say) -> Volumes:
         """Return the cases of the task, with the site and patient of each from the table."""
         if files.others:
             say(f"note: {files.others} volumes without masks are passed over")
-        facts, patients = self._table(files)
+        facts, patients = self._read_table(files)
         if self.group_column is None:
             say("note: each case counts as a patient of its own (--table and --group-column would say otherwise)")
         return Volumes(
@@ -105,7 +105,7 @@ class Decathlon(VolumeSpec):
             extra={"reference": files.reference},
         )
 
-    def _table(self, release: Release) -> tuple[list[dict[str, str]], list[str]]:
+    def _read_table(self, release: DecathlonTask) -> tuple[list[dict[str, str]], list[str]]:
         """Read the optional table.
 
         Returns:
@@ -122,31 +122,31 @@ class Decathlon(VolumeSpec):
             return [{} for _ in range(count)], list(map(str, range(count)))
         table = read_table(self.table)
         table.require([name for name in (self.case_column, self.site_column, self.group_column) if name])
-        rows = _rows(table, self.case_column, release)
+        rows = _rows_by_case(table, self.case_column, release)
         sites = table.column(self.site_column) if self.site_column else None
         groups = table.column(self.group_column) if self.group_column else list(map(str, table.numbers))
         facts = [{} if sites is None else {"site": sites[row]} for row in rows]
         return facts, [groups[row] for row in rows]
 
 
-def _rows(table: Table, column: str, release: Release) -> list[int]:
+def _rows_by_case(table: Table, column: str, release: DecathlonTask) -> list[int]:
     """Return the index of each case's row in the table; raise DataError if a case has no row or several."""
     rows: dict[str, int] = {}
     names = table.column(column)
-    twice = [table.numbers[place] for place, name in enumerate(names) if rows.setdefault(name, place) != place]
-    if twice:
+    duplicates = [table.numbers[place] for place, name in enumerate(names) if rows.setdefault(name, place) != place]
+    if duplicates:
         raise DataError(
             "duplicate_row",
-            f"expected each case once in {table.path}, {row_list(twice)} name one again. Keep one row.",
+            f"expected each case once in {table.path}, {row_list(duplicates)} name one again. Keep one row.",
             path=table.path,
-            rows=twice,
+            rows=duplicates,
         )
     missing = [number for number, case in enumerate(release.cases, 1) if case.name not in rows]
     if missing:
         raise DataError(
             "missing_row",
             f"expected a row for each case in {table.path}, with the name of the image's file without its ending in "
-            f"'{column}'; case {first_names(missing)} of {LIST} has none. Add it, or give another --case-column.",
+            f"'{column}'; case {first_names(missing)} of {TASK_FILE} has none. Add it, or give another --case-column.",
             path=table.path,
             column=column,
             cases=missing,

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from medfl.utils.rng import seed_of
-from medfl_datasets.decathlon.files import LIST
+from medfl_datasets.decathlon.files import TASK_FILE
 
 LABELS = {"0": "background", "1": "front", "2": "back"}
 """Labels of the task, as `TASK_FILE` states them."""
@@ -43,7 +43,7 @@ def write_release(folder: Path, cases: int = 7, edge: int = 12, seed: int = 0) -
     rows, training = [], []
     for number in range(cases):
         shape = tuple((edge + rng.integers(0, 3, 3)).tolist())
-        mask = _bodies(shape, rng)
+        mask = _draw_mask(shape, rng)
         scanner = list(SCANNERS)[number % len(SCANNERS)]
         grey = np.array([0.2, 0.55, 0.9])[mask] + rng.normal(0, 0.05, shape)
         values = (grey.clip(0, 1) * SCANNERS[scanner]).astype(np.float32)
@@ -62,7 +62,7 @@ def write_release(folder: Path, cases: int = 7, edge: int = 12, seed: int = 0) -
         "training": training,
         "test": ["./imagesTs/secret_900.nii.gz"],
     }
-    (folder / LIST).write_text(json.dumps(values, indent=1), encoding="utf-8")
+    (folder / TASK_FILE).write_text(json.dumps(values, indent=1), encoding="utf-8")
     with (folder / TABLE).open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
@@ -70,7 +70,7 @@ def write_release(folder: Path, cases: int = 7, edge: int = 12, seed: int = 0) -
     return folder
 
 
-def _bodies(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+def _draw_mask(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
     """Draw the mask of an ellipsoid that is divided along the second axis into a front (1) and a back (2)."""
     middle = np.array(shape) / 2 + rng.uniform(-1, 1, 3)
     radii = np.array(shape) * rng.uniform(0.25, 0.33, 3)

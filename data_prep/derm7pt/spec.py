@@ -33,7 +33,7 @@ from medfl.errors import DataError
 from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say
 from medfl_datasets.derm7pt import RECORDS
-from medfl_datasets.derm7pt.tables import GROUPS, Release, read_release
+from medfl_datasets.derm7pt.tables import DIAGNOSIS_GROUPS, Derm7ptRelease, read_release
 
 CITATION = (
     "Kawahara et al., Seven-Point Checklist and Skin Lesion Classification Using Multitask Multimodal Neural Nets, "
@@ -44,7 +44,7 @@ CITATION = (
 VIEWS = {"derm": "dermoscopy", "clinic": "clinical photograph"}
 """Maps each view, which is also the table's column of its images, to its modality."""
 
-SPLITTINGS = ("official", "none")
+SPLIT_OPTIONS = ("official", "none")
 """Choices of `Derm7pt.split`: the release's training, validation and test split, or all cases in training."""
 
 NO_CLINICAL_IMAGE = "the case has no clinical image: the release names its dermoscopic one twice"
@@ -71,7 +71,7 @@ class Derm7pt(ImageSpec):
     """Height and width of the images in the array."""
     view: Annotated[str, Choose(VIEWS)] = "derm"
     """derm (dermoscopy) or clinic (photograph)."""
-    split: Annotated[str, Choose(SPLITTINGS)] = "official"
+    split: Annotated[str, Choose(SPLIT_OPTIONS)] = "official"
     """official, or none: all cases in training, for cross-validation folds at each site as in FedSKD."""
 
     @classmethod
@@ -84,16 +84,16 @@ class Derm7pt(ImageSpec):
         """Return the name of the prepared data set, with a suffix for photographs."""
         return "derm7pt" if self.view == "derm" else f"derm7pt-{self.view}"
 
-    def find(self) -> Release:
+    def find(self) -> Derm7ptRelease:
         """Read the tables; images are looked up later, when the needed ones are known."""
         return read_release(self.source)
 
-    def choose(self, files: Release, say: Say) -> Choice:
+    def choose(self, files: Derm7ptRelease, say: Say) -> Choice:
         """Choose the images of all cases that have the view; the index of a case in the table identifies an image."""
-        unlike = files.deviations()
-        for sentence in unlike:
+        differences = files.deviations()
+        for sentence in differences:
             say(f"warning: {sentence}")
-        places, left_out = _choose(files, self.view, say)
+        places, left_out = _select_cases(files, self.view, say)
         files.check_images(self.view, places)
         say("note: Derm7pt does not say which cases are of one patient: each case counts as a patient of its own")
         numbers = files.table.numbers
@@ -110,7 +110,7 @@ class Derm7pt(ImageSpec):
             recipe={"data set": self.title(), "size": self.size},
             cells=lambda place: (numbers[place],),
             columns=("table_row",),
-            release=(files, dict(zip(places, subjects, strict=True)), unlike, left_out),
+            release=(files, dict(zip(places, subjects, strict=True)), differences, left_out),
         )
 
     def incomplete(self, outcome: Outcome) -> str:
@@ -120,16 +120,18 @@ class Derm7pt(ImageSpec):
 
     def datalist(self, outcome: Outcome, say: Say) -> Datalist:
         """Build the data list of the images that were read."""
-        release, subjects, unlike, left_out = outcome.choice.release
-        gone = [group for group in GROUPS if group not in {release.groups[place] for place in outcome.kept}]
-        if gone:
+        release, subjects, differences, left_out = outcome.choice.release
+        empty_groups = [
+            group for group in DIAGNOSIS_GROUPS if group not in {release.groups[place] for place in outcome.kept}
+        ]
+        if empty_groups:
             raise DataError(
                 "class_without_images",
-                f"no readable image is left of the classes {', '.join(map(repr, gone))}. Mend the files of these "
+                f"no readable image is left of the classes {', '.join(map(repr, empty_groups))}. Mend the files of these "
                 "classes.",
-                classes=gone,
+                classes=empty_groups,
             )
-        classes = list(GROUPS)
+        classes = list(DIAGNOSIS_GROUPS)
         records: list[CaseRecord] = [
             make_record(
                 {
@@ -147,7 +149,7 @@ class Derm7pt(ImageSpec):
             VIEWS[self.view],
             records,
             [release.splits[place] if self.split == "official" else SPLITS[0] for place in outcome.kept],
-            deviations=unlike,
+            deviations=differences,
             exclusions=exclusions(reasons),
         )
 
@@ -168,7 +170,7 @@ def read_case(path: Path, size: int) -> LoadedItem:
     return LoadedItem(resize(read_rgb(path), (size, size)))
 
 
-def _choose(release: Release, view: str, say: Say) -> tuple[list[int], dict[str, int]]:
+def _select_cases(release: Derm7ptRelease, view: str, say: Say) -> tuple[list[int], dict[str, int]]:
     """Select the cases that have an image of the view.
 
     Returns:
@@ -184,13 +186,13 @@ def _choose(release: Release, view: str, say: Say) -> tuple[list[int], dict[str,
             f"{view} {'leaves them out' if leave else 'has them'}"
         )
     kept = [place for place in cases if not (leave and release.doubled[place])]
-    absent = [group for group in GROUPS if group not in {release.groups[place] for place in kept}]
-    if absent:
+    empty_groups = [group for group in DIAGNOSIS_GROUPS if group not in {release.groups[place] for place in kept}]
+    if empty_groups:
         raise DataError(
             "class_without_images",
-            f"expected cases of all groups of diagnoses, {', '.join(GROUPS)}; there are none of {', '.join(absent)} in "
+            f"expected cases of all groups of diagnoses, {', '.join(DIAGNOSIS_GROUPS)}; there are none of {', '.join(empty_groups)} in "
             f"{release.table.path}. Give the whole release.",
             path=release.table.path,
-            classes=absent,
+            classes=empty_groups,
         )
     return kept, {NO_CLINICAL_IMAGE: count} if leave else {}

@@ -11,16 +11,16 @@ from PIL import Image
 
 from medfl.utils.seeds import seed_of
 from medfl_datasets.derm7pt.splits import INDEX_FILES
-from medfl_datasets.derm7pt.tables import DOUBLED, GROUPS, HEADER
+from medfl_datasets.derm7pt.tables import DIAGNOSIS_GROUPS, DOUBLED_CASES, HEADER
 
-CASES = {
-    "training": dict.fromkeys(GROUPS, 2) | {"NEV": 4},
-    "validation": dict.fromkeys(GROUPS, 1),
-    "test": dict.fromkeys(GROUPS, 1),
+CASE_COUNTS = {
+    "training": dict.fromkeys(DIAGNOSIS_GROUPS, 2) | {"NEV": 4},
+    "validation": dict.fromkeys(DIAGNOSIS_GROUPS, 1),
+    "test": dict.fromkeys(DIAGNOSIS_GROUPS, 1),
 }
 """Maps each split to a mapping from group to number of cases: 12, 5 and 5 cases in all."""
 
-DIAGNOSES = {
+OFFICIAL_DIAGNOSES = {
     "clark nevus": 399,
     "reed or spitz nevus": 79,
     "dermal nevus": 33,
@@ -46,14 +46,14 @@ DIAGNOSES = {
 
 """
 
-FEMALE, ALL = 522, 1011
+OFFICIAL_WOMEN, OFFICIAL_CASES = 522, 1011
 """Number of women's cases, and of all cases, in the real release."""
 
 
 def write_release(
     folder: Path,
-    cases: Mapping[str, Mapping[str, int]] = CASES,
-    doubled: int = DOUBLED,
+    cases: Mapping[str, Mapping[str, int]] = CASE_COUNTS,
+    doubled: int = DOUBLED_CASES,
     images: bool = True,
     seed: int = 0,
 ) -> Path:
@@ -73,8 +73,8 @@ def write_release(
     (release / "meta").mkdir(parents=True)
     dealt = [(split, group) for split, counts in cases.items() for group, count in counts.items() for _ in range(count)]
     diagnoses = {
-        group: iter([name for name, count in DIAGNOSES.items() if name in names for _ in range(count)])
-        for group, names in GROUPS.items()
+        group: iter([name for name, count in OFFICIAL_DIAGNOSES.items() if name in names for _ in range(count)])
+        for group, names in DIAGNOSIS_GROUPS.items()
     }
     rows: list[dict[str, str]] = []
     indexes: dict[str, list[int]] = {split: [] for split in cases}
@@ -111,7 +111,7 @@ def _case(row: int, diagnosis: str, doubled: bool) -> dict[str, str]:
         "case_num": str(row + 1),
         "diagnosis": diagnosis,
         "location": ("back", "head neck", "upper limbs")[row % 3],
-        "sex": "female" if row * FEMALE % ALL < FEMALE else "male",
+        "sex": "female" if row * OFFICIAL_WOMEN % OFFICIAL_CASES < OFFICIAL_WOMEN else "male",
         "clinic": clinic,
         "derm": derm,
         "case_id": "SECRET-77" if row == 1 else "",

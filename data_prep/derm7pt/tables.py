@@ -24,7 +24,7 @@ from pathlib import Path
 
 from medfl.data.table import Table, read_table, row_list
 from medfl.errors import DataError, did_you_mean
-from medfl_datasets.derm7pt.splits import WHOLE, read_splits
+from medfl_datasets.derm7pt.splits import UNPACK_HINT, read_splits
 
 HEADER = (
     "case_num,diagnosis,seven_point_score,pigment_network,streaks,pigmentation,regression_structures,dots_and_globules,"
@@ -33,7 +33,7 @@ HEADER = (
 )
 """First line of ``meta.csv``."""
 
-GROUPS = {
+DIAGNOSIS_GROUPS = {
     "BCC": ("basal cell carcinoma",),
     "MEL": (
         "melanoma",
@@ -57,24 +57,24 @@ GROUPS = {
 }
 """Maps each group of diagnoses, in the order of the labels, to its diagnoses."""
 
-OFFICIAL = {
+OFFICIAL_COUNTS = {
     "training": {"BCC": 19, "MEL": 90, "MISC": 32, "NEV": 256, "SK": 16},
     "validation": {"BCC": 7, "MEL": 61, "MISC": 25, "NEV": 100, "SK": 10},
     "test": {"BCC": 16, "MEL": 101, "MISC": 40, "NEV": 219, "SK": 19},
 }
 """Maps each split to a mapping from group to number of cases in the release: 413, 203 and 395 cases in all."""
 
-DOUBLED = 9
+DOUBLED_CASES = 9
 """Number of cases in the release whose clinical image is the dermoscopic one."""
 
 SEXES = ("female", "male")
 """Values of the column ``sex``."""
 
-_GROUP_OF = {diagnosis: group for group, diagnoses in GROUPS.items() for diagnosis in diagnoses}
+_GROUP_OF = {diagnosis: group for group, diagnoses in DIAGNOSIS_GROUPS.items() for diagnosis in diagnoses}
 
 
 @dataclass(frozen=True)
-class Release:
+class Derm7ptRelease:
     """Content of a release's tables; all lists have one entry for each case, in the order of ``meta.csv``.
 
     Attributes:
@@ -105,7 +105,7 @@ class Release:
         missing = [place for place, name in names.items() if not (self.images / name).is_file()]
         if not missing:
             return
-        folded = _folded_paths(self.images)
+        folded = _casefolded_paths(self.images)
         other_case = [place for place in missing if Path(names[place]).as_posix().casefold() in folded]
         text = f"{len(missing)} of {len(names)} images are not in the folder {self.images}: {self._rows(missing)}. "
         if other_case:
@@ -126,14 +126,16 @@ class Release:
         """Describe the differences from the official release, one sentence each."""
         sentences = []
         pairs = Counter(zip(self.splits, self.groups, strict=True))
-        for split, official in OFFICIAL.items():
-            counts = {group: pairs[split, group] for group in GROUPS}
+        for split, official in OFFICIAL_COUNTS.items():
+            counts = {group: pairs[split, group] for group in DIAGNOSIS_GROUPS}
             if counts != official:
-                sentences.append(f"{split}: {_in_words(counts)}; the official release has {_in_words(official)}")
-        if sum(self.doubled) != DOUBLED:
+                sentences.append(
+                    f"{split}: {_describe_group_counts(counts)}; the official release has {_describe_group_counts(official)}"
+                )
+        if sum(self.doubled) != DOUBLED_CASES:
             sentences.append(
                 f"{sum(self.doubled)} cases have the dermoscopic image as clinical image, the official release has "
-                f"{DOUBLED} of them"
+                f"{DOUBLED_CASES} of them"
             )
         return sentences
 
@@ -142,7 +144,7 @@ class Release:
         return row_list([self.table.numbers[place] for place in places])
 
 
-def read_release(source: Path) -> Release:
+def read_release(source: Path) -> Derm7ptRelease:
     """Read the table and the index files of a release, without looking at its images.
 
     Args:
@@ -157,7 +159,7 @@ def read_release(source: Path) -> Release:
     _check_columns(table)
     _check_cells(table)
     rows = table.rows
-    return Release(
+    return Derm7ptRelease(
         images=folder / "images",
         table=table,
         groups=group_diagnoses(table),
@@ -225,34 +227,34 @@ def _check_cells(table: Table) -> None:
     for column in ("clinic", "derm"):
         table.column(column)
     counts = Counter(table.column("case_num"))
-    twice = [number for number, row in zip(table.numbers, table.rows, strict=True) if counts[row["case_num"]] > 1]
-    if twice:
+    duplicates = [number for number, row in zip(table.numbers, table.rows, strict=True) if counts[row["case_num"]] > 1]
+    if duplicates:
         raise DataError(
             "duplicate_row",
-            f"expected each case once in {table.path}, {len(twice)} rows share their case_num with another: "
-            f"{row_list(twice)}. {WHOLE}",
+            f"expected each case once in {table.path}, {len(duplicates)} rows share their case_num with another: "
+            f"{row_list(duplicates)}. {UNPACK_HINT}",
             path=table.path,
             column="case_num",
-            rows=twice,
+            rows=duplicates,
         )
     wrong = [number for number, row in zip(table.numbers, table.rows, strict=True) if row["sex"] not in SEXES]
     if wrong:
         raise DataError(
             "invalid_value",
             f"expected {' or '.join(SEXES)} in the column 'sex' of {table.path}, {len(wrong)} of {len(table.rows)} "
-            f"rows hold something else: {row_list(wrong)}. {WHOLE}",
+            f"rows hold something else: {row_list(wrong)}. {UNPACK_HINT}",
             path=table.path,
             column="sex",
             rows=wrong,
         )
 
 
-def _folded_paths(folder: Path) -> set[str]:
+def _casefolded_paths(folder: Path) -> set[str]:
     """Return the case-folded paths of all files below a folder."""
     paths = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
     return {path.relative_to(folder).as_posix().casefold() for path in paths}
 
 
-def _in_words(counts: Mapping[str, int]) -> str:
+def _describe_group_counts(counts: Mapping[str, int]) -> str:
     """Describe the total number of cases and the number of each group."""
     return f"{sum(counts.values())} cases ({', '.join(f'{group} {count}' for group, count in counts.items())})"

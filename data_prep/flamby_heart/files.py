@@ -14,22 +14,22 @@ from medfl.errors import DataError
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 """Hospitals in FLamby's order. The file of each is ``processed.NAME.data``."""
 
-CELLS = 14
+CELL_COUNT = 14
 """Number of cells in a row. The last cell is the diagnosis, 0 to 4."""
 
-LEFT_OUT = (10, 11, 12)
+DROPPED_CELLS = (10, 11, 12)
 """Indices of the cells that most hospitals lack. FLamby drops them."""
 
-CATEGORIES = (2, 6)
+CATEGORICAL_CELLS = (2, 6)
 """Indices of the categorical cells: type of chest pain, and result of the resting electrocardiogram."""
 
-NAMES = ("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak")
+FEATURE_NAMES = ("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak")
 """Names that the UCI description gives to the remaining cells."""
 
-SEX = 1
+SEX_COLUMN = 1
 """Index of the sex among the remaining cells; 1 is male."""
 
-AGAIN = "Take the file as the UCI Machine Learning Repository has it (data set 45, heart disease)."
+FILES_HINT = "Take the file as the UCI Machine Learning Repository has it (data set 45, heart disease)."
 """Advice in messages about a file that was changed."""
 
 
@@ -61,7 +61,10 @@ def find_files(source: Path) -> dict[str, Path]:
     missing = [path.name for path in files.values() if not path.is_file()]
     if missing:
         raise DataError(
-            "missing_file", f"expected {', '.join(missing)} in {source}, missing. {AGAIN}", folder=source, files=missing
+            "missing_file",
+            f"expected {', '.join(missing)} in {source}, missing. {FILES_HINT}",
+            folder=source,
+            files=missing,
         )
     return files
 
@@ -77,27 +80,27 @@ def read_hospital(path: Path) -> Hospital:
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             "unreadable_file",
-            f"{path} can't be read as text: {type(error).__name__}. {AGAIN}",
+            f"{path} can't be read as text: {type(error).__name__}. {FILES_HINT}",
             path=path,
             cause=type(error).__name__,
         ) from None
-    table = [[_number(cell) for cell in line] for line in lines if line]
-    wrong = [number for number, row in enumerate(table, 1) if len(row) != CELLS or None in row]
+    table = [[_parse_cell(cell) for cell in line] for line in lines if line]
+    wrong = [number for number, row in enumerate(table, 1) if len(row) != CELL_COUNT or None in row]
     if wrong or not table:
         raise DataError(
             "invalid_value",
-            f"expected rows of {CELLS} numbers, or ? where one is missing, in {path}; "
-            f"{f'other ones in {row_list(wrong)}' if wrong else 'there are none'}. {AGAIN}",
+            f"expected rows of {CELL_COUNT} numbers, or ? where one is missing, in {path}; "
+            f"{f'other ones in {row_list(wrong)}' if wrong else 'there are none'}. {FILES_HINT}",
             path=path,
             rows=wrong,
         )
-    cells = np.delete(np.array(table, dtype=np.float64), LEFT_OUT, axis=1)
+    cells = np.delete(np.array(table, dtype=np.float64), DROPPED_CELLS, axis=1)
     complete = ~np.isnan(cells).any(axis=1)
     kept = cells[complete]
     return Hospital(kept[:, :-1], (kept[:, -1] > 0).astype(np.int64), int((~complete).sum()))
 
 
-def features(hospitals: dict[str, Hospital]) -> tuple[list[str], dict[str, np.ndarray]]:
+def build_features(hospitals: dict[str, Hospital]) -> tuple[list[str], dict[str, np.ndarray]]:
     """Build the feature vectors: the numeric cells, then a 0/1 column for each category but the first of its cell.
 
     The categories are those of all hospitals together, so that all hospitals have the same columns.
@@ -106,10 +109,10 @@ def features(hospitals: dict[str, Hospital]) -> tuple[list[str], dict[str, np.nd
         Names of the F features, and a mapping from each hospital to its features (n, F), float64. F is 13 for the real
         files.
     """
-    plain = [cell for cell in range(len(NAMES)) if cell not in CATEGORIES]
+    plain = [cell for cell in range(len(FEATURE_NAMES)) if cell not in CATEGORICAL_CELLS]
     everywhere = np.concatenate([hospital.numbers for hospital in hospitals.values()])
-    kinds = [(cell, kind) for cell in CATEGORIES for kind in np.unique(everywhere[:, cell])[1:]]
-    names = [NAMES[cell] for cell in plain] + [f"{NAMES[cell]}={kind:g}" for cell, kind in kinds]
+    kinds = [(cell, kind) for cell in CATEGORICAL_CELLS for kind in np.unique(everywhere[:, cell])[1:]]
+    names = [FEATURE_NAMES[cell] for cell in plain] + [f"{FEATURE_NAMES[cell]}={kind:g}" for cell, kind in kinds]
     return names, {
         name: np.column_stack(
             [hospital.numbers[:, plain], *(hospital.numbers[:, cell] == kind for cell, kind in kinds)]
@@ -118,7 +121,7 @@ def features(hospitals: dict[str, Hospital]) -> tuple[list[str], dict[str, np.nd
     }
 
 
-def _number(cell: str) -> float | None:
+def _parse_cell(cell: str) -> float | None:
     """Parse a cell: a number, NaN for ``?``, or None if the cell is neither."""
     text = cell.strip()
     if text == "?":

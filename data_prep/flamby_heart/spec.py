@@ -29,8 +29,8 @@ from medfl.errors import DataError
 from medfl.records.datalist import CaseRecord
 from medfl.utils.text import Say
 from medfl_datasets.flamby_heart import RECORDS
-from medfl_datasets.flamby_heart.files import SEX, Hospital, features, find_files, read_hospital
-from medfl_datasets.flamby_heart.split import rows_for_tests
+from medfl_datasets.flamby_heart.files import SEX_COLUMN, Hospital, build_features, find_files, read_hospital
+from medfl_datasets.flamby_heart.split import select_test_rows
 
 CITATION = (
     "Janosi, Steinbrunn, Pfisterer and Detrano, Heart Disease, UCI Machine Learning Repository (1989), "
@@ -45,13 +45,13 @@ are standardised by all hospitals and test rows by their own hospital. FLamby tr
 in this way: its published accuracy is .735; the same model has about .81 if test rows are scaled like the
 training rows."""
 
-OFFICIAL = {"cleveland": (199, 104), "hungarian": (172, 89), "switzerland": (30, 16), "va": (85, 45)}
+OFFICIAL_COUNTS = {"cleveland": (199, 104), "hungarian": (172, 89), "switzerland": (30, 16), "va": (85, 45)}
 """Maps each hospital to FLamby's numbers of training and test rows."""
 
-INCOMPLETE = "a number of the row is missing"
+INCOMPLETE_ROW = "a number of the row is missing"
 """Exclusion reason: the row has a missing number."""
 
-TINY = 1e-9
+STD_OFFSET = 1e-9
 """Value that FLamby adds to each standard deviation."""
 
 
@@ -99,15 +99,15 @@ class FlambyHeart(WholeSpec):
                 hospitals=few,
                 minimum=3,
             )
-        tests = {name: rows_for_tests(hospital.labels) for name, hospital in hospitals.items()}
+        tests = {name: select_test_rows(hospital.labels) for name, hospital in hospitals.items()}
         centres = [name for name, test in tests.items() for _ in test]
         splits = ["test" if held else "training" for test in tests.values() for held in test]
-        unlike = unlike_published(centres, splits, OFFICIAL, "rows")
-        for sentence in unlike:
+        differences = unlike_published(centres, splits, OFFICIAL_COUNTS, "rows")
+        for sentence in differences:
             say(f"warning: {sentence}")
         say("note: the files do not say who a patient is: each row counts as a patient of its own")
-        names, numbers = features(hospitals)
-        vectors = np.concatenate(list(_scaled(numbers, tests, self.scale).values())).astype(np.float32)
+        names, numbers = build_features(hospitals)
+        vectors = np.concatenate(list(_scale_features(numbers, tests, self.scale).values())).astype(np.float32)
         datalist = Datalist(
             name="flamby_heart" if self.scale == "centre" else f"flamby_heart-{self.scale}",
             image_array=ARRAY,
@@ -120,9 +120,9 @@ class FlambyHeart(WholeSpec):
             extra={
                 FEATURES: names,
                 "citation": CITATION,
-                "deviations": unlike,
+                "deviations": differences,
             },
-            exclusions=exclusions({INCOMPLETE: sum(h.incomplete for h in hospitals.values())}),
+            exclusions=exclusions({INCOMPLETE_ROW: sum(h.incomplete for h in hospitals.values())}),
         )
         with written_whole(out, force) as folder:
             with new_array(folder / ARRAY, vectors.shape, vectors.dtype) as array:
@@ -132,7 +132,9 @@ class FlambyHeart(WholeSpec):
         return datalist
 
 
-def _scaled(numbers: Mapping[str, np.ndarray], tests: Mapping[str, np.ndarray], scale: str) -> dict[str, np.ndarray]:
+def _scale_features(
+    numbers: Mapping[str, np.ndarray], tests: Mapping[str, np.ndarray], scale: str
+) -> dict[str, np.ndarray]:
     """Standardise the features: subtract the mean of training rows, divide by their sample standard deviation.
 
     Args:
@@ -145,18 +147,18 @@ def _scaled(numbers: Mapping[str, np.ndarray], tests: Mapping[str, np.ndarray], 
     """
     if scale == "none":
         return dict(numbers)
-    everybody = np.concatenate([rows[~tests[name]] for name, rows in numbers.items()])
+    all_training_rows = np.concatenate([rows[~tests[name]] for name, rows in numbers.items()])
     scaled = {}
     for name, rows in numbers.items():
-        own, shared = _standardised(rows, rows[~tests[name]]), _standardised(rows, everybody)
+        own, shared = _standardise(rows, rows[~tests[name]]), _standardise(rows, all_training_rows)
         mixed = np.where(tests[name][:, None], own, shared)
         scaled[name] = {"centre": own, "pooled": shared, "mixed": mixed}[scale]
     return scaled
 
 
-def _standardised(rows: np.ndarray, trained: np.ndarray) -> np.ndarray:
-    """Standardise `rows` by the mean and sample standard deviation of the rows `trained`."""
-    return (rows - trained.mean(axis=0)) / (trained.std(axis=0, ddof=1) + TINY)
+def _standardise(rows: np.ndarray, training_rows: np.ndarray) -> np.ndarray:
+    """Standardise `rows` by the mean and sample standard deviation of the rows `training_rows`."""
+    return (rows - training_rows.mean(axis=0)) / (training_rows.std(axis=0, ddof=1) + STD_OFFSET)
 
 
 def _records(hospitals: Mapping[str, Hospital], tests: Mapping[str, np.ndarray]) -> dict[str, list[CaseRecord]]:
@@ -165,7 +167,7 @@ def _records(hospitals: Mapping[str, Hospital], tests: Mapping[str, np.ndarray])
     row = 0
     for name, hospital in hospitals.items():
         for numbers, label, test in zip(hospital.numbers, hospital.labels.tolist(), tests[name], strict=True):
-            sex = "male" if numbers[SEX] == 1 else "female"
+            sex = "male" if numbers[SEX_COLUMN] == 1 else "female"
             record: CaseRecord = {"image": row, "label": label, "subject_id": f"{row:04d}", "centre": name, "sex": sex}
             splits["test" if test else "training"].append(record)
             row += 1

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import numpy as np
 
-SEED = 43
+FLAMBY_SEED = 43
 """FLamby's ``random_state``."""
 
-TRAIN = 0.66
+TRAINING_SHARE = 0.66
 """Share of the rows for training; the other rows are test rows."""
 
-FEW = 2
+SMALL_CLASS_SIZE = 2
 """Largest class size that prevents a stratified split."""
 
 
-def rows_for_tests(labels: np.ndarray) -> np.ndarray:
+def select_test_rows(labels: np.ndarray) -> np.ndarray:
     """Select the test rows of a hospital.
 
     If each class has more than two rows, the split is stratified by class; otherwise rows are drawn from all.
@@ -33,22 +33,22 @@ def rows_for_tests(labels: np.ndarray) -> np.ndarray:
     Source: scikit-learn's ``ShuffleSplit`` and ``StratifiedShuffleSplit``; FLamby's code for Fed-Heart-Disease.
     """
     n = len(labels)
-    train, test = int(np.floor(TRAIN * n)), int(np.ceil((1.0 - TRAIN) * n))
-    rng = np.random.RandomState(SEED)
+    train, test = int(np.floor(TRAINING_SHARE * n)), int(np.ceil((1.0 - TRAINING_SHARE) * n))
+    rng = np.random.RandomState(FLAMBY_SEED)
     counts = np.unique(labels, return_counts=True)[1]
     chosen = np.zeros(n, dtype=bool)
-    if len(counts) < 2 or counts.min() <= FEW:
+    if len(counts) < 2 or counts.min() <= SMALL_CLASS_SIZE:
         chosen[rng.permutation(n)[:test]] = True
         return chosen
-    trained = _shares(counts, train, rng)
-    tested = _shares(counts - trained, test, rng)
+    training_counts = _draws_by_class(counts, train, rng)
+    test_counts = _draws_by_class(counts - training_counts, test, rng)
     members = np.split(np.argsort(labels, kind="stable"), np.cumsum(counts)[:-1])
-    for rows, before, count in zip(members, trained, tested, strict=True):
+    for rows, before, count in zip(members, training_counts, test_counts, strict=True):
         chosen[rng.permutation(rows)[before : before + count]] = True
     return chosen
 
 
-def _shares(counts: np.ndarray, draws: int, rng: np.random.RandomState) -> np.ndarray:
+def _draws_by_class(counts: np.ndarray, draws: int, rng: np.random.RandomState) -> np.ndarray:
     """Compute the number of rows to draw from each class.
 
     Each class gets its proportional share, rounded down. The remaining draws go to the classes with the largest

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from medfl.utils.seeds import seed_of
-from medfl_datasets.flamby_heart.files import CELLS, HOSPITALS
+from medfl_datasets.flamby_heart.files import CELL_COUNT, HOSPITALS
 
 ROWS = {"cleveland": 40, "hungarian": 30, "switzerland": 12, "va": 20}
 """Maps each hospital to its number of rows; a few rows are incomplete."""
@@ -36,7 +36,7 @@ def write_release(folder: Path, rows: Mapping[str, int] = ROWS, seed: int = 0) -
 
 
 def _line(row: int, all_ill: bool, rng: np.random.Generator) -> str:
-    cells = [str(number) for number in rng.integers(0, 200, CELLS)]
+    cells = [str(number) for number in rng.integers(0, 200, CELL_COUNT)]
     age = int(rng.integers(30, 75))
     ill = rng.random() < (age - 25) / 50
     cells[0], cells[1], cells[2], cells[6] = f"{age}.0", str(row % 2), str(1 + row % 4), str(row % 3)

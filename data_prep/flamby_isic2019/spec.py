@@ -55,7 +55,7 @@ CITATION = (
 CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
 """Diagnoses, in the order of FLamby's numbers."""
 
-OFFICIAL = {
+OFFICIAL_COUNTS = {
     "bcn": (9930, 2483),
     "vidir_molemax": (3163, 791),
     "vidir_modern": (2691, 672),
@@ -65,15 +65,15 @@ OFFICIAL = {
 }
 """Maps each centre, in the order of FLamby's numbers, to its numbers of training and test images."""
 
-IMAGES = "ISIC_2019_Training_Input_preprocessed"
-SPLIT = "train_test_split"
-METADATA = "ISIC_2019_Training_Metadata.csv"
+IMAGE_FOLDER = "ISIC_2019_Training_Input_preprocessed"
+SPLIT_TABLE = "train_test_split"
+METADATA_TABLE = "ISIC_2019_Training_Metadata.csv"
 """Names of the image folder and the two tables in the release."""
 
-FACTS = {"age_approx": "age", "sex": "sex", "anatom_site_general": "localization"}
+KEPT_COLUMNS = {"age_approx": "age", "sex": "sex", "anatom_site_general": "localization"}
 """Maps each column of `METADATA_TABLE` that is kept to its name in the data list."""
 
-GROUPS = ("image", "lesion")
+GROUPINGS = ("image", "lesion")
 """Choices of `FlambyISIC2019.groups`: the images that stay together in a partition."""
 
 NO_FILE = "there is no image file"
@@ -81,7 +81,7 @@ NO_FILE = "there is no image file"
 
 
 @dataclass(frozen=True)
-class Release:
+class Isic2019Files:
     """Files of a Fed-ISIC2019 release.
 
     Attributes:
@@ -115,7 +115,7 @@ class FlambyISIC2019(ImageSpec):
     """FLamby's table train_test_split, if it is not in --source."""
     size: HeightWidth = (200, 200)
     """Size of the centre crop of each image in pixels: 200, or 200x224 (HxW)."""
-    groups: Annotated[str, Choose(GROUPS)] = "image"
+    groups: Annotated[str, Choose(GROUPINGS)] = "image"
     """Images that stay together: image, as FLamby splits; or lesion, which FLamby's split separates."""
 
     @classmethod
@@ -126,32 +126,34 @@ class FlambyISIC2019(ImageSpec):
         """
         return {"source": folder_or_top(top, "fed_isic2019", cls.dataset)}
 
-    def find(self) -> Release:
+    def find(self) -> Isic2019Files:
         """Find the image folder and the tables."""
-        if not (self.source / IMAGES).is_dir():
+        if not (self.source / IMAGE_FOLDER).is_dir():
             raise DataError(
                 "missing_folder",
-                f"expected the folder {IMAGES} in {self.source}, there is none. Run download_isic.py and "
+                f"expected the folder {IMAGE_FOLDER} in {self.source}, there is none. Run download_isic.py and "
                 "resize_images.py of FLamby's fed_isic2019, and give the folder that they wrote to.",
-                path=self.source / IMAGES,
+                path=self.source / IMAGE_FOLDER,
             )
-        split = find_table(self.source, SPLIT, self.splits, " from FLamby's fed_isic2019/dataset_creation_scripts")
-        metadata = self.source / METADATA
+        split = find_table(
+            self.source, SPLIT_TABLE, self.splits, " from FLamby's fed_isic2019/dataset_creation_scripts"
+        )
+        metadata = self.source / METADATA_TABLE
         if self.groups == "lesion" and not metadata.is_file():
             raise DataError(
                 "missing_file",
-                f"expected {METADATA} in {self.source}, which names lesions, missing. Leave out --groups.",
+                f"expected {METADATA_TABLE} in {self.source}, which names lesions, missing. Leave out --groups.",
                 path=metadata,
             )
-        return Release(self.source / IMAGES, split, metadata if metadata.is_file() else None)
+        return Isic2019Files(self.source / IMAGE_FOLDER, split, metadata if metadata.is_file() else None)
 
-    def choose(self, files: Release, say: Say) -> Choice:
+    def choose(self, files: Isic2019Files, say: Say) -> Choice:
         """Choose all images of the table that have a file."""
-        published = read_splits(files.split, "image", "center", "fold", list(OFFICIAL))
+        published = read_splits(files.split, "image", "center", "fold", list(OFFICIAL_COUNTS))
         labels = _labels(published.table)
-        facts, lesions = _metadata(files.metadata, published)
-        unlike = unlike_published(published.sites, published.splits, OFFICIAL, "images")
-        for sentence in unlike:
+        facts, lesions = _read_metadata(files.metadata, published)
+        differences = unlike_published(published.sites, published.splits, OFFICIAL_COUNTS, "images")
+        for sentence in differences:
             say(f"warning: {sentence}")
         if self.groups == "image":
             say("note: each image counts as a patient of its own, as FLamby splits: a lesion may be on both sides")
@@ -168,19 +170,19 @@ class FlambyISIC2019(ImageSpec):
         return Choice(
             items=[paths[place] for place in places],
             places=places,
-            files=_only,
-            load=partial(read_middle, size=self.size),
+            files=_as_list,
+            load=partial(read_centre_crop, size=self.size),
             shape=(*self.size, 3),
             recipe={"data set": self.dataset, "size": self.size},
             cells=lambda place: (published.table.numbers[place],),
             columns=("table_row",),
             missing=dict.fromkeys(sorted(set(range(len(paths))) - set(places)), NO_FILE),
-            release=(published, labels, facts, lesions, unlike),
+            release=(published, labels, facts, lesions, differences),
         )
 
     def datalist(self, outcome: Outcome, say: Say) -> Datalist:
         """Build the data list of the images that were read."""
-        published, labels, facts, lesions, unlike = outcome.choice.release
+        published, labels, facts, lesions, differences = outcome.choice.release
         groups = lesions if self.groups == "lesion" else list(map(str, published.table.numbers))
         subjects = number_subjects([groups[place] for place in outcome.kept])
         records: list[CaseRecord] = [
@@ -195,12 +197,12 @@ class FlambyISIC2019(ImageSpec):
             records,
             [published.splits[place] for place in outcome.kept],
             groups=self.groups,
-            deviations=unlike,
+            deviations=differences,
             exclusions=exclusions(Counter(outcome.reasons.values())),
         )
 
 
-def read_middle(path: Path, size: tuple[int, int]) -> LoadedItem:
+def read_centre_crop(path: Path, size: tuple[int, int]) -> LoadedItem:
     """Read an image and crop its centre; an odd surplus row or column is cut at the end.
 
     Args:
@@ -225,7 +227,7 @@ def read_middle(path: Path, size: tuple[int, int]) -> LoadedItem:
     return LoadedItem(np.ascontiguousarray(pixels[top : top + size[0], left : left + size[1]]))
 
 
-def _only(path: Path) -> list[Path]:
+def _as_list(path: Path) -> list[Path]:
     """Return the files of an item: a list of its one path."""
     return [path]
 
@@ -247,7 +249,7 @@ def _labels(table: Table) -> list[int]:
     return [known[word] for word in words]
 
 
-def _metadata(path: Path | None, published: PublishedSplits) -> tuple[list[dict[str, Any]], list[str]]:
+def _read_metadata(path: Path | None, published: PublishedSplits) -> tuple[list[dict[str, Any]], list[str]]:
     """Read the table of lesions.
 
     Args:
@@ -261,13 +263,15 @@ def _metadata(path: Path | None, published: PublishedSplits) -> tuple[list[dict[
     rows: dict[str, dict[str, str]] = {}
     if path is not None:
         table = read_table(path)
-        table.require(["image", "lesion_id", *FACTS])
+        table.require(["image", "lesion_id", *KEPT_COLUMNS])
         rows = dict(zip(table.column("image"), table.rows, strict=True))
     own = [rows.get(name, {}) for name in published.names]
     lesions = [row.get("lesion_id") or name for row, name in zip(own, published.names, strict=True)]
     if path is None:
         return [{} for _ in own], lesions
-    facts: list[dict[str, Any]] = [{key: row.get(column) or None for column, key in FACTS.items()} for row in own]
+    facts: list[dict[str, Any]] = [
+        {key: row.get(column) or None for column, key in KEPT_COLUMNS.items()} for row in own
+    ]
     try:
         return [fact | {"age": fact["age"] and float(fact["age"])} for fact in facts], lesions
     except ValueError:

@@ -52,10 +52,10 @@ CITATION = (
 )
 """Publications that users of the data are asked to cite."""
 
-OFFICIAL = {"Guys": (249, 62), "HH": (145, 36), "IOP": (59, 15)}
+OFFICIAL_COUNTS = {"Guys": (249, 62), "HH": (145, 36), "IOP": (59, 15)}
 """Maps each hospital, in the order of FLamby's numbers, to its numbers of training and test volumes."""
 
-VOLUMES, SPLIT = "IXI_sample", "metadata_tiny.csv"
+VOLUME_FOLDER, SPLIT_TABLE = "IXI_sample", "metadata_tiny.csv"
 """Folder of the volumes, and FLamby's table of splits."""
 
 STRUCTURES = ("background", "brain")
@@ -68,7 +68,7 @@ _SUBJECT = re.compile(r"IXI(\d{3})-([A-Za-z]+)-\d+")
 
 
 @dataclass(frozen=True)
-class Release:
+class IxiFiles:
     """Files of a Fed-IXI release.
 
     Attributes:
@@ -109,20 +109,22 @@ class FlambyIXI(ImageSpec):
         """Return the release's folder in a study's source folder: ``fed_ixi``, ``flamby_ixi``, or the source folder."""
         return {"source": folder_or_top(top, "fed_ixi", cls.dataset)}
 
-    def find(self) -> Release:
+    def find(self) -> IxiFiles:
         """Find the folders of the subjects and the table of splits."""
-        folders = [path for path in [self.source, *sorted(self.source.rglob(VOLUMES))] if path.name == VOLUMES]
+        folders = [
+            path for path in [self.source, *sorted(self.source.rglob(VOLUME_FOLDER))] if path.name == VOLUME_FOLDER
+        ]
         if len(folders) != 1:
             raise DataError(
                 "wrong_folder_count",
-                f"expected one folder {VOLUMES} in {self.source}, there are {len(folders)}. Unpack IXI Tiny there, as "
+                f"expected one folder {VOLUME_FOLDER} in {self.source}, there are {len(folders)}. Unpack IXI Tiny there, as "
                 "download.py of FLamby's fed_ixi does.",
                 path=self.source,
-                name=VOLUMES,
+                name=VOLUME_FOLDER,
                 expected=1,
                 found=len(folders),
             )
-        split = find_table(self.source, SPLIT, self.splits, " from FLamby's fed_ixi/metadata")
+        split = find_table(self.source, SPLIT_TABLE, self.splits, " from FLamby's fed_ixi/metadata")
         named = [(match, path) for path in sorted(folders[0].iterdir()) if (match := _SUBJECT.fullmatch(path.name))]
         subjects = {int(match[1]): path for match, path in named}
         if len(subjects) < len(named):
@@ -131,9 +133,9 @@ class FlambyIXI(ImageSpec):
                 f"expected one folder for each subject in {folders[0]}, some have two. Unpack it again.",
                 path=folders[0],
             )
-        return Release(subjects, {int(match[1]): match[2] for match, _ in named}, split)
+        return IxiFiles(subjects, {int(match[1]): match[2] for match, _ in named}, split)
 
-    def choose(self, files: Release, say: Say) -> Choice:
+    def choose(self, files: IxiFiles, say: Say) -> Choice:
         """Choose all subjects of the table that have one volume and one mask."""
         if len(self.size) != 3:
             raise SettingsError(
@@ -143,14 +145,14 @@ class FlambyIXI(ImageSpec):
                 count=3,
                 found=self.size,
             )
-        published = read_splits(files.split, "Patient ID", "Manufacturer", "Split", list(OFFICIAL))
-        cases, missing = _cases(files, published)
-        unlike = unlike_published(published.sites, published.splits, OFFICIAL, "volumes")
-        for sentence in unlike:
+        published = read_splits(files.split, "Patient ID", "Manufacturer", "Split", list(OFFICIAL_COUNTS))
+        cases, missing = _find_cases(files, published)
+        differences = unlike_published(published.sites, published.splits, OFFICIAL_COUNTS, "volumes")
+        for sentence in differences:
             say(f"warning: {sentence}")
         surplus = len(files.subjects) - len(cases) - len(missing)
         if surplus > 0:
-            say(f"note: {surplus} subjects are in no row of {SPLIT}: they are passed over")
+            say(f"note: {surplus} subjects are in no row of {SPLIT_TABLE}: they are passed over")
         return Choice(
             items=list(cases.values()),
             places=list(cases),
@@ -162,7 +164,7 @@ class FlambyIXI(ImageSpec):
             cells=lambda place: (published.table.numbers[place],),
             columns=("table_row",),
             missing=missing,
-            release=(published, unlike),
+            release=(published, differences),
         )
 
     def incomplete(self, outcome: Outcome) -> str:
@@ -172,7 +174,7 @@ class FlambyIXI(ImageSpec):
 
     def datalist(self, outcome: Outcome, say: Say) -> Datalist:
         """Build the data list of the volumes that were read."""
-        published, unlike = outcome.choice.release
+        published, differences = outcome.choice.release
         spacings = {tuple(fact.pop("spacing")) for fact in outcome.facts}
         if len(spacings) > 1:
             say("note: the volumes are of several spacings: distances will be in voxels")
@@ -186,7 +188,7 @@ class FlambyIXI(ImageSpec):
             RECORDS[0].modality,
             records,
             [published.splits[place] for place in outcome.kept],
-            deviations=unlike,
+            deviations=differences,
             intensities="each volume: mean 0, SD 1",
             exclusions=exclusions(Counter(outcome.reasons.values())),
         )
@@ -246,7 +248,7 @@ def read_resized(case: Case, size: tuple[int, ...]) -> LoadedItem:
     return LoadedItem(row.pixels, row.facts | {"spacing": [float(round(edge, 4)) for edge in edges]})
 
 
-def _cases(files: Release, published: PublishedSplits) -> tuple[dict[int, Case], dict[int, str]]:
+def _find_cases(files: IxiFiles, published: PublishedSplits) -> tuple[dict[int, Case], dict[int, str]]:
     """Find the files of each row of the table.
 
     Returns:

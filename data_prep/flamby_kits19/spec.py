@@ -37,7 +37,7 @@ CITATION = (
 )
 """Publications that users of the data are asked to cite."""
 
-OFFICIAL = {
+OFFICIAL_COUNTS = {
     "site_0": (9, 3),
     "site_1": (11, 3),
     "site_2": (9, 3),
@@ -47,10 +47,10 @@ OFFICIAL = {
 }
 """Maps each site to FLamby's numbers of training and test cases; the release does not name the sites."""
 
-SPLIT = "thresholded_sites.csv"
+SPLIT_TABLE = "thresholded_sites.csv"
 """FLamby's table of splits."""
 
-IMAGE, MASK = "imaging.nii.gz", "segmentation.nii.gz"
+IMAGE_FILE, MASK_FILE = "imaging.nii.gz", "segmentation.nii.gz"
 """Names of a case's volume and mask."""
 
 STRUCTURES = ("background", "kidney", "tumour")
@@ -69,7 +69,7 @@ class FlambyKiTS19(VolumeSpec):
     dataset = "flamby_kits19"
     terms = RECORDS[0].licence
     citation = CITATION
-    listing = SPLIT
+    listing = SPLIT_TABLE
     numbered = "table row"
 
     source: Annotated[Path, Positional()]
@@ -92,34 +92,34 @@ class FlambyKiTS19(VolumeSpec):
 
     def find(self) -> PublishedSplits:
         """Read the table of splits."""
-        path = find_table(self.source, SPLIT, self.splits, " from FLamby's fed_kits19/metadata")
-        return read_splits(path, "case_ids", "site_ids", "train_test_split", list(OFFICIAL))
+        path = find_table(self.source, SPLIT_TABLE, self.splits, " from FLamby's fed_kits19/metadata")
+        return read_splits(path, "case_ids", "site_ids", "train_test_split", list(OFFICIAL_COUNTS))
 
     def volumes(self, files: PublishedSplits, say: Say) -> Volumes:
         """Return the cases of the table; raise DataError if none has a folder."""
-        unlike = unlike_published(files.sites, files.splits, OFFICIAL, "cases")
-        for sentence in unlike:
+        differences = unlike_published(files.sites, files.splits, OFFICIAL_COUNTS, "cases")
+        for sentence in differences:
             say(f"warning: {sentence}")
-        folders = {path.parent.name: path.parent for path in sorted(self.source.rglob(IMAGE))}
+        folders = {path.parent.name: path.parent for path in sorted(self.source.rglob(IMAGE_FILE))}
         surplus = len(folders.keys() - set(files.names))
         if surplus:
-            say(f"note: {surplus} cases are in no row of {SPLIT}: they are passed over")
+            say(f"note: {surplus} cases are in no row of {SPLIT_TABLE}: they are passed over")
         if not folders.keys() & set(files.names):
             raise DataError(
                 "no_images",
-                f"expected folders case_00000, ... with {IMAGE} in {self.source}, there is none of {SPLIT}. Give the "
+                f"expected folders case_00000, ... with {IMAGE_FILE} in {self.source}, there is none of {SPLIT_TABLE}. Give the "
                 "folder kits19, after its get_imaging.",
                 path=self.source,
-                table=SPLIT,
+                table=SPLIT_TABLE,
             )
         paths = [folders.get(name, self.source / name) for name in files.names]
         return Volumes(
-            [Case(path / IMAGE, path / MASK) for path in paths],
+            [Case(path / IMAGE_FILE, path / MASK_FILE) for path in paths],
             files.table.numbers,
             files.names,
             [{"centre": site} for site in files.sites],
             STRUCTURES,
             [RECORDS[0].modality],
             splits=files.splits,
-            extra={"deviations": unlike},
+            extra={"deviations": differences},
         )

@@ -40,13 +40,13 @@ CITATION = (
 )
 """Publications that users of the data are asked to cite."""
 
-OFFICIAL = {"ge": (530, 131), "philips": (59, 15), "siemens": (164, 41), "toshiba": (55, 14)}
+OFFICIAL_COUNTS = {"ge": (530, 131), "philips": (59, 15), "siemens": (164, 41), "toshiba": (55, 14)}
 """Maps each manufacturer, in the order of FLamby's numbers, to its numbers of training and test scans."""
 
-SPLIT = "metadata.csv"
+SPLIT_TABLE = "metadata.csv"
 """FLamby's table of splits."""
 
-IMAGE, MASK = "patient.nii.gz", "mask_consensus.nii.gz"
+IMAGE_FILE, MASK_FILE = "patient.nii.gz", "mask_consensus.nii.gz"
 """Names of a scan's volume and mask."""
 
 STRUCTURES = ("background", "nodule")
@@ -54,7 +54,7 @@ STRUCTURES = ("background", "nodule")
 
 
 @dataclass(frozen=True)
-class Release:
+class LidcScans:
     """Scans of a Fed-LIDC-IDRI release.
 
     Attributes:
@@ -79,7 +79,7 @@ class FlambyLidcIdri(VolumeSpec):
     item = "scan"
     terms = RECORDS[0].licence
     citation = CITATION
-    listing = SPLIT
+    listing = SPLIT_TABLE
     numbered = "table row"
 
     source: Annotated[Path, Positional()]
@@ -99,44 +99,44 @@ class FlambyLidcIdri(VolumeSpec):
         """
         return {"source": folder_or_top(top, "fed_lidc_idri", cls.dataset)}
 
-    def find(self) -> Release:
+    def find(self) -> LidcScans:
         """Read the table and find the folders of the scans."""
-        path = find_table(self.source, SPLIT, self.splits, " from FLamby's fed_lidc_idri/metadata")
-        published = read_splits(path, "SeriesInstanceUID", "Manufacturer", "Split", list(OFFICIAL))
-        folders = {path.parent.name: path.parent for path in sorted(self.source.rglob(IMAGE))}
+        path = find_table(self.source, SPLIT_TABLE, self.splits, " from FLamby's fed_lidc_idri/metadata")
+        published = read_splits(path, "SeriesInstanceUID", "Manufacturer", "Split", list(OFFICIAL_COUNTS))
+        folders = {path.parent.name: path.parent for path in sorted(self.source.rglob(IMAGE_FILE))}
         if not folders.keys() & set(published.names):
             raise DataError(
                 "no_images",
-                f"expected folders with {IMAGE}, named as in {SPLIT}, in {self.source}, there is none. Give the folder "
+                f"expected folders with {IMAGE_FILE}, named as in {SPLIT_TABLE}, in {self.source}, there is none. Give the folder "
                 "that FLamby's download_ct_scans.py writes to.",
                 path=self.source,
-                table=SPLIT,
+                table=SPLIT_TABLE,
             )
-        return Release(published, folders)
+        return LidcScans(published, folders)
 
-    def volumes(self, files: Release, say: Say) -> Volumes:
+    def volumes(self, files: LidcScans, say: Say) -> Volumes:
         """Return the scans of the table that have a folder."""
         published = files.published
         places = [place for place, name in enumerate(published.names) if name in files.folders]
         sites, splits = ([column[place] for place in places] for column in (published.sites, published.splits))
-        unlike = unlike_published(sites, splits, OFFICIAL, "scans")
-        for sentence in unlike:
+        differences = unlike_published(sites, splits, OFFICIAL_COUNTS, "scans")
+        for sentence in differences:
             say(f"warning: {sentence}")
         for count, what in (
-            (len(published.names) - len(places), f"scans of {SPLIT} are not there"),
-            (len(files.folders) - len(places), f"scans are in no row of {SPLIT}"),
+            (len(published.names) - len(places), f"scans of {SPLIT_TABLE} are not there"),
+            (len(files.folders) - len(places), f"scans are in no row of {SPLIT_TABLE}"),
         ):
             if count:
                 say(f"note: {count} {what}: they are passed over")
         say("note: each scan counts as a patient of its own: the table does not say who has two")
         folders = [files.folders[published.names[place]] for place in places]
         return Volumes(
-            [Case(path / IMAGE, path / MASK) for path in folders],
+            [Case(path / IMAGE_FILE, path / MASK_FILE) for path in folders],
             [published.table.numbers[place] for place in places],
             [published.names[place] for place in places],
             [{"centre": site} for site in sites],
             STRUCTURES,
             [RECORDS[0].modality],
             splits=splits,
-            extra={"deviations": unlike},
+            extra={"deviations": differences},
         )

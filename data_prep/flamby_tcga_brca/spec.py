@@ -31,7 +31,7 @@ from medfl.data.ingest.spec import WholeSpec, folder_or_top
 from medfl.records.datalist import CaseRecord
 from medfl.utils.text import Say
 from medfl_datasets.flamby_tcga_brca import RECORDS
-from medfl_datasets.flamby_tcga_brca.files import REGIONS, Patients, find_files, read_patients
+from medfl_datasets.flamby_tcga_brca.files import REGIONS, BrcaPatients, find_files, read_patients
 
 CITATION = (
     "The Cancer Genome Atlas, TCGA-BRCA, Genomic Data Commons; as prepared for FLamby: Ogier du Terrail et al., "
@@ -45,7 +45,7 @@ OFFICIAL = dict(zip(REGIONS, ((248, 63), (156, 40), (164, 42), (129, 33), (129, 
 NO_FOLD = "the patient is in no fold"
 """Exclusion reason of a row of the table."""
 
-SHORTEST = 0.5
+ZERO_DAYS_REPLACEMENT = 0.5
 """Days that replace 0. Times are whole days, so this is shorter than any other time."""
 
 
@@ -83,8 +83,8 @@ class FlambyTcgaBrca(WholeSpec):
         say(f"{self.dataset}: licence {RECORDS[0].licence}")
         say(f"Please cite: {CITATION}")
         patients = read_patients(self.source)
-        unlike = unlike_published(patients.regions, patients.splits, OFFICIAL, "patients")
-        for sentence in unlike:
+        differences = unlike_published(patients.regions, patients.splits, OFFICIAL, "patients")
+        for sentence in differences:
             say(f"warning: {sentence}")
         datalist = Datalist(
             name=self.dataset,
@@ -98,7 +98,7 @@ class FlambyTcgaBrca(WholeSpec):
             extra={
                 FEATURES: patients.columns,
                 "citation": CITATION,
-                "deviations": unlike,
+                "deviations": differences,
             },
             exclusions=exclusions({NO_FOLD: patients.unused}),
         )
@@ -110,10 +110,10 @@ class FlambyTcgaBrca(WholeSpec):
         return datalist
 
 
-def _records(patients: Patients) -> dict[str, list[CaseRecord]]:
+def _records(patients: BrcaPatients) -> dict[str, list[CaseRecord]]:
     """Build the records of the training and test split; the n-th patient has row n of the array."""
     splits: dict[str, list[CaseRecord]] = {"training": [], "test": []}
-    times = np.maximum(patients.times, SHORTEST).tolist()
+    times = np.maximum(patients.times, ZERO_DAYS_REPLACEMENT).tolist()
     subjects = number_subjects(patients.names)
     for row, (time, event, region, split, subject) in enumerate(
         zip(times, patients.events.tolist(), patients.regions, patients.splits, subjects, strict=True)

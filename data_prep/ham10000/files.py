@@ -30,13 +30,13 @@ from medfl.data.readers.rgb import read_rgb, resize
 from medfl.data.readers.segmentations import SUFFIX, read_mask
 from medfl.errors import DataError
 
-TABLE = "HAM10000_metadata"
+TABLE_NAME = "HAM10000_metadata"
 """Name of the metadata table without its ending."""
 
-MARGIN = 0.1
+CROP_MARGIN = 0.1
 """Margin around a lesion on each side of its crop, as a share of the longer edge of its bounding box."""
 
-MASK = "_segmentation"
+MASK_SUFFIX = "_segmentation"
 """Suffix of a mask's file name after the name of its image."""
 
 _TABLE_ENDINGS = ("", ".csv", ".tab", ".tsv", ".txt")
@@ -44,7 +44,7 @@ _IMAGE_ENDINGS = (".jpg", ".jpeg", ".png")
 
 
 @dataclass(frozen=True)
-class Part:
+class HamImageFiles:
     """Files of one image of the data set.
 
     Attributes:
@@ -61,7 +61,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Files:
+class HamFiles:
     """Files of a HAM10000 release.
 
     Attributes:
@@ -75,7 +75,7 @@ class Files:
     masks: dict[str, Path]
 
 
-def find_files(source: Path, metadata: Path | None = None) -> Files:
+def find_files(source: Path, metadata: Path | None = None) -> HamFiles:
     """Find the table, the images and the masks in a folder and all its subfolders.
 
     Args:
@@ -96,14 +96,14 @@ def find_files(source: Path, metadata: Path | None = None) -> Files:
     for folder, _, names in sorted(os.walk(source)):
         for name in sorted(name for name in names if not name.startswith(".")):  # a Mac leaves ._ISIC_... in archives
             stem, ending = os.path.splitext(name)
-            if stem.lower() == TABLE.lower() and ending.lower() in _TABLE_ENDINGS:
+            if stem.lower() == TABLE_NAME.lower() and ending.lower() in _TABLE_ENDINGS:
                 tables.append(Path(folder, name))
             elif ending.lower() in _IMAGE_ENDINGS:
                 named[stem].append(Path(folder, name))
-    table = _only_table(source, tables) if metadata is None else metadata
-    files = _only_copies(source, named)
-    masks = {stem.removesuffix(MASK): path for stem, path in files.items() if stem.endswith(MASK)}
-    images = {stem: path for stem, path in files.items() if not stem.endswith(MASK)}
+    table = _single_table(source, tables) if metadata is None else metadata
+    files = _single_files(source, named)
+    masks = {stem.removesuffix(MASK_SUFFIX): path for stem, path in files.items() if stem.endswith(MASK_SUFFIX)}
+    images = {stem: path for stem, path in files.items() if not stem.endswith(MASK_SUFFIX)}
     if not images:
         raise DataError(
             "no_images",
@@ -111,10 +111,10 @@ def find_files(source: Path, metadata: Path | None = None) -> Files:
             "Unpack HAM10000_images_part_1.zip and HAM10000_images_part_2.zip there.",
             path=source,
         )
-    return Files(table, images, masks)
+    return HamFiles(table, images, masks)
 
 
-def read_part(part: Part, size: tuple[int, int]) -> LoadedItem:
+def read_image_or_crop(part: HamImageFiles, size: tuple[int, int]) -> LoadedItem:
     """Read and resize an image, or the lesion crop of an image whose mask is given.
 
     Args:
@@ -135,7 +135,7 @@ def read_part(part: Part, size: tuple[int, int]) -> LoadedItem:
     return LoadedItem(resize(pixels, size))
 
 
-def read_masked(part: Part, size: tuple[int, int]) -> LoadedItem:
+def read_image_and_mask(part: HamImageFiles, size: tuple[int, int]) -> LoadedItem:
     """Read and resize an image and its lesion mask.
 
     Args:
@@ -162,17 +162,17 @@ def find_masks(folder: Path) -> dict[str, Path]:
         DataError: If there is no mask, or if masks of one image differ.
     """
     named: defaultdict[str, list[Path]] = defaultdict(list)
-    for path in sorted(folder.rglob(f"*{MASK}.*")):
+    for path in sorted(folder.rglob(f"*{MASK_SUFFIX}.*")):
         if path.suffix.lower() in (*_IMAGE_ENDINGS, SUFFIX) and not path.name.startswith("."):
-            named[path.stem.removesuffix(MASK)].append(path)
+            named[path.stem.removesuffix(MASK_SUFFIX)].append(path)
     if not named:
         raise DataError(
             "no_masks",
-            f"expected the masks ISIC_0024306{MASK}.png, ... in {folder}, there are none. Unpack "
+            f"expected the masks ISIC_0024306{MASK_SUFFIX}.png, ... in {folder}, there are none. Unpack "
             "HAM10000_segmentations_lesion_tschandl.zip there, or give another --masks.",
             path=folder,
         )
-    return _only_copies(folder, named)
+    return _single_files(folder, named)
 
 
 def crop_box(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> tuple[int, int, int, int]:
@@ -194,7 +194,7 @@ def crop_box(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> t
     (33, 57, 8, 32)
     """
     spans = [(int(values.min()), int(values.max()) + 1) for values in (rows, columns)]
-    edge = ceil(max(end - first for first, end in spans) * (1 + 2 * MARGIN))
+    edge = ceil(max(end - first for first, end in spans) * (1 + 2 * CROP_MARGIN))
     box: list[int] = []
     for (first, end), whole in zip(spans, shape, strict=True):
         side = min(edge, whole)
@@ -219,35 +219,37 @@ def _lesion_box(mask: np.ndarray, shape: tuple[int, int]) -> tuple[int, int, int
     return crop_box(rows, columns, shape)
 
 
-def _only_table(source: Path, tables: Collection[Path]) -> Path:
+def _single_table(source: Path, tables: Collection[Path]) -> Path:
     """Return the only table; raise DataError if there is none or several."""
     if not tables:
         raise DataError(
             "missing_file",
-            f"expected the table {TABLE}.csv (or {TABLE}, {TABLE}.tab) in {source} or folders in it, there is none. "
+            f"expected the table {TABLE_NAME}.csv (or {TABLE_NAME}, {TABLE_NAME}.tab) in {source} or folders in it, there is none. "
             "Download it from where the images come from, or name it with --metadata.",
-            path=source / f"{TABLE}.csv",
+            path=source / f"{TABLE_NAME}.csv",
         )
     if len(tables) > 1:
         listing = ", ".join(str(path.relative_to(source)) for path in tables)
         raise DataError(
             "ambiguous_file",
-            f"expected one table {TABLE} in {source}, found {listing}. Name the one to use with --metadata.",
+            f"expected one table {TABLE_NAME} in {source}, found {listing}. Name the one to use with --metadata.",
             path=source,
             files=[path.relative_to(source) for path in tables],
         )
     return next(iter(tables))
 
 
-def _only_copies(source: Path, named: dict[str, list[Path]]) -> dict[str, Path]:
+def _single_files(source: Path, named: dict[str, list[Path]]) -> dict[str, Path]:
     """Return the first file of each name; raise DataError if other files of that name differ from it."""
-    unlike = sum(any(not filecmp.cmp(paths[0], path, shallow=False) for path in paths[1:]) for paths in named.values())
-    if unlike:
+    differences = sum(
+        any(not filecmp.cmp(paths[0], path, shallow=False) for path in paths[1:]) for paths in named.values()
+    )
+    if differences:
         raise DataError(
             "conflicting_copies",
-            f"expected one image of each name in {source}, {unlike} names have several files that differ. Give the "
+            f"expected one image of each name in {source}, {differences} names have several files that differ. Give the "
             "folder of one copy of the data set.",
             path=source,
-            count=unlike,
+            count=differences,
         )
     return {stem: paths[0] for stem, paths in named.items()}

@@ -32,8 +32,20 @@ from medfl.errors import DataError, SettingsError
 from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say, describe_counts
 from medfl_datasets.ham10000 import RECORDS
-from medfl_datasets.ham10000.files import Files, Part, find_files, find_masks, read_masked, read_part
-from medfl_datasets.ham10000.tables import OFFICIAL, Metadata, read_metadata, shared_lesions
+from medfl_datasets.ham10000.files import (
+    HamFiles,
+    HamImageFiles,
+    find_files,
+    find_masks,
+    read_image_and_mask,
+    read_image_or_crop,
+)
+from medfl_datasets.ham10000.tables import (
+    OFFICIAL_CLASS_COUNTS,
+    HamMetadata,
+    count_images_of_shared_lesions,
+    read_metadata,
+)
 
 CITATION = (
     "Tschandl, Rosendahl and Kittler, The HAM10000 dataset, a large collection of multi-source dermatoscopic images of "
@@ -41,7 +53,7 @@ CITATION = (
 )
 """Publication that users of the data are asked to cite."""
 
-GROUPS = ("lesion", "image")
+GROUPINGS = ("lesion", "image")
 """Choices of `HAM10000.groups`: the images that stay together in a partition."""
 
 PRESETS = {"medfl": "lesion", "paper": "image"}
@@ -73,7 +85,7 @@ class HAM10000(ImageSpec):
     """The table, if it is not in --source."""
     size: HeightWidth = (224, 224)
     """Height and width of the images in the array: 224, or 225x300 (HxW)."""
-    groups: Annotated[str | None, Choose(GROUPS)] = None
+    groups: Annotated[str | None, Choose(GROUPINGS)] = None
     """Images that stay together: lesion, or image (a lesion may then be in training and test)."""
     preset: Annotated[str, Choose(PRESETS)] = "medfl"
     """medfl: --groups lesion; paper: --groups image, as in FedSDC's paper."""
@@ -86,20 +98,20 @@ class HAM10000(ImageSpec):
         """Return the name of the prepared data set, with a suffix for crops or masks."""
         return "ham10000-crop" if self.crop_lesion else "ham10000-masks" if self.masks else "ham10000"
 
-    def kept_together(self) -> str:
+    def grouping(self) -> str:
         """Return the chosen grouping, one of `GROUPINGS`."""
         return self.groups or PRESETS[self.preset]
 
-    def find(self) -> Files:
+    def find(self) -> HamFiles:
         """Find the table, the images and the masks."""
         return find_files(self.source, self.metadata)
 
-    def choose(self, files: Files, say: Say) -> Choice:
+    def choose(self, files: HamFiles, say: Say) -> Choice:
         """Choose all images of the table that have a file, and a mask if masks are needed."""
-        metadata = read_metadata(files.table, need_lesions=self.kept_together() == "lesion")
-        unlike = metadata.deviations()
-        warnings = _by_image(metadata) if self.kept_together() == "image" else []
-        for sentence in [*unlike, *warnings]:
+        metadata = read_metadata(files.table, need_lesions=self.grouping() == "lesion")
+        differences = metadata.deviations()
+        warnings = _by_image_warnings(metadata) if self.grouping() == "image" else []
+        for sentence in [*differences, *warnings]:
             say(f"warning: {sentence}")
         if self.masks is not None:
             if self.crop_lesion:
@@ -109,18 +121,18 @@ class HAM10000(ImageSpec):
                     settings=("crop_lesion", "masks"),
                 )
             files = replace(files, masks=find_masks(self.masks))
-        places, parts, missing = _choose(metadata, files, self.crop_lesion or self.masks is not None, say)
+        places, parts, missing = _select_images(metadata, files, self.crop_lesion or self.masks is not None, say)
         return Choice(
             items=parts,
             places=places,
-            files=Part.files,
-            load=partial(read_part if self.masks is None else read_masked, size=self.size),
+            files=HamImageFiles.files,
+            load=partial(read_image_or_crop if self.masks is None else read_image_and_mask, size=self.size),
             shape=(*self.size, 3 if self.masks is None else 4),
             recipe={"data set": self.title(), "size": self.size},
             cells=lambda place: (metadata.table.numbers[place],),
             columns=("table_row",),
             missing=missing,
-            release=(files, metadata, unlike, warnings),
+            release=(files, metadata, differences, warnings),
         )
 
     def incomplete(self, outcome: Outcome) -> str:
@@ -133,20 +145,20 @@ class HAM10000(ImageSpec):
 
     def datalist(self, outcome: Outcome, say: Say) -> Datalist:
         """Build the data list of the images that were read."""
-        _, metadata, unlike, warnings = outcome.choice.release
-        records = make_records(metadata, outcome.kept, self.kept_together())
+        _, metadata, differences, warnings = outcome.choice.release
+        records = make_records(metadata, outcome.kept, self.grouping())
         if self.masks is not None:
-            named = [{"diagnosis": list(OFFICIAL)[record.pop("label")]} for record in records]
+            named = [{"diagnosis": list(OFFICIAL_CLASS_COUNTS)[record.pop("label")]} for record in records]
             records = [
                 make_record({**r, **name, **held}) for r, name, held in zip(records, named, outcome.facts, strict=True)
             ]
         datalist = self.make_datalist(
-            list(OFFICIAL) if self.masks is None else STRATA,
+            list(OFFICIAL_CLASS_COUNTS) if self.masks is None else STRATA,
             "dermoscopy",
             records,
-            groups=self.kept_together(),
+            groups=self.grouping(),
             exclusions=exclusions(Counter(outcome.reasons.values())),
-            deviations=unlike,
+            deviations=differences,
             warnings=warnings,
         )
         if self.masks is None:
@@ -161,22 +173,20 @@ class HAM10000(ImageSpec):
             take_apart(folder)
 
 
-def _by_image(metadata: Metadata) -> list[str]:
+def _by_image_warnings(metadata: HamMetadata) -> list[str]:
     """Return the warning about images of one lesion that count as different lesions."""
     which = "the table does not say which images are of one lesion"
     if metadata.lesions is not None:
-        which = (
-            f"{shared_lesions(metadata.lesions)} of {len(metadata.images)} images are of lesions with several images"
-        )
+        which = f"{count_images_of_shared_lesions(metadata.lesions)} of {len(metadata.images)} images are of lesions with several images"
     return [
         f"each image counts as a lesion of its own (groups: image): {which}, and these may be in training and in the "
         "test set"
     ]
 
 
-def _choose(
-    metadata: Metadata, files: Files, with_mask: bool, say: Say
-) -> tuple[list[int], list[Part], dict[int, str]]:
+def _select_images(
+    metadata: HamMetadata, files: HamFiles, with_mask: bool, say: Say
+) -> tuple[list[int], list[HamImageFiles], dict[int, str]]:
     """Select the images to read, and report image files without a row.
 
     Args:
@@ -203,7 +213,7 @@ def _choose(
             setting="crop_lesion",
         )
     places: list[int] = []
-    parts: list[Part] = []
+    parts: list[HamImageFiles] = []
     missing: dict[int, str] = {}
     for place, name in enumerate(metadata.images):
         if name not in files.images:
@@ -212,7 +222,7 @@ def _choose(
             missing[place] = NO_MASK
         else:
             places.append(place)
-            parts.append(Part(files.images[name], files.masks[name] if with_mask else None))
+            parts.append(HamImageFiles(files.images[name], files.masks[name] if with_mask else None))
     if not parts:
         raise DataError(
             "no_images",
@@ -225,7 +235,7 @@ def _choose(
     return places, parts, missing
 
 
-def make_records(metadata: Metadata, kept: Sequence[int], groups: str) -> list[CaseRecord]:
+def make_records(metadata: HamMetadata, kept: Sequence[int], groups: str) -> list[CaseRecord]:
     """Build the record of each row of the array.
 
     Args:
@@ -236,12 +246,16 @@ def make_records(metadata: Metadata, kept: Sequence[int], groups: str) -> list[C
     Raises:
         DataError: If no image of a class is left.
     """
-    gone = [text for label, text in enumerate(OFFICIAL) if label not in {metadata.labels[place] for place in kept}]
-    if gone:
+    empty_classes = [
+        text
+        for label, text in enumerate(OFFICIAL_CLASS_COUNTS)
+        if label not in {metadata.labels[place] for place in kept}
+    ]
+    if empty_classes:
         raise DataError(
             "class_without_images",
-            f"no image is left of the classes {', '.join(gone)}. Unpack the release whole.",
-            classes=gone,
+            f"no image is left of the classes {', '.join(empty_classes)}. Unpack the release whole.",
+            classes=empty_classes,
         )
     lesions = metadata.lesions if groups == "lesion" and metadata.lesions else list(map(str, metadata.table.numbers))
     subjects = number_subjects([lesions[place] for place in kept])

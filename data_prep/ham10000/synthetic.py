@@ -16,18 +16,18 @@ from PIL import Image
 HEADER = ("lesion_id", "image_id", "dx", "dx_type", "age", "sex", "localization")
 """Columns of the table on Kaggle; Dataverse adds ``dataset``."""
 
-IMAGES = {"nv": 6705, "mel": 1113, "bkl": 1099, "bcc": 514, "akiec": 327, "vasc": 142, "df": 115}
-LESIONS = {"nv": 5403, "mel": 614, "bkl": 727, "bcc": 327, "akiec": 228, "vasc": 98, "df": 73}
+IMAGES_BY_DIAGNOSIS = {"nv": 6705, "mel": 1113, "bkl": 1099, "bcc": 514, "akiec": 327, "vasc": 142, "df": 115}
+LESIONS_BY_DIAGNOSIS = {"nv": 5403, "mel": 614, "bkl": 727, "bcc": 327, "akiec": 228, "vasc": 98, "df": 73}
 """Published numbers of images and of lesions of each diagnosis."""
 
-COLLECTIONS = {"vidir_molemax": 3954, "vidir_modern": 3363, "rosendahl": 2259, "vienna_dias": 439}
+IMAGES_BY_COLLECTION = {"vidir_molemax": 3954, "vidir_modern": 3363, "rosendahl": 2259, "vienna_dias": 439}
 """Published number of images of each collection."""
 
-SMALL = dict.fromkeys(IMAGES, (3, 2))
+SMALL_COUNTS = dict.fromkeys(IMAGES_BY_DIAGNOSIS, (3, 2))
 """Maps each diagnosis to its numbers of images and lesions: 21 images of 14 lesions in all."""
 
 
-def make_rows(counts: Mapping[str, tuple[int, int]] = SMALL, seed: int = 0) -> list[dict[str, str]]:
+def make_rows(counts: Mapping[str, tuple[int, int]] = SMALL_COUNTS, seed: int = 0) -> list[dict[str, str]]:
     """Make the rows of a table with the columns of Dataverse.
 
     Args:
@@ -37,8 +37,8 @@ def make_rows(counts: Mapping[str, tuple[int, int]] = SMALL, seed: int = 0) -> l
         seed: Seed of the order of the rows.
     """
     pairs = [(dx, f"HAM_{dx}_SECRET_{n % lesions}") for dx, (images, lesions) in counts.items() for n in range(images)]
-    whole = len(pairs) == sum(IMAGES.values())
-    collections = [name for name, count in COLLECTIONS.items() for _ in range(count if whole else 6)]
+    whole = len(pairs) == sum(IMAGES_BY_DIAGNOSIS.values())
+    collections = [name for name, count in IMAGES_BY_COLLECTION.items() for _ in range(count if whole else 6)]
     rows = []
     for place, pair in enumerate(np.random.default_rng(seed).permutation(len(pairs)).tolist()):
         dx, lesion = pairs[pair]
@@ -58,7 +58,7 @@ def make_rows(counts: Mapping[str, tuple[int, int]] = SMALL, seed: int = 0) -> l
 
 
 def write_release(
-    folder: Path, counts: Mapping[str, tuple[int, int]] = SMALL, masks: bool = False, seed: int = 0
+    folder: Path, counts: Mapping[str, tuple[int, int]] = SMALL_COUNTS, masks: bool = False, seed: int = 0
 ) -> Path:
     """Write a release with the layout of Kaggle and the columns of Dataverse.
 
@@ -85,7 +85,7 @@ def write_table(path: Path, rows: Sequence[Mapping[str, str]], separator: str = 
         writer.writerows(rows)
 
 
-def colour_of(place: int) -> tuple[int, int, int]:
+def lesion_colour(place: int) -> tuple[int, int, int]:
     """Return the RGB colour of the lesion in the image of a row."""
     return 200, place * 10 % 256, 100
 
@@ -99,7 +99,7 @@ def write_images(folder: Path, rows: Sequence[Mapping[str, str]], masks: bool = 
     for place, row in enumerate(rows):
         part = folder / f"HAM10000_images_part_{1 + (place >= len(rows) / 2)}"
         part.mkdir(exist_ok=True, parents=True)
-        pixels = np.full((16, 24, 3), colour_of(place), np.uint8)
+        pixels = np.full((16, 24, 3), lesion_colour(place), np.uint8)
         if masks:
             lesion = np.zeros((16, 24), np.uint8)
             lesion[4:8, 2 + place % 8 : 10 + place % 8] = 255

@@ -22,19 +22,19 @@ from pathlib import Path
 from medfl.data.table import Table, read_table, row_list
 from medfl.errors import DataError, did_you_mean
 
-OFFICIAL = {"akiec": 327, "bcc": 514, "bkl": 1099, "df": 115, "mel": 1113, "nv": 6705, "vasc": 142}
+OFFICIAL_CLASS_COUNTS = {"akiec": 327, "bcc": 514, "bkl": 1099, "df": 115, "mel": 1113, "nv": 6705, "vasc": 142}
 """Maps each diagnosis, in the order of the labels, to its number of images in the release: 10,015 in all."""
 
-LESIONS = 7470
+OFFICIAL_LESIONS = 7470
 """Number of lesions in the release."""
 
-UNKNOWN = {"age": 57, "sex": 57, "localization": 234}
+OFFICIAL_UNKNOWN_VALUES = {"age": 57, "sex": 57, "localization": 234}
 """Maps each column to the number of images for which the release has no value."""
 
-COLLECTIONS = {"rosendahl": 2259, "vidir_modern": 3363, "vidir_molemax": 3954, "vienna_dias": 439}
+OFFICIAL_COLLECTIONS = {"rosendahl": 2259, "vidir_modern": 3363, "vidir_molemax": 3954, "vienna_dias": 439}
 """Maps each collection (value of the column ``dataset``) to its number of images in the release."""
 
-FACTS = ("age", "sex", "localization", "dataset")
+KEPT_COLUMNS = ("age", "sex", "localization", "dataset")
 """Columns that are kept if the table has them."""
 
 _NOT_KNOWN = ("", "unknown", "na", "nan")
@@ -42,7 +42,7 @@ _IMAGE_ID = re.compile(r"\w+")
 
 
 @dataclass(frozen=True)
-class Metadata:
+class HamMetadata:
     """Content of the metadata table; all lists have one entry for each image, in the order of the table.
 
     Attributes:
@@ -62,22 +62,26 @@ class Metadata:
 
     def deviations(self) -> list[str]:
         """Describe the differences from the official table, one sentence each."""
-        classes = list(OFFICIAL)
+        classes = list(OFFICIAL_CLASS_COUNTS)
         counts = Counter(classes[label] for label in self.labels)
         sentences = []
-        if counts != OFFICIAL:
+        if counts != OFFICIAL_CLASS_COUNTS:
             sentences.append(
-                f"{_in_words({name: counts[name] for name in OFFICIAL})}; HAM10000 has {_in_words(OFFICIAL)}"
+                f"{_describe_class_counts({name: counts[name] for name in OFFICIAL_CLASS_COUNTS})}; HAM10000 has {_describe_class_counts(OFFICIAL_CLASS_COUNTS)}"
             )
-        if self.lesions is not None and len(set(self.lesions)) != LESIONS:
-            sentences.append(f"{len(set(self.lesions))} lesions; HAM10000 has {LESIONS}")
-        sentences += [f"the table has no column '{column}'" for column in UNKNOWN if column not in self.table.columns]
-        for column, expected in UNKNOWN.items():
+        if self.lesions is not None and len(set(self.lesions)) != OFFICIAL_LESIONS:
+            sentences.append(f"{len(set(self.lesions))} lesions; HAM10000 has {OFFICIAL_LESIONS}")
+        sentences += [
+            f"the table has no column '{column}'"
+            for column in OFFICIAL_UNKNOWN_VALUES
+            if column not in self.table.columns
+        ]
+        for column, expected in OFFICIAL_UNKNOWN_VALUES.items():
             missing = sum(fact.get(column, "") is None for fact in self.facts)
             if column in self.table.columns and missing != expected:
                 sentences.append(f"the {column} of {missing} images is not known; in HAM10000 that of {expected}")
         collections = Counter(fact["dataset"] for fact in self.facts if "dataset" in fact)
-        if collections and collections != COLLECTIONS:
+        if collections and collections != OFFICIAL_COLLECTIONS:
             sentences.append("the column 'dataset' does not hold the four collections of HAM10000 with their numbers")
         several = self._lesions_with_several_diagnoses()
         if several:
@@ -86,13 +90,13 @@ class Metadata:
 
     def _lesions_with_several_diagnoses(self) -> int:
         """Count the lesions whose images have different diagnoses."""
-        held = defaultdict(set)
+        labels_by_lesion = defaultdict(set)
         for lesion, label in zip(self.lesions or [], self.labels, strict=False):
-            held[lesion].add(label)
-        return sum(len(labels) > 1 for labels in held.values())
+            labels_by_lesion[lesion].add(label)
+        return sum(len(labels) > 1 for labels in labels_by_lesion.values())
 
 
-def read_metadata(path: Path, need_lesions: bool = True) -> Metadata:
+def read_metadata(path: Path, need_lesions: bool = True) -> HamMetadata:
     """Read and check the table.
 
     Args:
@@ -113,12 +117,12 @@ def read_metadata(path: Path, need_lesions: bool = True) -> Metadata:
             path=path,
             columns=("lesion_id",),
         )
-    return Metadata(
+    return HamMetadata(
         table=table,
         images=_image_ids(table),
         lesions=table.column("lesion_id", filled=need_lesions) if "lesion_id" in table.columns else None,
         labels=_labels(table),
-        facts=[_facts(row) for row in table.rows],
+        facts=[_kept_values(row) for row in table.rows],
     )
 
 
@@ -136,22 +140,22 @@ def _image_ids(table: Table) -> list[str]:
             rows=wrong,
         )
     counts = Counter(names)
-    twice = [number for number, name in zip(table.numbers, names, strict=True) if counts[name] > 1]
-    if twice:
+    duplicates = [number for number, name in zip(table.numbers, names, strict=True) if counts[name] > 1]
+    if duplicates:
         raise DataError(
             "duplicate_row",
-            f"expected one row for each image in {table.path}, {len(twice)} of {len(names)} rows share their image_id "
-            f"with another: {row_list(twice)}. Keep one row of each image.",
+            f"expected one row for each image in {table.path}, {len(duplicates)} of {len(names)} rows share their image_id "
+            f"with another: {row_list(duplicates)}. Keep one row of each image.",
             path=table.path,
             column="image_id",
-            rows=twice,
+            rows=duplicates,
         )
     return names
 
 
 def _labels(table: Table) -> list[int]:
     """Return the class number of each row; raise DataError for an unknown diagnosis."""
-    classes = {name: label for label, name in enumerate(OFFICIAL)}
+    classes = {name: label for label, name in enumerate(OFFICIAL_CLASS_COUNTS)}
     diagnoses = [diagnosis.lower() for diagnosis in table.column("dx")]
     unknown = [place for place, diagnosis in enumerate(diagnoses) if diagnosis not in classes]
     if unknown:
@@ -170,24 +174,26 @@ def _labels(table: Table) -> list[int]:
     return [classes[diagnosis] for diagnosis in diagnoses]
 
 
-def _facts(row: Mapping[str, str]) -> dict[str, str | float | None]:
+def _kept_values(row: Mapping[str, str]) -> dict[str, str | float | None]:
     """Return the values of `KEPT_COLUMNS` in a row; None for unknown values, the age as a number."""
     known = {
-        column: row[column] if row[column].lower() not in _NOT_KNOWN else None for column in FACTS if column in row
+        column: row[column] if row[column].lower() not in _NOT_KNOWN else None
+        for column in KEPT_COLUMNS
+        if column in row
     }
-    return known | ({"age": _years(row["age"])} if "age" in known else {})
+    return known | ({"age": _parse_age(row["age"])} if "age" in known else {})
 
 
-def _years(text: str) -> float | None:
+def _parse_age(text: str) -> float | None:
     """Parse an age in years; None if the text is not a number."""
     return float(text) if re.fullmatch(r"\d{1,3}(\.\d+)?", text) else None
 
 
-def _in_words(counts: Mapping[str, int]) -> str:
+def _describe_class_counts(counts: Mapping[str, int]) -> str:
     """Describe the total number of images and the number of each class."""
     return f"{sum(counts.values())} images ({', '.join(f'{name} {count}' for name, count in counts.items())})"
 
 
-def shared_lesions(lesions: Sequence[str]) -> int:
+def count_images_of_shared_lesions(lesions: Sequence[str]) -> int:
     """Count the images whose lesion has other images as well."""
     return sum(count for count in Counter(lesions).values() if count > 1)

@@ -33,13 +33,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-EDGE = 64
+THUMBNAIL_EDGE = 64
 """Height and width in pixels of the grey thumbnail from which the hash is computed."""
 
 ANGLES = 26
 """Number of rotation angles that are tried: 0 to 25 degrees in steps of 1, clockwise or counter-clockwise."""
 
-RADIUS = 0.195
+DISC_RADIUS = 0.195
 """Radius of the compared disc, as a share of the tile's edge. The rectangle at 25 degrees contains discs of up to
 0.199."""
 
@@ -49,22 +49,22 @@ RINGS = 12
 HARMONICS = 12
 """Highest order of the Fourier coefficients of a ring."""
 
-LOOSE = 0.94
+CANDIDATE_CORRELATION = 0.94
 """Minimum correlation of absolute Fourier coefficients for a candidate pair, in 0..1."""
 
-SAME = 0.88
+COPY_CORRELATION = 0.88
 """Minimum correlation of aligned rings for a pair of copies, in 0..1."""
 
-PLAIN = 2.0
+BLANK_STD = 2.0
 """Standard deviation of the grey values (0 to 255) below which a disc is blank and matches no other disc."""
 
-_BLOCK = 48  # images that are compared with as many others at once: 6 MB of correlations
-_SAMPLES = 48  # along a ring
-_CIRCLES = 2  # averaged for a ring
-_TURNS = 96  # that are tried; copies are at most 1.9 degrees from one of them
+_BLOCK_SIZE = 48  # images that are compared with as many others at once: 6 MB of correlations
+_SAMPLES_PER_CIRCLE = 48  # along a ring
+_CIRCLES_PER_RING = 2  # averaged for a ring
+_ROTATIONS = 96  # that are tried; copies are at most 1.9 degrees from one of them
 
 
-class Groups(NamedTuple):
+class CopyGroups(NamedTuple):
     """Assignment of images to groups of copies.
 
     Attributes:
@@ -73,10 +73,10 @@ class Groups(NamedTuple):
     """
 
     numbers: np.ndarray
-    plain: np.ndarray
+    blank: np.ndarray
 
 
-def kept(angle: float) -> tuple[float, float]:
+def kept_rectangle(angle: float) -> tuple[float, float]:
     """Compute the rectangle of a square image that Augmentor's ``rotate`` keeps.
 
     Args:
@@ -94,27 +94,27 @@ def kept(angle: float) -> tuple[float, float]:
     return around - 2 * left, around - 2 * top
 
 
-def group_copies(thumbnails: np.ndarray) -> Groups:
+def group_copies(thumbnails: np.ndarray) -> CopyGroups:
     """Group the images of one class into copies of the same tile; time grows with n^2, memory with n.
 
     Args:
-        thumbnails: Grey values of each whole image, shape (n, `EDGE`, `EDGE`), uint8.
+        thumbnails: Grey values of each whole image, shape (n, `THUMBNAIL_EDGE`, `THUMBNAIL_EDGE`), uint8.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
-    coefficients = np.stack([spectra(image) for image in thumbnails])
-    pairs = [(first, other) for first, other, score in _compared(coefficients) if score >= SAME]
+    coefficients = np.stack([ring_spectra(image) for image in thumbnails])
+    pairs = [(first, other) for first, other, score in _candidate_pairs(coefficients) if score >= COPY_CORRELATION]
     ones, others = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
     links = coo_array((np.ones(len(pairs)), (ones, others)), shape=(len(coefficients), len(coefficients)))
-    return Groups(connected_components(links, directed=False)[1], np.logical_not(coefficients.any(axis=(1, 2, 3))))
+    return CopyGroups(connected_components(links, directed=False)[1], np.logical_not(coefficients.any(axis=(1, 2, 3))))
 
 
-def spectra(thumbnail: np.ndarray) -> np.ndarray:
+def ring_spectra(decode_thumbnail: np.ndarray) -> np.ndarray:
     """Compute the Fourier coefficients of an image's rings for each rotation angle.
 
     Args:
-        thumbnail: Grey values, shape (`EDGE`, `EDGE`).
+        thumbnail: Grey values, shape (`THUMBNAIL_EDGE`, `THUMBNAIL_EDGE`).
 
     Returns:
         Coefficients, shape (`ANGLES`, `RINGS`, 1 + `HARMONICS`), complex64. Rings are weighted by area, the coefficient
@@ -123,20 +123,22 @@ def spectra(thumbnail: np.ndarray) -> np.ndarray:
     """
     from scipy.ndimage import map_coordinates
 
-    values = map_coordinates(np.asarray(thumbnail, dtype=np.float32), _places(), order=1, mode="nearest")
-    rings = values.reshape(ANGLES, RINGS, _CIRCLES, _SAMPLES).mean(axis=2)
+    values = map_coordinates(
+        np.asarray(decode_thumbnail, dtype=np.float32), _sample_positions(), order=1, mode="nearest"
+    )
+    rings = values.reshape(ANGLES, RINGS, _CIRCLES_PER_RING, _SAMPLES_PER_CIRCLE).mean(axis=2)
     area = (2 * np.arange(RINGS) + 1) / RINGS**2
     mean = (rings.mean(axis=2) * area).sum(axis=1)
-    coefficients = np.fft.rfft(rings - mean[:, None, None], axis=-1)[..., : HARMONICS + 1] / _SAMPLES
+    coefficients = np.fft.rfft(rings - mean[:, None, None], axis=-1)[..., : HARMONICS + 1] / _SAMPLES_PER_CIRCLE
     coefficients[..., 1:] *= 2**0.5  # for the conjugates, which are left out
     coefficients *= np.sqrt(area)[:, None]
-    blank = _length(coefficients) < PLAIN
+    blank = _norms(coefficients) < BLANK_STD
     coefficients *= 1 + np.arange(HARMONICS + 1)
-    unit: np.ndarray = (coefficients / np.where(blank, np.inf, _length(coefficients))).astype(np.complex64)
+    unit: np.ndarray = (coefficients / np.where(blank, np.inf, _norms(coefficients))).astype(np.complex64)
     return unit
 
 
-def correlation(first: np.ndarray, other: np.ndarray) -> np.ndarray:
+def disc_correlation(first: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Compute the correlation of pairs of discs at the best rotation, with or without a reflection.
 
     Args:
@@ -146,35 +148,37 @@ def correlation(first: np.ndarray, other: np.ndarray) -> np.ndarray:
     Returns:
         Correlations, shape (p,), in -1..1.
     """
-    turns = np.exp(2j * np.pi / _TURNS * np.outer(np.arange(HARMONICS + 1), np.arange(_TURNS)))
+    turns = np.exp(2j * np.pi / _ROTATIONS * np.outer(np.arange(HARMONICS + 1), np.arange(_ROTATIONS)))
     seen = [((first * disc).sum(axis=1) @ turns).real.max(axis=1) for disc in (other, other.conj())]
     best: np.ndarray = np.maximum(*seen)
     return best
 
 
-def _length(coefficients: np.ndarray) -> np.ndarray:
+def _norms(coefficients: np.ndarray) -> np.ndarray:
     """Compute the Euclidean norm of the coefficients of each angle, shape (`ANGLES`, 1, 1)."""
     length: np.ndarray = np.sqrt((np.abs(coefficients) ** 2).sum(axis=(1, 2), keepdims=True))
     return length
 
 
-def _compared(coefficients: np.ndarray) -> Iterator[tuple[int, int, float]]:
+def _candidate_pairs(coefficients: np.ndarray) -> Iterator[tuple[int, int, float]]:
     """Yield the candidate pairs of images as (first image, second image, correlation of their discs)."""
     values = np.abs(coefficients)
     values[..., 0] = coefficients[..., 0].real  # the mean of a ring has a sign
     flat = values.reshape(len(coefficients), ANGLES, -1)
-    starts = range(0, len(coefficients), _BLOCK)
+    starts = range(0, len(coefficients), _BLOCK_SIZE)
     for first in starts:
-        for second in starts[first // _BLOCK :]:
-            ones, others, angles = _candidates(flat[first : first + _BLOCK], flat[second : second + _BLOCK])
+        for second in starts[first // _BLOCK_SIZE :]:
+            ones, others, angles = _pairs_above_threshold(
+                flat[first : first + _BLOCK_SIZE], flat[second : second + _BLOCK_SIZE]
+            )
             ones, others = ones + first, others + second
-            scores = correlation(coefficients[ones, angles // ANGLES], coefficients[others, angles % ANGLES])
+            scores = disc_correlation(coefficients[ones, angles // ANGLES], coefficients[others, angles % ANGLES])
             for image, other, score in zip(ones.tolist(), others.tolist(), scores.tolist(), strict=True):
                 if image < other:
                     yield image, other, score
 
 
-def _candidates(block: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _pairs_above_threshold(block: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Find the pairs of images from two blocks that reach `CANDIDATE_CORRELATION`.
 
     Returns:
@@ -184,18 +188,18 @@ def _candidates(block: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.nd
     width = block.shape[-1]
     scores = (block.reshape(-1, width) @ other.reshape(-1, width).T).reshape(len(block), ANGLES, -1)
     best = scores.max(axis=1).reshape(len(block), len(other), ANGLES).max(axis=2)
-    ones, others = np.nonzero(best >= LOOSE)
+    ones, others = np.nonzero(best >= CANDIDATE_CORRELATION)
     angles = scores.reshape(len(block), ANGLES, len(other), ANGLES)[ones, :, others]
     return ones, others, angles.reshape(len(ones), ANGLES * ANGLES).argmax(axis=1)
 
 
 @functools.cache
-def _places() -> np.ndarray:
+def _sample_positions() -> np.ndarray:
     """Compute the thumbnail row and column of each sample, shape (2, all samples)."""
-    radii = (np.arange(RINGS * _CIRCLES) + 0.5) / (RINGS * _CIRCLES) * RADIUS
-    around = 2 * np.pi / _SAMPLES * np.arange(_SAMPLES)
+    radii = (np.arange(RINGS * _CIRCLES_PER_RING) + 0.5) / (RINGS * _CIRCLES_PER_RING) * DISC_RADIUS
+    around = 2 * np.pi / _SAMPLES_PER_CIRCLE * np.arange(_SAMPLES_PER_CIRCLE)
     across, down = (np.outer(radii, turn(around)).ravel() for turn in (np.cos, np.sin))
-    shares = [kept(angle) for angle in range(ANGLES)]
+    shares = [kept_rectangle(angle) for angle in range(ANGLES)]
     rows = [down / height for _, height in shares]
     columns = [across / width for width, _ in shares]
-    return (np.array([np.concatenate(rows), np.concatenate(columns)]) + 0.5) * EDGE - 0.5
+    return (np.array([np.concatenate(rows), np.concatenate(columns)]) + 0.5) * THUMBNAIL_EDGE - 0.5

@@ -22,11 +22,11 @@ import numpy as np
 from medfl.data.ingest.workers import LoadedItem
 from medfl.data.readers.rgb import read_rgb, resize
 from medfl.errors import DataError
-from medfl_datasets.lc25000.copies import EDGE
+from medfl_datasets.lc25000.copies import THUMBNAIL_EDGE
 
 
 @dataclass(frozen=True)
-class Tissue:
+class TissueClass:
     """Class of LC25000.
 
     Attributes:
@@ -41,18 +41,18 @@ class Tissue:
 
 
 CLASSES = {
-    "colon_aca": Tissue("colon adenocarcinoma", "colon", "colonca"),
-    "colon_n": Tissue("benign colon tissue", "colon", "colonn"),
-    "lung_aca": Tissue("lung adenocarcinoma", "lung", "lungaca"),
-    "lung_n": Tissue("benign lung tissue", "lung", "lungn"),
-    "lung_scc": Tissue("lung squamous cell carcinoma", "lung", "lungscc"),
+    "colon_aca": TissueClass("colon adenocarcinoma", "colon", "colonca"),
+    "colon_n": TissueClass("benign colon tissue", "colon", "colonn"),
+    "lung_aca": TissueClass("lung adenocarcinoma", "lung", "lungaca"),
+    "lung_n": TissueClass("benign lung tissue", "lung", "lungn"),
+    "lung_scc": TissueClass("lung squamous cell carcinoma", "lung", "lungscc"),
 }
 """Maps each class folder to its class, in the order of the labels."""
 
-OFFICIAL = 5000
+OFFICIAL_IMAGES_PER_CLASS = 5000
 """Number of images of each class in the release."""
 
-SIZE = [768, 768]
+OFFICIAL_IMAGE_SIZE = [768, 768]
 """Height and width of the release's images in pixels."""
 
 OTHER_CLASS = "the name of the file is not one of its folder's class"
@@ -62,7 +62,7 @@ _ENDINGS = (".jpeg", ".jpg")
 
 
 @dataclass
-class Files:
+class Lc25000Files:
     """Files of an LC25000 release.
 
     Attributes:
@@ -78,7 +78,7 @@ class Files:
     quarantined: list[tuple[str, str]]
 
 
-def find_files(source: Path, wanted: Collection[str]) -> Files:
+def find_files(source: Path, wanted: Collection[str]) -> Lc25000Files:
     """Find the images of some classes in a folder and all its subfolders.
 
     Args:
@@ -115,9 +115,9 @@ def find_files(source: Path, wanted: Collection[str]) -> Files:
             path=source,
             classes=several,
         )
-    files = Files([], [], 0, [])
+    files = Lc25000Files([], [], 0, [])
     for name in sorted(wanted):
-        _list(folders[name][0], name, files)
+        _add_class_images(folders[name][0], name, files)
     return files
 
 
@@ -138,17 +138,17 @@ def read_tile(path: Path, size: int) -> LoadedItem:
     from PIL import Image
 
     pixels = read_rgb(path)
-    grey = resize(np.asarray(Image.fromarray(pixels).convert("L")), (EDGE, EDGE))
+    grey = resize(np.asarray(Image.fromarray(pixels).convert("L")), (THUMBNAIL_EDGE, THUMBNAIL_EDGE))
     facts = {"size": list(pixels.shape[:2]), "grey": base64.b64encode(grey.tobytes()).decode("ascii")}
     return LoadedItem(resize(pixels, (size, size)), facts)
 
 
-def thumbnail(text: str) -> np.ndarray:
-    """Decode the grey thumbnail that `read_tile` stores as text, shape (`EDGE`, `EDGE`), uint8."""
-    return np.frombuffer(base64.b64decode(text), dtype=np.uint8).reshape(EDGE, EDGE)
+def decode_thumbnail(text: str) -> np.ndarray:
+    """Decode the grey thumbnail that `read_tile` stores as text, shape (`THUMBNAIL_EDGE`, `THUMBNAIL_EDGE`), uint8."""
+    return np.frombuffer(base64.b64decode(text), dtype=np.uint8).reshape(THUMBNAIL_EDGE, THUMBNAIL_EDGE)
 
 
-def _list(folder: Path, name: str, files: Files) -> None:
+def _add_class_images(folder: Path, name: str, files: Lc25000Files) -> None:
     """Add the images of the class `name` in `folder` to `files`, in place; raise DataError if there is none."""
     numbered: list[tuple[int, Path]] = []
     for path in sorted(folder.iterdir()):

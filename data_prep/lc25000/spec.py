@@ -32,7 +32,15 @@ from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say
 from medfl_datasets.lc25000 import RECORDS
 from medfl_datasets.lc25000.copies import group_copies
-from medfl_datasets.lc25000.files import CLASSES, OFFICIAL, SIZE, Files, find_files, read_tile, thumbnail
+from medfl_datasets.lc25000.files import (
+    CLASSES,
+    OFFICIAL_IMAGE_SIZE,
+    OFFICIAL_IMAGES_PER_CLASS,
+    Lc25000Files,
+    decode_thumbnail,
+    find_files,
+    read_tile,
+)
 
 CITATION = (
     "Borkowski, Bui, Thomas, Wilson, DeLand and Mastorides, Lung and Colon Cancer Histopathological Image Dataset "
@@ -43,21 +51,21 @@ CITATION = (
 ORGANS = ("both", "lung", "colon")
 """Choices of `LC25000.organ`: all five classes, the three of the lung, or the two of the colon."""
 
-GROUPS = ("hash", "none")
+GROUPINGS = ("hash", "none")
 """Choices of `LC25000.groups`: keep the copies that the hash finds together, or treat each image as independent."""
 
-LARGE = 100
+LARGE_GROUP_SIZE = 100
 """Size above which a group of copies causes a warning; on average the release has 20 images of a tile."""
 
-COPIES = (
+COPIES_WARNING = (
     "the images are copies of about 1250 tiles, turned and flipped by the authors, and tiles of one patient are not "
     "marked: scores on test images from this release are too high"
 )
 """Warning about the copies, always given."""
 
-FOUND = "copies of a tile that the hash does not find may be in training and in the test set"
+UNDETECTED_COPIES_WARNING = "copies of a tile that the hash does not find may be in training and in the test set"
 """Warnings about the splits, with and without the search for copies."""
-NOT_SOUGHT = "copies were not looked for (groups: none), and most test images will have copies in training"
+NO_SEARCH_WARNING = "copies were not looked for (groups: none), and most test images will have copies in training"
 """What follows for splits."""
 
 
@@ -81,7 +89,7 @@ class LC25000(ImageSpec):
     """Height and width of the images in the array."""
     organ: Annotated[str, Choose(ORGANS)] = "both"
     """both (five classes), lung (three) or colon (two)."""
-    groups: Annotated[str, Choose(GROUPS)] = "hash"
+    groups: Annotated[str, Choose(GROUPINGS)] = "hash"
     """Images that stay together: hash (copies of a tile that the hash finds) or none (copies get separated)."""
 
     @classmethod
@@ -93,13 +101,13 @@ class LC25000(ImageSpec):
         """Return the name of the prepared data set, with the organ if only one is used."""
         return "lc25000" if self.organ == "both" else f"lc25000-{self.organ}"
 
-    def find(self) -> Files:
+    def find(self) -> Lc25000Files:
         """Find the image files of the chosen classes."""
         return find_files(self.source, classes_of(self.organ))
 
-    def choose(self, files: Files, say: Say) -> Choice:
+    def choose(self, files: Lc25000Files, say: Say) -> Choice:
         """Choose all tiles, and list excluded files first."""
-        warnings = [COPIES, FOUND if self.groups == "hash" else NOT_SOUGHT]
+        warnings = [COPIES_WARNING, UNDETECTED_COPIES_WARNING if self.groups == "hash" else NO_SEARCH_WARNING]
         for sentence in warnings:
             say(f"warning: {sentence}")
         if files.surplus:
@@ -124,14 +132,14 @@ class LC25000(ImageSpec):
         """Build the data list of the images that were read; the copies of a tile have one ``subject_id``."""
         files, warnings = outcome.choice.release
         classes = classes_of(self.organ)
-        kept = [files.folders[place - len(files.quarantined)] for place in outcome.kept]
-        unlike = _deviations(kept, classes, outcome)
-        groups, strange = _group(kept, outcome, self.groups, say)
-        for sentence in [*unlike, *strange]:
+        kept_folders = [files.folders[place - len(files.quarantined)] for place in outcome.kept_folders]
+        differences = _deviations(kept_folders, classes, outcome)
+        groups, group_warnings = _group_rows(kept_folders, outcome, self.groups, say)
+        for sentence in [*differences, *group_warnings]:
             say(f"warning: {sentence}")
         records: list[CaseRecord] = [
             make_record({"label": classes.index(key), "subject_id": subject, "organ": CLASSES[key].organ})
-            for key, subject in zip(kept, number_subjects(groups), strict=True)
+            for key, subject in zip(kept_folders, number_subjects(groups), strict=True)
         ]
         return self.make_datalist(
             [CLASSES[key].text for key in classes],
@@ -139,8 +147,8 @@ class LC25000(ImageSpec):
             records,
             exclusions=exclusions(Counter(outcome.reasons.values())),
             groups=self.groups,
-            deviations=unlike,
-            warnings=[*warnings, *strange],
+            deviations=differences,
+            warnings=[*warnings, *group_warnings],
         )
 
 
@@ -157,55 +165,59 @@ def classes_of(organ: str) -> list[str]:
     return [key for key, tissue in CLASSES.items() if organ in ("both", tissue.organ)]
 
 
-def _deviations(kept: Sequence[str], classes: Sequence[str], outcome: Outcome) -> list[str]:
+def _deviations(kept_folders: Sequence[str], classes: Sequence[str], outcome: Outcome) -> list[str]:
     """Describe the differences from the official release, one sentence each.
 
     Raises:
         DataError: If a class has no image.
     """
-    counts = Counter(kept)
-    gone = [key for key in classes if not counts[key]]
-    if gone:
+    counts = Counter(kept_folders)
+    empty_classes = [key for key in classes if not counts[key]]
+    if empty_classes:
         raise DataError(
             "class_without_images",
-            f"no readable image is left of the classes {', '.join(gone)}. Unpack LC25000 again.",
-            classes=gone,
+            f"no readable image is left of the classes {', '.join(empty_classes)}. Unpack LC25000 again.",
+            classes=empty_classes,
         )
     sentences = []
-    unlike = [f"{key} {counts[key]}" for key in classes if counts[key] != OFFICIAL]
-    if unlike:
-        sentences.append(f"LC25000 has {OFFICIAL} images of each class; here are {', '.join(unlike)}")
-    sizes = sum(facts["size"] != SIZE for facts in outcome.facts)
+    differences = [f"{key} {counts[key]}" for key in classes if counts[key] != OFFICIAL_IMAGES_PER_CLASS]
+    if differences:
+        sentences.append(
+            f"LC25000 has {OFFICIAL_IMAGES_PER_CLASS} images of each class; here are {', '.join(differences)}"
+        )
+    sizes = sum(facts["size"] != OFFICIAL_IMAGE_SIZE for facts in outcome.facts)
     if sizes:
-        sentences.append(f"{sizes} of {len(kept)} images are not of {SIZE[0]} x {SIZE[1]} pixels, as in LC25000")
+        sentences.append(
+            f"{sizes} of {len(kept_folders)} images are not of {OFFICIAL_IMAGE_SIZE[0]} x {OFFICIAL_IMAGE_SIZE[1]} pixels, as in LC25000"
+        )
     return sentences
 
 
-def _group(kept: Sequence[str], outcome: Outcome, groups: str, say: Say) -> tuple[list[str], list[str]]:
+def _group_rows(kept_folders: Sequence[str], outcome: Outcome, groups: str, say: Say) -> tuple[list[str], list[str]]:
     """Assign each row of the array to a group of copies, and report the groups.
 
     Returns:
         Name of each row's group, and warnings about the groups.
     """
     if groups == "none":
-        return [str(row) for row in range(len(kept))], []
-    names, plain = [""] * len(kept), 0
-    for key in sorted(set(kept)):
-        rows = [row for row, folder in enumerate(kept) if folder == key]
+        return [str(row) for row in range(len(kept_folders))], []
+    names, blank = [""] * len(kept_folders), 0
+    for key in sorted(set(kept_folders)):
+        rows = [row for row, folder in enumerate(kept_folders) if folder == key]
         say(f"note: looking for copies among {len(rows)} images of {CLASSES[key].text}")
-        copies = group_copies(np.stack([thumbnail(outcome.facts[row]["grey"]) for row in rows]))
-        plain += int(copies.plain.sum())
+        copies = group_copies(np.stack([decode_thumbnail(outcome.facts[row]["grey"]) for row in rows]))
+        blank += int(copies.blank.sum())
         for row, number in zip(rows, copies.numbers.tolist(), strict=True):
             names[row] = f"{key} {number}"
     sizes = sorted(Counter(names).values())
     say(
-        f"note: {len(sizes)} groups of copies among {len(kept)} images: {sizes[0]} to {sizes[-1]} images in a group, "
+        f"note: {len(sizes)} groups of copies among {len(kept_folders)} images: {sizes[0]} to {sizes[-1]} images in a group, "
         f"{median(sizes):g} in the median; {sizes.count(1)} images are alone. LC25000 was made of 250 tiles a class."
     )
-    return names, _strange(sizes, plain)
+    return names, _group_warnings(sizes, blank)
 
 
-def _strange(sizes: Sequence[int], plain: int) -> list[str]:
+def _group_warnings(sizes: Sequence[int], blank: int) -> list[str]:
     """Return warnings about suspicious groups of copies.
 
     Args:
@@ -213,14 +225,14 @@ def _strange(sizes: Sequence[int], plain: int) -> list[str]:
         blank: Number of images with a blank centre.
     """
     warnings = []
-    if plain:
+    if blank:
         warnings.append(
-            f"{plain} images are blank in the middle: their copies were not found, each is a group of its own"
+            f"{blank} images are blank in the middle: their copies were not found, each is a group of its own"
         )
-    large = [size for size in sizes if size > LARGE]
+    large = [size for size in sizes if size > LARGE_GROUP_SIZE]
     if large:
         warnings.append(
-            f"{len(large)} groups have more than {LARGE} images: different tiles that look alike may be in one group. "
+            f"{len(large)} groups have more than {LARGE_GROUP_SIZE} images: different tiles that look alike may be in one group. "
             "This tears no copies apart, but look at the classes of each site"
         )
     return warnings

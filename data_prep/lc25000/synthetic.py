@@ -37,7 +37,7 @@ def write_release(folder: Path, tiles: int = TILES, copies: int = COPIES, edge: 
         images.mkdir(parents=True)
         for number in range(tiles * copies):
             path = images / f"{tissue.prefix}{number + 1}.jpeg"
-            copied(pieces[number % tiles], rng).save(path, quality=90)
+            make_copy(pieces[number % tiles], rng).save(path, quality=90)
     (top / "colon_image_sets" / "colon_n" / "._colonn1.jpeg").write_bytes(b"Mac OS X")
     return top
 
@@ -59,7 +59,7 @@ def draw_tile(edge: int, rng: np.random.Generator) -> Image.Image:
     return Image.fromarray((cover * _STAIN + (1 - cover) * _GLASS).astype(np.uint8))
 
 
-def rectangle(edge: int, angle: int) -> tuple[int, int, int, int]:
+def crop_rectangle(edge: int, angle: int) -> tuple[int, int, int, int]:
     """Compute the box that Augmentor 0.2.12 crops from a rotated and enlarged image, with Augmentor's rounding.
 
     Args:
@@ -75,11 +75,11 @@ def rectangle(edge: int, angle: int) -> tuple[int, int, int, int]:
     return round(left), round(top), round(edge - left), round(edge - top)
 
 
-def copied(tile: Image.Image, rng: np.random.Generator) -> Image.Image:
+def make_copy(tile: Image.Image, rng: np.random.Generator) -> Image.Image:
     """Make an augmented copy as the authors did: rotate by up to 25 degrees, then flip each axis at random."""
     angle = int(rng.integers(0, 26))
     turned = tile.rotate(angle * int(rng.choice([-1, 1])), expand=True, resample=Image.Resampling.BICUBIC)
-    image = turned.crop(rectangle(turned.width, angle)).resize(tile.size, Image.Resampling.BICUBIC)
+    image = turned.crop(crop_rectangle(turned.width, angle)).resize(tile.size, Image.Resampling.BICUBIC)
     for flip in (Image.Transpose.FLIP_LEFT_RIGHT, Image.Transpose.FLIP_TOP_BOTTOM):
         image = image.transpose(flip) if rng.integers(2) else image
     return image

@@ -19,10 +19,10 @@ import numpy as np
 from medfl.data.ingest.array_file import new_array, read_head
 from medfl.errors import DataError
 
-PARTS = (("train", "training"), ("val", "validation"), ("test", "test"))
+NPZ_SPLITS = (("train", "training"), ("val", "validation"), ("test", "test"))
 """Prefix of each split in the file and its name in a data list, in the order of the array's rows."""
 
-PIECE_BYTES = 1 << 24
+BLOCK_BYTES = 1 << 24
 """Bytes of images that are in memory at once."""
 
 _KINDS = ("images", "labels")
@@ -30,7 +30,7 @@ _KINDS = ("images", "labels")
 
 
 @dataclass(frozen=True)
-class Content:
+class NpzContent:
     """Labels and image shapes of a MedMNIST file; the images themselves are not loaded.
 
     Attributes:
@@ -46,7 +46,7 @@ class Content:
     labels: list[np.ndarray]
 
 
-def read_npz(path: Path) -> Content:
+def read_npz(path: Path) -> NpzContent:
     """Read the labels of a MedMNIST file, and check the shapes and types of its images.
 
     Args:
@@ -57,15 +57,15 @@ def read_npz(path: Path) -> Content:
         DataError: If the file can't be read, an array is missing, or a shape or type is wrong.
     """
     labels, heads = [], []
-    with _readable(path), zipfile.ZipFile(path) as archive:
+    with _reading_errors(path), zipfile.ZipFile(path) as archive:
         _check_names(archive, path)
-        for part, _ in PARTS:
+        for part, _ in NPZ_SPLITS:
             with archive.open(f"{part}_images.npy") as file:
                 heads.append(read_head(file))
             with archive.open(f"{part}_labels.npy") as file:
                 labels.append(np.lib.format.read_array(file, allow_pickle=False))
     shape, width = heads[0][0][1:], labels[0].shape[1:]
-    for (part, _), head, split in zip(PARTS, heads, labels, strict=True):
+    for (part, _), head, split in zip(NPZ_SPLITS, heads, labels, strict=True):
         _check_images(*head, shape, f"{part}_images of {path}")
         _check_labels(split, head[0][0], width, f"{part}_labels of {path}")
     counts = tuple(head[0][0] for head in heads)
@@ -74,10 +74,10 @@ def read_npz(path: Path) -> Content:
             "no_images", f"expected images in {path}, all three splits are empty. Download the file again.", path=path
         )
     flat = [split[:, 0] if split.shape[1:] == (1,) else split for split in labels]
-    return Content(path, counts, shape, [split.astype(np.int64) for split in flat])
+    return NpzContent(path, counts, shape, [split.astype(np.int64) for split in flat])
 
 
-def copy_images(content: Content, target: Path, show: Callable[[int], None] = lambda _: None) -> None:
+def copy_images(content: NpzContent, target: Path, show: Callable[[int], None] = lambda _: None) -> None:
     """Write the images of all splits, in the order of `NPZ_SPLITS`, into one array file.
 
     Args:
@@ -92,13 +92,13 @@ def copy_images(content: Content, target: Path, show: Callable[[int], None] = la
     done = 0
     with (
         new_array(target, (sum(content.counts), *content.shape), np.uint8) as out,
-        _readable(content.path),
+        _reading_errors(content.path),
         zipfile.ZipFile(content.path) as archive,
     ):
-        for (part, _), count in zip(PARTS, content.counts, strict=True):
+        for (part, _), count in zip(NPZ_SPLITS, content.counts, strict=True):
             with archive.open(f"{part}_images.npy") as file:
                 read_head(file)
-                for piece in _pieces(file, count, length):
+                for piece in _read_blocks(file, count, length):
                     out.write(done, piece)
                     done += len(piece)
                     show(done)
@@ -106,7 +106,7 @@ def copy_images(content: Content, target: Path, show: Callable[[int], None] = la
         out.flush()
 
 
-def _pieces(file: IO[bytes], count: int, length: int) -> Iterator[np.ndarray]:
+def _read_blocks(file: IO[bytes], count: int, length: int) -> Iterator[np.ndarray]:
     """Yield the images in blocks of some megabytes, shape (n, length), uint8.
 
     Args:
@@ -114,7 +114,7 @@ def _pieces(file: IO[bytes], count: int, length: int) -> Iterator[np.ndarray]:
         count: Number of images.
         length: Bytes of one image.
     """
-    at_once = max(1, PIECE_BYTES // length)
+    at_once = max(1, BLOCK_BYTES // length)
     for start in range(0, count, at_once):
         rows = min(at_once, count - start)
         content = file.read(rows * length)
@@ -124,7 +124,7 @@ def _pieces(file: IO[bytes], count: int, length: int) -> Iterator[np.ndarray]:
 
 
 @contextlib.contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def _reading_errors(path: Path) -> Iterator[None]:
     """Translate errors of numpy and zipfile in the block into DataError."""
     try:
         yield
@@ -140,7 +140,7 @@ def _readable(path: Path) -> Iterator[None]:
 def _check_names(archive: zipfile.ZipFile, path: Path) -> None:
     """Raise DataError if an array is missing."""
     names = [name.removesuffix(".npy") for name in archive.namelist()]
-    missing = [f"{part}_{kind}" for part, _ in PARTS for kind in _KINDS if f"{part}_{kind}" not in names]
+    missing = [f"{part}_{kind}" for part, _ in NPZ_SPLITS for kind in _KINDS if f"{part}_{kind}" not in names]
     if missing:
         raise DataError(
             "missing_array",

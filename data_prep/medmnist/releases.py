@@ -20,7 +20,7 @@ URL = "https://zenodo.org/records/10519652/files"
 
 
 @dataclass(frozen=True)
-class Release:
+class MedmnistRelease:
     """Entry of one data set in the official release.
 
     Attributes:
@@ -46,7 +46,7 @@ def split_flag(flag: str) -> tuple[str, int]:
     return (head, int(side)) if head and side.isdecimal() else (flag, 28)
 
 
-def find_release(flag: str) -> Release | None:
+def find_release(flag: str) -> MedmnistRelease | None:
     """Return the official entry of a flag, with or without the suffix of a size; None if it is unknown."""
     return RELEASES.get(split_flag(flag)[0])
 
@@ -58,7 +58,7 @@ def _release(
     md5: str,
     licence: str = "CC BY 4.0",
     multi_label: bool = False,
-) -> Release:
+) -> MedmnistRelease:
     """Make an entry of the table.
 
     Args:
@@ -70,12 +70,12 @@ def _release(
         multi_label: Whether an image has several labels.
     """
     sums = dict(zip((28, 64, 128, 224), md5.split(), strict=False))
-    return Release(counts, modality, tuple(labels.split("|")), sums, licence, multi_label)
+    return MedmnistRelease(counts, modality, tuple(labels.split("|")), sums, licence, multi_label)
 
 
 _ORGANS = "bladder|femur-left|femur-right|heart|kidney-left|kidney-right|liver|lung-left|lung-right|pancreas|spleen"
 
-RELEASES: Mapping[str, Release] = {
+RELEASES: Mapping[str, MedmnistRelease] = {
     "pathmnist": _release(
         (89996, 10004, 7180),
         "colon pathology",

@@ -30,8 +30,8 @@ from medfl.errors import DataError, SettingsError, did_you_mean
 from medfl.records.datalist import CaseRecord
 from medfl.utils.progress import progress
 from medfl.utils.text import Say
-from medfl_datasets.medmnist.files import PARTS, Content, copy_images, read_npz
-from medfl_datasets.medmnist.releases import CITATION, RELEASES, URL, Release, find_release, split_flag
+from medfl_datasets.medmnist.files import NPZ_SPLITS, NpzContent, copy_images, read_npz
+from medfl_datasets.medmnist.releases import CITATION, RELEASES, URL, MedmnistRelease, find_release, split_flag
 
 
 def find_npz(source: Path, flag: str) -> Path:
@@ -98,7 +98,7 @@ def fetch_npz(source: Path, flag: str, url: str = URL, say: Say = lambda _: None
     return download(f"{url.rstrip('/')}/{flag}.npz?download=1", path, md5=release.md5[side], say=say)
 
 
-def deviations(flag: str, content: Content) -> list[str]:
+def deviations(flag: str, content: NpzContent) -> list[str]:
     """Describe the differences between a file and the official release, one sentence each."""
     release = find_release(flag)
     if release is None:
@@ -108,7 +108,7 @@ def deviations(flag: str, content: Content) -> list[str]:
         counts = "/".join(map(str, content.counts))
         official = "/".join(map(str, release.counts))
         sentences.append(f"{counts} images (train/val/test), the official release has {official}")
-    highest = _highest(content)
+    highest = _highest_label(content)
     if not release.multi_label and highest >= len(release.labels):
         sentences.append(f"labels up to {highest}, the official release has {len(release.labels)} classes from 0")
     side = split_flag(flag)[1]
@@ -161,9 +161,9 @@ def prepare(
     say(f"{flag}: licence {licence}")
     say(f"Please cite: {CITATION}")
     content = read_npz(path or fetch_npz(source, flag, url, say))
-    labels, names = _classes(flag, release, content, finding)
-    unlike = deviations(flag, content)
-    for sentence in unlike:
+    labels, names = _labels_and_classes(flag, release, content, finding)
+    differences = deviations(flag, content)
+    for sentence in differences:
         say(f"warning: {content.path.name}: {sentence}")
     say("note: MedMNIST does not say which images are of one patient: each image counts as a patient of its own")
     datalist = Datalist(
@@ -174,7 +174,7 @@ def prepare(
         modality=release.modality if release else "unknown",
         licence=licence,
         splits=_records(flag, labels),
-        extra={"citation": CITATION, "deviations": unlike},
+        extra={"citation": CITATION, "deviations": differences},
     )
     with written_whole(out, force) as folder:
         tell_need(folder / datalist.image_array, (sum(content.counts), *content.shape), np.uint8, 1, say)
@@ -192,14 +192,14 @@ def _expected_file(source: Path, flag: str) -> Path:
 def _records(flag: str, labels: list[np.ndarray]) -> dict[str, list[CaseRecord]]:
     """Build the records of each split; the rows of the array are numbered through all splits."""
     splits, start = {}, 0
-    for (part, split), of_part in zip(PARTS, labels, strict=True):
+    for (part, split), of_part in zip(NPZ_SPLITS, labels, strict=True):
         splits[split] = make_records(range(start, start + len(of_part)), of_part, f"{flag}-{part}")
         start += len(of_part)
     return splits
 
 
-def _classes(
-    flag: str, release: Release | None, content: Content, finding: str | None
+def _labels_and_classes(
+    flag: str, release: MedmnistRelease | None, content: NpzContent, finding: str | None
 ) -> tuple[list[np.ndarray], list[str]]:
     """Return the labels (n,) of each split and the names of the classes.
 
@@ -219,7 +219,7 @@ def _classes(
             found=content.labels[0].shape,
         )
     if release and several:
-        return _one_finding(flag, release.labels, content, finding)
+        return _finding_labels(flag, release.labels, content, finding)
     if finding is not None:
         raise SettingsError(
             "unsupported_setting",
@@ -228,7 +228,7 @@ def _classes(
             dataset=flag,
         )
     names = list(release.labels) if release else []
-    names += [f"class {number}" for number in range(len(names), _highest(content) + 1)]
+    names += [f"class {number}" for number in range(len(names), _highest_label(content) + 1)]
     if len(names) < 2:
         raise DataError(
             "too_few_classes",
@@ -240,13 +240,13 @@ def _classes(
     return content.labels, names
 
 
-def _highest(content: Content) -> int:
+def _highest_label(content: NpzContent) -> int:
     """Return the highest label of all splits."""
     return max(int(labels.max()) for labels in content.labels if len(labels))
 
 
-def _one_finding(
-    flag: str, findings: tuple[str, ...], content: Content, finding: str | None
+def _finding_labels(
+    flag: str, findings: tuple[str, ...], content: NpzContent, finding: str | None
 ) -> tuple[list[np.ndarray], list[str]]:
     """Return the labels of one finding and the names of its two classes, absent and present."""
     if finding is None:

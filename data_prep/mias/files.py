@@ -12,12 +12,12 @@ from medfl.data.ingest.workers import LoadedItem
 from medfl.data.readers.mammograms import needs_mirror, to_row
 from medfl.data.readers.pgm import read_pgm
 from medfl.errors import DataError
-from medfl_datasets.mias.tables import EDGE, FILE
+from medfl_datasets.mias.tables import EDGE, TABLE_FILE
 
-CONTEXT = 1.5
+CROP_RADII = 1.5
 """Half the edge of a crop, in radii of the lesion; above 1, so that the crop shows the lesion's surroundings."""
 
-LEAST_HALF = 32
+MIN_HALF_EDGE = 32
 """Half the edge of the smallest crop in pixels (6.4 mm); needed because the smallest lesion has a radius of 3 pixels.
 
 """
@@ -26,7 +26,7 @@ _FILM = re.compile(r"mdb(\d{3})\.pgm", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Part:
+class MiasImage:
     """File of one image of the data set, and the crop to take from it.
 
     Attributes:
@@ -56,13 +56,13 @@ def find_table(source: Path) -> Path:
     for folder in (source, source / "all-mias"):
         if folder.is_dir():
             for path in sorted(folder.iterdir()):
-                if path.name.lower() == FILE.lower() and path.is_file():
+                if path.name.lower() == TABLE_FILE.lower() and path.is_file():
                     return path
     raise DataError(
         "missing_file",
-        f"expected the table {FILE} of mini-MIAS in {source}, there is none. Unpack all-mias.tar.gz and give its "
+        f"expected the table {TABLE_FILE} of mini-MIAS in {source}, there is none. Unpack all-mias.tar.gz and give its "
         "folder as --source.",
-        path=source / FILE,
+        path=source / TABLE_FILE,
     )
 
 
@@ -114,14 +114,14 @@ def crop_box(circle: tuple[int, int, int], edge: int = EDGE) -> tuple[int, int, 
         First row, first column and edge.
     """
     x, y, radius = circle
-    half = max(LEAST_HALF, ceil(CONTEXT * radius))
+    half = max(MIN_HALF_EDGE, ceil(CROP_RADII * radius))
     side = min(2 * half + 1, edge)
     row, column = edge - 1 - y, x
     top, left = (min(max(middle - half, 0), edge - side) for middle in (row, column))
     return top, left, side
 
 
-def read_part(part: Part, size: tuple[int, int], crop_breast: bool, align: bool) -> LoadedItem:
+def read_film_or_crop(part: MiasImage, size: tuple[int, int], crop_breast: bool, align: bool) -> LoadedItem:
     """Read a film, or the crop of a lesion.
 
     Args:

@@ -38,9 +38,18 @@ from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.seeds import seed_of
 from medfl.utils.text import Say
 from medfl_datasets.mias import RECORDS
-from medfl_datasets.mias.choice import NO_FILE, Chosen, choose
-from medfl_datasets.mias.files import Part, find_films, find_table, read_part
-from medfl_datasets.mias.tables import FILE, FINDINGS, NORMAL, SEVERITIES, TISSUES, Film, deviations, read_films
+from medfl_datasets.mias.files import MiasImage, find_films, find_table, read_film_or_crop
+from medfl_datasets.mias.selection import NO_FILE, MiasSelection, select_images
+from medfl_datasets.mias.tables import (
+    FINDINGS,
+    NORMAL,
+    SEVERITIES,
+    TABLE_FILE,
+    TISSUES,
+    MiasFilm,
+    deviations,
+    read_films,
+)
 
 CITATION = (
     "Suckling et al., The Mammographic Image Analysis Society Digital Mammogram Database, "
@@ -51,7 +60,7 @@ CITATION = (
 VIEWS = ("full", "crop")
 """Choices of `Mias.view`: whole films, or crops of lesions."""
 
-LABELS: dict[str, dict[str, str]] = {
+LABEL_SETS: dict[str, dict[str, str]] = {
     "three-class": {"normal": "normal", "benign": "benign", "malignant": "malignant"},
     "benign-malignant": {"benign": "benign", "malignant": "malignant"},
     "malignant-rest": {"normal": "benign or normal", "benign": "benign or normal", "malignant": "malignant"},
@@ -85,7 +94,7 @@ class Mias(ImageSpec):
     """Height and width of the images in the array: 224, or 448x224 (HxW)."""
     view: Annotated[str, Choose(VIEWS)] = "full"
     """full: whole films; crop: abnormalities cut out of them."""
-    labels: Annotated[str | None, Choose(LABELS)] = None
+    labels: Annotated[str | None, Choose(LABEL_SETS)] = None
     """three-class, benign-malignant or malignant-rest; by default three-class, for crop benign-malignant."""
     test_share: float = TEST_SHARE
     """Share of the patients in the test set; with 0, medfl partition holds out test sets."""
@@ -99,13 +108,13 @@ class Mias(ImageSpec):
     @model_validator(mode="after")
     def _check(self) -> Self:
         """Raise SettingsError if options are incompatible or out of range."""
-        if self.view == "crop" and self.told_apart() != "benign-malignant":
+        if self.view == "crop" and self.label_set() != "benign-malignant":
             raise SettingsError(
                 "incompatible_settings",
-                f"expected --labels benign-malignant for --view crop, got {self.told_apart()}: a normal film has no "
+                f"expected --labels benign-malignant for --view crop, got {self.label_set()}: a normal film has no "
                 "abnormality to cut out. Take whole films (--view full) for other labels.",
                 settings=("view", "labels"),
-                found=self.told_apart(),
+                found=self.label_set(),
             )
         if self.view == "crop" and self.crop_breast:
             raise SettingsError(
@@ -122,7 +131,7 @@ class Mias(ImageSpec):
             )
         return self
 
-    def told_apart(self) -> str:
+    def label_set(self) -> str:
         """Return the chosen label set, a key of `LABEL_SETS`."""
         return self.labels or ("three-class" if self.view == "full" else "benign-malignant")
 
@@ -141,15 +150,15 @@ class Mias(ImageSpec):
     def choose(self, files: Path, say: Say) -> Choice:
         """Choose the images that have a table row and a file; the line number of the row identifies an image."""
         films = read_films(files)
-        unlike = deviations(films)
-        for sentence in unlike:
+        differences = deviations(films)
+        for sentence in differences:
             say(f"warning: {sentence}")
-        chosen = choose(films, find_films(files.parent), self.view, LABELS[self.told_apart()], say)
+        selection = select_images(films, find_films(files.parent), self.view, LABEL_SETS[self.label_set()], say)
         return Choice(
-            items=chosen.parts,
-            places=[finding.line for finding in chosen.findings],
-            files=Part.files,
-            load=partial(read_part, size=self.size, crop_breast=self.crop_breast, align=self.align),
+            items=selection.parts,
+            places=[finding.line for finding in selection.findings],
+            files=MiasImage.files,
+            load=partial(read_film_or_crop, size=self.size, crop_breast=self.crop_breast, align=self.align),
             shape=self.size,
             dtype=np.uint16,
             recipe={
@@ -160,8 +169,8 @@ class Mias(ImageSpec):
             },
             cells=lambda line: (line,),
             columns=("table_line",),
-            missing=dict.fromkeys(chosen.missing, NO_FILE),
-            release=(films, chosen, unlike),
+            missing=dict.fromkeys(selection.missing, NO_FILE),
+            release=(films, selection, differences),
         )
 
     def incomplete(self, outcome: Outcome) -> str:
@@ -170,33 +179,33 @@ class Mias(ImageSpec):
         if absent:
             return f"a complete set of films is required, {absent} are missing. Unpack it again."
         return (
-            f"a complete set of films is required, {len(lines)} can't be read: rows of {FILE} in lines "
+            f"a complete set of films is required, {len(lines)} can't be read: rows of {TABLE_FILE} in lines "
             f"{', '.join(map(str, lines[:10]))}. Unpack it again."
         )
 
     def datalist(self, outcome: Outcome, say: Say) -> Datalist:
         """Build the data list of the images that were read."""
-        films, chosen, unlike = outcome.choice.release
+        films, selection, differences = outcome.choice.release
         place_of = {line: place for place, line in enumerate(outcome.choice.places)}
         kept = [place_of[line] for line in outcome.kept]
-        classes = LABELS[self.told_apart()]
-        _check_classes(chosen, kept, classes)
+        classes = LABEL_SETS[self.label_set()]
+        _check_classes(selection, kept, classes)
         failed = [reason for line, reason in outcome.reasons.items() if line in place_of]
-        tested = _tested(films, self.test_share, self.seed)
+        test_patients = _select_test_patients(films, self.test_share, self.seed)
         names = list(dict.fromkeys(classes.values()))
         return self.make_datalist(
             names,
             "mammography",
-            _records(names, chosen, kept),
-            ["test" if chosen.films[place].patient in tested else "training" for place in kept],
-            exclusions=exclusions(chosen.left_out + Counter(failed)),
+            _records(names, selection, kept),
+            ["test" if selection.films[place].patient in test_patients else "training" for place in kept],
+            exclusions=exclusions(selection.left_out + Counter(failed)),
             view=self.view,
-            deviations=unlike,
+            deviations=differences,
             **about_reading({"crop_breast": self.crop_breast, "align": self.align}),
         )
 
 
-def _tested(films: Sequence[Film], share: float, seed: int) -> set[int]:
+def _select_test_patients(films: Sequence[MiasFilm], share: float, seed: int) -> set[int]:
     """Select the patients of the test set, stratified by the diagnosis of each patient's worst film."""
     worst: dict[int, int] = {}
     for film in films:
@@ -207,30 +216,30 @@ def _tested(films: Sequence[Film], share: float, seed: int) -> set[int]:
     return set(patients[mask].tolist())
 
 
-def _check_classes(chosen: Chosen, kept: Sequence[int], classes: dict[str, str]) -> None:
+def _check_classes(selection: MiasSelection, kept: Sequence[int], classes: dict[str, str]) -> None:
     """Raise DataError if a class has no image."""
-    left = {chosen.classes[place] for place in kept}
-    gone = [name for name in dict.fromkeys(classes.values()) if name not in left]
-    if gone:
+    left = {selection.classes[place] for place in kept}
+    empty_classes = [name for name in dict.fromkeys(classes.values()) if name not in left]
+    if empty_classes:
         raise DataError(
             "class_without_images",
-            f"no image is left of the classes {', '.join(map(repr, gone))}. Unpack all-mias.tar.gz whole.",
-            classes=gone,
+            f"no image is left of the classes {', '.join(map(repr, empty_classes))}. Unpack all-mias.tar.gz whole.",
+            classes=empty_classes,
         )
 
 
-def _records(classes: Sequence[str], chosen: Chosen, kept: Sequence[int]) -> list[CaseRecord]:
+def _records(classes: Sequence[str], selection: MiasSelection, kept: Sequence[int]) -> list[CaseRecord]:
     """Build the record of each row of the array."""
-    subjects = number_subjects([str(chosen.films[place].patient) for place in kept])
+    subjects = number_subjects([str(selection.films[place].patient) for place in kept])
     return [
         make_record(
             {
-                "label": classes.index(chosen.classes[place]),
+                "label": classes.index(selection.classes[place]),
                 "subject_id": subject,
-                "laterality": chosen.films[place].laterality,
+                "laterality": selection.films[place].laterality,
                 "view": "MLO",
-                "tissue": TISSUES[chosen.findings[place].tissue],
-                "finding": FINDINGS[chosen.findings[place].kind],
+                "tissue": TISSUES[selection.findings[place].tissue],
+                "finding": FINDINGS[selection.findings[place].kind],
             }
         )
         for place, subject in zip(kept, subjects, strict=True)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from medfl_datasets.mias.tables import EDGE, FILE
+from medfl_datasets.mias.tables import EDGE, TABLE_FILE
 
-FILMS = 322
+OFFICIAL_FILM_COUNT = 322
 """Number of films in the real release."""
 
 HEAD = b"P5\n# CREATOR: GIMP PNM Filter Version 1.1\n%d %d\n255\n"
@@ -60,11 +60,11 @@ KNOWN: dict[int, Sequence[str]] = {
 }
 """Maps film numbers to table rows copied from the real release: the first films, and films with special cases."""
 
-SOME = [1, 2, 3, 4, 5, 6, 59, 60, 143, 144, 215, 216, 239, 240]
+SOME_FILMS = [1, 2, 3, 4, 5, 6, 59, 60, 143, 144, 215, 216, 239, 240]
 """Films of seven patients. They cover all diagnoses, several rows, a note and missing coordinates."""
 
 
-SOME_ROWS = {number: KNOWN.get(number, ["G NORM"]) for number in SOME}
+SOME_ROWS = {number: KNOWN.get(number, ["G NORM"]) for number in SOME_FILMS}
 """Maps each film of `SOME_FILMS` to its rows: seven normal films, four benign and three malignant ones."""
 
 KINDS = {"NORM": 207, "CALC": 30, "CIRC": 25, "ARCH": 19, "SPIC": 19, "MISC": 15, "ASYM": 15}
@@ -79,13 +79,13 @@ def official_rows(seed: int = 0) -> dict[int, list[str]]:
     Returns:
         Maps each film to its rows: those of `KNOWN_ROWS`, and random rows for all other films.
     """
-    rows = {number: list(KNOWN.get(number, [])) for number in range(1, FILMS + 1)}
+    rows = {number: list(KNOWN.get(number, [])) for number in range(1, OFFICIAL_FILM_COUNT + 1)}
     words = [row.split() for known in KNOWN.values() for row in known]
     rng = np.random.default_rng(seed)
     rest = [number for number in rows if not rows[number]]
-    kinds = rng.permutation(_rest(KINDS, [word[1] for word in words]))
-    tissues = rng.permutation(_rest(TISSUES, [word[0] for word in words]))
-    severities = iter(rng.permutation(_rest(SEVERITIES, [word[2] for word in words if len(word) > 2])))
+    kinds = rng.permutation(_remaining(KINDS, [word[1] for word in words]))
+    tissues = rng.permutation(_remaining(TISSUES, [word[0] for word in words]))
+    severities = iter(rng.permutation(_remaining(SEVERITIES, [word[2] for word in words if len(word) > 2])))
     for number, kind, tissue in zip(rest, kinds, tissues, strict=True):
         x, y = rng.integers(60, 960, 2)
         place = "" if kind == "NORM" else f" {next(severities)} {x} {y} {rng.integers(3, 150)}"
@@ -128,7 +128,7 @@ def write_release(
     """
     release = folder / "all-mias"
     release.mkdir(parents=True)
-    write_table(release / FILE, rows)
+    write_table(release / TABLE_FILE, rows)
     (release / "Licence.txt").write_text("MAMMOGRAPHIC IMAGE ANALYSIS SOCIETY\nDIGITAL MAMMOGRAM DATABASE\n")
     (release / "README").write_text(PROSE)
     for number in rows if films is None else films:
@@ -164,6 +164,6 @@ def brightness(number: int, seed: int = 0) -> int:
     return 100 + (number + seed) % 100
 
 
-def _rest(published: dict[str, int], used: Sequence[str]) -> list[str]:
+def _remaining(published: dict[str, int], used: Sequence[str]) -> list[str]:
     """Return the published values that `used` does not contain, one entry for each row."""
     return list((Counter(published) - Counter(used)).elements())

@@ -28,7 +28,7 @@ from pathlib import Path
 from medfl.errors import DataError
 from medfl.utils.text import first_names
 
-FILE = "Info.txt"
+TABLE_FILE = "Info.txt"
 """Name of the table's file."""
 
 TISSUES = {"F": "fatty", "G": "fatty-glandular", "D": "dense-glandular"}
@@ -64,7 +64,7 @@ _ROW = re.compile(r"mdb\d{3}\s", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Finding:
+class MiasFinding:
     """Row of the table.
 
     Attributes:
@@ -85,7 +85,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Film:
+class MiasFilm:
     """Film with its table rows.
 
     Attributes:
@@ -94,7 +94,7 @@ class Film:
     """
 
     number: int
-    findings: tuple[Finding, ...]
+    findings: tuple[MiasFinding, ...]
 
     @property
     def patient(self) -> int:
@@ -113,7 +113,7 @@ class Film:
         return next((name for code, name in reversed(SEVERITIES.items()) if code in severities), NORMAL)
 
 
-def read_films(path: Path) -> list[Film]:
+def read_films(path: Path) -> list[MiasFilm]:
     """Read the table.
 
     Args:
@@ -142,7 +142,7 @@ def read_films(path: Path) -> list[Film]:
             "mini-MIAS.",
             path=path,
         )
-    parsed = [_parse(number, words) for number, words in rows]
+    parsed = [_parse_row(number, words) for number, words in rows]
     wrong = [number for (number, _), finding in zip(rows, parsed, strict=True) if finding is None]
     if wrong:
         raise DataError(
@@ -155,12 +155,12 @@ def read_films(path: Path) -> list[Film]:
             total=len(rows),
         )
     findings = list(dict.fromkeys(finding for finding in parsed if finding is not None))
-    films = _group(findings)
+    films = _group_by_film(findings)
     _check_films(path, films)
     return films
 
 
-def deviations(films: Sequence[Film]) -> list[str]:
+def deviations(films: Sequence[MiasFilm]) -> list[str]:
     """Describe the differences from the official table, one sentence each."""
     rows = Counter(SEVERITIES.get(finding.severity, NORMAL) for film in films for finding in film.findings)
     sentences = []
@@ -170,7 +170,7 @@ def deviations(films: Sequence[Film]) -> list[str]:
     ):
         if any(counts[name] != number for name, number in official.items()):
             got, expected = (", ".join(f"{table[name]} {name}" for name in official) for table in (counts, official))
-            sentences.append(f"{FILE} has {got} {what}; the official one has {expected}")
+            sentences.append(f"{TABLE_FILE} has {got} {what}; the official one has {expected}")
     return sentences
 
 
@@ -179,43 +179,43 @@ def line_list(numbers: Sequence[int]) -> str:
     return f"line{'s' if len(numbers) > 1 else ''} {first_names(sorted(numbers))}"
 
 
-def _parse(line: int, words: Sequence[str]) -> Finding | None:
+def _parse_row(line: int, words: Sequence[str]) -> MiasFinding | None:
     """Parse a row; return None if it is invalid."""
     number, (tissue, kind, *rest) = int(words[0][3:]), words[1:] if len(words) > 2 else ("", "")
     if number < 1 or tissue not in TISSUES or kind not in FINDINGS:
         return None
     if kind == "NORM":
-        return None if rest else Finding(line, number, tissue, kind)
+        return None if rest else MiasFinding(line, number, tissue, kind)
     severity, *place = rest or [""]
     if severity not in SEVERITIES:
         return None
     if not place or place[0].startswith("*NOTE"):
-        return Finding(line, number, tissue, kind, severity)
+        return MiasFinding(line, number, tissue, kind, severity)
     if len(place) != 3 or not all(word.isdecimal() for word in place):
         return None
     x, y, radius = map(int, place)
-    return Finding(line, number, tissue, kind, severity, (x, y, radius)) if max(x, y) < EDGE and radius else None
+    return MiasFinding(line, number, tissue, kind, severity, (x, y, radius)) if max(x, y) < EDGE and radius else None
 
 
-def _group(findings: Sequence[Finding]) -> list[Film]:
+def _group_by_film(findings: Sequence[MiasFinding]) -> list[MiasFilm]:
     """Group the findings by film, in the order of the film numbers."""
     numbers = sorted({finding.film for finding in findings})
-    return [Film(number, tuple(finding for finding in findings if finding.film == number)) for number in numbers]
+    return [MiasFilm(number, tuple(finding for finding in findings if finding.film == number)) for number in numbers]
 
 
-def _check_films(path: Path, films: Sequence[Film]) -> None:
+def _check_films(path: Path, films: Sequence[MiasFilm]) -> None:
     """Raise DataError if a film is both normal and abnormal."""
-    doubtful = [
+    contradicting_lines = [
         finding.line
         for film in films
         if len({finding.kind == "NORM" for finding in film.findings}) > 1
         for finding in film.findings
     ]
-    if doubtful:
+    if contradicting_lines:
         raise DataError(
             "contradicting_rows",
-            f"rows of {path} contradict each other, a film is normal and abnormal: {line_list(doubtful)}. Take the "
+            f"rows of {path} contradict each other, a film is normal and abnormal: {line_list(contradicting_lines)}. Take the "
             "official file.",
             path=path,
-            lines=doubtful,
+            lines=contradicting_lines,
         )

@@ -19,7 +19,7 @@ from medfl.data.readers.volumes import common_grid
 from medfl.data.sites import load_sites
 from medfl.objectives import Multiclass
 from medfl.records.site_card import SiteCard
-from medfl_datasets.abide.files import Maps
+from medfl_datasets.abide.files import MapSelection
 from medfl_datasets.abide.synthetic import ATLAS_FILE, REGION, write_release
 from medfl_datasets.abide.tables import FILE
 
@@ -168,7 +168,7 @@ def test_the_real_maps(tmp_path):
     if not (source / FILE).is_file():
         pytest.skip("needs the real ABIDE maps in the folder that MEDFL_DATA names")
     lines: list[str] = []
-    datalist = prepare(source, tmp_path / "P", maps=Maps(("reho",)), size=32, say=lines.append)
+    datalist = prepare(source, tmp_path / "P", maps=MapSelection(("reho",)), size=32, say=lines.append)
     records = datalist.splits["training"]
     sites = ("Europe", "US-East", "US-Middle", "US-West")
     assert Counter((record["site"], record["label"]) for record in records) == {

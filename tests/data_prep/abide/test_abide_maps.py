@@ -12,7 +12,7 @@ from refusals import refused
 from medfl.data.readers.map_files import normalised, read_map
 from medfl.data.readers.volumes import common_grid
 from medfl.errors import DataError, SettingsError
-from medfl_datasets.abide.files import Maps, file_name, find_maps, nothing_found
+from medfl_datasets.abide.files import MapSelection, file_name, find_maps, no_maps_error
 
 GRID = common_grid(16)
 
@@ -87,14 +87,14 @@ def test_what_is_no_map_is_not_taken(release):
 
 
 def test_nothing_found_says_where_and_what_is_there_instead(release):
-    other = Maps(("reho",), strategy="filt_global")
+    other = MapSelection(("reho",), strategy="filt_global")
     assert not find_maps(release, other, ids(release))
-    error = nothing_found(release, other, 20)
+    error = no_maps_error(release, other, 20)
     assert error.fields["other_folders"] == ["cpac/filt_noglobal"]
     message = str(error)
     assert "such as Outputs/cpac/filt_global/reho/<FILE_ID>_reho.nii.gz, found none" in message
     assert "There are folders of cpac/filt_noglobal: give another --pipeline or --strategy." in message
-    error = nothing_found(release, TWO, 20)
+    error = no_maps_error(release, TWO, 20)
     assert (error.code, error.fields["path"], error.fields["unused_files"]) == ("no_images", str(release), 50)
     assert not any(name in f"{error} {error.fields}" for name in ids(release))
 
@@ -112,12 +112,12 @@ def test_nothing_found_says_where_and_what_is_there_instead(release):
 )
 def test_maps_that_do_not_exist(options, code, fields):
     with refused(SettingsError, code, **fields):
-        Maps(**options)
+        MapSelection(**options)
 
 
 def test_the_nearest_derivative_is_named():
     with pytest.raises(SettingsError, match=r"Did you mean 'reho'\?"):
-        Maps(("reho", "rehu"))
+        MapSelection(("reho", "rehu"))
 
 
 def test_intensities_inside_the_brain():

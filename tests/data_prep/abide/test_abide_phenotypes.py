@@ -12,7 +12,7 @@ from abide_maker import CENTRES, copied, make_release, rewrite_table, used_rows
 from refusals import refused
 
 from medfl.errors import DataError, SettingsError
-from medfl_datasets.abide.tables import FILE, LOW_QUALITY, NO_FILES, REGIONS, Subject, read_phenotypes
+from medfl_datasets.abide.tables import FEDASD_REGIONS, FILE, LOW_QUALITY, NO_FILES, Subject, read_phenotypes
 
 REAL_SITES = {
     "LEUVEN": (26, 30),
@@ -89,9 +89,9 @@ def test_the_real_file_by_other_columns(real):
 
 
 def test_every_centre_belongs_to_one_region():
-    centres = [centre for region in REGIONS.values() for centre in region]
+    centres = [centre for region in FEDASD_REGIONS.values() for centre in region]
     assert sorted(centres) == sorted(REAL_SITES)
-    for region, names in REGIONS.items():
+    for region, names in FEDASD_REGIONS.items():
         assert tuple(map(sum, zip(*(REAL_SITES[name] for name in names), strict=True))) == REAL_REGIONS[region]
 
 

@@ -26,7 +26,7 @@ from medfl.data.partition.plan import PartitionPlan
 from medfl.data.sites import load_sites
 from medfl.errors import DataError
 from medfl.objectives import Segmentation
-from medfl_datasets.breast_ultrasound.files import NORMAL, Part, read_part, read_release
+from medfl_datasets.breast_ultrasound.files import NORMAL, UltrasoundImage, read_image, read_release
 from medfl_datasets.breast_ultrasound.spec import BreastUltrasound
 from medfl_datasets.breast_ultrasound.synthetic import SITES, write_release
 
@@ -164,7 +164,7 @@ def test_masks_may_be_dicom_segmentations(made: Path, release: Path, tmp_path: P
 @pytest.mark.parametrize(("colour", "grey"), [((255, 0, 0), 76), ((0, 255, 0), 150), ((0, 0, 255), 29)])
 def test_colours_become_grey_by_their_luminance(tmp_path: Path, colour: tuple[int, int, int], grey: int) -> None:
     Image.new("RGB", (12, 12), colour).save(tmp_path / "image.png")
-    assert np.unique(read_part(Part(tmp_path / "image.png"), (8, 8)).pixels) == [grey]
+    assert np.unique(read_image(UltrasoundImage(tmp_path / "image.png"), (8, 8)).pixels) == [grey]
 
 
 def test_two_masks_for_an_image_are_refused(release: Path, tmp_path: Path) -> None:

@@ -16,10 +16,10 @@ from refusals import refused
 from medfl.cli.main import main
 from medfl.errors import DataError, SettingsError
 from medfl.records.datalist import Exclusion
-from medfl_datasets.cbis_ddsm.choice import choose
 from medfl_datasets.cbis_ddsm.release import read_release
+from medfl_datasets.cbis_ddsm.selection import select_images
 from medfl_datasets.cbis_ddsm.spec import NO_FILE, CbisDdsm
-from medfl_datasets.cbis_ddsm.synthetic import film_pixels, mask_pixels, nbia, write_release
+from medfl_datasets.cbis_ddsm.synthetic import film_pixels, mask_pixels, nbia_folder, write_release
 from medfl_datasets.cbis_ddsm.tables import TABLES
 
 
@@ -36,7 +36,7 @@ def release(made, tmp_path):
 def films(release, crop=False):
     """Images in the order of the tables, each with its files."""
     tree, lesions = read_release(release)
-    chosen = choose(lesions, crop).images
+    chosen = select_images(lesions, crop).images
     return [(image, tree.find(image.lesions[0].crop if crop else image.lesions[0].image)) for image in chosen]
 
 
@@ -93,7 +93,7 @@ def test_a_series_that_is_there_twice(release, tmp_path):
     chosen = films(release)
     for place in (0, 1):
         image, [film] = chosen[place]
-        again = release / "manifest-2" / nbia(image.lesions[0].image, "full mammogram images")
+        again = release / "manifest-2" / nbia_folder(image.lesions[0].image, "full mammogram images")
         again.mkdir(parents=True)
         shutil.copy(film, again)
     make_dicom(again / film.name, film_pixels(77), SeriesInstanceUID=image.lesions[0].image.series, Modality="MG")
@@ -223,7 +223,7 @@ def test_folders_that_are_not_the_data_set(made, release, tmp_path):
 
 def test_nothing_readable_of_a_class(release, tmp_path):
     tree, lesions = read_release(release)
-    for image in choose(lesions, crop=False).images:
+    for image in select_images(lesions, crop=False).images:
         for lesion in image.lesions if image.label(three=False) else ():
             for path in tree.find(lesion.image):
                 path.unlink(missing_ok=True)

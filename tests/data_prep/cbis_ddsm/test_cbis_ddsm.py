@@ -17,16 +17,16 @@ from medfl.cli.main import main
 from medfl.data.datalists import SPLITS, read_datalist
 from medfl.data.readers.mammograms import breast_box, to_row
 from medfl.records.datalist import Exclusion
-from medfl_datasets.cbis_ddsm.choice import LEAKING, choose
 from medfl_datasets.cbis_ddsm.release import read_release
+from medfl_datasets.cbis_ddsm.selection import PATIENT_IN_TEST_PART, select_images
 from medfl_datasets.cbis_ddsm.spec import CbisDdsm
 from medfl_datasets.cbis_ddsm.synthetic import (
-    FILM,
+    FILM_SHAPE,
     LAYOUTS,
     ROWS,
     film_pixels,
     lesion_pixels,
-    nbia,
+    nbia_folder,
     write_tables,
     write_tree,
 )
@@ -60,7 +60,7 @@ def records(datalist):
 
 
 def wanted(lesions, view):
-    return choose(lesions, view == "crop").images
+    return select_images(lesions, view == "crop").images
 
 
 def test_whole_images(made, tmp_path):
@@ -90,7 +90,7 @@ def test_whole_images(made, tmp_path):
         }
     assert Counter(record["split"] for record in by_row.values()) == {"training": 8, "test": 4}
     assert datalist.labels == {"0": "benign", "1": "malignant"}
-    assert datalist.exclusions == (Exclusion(reason=LEAKING, count=1),)
+    assert datalist.exclusions == (Exclusion(reason=PATIENT_IN_TEST_PART, count=1),)
     assert "P_00004" not in {record["subject_id"] for record in datalist.splits["training"]}
     assert sorted(path.name for path in (tmp_path / "P").iterdir()) == ["datalist.json", "images.npy"]
 
@@ -140,7 +140,9 @@ def test_metadata_leads_to_folders_that_no_rule_finds(made, tmp_path):
     folders = {}
     for number, series in enumerate(places):
         full = any(lesion.image == series for lesion in lesions)
-        old = next(path for path in [nbia(series, text) for text in NAMES[full]] if (tmp_path / "T" / path).is_dir())
+        old = next(
+            path for path in [nbia_folder(series, text) for text in NAMES[full]] if (tmp_path / "T" / path).is_dir()
+        )
         folders[series] = Path("moved", f"box {number}")
         (tmp_path / "T" / "moved").mkdir(exist_ok=True)
         os.rename(tmp_path / "T" / old, tmp_path / "T" / folders[series])
@@ -177,7 +179,7 @@ def test_the_breast_is_cut_out_of_whole_images_only(made, tmp_path):
     images, _ = prepared(made[0], tmp_path / "P", options=cropping)
     pixels = film_pixels(0)
     rows, columns = breast_box(pixels)
-    assert (rows, columns) != (slice(0, FILM[0]), slice(0, FILM[1]))
+    assert (rows, columns) != (slice(0, FILM_SHAPE[0]), slice(0, FILM_SHAPE[1]))
     assert (images[0] != to_row(pixels, (18, 12))).any()
     np.testing.assert_array_equal(images[0], to_row(pixels, (18, 12), crop=True))
     crops, _ = prepared(made[0], tmp_path / "C", options=cropping, view="crop")

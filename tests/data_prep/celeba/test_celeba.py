@@ -20,12 +20,12 @@ from medfl.errors import DataError, SettingsError
 from medfl.records.datalist import Exclusion
 from medfl_datasets.celeba.spec import CelebA
 from medfl_datasets.celeba.synthetic import (
-    NAMES,
+    ATTRIBUTE_NAMES,
     PERSONS,
     SPLITS,
+    attribute_value,
     colour_of,
     file_name,
-    value,
     write_images,
     write_release,
 )
@@ -63,7 +63,9 @@ def test_the_whole_way(made, tmp_path):
     assert lines[1].startswith("Please cite: Liu")
     assert datalist.labels == {"0": "no Smiling", "1": "Smiling"}
     entries = records(datalist)
-    assert [record["label"] for record in entries] == [int(value(image, "Smiling") == 1) for image in range(8)]
+    assert [record["label"] for record in entries] == [
+        int(attribute_value(image, "Smiling") == 1) for image in range(8)
+    ]
     assert [record["split"] for record in entries] == [SPLIT_NAMES[number] for number in SPLITS]
     order = {person: f"{number:06d}" for number, person in enumerate(dict.fromkeys(PERSONS), 1)}
     assert [record["identity"] for record in entries] == [f"identity-{order[person]}" for person in PERSONS]
@@ -90,11 +92,11 @@ def test_the_form_of_kaggle_gives_the_same_but_for_persons(made, tmp_path):
     assert any("there is no identity_CelebA.txt: each image counts as a person of its own" in line for line in lines)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ATTRIBUTE_NAMES)
 def test_any_attribute_may_be_the_label(made, name):
     column = read_attribute(made / "Anno" / "list_attr_celeba.txt", name.upper())
     assert (column.name, column.known) == (name, 4)
-    assert column.present == [int(value(image, name) == 1) for image in range(8)]
+    assert column.present == [int(attribute_value(image, name) == 1) for image in range(8)]
     assert (column.images[0], column.lines[0]) == ("000100", 3)
 
 
@@ -149,7 +151,7 @@ def test_images_that_are_missing_broken_or_surplus(release, tmp_path):
     listed = list(csv.reader((tmp_path / "P" / "quarantine.csv").open()))
     assert [row[0] for row in listed] == ["table_line", "4", "7"]
     kept = [image for image in range(8) if image not in (1, 4)]
-    assert [record["label"] for record in records(datalist)] == [int(value(n, "Smiling") == 1) for n in kept]
+    assert [record["label"] for record in records(datalist)] == [int(attribute_value(n, "Smiling") == 1) for n in kept]
     for image in folder.glob("*"):
         image.rename(image.with_name(f"face_{image.name}"))
     with refused(DataError, "no_images", path=str(release / "Anno" / "list_attr_celeba.txt"), expected=8):
@@ -172,7 +174,7 @@ def test_an_attribute_table_that_is_wrong(release, tmp_path, old, new, code, fie
     table.write_bytes(content.replace(old, new, 1).encode())
     with refused(DataError, code, path=str(table), **fields) as caught:
         prepare(release, tmp_path / "P")
-    assert "00010" not in str(caught.value)
+    assert "00010" not in str(caught.attribute_value)
 
 
 def test_values_that_are_wrong(release, tmp_path):
@@ -226,6 +228,6 @@ def test_the_command(made, tmp_path, capsys):
     words = ["prep", "celeba", "--source", made, "--out", tmp_path / "P", "--attribute", "Male", "--size", "16x12"]
     with pytest.raises(SystemExit) as ended:
         main([*map(str, words), "--workers", "1"])
-    assert ended.value.code == 0
+    assert ended.attribute_value.code == 0
     assert "3 training, 3 validation, 2 test images of 2 classes" in capsys.readouterr().out
     assert np.load(tmp_path / "P" / "images.npy").shape == (8, 16, 12, 3)

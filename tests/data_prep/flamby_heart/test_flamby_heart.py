@@ -21,9 +21,9 @@ from medfl.data.sites import load_sites
 from medfl.errors import DataError, SettingsError
 from medfl.objectives import Binary
 from medfl.records.datalist import Exclusion
-from medfl_datasets.flamby_heart.files import HOSPITALS, features, read_hospital
-from medfl_datasets.flamby_heart.spec import OFFICIAL, FlambyHeart
-from medfl_datasets.flamby_heart.split import rows_for_tests
+from medfl_datasets.flamby_heart.files import HOSPITALS, build_features, read_hospital
+from medfl_datasets.flamby_heart.spec import OFFICIAL_COUNTS, FlambyHeart
+from medfl_datasets.flamby_heart.split import select_test_rows
 from medfl_datasets.flamby_heart.synthetic import write_release
 
 REAL = Path(os.environ.get("MEDFL_DATA", "nowhere"), "flamby", "fed_heart_disease")
@@ -74,7 +74,7 @@ def by_pandas(folder: Path, scale: str) -> tuple[pd.DataFrame, np.ndarray, np.nd
 def test_the_test_rows_are_scikit_learns(n, share, classes, seed):
     rng = np.random.default_rng(seed)
     labels = np.where(rng.random(n) < share, 0, rng.integers(0, classes, n))
-    assert np.array_equal(rows_for_tests(labels), by_scikit_learn(labels))
+    assert np.array_equal(select_test_rows(labels), by_scikit_learn(labels))
 
 
 @pytest.mark.parametrize("scale", ["centre", "pooled", "mixed", "none"])
@@ -94,7 +94,9 @@ def test_the_real_files_give_flambys_rows(real, tmp_path, scale):
         assert [record["centre"] for record in records] == hospitals[mask].tolist()
     counts = {name: tuple(int((hospitals[m] == name).sum()) for m in (~test, test)) for name in HOSPITALS}
     assert (
-        counts == OFFICIAL == {"cleveland": (199, 104), "hungarian": (172, 89), "switzerland": (30, 16), "va": (85, 45)}
+        counts
+        == OFFICIAL_COUNTS
+        == {"cleveland": (199, 104), "hungarian": (172, 89), "switzerland": (30, 16), "va": (85, 45)}
     )
     assert datalist.exclusions == (Exclusion(reason="a number of the row is missing", count=180),)
 
@@ -125,7 +127,7 @@ def test_features_are_the_same_at_all_hospitals(tmp_path):
     """A kind of chest pain that one hospital has is a column everywhere; the first kind has none."""
     release = write_release(tmp_path)
     hospitals = {name: read_hospital(release / f"processed.{name}.data") for name in HOSPITALS}
-    names, vectors = features(hospitals)
+    names, vectors = build_features(hospitals)
     assert names[8:] == ["cp=2", "cp=3", "cp=4", "restecg=1", "restecg=2"]
     assert {rows.shape[1] for rows in vectors.values()} == {13}
     for name, hospital in hospitals.items():
@@ -173,5 +175,5 @@ def test_the_real_hospitals_are_sites(real, tmp_path):
     plan = PartitionPlan("by_site", column="centre", test="official", global_test="none", allow_leaks=("pixels",))
     partition(tmp_path / "pool", tmp_path / "sites", plan, by_site)
     sites = load_sites(tmp_path / "sites", Binary(), mean=(0.0,), std=(1.0,))
-    assert {name: (len(site.train), len(site.test)) for name, site in sites.items()} == OFFICIAL
+    assert {name: (len(site.train), len(site.test)) for name, site in sites.items()} == OFFICIAL_COUNTS
     assert {site.shape for site in sites.values()} == {(13,)}

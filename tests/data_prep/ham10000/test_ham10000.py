@@ -22,11 +22,11 @@ from medfl.records.partition import Partition
 from medfl_datasets.ham10000.files import crop_box
 from medfl_datasets.ham10000.spec import HAM10000, make_records
 from medfl_datasets.ham10000.synthetic import (
-    COLLECTIONS,
     HEADER,
-    IMAGES,
-    LESIONS,
-    colour_of,
+    IMAGES_BY_COLLECTION,
+    IMAGES_BY_DIAGNOSIS,
+    LESIONS_BY_DIAGNOSIS,
+    lesion_colour,
     make_rows,
     write_images,
     write_release,
@@ -56,7 +56,7 @@ def rows():
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """All 10,015 rows of the table, without images."""
-    rows = make_rows({dx: (images, LESIONS[dx]) for dx, images in IMAGES.items()})
+    rows = make_rows({dx: (images, LESIONS_BY_DIAGNOSIS[dx]) for dx, images in IMAGES_BY_DIAGNOSIS.items()})
     path = tmp_path_factory.mktemp("whole") / "HAM10000_metadata"
     write_table(path, rows)
     return path, rows
@@ -68,13 +68,13 @@ def whole(tmp_path_factory):
 def test_the_published_counts(whole, tmp_path):
     path, rows = whole
     metadata = read_metadata(path)
-    assert Counter(CLASSES[label] for label in metadata.labels) == IMAGES
+    assert Counter(CLASSES[label] for label in metadata.labels) == IMAGES_BY_DIAGNOSIS
     assert len(set(metadata.lesions)) == 7470
     unknown = {
         column: sum(fact[column] is None for fact in metadata.facts) for column in ("age", "sex", "localization")
     }
     assert unknown == {"age": 57, "sex": 57, "localization": 234}
-    assert Counter(fact["dataset"] for fact in metadata.facts) == COLLECTIONS
+    assert Counter(fact["dataset"] for fact in metadata.facts) == IMAGES_BY_COLLECTION
     assert metadata.deviations() == []
     write_table(tmp_path / "kaggle.csv", [{column: row[column] for column in HEADER} for row in rows])
     kaggle = read_metadata(tmp_path / "kaggle.csv")
@@ -87,7 +87,7 @@ def test_thirty_images_of_each_class_test_and_the_rest_trains(whole, groups):
     """Oracle O-D4."""
     metadata = read_metadata(whole[0])
     records = make_records(metadata, range(10_015), groups)
-    source = HAM10000(source=whole[0]).make_datalist(list(IMAGES), "dermoscopy", records)
+    source = HAM10000(source=whole[0]).make_datalist(list(IMAGES_BY_DIAGNOSIS), "dermoscopy", records)
     plan = PartitionPlan(
         "dirichlet_class", 15, options={"alpha": 5.0}, test="none", global_test="per_class", per_class=30
     )
@@ -182,7 +182,7 @@ def test_each_image_is_its_own_and_the_table_may_lie_elsewhere(rows, tmp_path):
     shutil.copy(picture, picture.with_name("ISIC_SECRET.jpg"))
     prepare(tmp_path / "isic", tmp_path / "P", metadata=tmp_path / "of_all.csv", say=lines.append)
     for place, pixels in enumerate(np.load(tmp_path / "P" / "images.npy")):
-        assert np.abs(pixels.astype(int) - colour_of(place)).max() <= 3
+        assert np.abs(pixels.astype(int) - lesion_colour(place)).max() <= 3
     assert "note: 1 image files are in no row of of_all.csv: they are passed over" in lines
 
 
@@ -234,7 +234,7 @@ def test_lesions_are_cut_out(release, tmp_path):
     datalist = prepare(release, tmp_path / "Q", size=10, crop_lesion=True)
     assert (datalist.name, datalist.splits) == ("ham10000-crop", whole.splits)
     for place, pixels in enumerate(np.load(tmp_path / "Q" / "images.npy").astype(int)):
-        assert np.abs(pixels[4:6, 2:8] - colour_of(place)).max() <= 30, "the lesion, 8 of 10 columns wide"
+        assert np.abs(pixels[4:6, 2:8] - lesion_colour(place)).max() <= 30, "the lesion, 8 of 10 columns wide"
         assert pixels[[0, 1, 8, 9]].max() <= 30, "skin above and below"
 
 

@@ -18,7 +18,7 @@ from medfl.data.datalists import read_datalist
 from medfl.data.ingest import array_file as new_array
 from medfl.errors import DataError, SettingsError
 from medfl_datasets.medmnist import files as npz
-from medfl_datasets.medmnist.files import PARTS, read_npz
+from medfl_datasets.medmnist.files import NPZ_SPLITS, read_npz
 from medfl_datasets.medmnist.releases import RELEASES, find_release, split_flag
 from medfl_datasets.medmnist.spec import deviations, prepare
 
@@ -38,7 +38,7 @@ def test_every_layout_becomes_one_array_and_a_list_that_fits(tmp_path, monkeypat
     prepare(tmp_path, "bloodmnist", tmp_path / "P")
     images, datalist = np.load(tmp_path / "P" / "images.npy"), read_datalist(tmp_path / "P")
     assert images.shape == (17, *shape)
-    for part, split in PARTS:
+    for part, split in NPZ_SPLITS:
         rows, labels = datalist.rows_and_labels(split, "P")
         np.testing.assert_array_equal(images[rows], source[f"{part}_images"])
         np.testing.assert_array_equal(labels, source[f"{part}_labels"].reshape(-1))
@@ -271,5 +271,5 @@ def test_the_real_files_have_the_official_sizes(tmp_path, flag):
     with np.load(path) as archive:
         np.testing.assert_array_equal(
             np.load(tmp_path / "P" / "images.npy"),
-            np.concatenate([archive[f"{part}_images"] for part, _ in PARTS]),
+            np.concatenate([archive[f"{part}_images"] for part, _ in NPZ_SPLITS]),
         )

@@ -13,7 +13,7 @@ from refusals import refused
 from medfl.errors import DataError, SettingsError
 from medfl.records.datalist import Exclusion
 from medfl_datasets.mias.spec import Mias
-from medfl_datasets.mias.synthetic import SOME, SOME_ROWS, write_film, write_release
+from medfl_datasets.mias.synthetic import SOME_FILMS, SOME_ROWS, write_film, write_release
 
 
 def prepare(source, out, size=8, **options):
@@ -33,7 +33,7 @@ def test_what_is_missing_damaged_or_without_a_row_is_left_out_and_listed(release
     write_film(release, 300)
     messages: list[str] = []
     datalist = prepare(release, tmp_path / "P", size=4, say=messages.append)
-    assert len(np.load(tmp_path / "P" / "images.npy")) == sum(map(len, datalist.splits.values())) == len(SOME) - 2
+    assert len(np.load(tmp_path / "P" / "images.npy")) == sum(map(len, datalist.splits.values())) == len(SOME_FILMS) - 2
     lines = [number for number, line in enumerate((release / "Info.txt").read_text().splitlines(), 1) if "mdb" in line]
     quarantine = list(csv.reader((tmp_path / "P" / "quarantine.csv").open()))
     assert quarantine[0] == ["table_line", "reason"]

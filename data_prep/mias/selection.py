@@ -9,18 +9,18 @@ from pathlib import Path
 
 from medfl.errors import DataError
 from medfl.utils.text import Say
-from medfl_datasets.mias.files import Part
-from medfl_datasets.mias.tables import FILE, NORMAL, SEVERITIES, Film, Finding
+from medfl_datasets.mias.files import MiasImage
+from medfl_datasets.mias.tables import NORMAL, SEVERITIES, TABLE_FILE, MiasFilm, MiasFinding
 
 NO_FILE = "the film is not there"
 """Exclusion reason: the file of the film is missing."""
 
-NO_PLACE = "the table has no coordinates of the abnormality"
+NO_COORDINATES = "the table has no coordinates of the abnormality"
 """Exclusion reason of an abnormality that can't be cropped."""
 
 
 @dataclass
-class Chosen:
+class MiasSelection:
     """Images to read and images that are excluded; the first four lists have one entry for each image to read.
 
     Attributes:
@@ -32,21 +32,21 @@ class Chosen:
         missing: Line numbers of table rows whose film is missing.
     """
 
-    films: list[Film] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
+    films: list[MiasFilm] = field(default_factory=list)
+    findings: list[MiasFinding] = field(default_factory=list)
     classes: list[str] = field(default_factory=list)
-    parts: list[Part] = field(default_factory=list)
+    parts: list[MiasImage] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
     missing: list[int] = field(default_factory=list)
 
 
-def choose(
-    films: Sequence[Film],
+def select_images(
+    films: Sequence[MiasFilm],
     files: Mapping[int, Path],
     view: str,
     classes: Mapping[str, str],
     say: Say,
-) -> Chosen:
+) -> MiasSelection:
     """Select the images to read.
 
     Args:
@@ -59,34 +59,36 @@ def choose(
     Raises:
         DataError: If no image is left.
     """
-    chosen = Chosen()
+    selection = MiasSelection()
     surplus = len(files.keys() - {film.number for film in films})
     if surplus:
-        reason = f"{FILE} has no row for the film"
+        reason = f"{TABLE_FILE} has no row for the film"
         say(f"warning: {surplus} films were left out: {reason}")
-        chosen.left_out[reason] = surplus
+        selection.left_out[reason] = surplus
     for film in films:
-        findings = film.findings if view == "crop" else (_worst(film),)
+        findings = film.findings if view == "crop" else (_worst_finding(film),)
         for finding in findings:
             diagnosis = film.diagnosis if view == "full" else SEVERITIES.get(finding.severity, NORMAL)
             if diagnosis not in classes:
-                chosen.left_out[f"{diagnosis}, which is not among the labels"] += 1
+                selection.left_out[f"{diagnosis}, which is not among the labels"] += 1
             elif view == "crop" and finding.circle is None:
-                chosen.left_out[NO_PLACE] += 1
+                selection.left_out[NO_COORDINATES] += 1
             elif film.number not in files:
-                chosen.left_out[NO_FILE] += 1
-                chosen.missing.append(finding.line)
+                selection.left_out[NO_FILE] += 1
+                selection.missing.append(finding.line)
             else:
                 circle = finding.circle if view == "crop" else None
-                chosen.films.append(film)
-                chosen.findings.append(finding)
-                chosen.classes.append(classes[diagnosis])
-                chosen.parts.append(Part(files[film.number], film.laterality, circle))
-    if not chosen.parts:
-        raise DataError("no_images", f"no film of {FILE} is there. Unpack all-mias.tar.gz whole.", table=FILE)
-    return chosen
+                selection.films.append(film)
+                selection.findings.append(finding)
+                selection.classes.append(classes[diagnosis])
+                selection.parts.append(MiasImage(files[film.number], film.laterality, circle))
+    if not selection.parts:
+        raise DataError(
+            "no_images", f"no film of {TABLE_FILE} is there. Unpack all-mias.tar.gz whole.", table=TABLE_FILE
+        )
+    return selection
 
 
-def _worst(film: Film) -> Finding:
+def _worst_finding(film: MiasFilm) -> MiasFinding:
     """Return the finding that decides the film's diagnosis: the most severe one, the first of several."""
     return max(film.findings, key=lambda finding: ("", *SEVERITIES).index(finding.severity))

@@ -22,12 +22,12 @@ TWO_CLASSES = ("benign", "malignant")
 THREE_CLASSES = ("benign without callback", "benign", "malignant")
 """Class names, in the order of `medfl_datasets.cbis_ddsm.tables.PATHOLOGIES`."""
 
-LEAKING = "the patient is in the official test part of the other kind of lesion"
+PATIENT_IN_TEST_PART = "the patient is in the official test part of the other kind of lesion"
 """Exclusion reason of training images."""
 
 
 @dataclass(frozen=True)
-class Image:
+class CbisImage:
     """Image of the data set: a film or the crop of a lesion.
 
     Attributes:
@@ -77,7 +77,7 @@ class Image:
 
 
 @dataclass(frozen=True)
-class Choice:
+class CbisSelection:
     """Selected images, and the numbers to report about the selection.
 
     Attributes:
@@ -87,13 +87,13 @@ class Choice:
         mixed: Number of films with malignant and other lesions.
     """
 
-    images: list[Image]
+    images: list[CbisImage]
     leaking_patients: int
     left_out: int
     mixed: int
 
 
-def choose(lesions: Sequence[Lesion], crop: bool) -> Choice:
+def select_images(lesions: Sequence[Lesion], crop: bool) -> CbisSelection:
     """Select the images of the data set.
 
     Args:
@@ -103,9 +103,9 @@ def choose(lesions: Sequence[Lesion], crop: bool) -> Choice:
     groups: dict[object, list[Lesion]] = defaultdict(list)
     for place, lesion in enumerate(lesions):
         groups[place if crop else lesion.breast_view].append(lesion)
-    images = [Image(tuple(group), crop) for group in groups.values()]
+    images = [CbisImage(tuple(group), crop) for group in groups.values()]
     parts = {part: {lesion.patient for lesion in lesions if lesion.split == part} for part in ("train", "test")}
     leaking = parts["train"] & parts["test"]
     kept = [image for image in images if image.split == "test" or image.patient not in leaking]
     mixed = sum(len({lesion.pathology == "MALIGNANT" for lesion in image.lesions}) == 2 for image in kept)
-    return Choice(kept, len(leaking), len(images) - len(kept), mixed)
+    return CbisSelection(kept, len(leaking), len(images) - len(kept), mixed)

@@ -28,11 +28,11 @@ from medfl.data.ingest.spec import ImageSpec, folder_or_top
 from medfl.errors import DataError, SettingsError
 from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say
-from medfl_datasets.bloodcells.files import Cell, Listing, Release, read_cell
+from medfl_datasets.bloodcells.files import CellImage, CellListing, CellRelease, read_cell
 from medfl_datasets.bloodcells.labels import LabelMap
-from medfl_datasets.bloodcells.split import choose_test, find_copies
+from medfl_datasets.bloodcells.split import find_copies, select_test_images
 
-NO_PATIENTS = (
+NO_PATIENTS_WARNING = (
     "warning: {} does not say which cells are of one patient: each image counts as a patient of its own, and cells of "
     "one patient may be at several sites and in several splits"
 )
@@ -40,7 +40,7 @@ NO_PATIENTS = (
 
 
 @dataclass(frozen=True)
-class Cohort:
+class CellCohort:
     """Cells of all releases.
 
     Attributes:
@@ -50,7 +50,7 @@ class Cohort:
         deviations: Differences between the releases and their published numbers.
     """
 
-    cells: dict[int, Cell]
+    cells: dict[int, CellImage]
     labels: LabelMap
     left_out: Counter[str]
     deviations: list[str]
@@ -66,7 +66,7 @@ class Cohort:
         return name
 
 
-class Cells(ImageSpec):
+class CellSpec(ImageSpec):
     """Base spec of data sets of white blood cells.
 
     Class attributes:
@@ -95,7 +95,7 @@ class Cells(ImageSpec):
         return self
 
     @abstractmethod
-    def releases(self) -> list[tuple[Release, Path]]:
+    def releases(self) -> list[tuple[CellRelease, Path]]:
         """Return each release with its folder; at least one."""
 
     @abstractmethod
@@ -118,17 +118,17 @@ class Cells(ImageSpec):
             for line in (f"{release.name}: licence {release.licence}", f"Please cite: {release.citation}")
         ]
 
-    def find(self) -> tuple[LabelMap, list[Listing]]:
+    def find(self) -> tuple[LabelMap, list[CellListing]]:
         """Read and check the label map, and list the cells of each release."""
         labels = self.class_map()
         labels.check([release for release, _ in self.releases()])
         return labels, [release.find(folder) for release, folder in self.releases()]
 
-    def choose(self, files: tuple[LabelMap, list[Listing]], say: Say) -> Choice:
+    def choose(self, files: tuple[LabelMap, list[CellListing]], say: Say) -> Choice:
         """Choose all cells that have a class, and list excluded images first."""
         labels, listings = files
         deviations = _deviations([release for release, _ in self.releases()], listings, say)
-        cells, left_out = _choose(listings, labels, say)
+        cells, left_out = _select_cells(listings, labels, say)
         quarantined = [entry for listing in listings for entry in listing.quarantined]
         first = len(quarantined)
         names = [name for name, _ in quarantined]
@@ -143,12 +143,12 @@ class Cells(ImageSpec):
             cells=lambda place: (names[place],),
             columns=("image",),
             missing={place: reason for place, (_, reason) in enumerate(quarantined)},
-            release=Cohort(dict(enumerate(cells, first)), labels, left_out, deviations),
+            release=CellCohort(dict(enumerate(cells, first)), labels, left_out, deviations),
         )
 
     def drop(self, outcome: Outcome, say: Say) -> dict[int, str]:
         """Return the rows of byte-identical copies and the reasons, unless copies are kept."""
-        cohort: Cohort = outcome.choice.release
+        cohort: CellCohort = outcome.choice.release
         copies = find_copies([cohort.label(place) for place in outcome.kept], _digests(outcome))
         counts = Counter(copies.values())
         described = ", ".join(f"{count} x {reason}" for reason, count in counts.items()) or "there are none"
@@ -161,7 +161,7 @@ class Cells(ImageSpec):
 
     def datalist(self, outcome: Outcome, say: Say) -> Datalist:
         """Build the data list of the images that were read."""
-        cohort: Cohort = outcome.choice.release
+        cohort: CellCohort = outcome.choice.release
         self._check_classes({cohort.class_of(place) for place in outcome.kept}, cohort.labels, say)
         cells, subjects = [cohort.cells[place] for place in outcome.kept], number_subjects(_digests(outcome))
         strata = [f"{cohort.cells[place].source} {cohort.class_of(place)}" for place in outcome.kept]
@@ -177,14 +177,14 @@ class Cells(ImageSpec):
             )
             for place, cell, subject in zip(outcome.kept, cells, subjects, strict=True)
         ]
-        tested = choose_test(strata, subjects, self.test_share, self.seed)
+        test_images = select_test_images(strata, subjects, self.test_share, self.seed)
         releases = [release for release, _ in self.releases()]
         reasons = cohort.left_out + Counter(outcome.reasons.values()) + Counter(outcome.dropped.values())
         return self.make_datalist(
             cohort.labels.classes,
             "blood smear, light microscopy",
             records,
-            ["test" if test else "training" for test in tested],
+            ["test" if test else "training" for test in test_images],
             licence="; ".join(f"{release.name}: {release.licence}" for release in releases),
             citation="; ".join(release.citation for release in releases),
             deviations=cohort.deviations,
@@ -192,27 +192,27 @@ class Cells(ImageSpec):
             exclusions=exclusions(reasons),
         )
 
-    def _check_classes(self, there: set[str], labels: LabelMap, say: Say) -> None:
+    def _check_classes(self, found_classes: set[str], labels: LabelMap, say: Say) -> None:
         """Raise DataError, or warn if `complete` is false, if a class has no image."""
-        gone = [name for name in labels.classes if name not in there]
-        if gone and (self.complete or not there):
+        empty_classes = [name for name in labels.classes if name not in found_classes]
+        if empty_classes and (self.complete or not found_classes):
             raise DataError(
                 "class_without_images",
-                f"no readable image is left of the classes {', '.join(gone)}. Unpack the release again.",
-                classes=gone,
+                f"no readable image is left of the classes {', '.join(empty_classes)}. Unpack the release again.",
+                classes=empty_classes,
             )
-        if gone:
-            say(f"warning: there is no image of the classes {', '.join(gone)}; their numbers stay free")
+        if empty_classes:
+            say(f"warning: there is no image of the classes {', '.join(empty_classes)}; their numbers stay free")
 
 
-class OneRelease(Cells):
+class SingleReleaseSpec(CellSpec):
     """Base spec of a data set that consists of one release.
 
     Class attributes:
         release: Description of the release.
     """
 
-    release: ClassVar[Release]
+    release: ClassVar[CellRelease]
 
     source: Path
     """The folder of the release."""
@@ -222,7 +222,7 @@ class OneRelease(Cells):
         """Return the release's folder in a study's source folder: one of its name, or the source folder itself."""
         return {"source": folder_or_top(top, cls.release.name)}
 
-    def releases(self) -> list[tuple[Release, Path]]:
+    def releases(self) -> list[tuple[CellRelease, Path]]:
         """Return the release with its folder."""
         return [(self.release, self.source)]
 
@@ -232,21 +232,21 @@ def _digests(outcome: Outcome) -> list[str]:
     return [facts["digest"] for facts in outcome.facts]
 
 
-def _deviations(releases: Sequence[Release], listings: Sequence[Listing], say: Say) -> list[str]:
+def _deviations(releases: Sequence[CellRelease], listings: Sequence[CellListing], say: Say) -> list[str]:
     """Report the content of the folders, and return one sentence for each difference from a release."""
     deviations = []
     for release, listing in zip(releases, listings, strict=True):
-        unlike = release.deviation(listing.cells)
-        if unlike is not None:
-            deviations.append(unlike)
-            say(f"warning: {unlike}")
+        difference = release.deviation(listing.cells)
+        if difference is not None:
+            deviations.append(difference)
+            say(f"warning: {difference}")
         for reason, count in listing.passed_over.items():
             say(f"note: {release.name}: {count} x {reason}")
-        say(NO_PATIENTS.format(release.name))
+        say(NO_PATIENTS_WARNING.format(release.name))
     return deviations
 
 
-def _choose(listings: Sequence[Listing], labels: LabelMap, say: Say) -> tuple[list[Cell], Counter[str]]:
+def _select_cells(listings: Sequence[CellListing], labels: LabelMap, say: Say) -> tuple[list[CellImage], Counter[str]]:
     """Select the cells that have a class.
 
     Returns:
