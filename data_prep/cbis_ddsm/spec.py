@@ -105,7 +105,7 @@ class CbisDdsm(ImageSpec):
         """List the files and read the rows of the tables."""
         return read_release(self.source, self.tables, self.abnormality)
 
-    def choose(self, files: tuple[CbisTree, list[Lesion]], say: Say) -> ingest_choice.CbisSelection:
+    def choose(self, files: tuple[CbisTree, list[Lesion]], say: Say) -> ingest_choice.Choice:
         """Choose all images of the tables that have a file, without training images of patients in the test set."""
         tree, lesions = files
         differences = deviations(lesions)
@@ -118,7 +118,7 @@ class CbisDdsm(ImageSpec):
         _report_selection(choice, say)
         report_files(tree, lesions, films, len(images), say)
         places = sorted(films)
-        return ingest_choice.CbisSelection(
+        return ingest_choice.Choice(
             items=[films[place] for place in places],
             places=places,
             files=Film.paths,

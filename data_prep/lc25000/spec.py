@@ -132,7 +132,7 @@ class LC25000(ImageSpec):
         """Build the data list of the images that were read; the copies of a tile have one ``subject_id``."""
         files, warnings = outcome.choice.release
         classes = classes_of(self.organ)
-        kept_folders = [files.folders[place - len(files.quarantined)] for place in outcome.kept_folders]
+        kept_folders = [files.folders[place - len(files.quarantined)] for place in outcome.kept]
         differences = _deviations(kept_folders, classes, outcome)
         groups, group_warnings = _group_rows(kept_folders, outcome, self.groups, say)
         for sentence in [*differences, *group_warnings]:
