@@ -56,7 +56,7 @@ def fetch_maps(source: Path, maps: MapSelection, wanted: Sequence[tuple[Subject,
     for number, (subject, derivative) in enumerate(wanted, 1):
         lacking += not _fetch_map(source, maps, subject, derivative, url.rstrip("/"))
         if number % PROGRESS_INTERVAL == 0 or number == len(wanted):
-            say(f"downloading: {number} of {len(wanted)} maps{f', {lacking} are not there' if lacking else ''}")
+            say(f"downloading: {number} of {len(wanted)} maps{f', {lacking} are not on the server' if lacking else ''}")
 
 
 def _fetch_map(source: Path, maps: MapSelection, subject: Subject, derivative: str, url: str) -> bool:

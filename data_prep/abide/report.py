@@ -167,8 +167,8 @@ FIGURE_WIDTH = 7.4
 
 
 UNAVAILABLE = (
-    "The runs used an atlas; it can't be read any more where the data were, so its regions are not drawn. They are "
-    "drawn when the page is written where the data are."
+    "The runs used an atlas that can't be read from the data folder any more, so its regions are not drawn. To draw "
+    "them, write the report on the machine that has the data."
 )
 """Text of the section if the atlas can't be read any more."""
 
@@ -184,7 +184,7 @@ class AtlasSection(TemplateSection):
 
     def sources(self, data: ReportData) -> list[str]:
         """Return the data sources of the figure."""
-        drawn = (self.values(data) or {}).get("atlas", {}).get("picture")
+        drawn = (self.values(data) or {}).get("atlas", {}).get("figure")
         return ["the atlas and the images of the data"] if drawn else []
 
 
@@ -204,9 +204,9 @@ def atlas_values(groups: Sequence[Group]) -> Meta | None:
         except (MedflError, OSError, ValueError, KeyError, TypeError, IndexError):
             continue  # the page is about the runs; what has become of their data is no fault of theirs
         if view is not None:
-            return {"picture": _draw_figure(view), "caption": _caption(view, private), "lost": ""}
+            return {"figure": _draw_figure(view), "caption": _caption(view, private), "unavailable": ""}
     used = any(run.run.identity.task.regions is not None for run in runs)
-    return {"picture": None, "caption": "", "lost": UNAVAILABLE} if used else None
+    return {"figure": None, "caption": "", "unavailable": UNAVAILABLE} if used else None
 
 
 def _caption(view: AtlasView, private: bool) -> str:
@@ -217,11 +217,15 @@ def _caption(view: AtlasView, private: bool) -> str:
     if view.images:
         channel = f" of the channel {view.channel}" if view.channel else ""
         few = f"{view.images} of {view.persons}" if view.images < view.persons else f"{view.images}"
-        text += f"Behind them in grey: the mean{channel} over {few} training images from all sites, one of each person."
+        text += (
+            f"The grey background is the mean{channel} over {few} training images from all sites, one of each person."
+        )
     elif private:
-        text += "No image is behind them: differential privacy does not cover a picture of training images."
+        text += "No image is behind them, because differential privacy does not cover a mean of training images."
     else:
-        text += f"No image is behind them: a mean of fewer than {MIN_PERSONS} persons could show a single one."
+        text += (
+            f"No image is behind them, because a mean of fewer than {MIN_PERSONS} persons could reveal a single image."
+        )
     return text + (" Left is left." if view.upright else "")
 
 

@@ -138,7 +138,7 @@ class Abide(ImageSpec):
             if not self.phenotypes.is_file():
                 raise DataError(
                     "missing_file",
-                    f"expected the phenotypic file {self.phenotypes}, there is none. Give another --phenotypes.",
+                    f"expected the phenotypic file {self.phenotypes}, found none. Give another --phenotypes.",
                     path=self.phenotypes,
                 )
             return self.phenotypes
@@ -146,7 +146,7 @@ class Abide(ImageSpec):
         if path is None and not self.download:
             raise DataError(
                 "missing_file",
-                f"expected the phenotypic file {self.source / FILE}, there is none. Add --download, or give the file "
+                f"expected the phenotypic file {self.source / FILE}, found none. Add --download, or give the file "
                 "as --phenotypes.",
                 path=self.source / FILE,
             )
@@ -297,8 +297,8 @@ def _check_classes(subjects: Sequence[Subject]) -> None:
     if empty_classes:
         raise DataError(
             "class_without_images",
-            f"no subject with all maps is left of the classes {', '.join(empty_classes)}. Ask for fewer --derivatives, or add "
-            "--download.",
+            f"no subject with all maps is left of the classes {', '.join(empty_classes)}. Ask for fewer "
+            "--derivatives, or add --download.",
             classes=empty_classes,
         )
 

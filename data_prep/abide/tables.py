@@ -191,8 +191,8 @@ def _check_rows(table: Table) -> None:
     if not table.rows:
         raise DataError(
             "too_few_patients",
-            f"expected subjects in {table.path}, none has files (FILE_ID) and passed the raters ({', '.join(QUALITY_CRITERIA)}). "
-            f"Give PCP's file, {FILE}.",
+            f"expected subjects in {table.path}, none has files (FILE_ID) and passed the raters "
+            f"({', '.join(QUALITY_CRITERIA)}). Give PCP's file, {FILE}.",
             path=table.path,
             minimum=1,
             found=0,

@@ -46,7 +46,7 @@ SUBCLASSES = {
 """Maps the code of each of FedSDC's ten sub-classes to its name. Platelets and cells without a stated sub-class are
 excluded."""
 
-NO_CELL_TYPE = "the name does not begin with a kind of cell of its folder"
+NO_CELL_TYPE = "the name does not start with a cell type of its folder"
 """Exclusion reason of an image."""
 
 _CLASS_OF = {code: folder for folder, codes in FOLDERS.items() for code in codes}

@@ -33,8 +33,8 @@ from medfl_datasets.bloodcells.labels import LabelMap
 from medfl_datasets.bloodcells.split import find_copies, select_test_images
 
 NO_PATIENTS_WARNING = (
-    "warning: {} does not say which cells are of one patient: each image counts as a patient of its own, and cells of "
-    "one patient may be at several sites and in several splits"
+    "warning: {} does not state which cells are of one patient: each image counts as a patient of its own, and "
+    "cells of one patient may be at several sites and in several splits"
 )
 """Warning that is given for every release."""
 
@@ -202,7 +202,7 @@ class CellSpec(ImageSpec):
                 classes=empty_classes,
             )
         if empty_classes:
-            say(f"warning: there is no image of the classes {', '.join(empty_classes)}; their numbers stay free")
+            say(f"warning: there is no image of the classes {', '.join(empty_classes)}; their numbers stay unused")
 
 
 class SingleReleaseSpec(CellSpec):
@@ -240,7 +240,7 @@ def _deviations(releases: Sequence[CellRelease], listings: Sequence[CellListing]
         if difference is not None:
             deviations.append(difference)
             say(f"warning: {difference}")
-        for reason, count in listing.passed_over.items():
+        for reason, count in listing.skipped.items():
             say(f"note: {release.name}: {count} x {reason}")
         say(NO_PATIENTS_WARNING.format(release.name))
     return deviations
@@ -263,4 +263,4 @@ def _select_cells(listings: Sequence[CellListing], labels: LabelMap, say: Say) -
     chosen = [cell for cell in cells if (cell.source, cell.code) not in codes]
     if not chosen:
         raise DataError("no_labelled_images", "no image has a class. Give another folder, or another label map.")
-    return chosen, left_out + sum((listing.passed_over for listing in listings), Counter())
+    return chosen, left_out + sum((listing.skipped for listing in listings), Counter())

@@ -21,7 +21,7 @@ SUFFIXES = (".bmp", ".jpg", ".jpeg", ".png", ".tif", ".tiff")
 DOT_FILE = "a stray file whose name begins with a dot"
 """Reason to skip a file: it is hidden."""
 
-NO_IMAGE = "a file that is no image, by its name"
+NO_IMAGE = "a file whose name is not that of an image"
 """Reason to skip a file: its ending is not that of an image."""
 
 FolderTree = Mapping[str, Sequence[str]]
@@ -51,22 +51,22 @@ class CellListing:
 
     Attributes:
         cells: The images, in the order of folders and names.
-        passed_over: Maps each reason to the number of skipped files.
+        skipped: Maps each reason to the number of skipped files.
         quarantined: Pairs of the name of an excluded image and the reason.
     """
 
     cells: list[CellImage] = field(default_factory=list)
-    passed_over: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)
     quarantined: list[tuple[str, str]] = field(default_factory=list)
 
     def images(self, names: Sequence[str]) -> list[str]:
-        """Return the image files among a folder's files, and count the others in `passed_over`."""
+        """Return the image files among a folder's files, and count the others in `skipped`."""
         images = []
         for name in names:
             if name.startswith("."):
-                self.passed_over[DOT_FILE] += 1
+                self.skipped[DOT_FILE] += 1
             elif Path(name).suffix.lower() not in SUFFIXES:
-                self.passed_over[NO_IMAGE] += 1
+                self.skipped[NO_IMAGE] += 1
             else:
                 images.append(name)
         return images
@@ -108,8 +108,8 @@ class CellRelease:
         if not difference:
             return None
         return (
-            f"{self.name}: the release has {sum(self.published.values())} images, here are {len(cells)}; unlike it "
-            f"are {', '.join(difference)}"
+            f"{self.name}: the release has {sum(self.published.values())} images, found {len(cells)}; different "
+            f"counts: {', '.join(difference)}"
         )
 
     def top(self, source: Path) -> Path:
@@ -121,7 +121,7 @@ class CellRelease:
         if not source.is_dir():
             raise DataError(
                 "missing_folder",
-                f"expected the folder of {self.title} at {source}, there is none. Give another --source.",
+                f"expected the folder of {self.title} at {source}, found none. Give another --source.",
                 path=source,
             )
         for folder in (source, *_subfolders(source)):
@@ -159,7 +159,7 @@ class CellRelease:
                 hint = did_you_mean(folder, self.classes)
                 raise DataError(
                     "unknown_class_folder",
-                    f"the folder '{folder}' is no class of {self.title}. {hint} Rename it, or take it out.",
+                    f"the folder '{folder}' is not a class of {self.title}. {hint} Rename or remove it.",
                     release=self.name,
                     folder=folder,
                 )

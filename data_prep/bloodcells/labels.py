@@ -53,14 +53,14 @@ class LabelMap(Strict):
             if codes is None:
                 raise SettingsError(
                     "missing_release",
-                    f"the label map says nothing of {release.name}. Add it to 'sources'.",
+                    f"the label map has no entry for {release.name}. Add it to 'sources'.",
                     release=release.name,
                 )
             missing = [code for code in release.published if code not in codes]
             if missing:
                 raise SettingsError(
                     "missing_cell_type",
-                    f"the label map lacks these kinds of cells of {release.name}: {', '.join(missing)}. Give each of "
+                    f"the label map lacks these cell types of {release.name}: {', '.join(missing)}. Give each of "
                     "them a class, or null to leave it out.",
                     release=release.name,
                     cell_types=missing,
@@ -70,7 +70,7 @@ class LabelMap(Strict):
                     hint = did_you_mean(code, release.published)
                     raise SettingsError(
                         "unknown_cell_type",
-                        f"the label map names '{code}', no kind of cell of {release.name}. {hint}",
+                        f"the label map names '{code}', which is not a cell type of {release.name}. {hint}",
                         release=release.name,
                         cell_type=code,
                     )
@@ -79,15 +79,13 @@ class LabelMap(Strict):
     def _check_classes(self) -> None:
         """Raise SettingsError if a class is repeated, unknown or unused."""
         if len(set(self.classes)) < len(self.classes):
-            raise SettingsError(
-                "duplicate_class", "a class stands twice in 'classes' of the label map. Take it out once."
-            )
+            raise SettingsError("duplicate_class", "a class occurs twice in 'classes' of the label map. Remove one.")
         used = {name for codes in self.sources.values() for name in codes.values() if name is not None}
         for name in sorted(used - set(self.classes)):
             hint = did_you_mean(name, self.classes)
             raise SettingsError(
                 "unknown_class",
-                f"'classes' of the label map lacks '{name}', which a kind of cell belongs to. {hint} Add it, or "
+                f"'classes' of the label map lacks '{name}', the class of a cell type. {hint} Add it, or "
                 "correct 'sources'.",
                 name=name,
             )
@@ -95,8 +93,7 @@ class LabelMap(Strict):
         if unused:
             raise SettingsError(
                 "unused_class",
-                f"the label map has no kind of cell that belongs to the classes {', '.join(unused)}. Take them out of "
-                "'classes'.",
+                f"the label map has no cell type for the classes {', '.join(unused)}. Take them out of 'classes'.",
                 classes=unused,
             )
 

@@ -40,7 +40,7 @@ CODES: dict[str, str | None] = {
 }
 """Maps each code to its cell type."""
 
-NO_FILE = "the image is not there"
+NO_FILE = "the image has no file"
 """Exclusion reason of a line of the table."""
 
 NO_LINE = f"{TABLE_FILE} has no line for the image"
@@ -106,7 +106,7 @@ def read_annotations(path: Path) -> dict[str, MatekAnnotation]:
         if key in lines:
             raise DataError(
                 "duplicate_row",
-                f"line {number} of {path} is about the same image as an earlier one. Download it again.",
+                f"line {number} of {path} names the same image as an earlier one. Download it again.",
                 path=path,
                 line=number,
             )
@@ -154,7 +154,7 @@ def find(source: Path) -> CellListing:
     if table is None:
         raise DataError(
             "missing_file",
-            f"expected {TABLE_FILE} of {RELEASE.title} in {top} or one folder above, there is none. The Cancer Imaging "
+            f"expected {TABLE_FILE} of {RELEASE.title} in {top} or one folder above, found none. The Cancer Imaging "
             "Archive has it beside the images: download it into this folder.",
             path=top / TABLE_FILE,
         )

@@ -143,8 +143,8 @@ def _raise_rows(table: Table, code: str, wrong: list[bool], expected: str, **fie
     if rows:
         raise DataError(
             code,
-            f"expected {expected} of {table.path}, not so in {len(rows)} of {len(wrong)} rows: {row_list(rows)}. "
-            "Correct them.",
+            f"expected {expected} of {table.path}, found other values in {len(rows)} of {len(wrong)} rows: "
+            f"{row_list(rows)}. Correct them.",
             path=table.path,
             rows=rows,
             total=len(wrong),

@@ -51,7 +51,7 @@ TARGETS = ("mask", "pathology")
 """Choices of `BreastUltrasound.target`: the learning target of an image."""
 
 NO_IMAGE, NO_MASK = "there is no file of the image", "there is no file of the mask"
-NO_LESION = "the image is normal: it has no lesion to be benign or malignant"
+NO_LESION = "the image is normal, without a benign or malignant lesion"
 """Exclusion reasons of rows of the table."""
 
 

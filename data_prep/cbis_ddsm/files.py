@@ -84,7 +84,7 @@ def list_files(top: Path) -> CbisTree:
     if not top.is_dir():
         raise DataError(
             "missing_folder",
-            f"expected the folder of CBIS-DDSM at {top}, there is none. Give another --source.",
+            f"expected the folder of CBIS-DDSM at {top}, found none. Give another --source.",
             path=top,
         )
     tree, metadata = CbisTree(Path(os.path.abspath(top))), []

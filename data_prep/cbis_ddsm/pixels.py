@@ -111,7 +111,7 @@ def _read_crop(files: Sequence[Path], film: Film, options: Options) -> DicomImag
         if not is_mask(image.pixels, image.extent):
             return image
     raise DataError(
-        "mask_without_image", "only the mask of the lesion is there, not the lesion itself. Download this series again."
+        "mask_without_image", "only the mask of the lesion exists, not its crop. Download this series again."
     )
 
 
@@ -142,6 +142,6 @@ def _read(path: Path, film: Film, options: Options) -> DicomImage:
     image = open_mammogram(path, voi=options.voi, pseudonyms=film.names)
     if image.series and image.series not in film.series:
         raise DataError(
-            "wrong_series", "the file is of another series than its folder says. Download this series again."
+            "wrong_series", "the file belongs to another series than its folder. Download this series again."
         )
     return image

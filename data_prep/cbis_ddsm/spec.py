@@ -59,7 +59,7 @@ CITATION = (
 VIEWS = ("full", "crop")
 """Choices of `CbisDdsm.view`: whole mammograms, or crops of lesions."""
 
-NO_FILE = "there is no file of its series"
+NO_FILE = "its series has no file"
 """Exclusion reason of an image."""
 
 
@@ -172,12 +172,12 @@ def _report_headers(headers: Sequence[Mapping[str, Any]], say: Say) -> None:
     burned = sum("burned_in" in facts for facts in headers)
     if burned:
         say(
-            f"warning: the headers of {burned} images say that names or the like are burned into the pixels: look at "
-            "them ('burned_in' in the data list) before you use or share the array"
+            f"warning: the headers of {burned} images state that names or similar text are burned into the pixels: "
+            "look at them ('burned_in' in the data list) before you use or share the array"
         )
     naming = sum("identifying" in facts for facts in headers)
     if naming:
-        say(f"warning: the headers of {naming} images may tell who the patient is; nothing of them was kept")
+        say(f"warning: the headers of {naming} images may identify the patient; nothing of them was kept")
 
 
 def _intents(used: Sequence[tuple[CbisImage, Mapping[str, object]]]) -> list[str]:
@@ -191,8 +191,8 @@ def _check_classes(classes: Sequence[str], labels: Collection[int], failed: Mapp
     if empty_classes:
         raise DataError(
             "class_without_images",
-            f"no readable image is left of the classes {', '.join(empty_classes)}: {describe_counts(failed)}. Download the "
-            "missing images.",
+            f"no readable image is left of the classes {', '.join(empty_classes)}: {describe_counts(failed)}. "
+            "Download the missing images.",
             classes=empty_classes,
             reasons=dict(Counter(failed.values())),
         )

@@ -189,7 +189,7 @@ def _check(table: Table, rows: Sequence[Mapping[str, str]], key: str, pattern: s
         raise DataError(
             "invalid_value",
             f"expected {expected} in the column '{_columns(table)[key]}' of {table.path}, {len(wrong)} of {len(rows)} "
-            f"rows hold something else: {row_list(wrong)}. Download the table again.",
+            f"rows have another value: {row_list(wrong)}. Download the table again.",
             path=table.path,
             column=_columns(table)[key],
             rows=wrong,

@@ -62,7 +62,7 @@ def find_files(source: Path) -> CelebaFiles:
     if not source.is_dir():
         raise DataError(
             "missing_folder",
-            f"expected the folder of CelebA at {source}, there is none. Give another --source.",
+            f"expected the folder of CelebA at {source}, found none. Give another --source.",
             path=source,
         )
     tables: defaultdict[str, list[Path]] = defaultdict(list)
@@ -128,7 +128,7 @@ def _images_by_name(source: Path, paths: list[Path]) -> dict[str, Path]:
     if not paths:
         raise DataError(
             "no_images",
-            f"expected the images 000001.jpg, ... of CelebA in {source} or folders in it, there are none. Unpack "
+            f"expected the images 000001.jpg, ... of CelebA in {source} or folders in it, found none. Unpack "
             f"{IMAGE_FOLDER_PREFIX}.zip there.",
             path=source,
         )

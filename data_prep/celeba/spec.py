@@ -139,7 +139,8 @@ class CelebA(ImageSpec):
         sizes = sum(facts["size"] != OFFICIAL_IMAGE_SIZE for facts in outcome.facts)
         if sizes:
             differences.append(
-                f"{sizes} of {len(outcome.kept)} images are not of {OFFICIAL_IMAGE_SIZE[0]} x {OFFICIAL_IMAGE_SIZE[1]} pixels, as in CelebA"
+                f"{sizes} of {len(outcome.kept)} images do not have {OFFICIAL_IMAGE_SIZE[0]} x "
+                f"{OFFICIAL_IMAGE_SIZE[1]} pixels, as in CelebA"
             )
             say(f"warning: {differences[-1]}")
         classes = [f"no {release.attribute.name}", release.attribute.name]
@@ -160,7 +161,7 @@ def _read_tables(files: CelebaFiles, attribute: str, split: str, min_images: int
     if split == "official" and files.partition is None:
         raise DataError(
             "missing_file",
-            f"expected {PARTITION}.txt or {PARTITION}.csv for the official split, there is none. Put it beside the "
+            f"expected {PARTITION}.txt or {PARTITION}.csv for the official split, found none. Put it beside the "
             "folder of images, or leave out --split.",
             file=f"{PARTITION}.txt",
             setting="split",
@@ -168,7 +169,7 @@ def _read_tables(files: CelebaFiles, attribute: str, split: str, min_images: int
     if min_images > 1 and files.identity is None:
         raise DataError(
             "missing_file",
-            f"expected {IDENTITY}.txt to count the images of each person, there is none. Put it beside the folder of "
+            f"expected {IDENTITY}.txt to count the images of each person, found none. Put it beside the folder of "
             "images, or leave out --min-images.",
             file=f"{IDENTITY}.txt",
             setting="min_images",
@@ -207,7 +208,7 @@ def _select_images(
     images = release.attribute.images
     surplus = len(files.images.keys() - set(images))
     if surplus:
-        say(f"note: {surplus} image files are in no row of {files.attributes.name}: they are passed over")
+        say(f"note: {surplus} image files are in no row of {files.attributes.name}: they are skipped")
     reasons = {place: NO_FILE for place, image in enumerate(images) if image not in files.images}
     if len(reasons) == len(images):
         raise DataError(

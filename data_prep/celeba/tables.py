@@ -177,7 +177,7 @@ def _pop_image_count(path: Path, lines: list[tuple[int, str]]) -> int:
     if not first.isdecimal():
         raise DataError(
             "missing_row_count",
-            f"expected the number of images in the first line of {path}, it is no number. Download again.",
+            f"expected the number of images in the first line of {path}, it is not a number. Download again.",
             path=path,
         )
     return int(first)
@@ -214,9 +214,7 @@ def _read_column(path: Path, lines: list[tuple[int, str]], attribute: str | None
             wrong.append(number)
     _raise_lines(path, "wrong_cell_count", wrong, len(lines), f"{width} cells", expected=width)
     if not names:
-        raise DataError(
-            "empty_table", f"expected rows of images in {path}, there are none. Download it again.", path=path
-        )
+        raise DataError("empty_table", f"expected rows of images in {path}, found none. Download it again.", path=path)
     return _TableColumn(path, columns, names, values, [number for number, _ in lines])
 
 

@@ -62,14 +62,14 @@ def read_release(source: Path) -> DecathlonTask:
     if not path.is_file():
         raise DataError(
             "missing_file",
-            f"expected {TASK_FILE} of a task of the Medical Segmentation Decathlon in {source}, there is none. Give the "
+            f"expected {TASK_FILE} of a task of the Medical Segmentation Decathlon in {source}, found none. Give the "
             "folder of one task, such as Task04_Hippocampus.",
             path=path,
         )
     try:
         values: Any = json.loads(path.read_bytes())
     except (ValueError, RecursionError):
-        raise DataError("invalid_json", f"{path} is no valid JSON. Unpack the task again.", path=path) from None
+        raise DataError("invalid_json", f"{path} is not valid JSON. Unpack the task again.", path=path) from None
     entries = values.get("training") if isinstance(values, dict) else None
     if not isinstance(entries, list) or not entries:
         raise DataError(
@@ -96,8 +96,8 @@ def _read_cases(source: Path, entries: Sequence[Any], path: Path) -> list[Case]:
     if incomplete_cases:
         raise DataError(
             "missing_value",
-            f"expected 'image' and 'label' in each case of 'training' of {path}, missing in case {first_names(incomplete_cases)}. "
-            "Add the mask, or take the case out of the list.",
+            f"expected 'image' and 'label' in each case of 'training' of {path}, missing in case "
+            f"{first_names(incomplete_cases)}. Add the mask, or take the case out of the list.",
             path=path,
             cases=incomplete_cases,
         )
@@ -110,8 +110,8 @@ def _read_cases(source: Path, entries: Sequence[Any], path: Path) -> list[Case]:
         if duplicates:
             raise DataError(
                 "shared_file",
-                f"expected one mask for each image in 'training' of {path}, the {what} of case {first_names(duplicates)} is "
-                "that of an earlier case, too. Keep one of them.",
+                f"expected one mask for each image in 'training' of {path}, the {what} of case "
+                f"{first_names(duplicates)} is also that of an earlier case. Keep one of them.",
                 path=path,
                 what=what,
                 cases=duplicates,
@@ -147,14 +147,14 @@ def _numbered_names(names: Any, key: str, path: Path, minimum_count: int) -> lis
         names: Dictionary from number (as text) to name.
         key: Name of the dictionary in the file, for messages.
         path: The file, for messages.
-        least: Minimum number of names.
+        minimum_count: Minimum number of names.
     """
     count = len(names) if isinstance(names, dict) else 0
     if count < minimum_count or set(names) != set(map(str, range(count))):
         raise DataError(
             "wrong_numbering",
-            f'expected an object {{"0": name, "1": name, ...}} in \'{key}\' of {path}, with at least {minimum_count} names and '
-            "numbers from 0 without gaps, got another. Correct it.",
+            f'expected an object {{"0": name, "1": name, ...}} in \'{key}\' of {path}, with at least '
+            f"{minimum_count} names and numbers from 0 without gaps, got another. Correct it.",
             path=path,
             key=key,
             minimum=minimum_count,

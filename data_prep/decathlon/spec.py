@@ -90,10 +90,10 @@ class Decathlon(VolumeSpec):
     def volumes(self, files: DecathlonTask, say: Say) -> Volumes:
         """Return the cases of the task, with the site and patient of each from the table."""
         if files.others:
-            say(f"note: {files.others} volumes without masks are passed over")
+            say(f"note: {files.others} volumes without masks are skipped")
         facts, patients = self._read_table(files)
         if self.group_column is None:
-            say("note: each case counts as a patient of its own (--table and --group-column would say otherwise)")
+            say("note: each case counts as a patient of its own (--table and --group-column name the patients)")
         return Volumes(
             files.cases,
             list(range(1, len(files.cases) + 1)),

@@ -95,7 +95,7 @@ class Derm7pt(ImageSpec):
             say(f"warning: {sentence}")
         places, left_out = _select_cases(files, self.view, say)
         files.check_images(self.view, places)
-        say("note: Derm7pt does not say which cases are of one patient: each case counts as a patient of its own")
+        say("note: Derm7pt does not state which cases are of one patient: each case counts as a patient of its own")
         numbers = files.table.numbers
         cases = [files.table.rows[place] for place in places]
         subjects = number_subjects([case["case_num"] for case in cases])
@@ -127,8 +127,8 @@ class Derm7pt(ImageSpec):
         if empty_groups:
             raise DataError(
                 "class_without_images",
-                f"no readable image is left of the classes {', '.join(map(repr, empty_groups))}. Mend the files of these "
-                "classes.",
+                f"no readable image is left of the classes {', '.join(map(repr, empty_groups))}. Repair the files of "
+                "these classes.",
                 classes=empty_groups,
             )
         classes = list(DIAGNOSIS_GROUPS)
@@ -190,8 +190,8 @@ def _select_cases(release: Derm7ptRelease, view: str, say: Say) -> tuple[list[in
     if empty_groups:
         raise DataError(
             "class_without_images",
-            f"expected cases of all groups of diagnoses, {', '.join(DIAGNOSIS_GROUPS)}; there are none of {', '.join(empty_groups)} in "
-            f"{release.table.path}. Give the whole release.",
+            f"expected cases of all groups of diagnoses, {', '.join(DIAGNOSIS_GROUPS)}; there are none of "
+            f"{', '.join(empty_groups)} in {release.table.path}. Give the whole release.",
             path=release.table.path,
             classes=empty_groups,
         )

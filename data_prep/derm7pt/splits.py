@@ -44,14 +44,14 @@ def read_splits(folder: Path, cases: int) -> list[str]:
 def _read_indexes(path: Path) -> list[int]:
     """Read the indices in a file; raise DataError if the file is missing or contains anything else."""
     if not path.is_file():
-        raise DataError("missing_file", f"expected the index file {path}, there is none. {UNPACK_HINT}", path=path)
+        raise DataError("missing_file", f"expected the index file {path}, found none. {UNPACK_HINT}", path=path)
     table = read_table(path)
     values = table.column("indexes")
     wrong = [number for number, value in zip(table.numbers, values, strict=True) if not value.isdecimal()]
     if wrong:
         raise DataError(
             "invalid_value",
-            f"expected whole numbers from 0 in {path}, {len(wrong)} of {len(values)} rows hold something else: "
+            f"expected whole numbers from 0 in {path}, {len(wrong)} of {len(values)} rows have another value: "
             f"{row_list(wrong)}. {UNPACK_HINT}",
             path=path,
             column="indexes",

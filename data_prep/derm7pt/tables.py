@@ -130,7 +130,8 @@ class Derm7ptRelease:
             counts = {group: pairs[split, group] for group in DIAGNOSIS_GROUPS}
             if counts != official:
                 sentences.append(
-                    f"{split}: {_describe_group_counts(counts)}; the official release has {_describe_group_counts(official)}"
+                    f"{split}: {_describe_group_counts(counts)}; the official release has "
+                    f"{_describe_group_counts(official)}"
                 )
         if sum(self.doubled) != DOUBLED_CASES:
             sentences.append(
@@ -201,7 +202,7 @@ def _find_folder(source: Path) -> Path:
             return folder
     raise DataError(
         "missing_file",
-        f"expected the table meta/meta.csv of Derm7pt in {source}, there is none. Unpack release_v0.zip and give the "
+        f"expected the table meta/meta.csv of Derm7pt in {source}, found none. Unpack release_v0.zip and give the "
         "folder release_v0 as --source.",
         path=source / "meta" / "meta.csv",
     )
@@ -242,7 +243,7 @@ def _check_cells(table: Table) -> None:
         raise DataError(
             "invalid_value",
             f"expected {' or '.join(SEXES)} in the column 'sex' of {table.path}, {len(wrong)} of {len(table.rows)} "
-            f"rows hold something else: {row_list(wrong)}. {UNPACK_HINT}",
+            f"rows have another value: {row_list(wrong)}. {UNPACK_HINT}",
             path=table.path,
             column="sex",
             rows=wrong,

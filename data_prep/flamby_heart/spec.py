@@ -105,7 +105,7 @@ class FlambyHeart(WholeSpec):
         differences = unlike_published(centres, splits, OFFICIAL_COUNTS, "rows")
         for sentence in differences:
             say(f"warning: {sentence}")
-        say("note: the files do not say who a patient is: each row counts as a patient of its own")
+        say("note: the files contain no patient identifiers: each row counts as a patient of its own")
         names, numbers = build_features(hospitals)
         vectors = np.concatenate(list(_scale_features(numbers, tests, self.scale).values())).astype(np.float32)
         datalist = Datalist(

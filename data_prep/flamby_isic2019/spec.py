@@ -131,7 +131,7 @@ class FlambyISIC2019(ImageSpec):
         if not (self.source / IMAGE_FOLDER).is_dir():
             raise DataError(
                 "missing_folder",
-                f"expected the folder {IMAGE_FOLDER} in {self.source}, there is none. Run download_isic.py and "
+                f"expected the folder {IMAGE_FOLDER} in {self.source}, found none. Run download_isic.py and "
                 "resize_images.py of FLamby's fed_isic2019, and give the folder that they wrote to.",
                 path=self.source / IMAGE_FOLDER,
             )
@@ -156,7 +156,10 @@ class FlambyISIC2019(ImageSpec):
         for sentence in differences:
             say(f"warning: {sentence}")
         if self.groups == "image":
-            say("note: each image counts as a patient of its own, as FLamby splits: a lesion may be on both sides")
+            say(
+                "note: each image counts as a patient of its own, as FLamby splits: a lesion may be in training and "
+                "in test"
+            )
         paths = [files.images / f"{name}.jpg" for name in published.names]
         places = [place for place, path in enumerate(paths) if path.is_file()]
         if not places:
@@ -240,8 +243,8 @@ def _labels(table: Table) -> list[int]:
     if wrong:
         raise DataError(
             "wrong_label",
-            f"expected 0 to {len(CLASSES) - 1} in 'target' of {table.path}, not so in {row_list(wrong)}. Take the "
-            "table as published.",
+            f"expected 0 to {len(CLASSES) - 1} in 'target' of {table.path}, found other values in {row_list(wrong)}. "
+            "Take the table as published.",
             path=table.path,
             column="target",
             rows=wrong,

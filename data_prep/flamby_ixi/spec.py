@@ -61,7 +61,7 @@ VOLUME_FOLDER, SPLIT_TABLE = "IXI_sample", "metadata_tiny.csv"
 STRUCTURES = ("background", "brain")
 """Names of the mask values 0 and 1."""
 
-NO_FILE = "there is not one volume and one mask"
+NO_FILE = "the folder does not contain exactly one volume and one mask"
 """Exclusion reason of a row of the table."""
 
 _SUBJECT = re.compile(r"IXI(\d{3})-([A-Za-z]+)-\d+")
@@ -117,8 +117,8 @@ class FlambyIXI(ImageSpec):
         if len(folders) != 1:
             raise DataError(
                 "wrong_folder_count",
-                f"expected one folder {VOLUME_FOLDER} in {self.source}, there are {len(folders)}. Unpack IXI Tiny there, as "
-                "download.py of FLamby's fed_ixi does.",
+                f"expected one folder {VOLUME_FOLDER} in {self.source}, there are {len(folders)}. Unpack IXI Tiny "
+                "there, as download.py of FLamby's fed_ixi does.",
                 path=self.source,
                 name=VOLUME_FOLDER,
                 expected=1,
@@ -152,7 +152,7 @@ class FlambyIXI(ImageSpec):
             say(f"warning: {sentence}")
         surplus = len(files.subjects) - len(cases) - len(missing)
         if surplus > 0:
-            say(f"note: {surplus} subjects are in no row of {SPLIT_TABLE}: they are passed over")
+            say(f"note: {surplus} subjects are in no row of {SPLIT_TABLE}: they are skipped")
         return Choice(
             items=list(cases.values()),
             places=list(cases),
@@ -227,7 +227,7 @@ def read_resized(case: Case, size: tuple[int, ...]) -> LoadedItem:
         with decoding():
             head = nibabel.load(path)
             if not isinstance(head, SpatialImage) or len(head.shape) != 3:
-                raise DataError("unsupported_file", "a file is no volume of three axes", axes=3)
+                raise DataError("unsupported_file", "a file is not a volume of three axes", axes=3)
             values.append(np.asarray(head.dataobj, dtype=np.float32))
         if path == case.image:
             edges = np.linalg.norm(head.affine[:3, :3], axis=0) * np.array(head.shape) / np.array(size)
@@ -235,7 +235,7 @@ def read_resized(case: Case, size: tuple[int, ...]) -> LoadedItem:
     if image.shape != mask.shape:
         raise DataError(
             "wrong_shape",
-            "the mask is of another size than its image. Unpack both again.",
+            "the mask has another size than its image. Unpack both again.",
             what="mask",
             expected=image.shape,
             found=mask.shape,
@@ -265,8 +265,8 @@ def _find_cases(files: IxiFiles, published: PublishedSplits) -> tuple[dict[int, 
         if folder is not None and files.hospitals[number] != site:
             raise DataError(
                 "contradicting_site",
-                f"table row {published.table.numbers[place]} of {published.table.path} tells another hospital than the "
-                "name of that subject's folder. Take the table as published.",
+                f"table row {published.table.numbers[place]} of {published.table.path} names another hospital than the "
+                "name of the subject's folder. Take the table as published.",
                 path=published.table.path,
                 row=published.table.numbers[place],
             )

@@ -103,12 +103,12 @@ class FlambyKiTS19(VolumeSpec):
         folders = {path.parent.name: path.parent for path in sorted(self.source.rglob(IMAGE_FILE))}
         surplus = len(folders.keys() - set(files.names))
         if surplus:
-            say(f"note: {surplus} cases are in no row of {SPLIT_TABLE}: they are passed over")
+            say(f"note: {surplus} cases are in no row of {SPLIT_TABLE}: they are skipped")
         if not folders.keys() & set(files.names):
             raise DataError(
                 "no_images",
-                f"expected folders case_00000, ... with {IMAGE_FILE} in {self.source}, there is none of {SPLIT_TABLE}. Give the "
-                "folder kits19, after its get_imaging.",
+                f"expected folders case_00000, ... with {IMAGE_FILE} in {self.source}, found none of {SPLIT_TABLE}. "
+                "Give the folder kits19, after its get_imaging.",
                 path=self.source,
                 table=SPLIT_TABLE,
             )

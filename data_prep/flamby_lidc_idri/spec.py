@@ -107,8 +107,8 @@ class FlambyLidcIdri(VolumeSpec):
         if not folders.keys() & set(published.names):
             raise DataError(
                 "no_images",
-                f"expected folders with {IMAGE_FILE}, named as in {SPLIT_TABLE}, in {self.source}, there is none. Give the folder "
-                "that FLamby's download_ct_scans.py writes to.",
+                f"expected folders with {IMAGE_FILE}, named as in {SPLIT_TABLE}, in {self.source}, found none. Give "
+                "the folder that FLamby's download_ct_scans.py writes to.",
                 path=self.source,
                 table=SPLIT_TABLE,
             )
@@ -127,8 +127,8 @@ class FlambyLidcIdri(VolumeSpec):
             (len(files.folders) - len(places), f"scans are in no row of {SPLIT_TABLE}"),
         ):
             if count:
-                say(f"note: {count} {what}: they are passed over")
-        say("note: each scan counts as a patient of its own: the table does not say who has two")
+                say(f"note: {count} {what}: they are skipped")
+        say("note: each scan counts as a patient of its own: the table does not state which scans are of one patient")
         folders = [files.folders[published.names[place]] for place in places]
         return Volumes(
             [Case(path / IMAGE_FILE, path / MASK_FILE) for path in folders],

@@ -100,7 +100,7 @@ def read_patients(source: Path) -> BrcaPatients:
     if wrong:
         raise DataError(
             "invalid_value",
-            f"expected 0 or 1 as E and T >= 0 in {path}, not so in {row_list(wrong)}. {FILES_HINT}",
+            f"expected 0 or 1 as E and T >= 0 in {path}, found other values in {row_list(wrong)}. {FILES_HINT}",
             path=path,
             columns=("E", "T"),
             rows=wrong,
@@ -133,7 +133,8 @@ def _read_folds(table: Table) -> dict[str, tuple[str, str]]:
     if wrong:
         raise DataError(
             "invalid_value",
-            f"expected train_0 to test_5 in 'fold2' of {table.path}, not so in {row_list(wrong)}. {FILES_HINT}",
+            f"expected train_0 to test_5 in 'fold2' of {table.path}, found other values in {row_list(wrong)}. "
+            f"{FILES_HINT}",
             path=table.path,
             column="fold2",
             rows=wrong,
@@ -158,7 +159,8 @@ def _parse_numbers(table: Table, place: int) -> list[float]:
     if not np.isfinite(numbers).all():
         raise DataError(
             "not_finite",
-            f"expected finite numbers in {table.path}, not so in {row_list([table.numbers[place]])}. {FILES_HINT}",
+            f"expected finite numbers in {table.path}, found other values in {row_list([table.numbers[place]])}. "
+            f"{FILES_HINT}",
             path=table.path,
             row=table.numbers[place],
         )

@@ -88,7 +88,7 @@ def find_files(source: Path, metadata: Path | None = None) -> HamFiles:
     if not source.is_dir():
         raise DataError(
             "missing_folder",
-            f"expected the folder of HAM10000 at {source}, there is none. Give another --source.",
+            f"expected the folder of HAM10000 at {source}, found none. Give another --source.",
             path=source,
         )
     tables: list[Path] = []
@@ -107,7 +107,7 @@ def find_files(source: Path, metadata: Path | None = None) -> HamFiles:
     if not images:
         raise DataError(
             "no_images",
-            f"expected the images ISIC_0024306.jpg, ... of HAM10000 in {source} or folders in it, there are none. "
+            f"expected the images ISIC_0024306.jpg, ... of HAM10000 in {source} or folders in it, found none. "
             "Unpack HAM10000_images_part_1.zip and HAM10000_images_part_2.zip there.",
             path=source,
         )
@@ -168,7 +168,7 @@ def find_masks(folder: Path) -> dict[str, Path]:
     if not named:
         raise DataError(
             "no_masks",
-            f"expected the masks ISIC_0024306{MASK_SUFFIX}.png, ... in {folder}, there are none. Unpack "
+            f"expected the masks ISIC_0024306{MASK_SUFFIX}.png, ... in {folder}, found none. Unpack "
             "HAM10000_segmentations_lesion_tschandl.zip there, or give another --masks.",
             path=folder,
         )
@@ -208,7 +208,7 @@ def _lesion_box(mask: np.ndarray, shape: tuple[int, int]) -> tuple[int, int, int
     if mask.shape[:2] != shape:
         raise DataError(
             "wrong_shape",
-            "the mask is of another size than its image. Download the masks of this release again.",
+            "the mask has another size than its image. Download the masks of this release again.",
             what="mask",
             expected=shape,
             found=mask.shape[:2],
@@ -224,8 +224,8 @@ def _single_table(source: Path, tables: Collection[Path]) -> Path:
     if not tables:
         raise DataError(
             "missing_file",
-            f"expected the table {TABLE_NAME}.csv (or {TABLE_NAME}, {TABLE_NAME}.tab) in {source} or folders in it, there is none. "
-            "Download it from where the images come from, or name it with --metadata.",
+            f"expected the table {TABLE_NAME}.csv (or {TABLE_NAME}, {TABLE_NAME}.tab) in {source} or folders in it, "
+            "found none. Download it from where the images come from, or name it with --metadata.",
             path=source / f"{TABLE_NAME}.csv",
         )
     if len(tables) > 1:
@@ -241,15 +241,15 @@ def _single_table(source: Path, tables: Collection[Path]) -> Path:
 
 def _single_files(source: Path, named: dict[str, list[Path]]) -> dict[str, Path]:
     """Return the first file of each name; raise DataError if other files of that name differ from it."""
-    differences = sum(
+    conflicting = sum(
         any(not filecmp.cmp(paths[0], path, shallow=False) for path in paths[1:]) for paths in named.values()
     )
-    if differences:
+    if conflicting:
         raise DataError(
             "conflicting_copies",
-            f"expected one image of each name in {source}, {differences} names have several files that differ. Give the "
-            "folder of one copy of the data set.",
+            f"expected one image of each name in {source}, {conflicting} names have several files that differ. Give "
+            "the folder of one copy of the data set.",
             path=source,
-            count=differences,
+            count=conflicting,
         )
     return {stem: paths[0] for stem, paths in named.items()}

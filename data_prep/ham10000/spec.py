@@ -175,9 +175,10 @@ class HAM10000(ImageSpec):
 
 def _by_image_warnings(metadata: HamMetadata) -> list[str]:
     """Return the warning about images of one lesion that count as different lesions."""
-    which = "the table does not say which images are of one lesion"
+    which = "the table does not state which images are of one lesion"
     if metadata.lesions is not None:
-        which = f"{count_images_of_shared_lesions(metadata.lesions)} of {len(metadata.images)} images are of lesions with several images"
+        count = count_images_of_shared_lesions(metadata.lesions)
+        which = f"{count} of {len(metadata.images)} images are of lesions with several images"
     return [
         f"each image counts as a lesion of its own (groups: image): {which}, and these may be in training and in the "
         "test set"
@@ -204,11 +205,11 @@ def _select_images(
     """
     surplus = len(files.images.keys() - set(metadata.images))
     if surplus:
-        say(f"note: {surplus} image files are in no row of {files.table.name}: they are passed over")
+        say(f"note: {surplus} image files are in no row of {files.table.name}: they are skipped")
     if with_mask and not files.masks:
         raise DataError(
             "no_masks",
-            "expected the masks ISIC_0024306_segmentation.png, ... in the folder of --source, there are none. Unpack "
+            "expected the masks ISIC_0024306_segmentation.png, ... in the folder of --source, found none. Unpack "
             "HAM10000_segmentations_lesion_tschandl.zip there, or leave out --crop-lesion.",
             setting="crop_lesion",
         )
@@ -254,7 +255,7 @@ def make_records(metadata: HamMetadata, kept: Sequence[int], groups: str) -> lis
     if empty_classes:
         raise DataError(
             "class_without_images",
-            f"no image is left of the classes {', '.join(empty_classes)}. Unpack the release whole.",
+            f"no image is left of the classes {', '.join(empty_classes)}. Unpack the release completely.",
             classes=empty_classes,
         )
     lesions = metadata.lesions if groups == "lesion" and metadata.lesions else list(map(str, metadata.table.numbers))

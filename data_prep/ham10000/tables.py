@@ -67,7 +67,8 @@ class HamMetadata:
         sentences = []
         if counts != OFFICIAL_CLASS_COUNTS:
             sentences.append(
-                f"{_describe_class_counts({name: counts[name] for name in OFFICIAL_CLASS_COUNTS})}; HAM10000 has {_describe_class_counts(OFFICIAL_CLASS_COUNTS)}"
+                f"{_describe_class_counts({name: counts[name] for name in OFFICIAL_CLASS_COUNTS})}; HAM10000 has "
+                f"{_describe_class_counts(OFFICIAL_CLASS_COUNTS)}"
             )
         if self.lesions is not None and len(set(self.lesions)) != OFFICIAL_LESIONS:
             sentences.append(f"{len(set(self.lesions))} lesions; HAM10000 has {OFFICIAL_LESIONS}")
@@ -134,7 +135,7 @@ def _image_ids(table: Table) -> list[str]:
         raise DataError(
             "invalid_value",
             f"expected names like ISIC_0024306, without ending or folder, in the column 'image_id' of {table.path}, "
-            f"{len(wrong)} of {len(names)} rows hold something else: {row_list(wrong)}. Correct them.",
+            f"{len(wrong)} of {len(names)} rows have another value: {row_list(wrong)}. Correct them.",
             path=table.path,
             column="image_id",
             rows=wrong,
@@ -144,8 +145,8 @@ def _image_ids(table: Table) -> list[str]:
     if duplicates:
         raise DataError(
             "duplicate_row",
-            f"expected one row for each image in {table.path}, {len(duplicates)} of {len(names)} rows share their image_id "
-            f"with another: {row_list(duplicates)}. Keep one row of each image.",
+            f"expected one row for each image in {table.path}, {len(duplicates)} of {len(names)} rows share their "
+            f"image_id with another: {row_list(duplicates)}. Keep one row of each image.",
             path=table.path,
             column="image_id",
             rows=duplicates,

@@ -91,7 +91,7 @@ def find_files(source: Path, wanted: Collection[str]) -> Lc25000Files:
     if not source.is_dir():
         raise DataError(
             "missing_folder",
-            f"expected the folder of LC25000 at {source}, there is none. Give another --source.",
+            f"expected the folder of LC25000 at {source}, found none. Give another --source.",
             path=source,
         )
     folders: dict[str, list[Path]] = {name: [] for name in CLASSES}
@@ -162,7 +162,7 @@ def _add_class_images(folder: Path, name: str, files: Lc25000Files) -> None:
     if not numbered:
         raise DataError(
             "no_images",
-            f"expected the images {CLASSES[name].prefix}1.jpeg, ... in {folder}, there are none. Unpack LC25000 again.",
+            f"expected the images {CLASSES[name].prefix}1.jpeg, ... in {folder}, found none. Unpack LC25000 again.",
             path=folder,
         )
     files.paths += [path for _, path in sorted(numbered)]

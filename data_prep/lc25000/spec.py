@@ -111,7 +111,7 @@ class LC25000(ImageSpec):
         for sentence in warnings:
             say(f"warning: {sentence}")
         if files.surplus:
-            say(f"note: {files.surplus} files are no images of the release: they are passed over")
+            say(f"note: {files.surplus} files are not images of the release: they are skipped")
         first = len(files.quarantined)
         names = [name for name, _ in files.quarantined]
         names += [f"{folder}/{path.name}" for folder, path in zip(files.folders, files.paths, strict=True)]
@@ -183,12 +183,13 @@ def _deviations(kept_folders: Sequence[str], classes: Sequence[str], outcome: Ou
     differences = [f"{key} {counts[key]}" for key in classes if counts[key] != OFFICIAL_IMAGES_PER_CLASS]
     if differences:
         sentences.append(
-            f"LC25000 has {OFFICIAL_IMAGES_PER_CLASS} images of each class; here are {', '.join(differences)}"
+            f"LC25000 has {OFFICIAL_IMAGES_PER_CLASS} images of each class; found {', '.join(differences)}"
         )
     sizes = sum(facts["size"] != OFFICIAL_IMAGE_SIZE for facts in outcome.facts)
     if sizes:
         sentences.append(
-            f"{sizes} of {len(kept_folders)} images are not of {OFFICIAL_IMAGE_SIZE[0]} x {OFFICIAL_IMAGE_SIZE[1]} pixels, as in LC25000"
+            f"{sizes} of {len(kept_folders)} images do not have {OFFICIAL_IMAGE_SIZE[0]} x {OFFICIAL_IMAGE_SIZE[1]} "
+            "pixels, as in LC25000"
         )
     return sentences
 
@@ -211,8 +212,9 @@ def _group_rows(kept_folders: Sequence[str], outcome: Outcome, groups: str, say:
             names[row] = f"{key} {number}"
     sizes = sorted(Counter(names).values())
     say(
-        f"note: {len(sizes)} groups of copies among {len(kept_folders)} images: {sizes[0]} to {sizes[-1]} images in a group, "
-        f"{median(sizes):g} in the median; {sizes.count(1)} images are alone. LC25000 was made of 250 tiles a class."
+        f"note: {len(sizes)} groups of copies among {len(kept_folders)} images: {sizes[0]} to {sizes[-1]} images in "
+        f"a group, {median(sizes):g} in the median; {sizes.count(1)} groups have one image. LC25000 was made of 250 "
+        "tiles a class."
     )
     return names, _group_warnings(sizes, blank)
 
@@ -227,12 +229,12 @@ def _group_warnings(sizes: Sequence[int], blank: int) -> list[str]:
     warnings = []
     if blank:
         warnings.append(
-            f"{blank} images are blank in the middle: their copies were not found, each is a group of its own"
+            f"{blank} images are blank in the middle: their copies can't be found, so each is a group of its own"
         )
     large = [size for size in sizes if size > LARGE_GROUP_SIZE]
     if large:
         warnings.append(
-            f"{len(large)} groups have more than {LARGE_GROUP_SIZE} images: different tiles that look alike may be in one group. "
-            "This tears no copies apart, but look at the classes of each site"
+            f"{len(large)} groups have more than {LARGE_GROUP_SIZE} images: different tiles that look alike may be "
+            "in one group. Copies stay together, but check the classes of each site"
         )
     return warnings

@@ -50,7 +50,7 @@ def find_npz(source: Path, flag: str) -> Path:
     hint = "" if find_release(flag) else did_you_mean(split_flag(flag)[0], RELEASES) + " "
     raise DataError(
         "missing_file",
-        f"expected the MedMNIST file {path}, there is none. {hint}"
+        f"expected the MedMNIST file {path}, found none. {hint}"
         f"Add --download, or download {flag}.npz from {URL.removesuffix('/files')} and give its folder as --source.",
         path=path,
     )
@@ -113,7 +113,7 @@ def deviations(flag: str, content: NpzContent) -> list[str]:
         sentences.append(f"labels up to {highest}, the official release has {len(release.labels)} classes from 0")
     side = split_flag(flag)[1]
     if content.shape[0] != side:
-        sentences.append(f"images of {content.shape[0]} pixels a side, the name says {side}")
+        sentences.append(f"images of {content.shape[0]} pixels a side, the name states {side}")
     if side in release.md5:
         with content.path.open("rb") as file:
             md5 = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
@@ -165,7 +165,7 @@ def prepare(
     differences = deviations(flag, content)
     for sentence in differences:
         say(f"warning: {content.path.name}: {sentence}")
-    say("note: MedMNIST does not say which images are of one patient: each image counts as a patient of its own")
+    say("note: MedMNIST does not state which images are of one patient: each image counts as a patient of its own")
     datalist = Datalist(
         name=flag if finding is None else f"{flag}-{finding}",
         image_array="images.npy",
@@ -252,7 +252,7 @@ def _finding_labels(
     if finding is None:
         raise SettingsError(
             "missing_setting",
-            f"{flag} says for each of {len(findings)} findings whether an image shows it; a task here has one label "
+            f"{flag} states for each of {len(findings)} findings whether an image shows it; a task here has one label "
             f"for an image. Choose a finding with --finding. Known: {', '.join(findings)}.",
             setting="finding",
             dataset=flag,

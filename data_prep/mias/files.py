@@ -60,7 +60,7 @@ def find_table(source: Path) -> Path:
                     return path
     raise DataError(
         "missing_file",
-        f"expected the table {TABLE_FILE} of mini-MIAS in {source}, there is none. Unpack all-mias.tar.gz and give its "
+        f"expected the table {TABLE_FILE} of mini-MIAS in {source}, found none. Unpack all-mias.tar.gz and give its "
         "folder as --source.",
         path=source / TABLE_FILE,
     )
@@ -83,8 +83,8 @@ def find_films(folder: Path) -> dict[int, Path]:
     if not films:
         raise DataError(
             "no_images",
-            f"expected the films mdb001.pgm, mdb002.pgm, ... of mini-MIAS below {folder}, there are none. Unpack "
-            "all-mias.tar.gz whole.",
+            f"expected the films mdb001.pgm, mdb002.pgm, ... of mini-MIAS below {folder}, found none. Unpack "
+            "all-mias.tar.gz completely.",
             path=folder,
         )
     several = sum(len(paths) > 1 for paths in films.values())

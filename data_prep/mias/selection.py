@@ -12,7 +12,7 @@ from medfl.utils.text import Say
 from medfl_datasets.mias.files import MiasImage
 from medfl_datasets.mias.tables import NORMAL, SEVERITIES, TABLE_FILE, MiasFilm, MiasFinding
 
-NO_FILE = "the film is not there"
+NO_FILE = "the film has no file"
 """Exclusion reason: the file of the film is missing."""
 
 NO_COORDINATES = "the table has no coordinates of the abnormality"
@@ -84,7 +84,7 @@ def select_images(
                 selection.parts.append(MiasImage(files[film.number], film.laterality, circle))
     if not selection.parts:
         raise DataError(
-            "no_images", f"no film of {TABLE_FILE} is there. Unpack all-mias.tar.gz whole.", table=TABLE_FILE
+            "no_images", f"no film of {TABLE_FILE} has a file. Unpack all-mias.tar.gz completely.", table=TABLE_FILE
         )
     return selection
 

@@ -223,7 +223,8 @@ def _check_classes(selection: MiasSelection, kept: Sequence[int], classes: dict[
     if empty_classes:
         raise DataError(
             "class_without_images",
-            f"no image is left of the classes {', '.join(map(repr, empty_classes))}. Unpack all-mias.tar.gz whole.",
+            f"no image is left of the classes {', '.join(map(repr, empty_classes))}. Unpack all-mias.tar.gz "
+            "completely.",
             classes=empty_classes,
         )
 

@@ -138,8 +138,7 @@ def read_films(path: Path) -> list[MiasFilm]:
     if not rows:
         raise DataError(
             "empty_table",
-            f"expected rows like 'mdb001 G CIRC B 535 425 197' in {path}, there is none. Take the Info.txt of "
-            "mini-MIAS.",
+            f"expected rows like 'mdb001 G CIRC B 535 425 197' in {path}, found none. Take the Info.txt of mini-MIAS.",
             path=path,
         )
     parsed = [_parse_row(number, words) for number, words in rows]
@@ -147,7 +146,7 @@ def read_films(path: Path) -> list[MiasFilm]:
     if wrong:
         raise DataError(
             "invalid_row",
-            f"{len(wrong)} of {len(rows)} rows of {path} can't be understood: {line_list(wrong)}. Expected a film, "
+            f"{len(wrong)} of {len(rows)} rows of {path} can't be parsed: {line_list(wrong)}. Expected a film, "
             f"{' or '.join(TISSUES)}, {', '.join(FINDINGS)}; then, but for NORM, {' or '.join(SEVERITIES)} and x, y "
             "and radius in pixels (or none of the three). Take the official file.",
             path=path,
@@ -214,8 +213,8 @@ def _check_films(path: Path, films: Sequence[MiasFilm]) -> None:
     if contradicting_lines:
         raise DataError(
             "contradicting_rows",
-            f"rows of {path} contradict each other, a film is normal and abnormal: {line_list(contradicting_lines)}. Take the "
-            "official file.",
+            f"rows of {path} contradict each other, a film is normal and abnormal: {line_list(contradicting_lines)}. "
+            "Take the official file.",
             path=path,
             lines=contradicting_lines,
         )

@@ -119,7 +119,7 @@ def test_the_page_draws_it_and_says_what_it_is(data, tmp_path):
 def test_under_differential_privacy_no_image_is_drawn(data, tmp_path):
     text = section(make(tmp_path, settings={"privacy": PRIVACY}))
     assert "3 regions" in text
-    assert "No image is behind them: differential privacy does not cover a picture of training images." in text
+    assert "No image is behind them, because differential privacy does not cover a mean of training images." in text
 
 
 def damage(folder):

@@ -44,7 +44,7 @@ def whole():
 @pytest.mark.parametrize("copies", [0, 16])
 def test_the_papers_preset_gives_its_numbers_for_the_whole_release(whole, copies):
     assert len(whole.cells) == 17092
-    assert list(whole.passed_over.values()) == [1]
+    assert list(whole.skipped.values()) == [1]
     assert acevedo.RELEASE.deviation(whole.cells) is None
     classes = acevedo.LABEL_MAPS["subclass"].sources["acevedo"]
     codes = [cell.code for cell in whole.cells if classes[cell.code] is not None]
@@ -106,7 +106,7 @@ def test_acevedo_by_class_without_copies(copied, tmp_path):
     total = sum(ACEVEDO.values())
     assert lines[:2] == [f"acevedo: licence {acevedo.RELEASE.licence}", f"Please cite: {acevedo.RELEASE.citation}"]
     assert any(f"note: {total + 2} images before, {total - 1} after" in line for line in lines)
-    assert any("does not say which cells are of one patient" in line for line in lines)
+    assert any("does not state which cells are of one patient" in line for line in lines)
     assert any("the release has 17092 images" in line for line in lines)
     assert sorted(path.name for path in (tmp_path / "P").iterdir()) == ["datalist.json", "images.npy"]
 
@@ -152,7 +152,7 @@ def test_bodzas(tmp_path):
     check_pixels(tmp_path / "P", files)
     classes = [datalist.labels[str(record["label"])] for record in records(datalist)]
     assert classes == [path.parent.name.lower().replace("phile", "phil") for path in files]
-    assert exclusions(datalist) == {"a file that is no image, by its name": 1}
+    assert exclusions(datalist) == {"a file whose name is not that of an image": 1}
 
 
 @pytest.mark.parametrize(

@@ -164,14 +164,14 @@ def test_names_birth_dates_and_burned_in_text(release, tmp_path):
     edit(chosen[0], PatientName="Secret^Sally", PatientBirthDate="19500101")
     edit(chosen[1], BurnedInAnnotation="YES")
     datalist, lines = prepared(release, tmp_path / "P")
-    assert "warning: the headers of 1 images may tell who the patient is; nothing of them was kept" in lines
+    assert "warning: the headers of 1 images may identify the patient; nothing of them was kept" in lines
     assert any(
         line.startswith("warning: the headers of 1 images say that names or the like are burned") for line in lines
     )
     assert [record["image"] for record in datalist.splits["training"] if "burned_in" in record] == [1]
     _, refused = prepared(release, tmp_path / "Q", check="refuse")
     assert [(name, reason.split(".")[0]) for name, _, reason in quarantine(tmp_path / "Q")] == [
-        ("P_00001 LEFT CC", "its header may tell who the patient is (PatientBirthDate, PatientName, StudyDate)"),
+        ("P_00001 LEFT CC", "its header may identify the patient (PatientBirthDate, PatientName, StudyDate)"),
         ("P_00001 LEFT MLO", "its header says that names or the like are burned into its pixels"),
     ]
     for place in (tmp_path / "P", tmp_path / "Q"):

@@ -329,7 +329,7 @@ def test_the_command_takes_the_folder_and_texts(made: Path, tmp_path: Path, caps
         main([*map(str, words), "--workers", "1"])
     assert ended.value.code == 0
     lines = capsys.readouterr().err
-    assert "1 volumes without masks are passed over" in lines
+    assert "1 volumes without masks are skipped" in lines
     assert "volumes become 16x32x16 voxels of 1x1x1 mm" in lines
     assert read_datalist(tmp_path / "task").name == "task"
     assert arrays(tmp_path / "task")[0].shape == (7, 16, 32, 16)

@@ -70,7 +70,7 @@ def test_a_subject_without_its_mask_stops_the_work_or_is_left_out(tmp_path):
     shutil.rmtree(subject(release, 4) / "label")
     with refused(DataError, "unreadable_image", count=1, total=12) as error:
         prepare(release, tmp_path / "out")
-    assert "there is not one volume and one mask (table row 4" in str(error.value)
+    assert "the folder does not contain exactly one volume and one mask (table row 4" in str(error.value)
     assert "IXI004" not in f"{error.value} {error.value.fields}"
     datalist = prepare(release, tmp_path / "out", require_complete=False)
     assert sum(map(len, datalist.splits.values())) == 11

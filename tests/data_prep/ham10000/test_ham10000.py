@@ -170,7 +170,7 @@ def test_other_layouts_give_the_same(release, rows, tmp_path, layout):
     expected = prepare(release, tmp_path / "P")
     lines: list[str] = []
     assert prepare(tmp_path / "other", tmp_path / "Q", say=lines.append).splits == expected.splits
-    assert not [line for line in lines if "passed over" in line], "no file is surplus"
+    assert not [line for line in lines if "skipped" in line], "no file is surplus"
     np.testing.assert_array_equal(np.load(tmp_path / "Q" / "images.npy"), np.load(tmp_path / "P" / "images.npy"))
 
 
@@ -183,7 +183,7 @@ def test_each_image_is_its_own_and_the_table_may_lie_elsewhere(rows, tmp_path):
     prepare(tmp_path / "isic", tmp_path / "P", metadata=tmp_path / "of_all.csv", say=lines.append)
     for place, pixels in enumerate(np.load(tmp_path / "P" / "images.npy")):
         assert np.abs(pixels.astype(int) - lesion_colour(place)).max() <= 3
-    assert "note: 1 image files are in no row of of_all.csv: they are passed over" in lines
+    assert "note: 1 image files are in no row of of_all.csv: they are skipped" in lines
 
 
 def test_images_may_count_as_lesions_of_their_own(release, tmp_path):
@@ -207,7 +207,7 @@ def test_without_lesions_the_user_has_to_say_what_is_wanted(release, rows, tmp_p
         prepare(release, tmp_path / "P")
     assert "--groups image" in str(error.value)
     datalist = prepare(release, tmp_path / "P", groups="image")
-    assert "the table does not say which images are of one lesion" in datalist.warnings[0]
+    assert "the table does not state which images are of one lesion" in datalist.warnings[0]
 
 
 # ---- lesions cut out
@@ -249,7 +249,7 @@ def test_masks_that_are_missing_or_wrong_leave_images_out(release, rows, tmp_pat
     assert quarantine[1] == ["6", "there is no mask of the lesion"]
     assert [row[1].split(". ")[0] for row in quarantine[2:]] == [
         "the mask shows no lesion",
-        "the mask is of another size than its image",
+        "the mask has another size than its image",
     ]
     assert [row[0] for row in quarantine] == ["table_row", "6", "8", "11"]
     shutil.rmtree(masks[0].parent)

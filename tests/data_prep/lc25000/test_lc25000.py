@@ -67,12 +67,12 @@ def test_the_whole_way(made, tmp_path):
     assert (images.shape, images.dtype) == ((30, 8, 8, 3), np.uint8)
     with Image.open(made / "colon_image_sets" / "colon_aca" / "colonca3.jpeg") as image:
         np.testing.assert_array_equal(images[2], np.asarray(image.resize((8, 8), Image.Resampling.BILINEAR)))
-    assert "note: 1 files are no images of the release: they are passed over" in lines
+    assert "note: 1 files are not images of the release: they are skipped" in lines
     assert any(
         "10 groups of copies among 30 images: 3 to 3 images in a group, 3 in the median" in line for line in lines
     )
     assert datalist.extra["deviations"] == [
-        "LC25000 has 5000 images of each class; here are " + ", ".join(f"{name} 6" for name in CLASSES),
+        "LC25000 has 5000 images of each class; found " + ", ".join(f"{name} 6" for name in CLASSES),
         "30 of 30 images are not of 768 x 768 pixels, as in LC25000",
     ]
     assert "jpeg" not in (tmp_path / "P" / "datalist.json").read_text()

@@ -161,7 +161,7 @@ def test_crops_show_the_lesion_where_y_counts_from_the_bottom(lesions, tmp_path)
         assert core.min() > 140, "its lesion"
     assert exclusions(datalist)["the table has no coordinates of the abnormality"] == 4
     assert exclusions(datalist)["normal, which is not among the labels"] == 207
-    assert exclusions(datalist)["the film is not there"] == 119 - 8
+    assert exclusions(datalist)["the film has no file"] == 119 - 8
     assert (datalist.name, datalist.extra["view"]) == ("mias-crop", "crop")
 
 

@@ -40,7 +40,7 @@ def test_what_is_missing_damaged_or_without_a_row_is_left_out_and_listed(release
     table = (release / "Info.txt").read_text().splitlines()
     assert [table[int(line) - 1].split()[0] for line, _ in quarantine[1:]] == ["mdb003", "mdb006"]
     assert all(int(line) in lines for line, _ in quarantine[1:])
-    assert quarantine[1][1] == "the film is not there"
+    assert quarantine[1][1] == "the film has no file"
     assert quarantine[2][1].startswith("the image file is damaged or cut short")
     assert Exclusion(reason="Info.txt has no row for the film", count=1) in datalist.exclusions
     assert "warning: 1 films were left out: Info.txt has no row for the film" in messages
