@@ -37,7 +37,7 @@ def fetch_phenotypes(source: Path, url: str, say: Say) -> Path:
 
 
 def fetch_maps(source: Path, maps: MapSelection, wanted: Sequence[tuple[Subject, str]], url: str, say: Say) -> None:
-    """Download maps, and skip those that the server does not have.
+    """Download maps, and skip maps that the server does not have.
 
     Missing maps are reported later, when the maps are looked up.
 

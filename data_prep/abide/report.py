@@ -202,7 +202,7 @@ def atlas_values(groups: Sequence[Group]) -> Meta | None:
         try:
             view = read_atlas(folder, run.sites, not private) if folder else None
         except (MedflError, OSError, ValueError, KeyError, TypeError, IndexError):
-            continue  # the page is about the runs; what has become of their data is no fault of theirs
+            continue  # missing data must not prevent a report about the runs
         if view is not None:
             return {"figure": _draw_figure(view), "caption": _caption(view, private), "unavailable": ""}
     used = any(run.run.identity.task.regions is not None for run in runs)

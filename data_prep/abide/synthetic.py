@@ -32,7 +32,7 @@ REGION = 3
 """Code of the region in which the classes differ."""
 
 SEMI_AXES_MM = (68.0, 86.0, 70.0)
-"""Semi-axes of the brains in millimetres: to the right, to the front, up. Their centre is that of the common grid."""
+"""Semi-axes of the brains in millimetres: to the right, to the front, up. Brains are centred on the common grid."""
 
 _HEAD = (
     "",

@@ -22,7 +22,7 @@ DOT_FILE = "a stray file whose name begins with a dot"
 """Reason to skip a file: it is hidden."""
 
 NO_IMAGE = "a file whose name is not that of an image"
-"""Reason to skip a file: its ending is not that of an image."""
+"""Reason to skip a file: it has no ending of an image file."""
 
 FolderTree = Mapping[str, Sequence[str]]
 """Maps each folder to the sorted names of its files."""
@@ -147,7 +147,7 @@ class CellRelease:
         Args:
             tree: Names of the files in each class folder, from `read_tree`.
             top: Folder that contains the class folders.
-            tell: Function that identifies the cell in an image.
+            identify: Function that identifies the cell in an image.
 
         Raises:
             DataError: If a folder is not a class folder or has no image, or a class folder is missing.
@@ -189,7 +189,7 @@ class CellRelease:
 
 
 def read_tree(top: Path) -> dict[str, list[str]]:
-    """Return the sorted file names of each class folder; hidden folders and those of macOS are skipped."""
+    """Return the sorted file names of each class folder; hidden folders and folders of macOS are skipped."""
     folders = _subfolders(top)
     return {folder.name: sorted(file.name for file in folder.iterdir() if file.is_file()) for folder in folders}
 
@@ -212,5 +212,5 @@ def read_cell(path: Path, size: int) -> LoadedItem:
 
 
 def _subfolders(folder: Path) -> list[Path]:
-    """Return the subfolders of a folder, except hidden ones and those of macOS."""
+    """Return the subfolders of a folder, except hidden folders and folders of macOS."""
     return sorted(child for child in folder.iterdir() if child.is_dir() and not child.name.startswith((".", "__")))

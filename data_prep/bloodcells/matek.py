@@ -187,7 +187,7 @@ RELEASE = CellRelease(
 class Matek(SingleReleaseSpec):
     """Matek-19: white blood cells with leukaemia and without, in 15 classes. Nothing is downloaded.
 
-    The labels are those of annotations.dat. Images whose folder contradicts it are left out and listed in
+    The labels come from annotations.dat. Images whose folder contradicts it are left out and listed in
     quarantine.csv.
 
     Source: Matek et al., The Cancer Imaging Archive (2019), doi:10.7937/tcia.2019.36f5o9ld. Licence: CC BY 3.0.

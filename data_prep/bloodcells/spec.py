@@ -32,7 +32,7 @@ class BloodCells(CellSpec):
     The release of each image is kept as 'source': medfl partition --scheme by_site --column source makes a site of
     each.
 
-    Sources and licences: those of acevedo, matek and bodzas.
+    For sources and licences see the data sets acevedo, matek and bodzas.
 
     Example: medfl prep bloodcells --acevedo downloads/acevedo --matek downloads/matek --out data/bloodcells
     """

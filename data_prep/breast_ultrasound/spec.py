@@ -58,7 +58,7 @@ NO_LESION = "the image is normal, without a benign or malignant lesion"
 class BreastUltrasound(ImageSpec):
     """BUS-BRA and BrEaST in one folder: masks, or benign and malignant, at five sources. Nothing is downloaded.
 
-    The splits are those of the table, by patient. The aspect ratio is not kept.
+    The table states the splits, by patient. The aspect ratio is not kept.
 
     Sources: Gomez-Flores et al., Medical Physics 51(4) (2024); Pawlowska et al., Scientific Data 11:148 (2024).
     Licences: BrEaST CC BY 4.0; BUS-BRA free to use and distribute, cite the paper and keep the notice.

@@ -24,7 +24,7 @@ from medfl.data.readers.pictures import open_picture
 from medfl.errors import DataError
 from medfl_datasets.cbis_ddsm.files import distinct_files
 
-_NEAR = 1 / 16  # JPEG blurs a mask's edges
+_NEAR = 1 / 16  # tolerance as a share of the value range, because JPEG blurs the edges of a mask
 _MASK_SHARE = 0.99
 
 

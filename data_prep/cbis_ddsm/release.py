@@ -70,7 +70,7 @@ def find_image_files(tree: cbis_files.CbisTree, images: Sequence[CbisImage]) -> 
 
 
 def _files_of_image(tree: cbis_files.CbisTree, image: CbisImage) -> Film:
-    """Return the files of an image; of two copies of a film, those of the first copy that exists."""
+    """Return the files of an image; of two copies of a film, use the first copy that exists."""
     first = image.lesions[0]
     if image.crop:
         wanted = list(dict.fromkeys((first.crop, first.mask)))

@@ -43,9 +43,9 @@ ROWS: dict[tuple[str, str], list[Row]] = {
         (1, "LEFT", "CC", 1, M),
         (1, "LEFT", "MLO", 1, M),
         (2, "RIGHT", "CC", 1, B),
-        (2, "RIGHT", "CC", 2, M),  # one film, both pathologies
+        (2, "RIGHT", "CC", 2, M),  # both lesions are in one film
         (3, "RIGHT", "MLO", 1, N),
-        (4, "LEFT", "CC", 1, B),  # this patient is tested on calcifications
+        (4, "LEFT", "CC", 1, B),  # this patient is in the test part of the calcifications
         (5, "LEFT", "CC", 1, B),
     ],
     ("mass", "test"): [(6, "LEFT", "CC", 1, M), (7, "RIGHT", "MLO", 1, B)],

@@ -54,7 +54,7 @@ _NAMES = {
 
 
 class Series(NamedTuple):
-    """Series to which a path of a table points; its names are those of the release and identify no one."""
+    """Series to which a path of a table points; its names come from the release and identify no one."""
 
     subject: str
     study: str

@@ -1,4 +1,4 @@
-"""Read and check the tables of CelebA, in the authors' form (txt, separated by blanks) or that of Kaggle (csv).
+"""Read and check the tables of CelebA, in the authors' form (txt, separated by blanks) or Kaggle's form (csv).
 
 ::
 

@@ -61,7 +61,7 @@ class Decathlon(VolumeSpec):
     group_column: str | None = None
     """Column with the patient; it is not kept."""
     name: str | None = None
-    """Name of the data set; by default that of the output folder."""
+    """Name of the data set; by default the name of the output folder."""
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:

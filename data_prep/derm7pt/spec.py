@@ -76,8 +76,10 @@ class Derm7pt(ImageSpec):
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """Return the folder that contains ``release_v0``: ``derm7pt`` in a study's source folder, or that folder
-        itself."""
+        """Return the folder that contains ``release_v0``.
+
+        It is ``derm7pt`` in a study's source folder, or the source folder itself.
+        """
         return {"source": folder_with(top, cls.dataset, "release_v0/meta/meta.csv")}
 
     def title(self) -> str:

@@ -61,7 +61,7 @@ def write_release(
 
     Args:
         folder: Target folder; created if needed.
-        cases: Maps each split to a mapping from group to number of cases, at most that of the real release.
+        cases: Maps each split to a mapping from group to number of cases, at most the number in the real release.
         doubled: Number of cases whose clinical image is the dermoscopic one; these are the first rows.
         images: Whether to write images. Each has one colour: red encodes the view, green the row.
         seed: Seed of the order of the cases.

@@ -180,7 +180,7 @@ def group_diagnoses(table: Table) -> list[str]:
     if unknown:
         first = diagnoses[unknown[0]]
         alike = [table.numbers[place] for place in unknown if diagnoses[place] == first]
-        shown = f" '{first}'" if re.fullmatch("[a-z ]{0,40}", first) else ""  # all else may name a case
+        shown = f" '{first}'" if re.fullmatch("[a-z ]{0,40}", first) else ""  # any other text may identify a case
         others = len({diagnoses[place] for place in unknown}) - 1
         raise DataError(
             "wrong_label",

@@ -103,7 +103,7 @@ def read_hospital(path: Path) -> Hospital:
 def build_features(hospitals: dict[str, Hospital]) -> tuple[list[str], dict[str, np.ndarray]]:
     """Build the feature vectors: the numeric cells, then a 0/1 column for each category but the first of its cell.
 
-    The categories are those of all hospitals together, so that all hospitals have the same columns.
+    Categories are collected from all hospitals, so that all hospitals have the same columns.
 
     Returns:
         Names of the F features, and a mapping from each hospital to its features (n, F), float64. F is 13 for the real

@@ -6,7 +6,7 @@ Files of the repository kits19, after its get_imaging, and FLamby's table of spl
     data/case_00000/segmentation.nii.gz    0 background, 1 kidney, 2 tumour
     thresholded_sites.csv                  of FLamby's fed_kits19/metadata: case_ids, site_ids, train_test_split, ...
 
-The cases are those of the table, from sites with ten or more. FLamby prepares them with nnU-Net, whose plans depend on
+The table has the cases of sites with ten or more cases. FLamby prepares them with nnU-Net, whose plans depend on
 its version. Here the cases get the spacing and the window of the method that won the challenge.
 
 Prepared data set: arrays of volumes and masks; each record has ``subject_id`` and ``centre`` (the site), but no file

@@ -4,7 +4,7 @@ Prepared data set: one array (N, 39), float32, with the table's values of each p
 has ``target`` (days under observation, and 1 if the patient died), ``subject_id`` and ``centre`` (the region), but no
 patient name. The splits are FLamby's.
 
-Twelve patients have 0 days, and none of them died. medfl requires survival times above 0, so these patients get half a
+Twelve patients have 0 days and a censored time. medfl requires survival times above 0, so these patients get half a
 day. That is less than one day, the shortest other time, so it changes neither Cox's loss nor the C-index, which depend
 only on the order of the times.
 

@@ -94,7 +94,7 @@ def find_files(source: Path, metadata: Path | None = None) -> HamFiles:
     tables: list[Path] = []
     named: defaultdict[str, list[Path]] = defaultdict(list)
     for folder, _, names in sorted(os.walk(source)):
-        for name in sorted(name for name in names if not name.startswith(".")):  # a Mac leaves ._ISIC_... in archives
+        for name in sorted(name for name in names if not name.startswith(".")):  # macOS adds ._ISIC_... to archives
             stem, ending = os.path.splitext(name)
             if stem.lower() == TABLE_NAME.lower() and ending.lower() in _TABLE_ENDINGS:
                 tables.append(Path(folder, name))
@@ -148,7 +148,7 @@ def read_image_and_mask(part: HamImageFiles, size: tuple[int, int]) -> LoadedIte
     Raises:
         DataError: If a file can't be read, or the mask does not fit the image.
     """
-    assert part.mask is not None  # chosen so
+    assert part.mask is not None  # `HAM10000.choose` reads only images with a mask if masks are needed
     return masked_picture(read_rgb(part.path), read_mask(part.mask), size)
 
 

@@ -31,7 +31,7 @@ def make_rows(counts: Mapping[str, tuple[int, int]] = SMALL_COUNTS, seed: int = 
     """Make the rows of a table with the columns of Dataverse.
 
     Args:
-        counts: Maps each diagnosis to its numbers of images and of lesions. With those of the release
+        counts: Maps each diagnosis to its numbers of images and of lesions. With the numbers of the release
             (`IMAGES_BY_DIAGNOSIS`, `LESIONS_BY_DIAGNOSIS`), 57 rows lack age and sex and 234 the localization, as
             published; otherwise 2 and 3.
         seed: Seed of the order of the rows.

@@ -161,7 +161,9 @@ def _labels(table: Table) -> list[int]:
     unknown = [place for place, diagnosis in enumerate(diagnoses) if diagnosis not in classes]
     if unknown:
         first = diagnoses[unknown[0]]
-        shown = f" '{first}'" if re.fullmatch("[a-z ]{1,40}", first) else ""  # all else may name an image or a lesion
+        shown = (
+            f" '{first}'" if re.fullmatch("[a-z ]{1,40}", first) else ""
+        )  # any other text may identify an image or lesion
         raise DataError(
             "wrong_label",
             f"unknown diagnosis{shown} in the column 'dx' of {table.path}; {len(unknown)} of {len(diagnoses)} rows "

@@ -58,10 +58,10 @@ COPY_CORRELATION = 0.88
 BLANK_STD = 2.0
 """Standard deviation of the grey values (0 to 255) below which a disc is blank and matches no other disc."""
 
-_BLOCK_SIZE = 48  # images that are compared with as many others at once: 6 MB of correlations
-_SAMPLES_PER_CIRCLE = 48  # along a ring
-_CIRCLES_PER_RING = 2  # averaged for a ring
-_ROTATIONS = 96  # that are tried; copies are at most 1.9 degrees from one of them
+_BLOCK_SIZE = 48  # images in a block; two blocks are compared at once, with 6 MB of correlations
+_SAMPLES_PER_CIRCLE = 48  # sampled points of a circle
+_CIRCLES_PER_RING = 2  # circles that are averaged for a ring
+_ROTATIONS = 96  # rotations that are tried; copies differ from one of them by at most 1.9 degrees
 
 
 class CopyGroups(NamedTuple):
@@ -110,7 +110,7 @@ def group_copies(thumbnails: np.ndarray) -> CopyGroups:
     return CopyGroups(connected_components(links, directed=False)[1], np.logical_not(coefficients.any(axis=(1, 2, 3))))
 
 
-def ring_spectra(decode_thumbnail: np.ndarray) -> np.ndarray:
+def ring_spectra(thumbnail: np.ndarray) -> np.ndarray:
     """Compute the Fourier coefficients of an image's rings for each rotation angle.
 
     Args:
@@ -123,14 +123,12 @@ def ring_spectra(decode_thumbnail: np.ndarray) -> np.ndarray:
     """
     from scipy.ndimage import map_coordinates
 
-    values = map_coordinates(
-        np.asarray(decode_thumbnail, dtype=np.float32), _sample_positions(), order=1, mode="nearest"
-    )
+    values = map_coordinates(np.asarray(thumbnail, dtype=np.float32), _sample_positions(), order=1, mode="nearest")
     rings = values.reshape(ANGLES, RINGS, _CIRCLES_PER_RING, _SAMPLES_PER_CIRCLE).mean(axis=2)
     area = (2 * np.arange(RINGS) + 1) / RINGS**2
     mean = (rings.mean(axis=2) * area).sum(axis=1)
     coefficients = np.fft.rfft(rings - mean[:, None, None], axis=-1)[..., : HARMONICS + 1] / _SAMPLES_PER_CIRCLE
-    coefficients[..., 1:] *= 2**0.5  # for the conjugates, which are left out
+    coefficients[..., 1:] *= 2**0.5  # accounts for the complex conjugates, which rfft omits
     coefficients *= np.sqrt(area)[:, None]
     blank = _norms(coefficients) < BLANK_STD
     coefficients *= 1 + np.arange(HARMONICS + 1)
@@ -163,7 +161,7 @@ def _norms(coefficients: np.ndarray) -> np.ndarray:
 def _candidate_pairs(coefficients: np.ndarray) -> Iterator[tuple[int, int, float]]:
     """Yield the candidate pairs of images as (first image, second image, correlation of their discs)."""
     values = np.abs(coefficients)
-    values[..., 0] = coefficients[..., 0].real  # the mean of a ring has a sign
+    values[..., 0] = coefficients[..., 0].real  # keep the sign of the ring's mean
     flat = values.reshape(len(coefficients), ANGLES, -1)
     starts = range(0, len(coefficients), _BLOCK_SIZE)
     for first in starts:

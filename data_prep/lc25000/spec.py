@@ -66,7 +66,7 @@ COPIES_WARNING = (
 UNDETECTED_COPIES_WARNING = "copies of a tile that the hash does not find may be in training and in the test set"
 """Warnings about the splits, with and without the search for copies."""
 NO_SEARCH_WARNING = "copies were not looked for (groups: none), and most test images will have copies in training"
-"""What follows for splits."""
+"""Warning about the splits if copies were searched, and if they were not."""
 
 
 class LC25000(ImageSpec):

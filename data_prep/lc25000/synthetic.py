@@ -24,7 +24,7 @@ def write_release(folder: Path, tiles: int = TILES, copies: int = COPIES, edge: 
         folder: Target folder; created if needed.
         tiles: Number of tiles of each class.
         copies: Number of copies of each tile. Image n of a class, from 0, is a copy of tile n modulo `tiles`.
-        edge: Height and width of the images in pixels; those of the real release have 768.
+        edge: Height and width of the images in pixels; real images have 768.
         seed: Seed of all random numbers.
 
     Returns:

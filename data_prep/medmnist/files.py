@@ -102,7 +102,7 @@ def copy_images(content: NpzContent, target: Path, show: Callable[[int], None] =
                     out.write(done, piece)
                     done += len(piece)
                     show(done)
-                file.read()  # to the end, where the zip file's own checksum is compared
+                file.read()  # zipfile verifies its checksum at the end of the file
         out.flush()
 
 

@@ -1,6 +1,6 @@
 """Table of the official MedMNIST release: sizes, checksums, class names and licences of its data sets.
 
-The values are those of release 3.0 (Zenodo record 10519652), as listed in the authors' package medmnist 3.0.2. Class
+The values come from release 3.0 (Zenodo record 10519652), as listed in the authors' package medmnist 3.0.2. Class
 names are in their order; some are reworded.
 """
 

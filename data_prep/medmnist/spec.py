@@ -7,7 +7,7 @@ Prepared data set: one array of all splits (``images.npy``, uint8) and one data 
 ``subject_id``. MedMNIST does not state patients, so each image counts as a patient of its own. The splits are those of
 the file.
 
-Source: Yang et al., MedMNIST v2, Scientific Data 10, 41 (2023); sizes and checksums are those of release 3.0.
+Source: Yang et al., MedMNIST v2, Scientific Data 10, 41 (2023); sizes and checksums come from release 3.0.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def official_rows(seed: int = 0) -> dict[int, list[str]]:
     """Make rows for all films of the release, such that all published numbers of rows are met.
 
     Returns:
-        Maps each film to its rows: those of `KNOWN_ROWS`, and random rows for all other films.
+        Maps each film to its rows, which come from `KNOWN_ROWS` or are random.
     """
     rows = {number: list(KNOWN.get(number, [])) for number in range(1, OFFICIAL_FILM_COUNT + 1)}
     words = [row.split() for known in KNOWN.values() for row in known]
@@ -118,7 +118,7 @@ def write_release(
 
     Args:
         folder: Target folder; created if needed.
-        rows: Maps the number of each film to its table rows; `official_rows` makes those of a whole release.
+        rows: Maps the number of each film to its table rows; `official_rows` makes the rows of a whole release.
         films: Numbers of the films to write; None writes all films of `rows`.
         edge: Edge of the films in pixels, >= 4. Real films have 1024, and lesions are drawn only at that size.
         seed: Seed of each film's brightness.

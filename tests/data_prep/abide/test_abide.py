@@ -1,4 +1,4 @@
-"""ABIDE from a release to sites: what is written, what is told, and the real maps."""
+"""ABIDE from release to sites: files written, lines reported, and the real maps."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_progress_and_the_number_of_processes_change_nothing(made, tmp_path, mon
 
 
 def test_the_classes_of_the_phantom_differ_in_one_region(made, tmp_path):
-    """A study on it can find something, and only there."""
+    """Check that a study can find the synthetic effect, and only in its region."""
     datalist = prepare(made, tmp_path / "P", maps=TWO, size=16, atlas=made / ATLAS_FILE)
     images = np.load(tmp_path / "P" / "images.npy")
     regions = np.asarray(nibabel.load(tmp_path / "P" / "atlas.nii.gz").dataobj)

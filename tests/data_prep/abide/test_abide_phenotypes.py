@@ -1,4 +1,4 @@
-"""Who takes part in ABIDE I: the real file's counts, and files that are refused."""
+"""Subjects of ABIDE I: counts of the real phenotypic file, and files that are refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ REAL_SITES = {
     "KKI": (12, 21),
     "OLIN": (14, 14),
 }
-"""Autism and controls, FedSKD's table I."""
+"""Numbers of subjects with autism and controls at each site, from FedSKD's table I."""
 
 REAL_REGIONS = {"Europe": (76, 96), "US-West": (128, 116), "US-Middle": (77, 104), "US-East": (122, 152)}
 

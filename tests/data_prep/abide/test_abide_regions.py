@@ -1,4 +1,4 @@
-"""The regions of an atlas are numbered from 1 in the order of its codes, and 0 is none."""
+"""The regions of an atlas are numbered from 1 in the order of its codes; 0 is no region."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REGION_TABLE[0], REGION_TABLE[1], REGION_TABLE[2] = 7, 2001, 30
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """The folder of a site whose atlas has the regions 7, 30 and 2001."""
+    """Write the folder of a site whose atlas has the regions 7, 30 and 2001."""
     np.save(tmp_path / "images.npy", np.zeros((2, 4, 4, 4), dtype=np.float32))
     write_atlas(tmp_path, PlacedAtlas("", REGION_TABLE, {7: "", 30: "", 2001: ""}, Grid((4, 4, 4), np.eye(4))))
     splits = {"training": make_records(range(2), [0, 1], "maps"), "validation": [], "test": []}

@@ -1,4 +1,4 @@
-"""The atlas on the page: slices and means by numpy, whose images are never shown, and data that are gone."""
+"""Atlas section of the report: slices and mean images against numpy, images that must not be shown, missing data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ PRIVACY = {"epsilon": 5.0, "delta": 1e-5, "clip": 1.0}
 
 
 def write_data(folder, persons=12, images=12, affine=None):
-    """Two sites that share an array of two channels, with an atlas of three regions; person n has images n, n + P."""
+    """Write two sites that share an array of two channels, with an atlas of three regions.
+
+    Person n has the images n and n + P.
+    """
     (folder / "pooled").mkdir(parents=True)
     values = np.random.default_rng(0).normal(size=(images, *SHAPE, 2)).astype(np.float32)
     np.save(folder / "pooled" / "images.npy", values)
@@ -55,7 +58,7 @@ def make(tmp_path, name="run", **options):
 
 
 def section(run):
-    """The text of the section; empty without one."""
+    """Return the text of the section, or an empty text without a section."""
     content = atlas_values(group_runs([read_run(run)]))
     html = "" if content is None else render_section("atlas", content)
     return words(Page(f'<section id="atlas">{html}</section>').sections["atlas"])
@@ -76,7 +79,7 @@ def test_the_slices_go_through_the_middle_of_the_atlas(data):
 
 @pytest.mark.parametrize("persons", [MIN_PERSONS - 1, MIN_PERSONS])
 def test_a_mean_of_few_persons_is_not_shown(tmp_path, persons):
-    """Several images of a person don't make more persons, and each counts once."""
+    """Check that several images of a person count once."""
     values, _ = write_data(tmp_path / "data", persons=persons, images=2 * persons)
     view = read_atlas(tmp_path / "data", SITES)
     assert view.persons == persons

@@ -26,7 +26,7 @@ PAPER_TRAIN = {
 
 
 def paper_names():
-    """The names of the whole release, as it is published."""
+    """Return the file names of the whole release, as published."""
     tree = {folder: [] for folder in sorted(acevedo.FOLDERS)}
     for folder, codes in acevedo.FOLDERS.items():
         for code in codes:
@@ -37,7 +37,7 @@ def paper_names():
 
 @pytest.fixture(scope="module")
 def whole():
-    """What is in the whole release, by its names."""
+    """List the whole release by its file names."""
     return acevedo.cells_of(paper_names(), Path("release"))
 
 
@@ -75,7 +75,7 @@ def test_a_split_does_not_depend_on_other_classes():
 
 @pytest.fixture(scope="module")
 def copied(tmp_path_factory):
-    """Acevedo-20 with a copy in a class and one in another class."""
+    """Write Acevedo-20 with one copy in the same class and one in another class."""
     top = write_acevedo(tmp_path_factory.mktemp("acevedo"))
     shutil.copy(top / "basophil" / "BA_100001.jpg", top / "basophil" / "BA_200000.jpg")
     shutil.copy(top / "neutrophil" / "BNE_100002.jpg", top / "eosinophil" / "EO_200000.jpg")

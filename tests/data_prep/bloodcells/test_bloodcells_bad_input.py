@@ -1,4 +1,4 @@
-"""White blood cells: what is left out and listed, and what is refused."""
+"""White blood cells: exclusions that are listed, and input that is refused."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_impossible_sizes_and_shares(options, fields):
 
 
 def changed(folder, change):
-    """A copy of the shipped label map with a change."""
+    """Write a copy of medfl's label map with a change."""
     content = yaml.safe_load(SHIPPED.read_text())
     change(content)
     path = folder / "map.yaml"

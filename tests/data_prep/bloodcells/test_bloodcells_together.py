@@ -25,7 +25,7 @@ def prepare(folders, out, **options):
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory):
-    """A folder of each release."""
+    """Write all three releases and return their folders."""
     place = tmp_path_factory.mktemp("three")
     return {"acevedo": write_acevedo(place), "matek": write_matek(place), "bodzas": write_bodzas(place)}
 

@@ -1,4 +1,4 @@
-"""Breast ultrasound with masks: the real folder's numbers, what becomes of it, and what is refused."""
+"""Breast ultrasound with masks: numbers of the real folder, prepared arrays, and input that is refused."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def release(made: Path, tmp_path: Path) -> Path:
-    """A release that a test may spoil."""
+    """Write a release that a test may modify."""
     return shutil.copytree(made, tmp_path / "release")
 
 

@@ -1,4 +1,4 @@
-"""CBIS-DDSM: what is missing, doubled or damaged, and files that tell who a patient is."""
+"""CBIS-DDSM: missing, repeated and damaged files, and files that identify a patient."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def release(made, tmp_path):
 
 
 def films(release, crop=False):
-    """Images in the order of the tables, each with its files."""
+    """Return the images in the order of the tables, each with its files."""
     tree, lesions = read_release(release)
     chosen = select_images(lesions, crop).images
     return [(image, tree.find(image.lesions[0].crop if crop else image.lesions[0].image)) for image in chosen]
@@ -89,7 +89,7 @@ def test_files_without_rows_are_counted_and_named(release, tmp_path):
 
 
 def test_a_series_that_is_there_twice(release, tmp_path):
-    """Downloaded twice it counts once; two different images under one UID are left out."""
+    """Check that a series downloaded twice counts once, and that two different images under one UID are excluded."""
     chosen = films(release)
     for place in (0, 1):
         image, [film] = chosen[place]

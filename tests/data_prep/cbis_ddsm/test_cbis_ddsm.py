@@ -1,4 +1,4 @@
-"""CBIS-DDSM in every layout of the release: what becomes of it, and that nothing is mixed up."""
+"""CBIS-DDSM in every layout of the release: each image gets its own pixels, label and split."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SMALL = {"size": (18, 12)}
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A release with made-up tables, and the pixels of each series."""
+    """Write a release with synthetic tables, and return the pixels of each series."""
     top = tmp_path_factory.mktemp("cbis")
     places = write_tree(top / "release", lesions_of(write_tables(top / "csv")), syntaxes=SYNTAXES)
     return top, places
@@ -46,7 +46,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def release(made, tmp_path):
-    """A copy that a test may spoil."""
+    """Copy the release for a test that modifies it."""
     return copied(made[0], tmp_path / "copy")
 
 
@@ -209,7 +209,7 @@ def test_the_whole_way_on_the_command_line(made, tmp_path, capsys):
 
 @pytest.mark.parametrize("syntax", SYNTAXES)
 def test_real_tables_and_forty_images_in_each_transfer_syntax(tmp_path, syntax):
-    """The real case descriptions, with pixels for some of their lesions."""
+    """Check the real case descriptions, with synthetic pixels for some of their lesions."""
     real = Path(os.environ.get("MEDFL_DATA", "nowhere"), "cbis_ddsm")
     if not real.is_dir():
         pytest.skip("needs the case descriptions in $MEDFL_DATA/cbis_ddsm")

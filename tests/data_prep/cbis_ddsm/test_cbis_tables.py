@@ -1,4 +1,4 @@
-"""The case descriptions of CBIS-DDSM: the published counts on the real tables, and quirks on made-up ones."""
+"""Case descriptions of CBIS-DDSM: published counts of the real tables, and special cases in synthetic ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def lesions():
 
 @real_tables
 def test_the_published_rows(lesions):
-    """Rows, pathologies and what distinguishes images, as counted on the released tables."""
+    """Check rows, pathologies and image identities against counts of the released tables."""
     assert Counter((lesion.kind, lesion.split) for lesion in lesions) == OFFICIAL
     counts = Counter((lesion.kind, lesion.split, lesion.pathology[:8]) for lesion in lesions)
     for kind, split, malignant, benign in (
@@ -82,7 +82,7 @@ def test_the_worst_lesion_of_a_film_counts(lesions):
 
 @real_tables
 def test_each_row_of_the_release_finds_its_files(lesions, tmp_path):
-    """The whole release as headers: 3103 films, 3568 lesions with crop and mask, 104 of them in two series."""
+    """Check the whole release as headers: 3103 films, 3568 lesions with crop and mask, 104 of them in two series."""
     assert write_headers(tmp_path, lesions) == 3103 + 2 * 3568
     tree, rows = read_release(tmp_path, REAL)
     assert rows == lesions
@@ -115,7 +115,7 @@ def test_made_up_tables_are_read_like_real_ones(tables):
 
 
 def renamed(text: str) -> str:
-    """A table as others rewrote it."""
+    """Write a table with other column names, as in rewritten copies."""
     for old, new in (
         ("left or right breast", "side"),
         ("image view", "view"),
@@ -178,7 +178,7 @@ def test_a_breast_without_a_rated_density(tables):
 
 
 def lesion(kind: str, split: str, pathology: str, number: str = "1") -> Lesion:
-    """A lesion in the left CC film of the first patient, with series of its own."""
+    """Make a lesion in the left CC film of the first patient, with its own series."""
     place = f"1.2.3.4.{('mass', 'calc').index(kind)}{number}"
     series = [Series(f"{kind}-{part}", "1.2.3.4.5.6", f"{place}.{part}") for part in range(3)]
     return Lesion(kind, split, 2, "P_00001", "LEFT", "CC", number, 3, pathology, *series)

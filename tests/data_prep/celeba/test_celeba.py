@@ -1,4 +1,4 @@
-"""CelebA: what becomes of a release, and what becomes of a wrong one. Names of files here are secrets."""
+"""CelebA: prepared data of valid releases, and errors of invalid ones. File names here are private."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def release(made, tmp_path):
-    """A release that a test may spoil."""
+    """Write a release that a test may modify."""
     return shutil.copytree(made, tmp_path / "CelebA")
 
 
@@ -50,7 +50,7 @@ def prepare(source, out, **options):
 
 
 def records(datalist):
-    """All records in the order of the array."""
+    """Return all records in the order of the array."""
     entries = [record | {"split": split} for split in SPLIT_NAMES for record in datalist.splits[split]]
     return sorted(entries, key=lambda record: record["image"])
 
@@ -174,7 +174,7 @@ def test_an_attribute_table_that_is_wrong(release, tmp_path, old, new, code, fie
     table.write_bytes(content.replace(old, new, 1).encode())
     with refused(DataError, code, path=str(table), **fields) as caught:
         prepare(release, tmp_path / "P")
-    assert "00010" not in str(caught.attribute_value)
+    assert "00010" not in str(caught.value)
 
 
 def test_values_that_are_wrong(release, tmp_path):
@@ -228,6 +228,6 @@ def test_the_command(made, tmp_path, capsys):
     words = ["prep", "celeba", "--source", made, "--out", tmp_path / "P", "--attribute", "Male", "--size", "16x12"]
     with pytest.raises(SystemExit) as ended:
         main([*map(str, words), "--workers", "1"])
-    assert ended.attribute_value.code == 0
+    assert ended.value.code == 0
     assert "3 training, 3 validation, 2 test images of 2 classes" in capsys.readouterr().out
     assert np.load(tmp_path / "P" / "images.npy").shape == (8, 16, 12, 3)

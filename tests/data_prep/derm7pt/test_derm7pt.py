@@ -1,4 +1,4 @@
-"""Derm7pt: what becomes of a release, and what is refused. Names of files and notes here are secrets."""
+"""Derm7pt: prepared data of valid releases, and input that is refused. File names and notes here are private."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def release(made, tmp_path):
-    """A small release that a test may spoil."""
+    """Write a small release that a test may modify."""
     return shutil.copytree(made, tmp_path / "release_v0")
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """All 1011 rows of the table, without images."""
+    """Write all 1011 rows of the table, without images."""
     return write_release(tmp_path_factory.mktemp("whole"), PUBLISHED, images=False)
 
 
@@ -201,7 +201,7 @@ def test_unreadable_images(release, tmp_path):
 
 
 def check_refused(release, code, **fields):
-    """Check that preparing is refused, the error has no secret, and nothing is written. Return the message."""
+    """Check that preparing fails without a private name in the error, and writes nothing. Return the message."""
     out = release.parent / "refused"
     with refused(DataError, code, **fields) as error:
         prepare(release, out, size=4)

@@ -1,4 +1,4 @@
-"""Fed-Heart-Disease: FLamby's rows, columns and scale, against pandas and scikit-learn, and what is refused."""
+"""Fed-Heart-Disease: FLamby's rows, columns and scale, against pandas and scikit-learn, and input that is refused."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def real() -> Path:
 
 
 def by_scikit_learn(labels: np.ndarray) -> np.ndarray:
-    """FLamby's test rows, as its code says them."""
+    """Compute FLamby's test rows as its code does."""
     levels = np.unique(labels)
     stratify = labels if len(levels) > 1 and all((labels == level).sum() > 2 for level in levels) else None
     split = train_test_split(
@@ -47,7 +47,7 @@ def by_scikit_learn(labels: np.ndarray) -> np.ndarray:
 
 
 def by_pandas(folder: Path, scale: str) -> tuple[pd.DataFrame, np.ndarray, np.ndarray, np.ndarray]:
-    """Features, labels, hospitals and test rows of the whole release."""
+    """Compute features, labels, hospitals and test rows of the whole release with pandas."""
     frames, tests = [], []
     for name in HOSPITALS:
         frame = pd.read_csv(folder / f"processed.{name}.data", header=None, na_values="?")
@@ -124,7 +124,7 @@ def test_every_degree_of_disease_is_a_disease(tmp_path, diagnosis, label):
 
 
 def test_features_are_the_same_at_all_hospitals(tmp_path):
-    """A kind of chest pain that one hospital has is a column everywhere; the first kind has none."""
+    """Check that each type of chest pain that any hospital has, except the first, is a column at all hospitals."""
     release = write_release(tmp_path)
     hospitals = {name: read_hospital(release / f"processed.{name}.data") for name in HOSPITALS}
     names, vectors = build_features(hospitals)
@@ -170,7 +170,7 @@ def test_what_is_missing_is_said(tmp_path):
 
 
 def test_the_real_hospitals_are_sites(real, tmp_path):
-    """Two patients of one hospital, on both sides of its test, have the same numbers: that is allowed by name."""
+    """Check that the option allows two patients of one hospital with equal numbers, one of them in the test set."""
     prepare(FlambyHeart(source=real), tmp_path / "pool")
     plan = PartitionPlan("by_site", column="centre", test="official", global_test="none", allow_leaks=("pixels",))
     partition(tmp_path / "pool", tmp_path / "sites", plan, by_site)

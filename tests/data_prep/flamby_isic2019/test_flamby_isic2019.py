@@ -1,4 +1,4 @@
-"""Fed-ISIC2019: FLamby's images, classes, centres and splits, and what is refused."""
+"""Fed-ISIC2019: FLamby's images, classes, centres and splits, and input that is refused."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_metadata_may_be_in_another_order_and_lack_a_lesion(tmp_path):
 
 
 def test_centres_have_flambys_numbers():
-    """FLamby's table of center sizes, by the number of the center."""
+    """Check the sizes of the centres, by their numbers, against FLamby's table."""
     sizes = [12413, 3954, 3363, 2259, 819, 439]
     names = ["bcn", "vidir_molemax", "vidir_modern", "rosendahl", "msk", "vienna_dias"]
     assert [(name, sum(split)) for name, split in OFFICIAL_COUNTS.items()] == list(zip(names, sizes, strict=True))

@@ -1,4 +1,4 @@
-"""Fed-IXI: FLamby's volumes, masks, hospitals and splits, and what is refused."""
+"""Fed-IXI: FLamby's volumes, masks, hospitals and splits, and input that is refused."""
 
 from __future__ import annotations
 

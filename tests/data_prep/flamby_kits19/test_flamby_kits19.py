@@ -1,4 +1,4 @@
-"""Fed-KiTS19: FLamby's cases, sites and splits on one grid, and what is refused."""
+"""Fed-KiTS19: FLamby's cases, sites and splits on one grid, and input that is refused."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_cases_sites_and_splits_are_flambys(tmp_path):
 
 
 def test_slices_become_the_last_axis_and_intensities_the_window(tmp_path):
-    """The files run from head to feet along their first axis: a tumour at their end is at the lower end of a body."""
+    """Check that a tumour at the end of the first axis, from head to feet, is at the lower end of the last axis."""
     prepare(write_release(tmp_path / "in"), tmp_path / "out", spacing="1x1x2", size="24x24x16")
     images, masks = np.load(tmp_path / "out" / "images.npy"), np.load(tmp_path / "out" / "masks.npy")
     for image, mask in zip(images, masks, strict=True):

@@ -1,4 +1,4 @@
-"""Fed-LIDC-IDRI: FLamby's scans, manufacturers and splits on one grid, and what is refused."""
+"""Fed-LIDC-IDRI: FLamby's scans, manufacturers and splits on one grid, and input that is refused."""
 
 from __future__ import annotations
 

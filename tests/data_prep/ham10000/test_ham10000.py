@@ -1,4 +1,4 @@
-"""HAM10000: what becomes of a release. Names of images and lesions here are secrets."""
+"""HAM10000: prepared data of valid releases. Names of images and lesions here are private."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def release(made, tmp_path):
-    """A small release that a test may spoil."""
+    """Write a small release that a test may modify."""
     return shutil.copytree(made, tmp_path / "HAM10000")
 
 
@@ -55,7 +55,7 @@ def rows():
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """All 10,015 rows of the table, without images."""
+    """Write all 10,015 rows of the table, without images."""
     rows = make_rows({dx: (images, LESIONS_BY_DIAGNOSIS[dx]) for dx, images in IMAGES_BY_DIAGNOSIS.items()})
     path = tmp_path_factory.mktemp("whole") / "HAM10000_metadata"
     write_table(path, rows)
@@ -84,7 +84,7 @@ def test_the_published_counts(whole, tmp_path):
 
 @pytest.mark.parametrize("groups", ["image", "lesion"])
 def test_thirty_images_of_each_class_test_and_the_rest_trains(whole, groups):
-    """Oracle O-D4."""
+    """Check the split of FedSDC's paper (oracle O-D4)."""
     metadata = read_metadata(whole[0])
     records = make_records(metadata, range(10_015), groups)
     source = HAM10000(source=whole[0]).make_datalist(list(IMAGES_BY_DIAGNOSIS), "dermoscopy", records)
@@ -141,7 +141,7 @@ def test_the_whole_way(release, rows, tmp_path):
 
 
 def in_one_folder(release, rows, place):
-    """ISIC images with another name of their folder, one level down; the table of Dataverse, without ending."""
+    """Write ISIC's layout: one renamed image folder, one level down, and Dataverse's table without ending."""
     for path in release.glob("*part*/*.jpg"):
         (place / "ISIC2018_Task3_Training_Input").mkdir(exist_ok=True, parents=True)
         shutil.copy(path, place / "ISIC2018_Task3_Training_Input" / path.name.replace(".jpg", ".JPG"))
@@ -149,7 +149,7 @@ def in_one_folder(release, rows, place):
 
 
 def nested(release, rows, place):
-    """Two levels down, beside a table that is separated by tabs, and with tables of pixels that nobody needs."""
+    """Write the release two levels down, with a tab-separated table and unrelated tables of pixels."""
     shutil.copytree(release, place / "dataverse_files" / "images")
     (place / "dataverse_files" / "images" / "HAM10000_metadata.csv").unlink()
     write_table(place / "dataverse_files" / "HAM10000_metadata.tab", rows, "\t", quoting=csv.QUOTE_ALL)
@@ -158,7 +158,7 @@ def nested(release, rows, place):
 
 
 def doubled(release, rows, place):
-    """Kaggle's copies of both folders in small letters."""
+    """Write Kaggle's second copy of both folders in lower case."""
     shutil.copytree(release, place)
     for part in ("part_1", "part_2"):
         shutil.copytree(place / f"HAM10000_images_{part}", place / f"kaggle_ham10000_images_{part}")

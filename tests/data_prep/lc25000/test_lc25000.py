@@ -1,4 +1,4 @@
-"""LC25000: what becomes of a release, and what becomes of a wrong one."""
+"""LC25000: prepared data of valid releases, and errors of invalid ones."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def release(made, tmp_path):
-    """A release that a test may spoil."""
+    """Write a release that a test may modify."""
     return shutil.copytree(made, tmp_path / "lung_colon_image_set")
 
 
@@ -41,7 +41,7 @@ def prepare(source, out, **options):
 
 
 def groups_of(datalist):
-    """Class and group to the places of images in their class."""
+    """Map each class and group to the indices of its images in the class."""
     places, seen = defaultdict(list), Counter()
     for record in datalist.splits["training"]:
         places[record["label"], record["subject_id"]].append(seen[record["label"]])
@@ -95,7 +95,7 @@ def test_without_groups_each_image_is_its_own_and_the_data_say_so(made, tmp_path
 
 
 def test_what_looks_wrong_about_groups_is_told(release, tmp_path, monkeypatch):
-    monkeypatch.setattr("medfl_datasets.lc25000.spec.LARGE", 2)
+    monkeypatch.setattr("medfl_datasets.lc25000.spec.LARGE_GROUP_SIZE", 2)
     Image.new("RGB", (128, 128), "white").save(release / "colon_image_sets" / "colon_n" / "colonn7.jpeg")
     warnings = prepare(release, tmp_path / "P", organ="colon").warnings
     assert warnings[2].startswith("1 images are blank in the middle: their copies were not found")

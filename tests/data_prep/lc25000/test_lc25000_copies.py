@@ -1,4 +1,4 @@
-"""Copies of tiles are found, and different tiles are told apart, on pieces of a real micrograph."""
+"""The hash groups copies of a tile and separates different tiles, on patches of a real micrograph."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_rectangle_is_that_of_augmentor_and_has_room_for_the_disc():
 
 
 def test_copies_of_a_tile_are_one_group_and_no_two_tiles_are():
-    """49 pieces, of which neighbours share half of their pixels, with four copies of each, saved as JPEG or not."""
+    """Check 49 patches with four copies each, saved as JPEG or not; neighbouring patches share half of their pixels."""
     rng = np.random.default_rng(0)
     made = [(number, grey(make_copy(tile, rng))) for number, tile in enumerate(tiles()) for _ in range(4)]
     order = rng.permutation(len(made))
@@ -43,7 +43,7 @@ def test_copies_of_a_tile_are_one_group_and_no_two_tiles_are():
 
 
 def test_a_plain_copy_and_its_turns_and_reflections_are_one_group():
-    """Angle 0 and quarter turns are exact, so the correlation is as good as 1."""
+    """Check that the correlation is almost 1: a copy by angle 0, quarter turns and flips is exact."""
     image = grey(tiles()[10])
     turned = np.stack([np.rot90(flipped, turns) for flipped in (image, image[:, ::-1]) for turns in range(4)])
     coefficients = np.stack([ring_spectra(image)[0] for image in turned])
@@ -71,6 +71,6 @@ def test_groups_do_not_depend_on_blocks(monkeypatch):
     rng = np.random.default_rng(1)
     images = np.stack([grey(make_copy(tile, rng)) for tile in tiles()[:4] for _ in range(3)])
     whole = group_copies(images).numbers
-    monkeypatch.setattr("medfl_datasets.lc25000.copies._BLOCK", 5)
+    monkeypatch.setattr("medfl_datasets.lc25000.copies._BLOCK_SIZE", 5)
     np.testing.assert_array_equal(group_copies(images).numbers, whole)
     assert len(set(whole)) == 4

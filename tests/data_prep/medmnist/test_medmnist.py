@@ -1,4 +1,4 @@
-"""MedMNIST files: layouts that exist, and what is wrong with others."""
+"""MedMNIST files: supported layouts, and errors of others."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ POSITIVES = {
     "pneumoniamnist": [(1214, 3494), (135, 389), (234, 390)],
     "adrenalmnist3d": [(929, 259), (76, 22), (229, 69)],
 }
-"""Images of each class in training, validation and test."""
+"""Number of images of each class in training, validation and test."""
 
 
 @pytest.mark.parametrize("columns", [True, False], ids=["(N, 1)", "(N,)"])
 @pytest.mark.parametrize("shape", [(28, 28), (28, 28, 3), (28, 28, 28), (64, 64, 3)])
 def test_every_layout_becomes_one_array_and_a_list_that_fits(tmp_path, monkeypatch, shape, columns):
-    monkeypatch.setattr(npz, "PIECE_BYTES", 3 * int(np.prod(shape)))
+    monkeypatch.setattr(npz, "BLOCK_BYTES", 3 * int(np.prod(shape)))
     source = np.load(write_npz(tmp_path / "bloodmnist.npz", shape, columns))
     prepare(tmp_path, "bloodmnist", tmp_path / "P")
     images, datalist = np.load(tmp_path / "P" / "images.npy"), read_datalist(tmp_path / "P")
@@ -53,7 +53,7 @@ def test_every_layout_becomes_one_array_and_a_list_that_fits(tmp_path, monkeypat
 
 
 def test_the_images_are_never_in_memory_as_a_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(npz, "PIECE_BYTES", 1 << 16)
+    monkeypatch.setattr(npz, "BLOCK_BYTES", 1 << 16)
     images = np.zeros((400, 128, 128), np.uint8)
     write_npz(tmp_path / "octmnist_128.npz", (128, 128), False, train_images=images, train_labels=np.zeros(400, int))
     prepare(tmp_path, "octmnist_128", tmp_path / "warm")

@@ -45,7 +45,7 @@ def exclusions(datalist):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """All films, tiny, and the pooled data set that they become."""
+    """Write all films at a small size, and prepare the data set."""
     place = tmp_path_factory.mktemp("mias")
     release, lines = write_release(place, official_rows(), edge=8), []
     prepare(release, place / "P", size=8, say=lines.append)
@@ -54,13 +54,13 @@ def whole(tmp_path_factory):
 
 @pytest.fixture
 def release(tmp_path):
-    """A few films that a test may spoil, with a table of no others."""
+    """Write a few films, and a table of only these, that a test may modify."""
     return write_release(tmp_path, edge=8)
 
 
 @pytest.fixture(scope="module")
 def lesions(tmp_path_factory):
-    """A few films of the real size, and the table of all."""
+    """Write a few films of the real size, and the whole table."""
     return write_release(tmp_path_factory.mktemp("lesions"), official_rows(), [1, 5, 144, 212, 239], edge=1024)
 
 
@@ -185,7 +185,7 @@ def test_every_lesion_with_coordinates_is_a_crop(whole, tmp_path):
     ids=["at the bottom", "small", "top left", "bottom right", "larger than the film"],
 )
 def test_the_box_of_a_crop(circle, box):
-    """The first: around row 1000, 150 rows below would end at 1150, so it is moved up to end at 1023."""
+    """Check that a crop around row 1000 that would end at row 1150 moves up to end at row 1023."""
     assert crop_box(circle) == box
 
 

@@ -1,4 +1,4 @@
-"""mini-MIAS: what is left out and listed, and what is refused."""
+"""mini-MIAS: exclusions that are listed, and input that is refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def prepare(source, out, size=8, **options):
 
 @pytest.fixture
 def release(tmp_path):
-    """A few films that a test may spoil, with a table of no others."""
+    """Write a few films, and a table of only these, that a test may modify."""
     return write_release(tmp_path, edge=8)
 
 
@@ -66,7 +66,7 @@ def test_a_film_of_another_size_has_no_place_for_its_lesion(release, tmp_path):
 
 
 def check_refused(release, code, **fields):
-    """Check that preparing is refused and nothing is written."""
+    """Check that preparing fails and writes nothing."""
     out = release.parent / "refused"
     with refused(DataError, code, **fields):
         prepare(release, out, size=4)
