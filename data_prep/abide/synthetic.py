@@ -70,7 +70,7 @@ def write_release(
         centres: Values of SITE_ID.
         derivatives: Derivatives whose maps are written.
         size: Voxels along each edge of a map, >= 8.
-        effect: Reduction of the values in `REGION` with autism, in standard deviations of the noise.
+        effect: Reduction of the values in `EFFECT_REGION` with autism, in standard deviations of the noise.
         seed: Seed of all random numbers.
 
     Returns:

@@ -163,11 +163,11 @@ def _find_files(folder: Path, table: Table, endings: Collection[str]) -> dict[st
     return {name: paths[0] for name, paths in named.items()}
 
 
-def read_image(part: UltrasoundImage, size: tuple[int, int]) -> LoadedItem:
+def read_image(image: UltrasoundImage, size: tuple[int, int]) -> LoadedItem:
     """Read and resize an image, with its mask if one is given.
 
     Args:
-        part: Files of the image.
+        image: Files of the image.
         size: Height and width of the result in pixels.
 
     Returns:
@@ -177,7 +177,7 @@ def read_image(part: UltrasoundImage, size: tuple[int, int]) -> LoadedItem:
         DataError: If a file can't be read, if the image has more than 8 bits or is too small, or if the mask does not
             fit.
     """
-    pixels = read_picture(part.path)
+    pixels = read_picture(image.path)
     if pixels.dtype != np.uint8 or min(pixels.shape[:2]) < MIN_EDGE:
         raise DataError(
             "unsupported_image",
@@ -185,4 +185,4 @@ def read_image(part: UltrasoundImage, size: tuple[int, int]) -> LoadedItem:
             minimum=MIN_EDGE,
         )
     grey = pixels if pixels.ndim == 2 else np.round(pixels @ np.array([0.299, 0.587, 0.114])).astype(np.uint8)
-    return LoadedItem(resize(grey, size)) if part.mask is None else masked_picture(grey, read_mask(part.mask), size)
+    return LoadedItem(resize(grey, size)) if image.mask is None else masked_picture(grey, read_mask(image.mask), size)

@@ -87,7 +87,7 @@ class BreastUltrasound(ImageSpec):
     def choose(self, files: UltrasoundRelease, say: Say) -> Choice:
         """Choose all rows that have an image, and a mask or a pathology."""
         masked, pathologies = self.target == "mask", files.table.column("pathology")
-        parts: dict[int, UltrasoundImage] = {}
+        images: dict[int, UltrasoundImage] = {}
         missing: dict[int, str] = {}
         for place, (image, mask) in enumerate(zip(files.images, files.masks, strict=True)):
             if not masked and pathologies[place] == NORMAL:
@@ -97,8 +97,8 @@ class BreastUltrasound(ImageSpec):
             elif masked and mask is None:
                 missing[place] = NO_MASK
             else:
-                parts[place] = UltrasoundImage(image, mask if masked else None)
-        if not parts:
+                images[place] = UltrasoundImage(image, mask if masked else None)
+        if not images:
             raise DataError(
                 "no_readable_image",
                 rows_to_mend(missing, len(missing), files.table.numbers.__getitem__),
@@ -106,8 +106,8 @@ class BreastUltrasound(ImageSpec):
                 total=len(missing),
             )
         return Choice(
-            items=list(parts.values()),
-            places=list(parts),
+            items=list(images.values()),
+            places=list(images),
             files=UltrasoundImage.files,
             load=partial(read_image, size=self.size),
             shape=(*self.size, 2) if masked else self.size,

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from medfl_datasets.cbis_ddsm.tables import KINDS, PATHOLOGIES, Lesion
+from medfl_datasets.cbis_ddsm.tables import LESION_KINDS, PATHOLOGIES, Lesion
 
 TWO_CLASSES = ("benign", "malignant")
 THREE_CLASSES = ("benign without callback", "benign", "malignant")
@@ -66,7 +66,7 @@ class CbisImage:
             Dictionary with ``laterality``, ``view``, ``abnormality`` and ``density``, for crops also ``lesion``.
         """
         first = self.lesions[0]
-        kinds = dict.fromkeys(KINDS[lesion.kind] for lesion in self.lesions)
+        kinds = dict.fromkeys(LESION_KINDS[lesion.kind] for lesion in self.lesions)
         entries: dict[str, str | int] = {
             "laterality": first.side.lower(),
             "view": first.view,

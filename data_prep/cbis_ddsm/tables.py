@@ -30,13 +30,13 @@ TABLES = {
 }
 """Maps each kind of lesion and official split to the name of its table."""
 
-OFFICIAL = {("mass", "train"): 1318, ("mass", "test"): 378, ("calc", "train"): 1546, ("calc", "test"): 326}
+OFFICIAL_ROWS = {("mass", "train"): 1318, ("mass", "test"): 378, ("calc", "train"): 1546, ("calc", "test"): 326}
 """Published number of rows of each table."""
 
 PATHOLOGIES = ("BENIGN_WITHOUT_CALLBACK", "BENIGN", "MALIGNANT")
 """Values of the column pathology, in ascending order of severity; of several lesions in one image the worst counts."""
 
-KINDS = {"mass": "mass", "calc": "calcification"}
+LESION_KINDS = {"mass": "mass", "calc": "calcification"}
 """Maps the prefix of a table's name to the kind of lesion in the data list."""
 
 _NAMES = {
@@ -141,11 +141,11 @@ def _check_series(
 
 def deviations(lesions: Sequence[Lesion]) -> list[str]:
     """Describe the differences from the published numbers of rows, one sentence for each table."""
-    counts = {key: sum((lesion.kind, lesion.split) == key for lesion in lesions) for key in OFFICIAL}
+    counts = {key: sum((lesion.kind, lesion.split) == key for lesion in lesions) for key in OFFICIAL_ROWS}
     return [
-        f"{TABLES[key]}: {count} rows; the official table has {OFFICIAL[key]}"
+        f"{TABLES[key]}: {count} rows; the official table has {OFFICIAL_ROWS[key]}"
         for key, count in counts.items()
-        if count not in (0, OFFICIAL[key])
+        if count not in (0, OFFICIAL_ROWS[key])
     ]
 
 

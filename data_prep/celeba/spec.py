@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
@@ -76,6 +76,20 @@ class _CelebaTables:
     splits: list[str]
 
 
+class _CelebaInputs(NamedTuple):
+    """Inputs of `CelebA.datalist` that `CelebA.choose` collects.
+
+    Attributes:
+        tables: Content of the tables.
+        differences: Differences from the official release, one sentence each; `CelebA.datalist` adds to them.
+        warnings: Warnings for the data list.
+    """
+
+    tables: _CelebaTables
+    differences: list[str]
+    warnings: list[str]
+
+
 class CelebA(ImageSpec):
     """CelebA: faces with any of 40 attributes as label. Nothing is downloaded.
 
@@ -130,12 +144,13 @@ class CelebA(ImageSpec):
             columns=("table_line",),
             missing=missing,
             unlisted=frozenset([TOO_FEW_IMAGES]),
-            release=(release, differences, warnings),
+            release=_CelebaInputs(tables=release, differences=differences, warnings=warnings),
         )
 
     def datalist(self, outcome: Outcome, say: Say) -> Datalist:
         """Build the data list of the images that were read."""
-        release, differences, warnings = outcome.choice.release
+        inputs: _CelebaInputs = outcome.choice.release
+        release, differences = inputs.tables, inputs.differences
         sizes = sum(facts["size"] != OFFICIAL_IMAGE_SIZE for facts in outcome.facts)
         if sizes:
             differences.append(
@@ -151,7 +166,7 @@ class CelebA(ImageSpec):
             [release.splits[place] for place in outcome.kept],
             exclusions=exclusions(Counter(outcome.reasons.values())),
             deviations=differences,
-            warnings=warnings,
+            warnings=inputs.warnings,
         )
 
 

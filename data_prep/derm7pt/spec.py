@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
@@ -49,6 +49,22 @@ SPLIT_OPTIONS = ("official", "none")
 
 NO_CLINICAL_IMAGE = "the case has no clinical image: the release names its dermoscopic one twice"
 """Exclusion reason in the view ``clinic``."""
+
+
+class _Derm7ptInputs(NamedTuple):
+    """Inputs of `Derm7pt.datalist` that `Derm7pt.choose` collects.
+
+    Attributes:
+        release: Content of the tables.
+        subjects: Maps the index of each chosen case to its ``subject_id``.
+        differences: Differences from the official release, one sentence each.
+        left_out: Maps each exclusion reason to its number of cases.
+    """
+
+    release: Derm7ptRelease
+    subjects: dict[int, str]
+    differences: list[str]
+    left_out: dict[str, int]
 
 
 class Derm7pt(ImageSpec):
@@ -112,17 +128,23 @@ class Derm7pt(ImageSpec):
             recipe={"data set": self.title(), "size": self.size},
             cells=lambda place: (numbers[place],),
             columns=("table_row",),
-            release=(files, dict(zip(places, subjects, strict=True)), differences, left_out),
+            release=_Derm7ptInputs(
+                release=files,
+                subjects=dict(zip(places, subjects, strict=True)),
+                differences=differences,
+                left_out=left_out,
+            ),
         )
 
     def incomplete(self, outcome: Outcome) -> str:
         """Return the error message for unreadable images if all are required."""
-        numbers = outcome.choice.release[0].table.numbers
+        numbers = outcome.choice.release.release.table.numbers
         return rows_to_mend(outcome.reasons, outcome.choice.count(), numbers.__getitem__)
 
     def datalist(self, outcome: Outcome, say: Say) -> Datalist:
         """Build the data list of the images that were read."""
-        release, subjects, differences, left_out = outcome.choice.release
+        inputs: _Derm7ptInputs = outcome.choice.release
+        release = inputs.release
         empty_groups = [
             group for group in DIAGNOSIS_GROUPS if group not in {release.groups[place] for place in outcome.kept}
         ]
@@ -138,20 +160,20 @@ class Derm7pt(ImageSpec):
             make_record(
                 {
                     "label": classes.index(release.groups[place]),
-                    "subject_id": subjects[place],
+                    "subject_id": inputs.subjects[place],
                     "sex": release.table.rows[place]["sex"],
                     "location": release.table.rows[place]["location"],
                 }
             )
             for place in outcome.kept
         ]
-        reasons = left_out | dict(Counter(outcome.reasons.values()).most_common())
+        reasons = inputs.left_out | dict(Counter(outcome.reasons.values()).most_common())
         return self.make_datalist(
             classes,
             VIEWS[self.view],
             records,
             [release.splits[place] if self.split == "official" else SPLITS[0] for place in outcome.kept],
-            deviations=differences,
+            deviations=inputs.differences,
             exclusions=exclusions(reasons),
         )
 

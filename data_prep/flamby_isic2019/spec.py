@@ -28,7 +28,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
@@ -93,6 +93,24 @@ class Isic2019Files:
     images: Path
     split: Path
     metadata: Path | None
+
+
+class _Isic2019Inputs(NamedTuple):
+    """Inputs of `FlambyISIC2019.datalist` that `FlambyISIC2019.choose` collects; lists have an entry for each row.
+
+    Attributes:
+        published: Table of splits.
+        labels: Class number of each image.
+        metadata: Metadata of each image, without label, subject and centre.
+        lesions: Name of each image's lesion.
+        differences: Differences from FLamby's numbers of images, one sentence each.
+    """
+
+    published: PublishedSplits
+    labels: list[int]
+    metadata: list[dict[str, Any]]
+    lesions: list[str]
+    differences: list[str]
 
 
 class FlambyISIC2019(ImageSpec):
@@ -180,17 +198,20 @@ class FlambyISIC2019(ImageSpec):
             cells=lambda place: (published.table.numbers[place],),
             columns=("table_row",),
             missing=dict.fromkeys(sorted(set(range(len(paths))) - set(places)), NO_FILE),
-            release=(published, labels, facts, lesions, differences),
+            release=_Isic2019Inputs(
+                published=published, labels=labels, metadata=facts, lesions=lesions, differences=differences
+            ),
         )
 
     def datalist(self, outcome: Outcome, say: Say) -> Datalist:
         """Build the data list of the images that were read."""
-        published, labels, facts, lesions, differences = outcome.choice.release
-        groups = lesions if self.groups == "lesion" else list(map(str, published.table.numbers))
+        inputs: _Isic2019Inputs = outcome.choice.release
+        published, labels, metadata = inputs.published, inputs.labels, inputs.metadata
+        groups = inputs.lesions if self.groups == "lesion" else list(map(str, published.table.numbers))
         subjects = number_subjects([groups[place] for place in outcome.kept])
         records: list[CaseRecord] = [
             make_record(
-                {"label": labels[place], "subject_id": subject, "centre": published.sites[place], **facts[place]}
+                {"label": labels[place], "subject_id": subject, "centre": published.sites[place], **metadata[place]}
             )
             for place, subject in zip(outcome.kept, subjects, strict=True)
         ]
@@ -200,7 +221,7 @@ class FlambyISIC2019(ImageSpec):
             records,
             [published.splits[place] for place in outcome.kept],
             groups=self.groups,
-            deviations=differences,
+            deviations=inputs.differences,
             exclusions=exclusions(Counter(outcome.reasons.values())),
         )
 

@@ -114,11 +114,11 @@ def find_files(source: Path, metadata: Path | None = None) -> HamFiles:
     return HamFiles(table, images, masks)
 
 
-def read_image_or_crop(part: HamImageFiles, size: tuple[int, int]) -> LoadedItem:
+def read_image_or_crop(image_files: HamImageFiles, size: tuple[int, int]) -> LoadedItem:
     """Read and resize an image, or the lesion crop of an image whose mask is given.
 
     Args:
-        part: Files of the image.
+        image_files: Files of the image.
         size: Height and width of the result in pixels.
 
     Returns:
@@ -128,18 +128,18 @@ def read_image_or_crop(part: HamImageFiles, size: tuple[int, int]) -> LoadedItem
         DataError: If a file can't be read, if the image has more than 8 bits a channel or is too small, or if the mask
             does not fit the image.
     """
-    pixels = read_rgb(part.path)
-    if part.mask is not None:
-        top, bottom, left, right = _lesion_box(read_picture(part.mask), (pixels.shape[0], pixels.shape[1]))
+    pixels = read_rgb(image_files.path)
+    if image_files.mask is not None:
+        top, bottom, left, right = _lesion_box(read_picture(image_files.mask), (pixels.shape[0], pixels.shape[1]))
         pixels = np.ascontiguousarray(pixels[top:bottom, left:right])
     return LoadedItem(resize(pixels, size))
 
 
-def read_image_and_mask(part: HamImageFiles, size: tuple[int, int]) -> LoadedItem:
+def read_image_and_mask(image_files: HamImageFiles, size: tuple[int, int]) -> LoadedItem:
     """Read and resize an image and its lesion mask.
 
     Args:
-        part: Files of the image, with a mask.
+        image_files: Files of the image, with a mask.
         size: Height and width of the result in pixels.
 
     Returns:
@@ -148,8 +148,8 @@ def read_image_and_mask(part: HamImageFiles, size: tuple[int, int]) -> LoadedIte
     Raises:
         DataError: If a file can't be read, or the mask does not fit the image.
     """
-    assert part.mask is not None  # `HAM10000.choose` reads only images with a mask if masks are needed
-    return masked_picture(read_rgb(part.path), read_mask(part.mask), size)
+    assert image_files.mask is not None  # `HAM10000.choose` reads only images with a mask if masks are needed
+    return masked_picture(read_rgb(image_files.path), read_mask(image_files.mask), size)
 
 
 def find_masks(folder: Path) -> dict[str, Path]:

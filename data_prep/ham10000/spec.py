@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from medfl.data.datalists import Datalist
 from medfl.data.ingest.choice import Choice, Outcome, exclusions
@@ -63,6 +63,22 @@ lesion."""
 NO_FILE = "there is no image file"
 NO_MASK = "there is no mask of the lesion"
 """Exclusion reasons of rows of the table."""
+
+
+class _HamInputs(NamedTuple):
+    """Inputs of `HAM10000.datalist` that `HAM10000.choose` collects.
+
+    Attributes:
+        files: Files of the release.
+        metadata: Metadata table.
+        differences: Differences from the official release, one sentence each.
+        warnings: Warnings for the data list.
+    """
+
+    files: HamFiles
+    metadata: HamMetadata
+    differences: list[str]
+    warnings: list[str]
 
 
 class HAM10000(ImageSpec):
@@ -121,9 +137,9 @@ class HAM10000(ImageSpec):
                     settings=("crop_lesion", "masks"),
                 )
             files = replace(files, masks=find_masks(self.masks))
-        places, parts, missing = _select_images(metadata, files, self.crop_lesion or self.masks is not None, say)
+        places, image_files, missing = _select_images(metadata, files, self.crop_lesion or self.masks is not None, say)
         return Choice(
-            items=parts,
+            items=image_files,
             places=places,
             files=HamImageFiles.files,
             load=partial(read_image_or_crop if self.masks is None else read_image_and_mask, size=self.size),
@@ -132,21 +148,22 @@ class HAM10000(ImageSpec):
             cells=lambda place: (metadata.table.numbers[place],),
             columns=("table_row",),
             missing=missing,
-            release=(files, metadata, differences, warnings),
+            release=_HamInputs(files=files, metadata=metadata, differences=differences, warnings=warnings),
         )
 
     def incomplete(self, outcome: Outcome) -> str:
         """Return the error message for missing or unreadable images if all are required."""
-        files, metadata, *_ = outcome.choice.release
+        inputs: _HamInputs = outcome.choice.release
+        count = len(inputs.metadata.images)
         return (
-            f"all images of {files.table.name} are required, {len(outcome.reasons)} of {len(metadata.images)} are "
+            f"all images of {inputs.files.table.name} are required, {len(outcome.reasons)} of {count} are "
             f"missing or can't be read: {describe_counts(outcome.reasons)}. Unpack the release again."
         )
 
     def datalist(self, outcome: Outcome, say: Say) -> Datalist:
         """Build the data list of the images that were read."""
-        _, metadata, differences, warnings = outcome.choice.release
-        records = make_records(metadata, outcome.kept, self.grouping())
+        inputs: _HamInputs = outcome.choice.release
+        records = make_records(inputs.metadata, outcome.kept, self.grouping())
         if self.masks is not None:
             named = [{"diagnosis": list(OFFICIAL_CLASS_COUNTS)[record.pop("label")]} for record in records]
             records = [
@@ -158,8 +175,8 @@ class HAM10000(ImageSpec):
             records,
             groups=self.grouping(),
             exclusions=exclusions(Counter(outcome.reasons.values())),
-            deviations=differences,
-            warnings=warnings,
+            deviations=inputs.differences,
+            warnings=inputs.warnings,
         )
         if self.masks is None:
             return datalist
@@ -214,7 +231,7 @@ def _select_images(
             setting="crop_lesion",
         )
     places: list[int] = []
-    parts: list[HamImageFiles] = []
+    image_files: list[HamImageFiles] = []
     missing: dict[int, str] = {}
     for place, name in enumerate(metadata.images):
         if name not in files.images:
@@ -223,8 +240,8 @@ def _select_images(
             missing[place] = NO_MASK
         else:
             places.append(place)
-            parts.append(HamImageFiles(files.images[name], files.masks[name] if with_mask else None))
-    if not parts:
+            image_files.append(HamImageFiles(files.images[name], files.masks[name] if with_mask else None))
+    if not image_files:
         raise DataError(
             "no_images",
             f"none of the {len(metadata.images)} images of {files.table} can be used: {describe_counts(missing)}. The "
@@ -233,7 +250,7 @@ def _select_images(
             expected=len(metadata.images),
             reasons=dict(Counter(missing.values())),
         )
-    return places, parts, missing
+    return places, image_files, missing
 
 
 def make_records(metadata: HamMetadata, kept: Sequence[int], groups: str) -> list[CaseRecord]:

@@ -121,11 +121,11 @@ def crop_box(circle: tuple[int, int, int], edge: int = EDGE) -> tuple[int, int, 
     return top, left, side
 
 
-def read_film_or_crop(part: MiasImage, size: tuple[int, int], crop_breast: bool, align: bool) -> LoadedItem:
+def read_film_or_crop(image: MiasImage, size: tuple[int, int], crop_breast: bool, align: bool) -> LoadedItem:
     """Read a film, or the crop of a lesion.
 
     Args:
-        part: File, and the lesion to crop.
+        image: File, and the lesion to crop.
         size: Height and width of the result in pixels.
         crop_breast: Whether to crop the film to the breast.
         align: Whether to mirror right breasts, so that the chest wall is on the left.
@@ -137,8 +137,8 @@ def read_film_or_crop(part: MiasImage, size: tuple[int, int], crop_breast: bool,
         DataError: If the file can't be read, or if a lesion is to be cropped from a film that does not have the
             official size, to which the coordinates refer.
     """
-    pixels = read_pgm(part.path)
-    if part.circle is not None:
+    pixels = read_pgm(image.path)
+    if image.circle is not None:
         if pixels.shape != (EDGE, EDGE):
             raise DataError(
                 "wrong_shape",
@@ -148,7 +148,7 @@ def read_film_or_crop(part: MiasImage, size: tuple[int, int], crop_breast: bool,
                 expected=(EDGE, EDGE),
                 found=pixels.shape,
             )
-        top, left, side = crop_box(part.circle)
+        top, left, side = crop_box(image.circle)
         pixels = pixels[top : top + side, left : left + side]
-    mirror = align and needs_mirror(part.laterality)
+    mirror = align and needs_mirror(image.laterality)
     return LoadedItem(to_row(pixels, size, crop=crop_breast, mirror=mirror))

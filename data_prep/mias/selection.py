@@ -27,7 +27,7 @@ class MiasSelection:
         films: Film of each image.
         findings: Table row that each image shows.
         classes: Class of each image.
-        parts: File and crop of each image.
+        images: File and crop of each image.
         left_out: Maps each exclusion reason to its number of images.
         missing: Line numbers of table rows whose film is missing.
     """
@@ -35,7 +35,7 @@ class MiasSelection:
     films: list[MiasFilm] = field(default_factory=list)
     findings: list[MiasFinding] = field(default_factory=list)
     classes: list[str] = field(default_factory=list)
-    parts: list[MiasImage] = field(default_factory=list)
+    images: list[MiasImage] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
     missing: list[int] = field(default_factory=list)
 
@@ -81,8 +81,8 @@ def select_images(
                 selection.films.append(film)
                 selection.findings.append(finding)
                 selection.classes.append(classes[diagnosis])
-                selection.parts.append(MiasImage(files[film.number], film.laterality, circle))
-    if not selection.parts:
+                selection.images.append(MiasImage(files[film.number], film.laterality, circle))
+    if not selection.images:
         raise DataError(
             "no_images", f"no film of {TABLE_FILE} has a file. Unpack all-mias.tar.gz completely.", table=TABLE_FILE
         )

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, NamedTuple, Self
 
 import numpy as np
 from pydantic import model_validator
@@ -71,6 +71,20 @@ TEST_SHARE = 0.15
 """Default share of the patients in the test set. It matches PFedCDP, where 50 of 330 rows are test rows."""
 
 _DIAGNOSES = (NORMAL, *SEVERITIES.values())
+
+
+class _MiasInputs(NamedTuple):
+    """Inputs of `Mias.datalist` that `Mias.choose` collects.
+
+    Attributes:
+        films: All films of the table.
+        selection: Images to read.
+        differences: Differences from the official table, one sentence each.
+    """
+
+    films: list[MiasFilm]
+    selection: MiasSelection
+    differences: list[str]
 
 
 class Mias(ImageSpec):
@@ -155,7 +169,7 @@ class Mias(ImageSpec):
             say(f"warning: {sentence}")
         selection = select_images(films, find_films(files.parent), self.view, LABEL_SETS[self.label_set()], say)
         return Choice(
-            items=selection.parts,
+            items=selection.images,
             places=[finding.line for finding in selection.findings],
             files=MiasImage.files,
             load=partial(read_film_or_crop, size=self.size, crop_breast=self.crop_breast, align=self.align),
@@ -170,7 +184,7 @@ class Mias(ImageSpec):
             cells=lambda line: (line,),
             columns=("table_line",),
             missing=dict.fromkeys(selection.missing, NO_FILE),
-            release=(films, selection, differences),
+            release=_MiasInputs(films=films, selection=selection, differences=differences),
         )
 
     def incomplete(self, outcome: Outcome) -> str:
@@ -185,13 +199,14 @@ class Mias(ImageSpec):
 
     def datalist(self, outcome: Outcome, say: Say) -> Datalist:
         """Build the data list of the images that were read."""
-        films, selection, differences = outcome.choice.release
+        inputs: _MiasInputs = outcome.choice.release
+        selection = inputs.selection
         place_of = {line: place for place, line in enumerate(outcome.choice.places)}
         kept = [place_of[line] for line in outcome.kept]
         classes = LABEL_SETS[self.label_set()]
         _check_classes(selection, kept, classes)
         failed = [reason for line, reason in outcome.reasons.items() if line in place_of]
-        test_patients = _select_test_patients(films, self.test_share, self.seed)
+        test_patients = _select_test_patients(inputs.films, self.test_share, self.seed)
         names = list(dict.fromkeys(classes.values()))
         return self.make_datalist(
             names,
@@ -200,7 +215,7 @@ class Mias(ImageSpec):
             ["test" if selection.films[place].patient in test_patients else "training" for place in kept],
             exclusions=exclusions(selection.left_out + Counter(failed)),
             view=self.view,
-            deviations=differences,
+            deviations=inputs.differences,
             **about_reading({"crop_breast": self.crop_breast, "align": self.align}),
         )
 

@@ -30,7 +30,7 @@ from medfl_datasets.cbis_ddsm.synthetic import (
     write_tables,
     write_tree,
 )
-from medfl_datasets.cbis_ddsm.tables import KINDS
+from medfl_datasets.cbis_ddsm.tables import LESION_KINDS
 
 SYNTAXES = (ExplicitVRLittleEndian, ImplicitVRLittleEndian, *COMPRESSED)
 SMALL = {"size": (18, 12)}
@@ -77,7 +77,7 @@ def test_whole_images(made, tmp_path):
         first = image.lesions[0]
         np.testing.assert_array_equal(images[row], to_row(film_pixels(places[first.image]), (18, 12)))
         malignant = any(lesion.pathology == "MALIGNANT" for lesion in image.lesions)
-        kinds = "+".join(dict.fromkeys(KINDS[lesion.kind] for lesion in image.lesions))
+        kinds = "+".join(dict.fromkeys(LESION_KINDS[lesion.kind] for lesion in image.lesions))
         assert by_row[row] == {
             "image": row,
             "label": int(malignant),

@@ -15,7 +15,7 @@ from medfl_datasets.cbis_ddsm.files import list_files
 from medfl_datasets.cbis_ddsm.release import find_image_files, read_release
 from medfl_datasets.cbis_ddsm.selection import select_images
 from medfl_datasets.cbis_ddsm.synthetic import LAYOUTS, ROWS, write_tables
-from medfl_datasets.cbis_ddsm.tables import OFFICIAL, TABLES, Lesion, Series, deviations, read_tables
+from medfl_datasets.cbis_ddsm.tables import OFFICIAL_ROWS, TABLES, Lesion, Series, deviations, read_tables
 
 REAL = Path(os.environ.get("MEDFL_DATA", "nowhere"), "cbis_ddsm")
 real_tables = pytest.mark.skipif(not REAL.is_dir(), reason="needs the case descriptions in $MEDFL_DATA/cbis_ddsm")
@@ -29,7 +29,7 @@ def lesions():
 @real_tables
 def test_the_published_rows(lesions):
     """Check rows, pathologies and image identities against counts of the released tables."""
-    assert Counter((lesion.kind, lesion.split) for lesion in lesions) == OFFICIAL
+    assert Counter((lesion.kind, lesion.split) for lesion in lesions) == OFFICIAL_ROWS
     counts = Counter((lesion.kind, lesion.split, lesion.pathology[:8]) for lesion in lesions)
     for kind, split, malignant, benign in (
         ("mass", "train", 637, 577 + 104),
@@ -71,7 +71,7 @@ def test_no_patient_is_in_training_and_test(lesions):
 
 @real_tables
 def test_the_worst_lesion_of_a_film_counts(lesions):
-    parts = [[lesion for lesion in lesions if (lesion.kind, lesion.split) == key] for key in OFFICIAL]
+    parts = [[lesion for lesion in lesions if (lesion.kind, lesion.split) == key] for key in OFFICIAL_ROWS]
     assert [select_images(part, crop=False).mixed for part in parts] == [6, 2, 7, 2]
     choice = select_images(lesions, crop=False)
     for image in choice.images:

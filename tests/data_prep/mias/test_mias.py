@@ -170,7 +170,7 @@ def test_every_lesion_with_coordinates_is_a_crop(whole, tmp_path):
     files = {film.number: tmp_path for film in films}
     selection = select_images(films, files, "crop", {"benign": "b", "malignant": "m"}, print)
     assert Counter(selection.classes) == {"b": 69 - 1, "m": 54 - 3}
-    assert all(part.circle for part in selection.parts)
+    assert all(image.circle for image in selection.images)
 
 
 @pytest.mark.parametrize(
