@@ -220,9 +220,9 @@ def place_atlas(path: Path, grid: Grid, say: Say = lambda _: None) -> PlacedAtla
     if known and len(codes) not in known.regions:
         expected = " or ".join(map(str, known.regions))
         say(f"warning: the atlas is named like {title}, which has {expected} regions, not {len(codes)}")
-    if empty_classes := placed.vanished():
-        shown = ", ".join(map(str, empty_classes[:MAX_NAMES]))
-        say(f"warning: {len(empty_classes)} regions of the atlas are too small for the grid: {shown}")
+    if vanished := placed.vanished():
+        shown = ", ".join(map(str, vanished[:MAX_NAMES]))
+        say(f"warning: {len(vanished)} regions of the atlas are too small for the grid: {shown}")
     return placed
 
 

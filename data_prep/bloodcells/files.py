@@ -21,7 +21,7 @@ SUFFIXES = (".bmp", ".jpg", ".jpeg", ".png", ".tif", ".tiff")
 DOT_FILE = "a stray file whose name begins with a dot"
 """Reason to skip a file: it is hidden."""
 
-NO_IMAGE = "a file whose name is not that of an image"
+NO_IMAGE = "a file without the ending of an image"
 """Reason to skip a file: it has no ending of an image file."""
 
 FolderTree = Mapping[str, Sequence[str]]

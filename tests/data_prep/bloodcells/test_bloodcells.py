@@ -152,7 +152,7 @@ def test_bodzas(tmp_path):
     check_pixels(tmp_path / "P", files)
     classes = [datalist.labels[str(record["label"])] for record in records(datalist)]
     assert classes == [path.parent.name.lower().replace("phile", "phil") for path in files]
-    assert exclusions(datalist) == {"a file whose name is not that of an image": 1}
+    assert exclusions(datalist) == {"a file without the ending of an image": 1}
 
 
 @pytest.mark.parametrize(
