@@ -154,8 +154,8 @@ class CelebA(ImageSpec):
         sizes = sum(facts["size"] != OFFICIAL_IMAGE_SIZE for facts in outcome.facts)
         if sizes:
             differences.append(
-                f"{sizes} of {len(outcome.kept)} images do not have {OFFICIAL_IMAGE_SIZE[0]} x "
-                f"{OFFICIAL_IMAGE_SIZE[1]} pixels, as in CelebA"
+                f"{sizes} of {len(outcome.kept)} images do not have the {OFFICIAL_IMAGE_SIZE[0]} x "
+                f"{OFFICIAL_IMAGE_SIZE[1]} pixels of CelebA"
             )
             say(f"warning: {differences[-1]}")
         classes = [f"no {release.attribute.name}", release.attribute.name]

@@ -8,7 +8,7 @@ RECORDS = [
         "medfl_datasets.flamby_isic2019.spec:FlambyISIC2019",
         modality="dermoscopy",
         licence="CC BY-NC 4.0",
-        summary="FLamby's Fed-ISIC2019: skin lesions of eight classes at six centres, resized by its scripts. "
+        summary="FLamby's Fed-ISIC2019: skin lesions of eight classes at six centres, resized by scripts. "
         "Nothing is downloaded.",
         synthetic="medfl_datasets.flamby_isic2019.synthetic:write_release",
         synthetic_options={"size": 12},

@@ -114,7 +114,7 @@ class _Isic2019Inputs(NamedTuple):
 
 
 class FlambyISIC2019(ImageSpec):
-    """FLamby's Fed-ISIC2019: skin lesions of eight classes at six centres, resized by its scripts. Nothing is downloaded.
+    """FLamby's Fed-ISIC2019: skin lesions of eight classes at six centres, resized by scripts. Nothing is downloaded.
 
     The test images are FLamby's. Create its sites with medfl partition --scheme by_site --column centre --test official
     --global-test none.

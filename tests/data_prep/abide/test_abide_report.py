@@ -137,7 +137,7 @@ def empty(folder):
 def test_data_that_are_gone_or_damaged_never_fail_the_report(data, tmp_path, change):
     run = make(tmp_path)
     change(data[0])
-    assert "it can't be read any more where the data were" in section(run)
+    assert "can't be read from the data folder any more" in section(run)
     quiet = make(tmp_path, "quiet", regions=False)
     assert section(quiet) == "", "nothing says that it ever had one"
 

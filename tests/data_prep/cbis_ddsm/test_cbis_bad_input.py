@@ -121,7 +121,7 @@ def test_bad_files_are_left_out_each_with_its_reason(release, tmp_path):
         "P_00001 LEFT MLO": "cut short",
         "P_00002 RIGHT CC": "slope that is finite and not 0",
         "P_00003 RIGHT MLO": "got CT",
-        "P_00006 LEFT CC": "is of another series",
+        "P_00006 LEFT CC": "belongs to another series",
         "P_00007 RIGHT MLO": "states 65535 x 65535",
         "P_00010 RIGHT CC": "no DICOM file",
     }
@@ -141,7 +141,7 @@ def test_a_lesion_without_its_crop(release, tmp_path):
     prepared(release, tmp_path / "P", view="crop")
     reasons = [(name, reason[:34]) for name, _, reason in quarantine(tmp_path / "P")]
     assert reasons == [
-        ("P_00001 LEFT CC mass 1", "only the mask of the lesion is the"),
+        ("P_00001 LEFT CC mass 1", "only the mask of the lesion exists"),
         ("P_00001 LEFT MLO mass 1", NO_FILE[:34]),
     ]
 
@@ -166,7 +166,8 @@ def test_names_birth_dates_and_burned_in_text(release, tmp_path):
     datalist, lines = prepared(release, tmp_path / "P")
     assert "warning: the headers of 1 images may identify the patient; nothing of them was kept" in lines
     assert any(
-        line.startswith("warning: the headers of 1 images say that names or the like are burned") for line in lines
+        line.startswith("warning: the headers of 1 images state that names or similar text are burned")
+        for line in lines
     )
     assert [record["image"] for record in datalist.splits["training"] if "burned_in" in record] == [1]
     _, refused = prepared(release, tmp_path / "Q", check="refuse")

@@ -147,7 +147,7 @@ def test_images_that_are_missing_broken_or_surplus(release, tmp_path):
     lines: list[str] = []
     datalist = prepare(release, tmp_path / "P", say=lines.append)
     assert "note: 1 image files are in no row of list_attr_celeba.txt: they are skipped" in lines
-    assert "1 of 6 images are not of 218 x 178 pixels, as in CelebA" in datalist.extra["deviations"]
+    assert "1 of 6 images do not have the 218 x 178 pixels of CelebA" in datalist.extra["deviations"]
     listed = list(csv.reader((tmp_path / "P" / "quarantine.csv").open()))
     assert [row[0] for row in listed] == ["table_line", "4", "7"]
     kept = [image for image in range(8) if image not in (1, 4)]

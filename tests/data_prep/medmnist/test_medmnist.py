@@ -97,7 +97,7 @@ def test_the_checksum_and_the_side_of_larger_images_are_compared(tmp_path):
     md5 = hashlib.md5(path.read_bytes()).hexdigest()
     assert sentences[1:] == [
         "labels up to 7, the official release has 2 classes from 0",
-        "images of 28 pixels a side, the name says 64",
+        "images of 28 pixels a side, the name states 64",
         f"MD5 {md5}, the official file has 742edef2a1fd1524b2efff4bd7ba9364: a re-save or another version",
     ]
     assert deviations("breastmnist_96", read_npz(path))[-1] == (
