@@ -188,8 +188,8 @@ def _deviations(kept_folders: Sequence[str], classes: Sequence[str], outcome: Ou
     sizes = sum(facts["size"] != OFFICIAL_IMAGE_SIZE for facts in outcome.facts)
     if sizes:
         sentences.append(
-            f"{sizes} of {len(kept_folders)} images do not have the {OFFICIAL_IMAGE_SIZE[0]} x {OFFICIAL_IMAGE_SIZE[1]} "
-            "pixels of LC25000"
+            f"{sizes} of {len(kept_folders)} images do not have the {OFFICIAL_IMAGE_SIZE[0]} x "
+            f"{OFFICIAL_IMAGE_SIZE[1]} pixels of LC25000"
         )
     return sentences
 
