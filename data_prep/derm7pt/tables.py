@@ -26,7 +26,11 @@ from medfl.data.table import Table, read_table, row_list
 from medfl.errors import DataError, did_you_mean
 from medfl_datasets.derm7pt.splits import UNPACK_HINT, read_splits
 
-HEADER = "case_num,diagnosis,seven_point_score,pigment_network,streaks,pigmentation,regression_structures,dots_and_globules,blue_whitish_veil,vascular_structures,level_of_diagnostic_difficulty,elevation,location,sex,management,clinic,derm,case_id,notes"
+HEADER = (
+    "case_num,diagnosis,seven_point_score,pigment_network,streaks,pigmentation,regression_structures,dots_and_globules,"
+    "blue_whitish_veil,vascular_structures,level_of_diagnostic_difficulty,elevation,location,sex,management,clinic,derm,"
+    "case_id,notes"
+)
 """First line of ``meta.csv``."""
 
 DIAGNOSIS_GROUPS = {
