@@ -171,10 +171,10 @@ def test_names_birth_dates_and_burned_in_text(release, tmp_path):
     )
     assert [record["image"] for record in datalist.splits["training"] if "burned_in" in record] == [1]
     _, refused = prepared(release, tmp_path / "Q", check="refuse")
-    assert [(name, reason.split(".")[0]) for name, _, reason in quarantine(tmp_path / "Q")] == [
-        ("P_00001 LEFT CC", "its header may identify the patient (PatientBirthDate, PatientName, StudyDate)"),
-        ("P_00001 LEFT MLO", "its header says that names or the like are burned into its pixels"),
-    ]
+    reasons = {name: reason for name, _, reason in quarantine(tmp_path / "Q")}
+    assert reasons.keys() == {"P_00001 LEFT CC", "P_00001 LEFT MLO"}
+    assert "(PatientBirthDate, PatientName, StudyDate)" in reasons["P_00001 LEFT CC"]
+    assert "burned into its pixels" in reasons["P_00001 LEFT MLO"]
     for place in (tmp_path / "P", tmp_path / "Q"):
         content = b"".join(path.read_bytes() for path in place.iterdir())
         assert not any(word in content for word in (b"Sally", b"1950", b"20160720", b"07-20-2016"))
