@@ -22,7 +22,7 @@ from medfl_datasets.abide.tables import FILE, QUALITY_CRITERIA
 CENTRES = ("LEUVEN_1", "LEUVEN_2", "UCLA_1", "USM", "UM_1", "PITT", "NYU", "YALE")
 """Scanning sites: two of each region of FedASD."""
 
-ATLAS_FILE = "phantom_atlas.nii.gz"
+ATLAS_FILE = "synthetic_atlas.nii.gz"
 """File of the atlas, beside the phenotypic file; its codes are 1 to `ATLAS_REGIONS`."""
 
 ATLAS_REGIONS = 8
