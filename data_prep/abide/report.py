@@ -221,12 +221,13 @@ def _caption(view: AtlasView, private: bool) -> str:
             f"The grey background is the mean{channel} over {few} training images from all sites, one of each person."
         )
     elif private:
-        text += "No image is behind them, because differential privacy does not cover a mean of training images."
+        text += "No image is behind the slices, because differential privacy does not cover a mean of training images."
     else:
         text += (
-            f"No image is behind them, because a mean of fewer than {MIN_PERSONS} persons could reveal a single image."
+            f"No image is behind the slices, because a mean of fewer than {MIN_PERSONS} persons could reveal a "
+            "single image."
         )
-    return text + (" Left is left." if view.upright else "")
+    return text + (" Left in the axial and coronal slice is the left of the body." if view.upright else "")
 
 
 def _draw_figure(view: AtlasView) -> Markup:

@@ -138,7 +138,7 @@ def test_progress_and_the_number_of_processes_change_nothing(made, tmp_path, mon
     assert contents[0] == contents[1]
 
 
-def test_the_classes_of_the_phantom_differ_in_one_region(made, tmp_path):
+def test_the_synthetic_classes_differ_in_one_region(made, tmp_path):
     """Check that a study can find the synthetic effect, and only in its region."""
     datalist = prepare(made, tmp_path / "P", maps=TWO, size=16, atlas=made / ATLAS_FILE)
     images = np.load(tmp_path / "P" / "images.npy")
@@ -154,7 +154,7 @@ def test_the_classes_of_the_phantom_differ_in_one_region(made, tmp_path):
     assert max(map(abs, gaps.values())) < 1.5
 
 
-def test_a_phantom_is_a_function_of_its_seed(tmp_path):
+def test_a_synthetic_release_is_a_function_of_its_seed(tmp_path):
     for name, seed in (("A", 0), ("B", 0), ("C", 1)):
         write_release(tmp_path / name, 2, ("NYU",), ("reho",), size=8, seed=seed)
     files = [[path.read_bytes() for path in sorted((tmp_path / name).rglob("*.*"))] for name in "ABC"]

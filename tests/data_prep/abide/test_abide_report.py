@@ -114,7 +114,7 @@ def test_the_page_draws_it_and_says_what_it_is(data, tmp_path):
     text = words(Page(html).sections["atlas"])
     assert "3 regions of AAL on a grid of 8 x 10 x 6 voxels" in text
     assert "the mean of the channel reho over 12 training images from all sites, one of each person." in text
-    assert text.endswith("Left is left.")
+    assert text.endswith("is the left of the body.")
     assert str(tmp_path) not in html
     assert "<image" not in html, "the page's policy lets it load nothing, not even from itself"
 
@@ -122,7 +122,9 @@ def test_the_page_draws_it_and_says_what_it_is(data, tmp_path):
 def test_under_differential_privacy_no_image_is_drawn(data, tmp_path):
     text = section(make(tmp_path, settings={"privacy": PRIVACY}))
     assert "3 regions" in text
-    assert "No image is behind them, because differential privacy does not cover a mean of training images." in text
+    assert (
+        "No image is behind the slices, because differential privacy does not cover a mean of training images." in text
+    )
 
 
 def damage(folder):
