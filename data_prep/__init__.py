@@ -1,6 +1,6 @@
-"""Prepared releases of medical images, with a folder for each.
+"""Built-in data sets: one folder for each published release, registered as a medfl plugin.
 
-A folder's ``RECORDS`` lists its data set. If it has sections of the report, ``SECTIONS`` lists them.
+`RECORDS` of a folder lists its data sets. `SECTIONS`, if a folder defines it, lists its sections of the report.
 """
 
 import importlib
@@ -12,16 +12,17 @@ from medfl.hooks import DatasetRecord, SectionRecord, hookimpl
 
 @hookimpl
 def medfl_datasets() -> list[DatasetRecord]:
-    """Return the data sets of all folders; nothing else of the folders is imported."""
+    """Return the data set records of all folders, without importing any other module of the folders."""
     return [record for folder in _folders() for record in folder.RECORDS]
 
 
 @hookimpl
 def medfl_report_sections() -> list[SectionRecord]:
-    """Return the report sections of the folders that have any."""
+    """Return the report sections of all folders that define `SECTIONS`."""
     return [record for folder in _folders() for record in getattr(folder, "SECTIONS", ())]
 
 
 def _folders() -> list[ModuleType]:
+    """Import and return the packages of all data set folders, sorted by name."""
     names = sorted(module.name for module in pkgutil.iter_modules(__path__) if module.ispkg)
     return [importlib.import_module(f"{__name__}.{name}") for name in names]

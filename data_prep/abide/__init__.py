@@ -1,4 +1,4 @@
-"""ABIDE I: functional MRI."""
+"""ABIDE I: functional MRI of people with autism and controls."""
 
 from medfl.hooks import DatasetRecord, SectionRecord
 
@@ -14,7 +14,7 @@ RECORDS = [
         synthetic_options={"derivatives": ("reho", "lfcd"), "size": 8},
     ),
 ]
-"""What this folder brings."""
+"""Data sets that this package registers."""
 
 SECTIONS = [SectionRecord("atlas", "Regions of the atlas", "medfl_datasets.abide.report:AtlasSection", 320)]
-"""Sections of the report about this data set."""
+"""Sections of the report that this package registers."""

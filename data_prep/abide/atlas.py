@@ -1,6 +1,6 @@
-"""Atlases of the brain: a volume whose voxels hold the number of their region, 0 where there is none.
+"""Read brain atlases: volumes whose voxels contain the code of their region, and 0 outside of all regions.
 
-Any NIfTI file of labels is read, on whatever grid; atlases that users often have are known by their names:
+Any NIfTI file of labels is accepted, on any grid. Common atlases are recognised by their file names:
 
 ===============  ==========================================  ==================================================
 atlas            files                                       codes
@@ -12,7 +12,8 @@ Harvard-Oxford   ho_roi_atlas.nii,                           111 regions;
 CC200, CC400     cc200_roi_atlas.nii, CC400.nii              1 to 200 (200 regions), 1 to 392 (392 regions)
 ===============  ==========================================  ==================================================
 
-All may end in ``.nii`` or ``.nii.gz``. The codes stay as they are: what counts regions has to number them itself.
+All may end in ``.nii`` or ``.nii.gz``. The codes are kept; code that needs consecutive region numbers has to renumber
+them (`medfl_datasets.abide.regions`).
 """
 
 from __future__ import annotations
@@ -28,30 +29,32 @@ from medfl.data.readers.volumes import Grid, Volume, labels_onto, read_volume, s
 from medfl.errors import DataError
 from medfl.utils.text import MAX_NAMES, Say
 
-ATLAS = "atlas.nii.gz"
-"""The atlas in the folder of a data set, on the grid of its images."""
+PREPARED_ATLAS = "atlas.nii.gz"
+"""File of the atlas in a prepared data set, on the grid of the images."""
 
-LABELS = "atlas_labels.csv"
-"""Beside it, its regions: code, name (may be empty), and voxels on the grid (0: too small for it)."""
+REGION_TABLE = "atlas_labels.csv"
+"""Table of the regions beside the atlas: code, name (may be empty), and voxels on the grid (0 if too small for it)."""
 
-MOST_REGIONS = 1024
-"""A volume with more different values is taken for an image rather than for an atlas."""
+MAX_REGIONS = 1024
+"""Maximum number of regions. A volume with more different values is taken for an image."""
 
-LEAST_INSIDE = 0.5
-"""The share of an atlas that a grid must hold; less of it means another space."""
+MIN_SHARE_INSIDE = 0.5
+"""Minimum share of an atlas that the grid must contain; with less, the atlas is in another space."""
 
-_HIGHEST = 1 << 24
+_MAX_CODE = 1 << 24
+"""Highest code of a region."""
 _TOLERANCE = 1e-3
+"""Largest deviation of a code from a whole number."""
 
 
 @dataclass(frozen=True)
-class Known:
-    """An atlas that is known by its name.
+class KnownAtlas:
+    """Atlas that is recognised by its file name.
 
     Attributes:
-        name: Of the atlas.
-        pattern: What its file names contain, as a regular expression for names in small letters.
-        regions: Numbers of regions that its releases have.
+        name: Name of the atlas.
+        pattern: Regular expression that matches in its file names, in lower case.
+        regions: Numbers of regions of its releases.
     """
 
     name: str
@@ -59,29 +62,29 @@ class Known:
     regions: tuple[int, ...]
 
 
-KNOWN = (
-    Known("AAL3", r"aal3|roi_mni_v7", (166,)),
-    Known("AAL2", r"aal2|roi_mni_v5", (120,)),
-    Known("AAL", r"(^|[^a-z])aal|roi_mni_v4", (116,)),
-    Known("Harvard-Oxford", r"harvardoxford|(^|[^a-z])ho_", (111, 48, 96, 21)),
-    Known("CC200", r"cc_?200|craddock_?200", (200,)),
-    Known("CC400", r"cc_?400|craddock_?400", (392,)),
+KNOWN_ATLASES = (
+    KnownAtlas("AAL3", r"aal3|roi_mni_v7", (166,)),
+    KnownAtlas("AAL2", r"aal2|roi_mni_v5", (120,)),
+    KnownAtlas("AAL", r"(^|[^a-z])aal|roi_mni_v4", (116,)),
+    KnownAtlas("Harvard-Oxford", r"harvardoxford|(^|[^a-z])ho_", (111, 48, 96, 21)),
+    KnownAtlas("CC200", r"cc_?200|craddock_?200", (200,)),
+    KnownAtlas("CC400", r"cc_?400|craddock_?400", (392,)),
 )
-"""Atlases that are known by their names; the first that fits counts."""
+"""Atlases that are recognised by their file names; the first match counts."""
 
 
 def read_labels(path: Path) -> Volume:
     """Read an atlas.
 
     Args:
-        path: A ``.nii`` or ``.nii.gz`` file of labels, 0 where there is no region; any grid, any type of number.
+        path: A ``.nii`` or ``.nii.gz`` file of labels, 0 outside of all regions, on any grid and of any numeric type.
 
     Returns:
         Labels (X, Y, Z), int32, as in the file, and the affine.
 
     Raises:
-        DataError: If the file can't be read, has several volumes (a probability atlas), has values that are no whole
-            numbers from 0, no label at all, or more than `MOST_REGIONS`.
+        DataError: If the file can't be read, has several volumes (a probability atlas), has values other than whole
+            numbers from 0, has no region, or has more than `MAX_REGIONS` regions.
     """
     try:
         volume = read_volume(path)
@@ -90,7 +93,7 @@ def read_labels(path: Path) -> Volume:
         raise DataError(error.code, f"the atlas {path} can't be read: {error}", **fields) from None
     labels = np.rint(volume.values)
     whole = np.isfinite(labels).all() and np.abs(volume.values - labels).max() <= _TOLERANCE
-    if not whole or labels.min() < 0 or labels.max() > _HIGHEST:
+    if not whole or labels.min() < 0 or labels.max() > _MAX_CODE:
         raise DataError(
             "invalid_atlas_value",
             f"expected whole numbers from 0 in the atlas {path}, got others. Give a file of labels; of a probability "
@@ -102,42 +105,42 @@ def read_labels(path: Path) -> Volume:
         raise DataError(
             "empty_atlas", f"expected labels in the atlas {path}, all its voxels are 0. Give another file.", path=path
         )
-    if len(codes) > MOST_REGIONS:
+    if len(codes) > MAX_REGIONS:
         raise DataError(
             "too_many_regions",
-            f"expected at most {MOST_REGIONS} regions in the atlas {path}, got {len(codes)}: it looks like an image. "
+            f"expected at most {MAX_REGIONS} regions in the atlas {path}, got {len(codes)}: it looks like an image. "
             "Give a file of labels.",
             path=path,
-            maximum=MOST_REGIONS,
+            maximum=MAX_REGIONS,
             found=len(codes),
         )
     return Volume(labels.astype(np.int32), volume.affine)
 
 
-def codes_of(labels: np.ndarray) -> list[int]:
-    """The codes of the regions of an atlas, ascending; 0 is none."""
+def region_codes(labels: np.ndarray) -> list[int]:
+    """Return the codes of an atlas's regions, ascending, without 0."""
     codes: list[int] = np.unique(labels[labels > 0]).tolist()
     return codes
 
 
-def onto_grid(atlas: Volume, grid: Grid) -> np.ndarray:
-    """Put an atlas on another grid, by nearest neighbour and the affines.
+def resample_atlas(atlas: Volume, grid: Grid) -> np.ndarray:
+    """Resample an atlas to another grid by nearest neighbour.
 
     A region that is smaller than the grid's voxels may vanish.
 
     Args:
-        atlas: As `read_labels` gives it.
-        grid: Where to.
+        atlas: Labels and affine, from `read_labels`.
+        grid: Target grid.
 
     Returns:
         Labels, int32, of the grid's shape.
 
     Raises:
-        DataError: If less than half of the atlas lies inside the grid: it belongs to another space.
+        DataError: If less than half of the atlas is inside the grid, because it then belongs to another space.
     """
     share = share_inside(atlas.values > 0, atlas.affine, grid)
     labels = labels_onto(atlas, grid)
-    if share < LEAST_INSIDE or not labels.any():
+    if share < MIN_SHARE_INSIDE or not labels.any():
         raise DataError(
             "different_space",
             f"only {share:.0%} of the atlas lies on the grid of the images: it is of another space, or its affine is "
@@ -147,21 +150,22 @@ def onto_grid(atlas: Volume, grid: Grid) -> np.ndarray:
     return labels
 
 
-def known_atlas(path: Path) -> Known | None:
-    """Which atlas a file is by its name; None if it has no known one."""
+def identify_atlas(path: Path) -> KnownAtlas | None:
+    """Return the known atlas whose pattern matches a file's name, or None."""
     name = path.name.lower()
-    return next((known for known in KNOWN if re.search(known.pattern, name)), None)
+    return next((known for known in KNOWN_ATLASES if re.search(known.pattern, name)), None)
 
 
 def region_names(path: Path) -> dict[int, str]:
-    """Names of regions from the text file beside an atlas (``AAL.txt`` for ``AAL.nii``).
+    """Read the names of regions from the text file beside an atlas (``AAL.txt`` for ``AAL.nii``).
+
+    A line has a code and a name or, as in ``ROI_MNI_V4.txt``, a short name, a name and a code. Other lines are skipped.
 
     Args:
         path: The atlas.
 
     Returns:
-        Code to name; empty if there is no such file. Its lines hold a code and a name, or, as those of
-        ``ROI_MNI_V4.txt``, a short name, a name and a code; others are passed over.
+        Maps each code to its name; empty if there is no such file.
     """
     beside = path.with_name(re.sub(r"\.nii(\.gz)?$", "", path.name, flags=re.IGNORECASE) + ".txt")
     if not beside.is_file():
@@ -176,14 +180,15 @@ def region_names(path: Path) -> dict[int, str]:
 
 
 @dataclass(frozen=True)
-class Placed:
-    """An atlas on the grid of a data set's images.
+class PlacedAtlas:
+    """Atlas on the grid of a data set's images.
 
     Attributes:
-        title: Its name, where the file's name is known; otherwise empty.
-        labels: On the grid, int32.
-        names: Code to name, which may be empty, of all its regions, also of those too small for the grid.
-        grid: Where the labels lie.
+        title: Name of the atlas; empty if its file name is unknown.
+        labels: Code of the region in each voxel, int32.
+        names: Maps the code of each region to its name, which may be empty. It includes regions that are too small for
+            the grid.
+        grid: Grid of the labels.
     """
 
     title: str
@@ -192,44 +197,44 @@ class Placed:
     grid: Grid
 
     def vanished(self) -> list[int]:
-        """The codes of the regions that are too small for the grid."""
-        return sorted(set(self.names) - set(codes_of(self.labels)))
+        """Return the codes of the regions that are too small for the grid."""
+        return sorted(set(self.names) - set(region_codes(self.labels)))
 
 
-def place_atlas(path: Path, grid: Grid, say: Say = lambda _: None) -> Placed:
-    """Read an atlas and put it on a grid.
+def place_atlas(path: Path, grid: Grid, say: Say = lambda _: None) -> PlacedAtlas:
+    """Read an atlas and resample it to a grid.
 
     Args:
         path: As in `read_labels`.
-        grid: Where to.
-        say: Gets what there is to know: its name, how many regions it has, which of them vanish.
+        grid: Target grid.
+        say: Receives the name of the atlas, its number of regions, and warnings about regions that vanish.
 
     Raises:
-        DataError: As in `read_labels` and `onto_grid`.
+        DataError: As in `read_labels` and `resample_atlas`.
     """
     atlas = read_labels(path)
-    codes, known, texts = codes_of(atlas.values), known_atlas(path), region_names(path)
+    codes, known, texts = region_codes(atlas.values), identify_atlas(path), region_names(path)
     title = known.name if known else ""
-    placed = Placed(title, onto_grid(atlas, grid), {code: texts.get(code, "") for code in codes}, grid)
+    placed = PlacedAtlas(title, resample_atlas(atlas, grid), {code: texts.get(code, "") for code in codes}, grid)
     say(f"atlas: {len(codes)} regions{f' of {title}' if title else ''}")
     if known and len(codes) not in known.regions:
         expected = " or ".join(map(str, known.regions))
         say(f"warning: the atlas is named like {title}, which has {expected} regions, not {len(codes)}")
-    if gone := placed.vanished():
-        shown = ", ".join(map(str, gone[:MAX_NAMES]))
-        say(f"warning: {len(gone)} regions of the atlas are too small for the grid: {shown}")
+    if vanished := placed.vanished():
+        shown = ", ".join(map(str, vanished[:MAX_NAMES]))
+        say(f"warning: {len(vanished)} regions of the atlas are too small for the grid: {shown}")
     return placed
 
 
-def write_atlas(folder: Path, placed: Placed) -> dict[str, object]:
-    """Write an atlas as `ATLAS` and the list of its regions as `LABELS`.
+def write_atlas(folder: Path, placed: PlacedAtlas) -> dict[str, object]:
+    """Write an atlas as `PREPARED_ATLAS` and the table of its regions as `REGION_TABLE`.
 
     Args:
-        folder: Where to; it is there.
+        folder: Target folder, which must exist.
         placed: The atlas.
 
     Returns:
-        Facts for a data list: the two files, the atlas' name and its number of regions.
+        Entries for the data list: ``file``, ``labels``, ``name`` and ``regions`` (their number).
     """
     import nibabel
 
@@ -237,11 +242,11 @@ def write_atlas(folder: Path, placed: Placed) -> dict[str, object]:
     image.header.set_xyzt_units("mm")
     for setter in (image.set_sform, image.set_qform):
         setter(placed.grid.affine, code="mni")
-    nibabel.save(image, folder / ATLAS)
+    nibabel.save(image, folder / PREPARED_ATLAS)
     codes, counts = np.unique(placed.labels, return_counts=True)
     voxels = dict(zip(codes.tolist(), counts.tolist(), strict=True))
-    with (folder / LABELS).open("w", encoding="utf-8", newline="") as file:
+    with (folder / REGION_TABLE).open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(("code", "name", "voxels"))
         writer.writerows((code, name, voxels.get(code, 0)) for code, name in sorted(placed.names.items()))
-    return {"file": ATLAS, "labels": LABELS, "name": placed.title, "regions": len(placed.names)}
+    return {"file": PREPARED_ATLAS, "labels": REGION_TABLE, "name": placed.title, "regions": len(placed.names)}

@@ -1,6 +1,6 @@
-"""Fetch ABIDE I from the public bucket of the Preprocessed Connectomes Project (PCP), file by file.
+"""Download ABIDE I from the public bucket of the Preprocessed Connectomes Project (PCP), file by file.
 
-What was fetched keeps the bucket's layout. An interrupted download continues with the same command.
+Downloaded files keep the bucket's layout. An interrupted download continues with the same command.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from pathlib import Path
 from medfl.data.ingest.download import download
 from medfl.errors import DataError
 from medfl.utils.text import Say
-from medfl_datasets.abide.files import Maps, file_name
+from medfl_datasets.abide.files import MapSelection, file_name
 from medfl_datasets.abide.tables import FILE, Subject
 
 URL = "https://s3.amazonaws.com/fcp-indi/data/Projects/ABIDE_Initiative"
-"""PCP's top folder."""
+"""Address of PCP's top folder."""
 
-EVERY = 50
-"""Maps after which a line tells how many came."""
+PROGRESS_INTERVAL = 50
+"""Number of maps after which a progress line is printed."""
 
-_NOT_THERE = (403, 404)
+_MISSING_STATUS = (403, 404)
+"""HTTP status codes of a file that the server does not have."""
 
 
 def fetch_phenotypes(source: Path, url: str, say: Say) -> Path:
-    """The phenotypic file in `source`, downloaded if it is not there.
+    """Return the phenotypic file in `source`, and download it if it does not exist.
 
     Raises:
         DataError: If the download fails.
@@ -35,33 +36,33 @@ def fetch_phenotypes(source: Path, url: str, say: Say) -> Path:
     return download(f"{url.rstrip('/')}/{FILE}", source / FILE, say=say)
 
 
-def fetch_maps(source: Path, maps: Maps, wanted: Sequence[tuple[Subject, str]], url: str, say: Say) -> None:
-    """Download maps.
+def fetch_maps(source: Path, maps: MapSelection, wanted: Sequence[tuple[Subject, str]], url: str, say: Say) -> None:
+    """Download maps, and skip maps that the server does not have.
 
-    Maps that the server does not have are passed over: what is missing is told by who looks for it.
+    Missing maps are reported later, when the maps are looked up.
 
     Args:
-        source: Where to, as the top folder of the bucket.
-        maps: Which maps.
-        wanted: Subject and derivative of each.
+        source: Target folder, which gets the layout of the bucket's top folder.
+        maps: Pipeline and strategy of the maps.
+        wanted: Subject and derivative of each map.
         url: Address of the top folder.
-        say: Gets plain lines about progress.
+        say: Receives lines about progress.
 
     Raises:
-        DataError: If the network fails or the server refuses; what came is kept. It names the row of the phenotypic
-            file and the derivative, and no subject.
+        DataError: If the network fails or the server refuses; downloaded maps are kept. The message contains the row of
+            the phenotypic file and the derivative, but no subject.
     """
     lacking = 0
     for number, (subject, derivative) in enumerate(wanted, 1):
-        lacking += not _fetch(source, maps, subject, derivative, url.rstrip("/"))
-        if number % EVERY == 0 or number == len(wanted):
-            say(f"downloading: {number} of {len(wanted)} maps{f', {lacking} are not there' if lacking else ''}")
+        lacking += not _fetch_map(source, maps, subject, derivative, url.rstrip("/"))
+        if number % PROGRESS_INTERVAL == 0 or number == len(wanted):
+            say(f"downloading: {number} of {len(wanted)} maps{f', {lacking} are not on the server' if lacking else ''}")
 
 
-def _fetch(source: Path, maps: Maps, subject: Subject, derivative: str, url: str) -> bool:
-    """Download one map; False if the server does not have it.
+def _fetch_map(source: Path, maps: MapSelection, subject: Subject, derivative: str, url: str) -> bool:
+    """Download one map; return False if the server does not have it.
 
-    The file has another name until it is whole, because bars and messages show names.
+    Until the download is complete, the file has a name without the subject, because progress bars and messages show it.
     """
     name = file_name(subject.file_id, derivative)
     target = source / maps.folder(derivative) / name
@@ -71,7 +72,7 @@ def _fetch(source: Path, maps: Maps, subject: Subject, derivative: str, url: str
         download(f"{url}/{maps.folder(derivative)}/{name}", fetched)
     except DataError as error:
         refusal = error.__context__
-        if isinstance(refusal, urllib.error.HTTPError) and refusal.code in _NOT_THERE:
+        if isinstance(refusal, urllib.error.HTTPError) and refusal.code in _MISSING_STATUS:
             return False
         text = str(error).replace(subject.file_id, "<FILE_ID>")
         raise DataError(

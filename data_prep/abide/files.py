@@ -1,10 +1,10 @@
-"""The derivative maps of ABIDE I as the Preprocessed Connectomes Project (PCP) publishes them: where, and what is read.
+"""Find the derivative maps of ABIDE I as the Preprocessed Connectomes Project (PCP) publishes them.
 
-Each map has one number for each voxel of a brain in MNI152 space, and 0 outside of the brain. Its intensities are
-normalised first: its voxels other than 0 get mean 0 and standard deviation 1, all others stay 0. Then it is put on the
-common grid of `medfl.data.readers.volumes`, so that all maps of all subjects lie on one another.
+A map has a value for each brain voxel in MNI152 space, and 0 outside of the brain. When it is read, its non-zero voxels
+are normalised to mean 0 and standard deviation 1; all others stay 0. It is then resampled to the common grid of
+`medfl.data.readers.volumes`, so that the maps of all subjects are aligned.
 
-Messages never name a file: its name is a subject's.
+Messages never contain a file name, because it identifies a subject.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from medfl.data.readers.map_files import SUFFIXES
 from medfl.errors import DataError, SettingsError, did_you_mean
 
 PIPELINES = ("ccs", "cpac", "dparsf", "niak")
-"""Ways in which PCP has processed the scans."""
+"""Processing pipelines of PCP."""
 
 
 STRATEGIES = ("filt_global", "filt_noglobal", "nofilt_global", "nofilt_noglobal")
-"""With or without a band-pass filter, and with or without regression of the global signal."""
+"""Processing strategies: with or without a band-pass filter, and with or without regression of the global signal."""
 
 
 DERIVATIVES = (
@@ -36,24 +36,24 @@ DERIVATIVES = (
     "reho",
     "vmhc",
 )
-"""Derivatives that are one map for each subject."""
+"""Derivatives that have one map for each subject."""
 
 
 DEFAULT_DERIVATIVES = ("reho", "degree_weighted", "lfcd", "vmhc")
-"""The channels of FedASD."""
+"""Derivatives that FedASD uses as channels."""
 
 
 @dataclass(frozen=True)
-class Maps:
-    """Which maps are used.
+class MapSelection:
+    """Selection of maps: derivatives, pipeline and strategy.
 
     Attributes:
-        derivatives: The channels, in their order; of `DERIVATIVES`, each one once.
+        derivatives: Channels of the images in their order, from `DERIVATIVES`, each once.
         pipeline: One of `PIPELINES`.
         strategy: One of `STRATEGIES`.
 
     Raises:
-        SettingsError: If a name is unknown, or a derivative is named twice or none is.
+        SettingsError: If a name is unknown, or derivatives are empty or repeated.
     """
 
     derivatives: tuple[str, ...] = DEFAULT_DERIVATIVES
@@ -72,11 +72,12 @@ class Maps:
             )
 
     def folder(self, derivative: str) -> str:
-        """Where the maps of a derivative lie in PCP's bucket, below its top folder."""
+        """Return the folder of a derivative's maps, below the top folder of PCP's bucket."""
         return f"Outputs/{self.pipeline}/{self.strategy}/{derivative}"
 
 
 def _check_known(what: str, names: Sequence[str], known: Sequence[str]) -> None:
+    """Raise SettingsError if a name is unknown."""
     for name in names:
         if name not in known:
             raise SettingsError(
@@ -88,26 +89,26 @@ def _check_known(what: str, names: Sequence[str], known: Sequence[str]) -> None:
 
 
 def file_name(file_id: str, derivative: str) -> str:
-    """The name of a map's file."""
+    """Return the file name of a map."""
     return f"{file_id}_{derivative}{SUFFIXES[0]}"
 
 
-def find_maps(source: Path, maps: Maps, file_ids: Sequence[str]) -> dict[tuple[str, str], Path]:
+def find_maps(source: Path, maps: MapSelection, file_ids: Sequence[str]) -> dict[tuple[str, str], Path]:
     """Find the maps of subjects.
 
     Args:
-        source: PCP's top folder as its bucket has it (or the folder above or ``Outputs`` in it), nilearn's data folder
-            or its ``ABIDE_pcp``, or a folder that holds the files themselves.
-        maps: Which maps.
-        file_ids: Of the subjects.
+        source: Folder of the maps. It is PCP's top folder as in its bucket (or its parent, or its ``Outputs``),
+            nilearn's data folder or its ``ABIDE_pcp``, or a folder that contains the files themselves.
+        maps: Derivatives, pipeline and strategy of the maps.
+        file_ids: File id of each subject.
 
     Returns:
-        File id and derivative to the file, for those that are there; ``.nii`` counts as well. If a file is there in
-        several layouts, that of the bucket comes first, then nilearn's, then the folder itself.
+        Maps file id and derivative to the file (``.nii.gz`` or ``.nii``), for existing files. If a file exists in
+        several layouts, the bucket's layout has priority, then nilearn's, then the folder itself.
     """
     files: dict[str, Path] = {}
-    for folder in _folders(source, maps):
-        for name in _files(folder):
+    for folder in _map_folders(source, maps):
+        for name in _file_names(folder):
             files.setdefault(name, folder / name)
     maps_ = {}
     for file_id in file_ids:
@@ -119,16 +120,16 @@ def find_maps(source: Path, maps: Maps, file_ids: Sequence[str]) -> dict[tuple[s
     return maps_
 
 
-def nothing_found(source: Path, maps: Maps, subjects: int) -> DataError:
-    """What to say if there is no map of any subject: where was looked, and what is there instead.
+def no_maps_error(source: Path, maps: MapSelection, subjects: int) -> DataError:
+    """Make the error for a source folder without any map; its message names alternatives found there.
 
     Args:
         source: As in `find_maps`.
         maps: As in `find_maps`.
-        subjects: How many subjects are wanted.
+        subjects: Number of subjects whose maps were looked up.
     """
     ends = tuple(f"_{derivative}{suffix}" for derivative in maps.derivatives for suffix in SUFFIXES)
-    strange = {name for folder in _folders(source, maps) for name in _files(folder) if name.endswith(ends)}
+    strange = {name for folder in _map_folders(source, maps) for name in _file_names(folder) if name.endswith(ends)}
     others = sorted({f"{path.parent.name}/{path.name}" for top in _TOPS for path in (source / top).glob("*/*/")})
     known = [other for other in others if other.partition("/")[0] in PIPELINES and other.split("/")[1] in STRATEGIES]
     hints = []
@@ -149,10 +150,11 @@ def nothing_found(source: Path, maps: Maps, subjects: int) -> DataError:
 
 
 _TOPS = ("Outputs", "ABIDE_Initiative/Outputs", "", "ABIDE_pcp")
+"""Top folders of the known layouts, below the source folder."""
 
 
-def _folders(source: Path, maps: Maps) -> list[Path]:
-    """Where maps may lie, in all layouts; folders that are not there are left out."""
+def _map_folders(source: Path, maps: MapSelection) -> list[Path]:
+    """Return the existing folders that may contain maps, in all layouts."""
     kind = f"{maps.pipeline}/{maps.strategy}"
     bucket = [f"{top}/{kind}/{derivative}" for top in _TOPS[:3] for derivative in maps.derivatives]
     nilearn = [f"{top}/{kind}" for top in ("ABIDE_pcp", ".")]
@@ -160,7 +162,7 @@ def _folders(source: Path, maps: Maps) -> list[Path]:
     return [folder for folder in folders if folder.is_dir()]
 
 
-def _files(folder: Path) -> Iterator[str]:
-    """Names of the files of a folder."""
+def _file_names(folder: Path) -> Iterator[str]:
+    """Yield the names of the files in a folder."""
     with os.scandir(folder) as entries:
         yield from (entry.name for entry in entries if entry.is_file())

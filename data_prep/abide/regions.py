@@ -1,4 +1,4 @@
-"""The regions of a data set's images, as methods use them: an atlas with its regions numbered from 1."""
+"""Load the atlas of a prepared data set for methods, with its regions numbered from 1."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from medfl.data.arrays import open_array
 from medfl.data.datalists import FILE, read_datalist
 from medfl.data.sites import image_shape, site_names
 from medfl.errors import DataError
-from medfl_datasets.abide.atlas import ATLAS, codes_of, read_labels
+from medfl_datasets.abide.atlas import PREPARED_ATLAS, read_labels, region_codes
 
 
 def load_regions(dataset_dir: str | Path) -> torch.Tensor | None:
-    """The atlas that `medfl prep` wrote beside the images of a partitioned data set.
+    """Load the atlas that `medfl prep` wrote beside the images of a partitioned data set.
 
     Args:
-        dataset_dir: The folder that holds one folder for each site, or a site's own.
+        dataset_dir: The folder that contains one folder for each site, or the folder of a site.
 
     Returns:
-        Labels (*spatial), int64, on the grid of the images: 0 where there is no region, else 1 to the number of
-        regions in the order of the atlas's own codes. None where the data set has no atlas.
+        Labels (*spatial), int64, on the grid of the images: 0 outside of all regions, otherwise 1 to the number of
+        regions, in the order of the atlas's own codes. None if the data set has no atlas.
 
     Raises:
         DataError: If the atlas can't be read, or is on another grid than the images.
@@ -30,7 +30,7 @@ def load_regions(dataset_dir: str | Path) -> torch.Tensor | None:
     folder = Path(dataset_dir)
     site = folder if (folder / FILE).is_file() else folder / site_names(folder)[0]
     images = site / read_datalist(site).image_array
-    path = images.parent / ATLAS
+    path = images.parent / PREPARED_ATLAS
     if not path.is_file():
         return None
     labels = read_labels(path).values
@@ -44,5 +44,5 @@ def load_regions(dataset_dir: str | Path) -> torch.Tensor | None:
             expected=spatial,
             found=labels.shape,
         )
-    codes = codes_of(labels)
+    codes = region_codes(labels)
     return torch.from_numpy(np.searchsorted([0, *codes], labels).astype(np.int64))

@@ -1,6 +1,6 @@
-"""Section of the report about the atlas of the data: its regions in three slices.
+"""Report section that shows the regions of the data set's atlas in three slices.
 
-The regions lie over a mean of training images that shows no single image.
+The background is a mean of many training images, so that it shows no single image.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from medfl_report.figures import COLOURS, INK, STYLE, svg
 from medfl_report.groups import Group
 from medfl_report.section import ReportData, TemplateSection
 
-FEWEST = 10
-"""Persons whose images are averaged at least; of fewer, nothing is shown, so that nobody's own image is."""
+MIN_PERSONS = 10
+"""Minimum number of persons in the mean image. With fewer no image is shown, to protect each person's image."""
 
 
-MOST = 50
-"""Images that are averaged at most, evenly chosen, to bound the time."""
+MAX_MEAN_IMAGES = 50
+"""Maximum number of images in the mean, evenly spaced among all, to limit the computing time."""
 
 
 PLANES = ("sagittal", "coronal", "axial")
-"""Slices across the first, second and third axis: to the right, to the front, up."""
+"""Planes of the slices across the first, second and third axis (to the right, to the front, up)."""
 
 
 @dataclass(frozen=True)
-class Slice:
-    """A slice through the middle of the atlas.
+class AtlasSlice:
+    """Slice through the middle of the atlas.
 
     Attributes:
         plane: One of `PLANES`.
-        regions: (H, W), int64: number of the region, 0 for none; row 0 is the lowest.
-        mean: (H, W), float64: mean of the images there, or None if they are not shown.
+        regions: Number of the region at each pixel, 0 for none, shape (H, W), int64; row 0 is the lowest.
+        mean: Mean of the images at each pixel, shape (H, W), float64; None if images are not shown.
     """
 
     plane: str
@@ -56,17 +56,17 @@ class Slice:
 
 @dataclass(frozen=True)
 class AtlasView:
-    """The atlas of a data set.
+    """Content of the report section.
 
     Attributes:
-        name: Of the atlas; empty if not known.
-        regions: Number of its regions on the grid.
-        grid: Voxels along each axis.
-        channel: Name of the channel that is averaged; empty if not known.
-        images: How many images were averaged; 0 if none.
-        persons: In the training data, of whom an image each could be averaged.
+        name: Name of the atlas; empty if unknown.
+        regions: Number of regions on the grid.
+        grid: Number of voxels along each axis.
+        channel: Name of the channel that is averaged; empty if unknown.
+        images: Number of images in the mean; 0 if none.
+        persons: Number of persons in the training data. Each contributes at most one image to the mean.
         upright: Whether the left of the axial and coronal slice is the left of the body.
-        slices: One for each of `PLANES`.
+        slices: One slice for each of `PLANES`.
     """
 
     name: str
@@ -76,22 +76,22 @@ class AtlasView:
     images: int
     persons: int
     upright: bool
-    slices: list[Slice]
+    slices: list[AtlasSlice]
 
 
 def read_atlas(dataset_dir: Path, sites: Sequence[str], show_images: bool = True) -> AtlasView | None:
-    """Read the atlas of a partitioned data set, and the mean of its training images.
+    """Read the atlas of a partitioned data set and compute the mean of its training images.
 
     Args:
-        dataset_dir: The folder that holds one folder for each site.
-        sites: Names of the sites whose training images count.
+        dataset_dir: The folder that contains one folder for each site.
+        sites: Names of the sites whose training images are used.
         show_images: Whether images may be averaged at all.
 
     Returns:
-        None where the data set has no atlas.
+        The atlas with its slices, or None if the data set has no 3-D atlas.
 
     Raises:
-        DataError: If data lists, images or the atlas can't be read, or don't belong together.
+        DataError: If data lists, images or the atlas can't be read, or do not belong together.
     """
     labels = load_regions(dataset_dir)
     if labels is None or labels.ndim != len(PLANES):
@@ -99,22 +99,22 @@ def read_atlas(dataset_dir: Path, sites: Sequence[str], show_images: bool = True
     regions = labels.numpy()
     lists = {site: read_datalist(dataset_dir / site) for site in sites}
     first = lists[sites[0]]
-    chosen = _one_of_each_person(dataset_dir, lists)
-    mean = _mean(chosen) if show_images and len(chosen) >= FEWEST else None
+    chosen = _first_image_of_each_person(dataset_dir, lists)
+    mean = _mean_image(chosen) if show_images and len(chosen) >= MIN_PERSONS else None
     return AtlasView(
         name=str(first.extra.get("atlas", {}).get("name", "")),
         regions=int(regions.max()),
         grid=regions.shape,
         channel=str(next(iter(first.extra.get("channels", [])), "")),
-        images=0 if mean is None else min(len(chosen), MOST),
+        images=0 if mean is None else min(len(chosen), MAX_MEAN_IMAGES),
         persons=len(chosen),
-        upright=_upright(first),
-        slices=[_slice(axis, regions, mean) for axis in range(len(PLANES))],
+        upright=_is_upright(first),
+        slices=[_cut_slice(axis, regions, mean) for axis in range(len(PLANES))],
     )
 
 
-def _one_of_each_person(dataset_dir: Path, lists: dict[str, Datalist]) -> list[tuple[Path, int]]:
-    """Array and row of the first training image of each person; an image of nobody known is a person's of its own."""
+def _first_image_of_each_person(dataset_dir: Path, lists: dict[str, Datalist]) -> list[tuple[Path, int]]:
+    """Return array file and row of each person's first training image; an image without a person counts as its own."""
     first_images: dict[object, tuple[Path, int]] = {}
     for site, datalist in lists.items():
         array = (dataset_dir / site / datalist.image_array).resolve()
@@ -124,9 +124,9 @@ def _one_of_each_person(dataset_dir: Path, lists: dict[str, Datalist]) -> list[t
     return sorted(first_images.values())
 
 
-def _mean(chosen: Sequence[tuple[Path, int]]) -> np.ndarray:
-    """Mean of the first channel over images that are evenly chosen from all."""
-    places = np.linspace(0, len(chosen) - 1, min(len(chosen), MOST)).round().astype(int)
+def _mean_image(chosen: Sequence[tuple[Path, int]]) -> np.ndarray:
+    """Compute the mean of the first channel over evenly spaced images."""
+    places = np.linspace(0, len(chosen) - 1, min(len(chosen), MAX_MEAN_IMAGES)).round().astype(int)
     total: np.ndarray | None = None
     for path, row in (chosen[place] for place in places):
         images = open_array(path)
@@ -136,7 +136,8 @@ def _mean(chosen: Sequence[tuple[Path, int]]) -> np.ndarray:
     return total / len(places)
 
 
-def _upright(datalist: Datalist) -> bool:
+def _is_upright(datalist: Datalist) -> bool:
+    """Return whether the affine of the images has positive axes without rotation."""
     affine = np.asarray(datalist.extra.get("affine", np.zeros((4, 4))), np.float64)
     if affine.shape != (4, 4):
         return False
@@ -144,49 +145,56 @@ def _upright(datalist: Datalist) -> bool:
     return bool((np.diag(turn) > 0).all()) and not (turn - np.diag(np.diag(turn))).any()
 
 
-def _slice(axis: int, regions: np.ndarray, mean: np.ndarray | None) -> Slice:
+def _cut_slice(axis: int, regions: np.ndarray, mean: np.ndarray | None) -> AtlasSlice:
+    """Cut the regions and the mean image at the middle of the atlas along an axis."""
     held = np.flatnonzero(regions.any(axis=tuple(other for other in range(regions.ndim) if other != axis)))
     place = int(held[0] + held[-1]) // 2
     cut = [None if volume is None else volume.take(place, axis=axis).T for volume in (regions, mean)]
     assert cut[0] is not None
-    return Slice(PLANES[axis], cut[0], cut[1])
+    return AtlasSlice(PLANES[axis], cut[0], cut[1])
 
 
-FILLS = (*COLOURS, "#e69f00", "#56b4e9", "#cc79a7")
-"""Of regions, over and over; the lines between them tell neighbours of one colour apart."""
+REGION_COLOURS = (*COLOURS, "#e69f00", "#56b4e9", "#cc79a7")
+"""Colours of the regions, repeated if there are more regions. Outlines separate neighbours of the same colour."""
 
 
-SHADES = 10
-"""Of grey behind the regions."""
+GREY_LEVELS = 10
+"""Number of grey levels of the mean image."""
 
 
-WIDE = 7.4
-"""Of the picture, in inches."""
+FIGURE_WIDTH = 7.4
+"""Width of the figure in inches."""
 
 
-LOST = (
-    "The runs used an atlas; it can't be read any more where the data were, so its regions are not drawn. They are "
-    "drawn when the page is written where the data are."
+UNAVAILABLE = (
+    "The runs used an atlas that can't be read from the data folder any more, so its regions are not drawn. To draw "
+    "them, write the report on the machine that has the data."
 )
+"""Text of the section if the atlas can't be read any more."""
 
 
 class AtlasSection(TemplateSection):
-    """Regions of the atlas of the data."""
+    """Report section with the regions of the data set's atlas."""
 
     template = "atlas.html"
 
     def content(self, data: ReportData) -> Meta | None:
-        """A picture, where a run had an atlas."""
-        return {"atlas": atlas} if (atlas := atlas_section(data.groups)) else None
+        """Return the template's values under ``atlas``, or None if no run had an atlas."""
+        return {"atlas": atlas} if (atlas := atlas_values(data.groups)) else None
 
     def sources(self, data: ReportData) -> list[str]:
-        """What the picture was drawn from."""
-        drawn = (self.values(data) or {}).get("atlas", {}).get("picture")
+        """Return the data sources of the figure."""
+        drawn = (self.values(data) or {}).get("atlas", {}).get("figure")
         return ["the atlas and the images of the data"] if drawn else []
 
 
-def atlas_section(groups: Sequence[Group]) -> Meta | None:
-    """The section, from the data of the first run that still has some with an atlas; None where no run had one."""
+def atlas_values(groups: Sequence[Group]) -> Meta | None:
+    """Build the section from the first run whose data are still available and have an atlas.
+
+    Returns:
+        Dictionary with ``figure`` (SVG or None), ``caption`` and ``unavailable`` (text in place of the figure). None if
+        no run had an atlas.
+    """
     runs = [run for group in groups for run in group.runs]
     private = any(policy_of(run.settings).is_private for run in runs)
     folders = {run.data_folder: run for run in reversed(runs)}
@@ -194,46 +202,58 @@ def atlas_section(groups: Sequence[Group]) -> Meta | None:
         try:
             view = read_atlas(folder, run.sites, not private) if folder else None
         except (MedflError, OSError, ValueError, KeyError, TypeError, IndexError):
-            continue  # the page is about the runs; what has become of their data is no fault of theirs
+            continue  # missing data must not prevent a report about the runs
         if view is not None:
-            return {"picture": _picture(view), "caption": _caption(view, private), "lost": ""}
+            return {"figure": _draw_figure(view), "caption": _caption(view, private), "unavailable": ""}
     used = any(run.run.identity.task.regions is not None for run in runs)
-    return {"picture": None, "caption": "", "lost": LOST} if used else None
+    return {"figure": None, "caption": "", "unavailable": UNAVAILABLE} if used else None
 
 
 def _caption(view: AtlasView, private: bool) -> str:
+    """Write the caption of the figure."""
     named = f" of {view.name}" if view.name else ""
     text = f"{count(view.regions, 'region')}{named} on a grid of {' x '.join(map(str, view.grid))} voxels, "
     text += "in three slices through the middle of the atlas. "
     if view.images:
         channel = f" of the channel {view.channel}" if view.channel else ""
         few = f"{view.images} of {view.persons}" if view.images < view.persons else f"{view.images}"
-        text += f"Behind them in grey: the mean{channel} over {few} training images from all sites, one of each person."
+        text += (
+            f"The grey background is the mean{channel} over {few} training images from all sites, one of each person."
+        )
     elif private:
-        text += "No image is behind them: differential privacy does not cover a picture of training images."
+        text += "No image is behind the slices, because differential privacy does not cover a mean of training images."
     else:
-        text += f"No image is behind them: a mean of fewer than {FEWEST} persons could show a single one."
-    return text + (" Left is left." if view.upright else "")
+        text += (
+            f"No image is behind the slices, because a mean of fewer than {MIN_PERSONS} persons could reveal a "
+            "single image."
+        )
+    return text + (" Left in the axial and coronal slice is the left of the body." if view.upright else "")
 
 
-def _picture(view: AtlasView) -> Markup:
+def _draw_figure(view: AtlasView) -> Markup:
+    """Draw the slices and return the SVG."""
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDE, 2.9), layout="constrained")
+        figure = Figure(figsize=(FIGURE_WIDTH, 2.9), layout="constrained")
         means = [cut.mean for cut in view.slices if cut.mean is not None]
-        levels = _levels(means) if means else None
+        levels = _grey_borders(means) if means else None
         for axes, cut in zip(figure.subplots(1, len(view.slices)), view.slices, strict=True):
-            _draw(axes, cut, levels)
+            _draw_slice(axes, cut, levels)
     return svg(figure, "atlas", f"{view.regions} regions of an atlas in three slices.")
 
 
-def _levels(means: Sequence[np.ndarray]) -> np.ndarray | None:
-    """Borders of the shades, over the values of most voxels that are not 0; None if these are all alike."""
+def _grey_borders(means: Sequence[np.ndarray]) -> np.ndarray | None:
+    """Compute the borders of the grey levels between the 1st and 99th percentile of the values other than 0.
+
+    Returns:
+        The borders, or None if these values are all equal.
+    """
     inside = np.concatenate([mean[mean != 0] for mean in means])
     low, high = np.percentile(inside, [1, 99]) if len(inside) else (0.0, 0.0)
-    return np.linspace(low, high, SHADES) if high > low else None
+    return np.linspace(low, high, GREY_LEVELS) if high > low else None
 
 
-def _draw(axes: Axes, cut: Slice, levels: np.ndarray | None) -> None:
+def _draw_slice(axes: Axes, cut: AtlasSlice, levels: np.ndarray | None) -> None:
+    """Draw a slice into the axes: the mean image in grey, and the regions in colour with outlines."""
     axes.set_title(cut.plane, fontsize=9, color=INK)
     axes.set_aspect("equal")
     axes.axis("off")
@@ -242,6 +262,6 @@ def _draw(axes: Axes, cut: Slice, levels: np.ndarray | None) -> None:
     for region in np.unique(cut.regions[cut.regions > 0]):
         mask = np.pad(cut.regions == region, 1).astype(float)
         places = [np.arange(-1, length + 1) for length in reversed(cut.regions.shape)]
-        colour = FILLS[(int(region) - 1) % len(FILLS)]
+        colour = REGION_COLOURS[(int(region) - 1) % len(REGION_COLOURS)]
         filled = axes.contourf(*places, mask, [0.5, 1.5], colors=[to_rgba(colour, 0.35)])
         filled.set(edgecolor=colour, linewidth=1.0)

@@ -1,14 +1,14 @@
-"""ABIDE I as the Preprocessed Connectomes Project (PCP) publishes it in, a pooled data set out.
+"""Spec of ABIDE I: options, choice of maps and data list of the prepared data set.
 
-The pooled data set is a folder with one array of all subjects (``images.npy``, float32, shape (N, X, Y, Z, channels),
-a channel for each derivative), one data list, and, if an atlas is given, the atlas on the grid of the images with the
-list of its regions. `medfl_datasets.abide.tables` says who takes part, `medfl_datasets.abide.files` what becomes of a
-map.
+Prepared data set: ``images.npy`` (N, X, Y, Z, channels), float32, with a row for each subject and a channel for each
+derivative. Each record has ``label``, ``subject_id``, ``site``, ``centre``, ``sex`` and ``age``. If an atlas is given,
+it is written on the grid of the images, with the list of its regions. All subjects are in the training split.
+`medfl_datasets.abide.tables` selects the subjects, `medfl_datasets.abide.files` finds the maps.
 
-A subject needs all the derivatives that are asked for. Who lacks one, or has one that can't be read, is left out and
-listed in ``quarantine.csv`` by table row and derivative. Too many maps that can't be read mean a broken download, and
-stop the command. Maps are read one by one, so that an interruption costs no subject; those of a subject become one row
-of the array at the end.
+A subject needs all requested derivatives. Subjects with a missing or unreadable map are excluded and listed in
+``quarantine.csv`` by table row and derivative. Too many unreadable maps indicate a broken download and stop the
+command. Maps are read one by one, so that an interruption costs no subject; at the end the maps of a subject are
+combined into one row of the array.
 """
 
 from __future__ import annotations
@@ -35,39 +35,50 @@ from medfl.errors import DataError
 from medfl.records.datalist import CaseRecord
 from medfl.utils.text import Say
 from medfl_datasets.abide import RECORDS
-from medfl_datasets.abide.atlas import Placed, place_atlas, write_atlas
+from medfl_datasets.abide.atlas import PlacedAtlas, place_atlas, write_atlas
 from medfl_datasets.abide.download import URL, fetch_maps, fetch_phenotypes
-from medfl_datasets.abide.files import DEFAULT_DERIVATIVES, Maps, find_maps, nothing_found
-from medfl_datasets.abide.images import NO_MAP, Failures, described, read_one, too_many
-from medfl_datasets.abide.tables import CLASSES, FEDASD, FILE, Cohort, Subject, read_phenotypes
+from medfl_datasets.abide.files import DEFAULT_DERIVATIVES, MapSelection, find_maps, no_maps_error
+from medfl_datasets.abide.map_reading import NO_MAP, MapFailures, describe_failures, read_one_map, too_many_unreadable
+from medfl_datasets.abide.tables import CLASSES, FEDASD, FILE, AbideCohort, Subject, read_phenotypes
 
 CITATION = (
     "Di Martino et al., The autism brain imaging data exchange, Molecular Psychiatry 19, 659 (2014); "
     "Craddock et al., The Neuro Bureau Preprocessing Initiative, Frontiers in Neuroinformatics 7 (2013)"
 )
+"""Publications that users of the data are asked to cite."""
 
 INCOMPLETE = "another map of the subject can't be read"
-"""Why a map does not stay."""
+"""Exclusion reason of a readable map."""
 
 _TOPS = ("", "ABIDE_Initiative", "ABIDE_pcp")
+"""Folders below the source folder that may contain the phenotypic file."""
 
-Files = Mapping[tuple[str, str], Path]
-"""The beginning of a subject's file names, and a derivative, to a file."""
+MapFiles = Mapping[tuple[str, str], Path]
+"""Maps the file id of a subject and a derivative to the file."""
 
 
 @dataclass(frozen=True)
-class _Release:
-    """What is there: who takes part, of whom all maps are there, and the atlas on the grid of the images."""
+class _AbideRelease:
+    """Content of the release.
 
-    cohort: Cohort
+    Attributes:
+        cohort: Subjects that the phenotypic file selects.
+        complete: Subjects that have all maps.
+        atlas: Atlas on the grid of the images; None if none is given.
+    """
+
+    cohort: AbideCohort
     complete: list[Subject]
-    atlas: Placed | None
+    atlas: PlacedAtlas | None
 
 
 class Abide(ImageSpec):
     """ABIDE I: maps of functional MRI with autism or without, as the Preprocessed Connectomes Project (PCP) has them.
 
-    871 subjects passed its raters. Who lacks a map is left out and listed in quarantine.csv.
+    871 subjects passed PCP's quality control. Subjects with a missing map are left out and listed in quarantine.csv.
+
+    Source: Di Martino et al., Molecular Psychiatry 19, 659 (2014); Craddock et al., Frontiers in Neuroinformatics 7
+    (2013). Licence: CC BY-NC-SA 3.0, non-commercial research.
     """
 
     dataset = "abide"
@@ -79,7 +90,7 @@ class Abide(ImageSpec):
     source: Path
     """The folder with PCP's Outputs, nilearn's ABIDE_pcp, or all files."""
     derivatives: Words = DEFAULT_DERIVATIVES
-    """The channels, separated by commas."""
+    """Derivatives to use as channels, separated by commas."""
     size: int = 48
     """Voxels along each edge of an image."""
     sites: str = FEDASD
@@ -89,16 +100,17 @@ class Abide(ImageSpec):
     strategy: str = "filt_noglobal"
     """filt_global, filt_noglobal, nofilt_..."""
     atlas: Path | None = None
-    """Labels in MNI152 space (NIfTI), to put on the same grid."""
+    """Labels in MNI152 space (NIfTI) to resample to the grid of the images."""
     phenotypes: Path | None = None
     """The phenotypic file, if it is not in --source."""
     download: bool = False
-    """Download what is not in --source."""
+    """Download files that are not in --source."""
     url: str | None = None
-    """A mirror: the address below which Outputs lies."""
+    """Address of a mirror's folder that contains Outputs."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        """Raise SettingsError if options are invalid."""
         check_mirror(self.url, self.download)
         self.maps()
         self.grid()
@@ -106,24 +118,27 @@ class Abide(ImageSpec):
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """The folder that the study names, or that of the phenotypic file: one of its name, or the source itself."""
+        """Return the folder of the phenotypic file: ``abide`` in a study's source folder, or the source folder itself.
+
+        If the study names a source, return nothing.
+        """
         return {} if "source" in options else {"source": folder_with(top, cls.dataset, FILE)}
 
-    def maps(self) -> Maps:
-        """Which maps are used."""
-        return Maps(self.derivatives, self.pipeline, self.strategy)
+    def maps(self) -> MapSelection:
+        """Return the derivatives, pipeline and strategy of the maps."""
+        return MapSelection(self.derivatives, self.pipeline, self.strategy)
 
     def grid(self) -> Grid:
-        """Where the voxels of the images lie."""
+        """Return the voxel grid of the images."""
         return common_grid(self.size)
 
     def find(self) -> Path | None:
-        """The phenotypic file; None if it is to be downloaded."""
+        """Find the phenotypic file; None if it is to be downloaded."""
         if self.phenotypes is not None:
             if not self.phenotypes.is_file():
                 raise DataError(
                     "missing_file",
-                    f"expected the phenotypic file {self.phenotypes}, there is none. Give another --phenotypes.",
+                    f"expected the phenotypic file {self.phenotypes}, found none. Give another --phenotypes.",
                     path=self.phenotypes,
                 )
             return self.phenotypes
@@ -131,16 +146,17 @@ class Abide(ImageSpec):
         if path is None and not self.download:
             raise DataError(
                 "missing_file",
-                f"expected the phenotypic file {self.source / FILE}, there is none. Add --download, or give the file "
+                f"expected the phenotypic file {self.source / FILE}, found none. Add --download, or give the file "
                 "as --phenotypes.",
                 path=self.source / FILE,
             )
         return path
 
     def choose(self, files: Path | None, say: Say) -> Choice:
-        """The maps of subjects who have all, after those that are not there were downloaded if the user wants that.
+        """Choose the maps of subjects who have all derivatives; with `download`, download missing maps first.
 
-        Each subject has a place for each derivative, in the order of their names.
+        The index of a map is the subject's index times the number of derivatives, plus the derivative's alphabetical
+        index.
         """
         maps, url = self.maps(), self.url or URL
         atlas = place_atlas(self.atlas, self.grid(), say) if self.atlas else None
@@ -165,18 +181,18 @@ class Abide(ImageSpec):
             items=[paths[key] for key in keys],
             places=[places[key] for key in keys],
             files=lambda path: [path],
-            load=partial(read_one, grid=self.grid()),
+            load=partial(read_one_map, grid=self.grid()),
             shape=self.grid().shape,
             dtype=np.float32,
             recipe={"data set": "abide", "size": self.size},
             cells=lambda place: (subjects[place // len(names)].row, names[place % len(names)]),
             columns=("table_row", "derivative"),
             missing=missing,
-            release=_Release(cohort, complete, atlas),
+            release=_AbideRelease(cohort, complete, atlas),
         )
 
-    def _find_maps(self, subjects: Sequence[Subject], say: Say) -> Files:
-        """The maps that are there, after those that are not were asked for if the user wants that."""
+    def _find_maps(self, subjects: Sequence[Subject], say: Say) -> MapFiles:
+        """Find the maps; with `download`, download missing maps first. Raise DataError if there is none."""
         maps, ids = self.maps(), [subject.file_id for subject in subjects]
         files = find_maps(self.source, maps, ids)
         if self.download:
@@ -186,27 +202,31 @@ class Abide(ImageSpec):
             fetch_maps(self.source, maps, wanted, self.url or URL, say)
             files = find_maps(self.source, maps, ids)
         if not files:
-            raise nothing_found(self.source, maps, len(subjects))
+            raise no_maps_error(self.source, maps, len(subjects))
         return files
 
     def incomplete(self, outcome: Outcome) -> str:
-        """Which maps are not there, or can't be read."""
+        """Return the error message for missing or unreadable maps if all are required."""
         failed = _unreadable(outcome)
         if not failed:
             absent = _failures(outcome)
-            return f"a complete set of maps is required, {len(absent)} are missing: {described(absent)}."
-        return too_many(failed, len(outcome.choice.items)) or (
-            f"a complete set of maps is required, {len(failed)} can't be read: {described(failed)}."
+            return f"a complete set of maps is required, {len(absent)} are missing: {describe_failures(absent)}."
+        return too_many_unreadable(failed, len(outcome.choice.items)) or (
+            f"a complete set of maps is required, {len(failed)} can't be read: {describe_failures(failed)}."
         )
 
     def none_read(self, outcome: Outcome) -> str:
-        """The same as where too many can't be read."""
+        """Return the error message if no map can be read."""
         return self.incomplete(outcome)
 
     def left_out(self, outcome: Outcome, listed: int) -> list[str]:
-        """What can't be read, and how many subjects that costs."""
+        """Return warnings about unreadable maps and excluded subjects.
+
+        Raises:
+            DataError: If too many maps can't be read.
+        """
         failed = _unreadable(outcome)
-        message = too_many(failed, len(outcome.choice.items))
+        message = too_many_unreadable(failed, len(outcome.choice.items))
         if message:
             raise DataError(
                 "too_many_unreadable",
@@ -215,19 +235,19 @@ class Abide(ImageSpec):
                 total=len(outcome.choice.items),
                 rows={row for row, _ in failed},
             )
-        lines = [f"warning: {len(failed)} maps can't be read: {described(failed)}"] if failed else []
+        lines = [f"warning: {len(failed)} maps can't be read: {describe_failures(failed)}"] if failed else []
         count = len({row for row, _ in _failures(outcome)})
         return [*lines, f"warning: {count} subjects without all maps were left out: see {QUARANTINE}"]
 
     def drop(self, outcome: Outcome, say: Say) -> dict[int, str]:
-        """Maps of subjects who have another one that can't be read."""
+        """Return the rows of maps whose subject has an unreadable map, with the reason."""
         owners = [place // len(self.derivatives) for place in outcome.kept]
         counts = Counter(owners)
         return {row: INCOMPLETE for row, owner in enumerate(owners) if counts[owner] < len(self.derivatives)}
 
     def datalist(self, outcome: Outcome, say: Say) -> Datalist:
-        """The data list of the subjects whose maps were all read."""
-        release: _Release = outcome.choice.release
+        """Build the data list of the subjects whose maps were all read."""
+        release: _AbideRelease = outcome.choice.release
         subjects = release.cohort.subjects
         used = [subjects[place // len(self.derivatives)] for place in outcome.kept[:: len(self.derivatives)]]
         _check_classes(used)
@@ -249,15 +269,15 @@ class Abide(ImageSpec):
         )
 
     def finish(self, folder: Path, outcome: Outcome, datalist: Datalist) -> None:
-        """The maps of a subject become its channels; the atlas is written beside them."""
+        """Combine the maps of each subject into channels, in place, and write the atlas into the folder."""
         stack_rows(folder / datalist.image_array, len(self.derivatives))
-        release: _Release = outcome.choice.release
+        release: _AbideRelease = outcome.choice.release
         if release.atlas:
             datalist.extra["atlas"] = write_atlas(folder, release.atlas)
 
 
-def _failures(outcome: Outcome) -> Failures:
-    """Table row and derivative to what is wrong, of all maps that are left out."""
+def _failures(outcome: Outcome) -> MapFailures:
+    """Return the reason of each excluded map, by table row and derivative."""
     cells = outcome.choice.cells
     failures: dict[tuple[int, str], str] = {}
     for place, reason in outcome.reasons.items():
@@ -266,22 +286,25 @@ def _failures(outcome: Outcome) -> Failures:
     return failures
 
 
-def _unreadable(outcome: Outcome) -> Failures:
+def _unreadable(outcome: Outcome) -> MapFailures:
+    """Return the excluded maps that exist but can't be read."""
     return {key: reason for key, reason in _failures(outcome).items() if reason != NO_MAP}
 
 
 def _check_classes(subjects: Sequence[Subject]) -> None:
-    gone = [name for label, name in enumerate(CLASSES) if label not in {subject.label for subject in subjects}]
-    if gone:
+    """Raise DataError if a class has no subject."""
+    empty_classes = [name for label, name in enumerate(CLASSES) if label not in {subject.label for subject in subjects}]
+    if empty_classes:
         raise DataError(
             "class_without_images",
-            f"no subject with all maps is left of the classes {', '.join(gone)}. Ask for fewer --derivatives, or add "
-            "--download.",
-            classes=gone,
+            f"no subject with all maps is left of the classes {', '.join(empty_classes)}. Ask for fewer "
+            "--derivatives, or add --download.",
+            classes=empty_classes,
         )
 
 
 def _record(subject: Subject) -> CaseRecord:
+    """Build the record of a subject."""
     return {
         "label": subject.label,
         "subject_id": subject.subject_id,

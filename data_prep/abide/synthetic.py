@@ -1,9 +1,8 @@
-"""A made-up ABIDE I, so that the whole way from a release to a report can be tried without any real data.
+"""Write a synthetic ABIDE I release, for trying medfl from release to report without real data.
 
-It has the layout of the Preprocessed Connectomes Project: a phenotypic file and NIfTI maps, in MNI152 space and with
-the right side first, as the real ones; and an atlas on a finer grid. Brains are ellipsoids with smooth noise, scanning
-sites differ in level and pattern, and in one region of the atlas people with autism have lower values. Nobody was ever
-scanned for these.
+The release has the layout of the Preprocessed Connectomes Project: a phenotypic file, NIfTI maps in MNI152 space with
+the right side first (as the real ones), and an atlas on a finer grid. Brains are ellipsoids with smooth noise. Scanning
+sites differ in level and pattern, and subjects with autism have lower values in one region of the atlas.
 """
 
 from __future__ import annotations
@@ -17,25 +16,38 @@ import numpy as np
 
 from medfl.data.readers.volumes import CENTRE_MM, SPAN_MM
 from medfl.utils.seeds import seed_of
-from medfl_datasets.abide.files import DEFAULT_DERIVATIVES, Maps, file_name
-from medfl_datasets.abide.tables import FILE, GOOD
+from medfl_datasets.abide.files import DEFAULT_DERIVATIVES, MapSelection, file_name
+from medfl_datasets.abide.tables import FILE, QUALITY_CRITERIA
 
 CENTRES = ("LEUVEN_1", "LEUVEN_2", "UCLA_1", "USM", "UM_1", "PITT", "NYU", "YALE")
 """Scanning sites: two of each region of FedASD."""
 
-ATLAS_FILE = "phantom_atlas.nii.gz"
-"""The atlas, beside the phenotypic file; codes 1 to `REGIONS`."""
+ATLAS_FILE = "synthetic_atlas.nii.gz"
+"""File of the atlas, beside the phenotypic file; its codes are 1 to `ATLAS_REGIONS`."""
 
-REGIONS = 8
-"""Regions of the atlas."""
+ATLAS_REGIONS = 8
+"""Number of regions of the atlas."""
 
 REGION = 3
-"""Code of the region where the classes differ."""
+"""Code of the region in which the classes differ."""
 
 SEMI_AXES_MM = (68.0, 86.0, 70.0)
-"""Of the brains, from the centre of the common grid: to the right, to the front, up."""
+"""Semi-axes of the brains in millimetres: to the right, to the front, up. Brains are centred on the common grid."""
 
-_HEAD = ("", "Unnamed: 0", "SUB_ID", "X", "subject", "SITE_ID", "FILE_ID", "DX_GROUP", "AGE_AT_SCAN", "SEX", *GOOD)
+_HEAD = (
+    "",
+    "Unnamed: 0",
+    "SUB_ID",
+    "X",
+    "subject",
+    "SITE_ID",
+    "FILE_ID",
+    "DX_GROUP",
+    "AGE_AT_SCAN",
+    "SEX",
+    *QUALITY_CRITERIA,
+)
+"""Columns of the phenotypic file."""
 
 
 def write_release(
@@ -47,27 +59,27 @@ def write_release(
     effect: float = 1.0,
     seed: int = 0,
 ) -> Path:
-    """Write a made-up release.
+    """Write a synthetic release.
 
     Half of the subjects of each centre have autism, and a quarter of each half are female. Each centre has two more
-    rows in the phenotypic file that are not used: one without files and one whose quality was found insufficient.
+    rows in the phenotypic file that are not used: one without files and one with insufficient quality.
 
     Args:
-        folder: Where to write, as PCP's top folder; made if it is not there.
-        per_centre: Subjects of each scanning site, >= 2.
+        folder: Target folder, which gets the layout of PCP's top folder; created if needed.
+        per_centre: Number of subjects of each scanning site, >= 2.
         centres: Values of SITE_ID.
-        derivatives: Which maps.
+        derivatives: Derivatives whose maps are written.
         size: Voxels along each edge of a map, >= 8.
-        effect: How much lower the values of `REGION` are with autism, in standard deviations of the noise.
-        seed: Seed of all draws.
+        effect: Reduction of the values in `EFFECT_REGION` with autism, in standard deviations of the noise.
+        seed: Seed of all random numbers.
 
     Returns:
-        The folder.
+        `folder`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    maps = Maps(tuple(derivatives))
+    maps = MapSelection(tuple(derivatives))
     affine = _affine(size, mirrored=True)
-    brain, regions = _brain(affine, size)
+    brain, regions = _draw_brain(affine, size)
     _write_atlas(folder / ATLAS_FILE, 2 * size)
     for derivative in derivatives:
         (folder / maps.folder(derivative)).mkdir(parents=True, exist_ok=True)
@@ -76,7 +88,7 @@ def write_release(
         rng = np.random.default_rng(seed_of(seed, centre, "abide phantom"))
         level, pattern = rng.uniform(0.8, 1.2), _smooth(brain.shape, rng)
         for number in range(per_centre + 2):
-            row = _row(len(rows), centre, number, per_centre, rng)
+            row = _make_row(len(rows), centre, number, per_centre, rng)
             rows.append(row)
             if row["FILE_ID"] == "no_filename":
                 continue
@@ -92,11 +104,11 @@ def write_release(
     return folder
 
 
-def _row(place: int, centre: str, number: int, per_centre: int, rng: np.random.Generator) -> dict[str, Any]:
-    """A row of the phenotypic file; `number` counts the subjects of a centre."""
+def _make_row(place: int, centre: str, number: int, per_centre: int, rng: np.random.Generator) -> dict[str, Any]:
+    """Make a row of the phenotypic file; `number` counts the subjects of a centre."""
     code = 50001 + place
     site = centre.capitalize() if len(centre) > 4 else centre
-    quality = dict.fromkeys(GOOD, "OK") | ({"qc_func_rater_2": "maybe"} if number % 5 == 0 else {})
+    quality = dict.fromkeys(QUALITY_CRITERIA, "OK") | ({"qc_func_rater_2": "maybe"} if number % 5 == 0 else {})
     if number == per_centre + 1:
         quality["qc_func_rater_3"] = "fail"
     return {
@@ -115,7 +127,10 @@ def _row(place: int, centre: str, number: int, per_centre: int, rng: np.random.G
 
 
 def _affine(size: int, *, mirrored: bool) -> np.ndarray:
-    """A cube of MNI152 space as wide as the common grid; real maps begin at the right."""
+    """Return the affine of a cube in MNI152 space as wide as the common grid.
+
+    Real maps are mirrored: their first voxel is at the right.
+    """
     edge = SPAN_MM / size
     affine = np.diag([-edge if mirrored else edge, edge, edge, 1.0])
     corner = np.array(CENTRE_MM) - SPAN_MM / 2 + edge / 2
@@ -123,8 +138,8 @@ def _affine(size: int, *, mirrored: bool) -> np.ndarray:
     return affine
 
 
-def _brain(affine: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Which voxels are brain, and the region of each one (0 outside)."""
+def _draw_brain(affine: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the mask of the brain, and the code of the region in each voxel (0 outside)."""
     places = np.indices((size, size, size)).reshape(3, -1)
     away = affine[:3, :3] @ places + affine[:3, 3:] - np.array(CENTRE_MM)[:, None]
     away /= np.array(SEMI_AXES_MM)[:, None]
@@ -134,16 +149,16 @@ def _brain(affine: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _seeds() -> np.ndarray:
-    """Centres of the regions in units of the semi-axes, (REGIONS, 3): spread over a sphere by the golden angle."""
-    number = np.arange(REGIONS)
-    height, angle = 1 - (2 * number + 1) / REGIONS, number * np.pi * (3 - 5**0.5)
+    """Compute the centres of the regions in units of the semi-axes, shape (regions, 3), spread by the golden angle."""
+    number = np.arange(ATLAS_REGIONS)
+    height, angle = 1 - (2 * number + 1) / ATLAS_REGIONS, number * np.pi * (3 - 5**0.5)
     ring = np.sqrt(1 - height**2)
     seeds: np.ndarray = 0.6 * np.stack([ring * np.cos(angle), ring * np.sin(angle), height], axis=1)
     return seeds
 
 
 def _smooth(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-    """Smooth noise of mean 0 and standard deviation 1."""
+    """Draw smooth noise of mean 0 and standard deviation 1."""
     from scipy import ndimage
 
     noise: np.ndarray = ndimage.gaussian_filter(rng.standard_normal(shape), 1.0, mode="wrap")
@@ -151,13 +166,15 @@ def _smooth(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
 
 
 def _write_atlas(path: Path, size: int) -> None:
+    """Write the atlas and the text file of its region names."""
     affine = _affine(size, mirrored=False)
-    _save(path, _brain(affine, size)[1].astype(np.uint8), affine)
-    names = "".join(f"{code} region {code}\n" for code in range(1, REGIONS + 1))
+    _save(path, _draw_brain(affine, size)[1].astype(np.uint8), affine)
+    names = "".join(f"{code} region {code}\n" for code in range(1, ATLAS_REGIONS + 1))
     path.with_name(path.name.removesuffix(".nii.gz") + ".txt").write_text(names, encoding="utf-8")
 
 
 def _save(path: Path, values: np.ndarray, affine: np.ndarray) -> None:
+    """Write a NIfTI file in MNI152 space."""
     import nibabel
 
     image = nibabel.Nifti1Image(values, affine)

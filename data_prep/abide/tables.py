@@ -1,11 +1,11 @@
-"""Who takes part in ABIDE I, by the phenotypic file of the Preprocessed Connectomes Project (PCP).
+"""Read the phenotypic file of ABIDE I from the Preprocessed Connectomes Project (PCP), and select the subjects.
 
-A subject is used if PCP has files of them and the quality was found good: ``qc_rater_1`` says OK, ``qc_anat_rater_2``
-and ``qc_func_rater_2`` say OK or maybe, ``qc_anat_rater_3`` and ``qc_func_rater_3`` say OK. Of the 1112 rows of the
-file these are 871 people, 403 with autism and 468 without: the selection of nilearn, and of most papers since.
+A subject is used if PCP has files and the quality is good: ``qc_rater_1`` is OK, ``qc_anat_rater_2`` and
+``qc_func_rater_2`` are OK or maybe, ``qc_anat_rater_3`` and ``qc_func_rater_3`` are OK. These are 871 of the 1112 rows,
+403 with autism and 468 without: the selection of nilearn and of most papers since.
 
-Nothing that identifies anybody leaves this module but the name of the files: a subject is called by the row of the
-table, which is the same whatever else is prepared, and the public codes (SUB_ID) are left behind.
+The file id, which starts the names of a subject's files, is the only identifier that leaves this module. A subject is
+called by the row of the table, which is the same for all options; the public codes (SUB_ID) are dropped.
 
 Sources: Di Martino et al., Molecular Psychiatry 19, 659 (2014); Craddock et al., Frontiers in Neuroinformatics 7
 (2013); the four regions: Weng, Cai and Zhou, FedSKD (2025), table I.
@@ -25,55 +25,60 @@ from medfl.errors import DataError, SettingsError, did_you_mean
 from medfl.utils.text import MAX_NAMES
 
 FILE = "Phenotypic_V1_0b_preprocessed1.csv"
-"""The name of the phenotypic file."""
+"""Name of the phenotypic file."""
 
 CLASSES = ("control", "autism")
-"""The classes, in the order of their labels."""
+"""Names of the classes, in the order of the labels."""
 
-GOOD = {
+QUALITY_CRITERIA = {
     "qc_rater_1": ("OK",),
     "qc_anat_rater_2": ("OK", "maybe"),
     "qc_func_rater_2": ("OK", "maybe"),
     "qc_anat_rater_3": ("OK",),
     "qc_func_rater_3": ("OK",),
 }
-"""Column to what it must say for a subject to be used."""
+"""Maps each quality column to the accepted values."""
 
-NEEDED = ("SITE_ID", "FILE_ID", "DX_GROUP", "AGE_AT_SCAN", "SEX", *GOOD)
-"""Columns that must be there."""
+REQUIRED_COLUMNS = ("SITE_ID", "FILE_ID", "DX_GROUP", "AGE_AT_SCAN", "SEX", *QUALITY_CRITERIA)
+"""Required columns."""
 
 FEDASD = "fedasd"
-"""The name of the map from scanning sites to the four regions below."""
+"""Value of the option `sites` that selects the four regions in `FEDASD_REGIONS`."""
 
-REGIONS = {
+FEDASD_REGIONS = {
     "Europe": ("LEUVEN", "MAX_MUN", "TRINITY", "SBL"),
     "US-West": ("UCLA", "USM", "SDSU", "STANFORD", "OHSU", "CALTECH"),
     "US-Middle": ("UM", "PITT", "CMU"),
     "US-East": ("NYU", "YALE", "KKI", "OLIN"),
 }
-"""The four sites of FedASD, and the scanning sites of each."""
+"""Maps each of FedASD's four sites to its scanning sites."""
 
 NO_FILES = "PCP has no files of the subject"
 LOW_QUALITY = "a rater found the quality insufficient, or did not rate it"
+"""Exclusion reasons of subjects."""
 
 _DX = {"1": 1, "2": 0}
+"""Maps the codes of DX_GROUP to class numbers."""
 _SEX = {"1": "male", "2": "female"}
-_ABSENT = ("", "-9999")
+"""Maps the codes of SEX to names."""
+_MISSING_CELLS = ("", "-9999")
+"""Cells that mean a missing value."""
 _IDENTIFIERS = ("", "Unnamed: 0", "SUB_ID", "X", "subject", "FILE_ID")
+"""Columns that identify a subject."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """One person.
+    """Subject of ABIDE I.
 
     Attributes:
-        row: In the phenotypic file; the line of names is row 1.
-        file_id: What the names of the files begin with.
+        row: Row in the phenotypic file; the header is row 1.
+        file_id: Prefix of the subject's file names.
         label: 0 control, 1 autism.
-        site: Participant of the federation.
-        centre: Where the scan was taken, parts of one centre (UM_1, UM_2) as one.
-        sex: ``male`` or ``female``; None if not known.
-        age: In years at the scan; None if not known.
+        site: Site of the federation.
+        centre: Scanning site, with the parts of one centre (UM_1, UM_2) merged.
+        sex: ``male`` or ``female``; None if unknown.
+        age: Age at the scan in years; None if unknown.
     """
 
     row: int
@@ -86,32 +91,37 @@ class Subject:
 
     @property
     def subject_id(self) -> str:
-        """A name that says no more than the row."""
+        """Name of the subject, derived only from the row."""
         return f"subject-{self.row:06d}"
 
 
 @dataclass(frozen=True)
-class Cohort:
-    """The subjects that are used, in the order of the table, and how many are not: reason to number."""
+class AbideCohort:
+    """Selected subjects.
+
+    Attributes:
+        subjects: Subjects, in the order of the table.
+        left_out: Maps each exclusion reason to its number of subjects.
+    """
 
     subjects: list[Subject]
     left_out: dict[str, int]
 
 
-def read_phenotypes(path: Path, sites: str = FEDASD) -> Cohort:
-    """Read who takes part.
+def read_phenotypes(path: Path, sites: str = FEDASD) -> AbideCohort:
+    """Read the phenotypic file and select the subjects.
 
     Args:
         path: The phenotypic file.
-        sites: What the sites of the federation are: ``fedasd`` for the four regions, or a column. Of ``SITE_ID`` parts
-            of one centre count as one; the values of other columns are taken as they are.
+        sites: Sites of the federation: ``fedasd`` for the four regions, or a column. Parts of one centre in ``SITE_ID``
+            are merged; values of other columns are used unchanged.
 
     Raises:
-        DataError: If columns are missing, or cells of subjects that are used say nothing or something unknown.
-        SettingsError: If `sites` is neither ``fedasd`` nor a column, or a column of identifiers.
+        DataError: If columns are missing, or cells of selected subjects are empty or unknown.
+        SettingsError: If `sites` is neither ``fedasd`` nor a column, or is a column of identifiers.
     """
     table = read_table(path)
-    missing = [column for column in NEEDED if column not in table.columns]
+    missing = [column for column in REQUIRED_COLUMNS if column not in table.columns]
     if missing:
         names = ", ".join(f"'{column}'" for column in missing)
         raise DataError(
@@ -121,36 +131,43 @@ def read_phenotypes(path: Path, sites: str = FEDASD) -> Cohort:
             columns=missing,
         )
     _check_column(sites, table)
-    named = [place for place, row in enumerate(table.rows) if row["FILE_ID"] not in ("no_filename", *_ABSENT)]
-    good = [place for place in named if all(table.rows[place][column] in words for column, words in GOOD.items())]
+    named = [place for place, row in enumerate(table.rows) if row["FILE_ID"] not in ("no_filename", *_MISSING_CELLS)]
+    good = [
+        place
+        for place in named
+        if all(table.rows[place][column] in words for column, words in QUALITY_CRITERIA.items())
+    ]
     used = Table(path, table.columns, [table.rows[place] for place in good], [table.numbers[place] for place in good])
     _check_rows(used)
-    centres = [merged(row["SITE_ID"]) for row in used.rows]
+    centres = [merge_site_parts(row["SITE_ID"]) for row in used.rows]
     subjects = [
         Subject(
             row=number,
             file_id=row["FILE_ID"],
-            label=_DX[_whole(row["DX_GROUP"])],
+            label=_DX[_strip_decimals(row["DX_GROUP"])],
             site=site,
             centre=centre,
-            sex=_SEX.get(_whole(row["SEX"])),
-            age=_age(row["AGE_AT_SCAN"]),
+            sex=_SEX.get(_strip_decimals(row["SEX"])),
+            age=_parse_age(row["AGE_AT_SCAN"]),
         )
-        for number, row, centre, site in zip(used.numbers, used.rows, centres, _sites(used, sites), strict=True)
+        for number, row, centre, site in zip(
+            used.numbers, used.rows, centres, _federation_sites(used, sites), strict=True
+        )
     ]
-    return Cohort(subjects, {NO_FILES: len(table.rows) - len(named), LOW_QUALITY: len(named) - len(good)})
+    return AbideCohort(subjects, {NO_FILES: len(table.rows) - len(named), LOW_QUALITY: len(named) - len(good)})
 
 
-def merged(site_id: str) -> str:
-    """A scanning site without the number of its part.
+def merge_site_parts(site_id: str) -> str:
+    """Return a scanning site without the number of its part.
 
-    >>> merged("UM_1"), merged("MAX_MUN")
+    >>> merge_site_parts("UM_1"), merge_site_parts("MAX_MUN")
     ('UM', 'MAX_MUN')
     """
     return re.sub(r"_\d+$", "", site_id)
 
 
 def _check_column(sites: str, table: Table) -> None:
+    """Raise SettingsError if the column of the sites is unknown or identifies subjects."""
     if sites == FEDASD:
         return
     if sites in _IDENTIFIERS:
@@ -170,11 +187,12 @@ def _check_column(sites: str, table: Table) -> None:
 
 
 def _check_rows(table: Table) -> None:
+    """Raise DataError if no subject is selected, or the cells of a selected subject are invalid."""
     if not table.rows:
         raise DataError(
             "too_few_patients",
-            f"expected subjects in {table.path}, none has files (FILE_ID) and passed the raters ({', '.join(GOOD)}). "
-            f"Give PCP's file, {FILE}.",
+            f"expected subjects in {table.path}, none has files (FILE_ID) and passed the raters "
+            f"({', '.join(QUALITY_CRITERIA)}). Give PCP's file, {FILE}.",
             path=table.path,
             minimum=1,
             found=0,
@@ -191,10 +209,12 @@ def _check_rows(table: Table) -> None:
         table, "duplicate_row", "FILE_ID", [ids[row["FILE_ID"]] > 1 for row in table.rows], "one row for each subject"
     )
     _refuse_rows(
-        table, "missing_value", "SITE_ID", [row["SITE_ID"] in _ABSENT for row in table.rows], "a scanning site"
+        table, "missing_value", "SITE_ID", [row["SITE_ID"] in _MISSING_CELLS for row in table.rows], "a scanning site"
     )
-    _refuse_rows(table, "wrong_label", "DX_GROUP", [_whole(row["DX_GROUP"]) not in _DX for row in table.rows], "1 or 2")
-    if len({_whole(row["DX_GROUP"]) for row in table.rows}) < 2:
+    _refuse_rows(
+        table, "wrong_label", "DX_GROUP", [_strip_decimals(row["DX_GROUP"]) not in _DX for row in table.rows], "1 or 2"
+    )
+    if len({_strip_decimals(row["DX_GROUP"]) for row in table.rows}) < 2:
         raise DataError(
             "too_few_classes",
             f"expected subjects with autism and controls in {table.path}, all that are used are of one.",
@@ -205,6 +225,7 @@ def _check_rows(table: Table) -> None:
 
 
 def _refuse_rows(table: Table, code: str, column: str, wrong: Sequence[bool], expected: str) -> None:
+    """Raise a DataError that names the rows for which `wrong` is True, if there are any."""
     rows = [number for number, is_wrong in zip(table.numbers, wrong, strict=True) if is_wrong]
     if rows:
         raise DataError(
@@ -218,11 +239,11 @@ def _refuse_rows(table: Table, code: str, column: str, wrong: Sequence[bool], ex
         )
 
 
-def _sites(table: Table, sites: str) -> list[str]:
-    """The site of each row."""
+def _federation_sites(table: Table, sites: str) -> list[str]:
+    """Return the federation site of each row."""
     if sites == FEDASD:
-        region = {centre: name for name, centres in REGIONS.items() for centre in centres}
-        names = [region.get(merged(row["SITE_ID"]).upper(), "") for row in table.rows]
+        region = {centre: name for name, centres in FEDASD_REGIONS.items() for centre in centres}
+        names = [region.get(merge_site_parts(row["SITE_ID"]).upper(), "") for row in table.rows]
         strange = sorted({row["SITE_ID"] for row, name in zip(table.rows, names, strict=True) if not name})
         if strange:
             raise DataError(
@@ -234,9 +255,9 @@ def _sites(table: Table, sites: str) -> list[str]:
             )
         return names
     if sites == "SITE_ID":
-        return [merged(row["SITE_ID"]) for row in table.rows]
+        return [merge_site_parts(row["SITE_ID"]) for row in table.rows]
     names = [row[sites] for row in table.rows]
-    _refuse_rows(table, "missing_value", sites, [value in _ABSENT for value in names], "a value")
+    _refuse_rows(table, "missing_value", sites, [value in _MISSING_CELLS for value in names], "a value")
     if len(set(names)) > 2 and 2 * len(set(names)) > len(names):
         raise SettingsError(
             "too_many_sites",
@@ -249,16 +270,17 @@ def _sites(table: Table, sites: str) -> list[str]:
     return names
 
 
-def _whole(text: str) -> str:
-    """A code as PCP writes it, where a program made a fraction of it.
+def _strip_decimals(text: str) -> str:
+    """Return a code without a decimal part, which some programs add.
 
-    >>> _whole("2.0")
+    >>> _strip_decimals("2.0")
     '2'
     """
     return re.sub(r"\.0+$", "", text)
 
 
-def _age(text: str) -> float | None:
+def _parse_age(text: str) -> float | None:
+    """Parse an age in years; None if it is not a valid number."""
     try:
         age = float(text)
     except ValueError:

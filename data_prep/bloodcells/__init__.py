@@ -1,4 +1,4 @@
-"""Three releases of white blood cells: Acevedo, Matek, Bodzas."""
+"""White blood cells: the releases of Acevedo, Matek and Bodzas, and their combination."""
 
 from medfl.hooks import DatasetRecord
 
@@ -41,4 +41,4 @@ RECORDS = [
         },
     ),
 ]
-"""What this folder brings."""
+"""Data sets that this package registers."""

@@ -1,8 +1,10 @@
-"""Acevedo-20: 17,092 images of normal white blood cells and platelets in, a pooled data set out.
+"""Spec of Acevedo-20: 17,092 images of normal white blood cells and platelets.
 
-The release has a folder for each of eight classes; the names of the files begin with the kind of cell, of which the
-immature granulocytes (``ig``) and the neutrophils have several. It has 17 pairs of byte-identical files, one of them in
-two classes, and a stray dot file.
+The release has a folder for each of eight classes. File names start with the cell type; the immature granulocytes
+(``ig``) and the neutrophils have several types. The release contains 17 pairs of byte-identical files, one of them in
+two classes, and a stray hidden file.
+
+Prepared data set: see `medfl_datasets.bloodcells.cell_spec`.
 """
 
 from __future__ import annotations
@@ -13,9 +15,9 @@ from pathlib import Path
 from typing import Annotated
 
 from medfl.data.ingest.options import Choose
-from medfl_datasets.bloodcells.files import Listing, Release, Tree, read_tree
-from medfl_datasets.bloodcells.labels import LabelMap, own_classes
-from medfl_datasets.bloodcells.pool import OneRelease
+from medfl_datasets.bloodcells.cell_spec import SingleReleaseSpec
+from medfl_datasets.bloodcells.files import CellListing, CellRelease, FolderTree, read_tree
+from medfl_datasets.bloodcells.labels import LabelMap, single_release_map
 
 FOLDERS: dict[str, tuple[str, ...]] = {
     "basophil": ("BA",),
@@ -27,7 +29,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     "neutrophil": ("BNE", "SNE", "NEUTROPHIL"),
     "platelet": ("PLATELET",),
 }
-"""Class to what the names of its files begin with."""
+"""Maps each class folder to the cell types with which its file names start."""
 
 SUBCLASSES = {
     "BA": "basophil",
@@ -41,26 +43,29 @@ SUBCLASSES = {
     "BNE": "band neutrophil",
     "SNE": "segmented neutrophil",
 }
-"""The ten sub-classes of FedSDC: without platelets, and without the cells whose sub-class the release does not say."""
+"""Maps the code of each of FedSDC's ten sub-classes to its name. Platelets and cells without a stated sub-class are
+excluded."""
 
-NO_KIND = "the name does not begin with a kind of cell of its folder"
-"""Why an image is left out."""
+NO_CELL_TYPE = "the name does not start with a cell type of its folder"
+"""Exclusion reason of an image."""
 
 _CLASS_OF = {code: folder for folder, codes in FOLDERS.items() for code in codes}
 
-LABELS: dict[str, LabelMap] = {
-    "class": own_classes("acevedo", dict(_CLASS_OF)),
-    "subclass": own_classes("acevedo", SUBCLASSES | {code: None for code in _CLASS_OF if code not in SUBCLASSES}),
+LABEL_MAPS: dict[str, LabelMap] = {
+    "class": single_release_map("acevedo", dict(_CLASS_OF)),
+    "subclass": single_release_map(
+        "acevedo", SUBCLASSES | {code: None for code in _CLASS_OF if code not in SUBCLASSES}
+    ),
 }
-"""What is told apart: the eight folders, or the ten sub-classes."""
+"""Choices of `Acevedo.labels`: the eight folders, or the ten sub-classes."""
 
 
 @dataclass(frozen=True)
-class Preset:
-    """Choices that go together.
+class AcevedoPreset:
+    """Combination of options.
 
     Attributes:
-        labels: One of `LABELS`.
+        labels: Label set, a key of `LABEL_MAPS`.
         keep_copies: Whether byte-identical files are kept.
     """
 
@@ -68,34 +73,36 @@ class Preset:
     keep_copies: bool
 
 
-PRESETS = {"medfl": Preset("class", False), "paper": Preset("subclass", True)}
-"""``paper`` is FedSDC's: all files of ten sub-classes, 11,630 in training and 2,913 in the test set."""
+PRESETS = {"medfl": AcevedoPreset("class", False), "paper": AcevedoPreset("subclass", True)}
+"""Maps each preset to its options. ``paper`` matches FedSDC: all files of ten sub-classes, 11,630 training images
+and 2,913 test images."""
 
 
-def cells_of(tree: Tree, top: Path) -> Listing:
-    """The cells of a release by the names of its files; see `Release.listing`."""
-    return RELEASE.listing(tree, top, _tell)
+def cells_of(tree: FolderTree, top: Path) -> CellListing:
+    """List the cells of a release by the names of its files; see `CellRelease.listing`."""
+    return RELEASE.listing(tree, top, _identify_by_name)
 
 
-def find(source: Path) -> Listing:
-    """The cells of a release.
+def find(source: Path) -> CellListing:
+    """List the cells of a release.
 
     Args:
-        source: ``PBC_dataset_normal_DIB``, or the folder that holds it.
+        source: ``PBC_dataset_normal_DIB``, or the folder that contains it.
 
     Raises:
-        DataError: If there is no such folder, or as in `Release.listing`.
+        DataError: If there is no such folder, or as in `CellRelease.listing`.
     """
     top = RELEASE.top(source)
     return cells_of(read_tree(top), top)
 
 
-def _tell(known: str, image: str) -> tuple[str, dict[str, str]] | str:
+def _identify_by_name(known: str, image: str) -> tuple[str, dict[str, str]] | str:
+    """Return the cell type with which the file name starts, or the exclusion reason."""
     code = re.split(r"[_.]", Path(image).name, maxsplit=1)[0].upper()
-    return (code, {}) if code in FOLDERS[known] else NO_KIND
+    return (code, {}) if code in FOLDERS[known] else NO_CELL_TYPE
 
 
-RELEASE = Release(
+RELEASE = CellRelease(
     name="acevedo",
     title="Acevedo-20",
     licence="CC BY 4.0",
@@ -113,11 +120,13 @@ RELEASE = Release(
 )
 
 
-class Acevedo(OneRelease):
+class Acevedo(SingleReleaseSpec):
     """Acevedo-20: normal white blood cells. Nothing is downloaded.
 
-    Of byte-identical files one is kept, or none if they are in two classes. What can't be read is left out and listed
-    in quarantine.csv. If interrupted, the same command goes on where it stopped.
+    Of byte-identical files one is kept, or none if they are in two classes. Unreadable images are left out and listed
+    in quarantine.csv. An interrupted run continues with the same command.
+
+    Source: Acevedo et al., Data in Brief 30, 105474 (2020), doi:10.17632/snkd93bnjr.1. Licence: CC BY 4.0.
     """
 
     dataset = "acevedo"
@@ -126,24 +135,24 @@ class Acevedo(OneRelease):
     release = RELEASE
 
     source: Path
-    """The folder PBC_dataset_normal_DIB, or the one that holds it."""
+    """The folder PBC_dataset_normal_DIB, or the one that contains it."""
     preset: Annotated[str, Choose(PRESETS)] = "medfl"
     """medfl: no copies of files; paper: FedSDC's ten sub-classes with all files."""
-    labels: Annotated[str | None, Choose(LABELS)] = None
-    """class (eight) or subclass (ten); by default class, subclass for paper."""
+    labels: Annotated[str | None, Choose(LABEL_MAPS)] = None
+    """class (eight) or subclass (ten); by default class, for preset paper subclass."""
 
-    def told_apart(self) -> str:
-        """One of `LABELS`."""
+    def label_set(self) -> str:
+        """Return the chosen label set, a key of `LABEL_MAPS`."""
         return self.labels or PRESETS[self.preset].labels
 
     def title(self) -> str:
-        """Sub-classes are a data set of their own."""
-        return "acevedo" if self.told_apart() == "class" else f"acevedo-{self.told_apart()}"
+        """Return the name of the prepared data set, with a suffix for sub-classes."""
+        return "acevedo" if self.label_set() == "class" else f"acevedo-{self.label_set()}"
 
     def class_map(self) -> LabelMap:
-        """The eight folders, or the ten sub-classes."""
-        return LABELS[self.told_apart()]
+        """Return the map to the eight folders or the ten sub-classes."""
+        return LABEL_MAPS[self.label_set()]
 
     def keeps_copies(self) -> bool:
-        """As the preset has it."""
+        """Return whether the preset keeps byte-identical copies."""
         return PRESETS[self.preset].keep_copies

@@ -1,8 +1,10 @@
-"""Bodzas-23: 16,027 images of normal and pathological white blood cells in, a pooled data set out.
+"""Spec of Bodzas-23: 16,027 images of normal and pathological white blood cells.
 
-The release has a folder for each of nine classes with files ``0.bmp``, ``1.bmp``, ... that begin anew in each. Folders
-are known in any case, in the singular and plural, with or without an ``e`` at the end (``Basophile``), and by some
-other names.
+The release has a folder for each of nine classes; the files of each are numbered from ``0.bmp``. Folder names are
+matched in upper or lower case, in singular or plural, with or without a final ``e`` (``Basophile``), and by the aliases
+below.
+
+Prepared data set: see `medfl_datasets.bloodcells.cell_spec`.
 """
 
 from __future__ import annotations
@@ -10,9 +12,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from medfl_datasets.bloodcells.files import Listing, Release, read_tree
-from medfl_datasets.bloodcells.labels import LabelMap, own_classes
-from medfl_datasets.bloodcells.pool import OneRelease
+from medfl_datasets.bloodcells.cell_spec import SingleReleaseSpec
+from medfl_datasets.bloodcells.files import CellListing, CellRelease, read_tree
+from medfl_datasets.bloodcells.labels import LabelMap, single_release_map
 
 PUBLISHED = {
     "basophil": 1023,
@@ -25,7 +27,7 @@ PUBLISHED = {
     "neutrophil segment": 3201,
     "normoblast": 510,
 }
-"""Class to its number of images."""
+"""Maps each class to its published number of images."""
 
 ALIASES = {
     "band": "neutrophil band",
@@ -37,31 +39,31 @@ ALIASES = {
     "segment": "neutrophil segment",
     "segmented neutrophil": "neutrophil segment",
 }
-"""Other names of classes, in small letters, without ``e`` and ``s`` at the end."""
+"""Maps other names of classes, in lower case, without a final ``e`` or ``s``, to the class."""
 
 
 def class_of(folder: str) -> str | None:
-    """The class of a folder by its name; None if it is of none."""
+    """Return the class of a folder by its name; None if it is not a class folder."""
     words = re.findall("[a-z]+", folder.lower())
     plain = " ".join(re.sub(r"phile$", "phil", word.removesuffix("s")) for word in words)
     name = ALIASES.get(plain, plain)
     return name if name in PUBLISHED else None
 
 
-def find(source: Path) -> Listing:
-    """The cells of a release.
+def find(source: Path) -> CellListing:
+    """List the cells of a release.
 
     Args:
-        source: The folder that holds the folders of classes, or the one that holds it.
+        source: The folder that contains the class folders, or its parent.
 
     Raises:
-        DataError: If there is no such folder, or as in `Release.listing`.
+        DataError: If there is no such folder, or as in `CellRelease.listing`.
     """
     top = RELEASE.top(source)
     return RELEASE.listing(read_tree(top), top, lambda known, _: (known, {}))
 
 
-RELEASE = Release(
+RELEASE = CellRelease(
     name="bodzas",
     title="Bodzas-23",
     licence="CC BY 4.0",
@@ -76,8 +78,11 @@ RELEASE = Release(
 )
 
 
-class Bodzas(OneRelease):
-    """Bodzas-23: normal and pathological white blood cells in nine classes. Nothing is downloaded."""
+class Bodzas(SingleReleaseSpec):
+    """Bodzas-23: normal and pathological white blood cells in nine classes. Nothing is downloaded.
+
+    Source: Bodzas et al., Scientific Data 10, 466 (2023). Licence: CC BY 4.0.
+    """
 
     dataset = "bodzas"
     terms = RELEASE.licence
@@ -85,8 +90,8 @@ class Bodzas(OneRelease):
     release = RELEASE
 
     source: Path
-    """The folder that holds one for each class, or the one above."""
+    """The folder that contains one for each class, or its parent."""
 
     def class_map(self) -> LabelMap:
-        """Each folder is a class."""
-        return own_classes(RELEASE.name, {name: name for name in PUBLISHED})
+        """Return the map in which each folder is a class."""
+        return single_release_map(RELEASE.name, {name: name for name in PUBLISHED})

@@ -1,6 +1,6 @@
-"""A release of white blood cells on disk: folders of classes with image files, which become a list of cells.
+"""List the cell images of a release from its class folders, and read an image.
 
-No release says which patient a cell is of. To list cells nothing is opened: names of files are told apart.
+Listing opens no file: it uses only the names of folders and files. No release states the patient of a cell.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from medfl.errors import DataError, did_you_mean
 from medfl.utils.files import sha256_of
 
 SUFFIXES = (".bmp", ".jpg", ".jpeg", ".png", ".tif", ".tiff")
-"""Ends of the names of images, in small letters."""
+"""Endings of image files, in lower case."""
 
 DOT_FILE = "a stray file whose name begins with a dot"
-"""Why a file is passed over."""
+"""Reason to skip a file: it is hidden."""
 
-NO_IMAGE = "a file that is no image, by its name"
-"""Why a file is passed over."""
+NO_IMAGE = "a file without the ending of an image"
+"""Reason to skip a file: it has no ending of an image file."""
 
-Tree = Mapping[str, Sequence[str]]
-"""Folder to the names of the files in it, sorted."""
+FolderTree = Mapping[str, Sequence[str]]
+"""Maps each folder to the sorted names of its files."""
 
 
 @dataclass(frozen=True)
-class Cell:
-    """An image of a cell.
+class CellImage:
+    """Image of a cell.
 
     Attributes:
-        path: Its file.
-        source: The release.
-        code: What the release says that it is, one of `Release.published`.
-        about: What else is kept of it in the data list.
+        path: Image file.
+        source: Name of the release.
+        code: The release's code of the cell type, one of `CellRelease.published`.
+        about: Further metadata that the data list keeps.
     """
 
     path: Path
@@ -46,49 +46,50 @@ class Cell:
 
 
 @dataclass
-class Listing:
-    """What a release holds.
+class CellListing:
+    """Images found in a release.
 
     Attributes:
         cells: The images, in the order of folders and names.
-        passed_over: Reason to the number of files that are no image of a cell.
-        quarantined: Name of an image below the release, and the reason why it is left out.
+        skipped: Maps each reason to the number of skipped files.
+        quarantined: Pairs of the name of an excluded image and the reason.
     """
 
-    cells: list[Cell] = field(default_factory=list)
-    passed_over: Counter[str] = field(default_factory=Counter)
+    cells: list[CellImage] = field(default_factory=list)
+    skipped: Counter[str] = field(default_factory=Counter)
     quarantined: list[tuple[str, str]] = field(default_factory=list)
 
     def images(self, names: Sequence[str]) -> list[str]:
-        """Those of a folder's files that are images; the others are counted."""
+        """Return the image files among a folder's files, and count the others in `skipped`."""
         images = []
         for name in names:
             if name.startswith("."):
-                self.passed_over[DOT_FILE] += 1
+                self.skipped[DOT_FILE] += 1
             elif Path(name).suffix.lower() not in SUFFIXES:
-                self.passed_over[NO_IMAGE] += 1
+                self.skipped[NO_IMAGE] += 1
             else:
                 images.append(name)
         return images
 
 
-Tell = Callable[[str, str], tuple[str, Mapping[str, str]] | str]
-"""Class of a folder, and folder and name of an image in it, to `Cell.code` and `Cell.about`, or why it is left out."""
+IdentifyCell = Callable[[str, str], tuple[str, Mapping[str, str]] | str]
+"""Function that identifies a cell: takes the class of a folder and ``folder/name`` of an image in it. Returns
+`CellImage.code` and `CellImage.about`, or the reason to exclude the image."""
 
 
 @dataclass(frozen=True)
-class Release:
-    """What is known of a release.
+class CellRelease:
+    """Description of a release of white blood cells.
 
     Attributes:
-        name: Of the data set, in small letters.
-        title: The same, for people.
+        name: Name of the data set, in lower case.
+        title: Name for messages.
         licence: Terms of use.
-        citation: What users of the data are asked to cite.
-        published: Code of each kind of cell to the number of images that the release has.
-        classes: A folder for each; all of them must be there.
-        class_of: The class of a folder by its name; None if it is of no class.
-        find: Lists the images below a folder.
+        citation: Publication that users of the data are asked to cite.
+        published: Maps the code of each cell type to its published number of images.
+        classes: Class folders that must exist.
+        class_of: Function that returns the class of a folder by its name, or None for other folders.
+        find: Function that lists the images below a folder.
     """
 
     name: str
@@ -98,21 +99,21 @@ class Release:
     published: Mapping[str, int]
     classes: tuple[str, ...]
     class_of: Callable[[str], str | None]
-    find: Callable[[Path], Listing]
+    find: Callable[[Path], CellListing]
 
-    def deviation(self, cells: Sequence[Cell]) -> str | None:
-        """A sentence if there are other numbers of images than were published; None otherwise."""
+    def deviation(self, cells: Sequence[CellImage]) -> str | None:
+        """Return a sentence if the numbers of images differ from the published ones, otherwise None."""
         counts = Counter(cell.code for cell in cells)
-        unlike = [f"{code} {counts[code]}" for code, count in self.published.items() if counts[code] != count]
-        if not unlike:
+        difference = [f"{code} {counts[code]}" for code, count in self.published.items() if counts[code] != count]
+        if not difference:
             return None
         return (
-            f"{self.name}: the release has {sum(self.published.values())} images, here are {len(cells)}; unlike it "
-            f"are {', '.join(unlike)}"
+            f"{self.name}: the release has {sum(self.published.values())} images, found {len(cells)}; different "
+            f"counts: {', '.join(difference)}"
         )
 
     def top(self, source: Path) -> Path:
-        """The folder that holds the folders of classes: the one given, or one in it.
+        """Return the folder that contains the class folders: `source` or one of its subfolders.
 
         Raises:
             DataError: If there is no such folder.
@@ -120,7 +121,7 @@ class Release:
         if not source.is_dir():
             raise DataError(
                 "missing_folder",
-                f"expected the folder of {self.title} at {source}, there is none. Give another --source.",
+                f"expected the folder of {self.title} at {source}, found none. Give another --source.",
                 path=source,
             )
         for folder in (source, *_subfolders(source)):
@@ -140,25 +141,25 @@ class Release:
             classes=list(self.classes),
         )
 
-    def listing(self, tree: Tree, top: Path, tell: Tell) -> Listing:
-        """Tell the cells of a release by the names of folders and files; nothing is read.
+    def listing(self, tree: FolderTree, top: Path, identify: IdentifyCell) -> CellListing:
+        """List the cells of a release by the names of folders and files, without reading any file.
 
         Args:
-            tree: What `read_tree` gives.
-            top: The folder that holds the folders of classes.
-            tell: Says what an image is of.
+            tree: Names of the files in each class folder, from `read_tree`.
+            top: Folder that contains the class folders.
+            identify: Function that identifies the cell in an image.
 
         Raises:
-            DataError: If a folder is of no class, has no image, or is missing.
+            DataError: If a folder is not a class folder or has no image, or a class folder is missing.
         """
-        listing, there = Listing(), set()
+        listing, found_classes = CellListing(), set()
         for folder, names in tree.items():
             known, images = self.class_of(folder), listing.images(names)
             if known is None:
                 hint = did_you_mean(folder, self.classes)
                 raise DataError(
                     "unknown_class_folder",
-                    f"the folder '{folder}' is no class of {self.title}. {hint} Rename it, or take it out.",
+                    f"the folder '{folder}' is not a class of {self.title}. {hint} Rename or remove it.",
                     release=self.name,
                     folder=folder,
                 )
@@ -169,14 +170,14 @@ class Release:
                     release=self.name,
                     folder=folder,
                 )
-            there.add(known)
+            found_classes.add(known)
             for image in images:
-                cell = tell(known, f"{folder}/{image}")
+                cell = identify(known, f"{folder}/{image}")
                 if isinstance(cell, str):
                     listing.quarantined.append((f"{self.name}/{folder}/{image}", cell))
                 else:
-                    listing.cells.append(Cell(top / folder / image, self.name, *cell))
-        missing = [name for name in self.classes if name not in there]
+                    listing.cells.append(CellImage(top / folder / image, self.name, *cell))
+        missing = [name for name in self.classes if name not in found_classes]
         if missing:
             raise DataError(
                 "missing_class_folder",
@@ -188,27 +189,28 @@ class Release:
 
 
 def read_tree(top: Path) -> dict[str, list[str]]:
-    """The names of the files in each folder of classes; hidden folders and those of macOS are passed over."""
+    """Return the sorted file names of each class folder; hidden folders and folders of macOS are skipped."""
     folders = _subfolders(top)
     return {folder.name: sorted(file.name for file in folder.iterdir() if file.is_file()) for folder in folders}
 
 
 def read_cell(path: Path, size: int) -> LoadedItem:
-    """Read the image of a cell.
+    """Read and resize the image of a cell.
 
     Args:
-        path: The file.
-        size: Height and width of what is returned.
+        path: Image file.
+        size: Height and width of the result in pixels.
 
     Returns:
-        Pixels of shape (size, size, 3), uint8, and a hash of the bytes of the file.
+        Pixels, shape (size, size, 3), uint8. The metadata contain ``digest``, a hash of the file's bytes.
 
     Raises:
-        DataError: If it can't be read, or is of another kind.
+        DataError: If the file can't be read, or has an unsupported format.
     """
     pixels = resize(read_rgb(path), (size, size))
     return LoadedItem(pixels, {"digest": sha256_of(path)})
 
 
 def _subfolders(folder: Path) -> list[Path]:
+    """Return the subfolders of a folder, except hidden folders and folders of macOS."""
     return sorted(child for child in folder.iterdir() if child.is_dir() and not child.name.startswith((".", "__")))

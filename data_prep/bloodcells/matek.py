@@ -1,8 +1,10 @@
-"""Matek-19 (AML-Cytomorphology_LMU): 18,365 images of white blood cells of patients with leukaemia and without.
+"""Spec of Matek-19 (AML-Cytomorphology_LMU): 18,365 images of white blood cells with and without leukaemia.
 
-The Cancer Imaging Archive has a folder for each of 15 kinds of cells, and ``annotations.dat``: a line for each image
-with its path, its label, and up to two later annotations of the same image (``nan`` where there is none), separated by
-blanks. The label counts; the later ones are kept as ``second`` and ``third``.
+The Cancer Imaging Archive has a folder for each of 15 cell types, and ``annotations.dat`` with a line for each image. A
+line has the path, the label and up to two later annotations of the same image (``nan`` if missing), separated by
+blanks. The label decides the class; the later annotations are kept as ``second`` and ``third``.
+
+Prepared data set: see `medfl_datasets.bloodcells.cell_spec`.
 """
 
 from __future__ import annotations
@@ -12,12 +14,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from medfl.errors import DataError, did_you_mean
-from medfl_datasets.bloodcells.files import Listing, Release, Tree, read_tree
-from medfl_datasets.bloodcells.labels import LabelMap, own_classes
-from medfl_datasets.bloodcells.pool import OneRelease
+from medfl_datasets.bloodcells.cell_spec import SingleReleaseSpec
+from medfl_datasets.bloodcells.files import CellListing, CellRelease, FolderTree, read_tree
+from medfl_datasets.bloodcells.labels import LabelMap, single_release_map
 
-FILE = "annotations.dat"
-"""The table, beside the folders or one folder above."""
+TABLE_FILE = "annotations.dat"
+"""Name of the annotation table, which is beside the class folders or one folder above."""
 
 CODES: dict[str, str | None] = {
     "BAS": "basophil",
@@ -36,35 +38,36 @@ CODES: dict[str, str | None] = {
     "PMB": "bilobed promyelocyte",
     "PMO": "promyelocyte",
 }
-"""Code to the kind of cell."""
+"""Maps each code to its cell type."""
 
-NO_FILE = "the image is not there"
-"""Why a line of the table is left out."""
+NO_FILE = "the image has no file"
+"""Exclusion reason of a line of the table."""
 
-NO_LINE = f"{FILE} has no line for the image"
-"""Why an image is left out."""
+NO_LINE = f"{TABLE_FILE} has no line for the image"
+"""Exclusion reason of an image."""
 
 
-class Line(NamedTuple):
-    """A line of the table.
+class MatekAnnotation(NamedTuple):
+    """Annotation of an image: a line of the table.
 
     Attributes:
-        label: One of `CODES`.
-        later: The later annotations that there are, under their names.
+        label: Code of the cell type, one of `CODES`.
+        later: Maps ``second`` and ``third``, if present, to the code of the later annotation.
     """
 
     label: str
     later: dict[str, str]
 
 
-def read_annotations(path: Path) -> dict[str, Line]:
-    """Read the table.
+def read_annotations(path: Path) -> dict[str, MatekAnnotation]:
+    """Read the table of annotations.
 
     Returns:
-        Path of an image below its folder, without its ending, such as ``BAS/BAS_0001``, to its line.
+        Maps each image to its annotation. The key is the path below the class folders without ending, such as
+        ``BAS/BAS_0001``.
 
     Raises:
-        DataError: If it can't be read, or a line is not as expected.
+        DataError: If the file can't be read, or a line is invalid.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -75,7 +78,7 @@ def read_annotations(path: Path) -> dict[str, Line]:
             path=path,
             cause=type(error).__name__,
         ) from None
-    lines: dict[str, Line] = {}
+    lines: dict[str, MatekAnnotation] = {}
     for number, line in enumerate(text.splitlines(), 1):
         parts = line.split()
         if not parts:
@@ -99,71 +102,71 @@ def read_annotations(path: Path) -> dict[str, Line]:
                 line=number,
                 label=label,
             )
-        key = _key(image)
+        key = _image_key(image)
         if key in lines:
             raise DataError(
                 "duplicate_row",
-                f"line {number} of {path} is about the same image as an earlier one. Download it again.",
+                f"line {number} of {path} names the same image as an earlier one. Download it again.",
                 path=path,
                 line=number,
             )
         named = zip(("second", "third"), later, strict=True)
-        lines[key] = Line(label, {name: code for name, code in named if code.lower() != "nan"})
+        lines[key] = MatekAnnotation(label, {name: code for name, code in named if code.lower() != "nan"})
     return lines
 
 
-def cells_of(tree: Tree, top: Path, lines: Mapping[str, Line]) -> Listing:
-    """Bring images and lines of the table together.
+def cells_of(tree: FolderTree, top: Path, lines: Mapping[str, MatekAnnotation]) -> CellListing:
+    """Match the images with the lines of the table.
 
     Args:
-        tree: The names of the files in each folder below `top`.
-        top: The folder that holds the folders of classes.
-        lines: What `read_annotations` gives.
+        tree: Maps each folder below `top` to the names of its files.
+        top: Folder that contains the class folders.
+        lines: Annotations that `read_annotations` returned.
 
     Raises:
-        DataError: As in `Release.listing`.
+        DataError: As in `CellRelease.listing`.
     """
     left = dict(lines)
 
-    def tell(known: str, image: str) -> tuple[str, dict[str, str]] | str:
-        line = left.pop(_key(image), None)
+    def identify(known: str, image: str) -> tuple[str, dict[str, str]] | str:
+        line = left.pop(_image_key(image), None)
         if line is None:
             return NO_LINE
-        return line if line.label == known else f"{FILE} says {line.label}, the folder {known}"
+        return line if line.label == known else f"{TABLE_FILE} says {line.label}, the folder {known}"
 
-    listing = RELEASE.listing(tree, top, tell)
+    listing = RELEASE.listing(tree, top, identify)
     listing.quarantined += [(f"{RELEASE.name}/{key}", NO_FILE) for key in left]
     return listing
 
 
-def find(source: Path) -> Listing:
-    """The cells of a release.
+def find(source: Path) -> CellListing:
+    """List the cells of a release.
 
     Args:
-        source: ``AML-Cytomorphology_LMU``, or the folder that holds it.
+        source: ``AML-Cytomorphology_LMU``, or the folder that contains it.
 
     Raises:
-        DataError: If folder or table are missing, the table is not as expected, or as in `Release.listing`.
+        DataError: If the folder or the table is missing, if the table is invalid, or as in `CellRelease.listing`.
     """
     top = RELEASE.top(source)
-    places = (top / FILE, top.parent / FILE)
+    places = (top / TABLE_FILE, top.parent / TABLE_FILE)
     table = next((place for place in places if place.is_file()), None)
     if table is None:
         raise DataError(
             "missing_file",
-            f"expected {FILE} of {RELEASE.title} in {top} or one folder above, there is none. The Cancer Imaging "
+            f"expected {TABLE_FILE} of {RELEASE.title} in {top} or one folder above, found none. The Cancer Imaging "
             "Archive has it beside the images: download it into this folder.",
-            path=top / FILE,
+            path=top / TABLE_FILE,
         )
     return cells_of(read_tree(top), top, read_annotations(table))
 
 
-def _key(path: str) -> str:
-    """Folder and name of an image without its ending: the copies of some users are no TIFF files."""
+def _image_key(path: str) -> str:
+    """Return folder and name of an image without its ending, because some users converted the TIFF files."""
     return "/".join(Path(path).with_suffix("").parts[-2:])
 
 
-RELEASE = Release(
+RELEASE = CellRelease(
     name="matek",
     title="Matek-19",
     licence="CC BY 3.0",
@@ -181,11 +184,13 @@ RELEASE = Release(
 )
 
 
-class Matek(OneRelease):
+class Matek(SingleReleaseSpec):
     """Matek-19: white blood cells with leukaemia and without, in 15 classes. Nothing is downloaded.
 
-    Labels are those of annotations.dat; what that and the folders do not agree on is left out and listed in
+    The labels come from annotations.dat. Images whose folder contradicts it are left out and listed in
     quarantine.csv.
+
+    Source: Matek et al., The Cancer Imaging Archive (2019), doi:10.7937/tcia.2019.36f5o9ld. Licence: CC BY 3.0.
     """
 
     dataset = "matek"
@@ -194,8 +199,8 @@ class Matek(OneRelease):
     release = RELEASE
 
     source: Path
-    """The folder AML-Cytomorphology_LMU, or the one that holds it."""
+    """The folder AML-Cytomorphology_LMU, or the one that contains it."""
 
     def class_map(self) -> LabelMap:
-        """Each kind of cell is a class."""
-        return own_classes(RELEASE.name, CODES)
+        """Return the map in which each cell type is a class."""
+        return single_release_map(RELEASE.name, CODES)

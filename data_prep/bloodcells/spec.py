@@ -1,8 +1,10 @@
-"""White blood cells of several releases in, one pooled data set with one set of classes out.
+"""Spec of the combination of up to three releases of white blood cells, with one set of classes.
 
-Each record says its ``source``, so that ``medfl partition --scheme by_site --column source`` makes a site of each
-release. The classes come from a label map, see `medfl_datasets.bloodcells.labels`. Copies of a file are looked for
-among all releases together.
+Each record names its ``source``, so that ``medfl partition --scheme by_site --column source`` makes a site of each
+release. The classes come from a label map, see `medfl_datasets.bloodcells.labels`. Byte-identical copies are searched
+across all releases.
+
+Prepared data set: see `medfl_datasets.bloodcells.cell_spec`.
 """
 
 from __future__ import annotations
@@ -16,19 +18,21 @@ from pydantic import model_validator
 from medfl.data.ingest.spec import folder_or_top
 from medfl.errors import SettingsError
 from medfl_datasets.bloodcells import acevedo, bodzas, matek
-from medfl_datasets.bloodcells.files import Release
+from medfl_datasets.bloodcells.cell_spec import CellSpec
+from medfl_datasets.bloodcells.files import CellRelease
 from medfl_datasets.bloodcells.labels import SHIPPED, LabelMap, read_label_map
-from medfl_datasets.bloodcells.pool import Cells
 
 RELEASES = {release.name: release for release in (acevedo.RELEASE, matek.RELEASE, bodzas.RELEASE)}
-"""The releases that are known."""
+"""Maps the name of each release to its description."""
 
 
-class BloodCells(Cells):
+class BloodCells(CellSpec):
     """White blood cells of up to three releases, with one set of classes. Nothing is downloaded.
 
     The release of each image is kept as 'source': medfl partition --scheme by_site --column source makes a site of
     each.
+
+    For sources and licences see the data sets acevedo, matek and bodzas.
 
     Example: medfl prep bloodcells --acevedo downloads/acevedo --matek downloads/matek --out data/bloodcells
     """
@@ -45,17 +49,18 @@ class BloodCells(Cells):
     bodzas: Path | None = None
     """The folder of Bodzas-23."""
     label_map: Path | None = None
-    """YAML file with the class of each kind of cell; by default medfl's own."""
+    """YAML file with the class of each cell type; by default medfl's own."""
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """Folders of all releases, unless the study names some."""
+        """Return the folders of all releases in a study's source folder, unless the study names some."""
         if any(options.get(name) is not None for name in RELEASES):
             return {}
         return {name: folder_or_top(top, name) for name in RELEASES}
 
     @model_validator(mode="after")
     def _check_releases(self) -> Self:
+        """Raise SettingsError if no release is given."""
         if not self.releases():
             raise SettingsError(
                 "missing_setting",
@@ -64,11 +69,11 @@ class BloodCells(Cells):
             )
         return self
 
-    def releases(self) -> list[tuple[Release, Path]]:
-        """The releases that are given, with their folders."""
+    def releases(self) -> list[tuple[CellRelease, Path]]:
+        """Return the given releases with their folders."""
         folders = ((release, getattr(self, name)) for name, release in RELEASES.items())
         return [(release, folder) for release, folder in folders if folder is not None]
 
     def class_map(self) -> LabelMap:
-        """The user's label map, or the one that medfl ships."""
+        """Return the user's label map, or medfl's own."""
         return read_label_map(self.label_map or SHIPPED)

@@ -1,4 +1,4 @@
-"""Copies of the same file among cells, and the split into training and test."""
+"""Find byte-identical copies among cell images, and select the test images."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import numpy as np
 
 from medfl.utils.seeds import seed_of
 
-SAME = "a byte-identical copy of another image of its class"
-"""Why an image is left out."""
+COPY_OF_SAME_CLASS = "a byte-identical copy of another image of its class"
+"""Exclusion reason: the first copy of the same class is kept."""
 
-CONFLICT = "a byte-identical copy of an image of another class"
-"""Why an image, and its copy, are left out."""
+COPY_OF_OTHER_CLASS = "a byte-identical copy of an image of another class"
+"""Exclusion reason: no copy is kept, because the copies have different classes."""
 
 
 def find_copies(labels: Sequence[int], digests: Sequence[str]) -> dict[int, str]:
-    """Which images to leave out, so that no two of the same bytes are left.
+    """Select the images to exclude, so that no two remaining images are byte-identical.
 
-    Of copies in one class the first is kept; copies in several classes all go, since no one can tell which label is
-    right.
+    Of copies in one class the first is kept. Copies in several classes are all excluded, because no one can tell which
+    label is right.
 
     Args:
-        labels: Of each image.
-        digests: A hash of the bytes of each file.
+        labels: Class of each image.
+        digests: Hash of each file's bytes.
 
     Returns:
-        Place to `SAME` or `CONFLICT`.
+        Maps the index of each excluded image to `COPY_OF_SAME_CLASS` or `COPY_OF_OTHER_CLASS`.
     """
     places: defaultdict[str, list[int]] = defaultdict(list)
     for place, digest in enumerate(digests):
@@ -36,36 +36,36 @@ def find_copies(labels: Sequence[int], digests: Sequence[str]) -> dict[int, str]
     copies: dict[int, str] = {}
     for alike in places.values():
         if len({labels[place] for place in alike}) > 1:
-            copies |= dict.fromkeys(alike, CONFLICT)
+            copies |= dict.fromkeys(alike, COPY_OF_OTHER_CLASS)
         else:
-            copies |= dict.fromkeys(alike[1:], SAME)
+            copies |= dict.fromkeys(alike[1:], COPY_OF_SAME_CLASS)
     return copies
 
 
-def choose_test(strata: Sequence[str], units: Sequence[Hashable], share: float, seed: int) -> list[bool]:
-    """Choose the test set: of each stratum of n images floor((1 - share) n) are left for training, at least one.
+def select_test_images(strata: Sequence[str], units: Sequence[Hashable], share: float, seed: int) -> list[bool]:
+    """Select the test images: of a stratum of n images, keep floor((1 - share) n) for training, at least one.
 
-    Images of one unit (copies of a file) are on one side: units of several images stay in training, so the numbers
-    hold exactly, unless copies are more than a stratum's share.
+    Images of one unit (copies of a file) are in the same split: units of several images stay in training. The numbers
+    are therefore exact, unless copies exceed a stratum's training share.
 
     Args:
-        strata: The stratum of each image.
-        units: The unit of each image.
-        share: Of the test set, 0 <= share < 1.
-        seed: Decides which images these are, together with the name of the stratum alone.
+        strata: Stratum of each image.
+        units: Unit of each image.
+        share: Share of the test set, 0 <= share < 1.
+        seed: Seed; the selection in a stratum depends only on it and the stratum's name.
 
     Returns:
-        For each image whether it is in the test set.
+        Whether each image is in the test set.
     """
     sizes = Counter(units)
     members: defaultdict[str, list[int]] = defaultdict(list)
     for place, stratum in enumerate(strata):
         members[stratum].append(place)
-    tested = [False] * len(strata)
+    test_images = [False] * len(strata)
     for stratum, places in members.items():
         single = [place for place in places if sizes[units[place]] == 1]
         count = len(places) - max(1, math.floor((1 - share) * len(places) + 1e-9))
         order = np.random.default_rng(seed_of(seed, "blood cells", stratum, "test")).permutation(len(single))
         for number in order[:count]:
-            tested[single[number]] = True
-    return tested
+            test_images[single[number]] = True
+    return test_images

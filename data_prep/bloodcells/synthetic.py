@@ -1,4 +1,4 @@
-"""Made-up releases of white blood cells: layout and names of the real ones, tiny images of noise, no two alike."""
+"""Write synthetic releases of white blood cells: layout and names of the real ones, small images of random noise."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from PIL import Image
 
 from medfl.utils.seeds import seed_of
 from medfl_datasets.bloodcells.acevedo import FOLDERS
-from medfl_datasets.bloodcells.matek import CODES, FILE
+from medfl_datasets.bloodcells.matek import CODES, TABLE_FILE
 
 FOLDER_OF = {code: folder for folder, codes in FOLDERS.items() for code in codes}
-"""Kind of cell to its folder in Acevedo-20."""
+"""Maps each cell type of Acevedo-20 to its folder."""
 
 ACEVEDO = dict.fromkeys(FOLDER_OF, 1) | {"BA": 5, "BNE": 5, "EO": 6}
 MATEK = dict.fromkeys(CODES, 1) | {"BAS": 2, "MYO": 3}
@@ -28,18 +28,18 @@ BODZAS = {
     "Neutrophile Segment": 3,
     "Normoblast": 1,
 }
-"""Images of each kind of cell, or in each folder."""
+"""Number of images of each cell type, or in each folder, by release."""
 
 
 def write_release(folder: Path, seed: int = 0) -> Path:
     """Write all three releases.
 
     Args:
-        folder: Where to write; made if it is not there.
-        seed: Seed of all draws.
+        folder: Target folder; created if needed.
+        seed: Seed of all random numbers.
 
     Returns:
-        The folder.
+        `folder`.
     """
     for write in (write_acevedo, write_matek, write_bodzas):
         write(folder, seed=seed)
@@ -47,15 +47,15 @@ def write_release(folder: Path, seed: int = 0) -> Path:
 
 
 def write_acevedo(folder: Path, counts: Mapping[str, int] = ACEVEDO, seed: int = 0) -> Path:
-    """Write ``PBC_dataset_normal_DIB``: JPEG files of three sizes, and the stray dot file.
+    """Write ``PBC_dataset_normal_DIB``: JPEG files of three sizes, and the stray hidden file of the real release.
 
     Args:
-        folder: Where to write; made if it is not there.
-        counts: Kind of cell to its images.
-        seed: Seed of all draws.
+        folder: Target folder; created if needed.
+        counts: Maps each cell type to its number of images.
+        seed: Seed of all random numbers.
 
     Returns:
-        The folder of the classes.
+        The folder that contains the class folders.
     """
     top = folder / "PBC_dataset_normal_DIB"
     for code, count in counts.items():
@@ -74,12 +74,12 @@ def write_matek(folder: Path, counts: Mapping[str, int] = MATEK, seed: int = 0) 
             name = f"{code}/{code}_{number:04d}.tiff"
             _write_cell(top, name, seed, (12, 12, 4))
             lines.append(f"{name} {code} {'MON' if number == 2 else 'nan'} {'nan' if number < 3 else code}")
-    (top / FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (top / TABLE_FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
     return top
 
 
 def write_bodzas(folder: Path, counts: Mapping[str, int] = BODZAS, seed: int = 0) -> Path:
-    """Write ``bodzas``: BMP files whose names begin anew in each folder; see `write_acevedo`."""
+    """Write ``bodzas``: BMP files that are numbered from 0 in each folder; see `write_acevedo`."""
     top = folder / "bodzas"
     for kind, count in counts.items():
         for number in range(count):
@@ -88,6 +88,7 @@ def write_bodzas(folder: Path, counts: Mapping[str, int] = BODZAS, seed: int = 0
 
 
 def _write_cell(top: Path, name: str, seed: int, shape: tuple[int, int, int]) -> None:
+    """Write an image of random noise."""
     path = top / name
     path.parent.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed_of(seed, "bloodcells phantom", top.name, name))

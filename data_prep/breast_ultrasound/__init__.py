@@ -13,4 +13,4 @@ RECORDS = [
         synthetic="medfl_datasets.breast_ultrasound.synthetic:write_release",
     ),
 ]
-"""What this folder brings."""
+"""Data sets that this package registers."""

@@ -1,13 +1,13 @@
-"""Breast ultrasound in one folder: not the layout of the releases of BUS-BRA and BrEaST, but both brought into one.
+"""Find and read the breast ultrasound files of BUS-BRA and BrEaST, after both were brought into one layout.
 
 ::
 
     metadata.csv                  image,site,patient,pathology,birads,device,...,split
     images/bus_0001-l.jpg         grey, 8 bits; the table has the name without its ending
-    masks/bus_0001-l.png          0 outside of the lesions; empty where there is none; or a DICOM-SEG, .dcm
+    masks/bus_0001-l.png          0 outside of the lesions; empty if there is none; or a DICOM-SEG, .dcm
 
 ``pathology`` is ``benign``, ``malignant`` or ``normal``; ``split`` is ``train``, ``valid`` or ``test``, by patient.
-Messages number rows as a spreadsheet shows them (`medfl.data.table`) and name no image and no patient.
+Messages number rows as a spreadsheet shows them (`medfl.data.table`) and contain no name of an image or patient.
 """
 
 from __future__ import annotations
@@ -30,41 +30,46 @@ from medfl.data.table import Table, read_table, row_list
 from medfl.errors import DataError
 
 TABLE, IMAGES, MASKS = "metadata.csv", "images", "masks"
-"""The table, and the folders beside it."""
+"""Names of the table, the image folder and the mask folder."""
 
 PATHOLOGIES = ("benign", "malignant")
-"""The classes, by their numbers."""
+"""Names of the classes, by their numbers."""
 
 NORMAL = "normal"
-"""What the table says of an image without a lesion."""
+"""Pathology of an image without a lesion."""
 
-FACTS = ("site", "pathology", "birads", "device")
-"""Columns that are kept."""
+KEPT_COLUMNS = ("site", "pathology", "birads", "device")
+"""Columns of the table that are kept."""
 
 _NAME = re.compile(r"[\w-]+")
 
 
 @dataclass(frozen=True)
-class Part:
-    """What becomes one image; the mask is None where images are for classes."""
+class UltrasoundImage:
+    """Files of one image of the data set.
+
+    Attributes:
+        path: Image file.
+        mask: Mask file; None if the target is the pathology.
+    """
 
     path: Path
     mask: Path | None = None
 
     def files(self) -> list[Path]:
-        """All that is read."""
+        """Return all files that are read."""
         return [self.path] if self.mask is None else [self.path, self.mask]
 
 
 @dataclass(frozen=True)
-class Release:
-    """A folder that was looked at; lists have an entry for each row of the table.
+class UltrasoundRelease:
+    """Table and files of the folder; the lists have an entry for each row of the table.
 
     Attributes:
         table: The table.
-        images: The image of each row; None where there is none.
-        masks: The mask of each row; None where there is none.
-        splits: ``training``, ``validation`` or ``test``.
+        images: Image file of each row; None if it is missing.
+        masks: Mask file of each row; None if it is missing.
+        splits: Split of each row: ``training``, ``validation`` or ``test``.
     """
 
     table: Table
@@ -73,11 +78,11 @@ class Release:
     splits: list[str]
 
 
-def read_release(source: Path) -> Release:
-    """Read the table and look for the files.
+def read_release(source: Path) -> UltrasoundRelease:
+    """Read the table and find the files.
 
     Raises:
-        DataError: If the table is missing or wrong, an image has several rows or files, or a patient is in several
+        DataError: If the table is missing or invalid, an image has several rows or files, or a patient is in several
             splits.
     """
     path = source / TABLE
@@ -89,9 +94,9 @@ def read_release(source: Path) -> Release:
             path=path,
         )
     table = read_table(path)
-    table.require(["image", "patient", "split", *FACTS])
+    table.require(["image", "patient", "split", *KEPT_COLUMNS])
     names, pathologies = table.column("image"), table.column("pathology")
-    _refuse(
+    _raise_rows(
         table,
         "invalid_value",
         [not _NAME.fullmatch(name) for name in names],
@@ -99,9 +104,9 @@ def read_release(source: Path) -> Release:
         column="image",
     )
     counts = Counter(names)
-    _refuse(table, "duplicate_row", [counts[name] > 1 for name in names], "each image once", column="image")
+    _raise_rows(table, "duplicate_row", [counts[name] > 1 for name in names], "each image once", column="image")
     known = (*PATHOLOGIES, NORMAL)
-    _refuse(
+    _raise_rows(
         table,
         "wrong_label",
         [word not in known for word in pathologies],
@@ -109,7 +114,7 @@ def read_release(source: Path) -> Release:
         column="pathology",
     )
     words = [word.lower() for word in table.column("split")]
-    _refuse(
+    _raise_rows(
         table,
         "invalid_value",
         [word not in SPLIT_WORDS for word in words],
@@ -117,28 +122,29 @@ def read_release(source: Path) -> Release:
         column="split",
     )
     splits = [SPLIT_WORDS[word] for word in words]
-    sides = defaultdict(set)
+    splits_by_patient = defaultdict(set)
     patients = table.column("patient")
     for patient, split in zip(patients, splits, strict=True):
-        sides[patient].add(split)
-    _refuse(
+        splits_by_patient[patient].add(split)
+    _raise_rows(
         table,
         "patient_in_two_splits",
-        [len(sides[patient]) > 1 for patient in patients],
+        [len(splits_by_patient[patient]) > 1 for patient in patients],
         "all images of a patient in one split",
         column="patient",
     )
-    images, masks = _files(source / IMAGES, table, FORMATS), _files(source / MASKS, table, MASK_SUFFIXES)
-    return Release(table, [images.get(name) for name in names], [masks.get(name) for name in names], splits)
+    images, masks = _find_files(source / IMAGES, table, FORMATS), _find_files(source / MASKS, table, MASK_SUFFIXES)
+    return UltrasoundRelease(table, [images.get(name) for name in names], [masks.get(name) for name in names], splits)
 
 
-def _refuse(table: Table, code: str, wrong: list[bool], expected: str, **fields: str) -> None:
+def _raise_rows(table: Table, code: str, wrong: list[bool], expected: str, **fields: str) -> None:
+    """Raise a DataError that names the rows for which `wrong` is True, if there are any."""
     rows = [number for number, bad in zip(table.numbers, wrong, strict=True) if bad]
     if rows:
         raise DataError(
             code,
-            f"expected {expected} of {table.path}, not so in {len(rows)} of {len(wrong)} rows: {row_list(rows)}. "
-            "Correct them.",
+            f"expected {expected} of {table.path}, found other values in {len(rows)} of {len(wrong)} rows: "
+            f"{row_list(rows)}. Correct them.",
             path=table.path,
             rows=rows,
             total=len(wrong),
@@ -146,31 +152,32 @@ def _refuse(table: Table, code: str, wrong: list[bool], expected: str, **fields:
         )
 
 
-def _files(folder: Path, table: Table, endings: Collection[str]) -> dict[str, Path]:
-    """Name without ending to the one file of that name."""
+def _find_files(folder: Path, table: Table, endings: Collection[str]) -> dict[str, Path]:
+    """Find the file of each name (without ending) in a folder; raise DataError if a name has several."""
     named: defaultdict[str, list[Path]] = defaultdict(list)
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if path.suffix.lower() in endings and not path.name.startswith("."):
             named[path.stem].append(path)
     several = [len(named.get(name, ())) > 1 for name in table.column("image")]
-    _refuse(table, "ambiguous_file", several, f"one file in {folder.name}/ for each row", folder=folder.name)
+    _raise_rows(table, "ambiguous_file", several, f"one file in {folder.name}/ for each row", folder=folder.name)
     return {name: paths[0] for name, paths in named.items()}
 
 
-def read_part(part: Part, size: tuple[int, int]) -> LoadedItem:
-    """Read an image, and its mask if it is to have one.
+def read_image(image: UltrasoundImage, size: tuple[int, int]) -> LoadedItem:
+    """Read and resize an image, with its mask if one is given.
 
     Args:
-        part: The files.
+        image: Files of the image.
         size: Height and width of the result in pixels.
 
     Returns:
-        A row of the array: (H, W), or (H, W, 2) with a mask; uint8.
+        Row of the array: shape (H, W), or (H, W, 2) with a mask; uint8.
 
     Raises:
-        DataError: If a file can't be read, the image is deeper than 8 bits or too small, or image and mask do not fit.
+        DataError: If a file can't be read, if the image has more than 8 bits or is too small, or if the mask does not
+            fit.
     """
-    pixels = read_picture(part.path)
+    pixels = read_picture(image.path)
     if pixels.dtype != np.uint8 or min(pixels.shape[:2]) < MIN_EDGE:
         raise DataError(
             "unsupported_image",
@@ -178,4 +185,4 @@ def read_part(part: Part, size: tuple[int, int]) -> LoadedItem:
             minimum=MIN_EDGE,
         )
     grey = pixels if pixels.ndim == 2 else np.round(pixels @ np.array([0.299, 0.587, 0.114])).astype(np.uint8)
-    return LoadedItem(resize(grey, size)) if part.mask is None else masked_picture(grey, read_mask(part.mask), size)
+    return LoadedItem(resize(grey, size)) if image.mask is None else masked_picture(grey, read_mask(image.mask), size)

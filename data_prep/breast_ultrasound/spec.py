@@ -1,13 +1,16 @@
-"""Ultrasound of breast lesions from five sources in, a pooled data set with masks out; or with classes.
+"""Spec of breast ultrasound: options, choice of images and data list of the prepared data set.
 
-The folder has the images of BUS-BRA (four machines of one hospital) and of BrEaST (Poland) in one layout
-(`medfl_datasets.breast_ultrasound.files`). The source is kept as ``site``, so that ``medfl partition --scheme by_site
---column site --test official --global-test none`` makes five sites with the test images of the table; pathology,
-BI-RADS and device are kept, too. Images of a patient stay together. No name of a file or patient is kept.
+The folder contains the images of BUS-BRA (four machines of one hospital) and of BrEaST (Poland) in one layout
+(`medfl_datasets.breast_ultrasound.files`). The command ``medfl partition --scheme by_site --column site --test official
+--global-test none`` makes five sites with the table's test images.
 
-Images are grey and resized with antialiasing; their aspect ratio is not kept, and nobody knows the size of a pixel, so
-that distances are in pixels of the array. Images without a lesion (pathology ``normal``) have an empty mask; where the
-pathology is learned, they are left out.
+Prepared data set: ``images.npy`` (N, H, W), uint8, with a second array of masks if the target is the mask. Each record
+has ``subject_id``, ``site`` (the source), ``birads`` and ``device``, and the pathology as ``label`` or ``pathology``.
+No name of a file or patient is kept. Images of a patient are in one split, as stated in the table.
+
+Images are grey and resized with antialiasing, without keeping the aspect ratio. The size of a pixel is unknown, so that
+distances are in pixels of the array. Images without a lesion (pathology ``normal``) have an empty mask; they are
+excluded if the target is the pathology.
 """
 
 from __future__ import annotations
@@ -27,27 +30,38 @@ from medfl.errors import DataError
 from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say
 from medfl_datasets.breast_ultrasound import RECORDS
-from medfl_datasets.breast_ultrasound.files import FACTS, NORMAL, PATHOLOGIES, Part, Release, read_part, read_release
+from medfl_datasets.breast_ultrasound.files import (
+    KEPT_COLUMNS,
+    NORMAL,
+    PATHOLOGIES,
+    UltrasoundImage,
+    UltrasoundRelease,
+    read_image,
+    read_release,
+)
 
 CITATION = (
     "Gomez-Flores, Gregorio-Calas and Pereira, BUS-BRA, Medical Physics 51(4):3110-3123 (2024), doi:10.1002/mp.16812; "
     "Pawlowska et al., Curated benchmark dataset for ultrasound based breast lesion analysis, Scientific Data 11:148 "
     "(2024), doi:10.1038/s41597-024-02984-z"
 )
-"""What users of the data are asked to cite."""
+"""Publications that users of the data are asked to cite."""
 
 TARGETS = ("mask", "pathology")
-"""What is to be learned of an image."""
+"""Choices of `BreastUltrasound.target`: the learning target of an image."""
 
 NO_IMAGE, NO_MASK = "there is no file of the image", "there is no file of the mask"
-NO_LESION = "the image is normal: it has no lesion to be benign or malignant"
-"""Why rows of the table are left out."""
+NO_LESION = "the image is normal, without a benign or malignant lesion"
+"""Exclusion reasons of rows of the table."""
 
 
 class BreastUltrasound(ImageSpec):
     """BUS-BRA and BrEaST in one folder: masks, or benign and malignant, at five sources. Nothing is downloaded.
 
-    The splits are those of the table, by patient. The aspect ratio is not kept.
+    The table states the splits, by patient. The aspect ratio is not kept.
+
+    Sources: Gomez-Flores et al., Medical Physics 51(4) (2024); Pawlowska et al., Scientific Data 11:148 (2024).
+    Licences: BrEaST CC BY 4.0; BUS-BRA free to use and distribute, cite the paper and keep the notice.
     """
 
     dataset = "breast_ultrasound"
@@ -58,22 +72,22 @@ class BreastUltrasound(ImageSpec):
     source: Path
     """The folder of metadata.csv, images and masks."""
     size: HeightWidth = (128, 128)
-    """Of the images in the array: 128, or 128x160 (HxW)."""
+    """Height and width of the images in the array: 128, or 128x160 (HxW)."""
     target: Annotated[str, Choose(TARGETS)] = "mask"
-    """What is learned: mask, or pathology (benign or malignant)."""
+    """Target to learn: mask, or pathology (benign or malignant)."""
 
     def title(self) -> str:
-        """Each target is a data set of its own."""
+        """Return the name of the prepared data set, with a suffix if the target is the pathology."""
         return self.dataset if self.target == "mask" else f"{self.dataset}-pathology"
 
-    def find(self) -> Release:
-        """The table and the files."""
+    def find(self) -> UltrasoundRelease:
+        """Read the table and find the files."""
         return read_release(self.source)
 
-    def choose(self, files: Release, say: Say) -> Choice:
-        """All rows that have an image, and a mask or a pathology."""
+    def choose(self, files: UltrasoundRelease, say: Say) -> Choice:
+        """Choose all rows that have an image, and a mask or a pathology."""
         masked, pathologies = self.target == "mask", files.table.column("pathology")
-        parts: dict[int, Part] = {}
+        images: dict[int, UltrasoundImage] = {}
         missing: dict[int, str] = {}
         for place, (image, mask) in enumerate(zip(files.images, files.masks, strict=True)):
             if not masked and pathologies[place] == NORMAL:
@@ -83,8 +97,8 @@ class BreastUltrasound(ImageSpec):
             elif masked and mask is None:
                 missing[place] = NO_MASK
             else:
-                parts[place] = Part(image, mask if masked else None)
-        if not parts:
+                images[place] = UltrasoundImage(image, mask if masked else None)
+        if not images:
             raise DataError(
                 "no_readable_image",
                 rows_to_mend(missing, len(missing), files.table.numbers.__getitem__),
@@ -92,10 +106,10 @@ class BreastUltrasound(ImageSpec):
                 total=len(missing),
             )
         return Choice(
-            items=list(parts.values()),
-            places=list(parts),
-            files=Part.files,
-            load=partial(read_part, size=self.size),
+            items=list(images.values()),
+            places=list(images),
+            files=UltrasoundImage.files,
+            load=partial(read_image, size=self.size),
             shape=(*self.size, 2) if masked else self.size,
             recipe={"data set": self.title(), "size": self.size},
             cells=lambda place: (files.table.numbers[place],),
@@ -105,18 +119,18 @@ class BreastUltrasound(ImageSpec):
         )
 
     def incomplete(self, outcome: Outcome) -> str:
-        """Which rows of the table can't be read."""
+        """Return the error message for missing or unreadable images if all are required."""
         choice = outcome.choice
         return rows_to_mend(outcome.reasons, choice.count(), choice.release.table.numbers.__getitem__)
 
     def datalist(self, outcome: Outcome, say: Say) -> Datalist:
-        """The data list of what was read."""
-        release: Release = outcome.choice.release
+        """Build the data list of the images that were read."""
+        release: UltrasoundRelease = outcome.choice.release
         rows = release.table.rows
         subjects = number_subjects([rows[place]["patient"] for place in outcome.kept])
         records: list[CaseRecord] = []
         for place, subject, facts in zip(outcome.kept, subjects, outcome.facts, strict=True):
-            known = {column: rows[place][column] for column in FACTS}
+            known = {column: rows[place][column] for column in KEPT_COLUMNS}
             label = {} if self.target == "mask" else {"label": PATHOLOGIES.index(known.pop("pathology"))}
             records.append(make_record({**label, "subject_id": subject, **known, **facts}))
         normal = 0 if self.target == "mask" else release.table.column("pathology").count(NORMAL)
@@ -134,6 +148,6 @@ class BreastUltrasound(ImageSpec):
         return with_masks(made, ("background", "lesion"))
 
     def finish(self, folder: Path, outcome: Outcome, datalist: Datalist) -> None:
-        """Take images and masks apart."""
+        """Split the array into images and masks, in place, if the target is the mask."""
         if self.target == "mask":
             take_apart(folder)

@@ -1,4 +1,4 @@
-"""Made-up breast ultrasound in one folder: dark lesions in speckle, from sources of unlike brightness."""
+"""Write a synthetic breast ultrasound folder: dark lesions in speckle noise, from sources of different brightness."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from medfl.utils.rng import seed_of
 from medfl_datasets.breast_ultrasound.files import IMAGES, MASKS, NORMAL, PATHOLOGIES, TABLE
 
 SITES = {"busbra_logiq7": 90, "busbra_toshiba": 140, "breast_pl": 190}
-"""Source to the grey of its tissue."""
+"""Maps each source to the grey value of its tissue."""
 
 HEADER = ("image", "site", "patient", "pathology", "birads", "device", "width", "height", "lesion_fraction", "split")
-"""Of the table."""
+"""Columns of the table."""
 
 
 def write_release(folder: Path, per_site: int = 8, edge: int = 32, seed: int = 0) -> Path:
-    """Write the table, images and masks; two images of each patient, and one image without a lesion.
+    """Write the table, images and masks: two images of each patient, and one image without a lesion.
 
     Args:
-        folder: Where to write; made if it is not there.
-        per_site: Images of each of three sources, an even number >= 6.
-        edge: Of the images in pixels, >= 16; they are a quarter wider.
-        seed: Decides all pixels.
+        folder: Target folder; created if needed.
+        per_site: Number of images of each of three sources, an even number >= 6.
+        edge: Height of the images in pixels, >= 16; their width is a quarter larger.
+        seed: Seed of all random numbers.
 
     Returns:
         `folder`.
@@ -38,7 +38,7 @@ def write_release(folder: Path, per_site: int = 8, edge: int = 32, seed: int = 0
         for number in range(per_site):
             name = f"secret_{site}_{number:03d}"
             empty = site == "breast_pl" and number == 1
-            mask = _lesion(edge, edge + edge // 4, rng) & (not empty)
+            mask = _draw_lesion(edge, edge + edge // 4, rng) & (not empty)
             grey = np.where(mask, 0.3, 1.0) * tissue * rng.gamma(20, 1 / 20, mask.shape)
             Image.fromarray(grey.clip(0, 255).astype(np.uint8)).save(folder / IMAGES / f"{name}.jpg", quality=95)
             Image.fromarray(mask).save(folder / MASKS / f"{name}.png")
@@ -53,8 +53,8 @@ def write_release(folder: Path, per_site: int = 8, edge: int = 32, seed: int = 0
     return folder
 
 
-def _lesion(height: int, width: int, rng: np.random.Generator) -> np.ndarray:
-    """An ellipse somewhere, (H, W), bool."""
+def _draw_lesion(height: int, width: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw the mask of an ellipse at a random position, shape (H, W), bool."""
     rows, columns = np.indices((height, width)) + 0.5
     middle = rng.uniform(0.35, 0.65, 2) * (height, width)
     radii = rng.uniform(0.15, 0.3, 2) * (height, width)

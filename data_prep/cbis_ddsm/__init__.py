@@ -12,4 +12,4 @@ RECORDS = [
         synthetic="medfl_datasets.cbis_ddsm.synthetic:write_release",
     ),
 ]
-"""What this folder brings."""
+"""Data sets that this package registers."""

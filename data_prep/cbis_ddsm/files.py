@@ -1,14 +1,14 @@
-"""The files of CBIS-DDSM on disk, found by the UID of their series.
+"""List the files of CBIS-DDSM and find them by the UID of their series.
 
-Layouts that are understood, all below one folder and also mixed:
+Supported layouts, also mixed below one folder:
 
-- The NBIA Data Retriever's: ``<subject>/<date>-DDSM-NA-<5 digits>/<n>-<description>-<5 digits>/1-1.dcm``, where the
-  digits are the last ones of the UIDs of study and series; older ones without ``NA-``, or with ``-`` for blanks. If its
-  ``metadata.csv`` is there, what that says comes first.
-- The paths of the tables, and mirrors with a folder for each series: ``.../<series UID>/<any name>``. So are the JPEG
-  mirror of Kaggle (``jpeg/<series UID>/1-001.jpg``) and ``dicom/<study UID>/<series UID>/<SOP UID>.dcm``.
+- NBIA Data Retriever: ``<subject>/<date>-DDSM-NA-<5 digits>/<n>-<description>-<5 digits>/1-1.dcm``. The digits are the
+  last five of the UIDs of study and series. Older versions lack ``NA-``, or have ``-`` for blanks. If its
+  ``metadata.csv`` exists, that file takes precedence.
+- Paths of the tables, and mirrors with a folder for each series: ``.../<series UID>/<any name>``. These include
+  Kaggle's JPEG mirror (``jpeg/<series UID>/1-001.jpg``) and ``dicom/<study UID>/<series UID>/<SOP UID>.dcm``.
 
-Dates and descriptions are not looked at: both vary. File names are not, either.
+Dates, descriptions and file names are ignored, because they vary.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from medfl.errors import DataError
 from medfl_datasets.cbis_ddsm.tables import TABLES, Series
 
 METADATA = "metadata.csv"
-"""What the NBIA Data Retriever writes beside its folders."""
+"""Table that the NBIA Data Retriever writes beside its folders."""
 
 _UID = re.compile(r"\d+(\.\d+){4,}")
 _LAST_FIVE = re.compile(r".*-(\d{5})")
@@ -35,13 +35,13 @@ _SUFFIXES = (".dcm", ".dicom", ".jpg", ".jpeg", ".png", "")
 
 
 @dataclass
-class Tree:
-    """What lies below a folder.
+class CbisTree:
+    """Tables and image files below a folder, with an index of the image folders by series.
 
     Attributes:
         top: The folder.
-        tables: Kind and split to their table, as in `medfl_datasets.cbis_ddsm.tables.TABLES`.
-        folders: Folder to the image files in it, sorted.
+        tables: Maps kind and split, a key of `medfl_datasets.cbis_ddsm.tables.TABLES`, to the table.
+        folders: Maps each folder to its image files, sorted.
     """
 
     top: Path
@@ -52,14 +52,18 @@ class Tree:
     _used: set[Path] = field(default_factory=set)
 
     def find(self, series: Series) -> list[Path]:
-        """The files of a series, sorted by their names; none if it is not there."""
-        folders = [*self._by_uid.get(series.series, []), *self._by_rule.get(_rule(series), [])]
+        """Return the files of a series, sorted by name, and mark their folders as used; empty if there are none."""
+        folders = [*self._by_uid.get(series.series, []), *self._by_rule.get(_folder_key(series), [])]
         unique = list(dict.fromkeys(folders))
         self._used.update(unique)
         return [file for folder in unique for file in self.folders[folder]]
 
     def unused(self) -> dict[str, int]:
-        """Subject to the number of image files that no series asked for led to; '' if the folder names no subject."""
+        """Count the image files of folders that `find` never returned.
+
+        Returns:
+            Maps each subject to its number of unused files; the key is '' for folders that name no subject.
+        """
         counts: dict[str, int] = defaultdict(int)
         for folder, files in self.folders.items():
             if folder not in self._used:
@@ -67,23 +71,23 @@ class Tree:
         return dict(counts)
 
     def count(self) -> int:
-        """How many image files there are."""
+        """Return the number of image files."""
         return sum(len(files) for files in self.folders.values())
 
 
-def look_through(top: Path) -> Tree:
+def list_files(top: Path) -> CbisTree:
     """List the tables and the image files below a folder.
 
     Raises:
-        DataError: If there is no such folder.
+        DataError: If the folder does not exist.
     """
     if not top.is_dir():
         raise DataError(
             "missing_folder",
-            f"expected the folder of CBIS-DDSM at {top}, there is none. Give another --source.",
+            f"expected the folder of CBIS-DDSM at {top}, found none. Give another --source.",
             path=top,
         )
-    tree, metadata = Tree(Path(os.path.abspath(top))), []
+    tree, metadata = CbisTree(Path(os.path.abspath(top))), []
     names = {name: key for key, name in TABLES.items()}
     for place, subfolders, files in os.walk(tree.top):
         subfolders.sort()
@@ -96,14 +100,14 @@ def look_through(top: Path) -> Tree:
         if images:
             tree.folders[folder] = images
     for folder in tree.folders:
-        _enter(tree, folder)
+        _index_folder(tree, folder)
     for path in metadata:
-        _enter_metadata(tree, path)
+        _index_metadata(tree, path)
     return tree
 
 
-def only_one(files: Iterable[Path]) -> list[Path]:
-    """The files with different content, the first of each; a series that was downloaded twice counts once."""
+def distinct_files(files: Iterable[Path]) -> list[Path]:
+    """Return the first of each set of identical files, so that a series that was downloaded twice counts once."""
     by_size = defaultdict(list)
     for path in files:
         by_size[path.stat().st_size].append(path)
@@ -114,16 +118,18 @@ def only_one(files: Iterable[Path]) -> list[Path]:
 
 
 def _is_image(name: str) -> bool:
-    """By its ending; files without one, and those called by a UID, are DICOM, but for a few texts."""
+    """Return whether a file is an image by its ending; files without ending, or named by a UID, count as DICOM."""
     suffix = Path(name).suffix.lower()
     return (suffix in _SUFFIXES or suffix[1:].isdigit()) and not name.upper().startswith((".", "LICENSE"))
 
 
-def _rule(series: Series) -> tuple[str, str, str]:
+def _folder_key(series: Series) -> tuple[str, str, str]:
+    """Return the key by which an NBIA folder is found: subject, and last five digits of study and series UID."""
     return series.subject, series.study[-5:], series.series[-5:]
 
 
-def _enter(tree: Tree, folder: Path) -> None:
+def _index_folder(tree: CbisTree, folder: Path) -> None:
+    """Add a folder to the index of the tree, in place."""
     if _UID.fullmatch(folder.name):
         tree._by_uid[folder.name].append(folder)
     study, series = _LAST_FIVE.fullmatch(folder.parent.name), _LAST_FIVE.fullmatch(folder.name)
@@ -131,8 +137,11 @@ def _enter(tree: Tree, folder: Path) -> None:
         tree._by_rule[folder.parent.parent.name, study[1], series[1]].append(folder)
 
 
-def _enter_metadata(tree: Tree, path: Path) -> None:
-    """What the NBIA Data Retriever says of its folders; lines about folders that are not there are passed over."""
+def _index_metadata(tree: CbisTree, path: Path) -> None:
+    """Add the folders of an NBIA ``metadata.csv`` to the index, in place, before other folders of a series.
+
+    Rows whose folder does not exist are skipped.
+    """
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
         for row in csv.DictReader(file):
             uid, location = row.get("Series UID"), row.get("File Location")
@@ -143,5 +152,6 @@ def _enter_metadata(tree: Tree, path: Path) -> None:
 
 
 def _digest(path: Path) -> bytes:
+    """Return a hash of the file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "blake2b").digest()

@@ -1,7 +1,7 @@
-"""Read an image of CBIS-DDSM: a whole mammogram, or the lesion that was cut out of one.
+"""Read an image of CBIS-DDSM: a whole mammogram, or the crop of a lesion.
 
-The files of a lesion are its crop and its mask; which is which varies, so their content decides: a mask has black and
-white pixels only. Of what is no mask the smaller image is the crop.
+A lesion has two files, its crop and its mask, in varying order. The content decides: a mask has only black and white
+pixels, and the smallest image that is not a mask is the crop.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from medfl.data.readers.images import kind_of
 from medfl.data.readers.mammogram_image import mirrored, open_mammogram, row_of
 from medfl.data.readers.pictures import open_picture
 from medfl.errors import DataError
-from medfl_datasets.cbis_ddsm.files import only_one
+from medfl_datasets.cbis_ddsm.files import distinct_files
 
-_NEAR = 1 / 16  # JPEG blurs a mask's edges
+_NEAR = 1 / 16  # tolerance as a share of the value range, because JPEG blurs the edges of a mask
 _MASK_SHARE = 0.99
 
 
 @dataclass(frozen=True)
 class Film:
-    """One image that is wanted.
+    """Files of one image of the data set, and the identity that their headers may have.
 
     Attributes:
-        files: Where it may be: one file, or the crop and the mask of a lesion in any order.
-        series: The UIDs that the files' headers may have.
-        names: What the release calls the patient and the images: these names identify nobody.
+        files: Candidate files: one file, or the crop and the mask of a lesion in any order.
+        series: Series UIDs that the files' headers may have.
+        names: The release's names of the patient and the images. They are pseudonyms and identify no one.
         laterality: ``left`` or ``right``.
-        crop: Whether a lesion is wanted.
+        crop: Whether the image is the crop of a lesion.
     """
 
     files: tuple[Path, ...]
@@ -47,20 +47,20 @@ class Film:
     crop: bool
 
     def paths(self) -> tuple[Path, ...]:
-        """All that may be read."""
+        """Return all files that may be read."""
         return self.files
 
 
 @dataclass(frozen=True)
 class Options:
-    """What every image becomes.
+    """Options of reading, which apply to all images.
 
     Attributes:
-        size: Height and width.
-        crop_breast: Whether whole images are cut down to the breast.
+        size: Height and width of the result in pixels.
+        crop_breast: Whether whole mammograms are cropped to the breast.
         align: Whether right breasts are mirrored.
-        voi: Whether the window for display is applied.
-        check: One of `medfl.data.readers.dicom_identity.CHECKS`.
+        voi: Whether the display window (VOI LUT) of the DICOM file is applied.
+        check: Handling of identifying headers, one of `medfl.data.readers.dicom_identity.IDENTITY_CHECKS`.
     """
 
     size: tuple[int, int] = (224, 224)
@@ -71,17 +71,17 @@ class Options:
 
 
 def load(options: Options, film: Film) -> LoadedItem:
-    """Read one image; see `medfl.data.readers.mammograms` for what becomes of its pixels.
+    """Read one image; `medfl.data.readers.mammograms` describes the processing of its pixels.
 
     Returns:
-        The row; its facts tell whether names may be burned into the pixels, whether the header holds any, and the
-        presentation intent if it states one.
+        Row of the array. The metadata contain ``burned_in`` if names may be burned into the pixels, ``identifying`` if
+        the header may identify the patient, and ``intent`` if the header states a presentation intent.
 
     Raises:
-        DataError: If it can't be read, or is not what the tables say.
+        DataError: If the image can't be read, or contradicts the tables.
     """
-    files = only_one(film.files) if len(film.files) > 1 else list(film.files)
-    image = _crop_of(files, film, options) if film.crop else _whole(files, film, options)
+    files = distinct_files(film.files) if len(film.files) > 1 else list(film.files)
+    image = _read_crop(files, film, options) if film.crop else _read_mammogram(files, film, options)
     if options.check == "refuse":
         refuse_identity(image.identifying, image.burned_in)
     mirror = options.align and mirrored(image, film.laterality)
@@ -91,7 +91,8 @@ def load(options: Options, film: Film) -> LoadedItem:
     return LoadedItem(row, facts | ({"intent": image.intent} if image.intent in INTENTS else {}))
 
 
-def _whole(files: Sequence[Path], film: Film, options: Options) -> DicomImage:
+def _read_mammogram(files: Sequence[Path], film: Film, options: Options) -> DicomImage:
+    """Read a whole mammogram; raise DataError if its series does not contain exactly one image."""
     if len(files) != 1:
         raise DataError(
             "wrong_image_count",
@@ -103,23 +104,23 @@ def _whole(files: Sequence[Path], film: Film, options: Options) -> DicomImage:
     return _read(files[0], film, options)
 
 
-def _crop_of(files: Sequence[Path], film: Film, options: Options) -> DicomImage:
-    """The smallest image that is no mask."""
+def _read_crop(files: Sequence[Path], film: Film, options: Options) -> DicomImage:
+    """Read the smallest image that is not a mask; raise DataError if there is none."""
     for path in sorted(files, key=_pixel_count):
         image = _read(path, film, options)
         if not is_mask(image.pixels, image.extent):
             return image
     raise DataError(
-        "mask_without_image", "only the mask of the lesion is there, not the lesion itself. Download this series again."
+        "mask_without_image", "only the mask of the lesion exists, not its crop. Download this series again."
     )
 
 
 def is_mask(pixels: np.ndarray, extent: tuple[float, float]) -> bool:
-    """Whether all pixels are black or white, but for what JPEG blurs.
+    """Return whether at least 99 % of the pixels are black or white, with a tolerance for JPEG artefacts.
 
     Args:
-        pixels: (H, W).
-        extent: The smallest and the largest of them.
+        pixels: Pixels, shape (H, W).
+        extent: Smallest and largest pixel value.
     """
     low, high = extent
     near = (high - low) * _NEAR
@@ -128,6 +129,7 @@ def is_mask(pixels: np.ndarray, extent: tuple[float, float]) -> bool:
 
 
 def _pixel_count(path: Path) -> int:
+    """Return the number of pixels of an image from its header."""
     if kind_of(path) == "dicom":
         header = open_dicom(path, pixels=False, modalities=MAMMOGRAPHY)
         return int(header.Rows) * int(header.Columns)
@@ -136,9 +138,10 @@ def _pixel_count(path: Path) -> int:
 
 
 def _read(path: Path, film: Film, options: Options) -> DicomImage:
+    """Read an image; raise DataError if its header states another series."""
     image = open_mammogram(path, voi=options.voi, pseudonyms=film.names)
     if image.series and image.series not in film.series:
         raise DataError(
-            "wrong_series", "the file is of another series than its folder says. Download this series again."
+            "wrong_series", "the file belongs to another series than its folder. Download this series again."
         )
     return image

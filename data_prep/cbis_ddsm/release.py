@@ -1,4 +1,4 @@
-"""CBIS-DDSM as a whole: its tables are read and its files listed, and each image gets its files."""
+"""Read a CBIS-DDSM release: list its files, read its tables, and find the files of each image."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from pathlib import Path
 from medfl.errors import DataError
 from medfl.utils.text import Say, first_names
 from medfl_datasets.cbis_ddsm import files as cbis_files
-from medfl_datasets.cbis_ddsm.choice import Image
 from medfl_datasets.cbis_ddsm.pixels import Film
+from medfl_datasets.cbis_ddsm.selection import CbisImage
 from medfl_datasets.cbis_ddsm.tables import TABLES, Lesion, read_tables
 
 ABNORMALITIES = {"both": ("mass", "calc"), "mass": ("mass",), "calc": ("calc",)}
-"""Kinds of lesions, as users call them, to the beginnings of the tables' names."""
+"""Maps each choice of `CbisDdsm.abnormality` to the kinds of lesions: the prefixes of the tables' names."""
 
 
 def read_release(
     source: Path, tables: Path | None = None, abnormality: str = "both"
-) -> tuple[cbis_files.Tree, list[Lesion]]:
-    """List the files of a release and read its tables; no image is opened.
+) -> tuple[cbis_files.CbisTree, list[Lesion]]:
+    """List the files of a release and read its tables, without opening an image.
 
     Args:
         source: The folder of the images, in any layout of the release.
-        tables: The folder of the four case descriptions; None means they lie somewhere in `source`.
-        abnormality: One of `ABNORMALITIES`; other tables are read, too, if they are there.
+        tables: The folder of the four case descriptions; None if they are in `source` or its subfolders.
+        abnormality: One of `ABNORMALITIES`. Tables of other kinds are read too, if they exist.
 
     Raises:
-        DataError: If tables are missing or wrong.
+        DataError: If tables are missing or invalid.
     """
-    tree = cbis_files.look_through(source)
-    there = cbis_files.look_through(tables).tables if tables else tree.tables
+    tree = cbis_files.list_files(source)
+    there = cbis_files.list_files(tables).tables if tables else tree.tables
     needed = {key: name for key, name in TABLES.items() if key[0] in ABNORMALITIES[abnormality]}
     missing = [name for key, name in needed.items() if key not in there]
     if missing:
@@ -45,16 +45,16 @@ def read_release(
     return tree, read_tables({key: there[key] for key in TABLES if key in there})
 
 
-def find_films(tree: cbis_files.Tree, images: Sequence[Image]) -> dict[int, Film]:
-    """The files of images.
+def find_image_files(tree: cbis_files.CbisTree, images: Sequence[CbisImage]) -> dict[int, Film]:
+    """Find the files of images.
 
     Returns:
-        Place in `images` to its files, for those that have any.
+        Maps the index in `images` to the files, for images that have any.
 
     Raises:
-        DataError: If no image has one.
+        DataError: If no image has a file.
     """
-    films = {place: film for place, image in enumerate(images) if (film := _film(tree, image)).files}
+    films = {place: film for place, image in enumerate(images) if (film := _files_of_image(tree, image)).files}
     if not films:
         raise DataError(
             "no_images",
@@ -69,8 +69,8 @@ def find_films(tree: cbis_files.Tree, images: Sequence[Image]) -> dict[int, Film
     return films
 
 
-def _film(tree: cbis_files.Tree, image: Image) -> Film:
-    """What is to be read for an image; of two copies of a film the first one that is there."""
+def _files_of_image(tree: cbis_files.CbisTree, image: CbisImage) -> Film:
+    """Return the files of an image; of two copies of a film, use the first copy that exists."""
     first = image.lesions[0]
     if image.crop:
         wanted = list(dict.fromkeys((first.crop, first.mask)))
@@ -85,10 +85,10 @@ def _film(tree: cbis_files.Tree, image: Image) -> Film:
     return Film(tuple(files), uids, names, first.side.lower(), image.crop)
 
 
-def say_files(
-    tree: cbis_files.Tree, lesions: Sequence[Lesion], films: Mapping[int, Film], wanted: int, say: Say
+def report_files(
+    tree: cbis_files.CbisTree, lesions: Sequence[Lesion], films: Mapping[int, Film], wanted: int, say: Say
 ) -> None:
-    """Say what has no file, and which files are of no use."""
+    """Report images without a file, and image files without a table row."""
     if wanted > len(films):
         say(f"warning: {wanted - len(films)} of {wanted} images of the tables have no file")
     for lesion in lesions:

@@ -1,11 +1,13 @@
-"""CBIS-DDSM: the release as downloaded in, a pooled data set of mammograms or of lesions out.
+"""Spec of CBIS-DDSM: options, choice of images and data list of the prepared data set.
 
 `medfl_datasets.cbis_ddsm.tables` reads the case descriptions, `medfl_datasets.cbis_ddsm.files` finds files in every
-layout of the release, `medfl_datasets.cbis_ddsm.choice` says which images are used with which label in which split, and
-`medfl_datasets.cbis_ddsm.pixels` and `medfl.data.readers.mammograms` what becomes of a file. The array holds uint16.
+layout of the release, `medfl_datasets.cbis_ddsm.selection` selects images, labels and splits, and
+`medfl_datasets.cbis_ddsm.pixels` and `medfl.data.readers.mammograms` read the images.
 
-Images without a file, and files that can't be read, are left out and listed in ``quarantine.csv``. A prepared data set
-holds the release's own pseudonyms of patients (``P_00001``), nothing else about them.
+Prepared data set: ``images.npy`` (N, H, W), uint16; each record has ``label``, ``subject_id``, ``laterality``,
+``view``, ``abnormality`` and ``density``, and for crops ``lesion``. The ``subject_id`` is the release's pseudonym of
+the patient (``P_00001``); nothing else about patients is kept. The splits are the official ones. Images without a file
+and unreadable files are excluded and listed in ``quarantine.csv``.
 """
 
 from __future__ import annotations
@@ -31,33 +33,43 @@ from medfl.errors import DataError
 from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say, describe_counts
 from medfl_datasets.cbis_ddsm import RECORDS
-from medfl_datasets.cbis_ddsm.choice import LEAKING, THREE_CLASSES, TWO_CLASSES, Choice, Image, choose
-from medfl_datasets.cbis_ddsm.files import Tree
+from medfl_datasets.cbis_ddsm.files import CbisTree
 from medfl_datasets.cbis_ddsm.pixels import Film, Options, load
-from medfl_datasets.cbis_ddsm.release import ABNORMALITIES, find_films, read_release, say_files
+from medfl_datasets.cbis_ddsm.release import ABNORMALITIES, find_image_files, read_release, report_files
+from medfl_datasets.cbis_ddsm.selection import (
+    PATIENT_IN_TEST_PART,
+    THREE_CLASSES,
+    TWO_CLASSES,
+    CbisImage,
+    CbisSelection,
+    select_images,
+)
 from medfl_datasets.cbis_ddsm.tables import Lesion, deviations
 
 NAME = "cbis_ddsm"
-"""Of the data set."""
+"""Name of the data set."""
 
 CITATION = (
     "Sawyer-Lee et al., Curated Breast Imaging Subset of Digital Database for Screening Mammography (CBIS-DDSM), The "
     "Cancer Imaging Archive (2016), doi:10.7937/K9/TCIA.2016.7O02S9CY; Lee et al., A curated mammography data set for "
     "use in computer-aided detection and diagnosis research, Scientific Data 4, 170177 (2017)"
 )
+"""Publications that users of the data are asked to cite."""
 
 VIEWS = ("full", "crop")
-"""Whole mammograms, or lesions cut out of them."""
+"""Choices of `CbisDdsm.view`: whole mammograms, or crops of lesions."""
 
-NO_FILE = "there is no file of its series"
-"""Why an image is left out."""
+NO_FILE = "its series has no file"
+"""Exclusion reason of an image."""
 
 
 class CbisDdsm(ImageSpec):
     """CBIS-DDSM: mammograms with benign or malignant lesions. Nothing is downloaded.
 
-    Official split, without the training images of 31 patients who are tested on, too. What is missing or can't be read
-    is left out and listed in quarantine.csv. If interrupted, the same command goes on where it stopped.
+    The official split is used, without the training images of 31 patients who are also in the test set. Missing and
+    unreadable images are left out and listed in quarantine.csv. An interrupted run continues with the same command.
+
+    Source: The Cancer Imaging Archive, doi:10.7937/K9/TCIA.2016.7O02S9CY. Licence: CC BY 3.0.
     """
 
     dataset = "cbis_ddsm"
@@ -69,42 +81,42 @@ class CbisDdsm(ImageSpec):
     tables: Path | None = None
     """The folder of the four case descriptions (CSV), if they are not in --source."""
     size: HeightWidth = (224, 224)
-    """Of the images in the array: 224, or 448x224 (HxW)."""
+    """Height and width of the images in the array: 224, or 448x224 (HxW)."""
     view: Annotated[str, Choose(VIEWS)] = "full"
     """full: whole mammograms; crop: lesions cut out of them."""
     abnormality: Annotated[str, Choose(ABNORMALITIES)] = "both"
     """both, mass or calc."""
     three_classes: bool = False
-    """Keep benign without callback as a class; it is benign otherwise."""
+    """Keep benign without callback as a class; otherwise it is benign."""
     crop_breast: bool = False
     """Cut the breast out of whole mammograms (needs the extra `mammography`)."""
     align: bool = False
-    """Mirror right breasts: the chest wall is on the left."""
+    """Mirror right breasts, so that the chest wall is on the left."""
     voi: bool = False
-    """Apply the window for display that a DICOM file holds."""
+    """Apply the display window (VOI LUT) of a DICOM file."""
     deidentify_check: Annotated[str, Choose(CHECKS)] = "strip"
-    """DICOM that may tell who the patient is: strip, or refuse it."""
+    """DICOM headers that may identify the patient: strip, or refuse the file."""
 
     def pixels(self) -> Options:
-        """What becomes of each image."""
+        """Return the reading options that apply to all images."""
         return Options(self.size, self.crop_breast, self.align, self.voi, self.deidentify_check)
 
-    def find(self) -> tuple[Tree, list[Lesion]]:
-        """The files, and the rows of the tables."""
+    def find(self) -> tuple[CbisTree, list[Lesion]]:
+        """List the files and read the rows of the tables."""
         return read_release(self.source, self.tables, self.abnormality)
 
-    def choose(self, files: tuple[Tree, list[Lesion]], say: Say) -> ingest_choice.Choice:
-        """All images of the tables that have a file, but for those of patients who are tested on."""
+    def choose(self, files: tuple[CbisTree, list[Lesion]], say: Say) -> ingest_choice.Choice:
+        """Choose all images of the tables that have a file, without training images of patients in the test set."""
         tree, lesions = files
-        unlike = deviations(lesions)
-        for sentence in unlike:
+        differences = deviations(lesions)
+        for sentence in differences:
             say(f"warning: {sentence}")
         kinds = ABNORMALITIES[self.abnormality]
-        choice = choose([lesion for lesion in lesions if lesion.kind in kinds], self.view == "crop")
+        choice = select_images([lesion for lesion in lesions if lesion.kind in kinds], self.view == "crop")
         images = choice.images
-        films = find_films(tree, images)
-        _say_choice(choice, say)
-        say_files(tree, lesions, films, len(images), say)
+        films = find_image_files(tree, images)
+        _report_selection(choice, say)
+        report_files(tree, lesions, films, len(images), say)
         places = sorted(films)
         return ingest_choice.Choice(
             items=[films[place] for place in places],
@@ -117,13 +129,13 @@ class CbisDdsm(ImageSpec):
             cells=lambda place: (images[place].name, ", ".join(lesion.where for lesion in images[place].lesions)),
             columns=("image", "table_rows"),
             missing={place: NO_FILE for place in range(len(images)) if place not in films},
-            release=(choice, unlike),
+            release=(choice, differences),
         )
 
     def datalist(self, outcome: Outcome, say: Say) -> Datalist:
-        """The data list of what was read."""
-        choice, unlike = outcome.choice.release
-        _say_headers(outcome.facts, say)
+        """Build the data list of the images that were read."""
+        choice, differences = outcome.choice.release
+        _report_headers(outcome.facts, say)
         used = [(choice.images[place], facts) for place, facts in zip(outcome.kept, outcome.facts, strict=True)]
         classes = THREE_CLASSES if self.three_classes else TWO_CLASSES
         _check_classes(classes, {image.label(self.three_classes) for image, _ in used}, outcome.reasons)
@@ -133,8 +145,8 @@ class CbisDdsm(ImageSpec):
             "mammography",
             _records(used, self.three_classes),
             [image.split for image, _ in used],
-            deviations=unlike,
-            exclusions=exclusions({LEAKING: choice.left_out, **Counter(outcome.reasons.values())}),
+            deviations=differences,
+            exclusions=exclusions({PATIENT_IN_TEST_PART: choice.left_out, **Counter(outcome.reasons.values())}),
             label_rule="the worst lesion of an image counts",
             **about_reading(reading),
             warnings=tell_intents(_intents(used), say),
@@ -144,7 +156,8 @@ class CbisDdsm(ImageSpec):
         return datalist
 
 
-def _say_choice(choice: Choice, say: Say) -> None:
+def _report_selection(choice: CbisSelection, say: Say) -> None:
+    """Report the training images that are excluded, and films with several pathologies."""
     if choice.left_out:
         say(
             f"note: {choice.leaking_patients} patients are in the training part of one kind of lesion and in the test "
@@ -154,36 +167,39 @@ def _say_choice(choice: Choice, say: Say) -> None:
         say(f"note: {choice.mixed} images show malignant and other lesions: they count as malignant")
 
 
-def _say_headers(headers: Sequence[Mapping[str, Any]], say: Say) -> None:
+def _report_headers(headers: Sequence[Mapping[str, Any]], say: Say) -> None:
+    """Warn about images whose header may identify the patient."""
     burned = sum("burned_in" in facts for facts in headers)
     if burned:
         say(
-            f"warning: the headers of {burned} images say that names or the like are burned into the pixels: look at "
-            "them ('burned_in' in the data list) before you use or share the array"
+            f"warning: the headers of {burned} images state that names or similar text are burned into the pixels: "
+            "look at them ('burned_in' in the data list) before you use or share the array"
         )
     naming = sum("identifying" in facts for facts in headers)
     if naming:
-        say(f"warning: the headers of {naming} images may tell who the patient is; nothing of them was kept")
+        say(f"warning: the headers of {naming} images may identify the patient; nothing of them was kept")
 
 
-def _intents(used: Sequence[tuple[Image, Mapping[str, object]]]) -> list[str]:
+def _intents(used: Sequence[tuple[CbisImage, Mapping[str, object]]]) -> list[str]:
+    """Return the presentation intent of each image."""
     return [str(facts.get("intent", NOT_SAID)) for _, facts in used]
 
 
 def _check_classes(classes: Sequence[str], labels: Collection[int], failed: Mapping[int, str]) -> None:
-    gone = [name for label, name in enumerate(classes) if label not in labels]
-    if gone:
+    """Raise DataError if a class has no image."""
+    empty_classes = [name for label, name in enumerate(classes) if label not in labels]
+    if empty_classes:
         raise DataError(
             "class_without_images",
-            f"no readable image is left of the classes {', '.join(gone)}: {describe_counts(failed)}. Download the "
-            "missing images.",
-            classes=gone,
+            f"no readable image is left of the classes {', '.join(empty_classes)}: {describe_counts(failed)}. "
+            "Download the missing images.",
+            classes=empty_classes,
             reasons=dict(Counter(failed.values())),
         )
 
 
-def _records(used: Sequence[tuple[Image, Mapping[str, object]]], three: bool) -> list[CaseRecord]:
-    """What is said of each row of the array."""
+def _records(used: Sequence[tuple[CbisImage, Mapping[str, object]]], three: bool) -> list[CaseRecord]:
+    """Build the record of each row of the array."""
     records: list[CaseRecord] = []
     for (image, facts), intent in zip(used, intent_records(_intents(used)), strict=True):
         record = {"label": image.label(three), "subject_id": image.patient} | image.about()

@@ -1,7 +1,7 @@
-"""A made-up CBIS-DDSM in every layout of the release: real or made-up tables, synthetic pixels.
+"""Write a synthetic CBIS-DDSM release in every layout: synthetic pixels for real or synthetic tables.
 
-Lesions have a crop and a mask in one series, in either order, or in two series that may be exchanged. Full images are
-darker than crops, and rows differ in brightness, so that a test can tell what it got. Nobody was ever filmed for these.
+A lesion has its crop and mask in one series, in either order, or in two series that may be swapped. Full images are
+darker than crops, and rows differ in brightness, so that a test can identify an image by its pixels.
 """
 
 from __future__ import annotations
@@ -17,33 +17,35 @@ from pydicom.uid import UID, ExplicitVRLittleEndian, SecondaryCaptureImageStorag
 
 from medfl_datasets.cbis_ddsm.tables import TABLES, Lesion, Series, read_tables
 
-COMMON = "image file path,cropped image file path,ROI mask file path"
-HEADS = {
+PATH_COLUMNS = "image file path,cropped image file path,ROI mask file path"
+"""Last columns of all tables."""
+HEADERS = {
     "mass": "patient_id,breast_density,left or right breast,image view,abnormality id,abnormality type,mass shape,"
-    f"mass margins,assessment,pathology,subtlety,{COMMON}",
+    f"mass margins,assessment,pathology,subtlety,{PATH_COLUMNS}",
     "calc": "patient_id,breast density,left or right breast,image view,abnormality id,abnormality type,calc type,"
-    f"calc distribution,assessment,pathology,subtlety,{COMMON}",
+    f"calc distribution,assessment,pathology,subtlety,{PATH_COLUMNS}",
 }
-"""First lines as published."""
+"""Published header of the tables of each kind."""
 
-PART = {"train": "Training", "test": "Test"}
+SPLIT_NAMES = {"train": "Training", "test": "Test"}
+"""Maps each split of `TABLES` to its name in the release's paths."""
 
-FILM = (72, 48)
-"""Height and width of the made-up films."""
+FILM_SHAPE = (72, 48)
+"""Height and width of the synthetic films in pixels."""
 
 B, M, N = "BENIGN", "MALIGNANT", "BENIGN_WITHOUT_CALLBACK"
 
 Row = tuple[int, str, str, int, str]
-"""Patient, side, view, lesion, pathology."""
+"""Patient, side, view, lesion and pathology."""
 
 ROWS: dict[tuple[str, str], list[Row]] = {
     ("mass", "train"): [
         (1, "LEFT", "CC", 1, M),
         (1, "LEFT", "MLO", 1, M),
         (2, "RIGHT", "CC", 1, B),
-        (2, "RIGHT", "CC", 2, M),  # one film, both pathologies
+        (2, "RIGHT", "CC", 2, M),  # both lesions are in one film
         (3, "RIGHT", "MLO", 1, N),
-        (4, "LEFT", "CC", 1, B),  # this patient is tested on calcifications
+        (4, "LEFT", "CC", 1, B),  # this patient is in the test part of the calcifications
         (5, "LEFT", "CC", 1, B),
     ],
     ("mass", "test"): [(6, "LEFT", "CC", 1, M), (7, "RIGHT", "MLO", 1, B)],
@@ -55,22 +57,22 @@ ROWS: dict[tuple[str, str], list[Row]] = {
     ],
     ("calc", "test"): [(4, "LEFT", "MLO", 1, M), (10, "RIGHT", "CC", 1, B)],
 }
-"""Made-up rows of each table."""
+"""Rows of each synthetic table, by kind and split."""
 
-SEPARATE = (("mass", "train", 2),)
-"""Tables and places of rows whose crop and mask are in two series."""
+SEPARATE_SERIES = (("mass", "train", 2),)
+"""Table (kind and split) and row index of lesions whose crop and mask are in two series."""
 
 
 def write_release(folder: Path, layout: str = "nbia", seed: int = 0) -> Path:
     """Write a release of 15 rows: its four tables in ``csv``, its images in one of its layouts.
 
     Args:
-        folder: Where to write; made if it is not there.
-        layout: One of `LAYOUTS`.
-        seed: Decides which lesions have their mask where others have the crop.
+        folder: Target folder; created if needed.
+        layout: Layout of the images, one of `LAYOUTS`.
+        seed: Decides whether lesions with odd or even index have crop and mask swapped.
 
     Returns:
-        The folder.
+        `folder`.
     """
     tables = write_tables(folder / "csv")
     lesions = read_tables({key: tables / name for key, name in TABLES.items()})
@@ -79,18 +81,18 @@ def write_release(folder: Path, layout: str = "nbia", seed: int = 0) -> Path:
 
 
 def uid(*parts: object) -> str:
-    """A made-up UID that ends with five digits that nothing else ends with."""
+    """Make a UID from `parts`, whose last five digits occur in no other UID of the release."""
     text = "|".join(map(str, parts))
     number = int.from_bytes(text.encode(), "little") % (10**30 + 57)
     return f"1.3.6.1.4.1.9590.100.1.2.{10**30 + number}"
 
 
 def write_tables(folder: Path, rows: Mapping[tuple[str, str], Sequence[Row]] = ROWS) -> Path:
-    """Write four made-up tables as the release has them: CRLF, a line break inside the quotes of one path."""
+    """Write the four tables as the release has them: CRLF line ends, and a line break in a quoted path."""
     folder.mkdir(parents=True, exist_ok=True)
     for (kind, part), name in TABLES.items():
         with (folder / name).open("w", newline="") as file:
-            file.write(HEADS[kind] + "\r\n")
+            file.write(HEADERS[kind] + "\r\n")
             for place, row in enumerate(rows[kind, part]):
                 cells = _cells(kind, part, place, row)
                 cells[-1 if kind == "mass" else -2] = f'"{cells[-1 if kind == "mass" else -2]}\n"'
@@ -99,10 +101,11 @@ def write_tables(folder: Path, rows: Mapping[tuple[str, str], Sequence[Row]] = R
 
 
 def _cells(kind: str, part: str, place: int, row: Row) -> list[str]:
+    """Make the cells of a table row."""
     patient, side, view, lesion, pathology = row
-    film = f"{kind.title()}-{PART[part]}_P_{patient:05d}_{side}_{view}"
+    film = f"{kind.title()}-{SPLIT_NAMES[part]}_P_{patient:05d}_{side}_{view}"
     roi = f"{film}_{lesion}"
-    apart = (kind, part, place) in SEPARATE
+    apart = (kind, part, place) in SEPARATE_SERIES
     crop = f"{roi}/{uid(roi, 'study')}/{uid(roi, 'series')}/00000{0 if apart else place % 2}.dcm"
     mask = f"{roi}/{uid(roi, 'study 2')}/{uid(roi, 'series 2')}/000000.dcm" if apart else crop
     image = f"{film}/{uid(film, 'study')}/{uid(film, 'series')}/000000.dcm"
@@ -117,12 +120,12 @@ def _cells(kind: str, part: str, place: int, row: Row) -> list[str]:
     return [*about, "N/A", "N/A", "4", pathology, "3", image, crop, mask]
 
 
-Place = Callable[[Series, str], Path]
-"""Series and description to its folder below the top."""
+SeriesFolder = Callable[[Series, str], Path]
+"""Function that returns the folder of a series, below the top folder, from the series and its description."""
 
 
-def nbia(series: Series, description: str) -> Path:
-    """As the NBIA Data Retriever of today names folders."""
+def nbia_folder(series: Series, description: str) -> Path:
+    """Return the folder of a series as the current NBIA Data Retriever names it."""
     date = "07-20-2016" if description.startswith("full") else "08-30-2017"
     return Path(
         "CBIS-DDSM",
@@ -132,33 +135,39 @@ def nbia(series: Series, description: str) -> Path:
     )
 
 
-def older(series: Series, description: str) -> Path:
-    """As an older one did."""
+def older_nbia_folder(series: Series, description: str) -> Path:
+    """Return the folder of a series as an older NBIA Data Retriever names it."""
     dashed = description.replace(" ", "-")
     return Path("CBIS-DDSM", series.subject, f"10-04-2016-DDSM-{series.study[-5:]}", f"1-{dashed}-{series.series[-5:]}")
 
 
-def classic(series: Series, description: str) -> Path:
-    """As the tables have it."""
+def table_folder(series: Series, description: str) -> Path:
+    """Return the folder of a series as the tables name it."""
     return Path(*series)
 
 
-def google(series: Series, description: str) -> Path:
-    """As a mirror has it, without descriptions."""
+def dicom_mirror_folder(series: Series, description: str) -> Path:
+    """Return the folder of a series as in a DICOM mirror without descriptions."""
     return Path("dicom", series.study, series.series)
 
 
-def kaggle(series: Series, description: str) -> Path:
-    """As the mirror of JPEG files has it."""
+def jpeg_mirror_folder(series: Series, description: str) -> Path:
+    """Return the folder of a series as in the JPEG mirror."""
     return Path("jpeg", series.series)
 
 
-LAYOUTS: dict[str, Place] = {"nbia": nbia, "older": older, "classic": classic, "google": google, "kaggle": kaggle}
-"""Name to where the images are."""
+LAYOUTS: dict[str, SeriesFolder] = {
+    "nbia": nbia_folder,
+    "older": older_nbia_folder,
+    "classic": table_folder,
+    "google": dicom_mirror_folder,
+    "kaggle": jpeg_mirror_folder,
+}
+"""Maps the name of each layout to the function that names its folders."""
 
 
-def film_pixels(place: int, shape: tuple[int, int] = FILM) -> np.ndarray:
-    """A mammogram of 16 bits with a bright breast on one side, its brightness tells the place."""
+def film_pixels(place: int, shape: tuple[int, int] = FILM_SHAPE) -> np.ndarray:
+    """Draw a 16-bit mammogram with a bright breast on one side; its brightness encodes `place`."""
     rows, columns = np.indices(shape)
     breast = np.clip(1 - np.hypot(columns / shape[1], (rows - shape[0] / 2) / shape[0]), 0, 1)
     pixels = (breast * (20000 + 100 * place)).astype(np.uint16)
@@ -167,12 +176,12 @@ def film_pixels(place: int, shape: tuple[int, int] = FILM) -> np.ndarray:
 
 
 def lesion_pixels(place: int) -> np.ndarray:
-    """A crop: a ramp whose steepness tells the place."""
+    """Draw a crop: a ramp whose steepness encodes `place`."""
     return (np.linspace(0, 1, 34 * 36) ** (1 + place % 7) * 60000).astype(np.uint16).reshape(34, 36)
 
 
-def mask_pixels(shape: tuple[int, int] = FILM) -> np.ndarray:
-    """The mask of a lesion: 255 in it, 0 around."""
+def mask_pixels(shape: tuple[int, int] = FILM_SHAPE) -> np.ndarray:
+    """Draw the mask of a lesion: 255 inside, 0 outside."""
     mask = np.zeros(shape, np.uint8)
     mask[10:20, 5:12] = 255
     return mask
@@ -188,14 +197,14 @@ def write_tree(
     """Write the images of all lesions.
 
     Args:
-        top: The folder to write.
-        lesions: Rows of tables.
-        layout: One of `LAYOUTS`.
-        syntaxes: Transfer syntaxes of the DICOM files, in turn.
-        swapped: Which lesions have their mask where others have the crop.
+        top: Target folder.
+        lesions: Rows of the tables.
+        layout: Layout of the images, one of `LAYOUTS`.
+        syntaxes: Transfer syntaxes that the DICOM files use in turn.
+        swapped: Function that returns whether the lesion with an index has crop and mask swapped.
 
     Returns:
-        Series of the full images and of the crops to the place that tells their pixels.
+        Maps the series of each full image and each crop to the index that its pixels encode.
     """
     places: dict[Series, int] = {}
     for lesion in lesions:
@@ -214,6 +223,7 @@ def write_tree(
 
 
 def _write_lesion(top: Path, layout: str, lesion: Lesion, pair: list[np.ndarray], syntax: UID) -> None:
+    """Write crop and mask of a lesion into one or two series."""
     place = LAYOUTS[layout]
     if lesion.crop == lesion.mask:
         _write(top / place(lesion.crop, "ROI mask images"), layout, lesion.crop, pair, syntax)
@@ -223,6 +233,7 @@ def _write_lesion(top: Path, layout: str, lesion: Lesion, pair: list[np.ndarray]
 
 
 def _write(folder: Path, layout: str, series: Series, images: list[np.ndarray], syntax: UID) -> None:
+    """Write the images of a series, as JPEG for the layout ``jpeg_mirror_folder``, otherwise as DICOM."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, pixels in enumerate(images, 1):
         if layout == "kaggle":
@@ -234,7 +245,7 @@ def _write(folder: Path, layout: str, series: Series, images: list[np.ndarray], 
 
 
 def _write_dicom(path: Path, pixels: np.ndarray, series: Series, syntax: UID) -> None:
-    """A file with the elements that matter here; `pixels` (H, W) of 8 or 16 bits."""
+    """Write a DICOM file with the elements that medfl reads; `pixels` (H, W) have 8 or 16 bits."""
     meta = FileMetaDataset()
     meta.TransferSyntaxUID = ExplicitVRLittleEndian if syntax.is_compressed else syntax
     meta.MediaStorageSOPClassUID = SecondaryCaptureImageStorage

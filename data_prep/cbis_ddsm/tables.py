@@ -1,8 +1,8 @@
-"""The four case descriptions of CBIS-DDSM: a row for each lesion (abnormality), with all their quirks.
+"""Read and check the four case descriptions of CBIS-DDSM, which have a row for each lesion (abnormality).
 
-Columns are called differently in the tables of masses and calcifications (``breast_density``, ``breast density``), and
-again in tables that others rewrote. Paths are in quotes with a line break at their end, and may have backslashes. A
-path is ``<subject>/<study UID>/<series UID>/<file>``; the file is not the one on disk and is not used.
+The tables of masses and calcifications have different column names (``breast_density``, ``breast density``), and so
+have tables that others rewrote. Paths are quoted, with a line break at the end, and may contain backslashes. A path is
+``<subject>/<study UID>/<series UID>/<file>``; its file name differs from that on disk and is ignored.
 
 Messages number rows as a spreadsheet shows them (`medfl.data.table`).
 
@@ -28,16 +28,16 @@ TABLES = {
     for kind in ("mass", "calc")
     for split in ("train", "test")
 }
-"""Kind of lesion and official split to the name of its table."""
+"""Maps each kind of lesion and official split to the name of its table."""
 
-OFFICIAL = {("mass", "train"): 1318, ("mass", "test"): 378, ("calc", "train"): 1546, ("calc", "test"): 326}
-"""Rows of each table."""
+OFFICIAL_ROWS = {("mass", "train"): 1318, ("mass", "test"): 378, ("calc", "train"): 1546, ("calc", "test"): 326}
+"""Published number of rows of each table."""
 
 PATHOLOGIES = ("BENIGN_WITHOUT_CALLBACK", "BENIGN", "MALIGNANT")
-"""What a row may say, from harmless to bad: of several lesions in one image the worst one counts."""
+"""Values of the column pathology, in ascending order of severity; of several lesions in one image the worst counts."""
 
-KINDS = {"mass": "mass", "calc": "calcification"}
-"""The beginning of a table's name to what a lesion is called in a data list."""
+LESION_KINDS = {"mass": "mass", "calc": "calcification"}
+"""Maps the prefix of a table's name to the kind of lesion in the data list."""
 
 _NAMES = {
     "patient": ("patient_id",),
@@ -50,10 +50,11 @@ _NAMES = {
     "crop": ("cropped image file path", "od_crop_path"),
     "mask": ("roi mask file path", "mask_path"),
 }
+"""Maps each field of `Lesion` to its possible column names in lower case."""
 
 
 class Series(NamedTuple):
-    """Where a path of a table points to: names of the release, which identify nobody."""
+    """Series to which a path of a table points; its names come from the release and identify no one."""
 
     subject: str
     study: str
@@ -62,21 +63,21 @@ class Series(NamedTuple):
 
 @dataclass(frozen=True)
 class Lesion:
-    """A row of a table.
+    """Row of a table.
 
     Attributes:
         kind: ``mass`` or ``calc``.
         split: ``train`` or ``test``, as published.
-        row: In its table.
+        row: Row number in its table.
         patient: The release's pseudonym, ``P_00001``.
         side: ``LEFT`` or ``RIGHT``.
         view: ``CC`` or ``MLO``.
-        number: Of the lesion in its image.
-        density: Of the breast, 1 to 4 as in BI-RADS; 0 if it was not rated.
+        number: Number of the lesion in its image.
+        density: Breast density, 1 to 4 as in BI-RADS; 0 if not rated.
         pathology: One of `PATHOLOGIES`.
-        image: The whole image.
-        crop: The lesion cut out, or its mask: both are in one series, or were exchanged.
-        mask: As `crop`.
+        image: Series of the whole image.
+        crop: Series of the lesion's crop. Crop and mask may be in one series, or swapped.
+        mask: Series of the lesion's mask.
     """
 
     kind: str
@@ -94,12 +95,12 @@ class Lesion:
 
     @property
     def breast_view(self) -> tuple[str, str, str]:
-        """Patient, side and view: what one film shows."""
+        """Patient, side and view, which identify a film."""
         return self.patient, self.side, self.view
 
     @property
     def where(self) -> str:
-        """Table and row, for messages and lists."""
+        """Table and row number, for messages and lists."""
         return f"{self.kind}_{self.split} {self.row}"
 
 
@@ -107,10 +108,11 @@ def read_tables(paths: Mapping[tuple[str, str], Path]) -> list[Lesion]:
     """Read tables.
 
     Args:
-        paths: Kind and split, as in `TABLES`, to file.
+        paths: Maps kind and split, as in `TABLES`, to the file.
 
     Raises:
-        DataError: If columns are missing, a cell holds something unknown, or images share a UID; rows are named.
+        DataError: If columns are missing, a cell has an unknown value, or images share a series UID. The message names
+            the rows.
     """
     lesions = [lesion for (kind, split), path in paths.items() for lesion in _read(path, kind, split)]
     _check_series(lesions, "cropped image", lambda lesion: lesion.crop.series, lambda lesion: lesion.where)
@@ -121,7 +123,7 @@ def read_tables(paths: Mapping[tuple[str, str], Path]) -> list[Lesion]:
 def _check_series(
     lesions: Sequence[Lesion], what: str, uid: Callable[[Lesion], str], owner: Callable[[Lesion], object]
 ) -> None:
-    """Refuse a series UID that belongs to several lesions, or to films of several breasts."""
+    """Raise DataError if a series UID belongs to several lesions, or to films of several breasts."""
     owners: dict[str, set[object]] = defaultdict(set)
     for lesion in lesions:
         owners[uid(lesion)].add(owner(lesion))
@@ -138,16 +140,17 @@ def _check_series(
 
 
 def deviations(lesions: Sequence[Lesion]) -> list[str]:
-    """How the tables that were read differ in size from the published ones: sentences, none if they do not."""
-    counts = {key: sum((lesion.kind, lesion.split) == key for lesion in lesions) for key in OFFICIAL}
+    """Describe the differences from the published numbers of rows, one sentence for each table."""
+    counts = {key: sum((lesion.kind, lesion.split) == key for lesion in lesions) for key in OFFICIAL_ROWS}
     return [
-        f"{TABLES[key]}: {count} rows; the official table has {OFFICIAL[key]}"
+        f"{TABLES[key]}: {count} rows; the official table has {OFFICIAL_ROWS[key]}"
         for key, count in counts.items()
-        if count not in (0, OFFICIAL[key])
+        if count not in (0, OFFICIAL_ROWS[key])
     ]
 
 
 def _read(path: Path, kind: str, split: str) -> list[Lesion]:
+    """Read and check one table."""
     table = read_table(path)
     named = _columns(table)
     rows = [{key: row[column] for key, column in named.items()} for row in table.rows]
@@ -162,7 +165,7 @@ def _read(path: Path, kind: str, split: str) -> list[Lesion]:
 
 
 def _columns(table: Table) -> dict[str, str]:
-    """What medfl calls a column to what the table does."""
+    """Return the table's column for each field; raise DataError if one is missing."""
     own = {column.lower(): column for column in table.columns}
     columns = {key: next((own[name] for name in names if name in own), None) for key, names in _NAMES.items()}
     missing = [_NAMES[key][0] for key, column in columns.items() if column is None]
@@ -178,6 +181,7 @@ def _columns(table: Table) -> dict[str, str]:
 
 
 def _check(table: Table, rows: Sequence[Mapping[str, str]], key: str, pattern: str, expected: str) -> None:
+    """Raise DataError if a cell of a column does not match a pattern."""
     wrong = [
         number for number, row in zip(table.numbers, rows, strict=True) if not re.fullmatch(pattern, _value(row, key))
     ]
@@ -185,7 +189,7 @@ def _check(table: Table, rows: Sequence[Mapping[str, str]], key: str, pattern: s
         raise DataError(
             "invalid_value",
             f"expected {expected} in the column '{_columns(table)[key]}' of {table.path}, {len(wrong)} of {len(rows)} "
-            f"rows hold something else: {row_list(wrong)}. Download the table again.",
+            f"rows have another value: {row_list(wrong)}. Download the table again.",
             path=table.path,
             column=_columns(table)[key],
             rows=wrong,
@@ -194,11 +198,12 @@ def _check(table: Table, rows: Sequence[Mapping[str, str]], key: str, pattern: s
 
 
 def _value(row: Mapping[str, str], key: str) -> str:
-    """A cell; what is not known is empty."""
+    """Return a cell; an unknown density is empty."""
     return "" if key == "density" and row[key] in ("N/A", "NA") else row[key]
 
 
 def _lesion(row: Mapping[str, str], kind: str, split: str, number: int) -> Lesion:
+    """Build a lesion from the cells of a row."""
     return Lesion(
         kind,
         split,
@@ -216,5 +221,6 @@ def _lesion(row: Mapping[str, str], kind: str, split: str, number: int) -> Lesio
 
 
 def _series(path: str) -> Series:
+    """Parse a path of a table."""
     subject, study, series, _ = re.split(r"[/\\]", path)
     return Series(subject, study, series)

@@ -1,4 +1,4 @@
-"""CelebA: faces."""
+"""CelebA: photographs of faces."""
 
 from medfl.hooks import DatasetRecord
 
@@ -12,4 +12,4 @@ RECORDS = [
         synthetic="medfl_datasets.celeba.synthetic:write_release",
     ),
 ]
-"""What this folder brings."""
+"""Data sets that this package registers."""

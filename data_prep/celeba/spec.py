@@ -1,9 +1,12 @@
-"""CelebA: faces of celebrities with 40 attributes in, a pooled data set out whose label is one attribute.
+"""Spec of CelebA: options, choice of images and data list of the prepared data set.
 
-If the release has ``identity_CelebA.txt``, images of one person have one ``subject_id`` and one ``identity``, so that
-`medfl partition` tears no person apart, or makes a site of each: ``--scheme by_site --column identity``, as LEAF has it
-(there with 5 images or more of each person). Persons get running numbers: no name of a file and no number of the
-release is kept.
+The label is one of 40 attributes of each face. If the release contains ``identity_CelebA.txt``, images of one person
+have one ``subject_id`` and one ``identity``. `medfl partition` then keeps each person's images together, or makes a
+site of each person with ``--scheme by_site --column identity``, as LEAF does (with 5 images or more of each person).
+Persons get running numbers: no file name and no number of the release is kept.
+
+Prepared data set: ``images.npy`` (N, H, W, 3), uint8; each record has ``label`` (0 or 1), ``subject_id`` and, with the
+table of persons, ``identity``. The splits are the official ones, or all images are in training.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
@@ -26,43 +29,74 @@ from medfl.errors import DataError
 from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say
 from medfl_datasets.celeba import RECORDS
-from medfl_datasets.celeba.files import ALIGNED, IDENTITY, PARTITION, SIZE, Files, find_files, read_face
-from medfl_datasets.celeba.tables import Attribute, all_of, read_attribute, read_identities, read_splits
+from medfl_datasets.celeba.files import (
+    IDENTITY,
+    IMAGE_FOLDER_PREFIX,
+    OFFICIAL_IMAGE_SIZE,
+    PARTITION,
+    CelebaFiles,
+    find_files,
+    read_face,
+)
+from medfl_datasets.celeba.tables import AttributeColumn, lookup_images, read_attribute, read_identities, read_splits
 
 CITATION = "Liu, Luo, Wang and Tang, Deep Learning Face Attributes in the Wild, ICCV 2015, arXiv:1411.7766"
-"""What users of the data are asked to cite."""
+"""Publication that users of the data are asked to cite."""
 
-IMAGES, PERSONS, ATTRIBUTES = 202_599, 10_177, 40
-"""Of the release."""
+OFFICIAL_IMAGES, OFFICIAL_PERSONS, OFFICIAL_ATTRIBUTES = 202_599, 10_177, 40
+"""Numbers of images, persons and attributes in the release."""
 
-SPLIT = ("auto", "official", "none")
-"""Where the split comes from: the official one if its table is there; that; or all images are in training."""
+SPLIT_OPTIONS = ("auto", "official", "none")
+"""Choices of `CelebA.split`: the official split if its table exists, always the official split, or all images in
+training."""
 
 NO_FILE = "there is no image file"
-FEW = "there are too few images of the person"
-"""Why rows of the table are left out."""
+TOO_FEW_IMAGES = "there are too few images of the person"
+"""Exclusion reasons of rows of the table."""
 
-NO_PERSONS = (
+NO_IDENTITY_WARNING = (
     f"there is no {IDENTITY}.txt: each image counts as a person of its own, and images of one person may be at several "
     "sites and in several splits"
 )
-"""Said without the table of persons."""
+"""Warning if there is no table of persons."""
 
 
 @dataclass(frozen=True)
-class _Release:
-    """What the tables say; all lists have an entry for each image of the attribute table."""
+class _CelebaTables:
+    """Content of the tables; the lists have an entry for each image of the attribute table.
 
-    attribute: Attribute
+    Attributes:
+        attribute: Column of the chosen attribute.
+        persons: Person in each image; None without the table of persons.
+        splits: Split of each image.
+    """
+
+    attribute: AttributeColumn
     persons: list[str] | None
     splits: list[str]
+
+
+class _CelebaInputs(NamedTuple):
+    """Inputs of `CelebA.datalist` that `CelebA.choose` collects.
+
+    Attributes:
+        tables: Content of the tables.
+        differences: Differences from the official release, one sentence each; `CelebA.datalist` adds to them.
+        warnings: Warnings for the data list.
+    """
+
+    tables: _CelebaTables
+    differences: list[str]
+    warnings: list[str]
 
 
 class CelebA(ImageSpec):
     """CelebA: faces with any of 40 attributes as label. Nothing is downloaded.
 
     With identity_CelebA.txt images of a person stay together, and medfl partition --scheme by_site --column identity
-    makes a site of each. What is missing or can't be read is left out and listed in quarantine.csv.
+    makes a site of each. Missing and unreadable images are left out and listed in quarantine.csv.
+
+    Source: Liu et al., ICCV 2015, arXiv:1411.7766. Licence: non-commercial research only, no redistribution.
     """
 
     dataset = "celeba"
@@ -72,33 +106,33 @@ class CelebA(ImageSpec):
     source: Path
     """The folder of img_align_celeba and list_attr_celeba."""
     attribute: str = "Smiling"
-    """The label, for example Smiling or Eyeglasses."""
+    """Attribute to use as label, for example Smiling or Eyeglasses."""
     size: HeightWidth = (64, 64)
-    """Of the images in the array: 64, or 218x178 (HxW)."""
+    """Height and width of the images in the array: 64, or 218x178 (HxW)."""
     crop: bool = False
-    """Cut the largest square out of the middle first."""
-    split: Annotated[str, Choose(SPLIT)] = "auto"
-    """official; none: all in training; auto: official if list_eval_partition is there."""
+    """Crop the largest centred square first."""
+    split: Annotated[str, Choose(SPLIT_OPTIONS)] = "auto"
+    """official; none: all in training; auto: official if list_eval_partition exists."""
     min_images: int = Field(1, ge=1)
     """Leave out persons with fewer images (needs identity_CelebA.txt)."""
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """A folder of its name, or the source folder itself."""
+        """Return the release's folder in a study's source folder: ``celeba``, or the source folder itself."""
         return {"source": folder_or_top(top, cls.dataset)}
 
-    def find(self) -> Files:
-        """Images and tables."""
+    def find(self) -> CelebaFiles:
+        """Find the images and tables."""
         return find_files(self.source)
 
-    def choose(self, files: Files, say: Say) -> Choice:
-        """All images of the table that have a file, of persons with enough of them."""
+    def choose(self, files: CelebaFiles, say: Say) -> Choice:
+        """Choose all images of the table that have a file and whose person has enough images."""
         release = _read_tables(files, self.attribute, self.split, self.min_images)
-        warnings = [] if release.persons else [NO_PERSONS]
-        unlike = _deviations(release)
-        for sentence in [*unlike, *warnings]:
+        warnings = [] if release.persons else [NO_IDENTITY_WARNING]
+        differences = _deviations(release)
+        for sentence in [*differences, *warnings]:
             say(f"warning: {sentence}")
-        places, missing = _choose(release, files, self.min_images, say)
+        places, missing = _select_images(release, files, self.min_images, say)
         return Choice(
             items=[files.images[release.attribute.images[place]] for place in places],
             places=places,
@@ -109,19 +143,21 @@ class CelebA(ImageSpec):
             cells=lambda place: (release.attribute.lines[place],),
             columns=("table_line",),
             missing=missing,
-            unlisted=frozenset([FEW]),
-            release=(release, unlike, warnings),
+            unlisted=frozenset([TOO_FEW_IMAGES]),
+            release=_CelebaInputs(tables=release, differences=differences, warnings=warnings),
         )
 
     def datalist(self, outcome: Outcome, say: Say) -> Datalist:
-        """The data list of what was read."""
-        release, unlike, warnings = outcome.choice.release
-        sizes = sum(facts["size"] != SIZE for facts in outcome.facts)
+        """Build the data list of the images that were read."""
+        inputs: _CelebaInputs = outcome.choice.release
+        release, differences = inputs.tables, inputs.differences
+        sizes = sum(facts["size"] != OFFICIAL_IMAGE_SIZE for facts in outcome.facts)
         if sizes:
-            unlike.append(
-                f"{sizes} of {len(outcome.kept)} images are not of {SIZE[0]} x {SIZE[1]} pixels, as in CelebA"
+            differences.append(
+                f"{sizes} of {len(outcome.kept)} images do not have the {OFFICIAL_IMAGE_SIZE[0]} x "
+                f"{OFFICIAL_IMAGE_SIZE[1]} pixels of CelebA"
             )
-            say(f"warning: {unlike[-1]}")
+            say(f"warning: {differences[-1]}")
         classes = [f"no {release.attribute.name}", release.attribute.name]
         return self.make_datalist(
             classes,
@@ -129,17 +165,18 @@ class CelebA(ImageSpec):
             _records(release, classes, outcome.kept),
             [release.splits[place] for place in outcome.kept],
             exclusions=exclusions(Counter(outcome.reasons.values())),
-            deviations=unlike,
-            warnings=warnings,
+            deviations=differences,
+            warnings=inputs.warnings,
         )
 
 
-def _read_tables(files: Files, attribute: str, split: str, min_images: int) -> _Release:
+def _read_tables(files: CelebaFiles, attribute: str, split: str, min_images: int) -> _CelebaTables:
+    """Read the attribute, persons and splits; raise DataError if a table that the options need is missing."""
     column = read_attribute(files.attributes, attribute)
     if split == "official" and files.partition is None:
         raise DataError(
             "missing_file",
-            f"expected {PARTITION}.txt or {PARTITION}.csv for the official split, there is none. Put it beside the "
+            f"expected {PARTITION}.txt or {PARTITION}.csv for the official split, found none. Put it beside the "
             "folder of images, or leave out --split.",
             file=f"{PARTITION}.txt",
             setting="split",
@@ -147,43 +184,52 @@ def _read_tables(files: Files, attribute: str, split: str, min_images: int) -> _
     if min_images > 1 and files.identity is None:
         raise DataError(
             "missing_file",
-            f"expected {IDENTITY}.txt to count the images of each person, there is none. Put it beside the folder of "
+            f"expected {IDENTITY}.txt to count the images of each person, found none. Put it beside the folder of "
             "images, or leave out --min-images.",
             file=f"{IDENTITY}.txt",
             setting="min_images",
         )
     persons, splits = None, [SPLITS[0]] * len(column.images)
     if files.identity is not None:
-        persons = all_of(read_identities(files.identity), column.images, files.identity)
+        persons = lookup_images(read_identities(files.identity), column.images, files.identity)
     if files.partition is not None and split != "none":
-        splits = all_of(read_splits(files.partition), column.images, files.partition)
-    return _Release(column, persons, splits)
+        splits = lookup_images(read_splits(files.partition), column.images, files.partition)
+    return _CelebaTables(column, persons, splits)
 
 
-def _deviations(release: _Release) -> list[str]:
-    """How the tables differ from the release: sentences, none if they do not."""
+def _deviations(release: _CelebaTables) -> list[str]:
+    """Describe the differences from the official release, one sentence each."""
     sentences = []
-    if len(release.attribute.images) != IMAGES:
-        sentences.append(f"the table has {len(release.attribute.images)} images; CelebA has {IMAGES}")
-    if release.attribute.known != ATTRIBUTES:
-        sentences.append(f"the table has {release.attribute.known} attributes; CelebA has {ATTRIBUTES}")
-    if release.persons is not None and len(set(release.persons)) != PERSONS:
-        sentences.append(f"there are {len(set(release.persons))} persons; CelebA has {PERSONS}")
+    if len(release.attribute.images) != OFFICIAL_IMAGES:
+        sentences.append(f"the table has {len(release.attribute.images)} images; CelebA has {OFFICIAL_IMAGES}")
+    if release.attribute.known != OFFICIAL_ATTRIBUTES:
+        sentences.append(f"the table has {release.attribute.known} attributes; CelebA has {OFFICIAL_ATTRIBUTES}")
+    if release.persons is not None and len(set(release.persons)) != OFFICIAL_PERSONS:
+        sentences.append(f"there are {len(set(release.persons))} persons; CelebA has {OFFICIAL_PERSONS}")
     return sentences
 
 
-def _choose(release: _Release, files: Files, min_images: int, say: Say) -> tuple[list[int], dict[int, str]]:
-    """Places in the table of what is to be read, and why others are left out."""
+def _select_images(
+    release: _CelebaTables, files: CelebaFiles, min_images: int, say: Say
+) -> tuple[list[int], dict[int, str]]:
+    """Select the images to read, and report image files without a row.
+
+    Returns:
+        Indices in the table of the images to read, and a mapping from the index of each excluded image to the reason.
+
+    Raises:
+        DataError: If no image has a file, or no person has enough images.
+    """
     images = release.attribute.images
     surplus = len(files.images.keys() - set(images))
     if surplus:
-        say(f"note: {surplus} image files are in no row of {files.attributes.name}: they are passed over")
+        say(f"note: {surplus} image files are in no row of {files.attributes.name}: they are skipped")
     reasons = {place: NO_FILE for place, image in enumerate(images) if image not in files.images}
     if len(reasons) == len(images):
         raise DataError(
             "no_images",
             f"none of the {len(images)} images of {files.attributes} has a file. The table and the images do not "
-            f"belong together: give the folder that holds {ALIGNED} and the table of one release.",
+            f"belong together: give the folder that holds {IMAGE_FOLDER_PREFIX} and the table of one release.",
             path=files.attributes,
             expected=len(images),
         )
@@ -202,18 +248,18 @@ def _choose(release: _Release, files: Files, min_images: int, say: Say) -> tuple
             minimum=min_images,
             found=max(counts.values()),
         )
-    return kept, reasons | dict.fromkeys(set(there) - set(kept), FEW)
+    return kept, reasons | dict.fromkeys(set(there) - set(kept), TOO_FEW_IMAGES)
 
 
-def _records(release: _Release, classes: Sequence[str], kept: Sequence[int]) -> list[CaseRecord]:
-    """What is said of each row of the array; row n is the image at place n of `kept`."""
+def _records(release: _CelebaTables, classes: Sequence[str], kept: Sequence[int]) -> list[CaseRecord]:
+    """Build the record of each row of the array; row n is the image at index ``kept[n]`` of the table."""
     labels = [release.attribute.present[place] for place in kept]
-    gone = [text for label, text in enumerate(classes) if label not in labels]
-    if gone:
+    empty_classes = [text for label, text in enumerate(classes) if label not in labels]
+    if empty_classes:
         raise DataError(
             "class_without_images",
-            f"no image is left of the class '{gone[0]}'. Give more images, or another --attribute.",
-            classes=gone,
+            f"no image is left of the class '{empty_classes[0]}'. Give more images, or another --attribute.",
+            classes=empty_classes,
         )
     persons = [str(place) if release.persons is None else release.persons[place] for place in kept]
     records: list[CaseRecord] = []

@@ -1,17 +1,17 @@
-"""The tables of CelebA, in the authors' form (txt, columns separated by blanks) or that of Kaggle (csv).
+"""Read and check the tables of CelebA, in the authors' form (txt, separated by blanks) or Kaggle's form (csv).
 
 ::
 
     list_attr_celeba.txt          202599                             number of images
                                   5_o_Clock_Shadow Arched_Eyebrows ...      40 names
-                                  000001.jpg -1  1  1 -1 ...         1: the attribute is there, -1: it is not
+                                  000001.jpg -1  1  1 -1 ...         1: has the attribute, -1: has it not
     list_attr_celeba.csv          image_id,5_o_Clock_Shadow,...      and rows 000001.jpg,-1,1,1,-1,...
     list_eval_partition.txt       000001.jpg 0                       0 training, 1 validation, 2 test
     list_eval_partition.csv       image_id,partition                 and rows as above
     identity_CelebA.txt           000001.jpg 2880                    number of the person
 
-Images go by their names without ending. Messages count lines of the file from 1 and name no image and no person.
-Source: Liu, Luo, Wang and Tang, Deep Learning Face Attributes in the Wild, ICCV 2015.
+Images are identified by their names without ending. Messages number the lines of the file from 1, and contain no name
+of an image or person. Source: Liu, Luo, Wang and Tang, Deep Learning Face Attributes in the Wild, ICCV 2015.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Attribute:
+class AttributeColumn:
     """One attribute of all images; the lists have an entry for each image.
 
     Attributes:
-        name: As the table writes it.
-        images: Names without ending.
-        present: 1 where the attribute is there, 0 where it is not.
-        lines: Where the image stands in the table.
-        known: How many attributes the table has.
+        name: Name of the attribute, as the table writes it.
+        images: Image names without ending.
+        present: 1 for images that have the attribute, otherwise 0.
+        lines: Line number of each image in the table.
+        known: Number of attributes in the table.
     """
 
     name: str
@@ -50,15 +50,15 @@ class Attribute:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _TableColumn:
     """One column of a table; the lists have an entry for each row.
 
     Attributes:
         path: The table.
-        columns: Names of all columns but the first; none if the table has no names.
-        names: The first cell: the name of an image.
-        values: The cell of the column.
-        lines: Where the row is.
+        columns: Names of all columns but the first; empty if the table has no header.
+        names: First cell of each row, the file name of an image.
+        values: Cell of the chosen column.
+        lines: Line number of each row.
     """
 
     path: Path
@@ -68,20 +68,20 @@ class _Rows:
     lines: list[int]
 
 
-def read_attribute(path: Path, attribute: str) -> Attribute:
-    """Read one attribute.
+def read_attribute(path: Path, attribute: str) -> AttributeColumn:
+    """Read one attribute of all images.
 
     Args:
         path: ``list_attr_celeba.txt`` or ``.csv``.
-        attribute: Its name; capitals and small letters count as equal.
+        attribute: Name of the attribute, in upper or lower case.
 
     Raises:
-        DataError: If the table is cut off or damaged, names an image twice, or has another value than -1 and 1.
-        SettingsError: If there is no such attribute.
+        DataError: If the table is truncated or damaged, names an image twice, or has a value other than -1 and 1.
+        SettingsError: If the table has no such attribute.
     """
-    lines = _lines(path)
-    count = _count(path, lines) if path.suffix.lower() == ".txt" else None
-    rows = _rows(path, lines, attribute)
+    lines = _read_lines(path)
+    count = _pop_image_count(path, lines) if path.suffix.lower() == ".txt" else None
+    rows = _read_column(path, lines, attribute)
     if count is not None and count != len(rows.names):
         raise DataError(
             "wrong_row_count",
@@ -90,9 +90,9 @@ def read_attribute(path: Path, attribute: str) -> Attribute:
             expected=count,
             found=len(rows.names),
         )
-    name = rows.columns[_place(rows.columns, attribute) - 1]
-    present = _values(rows, {"1": 1, "-1": 0}, f"1 or -1 for the attribute '{name}'")
-    return Attribute(name, _images(rows), present, rows.lines, len(rows.columns))
+    name = rows.columns[_column_number(rows.columns, attribute) - 1]
+    present = _translate_cells(rows, {"1": 1, "-1": 0}, f"1 or -1 for the attribute '{name}'")
+    return AttributeColumn(name, _image_names(rows), present, rows.lines, len(rows.columns))
 
 
 def read_splits(path: Path) -> dict[str, str]:
@@ -102,39 +102,43 @@ def read_splits(path: Path) -> dict[str, str]:
         path: ``list_eval_partition.txt`` or ``.csv``.
 
     Returns:
-        Image to one of `medfl.data.datalists.SPLITS`.
+        Maps each image to one of `medfl.data.datalists.SPLITS`.
 
     Raises:
-        DataError: If the table is damaged, names an image twice, or has another value than 0, 1 and 2.
+        DataError: If the table is damaged, names an image twice, or has a value other than 0, 1 and 2.
     """
-    rows = _pairs(path)
+    rows = _read_pairs(path)
     known = {str(number): split for number, split in enumerate(SPLITS)}
-    return dict(zip(_images(rows), _values(rows, known, "0, 1 or 2 for training, validation or test"), strict=True))
+    return dict(
+        zip(
+            _image_names(rows), _translate_cells(rows, known, "0, 1 or 2 for training, validation or test"), strict=True
+        )
+    )
 
 
 def read_identities(path: Path) -> dict[str, str]:
-    """Read who is in which image.
+    """Read the person in each image.
 
     Args:
         path: ``identity_CelebA.txt`` or ``.csv``.
 
     Returns:
-        Image to the number of a person.
+        Maps each image to the number of its person.
 
     Raises:
         DataError: If the table is damaged or names an image twice.
     """
-    rows = _pairs(path)
+    rows = _read_pairs(path)
     wrong = [line for line, number in zip(rows.lines, rows.values, strict=True) if not number.isdecimal()]
-    _refuse(rows.path, "invalid_value", wrong, len(rows.names), "the number of a person")
-    return dict(zip(_images(rows), rows.values, strict=True))
+    _raise_lines(rows.path, "invalid_value", wrong, len(rows.names), "the number of a person")
+    return dict(zip(_image_names(rows), rows.values, strict=True))
 
 
-def all_of(table: dict[str, T], images: Sequence[str], path: Path) -> list[T]:
-    """What a table says of each image.
+def lookup_images(table: dict[str, T], images: Sequence[str], path: Path) -> list[T]:
+    """Return the value of a table for each image.
 
     Raises:
-        DataError: If an image is not in it.
+        DataError: If an image is not in the table.
     """
     missing = sum(image not in table for image in images)
     if missing:
@@ -149,8 +153,8 @@ def all_of(table: dict[str, T], images: Sequence[str], path: Path) -> list[T]:
     return [table[image] for image in images]
 
 
-def _lines(path: Path) -> list[tuple[int, str]]:
-    """Lines that are not empty, with their numbers."""
+def _read_lines(path: Path) -> list[tuple[int, str]]:
+    """Read the non-empty lines of a file as (line number, text); raise DataError if the file can't be read."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
@@ -167,30 +171,39 @@ def _lines(path: Path) -> list[tuple[int, str]]:
     return [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
 
 
-def _count(path: Path, lines: list[tuple[int, str]]) -> int:
-    """Take the number of images off the first line."""
+def _pop_image_count(path: Path, lines: list[tuple[int, str]]) -> int:
+    """Parse the number of images in the first line and remove that line from `lines`, in place."""
     first = lines.pop(0)[1].strip() if lines else ""
     if not first.isdecimal():
         raise DataError(
             "missing_row_count",
-            f"expected the number of images in the first line of {path}, it is no number. Download again.",
+            f"expected the number of images in the first line of {path}, it is not a number. Download again.",
             path=path,
         )
     return int(first)
 
 
-def _pairs(path: Path) -> _Rows:
-    """A table of two columns; only csv names them."""
-    return _rows(path, _lines(path), None)
+def _read_pairs(path: Path) -> _TableColumn:
+    """Read a table of two columns; only the csv form has a header."""
+    return _read_column(path, _read_lines(path), None)
 
 
-def _rows(path: Path, lines: list[tuple[int, str]], attribute: str | None) -> _Rows:
-    """Read the column of an attribute, or with None the second of two; a line with names lacks the first one in txt."""
+def _read_column(path: Path, lines: list[tuple[int, str]], attribute: str | None) -> _TableColumn:
+    """Read one column of a table and remove the header from `lines`, in place.
+
+    Args:
+        path: The table. In txt form the header has no name for the first column.
+        lines: Lines of the table as (line number, text).
+        attribute: Name of the column; None for the second of two columns.
+
+    Raises:
+        DataError: If a row has the wrong number of cells, or there are no rows.
+    """
     is_csv = path.suffix.lower() == ".csv"
     split: Callable[[str], list[str]] = (lambda line: next(csv.reader([line]))) if is_csv else str.split
     header = is_csv or attribute is not None
     columns = [name.strip() for name in split(lines.pop(0)[1])[is_csv:]] if header and lines else []
-    place, width = (1, 2) if attribute is None else (_place(columns, attribute), 1 + len(columns))
+    place, width = (1, 2) if attribute is None else (_column_number(columns, attribute), 1 + len(columns))
     names, values, wrong = [], [], []
     for number, line in lines:
         cells = split(line)
@@ -199,16 +212,14 @@ def _rows(path: Path, lines: list[tuple[int, str]], attribute: str | None) -> _R
             values.append(cells[place].strip())
         else:
             wrong.append(number)
-    _refuse(path, "wrong_cell_count", wrong, len(lines), f"{width} cells", expected=width)
+    _raise_lines(path, "wrong_cell_count", wrong, len(lines), f"{width} cells", expected=width)
     if not names:
-        raise DataError(
-            "empty_table", f"expected rows of images in {path}, there are none. Download it again.", path=path
-        )
-    return _Rows(path, columns, names, values, [number for number, _ in lines])
+        raise DataError("empty_table", f"expected rows of images in {path}, found none. Download it again.", path=path)
+    return _TableColumn(path, columns, names, values, [number for number, _ in lines])
 
 
-def _place(columns: Sequence[str], attribute: str) -> int:
-    """The place of an attribute in a row, from 1."""
+def _column_number(columns: Sequence[str], attribute: str) -> int:
+    """Return the column index of an attribute, from 1; raise SettingsError if it is unknown."""
     places = {name.lower(): place for place, name in enumerate(columns, 1)}
     if attribute.lower() not in places:
         raise SettingsError(
@@ -220,21 +231,24 @@ def _place(columns: Sequence[str], attribute: str) -> int:
     return places[attribute.lower()]
 
 
-def _images(rows: _Rows) -> list[str]:
+def _image_names(rows: _TableColumn) -> list[str]:
+    """Return the image names without ending; raise DataError if one occurs twice."""
     images = [PurePosixPath(name).stem for name in rows.names]
     counts = Counter(images)
-    twice = [line for line, image in zip(rows.lines, images, strict=True) if counts[image] > 1]
-    _refuse(rows.path, "duplicate_row", twice, len(images), "another image than in all other rows")
+    duplicates = [line for line, image in zip(rows.lines, images, strict=True) if counts[image] > 1]
+    _raise_lines(rows.path, "duplicate_row", duplicates, len(images), "another image than in all other rows")
     return images
 
 
-def _values(rows: _Rows, known: dict[str, T], what: str) -> list[T]:
+def _translate_cells(rows: _TableColumn, known: dict[str, T], what: str) -> list[T]:
+    """Translate the cells by the mapping `known`; raise DataError for an unknown cell."""
     wrong = [line for line, value in zip(rows.lines, rows.values, strict=True) if value not in known]
-    _refuse(rows.path, "invalid_value", wrong, len(rows.values), what, expected=list(known))
+    _raise_lines(rows.path, "invalid_value", wrong, len(rows.values), what, expected=list(known))
     return [known[value] for value in rows.values]
 
 
-def _refuse(path: Path, code: str, wrong: Sequence[int], rows: int, what: str, **fields: Any) -> None:
+def _raise_lines(path: Path, code: str, wrong: Sequence[int], rows: int, what: str, **fields: Any) -> None:
+    """Raise a DataError that names the line numbers `wrong`, if there are any."""
     if wrong:
         raise DataError(
             code,

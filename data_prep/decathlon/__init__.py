@@ -1,4 +1,4 @@
-"""The Medical Segmentation Decathlon: volumes with masks, and whatever has the layout of its tasks."""
+"""Medical Segmentation Decathlon: volumes with masks, and other data in the layout of its tasks."""
 
 from medfl.hooks import DatasetRecord
 
@@ -14,4 +14,4 @@ RECORDS = [
         synthetic_options={"size": "16x16x16"},
     ),
 ]
-"""What this folder brings."""
+"""Data sets that this package registers."""

@@ -1,14 +1,16 @@
-"""The files of a task of the Medical Segmentation Decathlon.
+"""Read the file list of a task of the Medical Segmentation Decathlon.
 
 ::
 
-    dataset.json                              {"labels": {"0": "background", "1": "Anterior", ...}, "modality": {"0": "MRI"},
-                                               "training": [{"image": "./imagesTr/a.nii.gz", "label": "./labelsTr/a.nii.gz"}, ...]}
+    dataset.json                              {"labels": {"0": "background", "1": "Anterior", ...}, "modality": {"0":
+    "MRI"},
+                                               "training": [{"image": "./imagesTr/a.nii.gz", "label":
+                                               "./labelsTr/a.nii.gz"}, ...]}
     imagesTr/a.nii.gz                         a volume; with several modalities, a volume of four axes
     labelsTr/a.nii.gz                         its mask, a number of `labels` in each voxel
 
-Volumes of its test part have no masks and are passed over. Messages number the cases of ``training`` from 1 and name no
-file.
+The test volumes have no masks and are skipped. Messages number the cases of ``training`` from 1 and contain no file
+name.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -24,21 +26,21 @@ from medfl.data.readers.volumes import SUFFIXES
 from medfl.errors import DataError
 from medfl.utils.text import first_names
 
-LIST = "dataset.json"
-"""The file that says what there is."""
+TASK_FILE = "dataset.json"
+"""File that lists the cases of a task."""
 
 
 @dataclass(frozen=True)
-class Release:
-    """What `LIST` says.
+class DecathlonTask:
+    """Content of a task's `TASK_FILE`.
 
     Attributes:
-        cases: Those with masks, in its order.
-        structures: Names of the labels by their numbers, the background first.
+        cases: Cases with masks, in the order of the list.
+        structures: Names of the labels, by their numbers; the first is the background.
         channels: Names of the modalities.
-        licence: Terms of use as stated there; empty if they are not.
-        reference: Whom to name, as stated there; empty if it is not.
-        others: Volumes without masks.
+        licence: Licence stated in the file; empty if none is stated.
+        reference: Reference to credit, as stated in the file; empty if none is stated.
+        others: Number of volumes without masks.
     """
 
     cases: list[Case]
@@ -49,25 +51,25 @@ class Release:
     others: int
 
 
-def read_release(source: Path) -> Release:
-    """Read `LIST` in a folder.
+def read_release(source: Path) -> DecathlonTask:
+    """Read `TASK_FILE` in a folder.
 
     Raises:
-        DataError: If it is missing or is none of the Decathlon's, a case has no mask or several, or labels are not
-            numbered from 0 without gaps.
+        DataError: If the file is missing or not in the Decathlon's format, if a case lacks a mask or shares a file with
+            another case, or if the labels are not numbered from 0 without gaps.
     """
-    path = source / LIST
+    path = source / TASK_FILE
     if not path.is_file():
         raise DataError(
             "missing_file",
-            f"expected {LIST} of a task of the Medical Segmentation Decathlon in {source}, there is none. Give the "
+            f"expected {TASK_FILE} of a task of the Medical Segmentation Decathlon in {source}, found none. Give the "
             "folder of one task, such as Task04_Hippocampus.",
             path=path,
         )
     try:
         values: Any = json.loads(path.read_bytes())
     except (ValueError, RecursionError):
-        raise DataError("invalid_json", f"{path} is no valid JSON. Unpack the task again.", path=path) from None
+        raise DataError("invalid_json", f"{path} is not valid JSON. Unpack the task again.", path=path) from None
     entries = values.get("training") if isinstance(values, dict) else None
     if not isinstance(entries, list) or not entries:
         raise DataError(
@@ -77,45 +79,48 @@ def read_release(source: Path) -> Release:
             path=path,
         )
     others = values.get("test", [])
-    return Release(
-        _cases(source, entries, path),
-        _numbered(values.get("labels"), "labels", path, least=2),
-        _numbered(values.get("modality", {"0": "not stated"}), "modality", path, least=1),
+    return DecathlonTask(
+        _read_cases(source, entries, path),
+        _numbered_names(values.get("labels"), "labels", path, minimum_count=2),
+        _numbered_names(values.get("modality", {"0": "not stated"}), "modality", path, minimum_count=1),
         str(values.get("licence") or values.get("license") or ""),
         str(values.get("reference") or ""),
         len(others) if isinstance(others, list) else 0,
     )
 
 
-def _cases(source: Path, entries: Sequence[Any], path: Path) -> list[Case]:
-    bare = [n for n, entry in enumerate(entries, 1) if not (isinstance(entry, dict) and entry.get(IMAGE))]
-    bare += [n for n, entry in enumerate(entries, 1) if n not in bare and not entry.get(LABEL)]
-    if bare:
+def _read_cases(source: Path, entries: Sequence[Any], path: Path) -> list[Case]:
+    """Return the files of each case in `entries`; raise DataError if a file is not named or named twice."""
+    incomplete_cases = [n for n, entry in enumerate(entries, 1) if not (isinstance(entry, dict) and entry.get(IMAGE))]
+    incomplete_cases += [n for n, entry in enumerate(entries, 1) if n not in incomplete_cases and not entry.get(LABEL)]
+    if incomplete_cases:
         raise DataError(
             "missing_value",
-            f"expected 'image' and 'label' in each case of 'training' of {path}, missing in case {first_names(bare)}. "
-            "Add the mask, or take the case out of the list.",
+            f"expected 'image' and 'label' in each case of 'training' of {path}, missing in case "
+            f"{first_names(incomplete_cases)}. Add the mask, or take the case out of the list.",
             path=path,
-            cases=bare,
+            cases=incomplete_cases,
         )
-    files = [[_inside(source, entry[key], n, path) for key in (IMAGE, LABEL)] for n, entry in enumerate(entries, 1)]
+    files = [
+        [_path_in_task(source, entry[key], n, path) for key in (IMAGE, LABEL)] for n, entry in enumerate(entries, 1)
+    ]
     for column, what in enumerate(("image", "mask")):
         first: dict[Path, int] = {}
-        twice = [n for n, pair in enumerate(files, 1) if first.setdefault(pair[column], n) != n]
-        if twice:
+        duplicates = [n for n, pair in enumerate(files, 1) if first.setdefault(pair[column], n) != n]
+        if duplicates:
             raise DataError(
                 "shared_file",
-                f"expected one mask for each image in 'training' of {path}, the {what} of case {first_names(twice)} is "
-                "that of an earlier case, too. Keep one of them.",
+                f"expected one mask for each image in 'training' of {path}, the {what} of case "
+                f"{first_names(duplicates)} is also that of an earlier case. Keep one of them.",
                 path=path,
                 what=what,
-                cases=twice,
+                cases=duplicates,
             )
     return [Case(*pair) for pair in files]
 
 
-def _inside(source: Path, name: Any, number: int, path: Path) -> Path:
-    """A file in the folder of the task."""
+def _path_in_task(source: Path, name: Any, number: int, path: Path) -> Path:
+    """Return the path of a NIfTI file below the task's folder; raise DataError for any other path."""
     if not isinstance(name, str) or Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name:
         raise DataError(
             "path_outside_folder",
@@ -135,16 +140,23 @@ def _inside(source: Path, name: Any, number: int, path: Path) -> Path:
     return source / name
 
 
-def _numbered(names: Any, key: str, path: Path, least: int) -> list[str]:
-    """Names by numbers from 0 without gaps."""
+def _numbered_names(names: Any, key: str, path: Path, minimum_count: int) -> list[str]:
+    """Return the values of a dictionary with the keys "0", "1", ... in order; raise DataError for other keys.
+
+    Args:
+        names: Dictionary from number (as text) to name.
+        key: Name of the dictionary in the file, for messages.
+        path: The file, for messages.
+        minimum_count: Minimum number of names.
+    """
     count = len(names) if isinstance(names, dict) else 0
-    if count < least or set(names) != set(map(str, range(count))):
+    if count < minimum_count or set(names) != set(map(str, range(count))):
         raise DataError(
             "wrong_numbering",
-            f'expected an object {{"0": name, "1": name, ...}} in \'{key}\' of {path}, with at least {least} names and '
-            "numbers from 0 without gaps, got another. Correct it.",
+            f'expected an object {{"0": name, "1": name, ...}} in \'{key}\' of {path}, with at least '
+            f"{minimum_count} names and numbers from 0 without gaps, got another. Correct it.",
             path=path,
             key=key,
-            minimum=least,
+            minimum=minimum_count,
         )
     return [str(names[str(number)]) for number in range(count)]

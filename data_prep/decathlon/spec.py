@@ -1,12 +1,13 @@
-"""A task of the Medical Segmentation Decathlon in, a pooled data set of volumes and masks out.
+"""Spec of tasks of the Medical Segmentation Decathlon: options, cases and metadata of the prepared data set.
 
-All volumes come onto one grid (`medfl.data.transforms.frame.Frame`): turned to one orientation, at their own spacing
-unless another one is asked for, scaled each by its own mean and deviation unless there is a window, padded to one size.
-No labelled voxel is cut off. The spacing is the same for all and stands in the data list, so that distances are in
-millimetres.
+All volumes are put on one grid (`medfl.data.transforms.frame.Frame`): turned to one orientation and padded to one size
+without cutting off a labelled voxel. They keep their spacing unless another is requested. Each is scaled by its own
+mean and standard deviation unless a window is given. All volumes have the same spacing, which the data list states, so
+that distances are in millimetres.
 
-No name of a file is kept. A table may say what site a case is of, and which cases are of one patient; without one each
-case counts as a patient of its own. All cases are in the training split, and `medfl partition` holds test sets out.
+Prepared data set: arrays of volumes and masks; each record has ``subject_id`` and, with a table, ``site``. No file name
+is kept. The optional table names the site and the patient of each case; without it each case counts as a patient of its
+own. All cases are in the training split; `medfl partition` holds out test sets.
 
 The files are described in `medfl_datasets.decathlon.files`.
 """
@@ -24,26 +25,29 @@ from medfl.data.table import Table, read_table, row_list
 from medfl.errors import DataError, SettingsError
 from medfl.utils.text import Say, first_names
 from medfl_datasets.decathlon import RECORDS
-from medfl_datasets.decathlon.files import LIST, Release, read_release
+from medfl_datasets.decathlon.files import TASK_FILE, DecathlonTask, read_release
 
 CITATION = (
     "Antonelli et al., The Medical Segmentation Decathlon, Nature Communications 13:4128 (2022), "
     "doi:10.1038/s41467-022-30695-9"
 )
-"""What users of the ten tasks are asked to cite."""
+"""Publication that users of the ten tasks are asked to cite."""
 
 
 class Decathlon(VolumeSpec):
     """A task of the Medical Segmentation Decathlon: volumes with masks in one orientation. Nothing is downloaded.
 
     Each volume is scaled to mean 0 and standard deviation 1, or by --window. Tasks whose volumes are too large for one
-    array are for a bundle that loads its own files.
+    array need a bundle that loads its own files.
+
+    Source: Antonelli et al., Nature Communications 13:4128 (2022). Licence: as stated in dataset.json; the ten tasks
+    have CC BY-SA 4.0.
     """
 
     dataset = "decathlon"
     terms = RECORDS[0].licence
     citation = CITATION
-    listing = LIST
+    listing = TASK_FILE
     numbered = "case"
 
     source: Annotated[Path, Positional()]
@@ -57,39 +61,39 @@ class Decathlon(VolumeSpec):
     group_column: str | None = None
     """Column with the patient; it is not kept."""
     name: str | None = None
-    """Of the data set; by default that of --out."""
+    """Name of the data set; by default the name of the output folder."""
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """The folder that the study names."""
+        """Return the task's folder in a study's source folder: ``decathlon``, unless the study names another."""
         return {} if "source" in options else {"source": folder_of(top, cls.dataset)}
 
     def named_after(self, out: Path) -> Self:
-        """The data set has the name of its folder, unless the user gives one."""
+        """Return the same options with the output folder's name as `name`, unless the user gave one."""
         return self.model_copy(update={"name": self.name or out.absolute().name})
 
     def title(self) -> str:
-        """What the user named it."""
+        """Return the name of the prepared data set."""
         return self.name or self.dataset
 
     def credits(self) -> list[str]:
-        """The terms as the task states them."""
+        """Return the licence and references that the task states, and the citation of the ten tasks."""
         release = read_release(self.source)
-        whose = [f"The task names: {release.reference}"] if release.reference else []
+        reference = [f"The task names: {release.reference}"] if release.reference else []
         licence = f"{self.title()}: licence {release.licence or 'not stated'}"
-        return [licence, *whose, f"Please cite, for the ten tasks: {CITATION}"]
+        return [licence, *reference, f"Please cite, for the ten tasks: {CITATION}"]
 
-    def find(self) -> Release:
-        """What the task's list says."""
+    def find(self) -> DecathlonTask:
+        """Read the task's list of cases."""
         return read_release(self.source)
 
-    def volumes(self, files: Release, say: Say) -> Volumes:
-        """What the list and the table say."""
+    def volumes(self, files: DecathlonTask, say: Say) -> Volumes:
+        """Return the cases of the task, with the site and patient of each from the table."""
         if files.others:
-            say(f"note: {files.others} volumes without masks are passed over")
-        facts, patients = self._table(files)
+            say(f"note: {files.others} volumes without masks are skipped")
+        facts, patients = self._read_table(files)
         if self.group_column is None:
-            say("note: each case counts as a patient of its own (--table and --group-column would say otherwise)")
+            say("note: each case counts as a patient of its own (--table and --group-column name the patients)")
         return Volumes(
             files.cases,
             list(range(1, len(files.cases) + 1)),
@@ -101,8 +105,12 @@ class Decathlon(VolumeSpec):
             extra={"reference": files.reference},
         )
 
-    def _table(self, release: Release) -> tuple[list[dict[str, str]], list[str]]:
-        """What the table says of each case, and its patient, by name."""
+    def _read_table(self, release: DecathlonTask) -> tuple[list[dict[str, str]], list[str]]:
+        """Read the optional table.
+
+        Returns:
+            For each case its metadata (``site``, if there is a column for it) and the name of its patient.
+        """
         count = len(release.cases)
         if self.table is None:
             if self.site_column or self.group_column:
@@ -114,31 +122,31 @@ class Decathlon(VolumeSpec):
             return [{} for _ in range(count)], list(map(str, range(count)))
         table = read_table(self.table)
         table.require([name for name in (self.case_column, self.site_column, self.group_column) if name])
-        rows = _rows(table, self.case_column, release)
+        rows = _rows_by_case(table, self.case_column, release)
         sites = table.column(self.site_column) if self.site_column else None
         groups = table.column(self.group_column) if self.group_column else list(map(str, table.numbers))
         facts = [{} if sites is None else {"site": sites[row]} for row in rows]
         return facts, [groups[row] for row in rows]
 
 
-def _rows(table: Table, column: str, release: Release) -> list[int]:
-    """The row of each case in the table, by its place there."""
+def _rows_by_case(table: Table, column: str, release: DecathlonTask) -> list[int]:
+    """Return the index of each case's row in the table; raise DataError if a case has no row or several."""
     rows: dict[str, int] = {}
     names = table.column(column)
-    twice = [table.numbers[place] for place, name in enumerate(names) if rows.setdefault(name, place) != place]
-    if twice:
+    duplicates = [table.numbers[place] for place, name in enumerate(names) if rows.setdefault(name, place) != place]
+    if duplicates:
         raise DataError(
             "duplicate_row",
-            f"expected each case once in {table.path}, {row_list(twice)} name one again. Keep one row.",
+            f"expected each case once in {table.path}, {row_list(duplicates)} name one again. Keep one row.",
             path=table.path,
-            rows=twice,
+            rows=duplicates,
         )
     missing = [number for number, case in enumerate(release.cases, 1) if case.name not in rows]
     if missing:
         raise DataError(
             "missing_row",
             f"expected a row for each case in {table.path}, with the name of the image's file without its ending in "
-            f"'{column}'; case {first_names(missing)} of {LIST} has none. Add it, or give another --case-column.",
+            f"'{column}'; case {first_names(missing)} of {TASK_FILE} has none. Add it, or give another --case-column.",
             path=table.path,
             column=column,
             cases=missing,

@@ -1,4 +1,4 @@
-"""A made-up task of the Medical Segmentation Decathlon: two bodies that touch, in volumes of unlike scanners."""
+"""Write a synthetic task of the Medical Segmentation Decathlon: two adjacent bodies in volumes of three scanners."""
 
 from __future__ import annotations
 
@@ -9,26 +9,28 @@ from pathlib import Path
 import numpy as np
 
 from medfl.utils.rng import seed_of
-from medfl_datasets.decathlon.files import LIST
+from medfl_datasets.decathlon.files import TASK_FILE
 
 LABELS = {"0": "background", "1": "front", "2": "back"}
-"""As in the list."""
+"""Labels of the task, as `TASK_FILE` states them."""
 
 SCANNERS = {"A": 200.0, "B": 3000.0, "C": 400000.0}
-"""Group of cases to the brightest voxel of its scanner, in no unit, as in MRI."""
+"""Maps each scanner to its largest voxel value. The values have no unit, as in MRI."""
 
 TABLE = "cases.csv"
-"""Case, scanner and patient of each volume."""
+"""Table with the columns case, scanner and patient."""
 
 
 def write_release(folder: Path, cases: int = 7, edge: int = 12, seed: int = 0) -> Path:
-    """Write a task: volumes of about `edge` voxels of 1 mm, whose affines turn some of them, and a table beside them.
+    """Write a task: volumes of about `edge` voxels of 1 mm, and a table beside them.
+
+    The affine of every second volume reverses an axis.
 
     Args:
-        folder: Where to write; made if it is not there.
-        cases: Volumes with masks; there is one without as well.
-        edge: Of the smallest volume, >= 8; others have up to two voxels more along an axis.
-        seed: Decides all voxels.
+        folder: Target folder; created if needed.
+        cases: Number of volumes with masks; the list also names one volume without a mask.
+        edge: Edge of the smallest volume in voxels, >= 8; others have up to two voxels more along each axis.
+        seed: Seed of all random numbers.
 
     Returns:
         `folder`.
@@ -41,7 +43,7 @@ def write_release(folder: Path, cases: int = 7, edge: int = 12, seed: int = 0) -
     rows, training = [], []
     for number in range(cases):
         shape = tuple((edge + rng.integers(0, 3, 3)).tolist())
-        mask = _bodies(shape, rng)
+        mask = _draw_mask(shape, rng)
         scanner = list(SCANNERS)[number % len(SCANNERS)]
         grey = np.array([0.2, 0.55, 0.9])[mask] + rng.normal(0, 0.05, shape)
         values = (grey.clip(0, 1) * SCANNERS[scanner]).astype(np.float32)
@@ -60,7 +62,7 @@ def write_release(folder: Path, cases: int = 7, edge: int = 12, seed: int = 0) -
         "training": training,
         "test": ["./imagesTs/secret_900.nii.gz"],
     }
-    (folder / LIST).write_text(json.dumps(values, indent=1), encoding="utf-8")
+    (folder / TASK_FILE).write_text(json.dumps(values, indent=1), encoding="utf-8")
     with (folder / TABLE).open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
@@ -68,8 +70,8 @@ def write_release(folder: Path, cases: int = 7, edge: int = 12, seed: int = 0) -
     return folder
 
 
-def _bodies(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-    """An egg that is cut into a front (1) and a back (2), along the second axis."""
+def _draw_mask(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    """Draw the mask of an ellipsoid that is divided along the second axis into a front (1) and a back (2)."""
     middle = np.array(shape) / 2 + rng.uniform(-1, 1, 3)
     radii = np.array(shape) * rng.uniform(0.25, 0.33, 3)
     places = np.indices(shape) + 0.5

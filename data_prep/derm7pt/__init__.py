@@ -1,4 +1,4 @@
-"""Derm7pt: dermoscopy."""
+"""Derm7pt: dermoscopic and clinical images of skin lesions."""
 
 from medfl.hooks import DatasetRecord
 
@@ -12,4 +12,4 @@ RECORDS = [
         synthetic="medfl_datasets.derm7pt.synthetic:write_release",
     ),
 ]
-"""What this folder brings."""
+"""Data sets that this package registers."""

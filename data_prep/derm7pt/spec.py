@@ -1,14 +1,14 @@
-"""Derm7pt: the release of dermoscopic and clinical images in, a pooled data set out.
+"""Spec of Derm7pt: options, choice of images and data list of the prepared data set.
 
-Each case has a dermoscopic and a clinical image; a data set has one view of them. Cases fall into five groups of
-diagnoses (BCC, MEL, MISC, NEV, SK). The sex of the patient and the location on the body are kept; no name of a file and
-no identifier of a case is. The release does not say which cases are of one patient, so each case has a
-``subject_id`` of its own.
+Each case has a dermoscopic and a clinical image; a prepared data set has one of these views. The diagnoses form five
+groups (BCC, MEL, MISC, NEV, SK), which are the classes. Nine cases have no clinical image: the table names the
+dermoscopic one twice. They are excluded from the view ``clinic``, where a network would otherwise see another kind of
+image.
 
-Nine cases have no clinical image: the table names the dermoscopic one twice. They are counted, and left out of the view
-``clinic``, where a network would otherwise see another kind of image.
-
-Images are read in RGB and resized with antialiasing; their aspect ratio is not kept.
+Prepared data set: ``images.npy`` (N, size, size, 3), uint8, resized with antialiasing without keeping the aspect ratio;
+each record has ``label``, ``subject_id``, ``sex`` and ``location`` (on the body), but no file name and no identifier of
+the case. The release does not state which cases belong to one patient, so each case has a ``subject_id`` of its own.
+The splits are the release's, or all cases are in training.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
@@ -33,28 +33,47 @@ from medfl.errors import DataError
 from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say
 from medfl_datasets.derm7pt import RECORDS
-from medfl_datasets.derm7pt.tables import GROUPS, Release, read_release
+from medfl_datasets.derm7pt.tables import DIAGNOSIS_GROUPS, Derm7ptRelease, read_release
 
 CITATION = (
     "Kawahara et al., Seven-Point Checklist and Skin Lesion Classification Using Multitask Multimodal Neural Nets, "
     "IEEE Journal of Biomedical and Health Informatics 23(2), 538-546 (2019), doi:10.1109/JBHI.2018.2824327"
 )
-"""What users of the data are asked to cite."""
+"""Publication that users of the data are asked to cite."""
 
 VIEWS = {"derm": "dermoscopy", "clinic": "clinical photograph"}
-"""View, which is also the column of its images, to modality."""
+"""Maps each view, which is also the table's column of its images, to its modality."""
 
-SPLITTINGS = ("official", "none")
-"""Training, validation and test as the release has them, or all cases in training."""
+SPLIT_OPTIONS = ("official", "none")
+"""Choices of `Derm7pt.split`: the release's training, validation and test split, or all cases in training."""
 
 NO_CLINICAL_IMAGE = "the case has no clinical image: the release names its dermoscopic one twice"
-"""Why a case is left out of the view ``clinic``."""
+"""Exclusion reason in the view ``clinic``."""
+
+
+class _Derm7ptInputs(NamedTuple):
+    """Inputs of `Derm7pt.datalist` that `Derm7pt.choose` collects.
+
+    Attributes:
+        release: Content of the tables.
+        subjects: Maps the index of each chosen case to its ``subject_id``.
+        differences: Differences from the official release, one sentence each.
+        left_out: Maps each exclusion reason to its number of cases.
+    """
+
+    release: Derm7ptRelease
+    subjects: dict[int, str]
+    differences: list[str]
+    left_out: dict[str, int]
 
 
 class Derm7pt(ImageSpec):
     """Derm7pt: skin lesions in five groups. Nothing is downloaded.
 
     Sex and location are kept, the aspect ratio is not. Nine cases without a clinical image are not in the view clinic.
+
+    Source: Kawahara et al., IEEE Journal of Biomedical and Health Informatics 23(2) (2019). Licence: academic research
+    only, no redistribution of images (see README.txt of the release).
     """
 
     dataset = "derm7pt"
@@ -63,35 +82,38 @@ class Derm7pt(ImageSpec):
     citation = CITATION
 
     source: Path
-    """The folder release_v0, as unpacked, or the one that holds it."""
+    """The folder release_v0, as unpacked, or the one that contains it."""
     size: int = Field(224, ge=1)
     """Height and width of the images in the array."""
     view: Annotated[str, Choose(VIEWS)] = "derm"
     """derm (dermoscopy) or clinic (photograph)."""
-    split: Annotated[str, Choose(SPLITTINGS)] = "official"
-    """official, or none: all cases in training, for folds at each site as FedSKD has them."""
+    split: Annotated[str, Choose(SPLIT_OPTIONS)] = "official"
+    """official, or none: all cases in training, for cross-validation folds at each site as in FedSKD."""
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """The folder that holds ``release_v0``: one of its name, or the source folder itself."""
+        """Return the folder that contains ``release_v0``.
+
+        It is ``derm7pt`` in a study's source folder, or the source folder itself.
+        """
         return {"source": folder_with(top, cls.dataset, "release_v0/meta/meta.csv")}
 
     def title(self) -> str:
-        """Photographs are a data set of their own."""
+        """Return the name of the prepared data set, with a suffix for photographs."""
         return "derm7pt" if self.view == "derm" else f"derm7pt-{self.view}"
 
-    def find(self) -> Release:
-        """The tables; the images are looked for when it is known which are needed."""
+    def find(self) -> Derm7ptRelease:
+        """Read the tables; images are looked up later, when the needed ones are known."""
         return read_release(self.source)
 
-    def choose(self, files: Release, say: Say) -> Choice:
-        """The images of all cases that the view has; a place is that of the case in the table."""
-        unlike = files.deviations()
-        for sentence in unlike:
+    def choose(self, files: Derm7ptRelease, say: Say) -> Choice:
+        """Choose the images of all cases that have the view; the index of a case in the table identifies an image."""
+        differences = files.deviations()
+        for sentence in differences:
             say(f"warning: {sentence}")
-        places, left_out = _choose(files, self.view, say)
+        places, left_out = _select_cases(files, self.view, say)
         files.check_images(self.view, places)
-        say("note: Derm7pt does not say which cases are of one patient: each case counts as a patient of its own")
+        say("note: Derm7pt does not state which cases are of one patient: each case counts as a patient of its own")
         numbers = files.table.numbers
         cases = [files.table.rows[place] for place in places]
         subjects = number_subjects([case["case_num"] for case in cases])
@@ -106,66 +128,81 @@ class Derm7pt(ImageSpec):
             recipe={"data set": self.title(), "size": self.size},
             cells=lambda place: (numbers[place],),
             columns=("table_row",),
-            release=(files, dict(zip(places, subjects, strict=True)), unlike, left_out),
+            release=_Derm7ptInputs(
+                release=files,
+                subjects=dict(zip(places, subjects, strict=True)),
+                differences=differences,
+                left_out=left_out,
+            ),
         )
 
     def incomplete(self, outcome: Outcome) -> str:
-        """Which rows of the table have an image that can't be read."""
-        numbers = outcome.choice.release[0].table.numbers
+        """Return the error message for unreadable images if all are required."""
+        numbers = outcome.choice.release.release.table.numbers
         return rows_to_mend(outcome.reasons, outcome.choice.count(), numbers.__getitem__)
 
     def datalist(self, outcome: Outcome, say: Say) -> Datalist:
-        """The data list of what was read."""
-        release, subjects, unlike, left_out = outcome.choice.release
-        gone = [group for group in GROUPS if group not in {release.groups[place] for place in outcome.kept}]
-        if gone:
+        """Build the data list of the images that were read."""
+        inputs: _Derm7ptInputs = outcome.choice.release
+        release = inputs.release
+        empty_groups = [
+            group for group in DIAGNOSIS_GROUPS if group not in {release.groups[place] for place in outcome.kept}
+        ]
+        if empty_groups:
             raise DataError(
                 "class_without_images",
-                f"no readable image is left of the classes {', '.join(map(repr, gone))}. Mend the files of these "
-                "classes.",
-                classes=gone,
+                f"no readable image is left of the classes {', '.join(map(repr, empty_groups))}. Repair the files of "
+                "these classes.",
+                classes=empty_groups,
             )
-        classes = list(GROUPS)
+        classes = list(DIAGNOSIS_GROUPS)
         records: list[CaseRecord] = [
             make_record(
                 {
                     "label": classes.index(release.groups[place]),
-                    "subject_id": subjects[place],
+                    "subject_id": inputs.subjects[place],
                     "sex": release.table.rows[place]["sex"],
                     "location": release.table.rows[place]["location"],
                 }
             )
             for place in outcome.kept
         ]
-        reasons = left_out | dict(Counter(outcome.reasons.values()).most_common())
+        reasons = inputs.left_out | dict(Counter(outcome.reasons.values()).most_common())
         return self.make_datalist(
             classes,
             VIEWS[self.view],
             records,
             [release.splits[place] if self.split == "official" else SPLITS[0] for place in outcome.kept],
-            deviations=unlike,
+            deviations=inputs.differences,
             exclusions=exclusions(reasons),
         )
 
 
 def read_case(path: Path, size: int) -> LoadedItem:
-    """Read an image of a case.
+    """Read and resize the image of a case.
 
     Args:
-        path: The file.
+        path: Image file.
         size: Height and width of the result in pixels.
 
     Returns:
-        A row of the array, shape (size, size, 3), uint8.
+        Row of the array, shape (size, size, 3), uint8.
 
     Raises:
-        DataError: If it can't be read, or has more than 8 bits a channel.
+        DataError: If the file can't be read, or has more than 8 bits a channel.
     """
     return LoadedItem(resize(read_rgb(path), (size, size)))
 
 
-def _choose(release: Release, view: str, say: Say) -> tuple[list[int], dict[str, int]]:
-    """The cases that a view has, and the number of those that were left out, with the reason."""
+def _select_cases(release: Derm7ptRelease, view: str, say: Say) -> tuple[list[int], dict[str, int]]:
+    """Select the cases that have an image of the view.
+
+    Returns:
+        Indices of the cases, and a mapping from the exclusion reason to the number of excluded cases.
+
+    Raises:
+        DataError: If a group of diagnoses has no case.
+    """
     count, cases, leave = sum(release.doubled), range(len(release.doubled)), view == "clinic"
     if count:
         say(
@@ -173,13 +210,13 @@ def _choose(release: Release, view: str, say: Say) -> tuple[list[int], dict[str,
             f"{view} {'leaves them out' if leave else 'has them'}"
         )
     kept = [place for place in cases if not (leave and release.doubled[place])]
-    absent = [group for group in GROUPS if group not in {release.groups[place] for place in kept}]
-    if absent:
+    empty_groups = [group for group in DIAGNOSIS_GROUPS if group not in {release.groups[place] for place in kept}]
+    if empty_groups:
         raise DataError(
             "class_without_images",
-            f"expected cases of all groups of diagnoses, {', '.join(GROUPS)}; there are none of {', '.join(absent)} in "
-            f"{release.table.path}. Give the whole release.",
+            f"expected cases of all groups of diagnoses, {', '.join(DIAGNOSIS_GROUPS)}; there are none of "
+            f"{', '.join(empty_groups)} in {release.table.path}. Give the whole release.",
             path=release.table.path,
-            classes=absent,
+            classes=empty_groups,
         )
     return kept, {NO_CLINICAL_IMAGE: count} if leave else {}

@@ -1,4 +1,4 @@
-"""A made-up release of Derm7pt: its layout, its columns and its diagnoses, with images of one colour each."""
+"""Write a synthetic Derm7pt release: its layout, columns and diagnoses, with images of one colour each."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from PIL import Image
 
 from medfl.utils.seeds import seed_of
 from medfl_datasets.derm7pt.splits import INDEX_FILES
-from medfl_datasets.derm7pt.tables import DOUBLED, GROUPS, HEADER
+from medfl_datasets.derm7pt.tables import DIAGNOSIS_GROUPS, DOUBLED_CASES, HEADER
 
-CASES = {
-    "training": dict.fromkeys(GROUPS, 2) | {"NEV": 4},
-    "validation": dict.fromkeys(GROUPS, 1),
-    "test": dict.fromkeys(GROUPS, 1),
+CASE_COUNTS = {
+    "training": dict.fromkeys(DIAGNOSIS_GROUPS, 2) | {"NEV": 4},
+    "validation": dict.fromkeys(DIAGNOSIS_GROUPS, 1),
+    "test": dict.fromkeys(DIAGNOSIS_GROUPS, 1),
 }
-"""Split to group to cases: 12, 5 and 5."""
+"""Maps each split to a mapping from group to number of cases: 12, 5 and 5 cases in all."""
 
-DIAGNOSES = {
+OFFICIAL_DIAGNOSES = {
     "clark nevus": 399,
     "reed or spitz nevus": 79,
     "dermal nevus": 33,
@@ -42,27 +42,29 @@ DIAGNOSES = {
     "basal cell carcinoma": 42,
     "seborrheic keratosis": 45,
 }
-"""Cases of each diagnosis in the real release; a group's are dealt in this order."""
+"""Maps each diagnosis to its number of cases in the real release. The cases of a group get its diagnoses in this order.
 
-FEMALE, ALL = 522, 1011
-"""Cases of women in the real release, and of all."""
+"""
+
+OFFICIAL_WOMEN, OFFICIAL_CASES = 522, 1011
+"""Number of women's cases, and of all cases, in the real release."""
 
 
 def write_release(
     folder: Path,
-    cases: Mapping[str, Mapping[str, int]] = CASES,
-    doubled: int = DOUBLED,
+    cases: Mapping[str, Mapping[str, int]] = CASE_COUNTS,
+    doubled: int = DOUBLED_CASES,
     images: bool = True,
     seed: int = 0,
 ) -> Path:
-    """Write ``release_v0``; names of files, the identifier of a case and its notes hold the word secret.
+    """Write the folder ``release_v0``; file names, identifiers and notes contain the word secret.
 
     Args:
-        folder: Where to write; made if it is not there.
-        cases: Split to group to the number of cases, no more of a group than the real release has.
-        doubled: Cases whose clinical image is the dermoscopic one; they are the first ones.
-        images: Whether to write images, each of one colour: red tells the view, green the row.
-        seed: Decides the order of the cases.
+        folder: Target folder; created if needed.
+        cases: Maps each split to a mapping from group to number of cases, at most the number in the real release.
+        doubled: Number of cases whose clinical image is the dermoscopic one; these are the first rows.
+        images: Whether to write images. Each has one colour: red encodes the view, green the row.
+        seed: Seed of the order of the cases.
 
     Returns:
         The folder ``release_v0``.
@@ -71,8 +73,8 @@ def write_release(
     (release / "meta").mkdir(parents=True)
     dealt = [(split, group) for split, counts in cases.items() for group, count in counts.items() for _ in range(count)]
     diagnoses = {
-        group: iter([name for name, count in DIAGNOSES.items() if name in names for _ in range(count)])
-        for group, names in GROUPS.items()
+        group: iter([name for name, count in OFFICIAL_DIAGNOSES.items() if name in names for _ in range(count)])
+        for group, names in DIAGNOSIS_GROUPS.items()
     }
     rows: list[dict[str, str]] = []
     indexes: dict[str, list[int]] = {split: [] for split in cases}
@@ -102,13 +104,14 @@ def write_indexes(release: Path, split: str, indexes: Sequence[int]) -> None:
 
 
 def _case(row: int, diagnosis: str, doubled: bool) -> dict[str, str]:
+    """Make the table row of a case."""
     derm = f"FAL/Secret{row:04d}.jpg" if row % 3 else f"NML/SECRET{row:04d}.JPG"
     clinic = derm if doubled else f"A1l/Secret{row:04d}c.{('jpg', 'JPG')[row % 2]}"
     return dict.fromkeys(HEADER.split(","), "absent") | {
         "case_num": str(row + 1),
         "diagnosis": diagnosis,
         "location": ("back", "head neck", "upper limbs")[row % 3],
-        "sex": "female" if row * FEMALE % ALL < FEMALE else "male",
+        "sex": "female" if row * OFFICIAL_WOMEN % OFFICIAL_CASES < OFFICIAL_WOMEN else "male",
         "clinic": clinic,
         "derm": derm,
         "case_id": "SECRET-77" if row == 1 else "",
@@ -117,6 +120,7 @@ def _case(row: int, diagnosis: str, doubled: bool) -> dict[str, str]:
 
 
 def _write_images(folder: Path, row: int, case: Mapping[str, str]) -> None:
+    """Write the dermoscopic and the clinical image of a case, unless the file exists."""
     for red, view in ((200, "derm"), (40, "clinic")):
         path = folder / case[view]
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,15 +1,16 @@
-"""Derm7pt as released: ``release_v0`` with its table, its three index files and its images.
+"""Read and check a Derm7pt release: the folder ``release_v0`` with its table, index files and images.
 
-The layout, where names are case-sensitive and images end in ``.jpg`` or ``.JPG``::
+Layout, with case-sensitive names and images that end in ``.jpg`` or ``.JPG``::
 
     release_v0/meta/{meta.csv, train_indexes.csv, valid_indexes.csv, test_indexes.csv}
     release_v0/images/<folder>/<file>
 
-``meta.csv`` has a row for each of 1011 cases. The index files hold rows of it, counted from 0 without the line of
-names; together they name each case once. Messages number rows as a spreadsheet shows them (`medfl.data.table`).
+``meta.csv`` has a row for each of 1011 cases. The index files contain its row indices, from 0 without the header;
+together they name each case once. Messages number rows as a spreadsheet shows them (`medfl.data.table`).
 
 Source: Kawahara et al., "Seven-Point Checklist and Skin Lesion Classification Using Multitask Multimodal Neural Nets",
-IEEE Journal of Biomedical and Health Informatics 23(2), 538-546 (2019); the groups are those of its authors' code.
+IEEE Journal of Biomedical and Health Informatics 23(2), 538-546 (2019). The groups of diagnoses are those of its
+authors' code.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from pathlib import Path
 
 from medfl.data.table import Table, read_table, row_list
 from medfl.errors import DataError, did_you_mean
-from medfl_datasets.derm7pt.splits import WHOLE, read_splits
+from medfl_datasets.derm7pt.splits import UNPACK_HINT, read_splits
 
 HEADER = (
     "case_num,diagnosis,seven_point_score,pigment_network,streaks,pigmentation,regression_structures,dots_and_globules,"
     "blue_whitish_veil,vascular_structures,level_of_diagnostic_difficulty,elevation,location,sex,management,clinic,derm,"
     "case_id,notes"
 )
-"""The first line of ``meta.csv``."""
+"""First line of ``meta.csv``."""
 
-GROUPS = {
+DIAGNOSIS_GROUPS = {
     "BCC": ("basal cell carcinoma",),
     "MEL": (
         "melanoma",
@@ -54,34 +55,34 @@ GROUPS = {
     ),
     "SK": ("seborrheic keratosis",),
 }
-"""The five groups of diagnoses, in the order of their labels."""
+"""Maps each group of diagnoses, in the order of the labels, to its diagnoses."""
 
-OFFICIAL = {
+OFFICIAL_COUNTS = {
     "training": {"BCC": 19, "MEL": 90, "MISC": 32, "NEV": 256, "SK": 16},
     "validation": {"BCC": 7, "MEL": 61, "MISC": 25, "NEV": 100, "SK": 10},
     "test": {"BCC": 16, "MEL": 101, "MISC": 40, "NEV": 219, "SK": 19},
 }
-"""Split to group to the number of cases in the release: 413, 203 and 395 cases."""
+"""Maps each split to a mapping from group to number of cases in the release: 413, 203 and 395 cases in all."""
 
-DOUBLED = 9
-"""Cases of the release whose clinical image is the dermoscopic one."""
+DOUBLED_CASES = 9
+"""Number of cases in the release whose clinical image is the dermoscopic one."""
 
 SEXES = ("female", "male")
-"""What the column ``sex`` holds."""
+"""Values of the column ``sex``."""
 
-_GROUP_OF = {diagnosis: group for group, diagnoses in GROUPS.items() for diagnosis in diagnoses}
+_GROUP_OF = {diagnosis: group for group, diagnoses in DIAGNOSIS_GROUPS.items() for diagnosis in diagnoses}
 
 
 @dataclass(frozen=True)
-class Release:
-    """A release that was read; all lists have one entry for each case, in the order of ``meta.csv``.
+class Derm7ptRelease:
+    """Content of a release's tables; all lists have one entry for each case, in the order of ``meta.csv``.
 
     Attributes:
-        images: The folder of the images.
+        images: Folder of the images.
         table: ``meta.csv``.
-        groups: One of `GROUPS`.
-        splits: ``training``, ``validation`` or ``test``.
-        doubled: Whether the clinical image is the dermoscopic one.
+        groups: Group of each diagnosis, a key of `DIAGNOSIS_GROUPS`.
+        splits: Split of each case: ``training``, ``validation`` or ``test``.
+        doubled: Whether the clinical image of each case is the dermoscopic one.
     """
 
     images: Path
@@ -91,20 +92,20 @@ class Release:
     doubled: list[bool]
 
     def check_images(self, view: str, places: Sequence[int]) -> None:
-        """Refuse a release without the images that are needed.
+        """Raise DataError if required images are missing.
 
         Args:
-            view: The column that names them, ``derm`` or ``clinic``.
-            places: The cases that need them.
+            view: Column that names the images, ``derm`` or ``clinic``.
+            places: Indices of the cases whose image is required.
 
         Raises:
-            DataError: If an image is not there, or only with other capitals.
+            DataError: If an image is missing, or exists only with other capitals in its name.
         """
         names = {place: self.table.rows[place][view] for place in places}
         missing = [place for place, name in names.items() if not (self.images / name).is_file()]
         if not missing:
             return
-        folded = _folded_paths(self.images)
+        folded = _casefolded_paths(self.images)
         other_case = [place for place in missing if Path(names[place]).as_posix().casefold() in folded]
         text = f"{len(missing)} of {len(names)} images are not in the folder {self.images}: {self._rows(missing)}. "
         if other_case:
@@ -122,40 +123,44 @@ class Release:
         )
 
     def deviations(self) -> list[str]:
-        """How these cases differ from the official release: sentences, none if they do not."""
+        """Describe the differences from the official release, one sentence each."""
         sentences = []
         pairs = Counter(zip(self.splits, self.groups, strict=True))
-        for split, official in OFFICIAL.items():
-            counts = {group: pairs[split, group] for group in GROUPS}
+        for split, official in OFFICIAL_COUNTS.items():
+            counts = {group: pairs[split, group] for group in DIAGNOSIS_GROUPS}
             if counts != official:
-                sentences.append(f"{split}: {_in_words(counts)}; the official release has {_in_words(official)}")
-        if sum(self.doubled) != DOUBLED:
+                sentences.append(
+                    f"{split}: {_describe_group_counts(counts)}; the official release has "
+                    f"{_describe_group_counts(official)}"
+                )
+        if sum(self.doubled) != DOUBLED_CASES:
             sentences.append(
                 f"{sum(self.doubled)} cases have the dermoscopic image as clinical image, the official release has "
-                f"{DOUBLED} of them"
+                f"{DOUBLED_CASES} of them"
             )
         return sentences
 
     def _rows(self, places: Sequence[int]) -> str:
+        """Format the row numbers of cases for a message."""
         return row_list([self.table.numbers[place] for place in places])
 
 
-def read_release(source: Path) -> Release:
-    """Read the table and the index files of a release; its images are not looked at.
+def read_release(source: Path) -> Derm7ptRelease:
+    """Read the table and the index files of a release, without looking at its images.
 
     Args:
-        source: The folder ``release_v0``, or the one that holds it.
+        source: The folder ``release_v0``, or the one that contains it.
 
     Raises:
-        DataError: If a file is missing, columns are missing, a diagnosis is unknown, or the index files do not name
-            each case once.
+        DataError: If a file or column is missing, a diagnosis is unknown, or the index files do not name each case
+            once.
     """
     folder = _find_folder(source)
     table = read_table(folder / "meta" / "meta.csv")
     _check_columns(table)
     _check_cells(table)
     rows = table.rows
-    return Release(
+    return Derm7ptRelease(
         images=folder / "images",
         table=table,
         groups=group_diagnoses(table),
@@ -165,17 +170,17 @@ def read_release(source: Path) -> Release:
 
 
 def group_diagnoses(table: Table) -> list[str]:
-    """The group of each case.
+    """Return the group of each case.
 
     Raises:
-        DataError: If a diagnosis belongs to no group; it is named.
+        DataError: If a diagnosis belongs to no group.
     """
     diagnoses = [row["diagnosis"] for row in table.rows]
     unknown = [place for place, diagnosis in enumerate(diagnoses) if diagnosis not in _GROUP_OF]
     if unknown:
         first = diagnoses[unknown[0]]
         alike = [table.numbers[place] for place in unknown if diagnoses[place] == first]
-        shown = f" '{first}'" if re.fullmatch("[a-z ]{0,40}", first) else ""  # all else may name a case
+        shown = f" '{first}'" if re.fullmatch("[a-z ]{0,40}", first) else ""  # any other text may identify a case
         others = len({diagnoses[place] for place in unknown}) - 1
         raise DataError(
             "wrong_label",
@@ -191,18 +196,20 @@ def group_diagnoses(table: Table) -> list[str]:
 
 
 def _find_folder(source: Path) -> Path:
+    """Return the folder ``release_v0``; raise DataError if its table is missing."""
     for folder in (source, source / "release_v0"):
         if (folder / "meta" / "meta.csv").is_file():
             return folder
     raise DataError(
         "missing_file",
-        f"expected the table meta/meta.csv of Derm7pt in {source}, there is none. Unpack release_v0.zip and give the "
+        f"expected the table meta/meta.csv of Derm7pt in {source}, found none. Unpack release_v0.zip and give the "
         "folder release_v0 as --source.",
         path=source / "meta" / "meta.csv",
     )
 
 
 def _check_columns(table: Table) -> None:
+    """Raise DataError if a column of `HEADER` is missing."""
     columns = HEADER.split(",")
     missing = [column for column in columns if column not in table.columns]
     if missing:
@@ -217,37 +224,38 @@ def _check_columns(table: Table) -> None:
 
 
 def _check_cells(table: Table) -> None:
-    """Refuse what can't be meant: cases with equal numbers, without an image, without a sex."""
+    """Raise DataError for a repeated case number, a missing image name or an unknown sex."""
     for column in ("clinic", "derm"):
         table.column(column)
     counts = Counter(table.column("case_num"))
-    twice = [number for number, row in zip(table.numbers, table.rows, strict=True) if counts[row["case_num"]] > 1]
-    if twice:
+    duplicates = [number for number, row in zip(table.numbers, table.rows, strict=True) if counts[row["case_num"]] > 1]
+    if duplicates:
         raise DataError(
             "duplicate_row",
-            f"expected each case once in {table.path}, {len(twice)} rows share their case_num with another: "
-            f"{row_list(twice)}. {WHOLE}",
+            f"expected each case once in {table.path}, {len(duplicates)} rows share their case_num with another: "
+            f"{row_list(duplicates)}. {UNPACK_HINT}",
             path=table.path,
             column="case_num",
-            rows=twice,
+            rows=duplicates,
         )
     wrong = [number for number, row in zip(table.numbers, table.rows, strict=True) if row["sex"] not in SEXES]
     if wrong:
         raise DataError(
             "invalid_value",
             f"expected {' or '.join(SEXES)} in the column 'sex' of {table.path}, {len(wrong)} of {len(table.rows)} "
-            f"rows hold something else: {row_list(wrong)}. {WHOLE}",
+            f"rows have another value: {row_list(wrong)}. {UNPACK_HINT}",
             path=table.path,
             column="sex",
             rows=wrong,
         )
 
 
-def _folded_paths(folder: Path) -> set[str]:
-    """Paths of all files below a folder, without regard to capitals."""
+def _casefolded_paths(folder: Path) -> set[str]:
+    """Return the case-folded paths of all files below a folder."""
     paths = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
     return {path.relative_to(folder).as_posix().casefold() for path in paths}
 
 
-def _in_words(counts: Mapping[str, int]) -> str:
+def _describe_group_counts(counts: Mapping[str, int]) -> str:
+    """Describe the total number of cases and the number of each group."""
     return f"{sum(counts.values())} cases ({', '.join(f'{group} {count}' for group, count in counts.items())})"

@@ -1,4 +1,4 @@
-"""FLamby's Fed-Heart-Disease: rows of a clinical table at four hospitals."""
+"""FLamby's Fed-Heart-Disease: clinical tables of four hospitals."""
 
 from medfl.hooks import DatasetRecord
 
@@ -13,4 +13,4 @@ RECORDS = [
         synthetic="medfl_datasets.flamby_heart.synthetic:write_release",
     ),
 ]
-"""What this folder brings."""
+"""Data sets that this package registers."""

@@ -1,4 +1,4 @@
-"""The four processed files of the UCI Heart Disease data: fourteen numbers a row, ``?`` where one is missing."""
+"""Read the four processed files of the UCI Heart Disease data: 14 numbers in each row, ``?`` for a missing one."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from medfl.data.table import row_list
 from medfl.errors import DataError
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
-"""In FLamby's order; the file of each is ``processed.NAME.data``."""
+"""Hospitals in FLamby's order. The file of each is ``processed.NAME.data``."""
 
-CELLS = 14
-"""Numbers of a row; the last one is the diagnosis, 0 to 4."""
+CELL_COUNT = 14
+"""Number of cells in a row. The last cell is the diagnosis, 0 to 4."""
 
-LEFT_OUT = (10, 11, 12)
-"""Cells that most hospitals lack, from 0; FLamby leaves them out."""
+DROPPED_CELLS = (10, 11, 12)
+"""Indices of the cells that most hospitals lack. FLamby drops them."""
 
-CATEGORIES = (2, 6)
-"""Cells that are numbers of kinds: of chest pain, and of an electrocardiogram at rest."""
+CATEGORICAL_CELLS = (2, 6)
+"""Indices of the categorical cells: type of chest pain, and result of the resting electrocardiogram."""
 
-NAMES = ("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak")
-"""What the UCI's description calls the cells that stay."""
+FEATURE_NAMES = ("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak")
+"""Names that the UCI description gives to the remaining cells."""
 
-SEX = 1
-"""The cell of the sex: 1 is male."""
+SEX_COLUMN = 1
+"""Index of the sex among the remaining cells; 1 is male."""
 
-AGAIN = "Take the file as the UCI Machine Learning Repository has it (data set 45, heart disease)."
-"""What to do about a file that was changed."""
+FILES_HINT = "Take the file as the UCI Machine Learning Repository has it (data set 45, heart disease)."
+"""Advice in messages about a file that was changed."""
 
 
 @dataclass(frozen=True)
 class Hospital:
-    """The complete rows of a hospital, in the order of its file.
+    """Complete rows of a hospital, in the order of its file.
 
     Attributes:
-        numbers: (n, 10), float64: all cells but the diagnosis and those left out.
-        labels: (n,), int64: 1 where there is heart disease.
-        incomplete: Rows that were left out, since a number is missing.
+        numbers: All cells except the diagnosis and the dropped ones, shape (n, 10), float64.
+        labels: 1 for heart disease, 0 for none, shape (n,), int64.
+        incomplete: Number of rows that are excluded because a number is missing.
     """
 
     numbers: np.ndarray
@@ -49,16 +49,22 @@ class Hospital:
 
 
 def find_files(source: Path) -> dict[str, Path]:
-    """Hospital to its file.
+    """Find the file of each hospital.
+
+    Returns:
+        Maps each of `HOSPITALS` to its file.
 
     Raises:
-        DataError: If one is missing.
+        DataError: If a file is missing.
     """
     files = {name: source / f"processed.{name}.data" for name in HOSPITALS}
     missing = [path.name for path in files.values() if not path.is_file()]
     if missing:
         raise DataError(
-            "missing_file", f"expected {', '.join(missing)} in {source}, missing. {AGAIN}", folder=source, files=missing
+            "missing_file",
+            f"expected {', '.join(missing)} in {source}, missing. {FILES_HINT}",
+            folder=source,
+            files=missing,
         )
     return files
 
@@ -67,45 +73,46 @@ def read_hospital(path: Path) -> Hospital:
     """Read the file of a hospital.
 
     Raises:
-        DataError: If it can't be read, or a row has other cells than fourteen numbers or ``?``.
+        DataError: If the file can't be read, or a row does not consist of 14 cells with a number or ``?``.
     """
     try:
         lines = list(csv.reader(path.read_text(encoding="ascii").splitlines()))
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             "unreadable_file",
-            f"{path} can't be read as text: {type(error).__name__}. {AGAIN}",
+            f"{path} can't be read as text: {type(error).__name__}. {FILES_HINT}",
             path=path,
             cause=type(error).__name__,
         ) from None
-    table = [[_number(cell) for cell in line] for line in lines if line]
-    wrong = [number for number, row in enumerate(table, 1) if len(row) != CELLS or None in row]
+    table = [[_parse_cell(cell) for cell in line] for line in lines if line]
+    wrong = [number for number, row in enumerate(table, 1) if len(row) != CELL_COUNT or None in row]
     if wrong or not table:
         raise DataError(
             "invalid_value",
-            f"expected rows of {CELLS} numbers, or ? where one is missing, in {path}; "
-            f"{f'other ones in {row_list(wrong)}' if wrong else 'there are none'}. {AGAIN}",
+            f"expected rows of {CELL_COUNT} numbers, or ? where one is missing, in {path}; "
+            f"{f'other ones in {row_list(wrong)}' if wrong else 'there are none'}. {FILES_HINT}",
             path=path,
             rows=wrong,
         )
-    cells = np.delete(np.array(table, dtype=np.float64), LEFT_OUT, axis=1)
+    cells = np.delete(np.array(table, dtype=np.float64), DROPPED_CELLS, axis=1)
     complete = ~np.isnan(cells).any(axis=1)
     kept = cells[complete]
     return Hospital(kept[:, :-1], (kept[:, -1] > 0).astype(np.int64), int((~complete).sum()))
 
 
-def features(hospitals: dict[str, Hospital]) -> tuple[list[str], dict[str, np.ndarray]]:
-    """The features of each hospital's rows: the plain numbers, then a column for each kind but the first of a category.
+def build_features(hospitals: dict[str, Hospital]) -> tuple[list[str], dict[str, np.ndarray]]:
+    """Build the feature vectors: the numeric cells, then a 0/1 column for each category but the first of its cell.
 
-    Kinds are those of all hospitals together, so that all have the same columns.
+    Categories are collected from all hospitals, so that all hospitals have the same columns.
 
     Returns:
-        Their names, and hospital to (n, F), float64; with the real files F is 13.
+        Names of the F features, and a mapping from each hospital to its features (n, F), float64. F is 13 for the real
+        files.
     """
-    plain = [cell for cell in range(len(NAMES)) if cell not in CATEGORIES]
+    plain = [cell for cell in range(len(FEATURE_NAMES)) if cell not in CATEGORICAL_CELLS]
     everywhere = np.concatenate([hospital.numbers for hospital in hospitals.values()])
-    kinds = [(cell, kind) for cell in CATEGORIES for kind in np.unique(everywhere[:, cell])[1:]]
-    names = [NAMES[cell] for cell in plain] + [f"{NAMES[cell]}={kind:g}" for cell, kind in kinds]
+    kinds = [(cell, kind) for cell in CATEGORICAL_CELLS for kind in np.unique(everywhere[:, cell])[1:]]
+    names = [FEATURE_NAMES[cell] for cell in plain] + [f"{FEATURE_NAMES[cell]}={kind:g}" for cell, kind in kinds]
     return names, {
         name: np.column_stack(
             [hospital.numbers[:, plain], *(hospital.numbers[:, cell] == kind for cell, kind in kinds)]
@@ -114,8 +121,8 @@ def features(hospitals: dict[str, Hospital]) -> tuple[list[str], dict[str, np.nd
     }
 
 
-def _number(cell: str) -> float | None:
-    """A number, NaN where it is missing, None where the cell is neither."""
+def _parse_cell(cell: str) -> float | None:
+    """Parse a cell: a number, NaN for ``?``, or None if the cell is neither."""
     text = cell.strip()
     if text == "?":
         return float("nan")

@@ -1,10 +1,11 @@
-"""FLamby's Fed-Heart-Disease: the UCI files of four hospitals in, a pooled data set of vectors out.
+"""Spec of FLamby's Fed-Heart-Disease: options and preparation of the data set of feature vectors.
 
-Each complete row of a hospital becomes a vector of 13 numbers and a label: heart disease, or none. The split into
-training and test rows is FLamby's to the row (`medfl_datasets.flamby_heart.split`), and so is the scale. The hospital
-is kept as ``centre``, and the sex of the patient. The files name no patient: each row counts as one of its own.
+Prepared data set: one array (N, 13), float32, a vector for each complete row; each record has ``label`` (heart disease
+or none), ``subject_id``, ``centre`` (the hospital) and ``sex``. Training and test rows are exactly FLamby's
+(`medfl_datasets.flamby_heart.split`), and so is the scaling. The files contain no patient identifiers, so each row
+counts as a patient of its own.
 
-Source: Ogier du Terrail et al., FLamby, NeurIPS 2022 Datasets and Benchmarks; its code of that data set.
+Source: Ogier du Terrail et al., FLamby, NeurIPS 2022 Datasets and Benchmarks, and its code for this data set.
 """
 
 from __future__ import annotations
@@ -28,35 +29,39 @@ from medfl.errors import DataError
 from medfl.records.datalist import CaseRecord
 from medfl.utils.text import Say
 from medfl_datasets.flamby_heart import RECORDS
-from medfl_datasets.flamby_heart.files import SEX, Hospital, features, find_files, read_hospital
-from medfl_datasets.flamby_heart.split import rows_for_tests
+from medfl_datasets.flamby_heart.files import SEX_COLUMN, Hospital, build_features, find_files, read_hospital
+from medfl_datasets.flamby_heart.split import select_test_rows
 
 CITATION = (
     "Janosi, Steinbrunn, Pfisterer and Detrano, Heart Disease, UCI Machine Learning Repository (1989), "
     "doi:10.24432/C52P4X; as prepared for FLamby: Ogier du Terrail et al., NeurIPS 2022 Datasets and Benchmarks"
 )
-"""What users of the data are asked to cite."""
+"""Publication that users of the data are asked to cite."""
 
 SCALES = ("centre", "pooled", "mixed", "none")
-"""Whose training rows the features are standardised by: the hospital's own, all, or nobody's. Mixed: of training rows
-all, of test rows the hospital's own. That is how FLamby's pooled model was trained and then scored at the sites; its
-published accuracy of .735 is that, and the same model has about .81 where test rows are scaled as it was trained."""
+"""Choices of `FlambyHeart.scale`: the training rows whose mean and standard deviation standardise the features.
+These are the rows of the same hospital (centre), of all hospitals (pooled), or none. With mixed, training rows
+are standardised by all hospitals and test rows by their own hospital. FLamby trained and scored its pooled model
+in this way: its published accuracy is .735; the same model has about .81 if test rows are scaled like the
+training rows."""
 
-OFFICIAL = {"cleveland": (199, 104), "hungarian": (172, 89), "switzerland": (30, 16), "va": (85, 45)}
-"""Hospital to training and test rows of FLamby."""
+OFFICIAL_COUNTS = {"cleveland": (199, 104), "hungarian": (172, 89), "switzerland": (30, 16), "va": (85, 45)}
+"""Maps each hospital to FLamby's numbers of training and test rows."""
 
-INCOMPLETE = "a number of the row is missing"
-"""Why a row is left out."""
+INCOMPLETE_ROW = "a number of the row is missing"
+"""Exclusion reason: the row has a missing number."""
 
-TINY = 1e-9
-"""FLamby adds it to each standard deviation."""
+STD_OFFSET = 1e-9
+"""Value that FLamby adds to each standard deviation."""
 
 
 class FlambyHeart(WholeSpec):
     """FLamby's Fed-Heart-Disease: heart disease or none, by 13 numbers, at four hospitals. Nothing is downloaded.
 
-    The test rows are FLamby's. Its sites come from medfl partition --scheme by_site --column
-    centre --test official --global-test none --allow-leak pixels. (Two patients of one hospital have the same numbers.)
+    The test rows are FLamby's. Create its sites with medfl partition --scheme by_site --column centre --test official
+    --global-test none --allow-leak pixels. (Two patients of one hospital have the same numbers.)
+
+    Source: UCI Machine Learning Repository, doi:10.24432/C52P4X, as prepared by FLamby. Licence: CC BY 4.0.
     """
 
     dataset = "flamby_heart"
@@ -66,20 +71,23 @@ class FlambyHeart(WholeSpec):
     source: Path
     """The folder of the four files processed.NAME.data of the UCI Heart Disease data."""
     scale: Annotated[str, Choose(SCALES)] = "centre"
-    """Standardise by the training rows of each centre (as FLamby's sites do), pooled, mixed (as it scores its pooled
-    model: training rows by all, test rows by their centre), or none."""
+    """Standardise by the training rows of each centre (as FLamby's sites do), pooled (all centres), mixed (as FLamby
+    scores its pooled model: training rows by all centres, test rows by their own), or none."""
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """FLamby's name of the folder, the data set's, or the source folder itself."""
+        """Return the release's folder in a study's source folder: ``fed_heart_disease``, ``flamby_heart``, or none.
+
+        Without such a folder the release is expected in the source folder itself.
+        """
         return {"source": folder_or_top(top, "fed_heart_disease", cls.dataset)}
 
     def look(self) -> object:
-        """The four files."""
+        """Find the four files; raise DataError if one is missing."""
         return find_files(self.source)
 
     def make(self, out: Path, *, force: bool, workers: int | None, require_complete: bool, say: Say) -> Datalist:
-        """Write the pooled data set."""
+        """Read the four files and write the prepared data set to `out`."""
         say(f"{self.dataset}: licence {RECORDS[0].licence}")
         say(f"Please cite: {CITATION}")
         hospitals = {name: read_hospital(path) for name, path in find_files(self.source).items()}
@@ -91,15 +99,15 @@ class FlambyHeart(WholeSpec):
                 hospitals=few,
                 minimum=3,
             )
-        tests = {name: rows_for_tests(hospital.labels) for name, hospital in hospitals.items()}
+        tests = {name: select_test_rows(hospital.labels) for name, hospital in hospitals.items()}
         centres = [name for name, test in tests.items() for _ in test]
         splits = ["test" if held else "training" for test in tests.values() for held in test]
-        unlike = unlike_published(centres, splits, OFFICIAL, "rows")
-        for sentence in unlike:
+        differences = unlike_published(centres, splits, OFFICIAL_COUNTS, "rows")
+        for sentence in differences:
             say(f"warning: {sentence}")
-        say("note: the files do not say who a patient is: each row counts as a patient of its own")
-        names, numbers = features(hospitals)
-        vectors = np.concatenate(list(_scaled(numbers, tests, self.scale).values())).astype(np.float32)
+        say("note: the files contain no patient identifiers: each row counts as a patient of its own")
+        names, numbers = build_features(hospitals)
+        vectors = np.concatenate(list(_scale_features(numbers, tests, self.scale).values())).astype(np.float32)
         datalist = Datalist(
             name="flamby_heart" if self.scale == "centre" else f"flamby_heart-{self.scale}",
             image_array=ARRAY,
@@ -112,9 +120,9 @@ class FlambyHeart(WholeSpec):
             extra={
                 FEATURES: names,
                 "citation": CITATION,
-                "deviations": unlike,
+                "deviations": differences,
             },
-            exclusions=exclusions({INCOMPLETE: sum(h.incomplete for h in hospitals.values())}),
+            exclusions=exclusions({INCOMPLETE_ROW: sum(h.incomplete for h in hospitals.values())}),
         )
         with written_whole(out, force) as folder:
             with new_array(folder / ARRAY, vectors.shape, vectors.dtype) as array:
@@ -124,29 +132,42 @@ class FlambyHeart(WholeSpec):
         return datalist
 
 
-def _scaled(numbers: Mapping[str, np.ndarray], tests: Mapping[str, np.ndarray], scale: str) -> dict[str, np.ndarray]:
-    """Features less their mean over training rows, divided by their standard deviation (of a sample) there."""
+def _scale_features(
+    numbers: Mapping[str, np.ndarray], tests: Mapping[str, np.ndarray], scale: str
+) -> dict[str, np.ndarray]:
+    """Standardise the features: subtract the mean of training rows, divide by their sample standard deviation.
+
+    Args:
+        numbers: Maps each hospital to its features (n, F).
+        tests: Maps each hospital to its test rows (n,), bool.
+        scale: One of `SCALES`.
+
+    Returns:
+        Maps each hospital to its scaled features (n, F).
+    """
     if scale == "none":
         return dict(numbers)
-    everybody = np.concatenate([rows[~tests[name]] for name, rows in numbers.items()])
+    all_training_rows = np.concatenate([rows[~tests[name]] for name, rows in numbers.items()])
     scaled = {}
     for name, rows in numbers.items():
-        own, shared = _standardised(rows, rows[~tests[name]]), _standardised(rows, everybody)
+        own, shared = _standardise(rows, rows[~tests[name]]), _standardise(rows, all_training_rows)
         mixed = np.where(tests[name][:, None], own, shared)
         scaled[name] = {"centre": own, "pooled": shared, "mixed": mixed}[scale]
     return scaled
 
 
-def _standardised(rows: np.ndarray, trained: np.ndarray) -> np.ndarray:
-    return (rows - trained.mean(axis=0)) / (trained.std(axis=0, ddof=1) + TINY)
+def _standardise(rows: np.ndarray, training_rows: np.ndarray) -> np.ndarray:
+    """Standardise `rows` by the mean and sample standard deviation of the rows `training_rows`."""
+    return (rows - training_rows.mean(axis=0)) / (training_rows.std(axis=0, ddof=1) + STD_OFFSET)
 
 
 def _records(hospitals: Mapping[str, Hospital], tests: Mapping[str, np.ndarray]) -> dict[str, list[CaseRecord]]:
+    """Build the records of the training and test split; record n of all hospitals in turn is row n of the array."""
     splits: dict[str, list[CaseRecord]] = {"training": [], "test": []}
     row = 0
     for name, hospital in hospitals.items():
         for numbers, label, test in zip(hospital.numbers, hospital.labels.tolist(), tests[name], strict=True):
-            sex = "male" if numbers[SEX] == 1 else "female"
+            sex = "male" if numbers[SEX_COLUMN] == 1 else "female"
             record: CaseRecord = {"image": row, "label": label, "subject_id": f"{row:04d}", "centre": name, "sex": sex}
             splits["test" if test else "training"].append(record)
             row += 1

@@ -1,55 +1,64 @@
-"""The test rows of a hospital: those that scikit-learn's ``train_test_split`` takes, without scikit-learn.
+"""Select the test rows that scikit-learn's ``train_test_split`` selects in FLamby, without using scikit-learn.
 
-FLamby calls it with ``random_state=43``. It draws from numpy's `RandomState`, whose numbers numpy has promised never to
-change, so the few lines here take the same rows for any table; a test compares them with scikit-learn. A list of row
-numbers would do for the real tables only.
+FLamby calls ``train_test_split`` with ``random_state=43``, which draws from numpy's `RandomState`. Numpy guarantees
+that this stream of random numbers never changes, so the code here selects the same rows for any table; a test compares
+them with scikit-learn. A stored list of row numbers would work for the real tables only.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-SEED = 43
+FLAMBY_SEED = 43
 """FLamby's ``random_state``."""
 
-TRAIN = 0.66
-"""Share of the training rows; the rest is tested on."""
+TRAINING_SHARE = 0.66
+"""Share of the rows for training; the other rows are test rows."""
 
-FEW = 2
-"""A class that has no more rows than this: the split is not stratified."""
+SMALL_CLASS_SIZE = 2
+"""Largest class size that prevents a stratified split."""
 
 
-def rows_for_tests(labels: np.ndarray) -> np.ndarray:
-    """Which rows are for tests.
+def select_test_rows(labels: np.ndarray) -> np.ndarray:
+    """Select the test rows of a hospital.
 
-    With classes of more than two rows each the shares of the classes are kept; otherwise rows are drawn from all.
+    If each class has more than two rows, the split is stratified by class; otherwise rows are drawn from all.
 
     Args:
-        labels: (n,), int64, one of each row, n >= 3.
+        labels: Class of each row, shape (n,), int64, n >= 3.
 
     Returns:
-        (n,), bool.
+        True for test rows, shape (n,), bool.
 
-    Source: scikit-learn's ``ShuffleSplit`` and ``StratifiedShuffleSplit``; FLamby's data set of that name.
+    Source: scikit-learn's ``ShuffleSplit`` and ``StratifiedShuffleSplit``; FLamby's code for Fed-Heart-Disease.
     """
     n = len(labels)
-    train, test = int(np.floor(TRAIN * n)), int(np.ceil((1.0 - TRAIN) * n))
-    rng = np.random.RandomState(SEED)
+    train, test = int(np.floor(TRAINING_SHARE * n)), int(np.ceil((1.0 - TRAINING_SHARE) * n))
+    rng = np.random.RandomState(FLAMBY_SEED)
     counts = np.unique(labels, return_counts=True)[1]
     chosen = np.zeros(n, dtype=bool)
-    if len(counts) < 2 or counts.min() <= FEW:
+    if len(counts) < 2 or counts.min() <= SMALL_CLASS_SIZE:
         chosen[rng.permutation(n)[:test]] = True
         return chosen
-    trained = _shares(counts, train, rng)
-    tested = _shares(counts - trained, test, rng)
+    training_counts = _draws_by_class(counts, train, rng)
+    test_counts = _draws_by_class(counts - training_counts, test, rng)
     members = np.split(np.argsort(labels, kind="stable"), np.cumsum(counts)[:-1])
-    for rows, before, count in zip(members, trained, tested, strict=True):
+    for rows, before, count in zip(members, training_counts, test_counts, strict=True):
         chosen[rng.permutation(rows)[before : before + count]] = True
     return chosen
 
 
-def _shares(counts: np.ndarray, draws: int, rng: np.random.RandomState) -> np.ndarray:
-    """How many of each class are drawn: its share, rounded down, and one more by the largest remainder, ties by lot."""
+def _draws_by_class(counts: np.ndarray, draws: int, rng: np.random.RandomState) -> np.ndarray:
+    """Compute the number of rows to draw from each class.
+
+    Each class gets its proportional share, rounded down. The remaining draws go to the classes with the largest
+    remainders; ties are resolved at random.
+
+    Args:
+        counts: Number of rows of each class.
+        draws: Total number of rows to draw.
+        rng: Random number generator.
+    """
     exact = counts / counts.sum() * draws
     shares = np.floor(exact)
     missing, remainders = int(draws - shares.sum()), exact - shares

@@ -1,4 +1,4 @@
-"""Made-up files of four hospitals in the form of the UCI Heart Disease data."""
+"""Write synthetic files of four hospitals in the format of the UCI Heart Disease data."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from pathlib import Path
 import numpy as np
 
 from medfl.utils.seeds import seed_of
-from medfl_datasets.flamby_heart.files import CELLS, HOSPITALS
+from medfl_datasets.flamby_heart.files import CELL_COUNT, HOSPITALS
 
 ROWS = {"cleveland": 40, "hungarian": 30, "switzerland": 12, "va": 20}
-"""Hospital to rows; a few of them are incomplete."""
+"""Maps each hospital to its number of rows; a few rows are incomplete."""
 
 
 def write_release(folder: Path, rows: Mapping[str, int] = ROWS, seed: int = 0) -> Path:
-    """Write the four files; the risk of heart disease rises with the age, and Switzerland has almost nobody without.
+    """Write the four files.
+
+    The risk of heart disease rises with age. Almost all patients of Switzerland have heart disease.
 
     Args:
-        folder: Where to write; made if it is not there.
-        rows: Hospital to the number of rows, each >= 8.
-        seed: Decides all numbers.
+        folder: Target folder; created if needed.
+        rows: Maps each hospital to its number of rows, each >= 8.
+        seed: Seed of all random numbers.
 
     Returns:
         `folder`.
@@ -34,7 +36,7 @@ def write_release(folder: Path, rows: Mapping[str, int] = ROWS, seed: int = 0) -
 
 
 def _line(row: int, all_ill: bool, rng: np.random.Generator) -> str:
-    cells = [str(number) for number in rng.integers(0, 200, CELLS)]
+    cells = [str(number) for number in rng.integers(0, 200, CELL_COUNT)]
     age = int(rng.integers(30, 75))
     ill = rng.random() < (age - 25) / 50
     cells[0], cells[1], cells[2], cells[6] = f"{age}.0", str(row % 2), str(1 + row % 4), str(row % 3)

@@ -8,10 +8,10 @@ RECORDS = [
         "medfl_datasets.flamby_isic2019.spec:FlambyISIC2019",
         modality="dermoscopy",
         licence="CC BY-NC 4.0",
-        summary="FLamby's Fed-ISIC2019: skin lesions of eight classes, six centres, as scripts leave them. "
+        summary="FLamby's Fed-ISIC2019: skin lesions of eight classes at six centres, resized by scripts. "
         "Nothing is downloaded.",
         synthetic="medfl_datasets.flamby_isic2019.synthetic:write_release",
         synthetic_options={"size": 12},
     ),
 ]
-"""What this folder brings."""
+"""Data sets that this package registers."""

@@ -1,6 +1,6 @@
-"""FLamby's Fed-ISIC2019: its images and its table of splits in, a pooled data set out.
+"""Spec of FLamby's Fed-ISIC2019: options, reading of images and data list of the prepared data set.
 
-::
+Files of the release, as FLamby's scripts write them::
 
     ISIC_2019_Training_Input_preprocessed/ISIC_0024306.jpg    resized so that the shorter edge has 224 pixels, and with
                                                               constant colours, by FLamby's resize_images.py
@@ -8,15 +8,17 @@
                                                               center, fold, ...; without ending
     ISIC_2019_Training_Metadata.csv                           image, age_approx, sex, anatom_site_general, lesion_id
 
-From the middle of each image a square is cut out, as FLamby does with its test images; training images it cuts at
-random places, which is left to a run's augmentation (with a larger ``size``). The centre is kept as ``centre``. Where
-the last table is there, age, sex and localization are kept as well.
+Each image is cropped at the centre, as FLamby does with test images. FLamby crops training images at random positions;
+here this is left to a run's augmentation (with a larger ``size``).
 
 FLamby splits by image: images of one lesion may be in training and in test. Each image therefore counts as a patient of
-its own, and the data set says so. With ``groups="lesion"`` images of one lesion have one ``subject_id``, and a
-partition that keeps FLamby's split has to allow what it finds.
+its own, and the data list states this. With ``groups="lesion"`` the images of one lesion have one ``subject_id``. A
+partition that keeps FLamby's split then has to allow lesions in both splits.
 
-Source: Ogier du Terrail et al., FLamby, NeurIPS 2022 Datasets and Benchmarks; its code of that data set.
+Prepared data set: ``images.npy`` (N, H, W, 3), uint8; each record has ``label``, ``subject_id`` and ``centre``, and
+with the metadata table also ``age``, ``sex`` and ``localization``. The splits are FLamby's.
+
+Source: Ogier du Terrail et al., FLamby, NeurIPS 2022 Datasets and Benchmarks, and its code for this data set.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
@@ -48,12 +50,12 @@ CITATION = (
     "Tschandl et al., Scientific Data 5:180161 (2018); Codella et al., arXiv:1710.05006; Combalia et al., "
     "arXiv:1908.02288; as prepared for FLamby: Ogier du Terrail et al., NeurIPS 2022 Datasets and Benchmarks"
 )
-"""What users of the data are asked to cite."""
+"""Publications that users of the data are asked to cite."""
 
 CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
-"""Diagnoses, by FLamby's numbers."""
+"""Diagnoses, in the order of FLamby's numbers."""
 
-OFFICIAL = {
+OFFICIAL_COUNTS = {
     "bcn": (9930, 2483),
     "vidir_molemax": (3163, 791),
     "vidir_modern": (2691, 672),
@@ -61,31 +63,31 @@ OFFICIAL = {
     "msk": (655, 164),
     "vienna_dias": (351, 88),
 }
-"""Centre, in the order of FLamby's numbers, to its training and test images."""
+"""Maps each centre, in the order of FLamby's numbers, to its numbers of training and test images."""
 
-IMAGES = "ISIC_2019_Training_Input_preprocessed"
-SPLIT = "train_test_split"
-METADATA = "ISIC_2019_Training_Metadata.csv"
-"""Names in the release."""
+IMAGE_FOLDER = "ISIC_2019_Training_Input_preprocessed"
+SPLIT_TABLE = "train_test_split"
+METADATA_TABLE = "ISIC_2019_Training_Metadata.csv"
+"""Names of the image folder and the two tables in the release."""
 
-FACTS = {"age_approx": "age", "sex": "sex", "anatom_site_general": "localization"}
-"""Columns of `METADATA` that are kept, and what they become."""
+KEPT_COLUMNS = {"age_approx": "age", "sex": "sex", "anatom_site_general": "localization"}
+"""Maps each column of `METADATA_TABLE` that is kept to its name in the data list."""
 
-GROUPS = ("image", "lesion")
-"""What stays together in a partition."""
+GROUPINGS = ("image", "lesion")
+"""Choices of `FlambyISIC2019.groups`: the images that stay together in a partition."""
 
 NO_FILE = "there is no image file"
-"""Why a row of the table is left out."""
+"""Exclusion reason of a row of the table."""
 
 
 @dataclass(frozen=True)
-class Release:
-    """The files.
+class Isic2019Files:
+    """Files of a Fed-ISIC2019 release.
 
     Attributes:
-        images: The folder of images.
-        split: The table of splits.
-        metadata: The table of lesions; None if it is not there.
+        images: Folder of the images.
+        split: Table of splits.
+        metadata: Table of lesions; None if it is missing.
     """
 
     images: Path
@@ -93,11 +95,31 @@ class Release:
     metadata: Path | None
 
 
-class FlambyISIC2019(ImageSpec):
-    """FLamby's Fed-ISIC2019: skin lesions of eight classes, six centres, as scripts leave them. Nothing is downloaded.
+class _Isic2019Inputs(NamedTuple):
+    """Inputs of `FlambyISIC2019.datalist` that `FlambyISIC2019.choose` collects; lists have an entry for each row.
 
-    The test images are FLamby's. Its sites come from medfl partition --scheme by_site --column centre
-    --test official --global-test none.
+    Attributes:
+        published: Table of splits.
+        labels: Class number of each image.
+        metadata: Metadata of each image, without label, subject and centre.
+        lesions: Name of each image's lesion.
+        differences: Differences from FLamby's numbers of images, one sentence each.
+    """
+
+    published: PublishedSplits
+    labels: list[int]
+    metadata: list[dict[str, Any]]
+    lesions: list[str]
+    differences: list[str]
+
+
+class FlambyISIC2019(ImageSpec):
+    """FLamby's Fed-ISIC2019: skin lesions of eight classes at six centres, resized by scripts. Nothing is downloaded.
+
+    The test images are FLamby's. Create its sites with medfl partition --scheme by_site --column centre --test official
+    --global-test none.
+
+    Source: ISIC 2019 challenge, as prepared by FLamby. Licence: CC BY-NC 4.0.
     """
 
     dataset = "flamby_isic2019"
@@ -110,44 +132,52 @@ class FlambyISIC2019(ImageSpec):
     splits: Path | None = None
     """FLamby's table train_test_split, if it is not in --source."""
     size: HeightWidth = (200, 200)
-    """Cut from the middle of each image, in pixels: 200, or 200x224 (HxW)."""
-    groups: Annotated[str, Choose(GROUPS)] = "image"
-    """What stays together: image, as FLamby splits; or lesion, which its split does not respect."""
+    """Size of the centre crop of each image in pixels: 200, or 200x224 (HxW)."""
+    groups: Annotated[str, Choose(GROUPINGS)] = "image"
+    """Images that stay together: image, as FLamby splits; or lesion, which FLamby's split separates."""
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """FLamby's name of the folder, the data set's, or the source folder itself."""
+        """Return the release's folder in a study's source folder: ``fed_isic2019``, ``flamby_isic2019``, or none.
+
+        Without such a folder the release is expected in the source folder itself.
+        """
         return {"source": folder_or_top(top, "fed_isic2019", cls.dataset)}
 
-    def find(self) -> Release:
-        """The images and the tables."""
-        if not (self.source / IMAGES).is_dir():
+    def find(self) -> Isic2019Files:
+        """Find the image folder and the tables."""
+        if not (self.source / IMAGE_FOLDER).is_dir():
             raise DataError(
                 "missing_folder",
-                f"expected the folder {IMAGES} in {self.source}, there is none. Run download_isic.py and "
+                f"expected the folder {IMAGE_FOLDER} in {self.source}, found none. Run download_isic.py and "
                 "resize_images.py of FLamby's fed_isic2019, and give the folder that they wrote to.",
-                path=self.source / IMAGES,
+                path=self.source / IMAGE_FOLDER,
             )
-        split = find_table(self.source, SPLIT, self.splits, " from FLamby's fed_isic2019/dataset_creation_scripts")
-        metadata = self.source / METADATA
+        split = find_table(
+            self.source, SPLIT_TABLE, self.splits, " from FLamby's fed_isic2019/dataset_creation_scripts"
+        )
+        metadata = self.source / METADATA_TABLE
         if self.groups == "lesion" and not metadata.is_file():
             raise DataError(
                 "missing_file",
-                f"expected {METADATA} in {self.source}, which names lesions, missing. Leave out --groups.",
+                f"expected {METADATA_TABLE} in {self.source}, which names lesions, missing. Leave out --groups.",
                 path=metadata,
             )
-        return Release(self.source / IMAGES, split, metadata if metadata.is_file() else None)
+        return Isic2019Files(self.source / IMAGE_FOLDER, split, metadata if metadata.is_file() else None)
 
-    def choose(self, files: Release, say: Say) -> Choice:
-        """All images of the table that have a file."""
-        published = read_splits(files.split, "image", "center", "fold", list(OFFICIAL))
+    def choose(self, files: Isic2019Files, say: Say) -> Choice:
+        """Choose all images of the table that have a file."""
+        published = read_splits(files.split, "image", "center", "fold", list(OFFICIAL_COUNTS))
         labels = _labels(published.table)
-        facts, lesions = _metadata(files.metadata, published)
-        unlike = unlike_published(published.sites, published.splits, OFFICIAL, "images")
-        for sentence in unlike:
+        facts, lesions = _read_metadata(files.metadata, published)
+        differences = unlike_published(published.sites, published.splits, OFFICIAL_COUNTS, "images")
+        for sentence in differences:
             say(f"warning: {sentence}")
         if self.groups == "image":
-            say("note: each image counts as a patient of its own, as FLamby splits: a lesion may be on both sides")
+            say(
+                "note: each image counts as a patient of its own, as FLamby splits: a lesion may be in training and "
+                "in test"
+            )
         paths = [files.images / f"{name}.jpg" for name in published.names]
         places = [place for place, path in enumerate(paths) if path.is_file()]
         if not places:
@@ -161,24 +191,27 @@ class FlambyISIC2019(ImageSpec):
         return Choice(
             items=[paths[place] for place in places],
             places=places,
-            files=_only,
-            load=partial(read_middle, size=self.size),
+            files=_as_list,
+            load=partial(read_centre_crop, size=self.size),
             shape=(*self.size, 3),
             recipe={"data set": self.dataset, "size": self.size},
             cells=lambda place: (published.table.numbers[place],),
             columns=("table_row",),
             missing=dict.fromkeys(sorted(set(range(len(paths))) - set(places)), NO_FILE),
-            release=(published, labels, facts, lesions, unlike),
+            release=_Isic2019Inputs(
+                published=published, labels=labels, metadata=facts, lesions=lesions, differences=differences
+            ),
         )
 
     def datalist(self, outcome: Outcome, say: Say) -> Datalist:
-        """The data list of what was read."""
-        published, labels, facts, lesions, unlike = outcome.choice.release
-        groups = lesions if self.groups == "lesion" else list(map(str, published.table.numbers))
+        """Build the data list of the images that were read."""
+        inputs: _Isic2019Inputs = outcome.choice.release
+        published, labels, metadata = inputs.published, inputs.labels, inputs.metadata
+        groups = inputs.lesions if self.groups == "lesion" else list(map(str, published.table.numbers))
         subjects = number_subjects([groups[place] for place in outcome.kept])
         records: list[CaseRecord] = [
             make_record(
-                {"label": labels[place], "subject_id": subject, "centre": published.sites[place], **facts[place]}
+                {"label": labels[place], "subject_id": subject, "centre": published.sites[place], **metadata[place]}
             )
             for place, subject in zip(outcome.kept, subjects, strict=True)
         ]
@@ -188,23 +221,23 @@ class FlambyISIC2019(ImageSpec):
             records,
             [published.splits[place] for place in outcome.kept],
             groups=self.groups,
-            deviations=unlike,
+            deviations=inputs.differences,
             exclusions=exclusions(Counter(outcome.reasons.values())),
         )
 
 
-def read_middle(path: Path, size: tuple[int, int]) -> LoadedItem:
-    """Read an image and cut out its middle; where a row or column is left over, more is cut off at the end.
+def read_centre_crop(path: Path, size: tuple[int, int]) -> LoadedItem:
+    """Read an image and crop its centre; an odd surplus row or column is cut at the end.
 
     Args:
-        path: The file.
-        size: Height and width of the result in pixels.
+        path: Image file.
+        size: Height and width of the crop in pixels.
 
     Returns:
-        A row of the array, shape (H, W, 3), uint8.
+        Row of the array, shape (H, W, 3), uint8.
 
     Raises:
-        DataError: If the file can't be read, or the image is smaller.
+        DataError: If the file can't be read, or the image is smaller than the crop.
     """
     pixels = read_rgb(path)
     top, left = ((full - edge) // 2 for full, edge in zip(pixels.shape[:2], size, strict=True))
@@ -218,21 +251,21 @@ def read_middle(path: Path, size: tuple[int, int]) -> LoadedItem:
     return LoadedItem(np.ascontiguousarray(pixels[top : top + size[0], left : left + size[1]]))
 
 
-def _only(path: Path) -> list[Path]:
-    """The files of an item."""
+def _as_list(path: Path) -> list[Path]:
+    """Return the files of an item: a list of its one path."""
     return [path]
 
 
 def _labels(table: Table) -> list[int]:
-    """The class of each row."""
+    """Return the class number of each row; raise DataError for an unknown one."""
     known = {str(label): label for label in range(len(CLASSES))}
     words = table.column("target")
     wrong = [number for number, word in zip(table.numbers, words, strict=True) if word not in known]
     if wrong:
         raise DataError(
             "wrong_label",
-            f"expected 0 to {len(CLASSES) - 1} in 'target' of {table.path}, not so in {row_list(wrong)}. Take the "
-            "table as published.",
+            f"expected 0 to {len(CLASSES) - 1} in 'target' of {table.path}, found other values in {row_list(wrong)}. "
+            "Take the table as published.",
             path=table.path,
             column="target",
             rows=wrong,
@@ -240,18 +273,29 @@ def _labels(table: Table) -> list[int]:
     return [known[word] for word in words]
 
 
-def _metadata(path: Path | None, published: PublishedSplits) -> tuple[list[dict[str, Any]], list[str]]:
-    """What is kept of each image, and its lesion by name; an image of which no lesion is known is one of its own."""
+def _read_metadata(path: Path | None, published: PublishedSplits) -> tuple[list[dict[str, Any]], list[str]]:
+    """Read the table of lesions.
+
+    Args:
+        path: The table, or None.
+        published: Table of splits, whose rows are the images.
+
+    Returns:
+        Metadata of each image, and the name of its lesion. An image whose lesion is unknown counts as a lesion of its
+        own.
+    """
     rows: dict[str, dict[str, str]] = {}
     if path is not None:
         table = read_table(path)
-        table.require(["image", "lesion_id", *FACTS])
+        table.require(["image", "lesion_id", *KEPT_COLUMNS])
         rows = dict(zip(table.column("image"), table.rows, strict=True))
     own = [rows.get(name, {}) for name in published.names]
     lesions = [row.get("lesion_id") or name for row, name in zip(own, published.names, strict=True)]
     if path is None:
         return [{} for _ in own], lesions
-    facts: list[dict[str, Any]] = [{key: row.get(column) or None for column, key in FACTS.items()} for row in own]
+    facts: list[dict[str, Any]] = [
+        {key: row.get(column) or None for column, key in KEPT_COLUMNS.items()} for row in own
+    ]
     try:
         return [fact | {"age": fact["age"] and float(fact["age"])} for fact in facts], lesions
     except ValueError:

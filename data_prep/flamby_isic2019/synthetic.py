@@ -1,4 +1,4 @@
-"""A made-up Fed-ISIC2019: the folders, tables and columns of FLamby's, small images; secret names say so."""
+"""Write a synthetic Fed-ISIC2019 release: FLamby's folders, tables and columns, and small images."""
 
 from __future__ import annotations
 
@@ -10,27 +10,29 @@ import numpy as np
 from PIL import Image
 
 from medfl.utils.seeds import seed_of
-from medfl_datasets.flamby_isic2019.spec import CLASSES, IMAGES, METADATA, OFFICIAL, SPLIT
+from medfl_datasets.flamby_isic2019.spec import CLASSES, IMAGE_FOLDER, METADATA_TABLE, OFFICIAL_COUNTS, SPLIT_TABLE
 
 IMAGES_OF_CENTRE = 4
-"""Images of each centre; every fourth one is in the test fold."""
+"""Number of images of each centre; every fourth image is in the test fold."""
 
 
 def write_release(folder: Path, count: int = IMAGES_OF_CENTRE, seed: int = 0) -> Path:
-    """Write a release; images have 14 pixels along their shorter edge, and every second lesion has two.
+    """Write a release; in each centre two images show the same lesion.
+
+    The shorter edge of an image has 14 pixels or more.
 
     Args:
-        folder: Where to write; made if it is not there.
-        count: Images of each of the six centres, >= 4.
-        seed: Decides all pixels and the order of the rows.
+        folder: Target folder; created if needed.
+        count: Number of images of each of the six centres, >= 4.
+        seed: Seed of the pixels and of the order of the rows.
 
     Returns:
         `folder`.
     """
-    (folder / IMAGES).mkdir(parents=True, exist_ok=True)
+    (folder / IMAGE_FOLDER).mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed_of(seed, "flamby_isic2019 phantom"))
     splits, metadata = [], []
-    for place in rng.permutation(count * len(OFFICIAL)).tolist():
+    for place in rng.permutation(count * len(OFFICIAL_COUNTS)).tolist():
         centre, own = divmod(place, count)
         name = f"ISIC_SECRET{place:03d}" + ("_downsampled" if place % 7 == 0 else "")
         label, word = place % len(CLASSES), "test" if own % 4 == 3 else "train"
@@ -48,13 +50,14 @@ def write_release(folder: Path, count: int = IMAGES_OF_CENTRE, seed: int = 0) ->
             }
         )
         pixels = rng.integers(0, 256, (14 + place % 3, 14 + place % 5, 3)).astype(np.uint8)
-        Image.fromarray(pixels).save(folder / IMAGES / f"{name}.jpg", quality=95, subsampling=0)
-    _write(folder / SPLIT, splits)
-    _write(folder / METADATA, metadata)
+        Image.fromarray(pixels).save(folder / IMAGE_FOLDER / f"{name}.jpg", quality=95, subsampling=0)
+    _write_table(folder / SPLIT_TABLE, splits)
+    _write_table(folder / METADATA_TABLE, metadata)
     return folder
 
 
-def _write(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+def _write_table(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    """Write rows as a CSV table with a header."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()

@@ -1,4 +1,4 @@
-"""FLamby's Fed-IXI: small brain volumes of three hospitals, with masks of the brain."""
+"""FLamby's Fed-IXI: small brain volumes of three hospitals, with brain masks."""
 
 from medfl.hooks import DatasetRecord
 
@@ -13,4 +13,4 @@ RECORDS = [
         synthetic_options={"size": "6x8x6"},
     ),
 ]
-"""What this folder brings."""
+"""Data sets that this package registers."""

@@ -1,16 +1,20 @@
-"""FLamby's Fed-IXI: IXI Tiny's volumes and FLamby's table of splits in, a pooled data set of volumes and masks out.
+"""Spec of FLamby's Fed-IXI: options, reading of volumes and data list of the prepared data set.
 
-::
+Files of the release (IXI Tiny) and FLamby's table of splits::
 
     7kd5wj7v7p-3/IXI_sample/IXI002-Guys-0828/T1/*.nii.gz       83 x 44 x 55 voxels
     7kd5wj7v7p-3/IXI_sample/IXI002-Guys-0828/label/*.nii.gz    its mask: 1 is brain
-    metadata_tiny.csv                                          of FLamby's fed_ixi/metadata: Patient ID, Manufacturer, Split
+    metadata_tiny.csv                                          of FLamby's fed_ixi/metadata: Patient ID, Manufacturer,
+    Split
 
-Volumes are not turned. As in FLamby's code each is resized to 48 x 60 x 48 voxels, each of which has the mean of those
-that it covers (MONAI's ``area``), and then scaled to mean 0 and standard deviation 1; a voxel of the mask is brain where
-all that it covers is. The hospital is kept as ``centre``. No name of a file is kept.
+Volumes are not reoriented. As in FLamby's code, each volume is resized to 48 x 60 x 48 voxels by averaging (MONAI's
+``area`` mode), and then scaled to mean 0 and standard deviation 1. A voxel of the resized mask is brain if all voxels
+that it covers are.
 
-Source: Ogier du Terrail et al., FLamby, NeurIPS 2022 Datasets and Benchmarks; its code of that data set.
+Prepared data set: arrays of volumes (N, X, Y, Z), float32, and of brain masks; each record has ``subject_id`` and
+``centre`` (the hospital), but no file name. The splits are FLamby's.
+
+Source: Ogier du Terrail et al., FLamby, NeurIPS 2022 Datasets and Benchmarks, and its code for this data set.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -46,31 +50,31 @@ CITATION = (
     "doi:10.48550/arXiv.2003.04696; as prepared for FLamby: Ogier du Terrail et al., NeurIPS 2022 Datasets and "
     "Benchmarks"
 )
-"""What users of the data are asked to cite."""
+"""Publications that users of the data are asked to cite."""
 
-OFFICIAL = {"Guys": (249, 62), "HH": (145, 36), "IOP": (59, 15)}
-"""Hospital, in the order of FLamby's numbers, to its training and test volumes."""
+OFFICIAL_COUNTS = {"Guys": (249, 62), "HH": (145, 36), "IOP": (59, 15)}
+"""Maps each hospital, in the order of FLamby's numbers, to its numbers of training and test volumes."""
 
-VOLUMES, SPLIT = "IXI_sample", "metadata_tiny.csv"
-"""Names in the release."""
+VOLUME_FOLDER, SPLIT_TABLE = "IXI_sample", "metadata_tiny.csv"
+"""Folder of the volumes, and FLamby's table of splits."""
 
 STRUCTURES = ("background", "brain")
-"""What the numbers in a mask mean."""
+"""Names of the mask values 0 and 1."""
 
-NO_FILE = "there is not one volume and one mask"
-"""Why a row of the table is left out."""
+NO_FILE = "the folder does not contain exactly one volume and one mask"
+"""Exclusion reason of a row of the table."""
 
 _SUBJECT = re.compile(r"IXI(\d{3})-([A-Za-z]+)-\d+")
 
 
 @dataclass(frozen=True)
-class Release:
-    """The files.
+class IxiFiles:
+    """Files of a Fed-IXI release.
 
     Attributes:
-        subjects: Folder of each subject by the number in its name.
-        hospitals: Hospital of each subject, by the same number, from the same name.
-        split: The table of splits.
+        subjects: Maps each subject number to the subject's folder; the folder's name contains the number.
+        hospitals: Maps each subject number to the hospital that the folder's name contains.
+        split: Table of splits.
     """
 
     subjects: dict[int, Path]
@@ -81,8 +85,10 @@ class Release:
 class FlambyIXI(ImageSpec):
     """FLamby's Fed-IXI (IXI Tiny): the brain in T1 volumes of three hospitals. Nothing is downloaded.
 
-    The test volumes are FLamby's. Its sites come from medfl partition --scheme by_site --column centre
-    --test official --global-test none.
+    The test volumes are FLamby's. Create its sites with medfl partition --scheme by_site --column centre --test
+    official --global-test none.
+
+    Source: https://brain-development.org/ixi-dataset/, as prepared for TorchIO and FLamby. Licence: CC BY-SA 3.0.
     """
 
     dataset = "flamby_ixi"
@@ -92,31 +98,33 @@ class FlambyIXI(ImageSpec):
     citation = CITATION
 
     source: Annotated[Path, Positional()]
-    """The folder that FLamby's script downloads to: IXI_sample is in it, or in a folder in it."""
+    """The folder that FLamby's script downloads to: it, or one of its subfolders, contains IXI_sample."""
     splits: Path | None = None
     """FLamby's table metadata_tiny.csv, if it is not in --source."""
     size: Annotated[tuple[int, ...], BeforeValidator(read_edges)] = (48, 60, 48)
-    """Of the volumes in the array; FLamby's by default."""
+    """Size of the volumes in the array; FLamby's by default."""
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """FLamby's name of the folder, the data set's, or the source folder itself."""
+        """Return the release's folder in a study's source folder: ``fed_ixi``, ``flamby_ixi``, or the source folder."""
         return {"source": folder_or_top(top, "fed_ixi", cls.dataset)}
 
-    def find(self) -> Release:
-        """The folders of the subjects, and the table."""
-        folders = [path for path in [self.source, *sorted(self.source.rglob(VOLUMES))] if path.name == VOLUMES]
+    def find(self) -> IxiFiles:
+        """Find the folders of the subjects and the table of splits."""
+        folders = [
+            path for path in [self.source, *sorted(self.source.rglob(VOLUME_FOLDER))] if path.name == VOLUME_FOLDER
+        ]
         if len(folders) != 1:
             raise DataError(
                 "wrong_folder_count",
-                f"expected one folder {VOLUMES} in {self.source}, there are {len(folders)}. Unpack IXI Tiny there, as "
-                "download.py of FLamby's fed_ixi does.",
+                f"expected one folder {VOLUME_FOLDER} in {self.source}, there are {len(folders)}. Unpack IXI Tiny "
+                "there, as download.py of FLamby's fed_ixi does.",
                 path=self.source,
-                name=VOLUMES,
+                name=VOLUME_FOLDER,
                 expected=1,
                 found=len(folders),
             )
-        split = find_table(self.source, SPLIT, self.splits, " from FLamby's fed_ixi/metadata")
+        split = find_table(self.source, SPLIT_TABLE, self.splits, " from FLamby's fed_ixi/metadata")
         named = [(match, path) for path in sorted(folders[0].iterdir()) if (match := _SUBJECT.fullmatch(path.name))]
         subjects = {int(match[1]): path for match, path in named}
         if len(subjects) < len(named):
@@ -125,10 +133,10 @@ class FlambyIXI(ImageSpec):
                 f"expected one folder for each subject in {folders[0]}, some have two. Unpack it again.",
                 path=folders[0],
             )
-        return Release(subjects, {int(match[1]): match[2] for match, _ in named}, split)
+        return IxiFiles(subjects, {int(match[1]): match[2] for match, _ in named}, split)
 
-    def choose(self, files: Release, say: Say) -> Choice:
-        """All subjects of the table that have a volume and a mask."""
+    def choose(self, files: IxiFiles, say: Say) -> Choice:
+        """Choose all subjects of the table that have one volume and one mask."""
         if len(self.size) != 3:
             raise SettingsError(
                 "setting_out_of_range",
@@ -137,14 +145,14 @@ class FlambyIXI(ImageSpec):
                 count=3,
                 found=self.size,
             )
-        published = read_splits(files.split, "Patient ID", "Manufacturer", "Split", list(OFFICIAL))
-        cases, missing = _cases(files, published)
-        unlike = unlike_published(published.sites, published.splits, OFFICIAL, "volumes")
-        for sentence in unlike:
+        published = read_splits(files.split, "Patient ID", "Manufacturer", "Split", list(OFFICIAL_COUNTS))
+        cases, missing = _find_cases(files, published)
+        differences = unlike_published(published.sites, published.splits, OFFICIAL_COUNTS, "volumes")
+        for sentence in differences:
             say(f"warning: {sentence}")
         surplus = len(files.subjects) - len(cases) - len(missing)
         if surplus > 0:
-            say(f"note: {surplus} subjects are in no row of {SPLIT}: they are passed over")
+            say(f"note: {surplus} subjects are in no row of {SPLIT_TABLE}: they are skipped")
         return Choice(
             items=list(cases.values()),
             places=list(cases),
@@ -156,17 +164,17 @@ class FlambyIXI(ImageSpec):
             cells=lambda place: (published.table.numbers[place],),
             columns=("table_row",),
             missing=missing,
-            release=(published, unlike),
+            release=(published, differences),
         )
 
     def incomplete(self, outcome: Outcome) -> str:
-        """Which rows can't be read."""
+        """Return the error message for missing or unreadable volumes if all are required."""
         published, _ = outcome.choice.release
         return rows_to_mend(outcome.reasons, len(published.names), published.table.numbers.__getitem__)
 
     def datalist(self, outcome: Outcome, say: Say) -> Datalist:
-        """The data list of what was read."""
-        published, unlike = outcome.choice.release
+        """Build the data list of the volumes that were read."""
+        published, differences = outcome.choice.release
         spacings = {tuple(fact.pop("spacing")) for fact in outcome.facts}
         if len(spacings) > 1:
             say("note: the volumes are of several spacings: distances will be in voxels")
@@ -180,7 +188,7 @@ class FlambyIXI(ImageSpec):
             RECORDS[0].modality,
             records,
             [published.splits[place] for place in outcome.kept],
-            deviations=unlike,
+            deviations=differences,
             intensities="each volume: mean 0, SD 1",
             exclusions=exclusions(Counter(outcome.reasons.values())),
         )
@@ -189,22 +197,24 @@ class FlambyIXI(ImageSpec):
         return with_masks(made, STRUCTURES, spacings.pop() if len(spacings) == 1 else None)
 
     def finish(self, folder: Path, outcome: Outcome, datalist: Datalist) -> None:
-        """Take volumes and masks apart."""
+        """Split the array into volumes and masks, in place."""
         take_apart(folder)
 
 
 def read_resized(case: Case, size: tuple[int, ...]) -> LoadedItem:
-    """Read a volume and its mask as FLamby does.
+    """Read, resize and normalise a volume and its mask as FLamby does.
 
     Args:
-        case: The files.
-        size: Of the result in voxels.
+        case: Files of the volume and the mask.
+        size: Size of the result in voxels.
 
     Returns:
-        (*size, 2), float32, the mask last; which structures it holds, and the spacing in millimetres.
+        Voxels (*size, 2), float32, the mask last. The metadata name the structures in the mask and the ``spacing`` in
+        millimetres.
 
     Raises:
-        DataError: If a file can't be read, both are of unlike shapes, voxels are not finite, or all are alike.
+        DataError: If a file can't be read, if volume and mask have different shapes, or if voxels are not finite or all
+            equal.
     """
     import nibabel
     import torch
@@ -217,7 +227,7 @@ def read_resized(case: Case, size: tuple[int, ...]) -> LoadedItem:
         with decoding():
             head = nibabel.load(path)
             if not isinstance(head, SpatialImage) or len(head.shape) != 3:
-                raise DataError("unsupported_file", "a file is no volume of three axes", axes=3)
+                raise DataError("unsupported_file", "a file is not a volume of three axes", axes=3)
             values.append(np.asarray(head.dataobj, dtype=np.float32))
         if path == case.image:
             edges = np.linalg.norm(head.affine[:3, :3], axis=0) * np.array(head.shape) / np.array(size)
@@ -225,7 +235,7 @@ def read_resized(case: Case, size: tuple[int, ...]) -> LoadedItem:
     if image.shape != mask.shape:
         raise DataError(
             "wrong_shape",
-            "the mask is of another size than its image. Unpack both again.",
+            "the mask has another size than its image. Unpack both again.",
             what="mask",
             expected=image.shape,
             found=mask.shape,
@@ -238,11 +248,14 @@ def read_resized(case: Case, size: tuple[int, ...]) -> LoadedItem:
     return LoadedItem(row.pixels, row.facts | {"spacing": [float(round(edge, 4)) for edge in edges]})
 
 
-def _cases(files: Release, published: PublishedSplits) -> tuple[dict[int, Case], dict[int, str]]:
-    """The files of each row by its place, and why others have none.
+def _find_cases(files: IxiFiles, published: PublishedSplits) -> tuple[dict[int, Case], dict[int, str]]:
+    """Find the files of each row of the table.
+
+    Returns:
+        Maps the index of each readable row to its files, and the index of each other row to the exclusion reason.
 
     Raises:
-        DataError: If the name of a folder tells another hospital than the table.
+        DataError: If a folder's name states another hospital than the table.
     """
     cases: dict[int, Case] = {}
     missing: dict[int, str] = {}
@@ -252,8 +265,8 @@ def _cases(files: Release, published: PublishedSplits) -> tuple[dict[int, Case],
         if folder is not None and files.hospitals[number] != site:
             raise DataError(
                 "contradicting_site",
-                f"table row {published.table.numbers[place]} of {published.table.path} tells another hospital than the "
-                "name of that subject's folder. Take the table as published.",
+                f"table row {published.table.numbers[place]} of {published.table.path} names another hospital than the "
+                "name of the subject's folder. Take the table as published.",
                 path=published.table.path,
                 row=published.table.numbers[place],
             )

@@ -13,4 +13,4 @@ RECORDS = [
         synthetic_options={"size": "16x16x16", "spacing": "2x2x4"},
     ),
 ]
-"""What this folder brings."""
+"""Data sets that this package registers."""

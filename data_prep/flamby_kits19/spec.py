@@ -1,17 +1,19 @@
-"""FLamby's Fed-KiTS19: KiTS19's volumes and FLamby's table of splits in, a pooled data set of volumes and masks out.
+"""Spec of FLamby's Fed-KiTS19: options, cases and metadata of the prepared data set.
 
-::
+Files of the repository kits19, after its get_imaging, and FLamby's table of splits::
 
-    data/case_00000/imaging.nii.gz         of the repository kits19, after its get_imaging
+    data/case_00000/imaging.nii.gz
     data/case_00000/segmentation.nii.gz    0 background, 1 kidney, 2 tumour
     thresholded_sites.csv                  of FLamby's fed_kits19/metadata: case_ids, site_ids, train_test_split, ...
 
-Cases are those of the table: sites with ten or more. FLamby has nnU-Net prepare them, whose plans depend on its
-version; here they come onto the grid and into the window of the method that won the challenge. The site is kept as
-``centre``. No name of a file is kept, and each case is a patient of its own.
+The table has the cases of sites with ten or more cases. FLamby prepares them with nnU-Net, whose plans depend on
+its version. Here the cases get the spacing and the window of the method that won the challenge.
 
-Sources: Ogier du Terrail et al., FLamby, NeurIPS 2022 Datasets and Benchmarks; its code of that data set. Isensee and
-Maier-Hein, An attempt at beating the 3D U-Net, arXiv:1908.02182 (spacing and window).
+Prepared data set: arrays of volumes and masks; each record has ``subject_id`` and ``centre`` (the site), but no file
+name. The splits are FLamby's, and each case is a patient of its own.
+
+Sources: Ogier du Terrail et al., FLamby, NeurIPS 2022 Datasets and Benchmarks, and its code for this data set; Isensee
+and Maier-Hein, An attempt at beating the 3D U-Net, arXiv:1908.02182 (spacing and window).
 """
 
 from __future__ import annotations
@@ -33,9 +35,9 @@ CITATION = (
     "Heller et al., The KiTS19 challenge data, arXiv:1904.00445; as prepared for FLamby: Ogier du Terrail et al., "
     "NeurIPS 2022 Datasets and Benchmarks"
 )
-"""What users of the data are asked to cite."""
+"""Publications that users of the data are asked to cite."""
 
-OFFICIAL = {
+OFFICIAL_COUNTS = {
     "site_0": (9, 3),
     "site_1": (11, 3),
     "site_2": (9, 3),
@@ -43,35 +45,38 @@ OFFICIAL = {
     "site_4": (12, 4),
     "site_5": (24, 6),
 }
-"""Site to its training and test cases of FLamby; the release does not name them."""
+"""Maps each site to FLamby's numbers of training and test cases; the release does not name the sites."""
 
-SPLIT = "thresholded_sites.csv"
-"""FLamby's table."""
+SPLIT_TABLE = "thresholded_sites.csv"
+"""FLamby's table of splits."""
 
-IMAGE, MASK = "imaging.nii.gz", "segmentation.nii.gz"
-"""The files of a case."""
+IMAGE_FILE, MASK_FILE = "imaging.nii.gz", "segmentation.nii.gz"
+"""Names of a case's volume and mask."""
 
 STRUCTURES = ("background", "kidney", "tumour")
-"""What the numbers in a mask mean."""
+"""Names of the mask values 0, 1 and 2."""
 
 
 class FlambyKiTS19(VolumeSpec):
     """FLamby's Fed-KiTS19: kidneys and their tumours in CT of six sites. Nothing is downloaded.
 
-    The test cases are FLamby's. Its sites come from medfl partition --scheme by_site --column centre
-    --test official --global-test none.
+    The test cases are FLamby's. Create its sites with medfl partition --scheme by_site --column centre --test official
+    --global-test none.
+
+    Source: Heller et al., arXiv:1904.00445, as prepared by FLamby. Licence: CC BY-NC-SA 4.0.
     """
 
     dataset = "flamby_kits19"
     terms = RECORDS[0].licence
     citation = CITATION
-    listing = SPLIT
+    listing = SPLIT_TABLE
     numbered = "table row"
 
     source: Annotated[Path, Positional()]
     """The folder kits19, or data in it, with the folders case_00000 and so on."""
     spacing: Spacing = (1.62, 1.62, 3.22)
-    """Resample all to these millimetres, as 2x2x4: left to right, back to front, feet to head."""
+    """Voxel edges in millimetres to which all volumes are resampled, as 2x2x4: left to right, back to front, feet to
+    head."""
     window: Window = (-79.0, 304.0)
     """Lowest and highest intensity, in Hounsfield units, that become 0 and 1."""
     splits: Path | None = None
@@ -79,39 +84,42 @@ class FlambyKiTS19(VolumeSpec):
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """FLamby's name of the folder, the data set's, the repository's, or the source folder itself."""
+        """Return the release's folder in a study's source folder.
+
+        It is ``fed_kits19``, ``flamby_kits19`` or ``kits19``, whichever exists first, or the source folder itself.
+        """
         return {"source": folder_or_top(top, "fed_kits19", cls.dataset, "kits19")}
 
     def find(self) -> PublishedSplits:
-        """The table."""
-        path = find_table(self.source, SPLIT, self.splits, " from FLamby's fed_kits19/metadata")
-        return read_splits(path, "case_ids", "site_ids", "train_test_split", list(OFFICIAL))
+        """Read the table of splits."""
+        path = find_table(self.source, SPLIT_TABLE, self.splits, " from FLamby's fed_kits19/metadata")
+        return read_splits(path, "case_ids", "site_ids", "train_test_split", list(OFFICIAL_COUNTS))
 
     def volumes(self, files: PublishedSplits, say: Say) -> Volumes:
-        """The cases of the table."""
-        unlike = unlike_published(files.sites, files.splits, OFFICIAL, "cases")
-        for sentence in unlike:
+        """Return the cases of the table; raise DataError if none has a folder."""
+        differences = unlike_published(files.sites, files.splits, OFFICIAL_COUNTS, "cases")
+        for sentence in differences:
             say(f"warning: {sentence}")
-        folders = {path.parent.name: path.parent for path in sorted(self.source.rglob(IMAGE))}
+        folders = {path.parent.name: path.parent for path in sorted(self.source.rglob(IMAGE_FILE))}
         surplus = len(folders.keys() - set(files.names))
         if surplus:
-            say(f"note: {surplus} cases are in no row of {SPLIT}: they are passed over")
+            say(f"note: {surplus} cases are in no row of {SPLIT_TABLE}: they are skipped")
         if not folders.keys() & set(files.names):
             raise DataError(
                 "no_images",
-                f"expected folders case_00000, ... with {IMAGE} in {self.source}, there is none of {SPLIT}. Give the "
-                "folder kits19, after its get_imaging.",
+                f"expected folders case_00000, ... with {IMAGE_FILE} in {self.source}, found none of {SPLIT_TABLE}. "
+                "Give the folder kits19, after its get_imaging.",
                 path=self.source,
-                table=SPLIT,
+                table=SPLIT_TABLE,
             )
         paths = [folders.get(name, self.source / name) for name in files.names]
         return Volumes(
-            [Case(path / IMAGE, path / MASK) for path in paths],
+            [Case(path / IMAGE_FILE, path / MASK_FILE) for path in paths],
             files.table.numbers,
             files.names,
             [{"centre": site} for site in files.sites],
             STRUCTURES,
             [RECORDS[0].modality],
             splits=files.splits,
-            extra={"deviations": unlike},
+            extra={"deviations": differences},
         )

@@ -1,4 +1,4 @@
-"""A made-up Fed-KiTS19: the folders and the table of FLamby's, small volumes; secret names say so."""
+"""Write a synthetic Fed-KiTS19 release: FLamby's folders and table, and small volumes."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from pathlib import Path
 import numpy as np
 
 from medfl.utils.seeds import seed_of
-from medfl_datasets.flamby_kits19.spec import IMAGE, MASK, OFFICIAL, SPLIT
+from medfl_datasets.flamby_kits19.spec import IMAGE_FILE, MASK_FILE, OFFICIAL_COUNTS, SPLIT_TABLE
 
-TURN = np.array([[0, 0, -1.0, 0], [0, -1.0, 0, 0], [-2.0, 0, 0, 0], [0, 0, 0, 1]])
-"""From voxels to millimetres: slices run along the first axis, 2 mm apart, as in the release."""
+AFFINE = np.array([[0, 0, -1.0, 0], [0, -1.0, 0, 0], [-2.0, 0, 0, 0], [0, 0, 0, 1]])
+"""Affine from voxels to millimetres: slices run along the first axis, 2 mm apart, as in the release."""
 
 
 def write_release(folder: Path, count: int = 2, seed: int = 0) -> Path:
-    """Write a release: in each volume of about 12 x 20 x 20 voxels a bright kidney, and a tumour at its lower end.
+    """Write a release: a bright kidney with a tumour at its lower end in volumes of about 12 x 20 x 20 voxels.
 
     Args:
-        folder: Where to write; made if it is not there.
-        count: Cases of each of the six sites, >= 2; the last one is in the test split.
-        seed: Decides all voxels.
+        folder: Target folder; created if needed.
+        count: Number of cases of each of the six sites, >= 2; the last one is in the test split.
+        seed: Seed of all random numbers.
 
     Returns:
         `folder`.
@@ -28,7 +28,7 @@ def write_release(folder: Path, count: int = 2, seed: int = 0) -> Path:
 
     rng = np.random.default_rng(seed_of(seed, "flamby_kits19 phantom"))
     lines = ["case_ids,site_ids,train_test_split,train_test_split_silo"]
-    for number in range(count * len(OFFICIAL) + 1):
+    for number in range(count * len(OFFICIAL_COUNTS) + 1):
         shape = (12 + number % 3, 20, 20)
         axes = np.indices(shape)
         kidney = (((axes - np.array([6, 10, 10])[:, None, None, None]) / rng.uniform(3, 5)) ** 2).sum(axis=0) < 1
@@ -36,11 +36,11 @@ def write_release(folder: Path, count: int = 2, seed: int = 0) -> Path:
         values = np.array([-60.0, 180.0, 90.0])[mask] + rng.normal(0, 10, shape)
         case = folder / "data" / f"case_SECRET{number:02d}"
         case.mkdir(parents=True)
-        nibabel.save(nibabel.Nifti1Image(values.astype(np.float32), TURN), case / IMAGE)
-        nibabel.save(nibabel.Nifti1Image(mask, TURN), case / MASK)
+        nibabel.save(nibabel.Nifti1Image(values.astype(np.float32), AFFINE), case / IMAGE_FILE)
+        nibabel.save(nibabel.Nifti1Image(mask, AFFINE), case / MASK_FILE)
         site, own = divmod(number, count)
-        if site < len(OFFICIAL):
+        if site < len(OFFICIAL_COUNTS):
             word = "test" if own == count - 1 else "train"
             lines.append(f"{case.name},{site},{word},{word}_{site}")
-    (folder / SPLIT).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (folder / SPLIT_TABLE).write_text("\n".join(lines) + "\n", encoding="utf-8")
     return folder

@@ -1,4 +1,4 @@
-"""FLamby's Fed-LIDC-IDRI: nodules in CT of the lung, by the scanner's manufacturer."""
+"""FLamby's Fed-LIDC-IDRI: lung nodules in CT, by the scanner's manufacturer."""
 
 from medfl.hooks import DatasetRecord
 
@@ -14,4 +14,4 @@ RECORDS = [
         synthetic_options={"size": "16x16x16", "spacing": "1x1x1"},
     ),
 ]
-"""What this folder brings."""
+"""Data sets that this package registers."""

@@ -1,18 +1,21 @@
-"""FLamby's Fed-LIDC-IDRI: its scans and its table of splits in, a pooled data set of volumes and masks out.
+"""Spec of FLamby's Fed-LIDC-IDRI: options, scans and metadata of the prepared data set.
 
-::
+Files, as FLamby's download_ct_scans.py writes them, and FLamby's table of splits::
 
-    <SeriesInstanceUID>/patient.nii.gz           of FLamby's download_ct_scans.py: 1 mm along each axis, Hounsfield units
+    <SeriesInstanceUID>/patient.nii.gz           1 mm along each axis, Hounsfield units
     <SeriesInstanceUID>/mask_consensus.nii.gz    1 where one radiologist or more drew a nodule
-    metadata.csv                                 of FLamby's fed_lidc_idri/metadata: SeriesInstanceUID, Manufacturer, Split
+    metadata.csv                                 of FLamby's fed_lidc_idri/metadata: SeriesInstanceUID, Manufacturer,
+    Split
 
-Scans are those that are there: some of the table FLamby could not convert. Intensities are clipped as in its code. It
-trains with patches of scans of 384 voxels along each axis; as an array these need 450 GB, so that they are resampled to
-2 mm unless another spacing is asked for. The manufacturer is kept as ``centre``. No name of a file is kept, which is an
-identifier; the table does not say which scans are of one patient (eight patients have two), so each counts as a patient
-of its own.
+Scans of the table without a folder are skipped, because FLamby could not convert some of them. Intensities are clipped
+as in FLamby's code. FLamby trains with patches of scans of 384 voxels along each axis. As one array these would need
+450 GB, so scans are resampled to 2 mm unless another spacing is given.
 
-Source: Ogier du Terrail et al., FLamby, NeurIPS 2022 Datasets and Benchmarks; its code of that data set.
+Prepared data set: arrays of volumes and masks; each record has ``subject_id`` and ``centre`` (the manufacturer). The
+splits are FLamby's. No file name is kept, because it is an identifier. The table does not state which scans belong to
+one patient (eight patients have two), so each scan counts as a patient of its own.
+
+Source: Ogier du Terrail et al., FLamby, NeurIPS 2022 Datasets and Benchmarks, and its code for this data set.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -35,28 +38,28 @@ CITATION = (
     "Armato III et al., Data From LIDC-IDRI, The Cancer Imaging Archive (2015), doi:10.7937/K9/TCIA.2015.LO9QL9SX; as "
     "prepared for FLamby: Ogier du Terrail et al., NeurIPS 2022 Datasets and Benchmarks"
 )
-"""What users of the data are asked to cite."""
+"""Publications that users of the data are asked to cite."""
 
-OFFICIAL = {"ge": (530, 131), "philips": (59, 15), "siemens": (164, 41), "toshiba": (55, 14)}
-"""Manufacturer, in the order of FLamby's numbers, to its training and test scans."""
+OFFICIAL_COUNTS = {"ge": (530, 131), "philips": (59, 15), "siemens": (164, 41), "toshiba": (55, 14)}
+"""Maps each manufacturer, in the order of FLamby's numbers, to its numbers of training and test scans."""
 
-SPLIT = "metadata.csv"
-"""FLamby's table."""
+SPLIT_TABLE = "metadata.csv"
+"""FLamby's table of splits."""
 
-IMAGE, MASK = "patient.nii.gz", "mask_consensus.nii.gz"
-"""The files of a scan."""
+IMAGE_FILE, MASK_FILE = "patient.nii.gz", "mask_consensus.nii.gz"
+"""Names of a scan's volume and mask."""
 
 STRUCTURES = ("background", "nodule")
-"""What the numbers in a mask mean."""
+"""Names of the mask values 0 and 1."""
 
 
 @dataclass(frozen=True)
-class Release:
-    """The files.
+class LidcScans:
+    """Scans of a Fed-LIDC-IDRI release.
 
     Attributes:
-        published: The table of splits.
-        folders: Of each scan by its name in the table.
+        published: Table of splits.
+        folders: Maps the name of each scan in the table to its folder.
     """
 
     published: PublishedSplits
@@ -66,21 +69,23 @@ class Release:
 class FlambyLidcIdri(VolumeSpec):
     """FLamby's Fed-LIDC-IDRI: nodules of the lung in CT of four manufacturers' scanners. Nothing is downloaded.
 
-    The test scans are FLamby's. Its sites come from medfl partition --scheme by_site --column centre
-    --test official --global-test none.
+    The test scans are FLamby's. Create its sites with medfl partition --scheme by_site --column centre --test official
+    --global-test none.
+
+    Source: Armato III et al., The Cancer Imaging Archive (2015), as prepared by FLamby. Licence: CC BY 3.0.
     """
 
     dataset = "flamby_lidc_idri"
     item = "scan"
     terms = RECORDS[0].licence
     citation = CITATION
-    listing = SPLIT
+    listing = SPLIT_TABLE
     numbered = "table row"
 
     source: Annotated[Path, Positional()]
     """The folder that FLamby's download_ct_scans.py writes to."""
     spacing: Spacing = (2.0, 2.0, 2.0)
-    """Resample all to these millimetres; FLamby has 1x1x1."""
+    """Voxel edges in millimetres to which all volumes are resampled; FLamby has 1x1x1."""
     window: Window = (-1024.0, 600.0)
     """Lowest and highest intensity, in Hounsfield units, that become 0 and 1."""
     splits: Path | None = None
@@ -88,47 +93,50 @@ class FlambyLidcIdri(VolumeSpec):
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """FLamby's name of the folder, the data set's, or the source folder itself."""
+        """Return the release's folder in a study's source folder: ``fed_lidc_idri``, ``flamby_lidc_idri``, or none.
+
+        Without such a folder the release is expected in the source folder itself.
+        """
         return {"source": folder_or_top(top, "fed_lidc_idri", cls.dataset)}
 
-    def find(self) -> Release:
-        """The table, and the scans of it that are there."""
-        path = find_table(self.source, SPLIT, self.splits, " from FLamby's fed_lidc_idri/metadata")
-        published = read_splits(path, "SeriesInstanceUID", "Manufacturer", "Split", list(OFFICIAL))
-        folders = {path.parent.name: path.parent for path in sorted(self.source.rglob(IMAGE))}
+    def find(self) -> LidcScans:
+        """Read the table and find the folders of the scans."""
+        path = find_table(self.source, SPLIT_TABLE, self.splits, " from FLamby's fed_lidc_idri/metadata")
+        published = read_splits(path, "SeriesInstanceUID", "Manufacturer", "Split", list(OFFICIAL_COUNTS))
+        folders = {path.parent.name: path.parent for path in sorted(self.source.rglob(IMAGE_FILE))}
         if not folders.keys() & set(published.names):
             raise DataError(
                 "no_images",
-                f"expected folders with {IMAGE}, named as in {SPLIT}, in {self.source}, there is none. Give the folder "
-                "that FLamby's download_ct_scans.py writes to.",
+                f"expected folders with {IMAGE_FILE}, named as in {SPLIT_TABLE}, in {self.source}, found none. Give "
+                "the folder that FLamby's download_ct_scans.py writes to.",
                 path=self.source,
-                table=SPLIT,
+                table=SPLIT_TABLE,
             )
-        return Release(published, folders)
+        return LidcScans(published, folders)
 
-    def volumes(self, files: Release, say: Say) -> Volumes:
-        """The scans of the table that are there."""
+    def volumes(self, files: LidcScans, say: Say) -> Volumes:
+        """Return the scans of the table that have a folder."""
         published = files.published
         places = [place for place, name in enumerate(published.names) if name in files.folders]
         sites, splits = ([column[place] for place in places] for column in (published.sites, published.splits))
-        unlike = unlike_published(sites, splits, OFFICIAL, "scans")
-        for sentence in unlike:
+        differences = unlike_published(sites, splits, OFFICIAL_COUNTS, "scans")
+        for sentence in differences:
             say(f"warning: {sentence}")
         for count, what in (
-            (len(published.names) - len(places), f"scans of {SPLIT} are not there"),
-            (len(files.folders) - len(places), f"scans are in no row of {SPLIT}"),
+            (len(published.names) - len(places), f"scans of {SPLIT_TABLE} are not there"),
+            (len(files.folders) - len(places), f"scans are in no row of {SPLIT_TABLE}"),
         ):
             if count:
-                say(f"note: {count} {what}: they are passed over")
-        say("note: each scan counts as a patient of its own: the table does not say who has two")
+                say(f"note: {count} {what}: they are skipped")
+        say("note: each scan counts as a patient of its own: the table does not state which scans are of one patient")
         folders = [files.folders[published.names[place]] for place in places]
         return Volumes(
-            [Case(path / IMAGE, path / MASK) for path in folders],
+            [Case(path / IMAGE_FILE, path / MASK_FILE) for path in folders],
             [published.table.numbers[place] for place in places],
             [published.names[place] for place in places],
             [{"centre": site} for site in sites],
             STRUCTURES,
             [RECORDS[0].modality],
             splits=splits,
-            extra={"deviations": unlike},
+            extra={"deviations": differences},
         )

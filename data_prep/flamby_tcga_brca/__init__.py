@@ -1,4 +1,4 @@
-"""FLamby's Fed-TCGA-BRCA: rows of a clinical table from six regions, with times of survival."""
+"""FLamby's Fed-TCGA-BRCA: a clinical table of six regions with survival times."""
 
 from medfl.hooks import DatasetRecord
 
@@ -13,4 +13,4 @@ RECORDS = [
         synthetic="medfl_datasets.flamby_tcga_brca.synthetic:write_release",
     ),
 ]
-"""What this folder brings."""
+"""Data sets that this package registers."""

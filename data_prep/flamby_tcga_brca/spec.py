@@ -1,13 +1,14 @@
-"""FLamby's Fed-TCGA-BRCA: its table of patients with breast cancer in, a pooled data set of vectors out.
+"""Spec of FLamby's Fed-TCGA-BRCA: options and preparation of the data set of feature vectors.
 
-Each patient that is in a fold becomes a vector of 39 numbers, as they are in the table, with the days under observation
-and whether the patient died. Splits are FLamby's, by its file of folds; the region is kept as ``centre``. No name of a
-patient is kept.
+Prepared data set: one array (N, 39), float32, with the table's values of each patient that is in a fold; each record
+has ``target`` (days under observation, and 1 if the patient died), ``subject_id`` and ``centre`` (the region), but no
+patient name. The splits are FLamby's.
 
-Twelve patients have 0 days, and none of them died. A survival time is above 0 here, so they get half a day, which is
-before everybody else's first day: Cox's loss and the C-index see the order of times only, and so change by nothing.
+Twelve patients have 0 days and a censored time. medfl requires survival times above 0, so these patients get half a
+day. That is less than one day, the shortest other time, so it changes neither Cox's loss nor the C-index, which depend
+only on the order of the times.
 
-Source: Ogier du Terrail et al., FLamby, NeurIPS 2022 Datasets and Benchmarks; its code of that data set.
+Source: Ogier du Terrail et al., FLamby, NeurIPS 2022 Datasets and Benchmarks, and its code for this data set.
 """
 
 from __future__ import annotations
@@ -30,29 +31,32 @@ from medfl.data.ingest.spec import WholeSpec, folder_or_top
 from medfl.records.datalist import CaseRecord
 from medfl.utils.text import Say
 from medfl_datasets.flamby_tcga_brca import RECORDS
-from medfl_datasets.flamby_tcga_brca.files import REGIONS, Patients, find_files, read_patients
+from medfl_datasets.flamby_tcga_brca.files import REGIONS, BrcaPatients, find_files, read_patients
 
 CITATION = (
     "The Cancer Genome Atlas, TCGA-BRCA, Genomic Data Commons; as prepared for FLamby: Ogier du Terrail et al., "
     "NeurIPS 2022 Datasets and Benchmarks"
 )
-"""What users of the data are asked to cite."""
+"""Publications that users of the data are asked to cite."""
 
 OFFICIAL = dict(zip(REGIONS, ((248, 63), (156, 40), (164, 42), (129, 33), (129, 33), (40, 11)), strict=True))
-"""Region to training and test patients of FLamby."""
+"""Maps each region to FLamby's numbers of training and test patients."""
 
 NO_FOLD = "the patient is in no fold"
-"""Why a row is left out."""
+"""Exclusion reason of a row of the table."""
 
-SHORTEST = 0.5
-"""Days in place of 0; whole days are counted, so it is before all others."""
+ZERO_DAYS_REPLACEMENT = 0.5
+"""Days that replace 0. Times are whole days, so this is shorter than any other time."""
 
 
 class FlambyTcgaBrca(WholeSpec):
     """FLamby's Fed-TCGA-BRCA: survival with breast cancer, by 39 numbers, in six regions. Nothing is downloaded.
 
-    The splits are FLamby's. Its sites come from medfl partition --scheme by_site --column
-    centre --test official --global-test none --allow-leak pixels. (Some patients have the same numbers as others.)
+    The splits are FLamby's. Create its sites with medfl partition --scheme by_site --column centre --test official
+    --global-test none --allow-leak pixels. (Some patients have the same numbers as others.)
+
+    Source: The Cancer Genome Atlas, TCGA-BRCA, as prepared by FLamby. Licence: open-access data under the policies of
+    the Genomic Data Commons (GDC): do not attempt to identify anyone.
     """
 
     dataset = "flamby_tcga_brca"
@@ -60,24 +64,27 @@ class FlambyTcgaBrca(WholeSpec):
     item = "row"
 
     source: Path
-    """The folder of brca.csv and train_test_split.csv, as FLamby has them."""
+    """The folder of brca.csv and train_test_split.csv, as in FLamby's repository."""
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """FLamby's name of the folder, the data set's, or the source folder itself."""
+        """Return the release's folder in a study's source folder: ``fed_tcga_brca``, ``flamby_tcga_brca``, or none.
+
+        Without such a folder the release is expected in the source folder itself.
+        """
         return {"source": folder_or_top(top, "fed_tcga_brca", cls.dataset)}
 
     def look(self) -> object:
-        """Both files."""
+        """Find both files; raise DataError if one is missing."""
         return find_files(self.source)
 
     def make(self, out: Path, *, force: bool, workers: int | None, require_complete: bool, say: Say) -> Datalist:
-        """Write the pooled data set."""
+        """Read both files and write the prepared data set to `out`."""
         say(f"{self.dataset}: licence {RECORDS[0].licence}")
         say(f"Please cite: {CITATION}")
         patients = read_patients(self.source)
-        unlike = unlike_published(patients.regions, patients.splits, OFFICIAL, "patients")
-        for sentence in unlike:
+        differences = unlike_published(patients.regions, patients.splits, OFFICIAL, "patients")
+        for sentence in differences:
             say(f"warning: {sentence}")
         datalist = Datalist(
             name=self.dataset,
@@ -91,7 +98,7 @@ class FlambyTcgaBrca(WholeSpec):
             extra={
                 FEATURES: patients.columns,
                 "citation": CITATION,
-                "deviations": unlike,
+                "deviations": differences,
             },
             exclusions=exclusions({NO_FOLD: patients.unused}),
         )
@@ -103,9 +110,10 @@ class FlambyTcgaBrca(WholeSpec):
         return datalist
 
 
-def _records(patients: Patients) -> dict[str, list[CaseRecord]]:
+def _records(patients: BrcaPatients) -> dict[str, list[CaseRecord]]:
+    """Build the records of the training and test split; the n-th patient has row n of the array."""
     splits: dict[str, list[CaseRecord]] = {"training": [], "test": []}
-    times = np.maximum(patients.times, SHORTEST).tolist()
+    times = np.maximum(patients.times, ZERO_DAYS_REPLACEMENT).tolist()
     subjects = number_subjects(patients.names)
     for row, (time, event, region, split, subject) in enumerate(
         zip(times, patients.events.tolist(), patients.regions, patients.splits, subjects, strict=True)

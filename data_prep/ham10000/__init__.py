@@ -1,4 +1,4 @@
-"""HAM10000: dermoscopy."""
+"""HAM10000: dermoscopic images of skin lesions."""
 
 from medfl.hooks import DatasetRecord
 
@@ -13,4 +13,4 @@ RECORDS = [
         synthetic="medfl_datasets.ham10000.synthetic:write_release",
     ),
 ]
-"""What this folder brings."""
+"""Data sets that this package registers."""

@@ -1,14 +1,14 @@
-"""The files of HAM10000: where table, images and masks are, and how an image is read.
+"""Find and read the files of HAM10000: table, images and lesion masks.
 
-::
+Layout of the release::
 
     HAM10000_metadata.csv                                       on Dataverse also without ending, or .tab
     HAM10000_images_part_1/ISIC_0024306.jpg, ...                5000 images
     HAM10000_images_part_2/...                                  5015 images
     HAM10000_segmentations_lesion_tschandl/ISIC_0024306_segmentation.png, ...      optional
 
-Folders may have other names, such as ``ISIC2018_Task3_Training_Input``. Kaggle's download holds each folder twice, the
-second time in small letters: equal copies count once.
+Folders may have other names, such as ``ISIC2018_Task3_Training_Input``. Kaggle's download contains each folder twice,
+the second time in lower case; identical copies count once.
 """
 
 from __future__ import annotations
@@ -30,44 +30,44 @@ from medfl.data.readers.rgb import read_rgb, resize
 from medfl.data.readers.segmentations import SUFFIX, read_mask
 from medfl.errors import DataError
 
-TABLE = "HAM10000_metadata"
-"""Name of the table, without its ending."""
+TABLE_NAME = "HAM10000_metadata"
+"""Name of the metadata table without its ending."""
 
-MARGIN = 0.1
-"""What surrounds a lesion in its crop on each side, as a share of the longer edge of its bounding box."""
+CROP_MARGIN = 0.1
+"""Margin around a lesion on each side of its crop, as a share of the longer edge of its bounding box."""
 
-MASK = "_segmentation"
-"""How the name of a mask ends, after that of its image."""
+MASK_SUFFIX = "_segmentation"
+"""Suffix of a mask's file name after the name of its image."""
 
 _TABLE_ENDINGS = ("", ".csv", ".tab", ".tsv", ".txt")
 _IMAGE_ENDINGS = (".jpg", ".jpeg", ".png")
 
 
 @dataclass(frozen=True)
-class Part:
-    """What becomes one image.
+class HamImageFiles:
+    """Files of one image of the data set.
 
     Attributes:
-        path: Its file.
-        mask: The mask of its lesion, if the lesion is to be cut out, or kept beside the image.
+        path: Image file.
+        mask: Lesion mask, needed to crop the lesion or to keep the mask beside the image; otherwise None.
     """
 
     path: Path
     mask: Path | None = None
 
     def files(self) -> list[Path]:
-        """All that is read."""
+        """Return all files that are read."""
         return [self.path] if self.mask is None else [self.path, self.mask]
 
 
 @dataclass(frozen=True)
-class Files:
-    """The files of a release.
+class HamFiles:
+    """Files of a HAM10000 release.
 
     Attributes:
-        table: The metadata.
-        images: Name without ending to the image file.
-        masks: Name of the image to the mask of its lesion.
+        table: Metadata table.
+        images: Maps each image name (without ending) to its file.
+        masks: Maps each image name to its lesion mask.
     """
 
     table: Path
@@ -75,121 +75,126 @@ class Files:
     masks: dict[str, Path]
 
 
-def find_files(source: Path, metadata: Path | None = None) -> Files:
-    """Look for the table, the images and the masks in a folder and all folders in it.
+def find_files(source: Path, metadata: Path | None = None) -> HamFiles:
+    """Find the table, the images and the masks in a folder and all its subfolders.
 
     Args:
-        source: The folder.
+        source: Folder of the release.
         metadata: The table, if it is not in the folder.
 
     Raises:
-        DataError: If there is no table or no image, there are several tables, or several images of one name differ.
+        DataError: If there is no image, not exactly one table, or if files of the same name differ.
     """
     if not source.is_dir():
         raise DataError(
             "missing_folder",
-            f"expected the folder of HAM10000 at {source}, there is none. Give another --source.",
+            f"expected the folder of HAM10000 at {source}, found none. Give another --source.",
             path=source,
         )
     tables: list[Path] = []
     named: defaultdict[str, list[Path]] = defaultdict(list)
     for folder, _, names in sorted(os.walk(source)):
-        for name in sorted(name for name in names if not name.startswith(".")):  # a Mac leaves ._ISIC_... in archives
+        for name in sorted(name for name in names if not name.startswith(".")):  # macOS adds ._ISIC_... to archives
             stem, ending = os.path.splitext(name)
-            if stem.lower() == TABLE.lower() and ending.lower() in _TABLE_ENDINGS:
+            if stem.lower() == TABLE_NAME.lower() and ending.lower() in _TABLE_ENDINGS:
                 tables.append(Path(folder, name))
             elif ending.lower() in _IMAGE_ENDINGS:
                 named[stem].append(Path(folder, name))
-    table = _only_table(source, tables) if metadata is None else metadata
-    files = _only_copies(source, named)
-    masks = {stem.removesuffix(MASK): path for stem, path in files.items() if stem.endswith(MASK)}
-    images = {stem: path for stem, path in files.items() if not stem.endswith(MASK)}
+    table = _single_table(source, tables) if metadata is None else metadata
+    files = _single_files(source, named)
+    masks = {stem.removesuffix(MASK_SUFFIX): path for stem, path in files.items() if stem.endswith(MASK_SUFFIX)}
+    images = {stem: path for stem, path in files.items() if not stem.endswith(MASK_SUFFIX)}
     if not images:
         raise DataError(
             "no_images",
-            f"expected the images ISIC_0024306.jpg, ... of HAM10000 in {source} or folders in it, there are none. "
+            f"expected the images ISIC_0024306.jpg, ... of HAM10000 in {source} or folders in it, found none. "
             "Unpack HAM10000_images_part_1.zip and HAM10000_images_part_2.zip there.",
             path=source,
         )
-    return Files(table, images, masks)
+    return HamFiles(table, images, masks)
 
 
-def read_part(part: Part, size: tuple[int, int]) -> LoadedItem:
-    """Read an image, or cut its lesion out of it.
+def read_image_or_crop(image_files: HamImageFiles, size: tuple[int, int]) -> LoadedItem:
+    """Read and resize an image, or the lesion crop of an image whose mask is given.
 
     Args:
-        part: What to read.
+        image_files: Files of the image.
         size: Height and width of the result in pixels.
 
     Returns:
-        A row of the array, shape (H, W, 3), uint8; grey is repeated.
+        Row of the array, shape (H, W, 3), uint8; grey images are repeated in all channels.
 
     Raises:
-        DataError: If a file can't be read, the image is deeper or too small, or image and mask do not fit.
+        DataError: If a file can't be read, if the image has more than 8 bits a channel or is too small, or if the mask
+            does not fit the image.
     """
-    pixels = read_rgb(part.path)
-    if part.mask is not None:
-        top, bottom, left, right = _lesion_box(read_picture(part.mask), (pixels.shape[0], pixels.shape[1]))
+    pixels = read_rgb(image_files.path)
+    if image_files.mask is not None:
+        top, bottom, left, right = _lesion_box(read_picture(image_files.mask), (pixels.shape[0], pixels.shape[1]))
         pixels = np.ascontiguousarray(pixels[top:bottom, left:right])
     return LoadedItem(resize(pixels, size))
 
 
-def read_masked(part: Part, size: tuple[int, int]) -> LoadedItem:
-    """Read an image and the mask of its lesion.
+def read_image_and_mask(image_files: HamImageFiles, size: tuple[int, int]) -> LoadedItem:
+    """Read and resize an image and its lesion mask.
 
     Args:
-        part: What to read, with a mask.
+        image_files: Files of the image, with a mask.
         size: Height and width of the result in pixels.
 
     Returns:
-        A row of the array, shape (H, W, 4), uint8, as `medfl.data.ingest.masks.masked_picture` makes it.
+        Row of the array, shape (H, W, 4), uint8; `medfl.data.ingest.masks.masked_image_row` describes it.
 
     Raises:
-        DataError: If a file can't be read, or image and mask do not fit.
+        DataError: If a file can't be read, or the mask does not fit the image.
     """
-    assert part.mask is not None  # chosen so
-    return masked_picture(read_rgb(part.path), read_mask(part.mask), size)
+    assert image_files.mask is not None  # `HAM10000.choose` reads only images with a mask if masks are needed
+    return masked_picture(read_rgb(image_files.path), read_mask(image_files.mask), size)
 
 
 def find_masks(folder: Path) -> dict[str, Path]:
-    """Name of the image to the mask of its lesion, in a folder and all folders in it.
+    """Find the lesion masks in a folder and all its subfolders.
+
+    Returns:
+        Maps each image name to its lesion mask.
 
     Raises:
-        DataError: If there is none, or several of one image differ.
+        DataError: If there is no mask, or if masks of one image differ.
     """
     named: defaultdict[str, list[Path]] = defaultdict(list)
-    for path in sorted(folder.rglob(f"*{MASK}.*")):
+    for path in sorted(folder.rglob(f"*{MASK_SUFFIX}.*")):
         if path.suffix.lower() in (*_IMAGE_ENDINGS, SUFFIX) and not path.name.startswith("."):
-            named[path.stem.removesuffix(MASK)].append(path)
+            named[path.stem.removesuffix(MASK_SUFFIX)].append(path)
     if not named:
         raise DataError(
             "no_masks",
-            f"expected the masks ISIC_0024306{MASK}.png, ... in {folder}, there are none. Unpack "
+            f"expected the masks ISIC_0024306{MASK_SUFFIX}.png, ... in {folder}, found none. Unpack "
             "HAM10000_segmentations_lesion_tschandl.zip there, or give another --masks.",
             path=folder,
         )
-    return _only_copies(folder, named)
+    return _single_files(folder, named)
 
 
 def crop_box(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> tuple[int, int, int, int]:
-    """The square to cut out of an image around a lesion.
+    """Compute the square crop around a lesion.
 
-    It has its centre in that of the bounding box, and its edge is the longer edge of the box with `MARGIN` on each
-    side. At the border of the image it is moved inwards; along an edge of the image that is shorter, it is that edge.
+    Its centre is the centre of the lesion's bounding box. Its edge is the longer edge of the box plus `CROP_MARGIN` on
+    each side. At the border of the image the crop moves inwards. Along an axis where the image is shorter than the
+    crop, the crop has the image's length.
 
     Args:
-        rows: Of the pixels of the lesion.
-        columns: Of the pixels of the lesion.
+        rows: Rows of the lesion's pixels.
+        columns: Columns of the lesion's pixels.
         shape: Height and width of the image.
 
     Returns:
-        First row, end of the rows, first column, end of the columns; the ends are not part of the crop.
+        First row, end of the rows, first column, end of the columns; the ends are exclusive.
 
     >>> crop_box(np.array([40, 49]), np.array([10, 29]), (100, 100))
     (33, 57, 8, 32)
     """
     spans = [(int(values.min()), int(values.max()) + 1) for values in (rows, columns)]
-    edge = ceil(max(end - first for first, end in spans) * (1 + 2 * MARGIN))
+    edge = ceil(max(end - first for first, end in spans) * (1 + 2 * CROP_MARGIN))
     box: list[int] = []
     for (first, end), whole in zip(spans, shape, strict=True):
         side = min(edge, whole)
@@ -199,10 +204,11 @@ def crop_box(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]) -> t
 
 
 def _lesion_box(mask: np.ndarray, shape: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Compute the crop of the lesion in a mask; raise DataError if the mask is empty or not of the image's shape."""
     if mask.shape[:2] != shape:
         raise DataError(
             "wrong_shape",
-            "the mask is of another size than its image. Download the masks of this release again.",
+            "the mask has another size than its image. Download the masks of this release again.",
             what="mask",
             expected=shape,
             found=mask.shape[:2],
@@ -213,34 +219,37 @@ def _lesion_box(mask: np.ndarray, shape: tuple[int, int]) -> tuple[int, int, int
     return crop_box(rows, columns, shape)
 
 
-def _only_table(source: Path, tables: Collection[Path]) -> Path:
+def _single_table(source: Path, tables: Collection[Path]) -> Path:
+    """Return the only table; raise DataError if there is none or several."""
     if not tables:
         raise DataError(
             "missing_file",
-            f"expected the table {TABLE}.csv (or {TABLE}, {TABLE}.tab) in {source} or folders in it, there is none. "
-            "Download it from where the images come from, or name it with --metadata.",
-            path=source / f"{TABLE}.csv",
+            f"expected the table {TABLE_NAME}.csv (or {TABLE_NAME}, {TABLE_NAME}.tab) in {source} or folders in it, "
+            "found none. Download it from where the images come from, or name it with --metadata.",
+            path=source / f"{TABLE_NAME}.csv",
         )
     if len(tables) > 1:
         listing = ", ".join(str(path.relative_to(source)) for path in tables)
         raise DataError(
             "ambiguous_file",
-            f"expected one table {TABLE} in {source}, found {listing}. Name the one to use with --metadata.",
+            f"expected one table {TABLE_NAME} in {source}, found {listing}. Name the one to use with --metadata.",
             path=source,
             files=[path.relative_to(source) for path in tables],
         )
     return next(iter(tables))
 
 
-def _only_copies(source: Path, named: dict[str, list[Path]]) -> dict[str, Path]:
-    """The first file of each name; all others must be copies of it."""
-    unlike = sum(any(not filecmp.cmp(paths[0], path, shallow=False) for path in paths[1:]) for paths in named.values())
-    if unlike:
+def _single_files(source: Path, named: dict[str, list[Path]]) -> dict[str, Path]:
+    """Return the first file of each name; raise DataError if other files of that name differ from it."""
+    conflicting = sum(
+        any(not filecmp.cmp(paths[0], path, shallow=False) for path in paths[1:]) for paths in named.values()
+    )
+    if conflicting:
         raise DataError(
             "conflicting_copies",
-            f"expected one image of each name in {source}, {unlike} names have several files that differ. Give the "
-            "folder of one copy of the data set.",
+            f"expected one image of each name in {source}, {conflicting} names have several files that differ. Give "
+            "the folder of one copy of the data set.",
             path=source,
-            count=unlike,
+            count=conflicting,
         )
     return {stem: paths[0] for stem, paths in named.items()}

@@ -1,15 +1,14 @@
-"""HAM10000: dermoscopic images of pigmented skin lesions and their table in, a pooled data set out.
+"""Spec of HAM10000: options, choice of images and data list of the prepared data set.
 
-Seven classes of diagnoses. Images of one lesion have one ``subject_id``, so that no lesion is on both sides of a split;
-with ``groups="image"`` each image counts as a lesion of its own, as in papers that split by image, and the data set
-says so. Lesions get running numbers: no name of a file, of an image or of a lesion is kept. Age, sex, localization
-and ``dataset`` (the collection, a natural site: ``medfl partition --scheme by_site --column dataset``) are kept where
-the table knows them.
+There are seven diagnoses. Images of one lesion have one ``subject_id``, so that no lesion is in two splits. With
+``groups="image"`` each image counts as a lesion of its own, as in papers that split by image; the data list then has a
+warning. Lesions get running numbers: no name of a file, image or lesion is kept.
 
-With the masks of lesions (``masks``) the data set is for segmentation: each image has its mask beside it, and the
-diagnosis is kept as a fact.
-
-All images are in the training split: the release has no other, and `medfl partition` holds test sets out.
+Prepared data set: ``images.npy`` (N, H, W, 3), uint8; each record has ``label``, ``subject_id`` and, if the table
+states them, ``age``, ``sex``, ``localization`` and ``dataset``. The last is the collection, a natural site: ``medfl
+partition --scheme by_site --column dataset``. With ``masks`` the data set is for segmentation: a second array has the
+lesion masks, and records have ``diagnosis`` in place of ``label``. All images are in the training split, because the
+release has no other; `medfl partition` holds out test sets.
 
 The table and the files are described in `medfl_datasets.ham10000.tables` and `medfl_datasets.ham10000.files`.
 """
@@ -21,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from medfl.data.datalists import Datalist
 from medfl.data.ingest.choice import Choice, Outcome, exclusions
@@ -33,31 +32,62 @@ from medfl.errors import DataError, SettingsError
 from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say, describe_counts
 from medfl_datasets.ham10000 import RECORDS
-from medfl_datasets.ham10000.files import Files, Part, find_files, find_masks, read_masked, read_part
-from medfl_datasets.ham10000.tables import OFFICIAL, Metadata, read_metadata, shared_lesions
+from medfl_datasets.ham10000.files import (
+    HamFiles,
+    HamImageFiles,
+    find_files,
+    find_masks,
+    read_image_and_mask,
+    read_image_or_crop,
+)
+from medfl_datasets.ham10000.tables import (
+    OFFICIAL_CLASS_COUNTS,
+    HamMetadata,
+    count_images_of_shared_lesions,
+    read_metadata,
+)
 
 CITATION = (
     "Tschandl, Rosendahl and Kittler, The HAM10000 dataset, a large collection of multi-source dermatoscopic images of "
     "common pigmented skin lesions, Scientific Data 5:180161 (2018), doi:10.1038/sdata.2018.161"
 )
-"""What users of the data are asked to cite."""
+"""Publication that users of the data are asked to cite."""
 
-GROUPS = ("lesion", "image")
-"""What stays together in a partition."""
+GROUPINGS = ("lesion", "image")
+"""Choices of `HAM10000.groups`: the images that stay together in a partition."""
 
 PRESETS = {"medfl": "lesion", "paper": "image"}
-"""Preset to what stays together; FedSDC's paper has 210 test images, 30 of each class, whatever their lesions."""
+"""Maps each preset to its grouping. The paper of FedSDC has 210 test images, 30 of each class, regardless of the
+lesion."""
 
 NO_FILE = "there is no image file"
 NO_MASK = "there is no mask of the lesion"
-"""Why rows of the table are left out."""
+"""Exclusion reasons of rows of the table."""
+
+
+class _HamInputs(NamedTuple):
+    """Inputs of `HAM10000.datalist` that `HAM10000.choose` collects.
+
+    Attributes:
+        files: Files of the release.
+        metadata: Metadata table.
+        differences: Differences from the official release, one sentence each.
+        warnings: Warnings for the data list.
+    """
+
+    files: HamFiles
+    metadata: HamMetadata
+    differences: list[str]
+    warnings: list[str]
 
 
 class HAM10000(ImageSpec):
     """HAM10000: dermoscopic images of skin lesions in seven classes, from Kaggle or Dataverse. Nothing is downloaded.
 
-    Images of a lesion stay together. Age, sex, localization and dataset are kept, the aspect ratio is not. What is
-    missing or can't be read is left out and listed in quarantine.csv.
+    Images of a lesion stay together. Age, sex, localization and dataset are kept, the aspect ratio is not. Missing and
+    unreadable images are left out and listed in quarantine.csv.
+
+    Source: Tschandl et al., Scientific Data 5:180161 (2018). Licence: CC BY-NC 4.0.
     """
 
     dataset = "ham10000"
@@ -70,34 +100,34 @@ class HAM10000(ImageSpec):
     metadata: Path | None = None
     """The table, if it is not in --source."""
     size: HeightWidth = (224, 224)
-    """Of the images in the array: 224, or 225x300 (HxW)."""
-    groups: Annotated[str | None, Choose(GROUPS)] = None
-    """What stays together: lesion; or image: then a lesion may be in training and test."""
+    """Height and width of the images in the array: 224, or 225x300 (HxW)."""
+    groups: Annotated[str | None, Choose(GROUPINGS)] = None
+    """Images that stay together: lesion, or image (a lesion may then be in training and test)."""
     preset: Annotated[str, Choose(PRESETS)] = "medfl"
-    """medfl: --groups lesion; paper: --groups image, as FedSDC's paper has it."""
+    """medfl: --groups lesion; paper: --groups image, as in FedSDC's paper."""
     crop_lesion: bool = False
-    """Cut the lesion out, by the masks of the release."""
+    """Crop the lesion, using the masks of the release."""
     masks: Path | None = None
-    """The folder of the masks of lesions: for segmentation in place of classes."""
+    """The folder of the lesion masks: prepare for segmentation instead of classification."""
 
     def title(self) -> str:
-        """Crops and images with masks are data sets of their own."""
+        """Return the name of the prepared data set, with a suffix for crops or masks."""
         return "ham10000-crop" if self.crop_lesion else "ham10000-masks" if self.masks else "ham10000"
 
-    def kept_together(self) -> str:
-        """One of `GROUPS`."""
+    def grouping(self) -> str:
+        """Return the chosen grouping, one of `GROUPINGS`."""
         return self.groups or PRESETS[self.preset]
 
-    def find(self) -> Files:
-        """The table, the images and the masks."""
+    def find(self) -> HamFiles:
+        """Find the table, the images and the masks."""
         return find_files(self.source, self.metadata)
 
-    def choose(self, files: Files, say: Say) -> Choice:
-        """All images of the table that have a file."""
-        metadata = read_metadata(files.table, need_lesions=self.kept_together() == "lesion")
-        unlike = metadata.deviations()
-        warnings = _by_image(metadata) if self.kept_together() == "image" else []
-        for sentence in [*unlike, *warnings]:
+    def choose(self, files: HamFiles, say: Say) -> Choice:
+        """Choose all images of the table that have a file, and a mask if masks are needed."""
+        metadata = read_metadata(files.table, need_lesions=self.grouping() == "lesion")
+        differences = metadata.deviations()
+        warnings = _by_image_warnings(metadata) if self.grouping() == "image" else []
+        for sentence in [*differences, *warnings]:
             say(f"warning: {sentence}")
         if self.masks is not None:
             if self.crop_lesion:
@@ -107,45 +137,46 @@ class HAM10000(ImageSpec):
                     settings=("crop_lesion", "masks"),
                 )
             files = replace(files, masks=find_masks(self.masks))
-        places, parts, missing = _choose(metadata, files, self.crop_lesion or self.masks is not None, say)
+        places, image_files, missing = _select_images(metadata, files, self.crop_lesion or self.masks is not None, say)
         return Choice(
-            items=parts,
+            items=image_files,
             places=places,
-            files=Part.files,
-            load=partial(read_part if self.masks is None else read_masked, size=self.size),
+            files=HamImageFiles.files,
+            load=partial(read_image_or_crop if self.masks is None else read_image_and_mask, size=self.size),
             shape=(*self.size, 3 if self.masks is None else 4),
             recipe={"data set": self.title(), "size": self.size},
             cells=lambda place: (metadata.table.numbers[place],),
             columns=("table_row",),
             missing=missing,
-            release=(files, metadata, unlike, warnings),
+            release=_HamInputs(files=files, metadata=metadata, differences=differences, warnings=warnings),
         )
 
     def incomplete(self, outcome: Outcome) -> str:
-        """How many images are not there."""
-        files, metadata, *_ = outcome.choice.release
+        """Return the error message for missing or unreadable images if all are required."""
+        inputs: _HamInputs = outcome.choice.release
+        count = len(inputs.metadata.images)
         return (
-            f"all images of {files.table.name} are required, {len(outcome.reasons)} of {len(metadata.images)} are "
+            f"all images of {inputs.files.table.name} are required, {len(outcome.reasons)} of {count} are "
             f"missing or can't be read: {describe_counts(outcome.reasons)}. Unpack the release again."
         )
 
     def datalist(self, outcome: Outcome, say: Say) -> Datalist:
-        """The data list of what was read."""
-        _, metadata, unlike, warnings = outcome.choice.release
-        records = make_records(metadata, outcome.kept, self.kept_together())
+        """Build the data list of the images that were read."""
+        inputs: _HamInputs = outcome.choice.release
+        records = make_records(inputs.metadata, outcome.kept, self.grouping())
         if self.masks is not None:
-            named = [{"diagnosis": list(OFFICIAL)[record.pop("label")]} for record in records]
+            named = [{"diagnosis": list(OFFICIAL_CLASS_COUNTS)[record.pop("label")]} for record in records]
             records = [
                 make_record({**r, **name, **held}) for r, name, held in zip(records, named, outcome.facts, strict=True)
             ]
         datalist = self.make_datalist(
-            list(OFFICIAL) if self.masks is None else STRATA,
+            list(OFFICIAL_CLASS_COUNTS) if self.masks is None else STRATA,
             "dermoscopy",
             records,
-            groups=self.kept_together(),
+            groups=self.grouping(),
             exclusions=exclusions(Counter(outcome.reasons.values())),
-            deviations=unlike,
-            warnings=warnings,
+            deviations=inputs.differences,
+            warnings=inputs.warnings,
         )
         if self.masks is None:
             return datalist
@@ -154,40 +185,53 @@ class HAM10000(ImageSpec):
         return with_masks(datalist, ("background", "lesion"))
 
     def finish(self, folder: Path, outcome: Outcome, datalist: Datalist) -> None:
-        """Take images and masks apart."""
+        """Split the array into images and masks, in place, if the data set has masks."""
         if self.masks is not None:
             take_apart(folder)
 
 
-def _by_image(metadata: Metadata) -> list[str]:
-    """What to say of images that count as lesions of their own."""
-    which = "the table does not say which images are of one lesion"
+def _by_image_warnings(metadata: HamMetadata) -> list[str]:
+    """Return the warning about images of one lesion that count as different lesions."""
+    which = "the table does not state which images are of one lesion"
     if metadata.lesions is not None:
-        which = (
-            f"{shared_lesions(metadata.lesions)} of {len(metadata.images)} images are of lesions with several images"
-        )
+        count = count_images_of_shared_lesions(metadata.lesions)
+        which = f"{count} of {len(metadata.images)} images are of lesions with several images"
     return [
         f"each image counts as a lesion of its own (groups: image): {which}, and these may be in training and in the "
         "test set"
     ]
 
 
-def _choose(
-    metadata: Metadata, files: Files, with_mask: bool, say: Say
-) -> tuple[list[int], list[Part], dict[int, str]]:
-    """What is to be read: rows of the table by their place; and why the others are left out."""
+def _select_images(
+    metadata: HamMetadata, files: HamFiles, with_mask: bool, say: Say
+) -> tuple[list[int], list[HamImageFiles], dict[int, str]]:
+    """Select the images to read, and report image files without a row.
+
+    Args:
+        metadata: The table.
+        files: Files of the release.
+        with_mask: Whether an image needs a mask.
+        say: Receives notes for the user.
+
+    Returns:
+        Indices in the table of the images to read, their files, and a mapping from the index of each excluded row to
+        the reason.
+
+    Raises:
+        DataError: If no image can be read, or if masks are needed and there are none.
+    """
     surplus = len(files.images.keys() - set(metadata.images))
     if surplus:
-        say(f"note: {surplus} image files are in no row of {files.table.name}: they are passed over")
+        say(f"note: {surplus} image files are in no row of {files.table.name}: they are skipped")
     if with_mask and not files.masks:
         raise DataError(
             "no_masks",
-            "expected the masks ISIC_0024306_segmentation.png, ... in the folder of --source, there are none. Unpack "
+            "expected the masks ISIC_0024306_segmentation.png, ... in the folder of --source, found none. Unpack "
             "HAM10000_segmentations_lesion_tschandl.zip there, or leave out --crop-lesion.",
             setting="crop_lesion",
         )
     places: list[int] = []
-    parts: list[Part] = []
+    image_files: list[HamImageFiles] = []
     missing: dict[int, str] = {}
     for place, name in enumerate(metadata.images):
         if name not in files.images:
@@ -196,8 +240,8 @@ def _choose(
             missing[place] = NO_MASK
         else:
             places.append(place)
-            parts.append(Part(files.images[name], files.masks[name] if with_mask else None))
-    if not parts:
+            image_files.append(HamImageFiles(files.images[name], files.masks[name] if with_mask else None))
+    if not image_files:
         raise DataError(
             "no_images",
             f"none of the {len(metadata.images)} images of {files.table} can be used: {describe_counts(missing)}. The "
@@ -206,26 +250,30 @@ def _choose(
             expected=len(metadata.images),
             reasons=dict(Counter(missing.values())),
         )
-    return places, parts, missing
+    return places, image_files, missing
 
 
-def make_records(metadata: Metadata, kept: Sequence[int], groups: str) -> list[CaseRecord]:
-    """What is said of each row of the array.
+def make_records(metadata: HamMetadata, kept: Sequence[int], groups: str) -> list[CaseRecord]:
+    """Build the record of each row of the array.
 
     Args:
         metadata: The table.
-        kept: For each row of the array its place in the table.
-        groups: One of `GROUPS`.
+        kept: Index in the table of each row of the array.
+        groups: Grouping, one of `GROUPINGS`.
 
     Raises:
         DataError: If no image of a class is left.
     """
-    gone = [text for label, text in enumerate(OFFICIAL) if label not in {metadata.labels[place] for place in kept}]
-    if gone:
+    empty_classes = [
+        text
+        for label, text in enumerate(OFFICIAL_CLASS_COUNTS)
+        if label not in {metadata.labels[place] for place in kept}
+    ]
+    if empty_classes:
         raise DataError(
             "class_without_images",
-            f"no image is left of the classes {', '.join(gone)}. Unpack the release whole.",
-            classes=gone,
+            f"no image is left of the classes {', '.join(empty_classes)}. Unpack the release completely.",
+            classes=empty_classes,
         )
     lesions = metadata.lesions if groups == "lesion" and metadata.lesions else list(map(str, metadata.table.numbers))
     subjects = number_subjects([lesions[place] for place in kept])

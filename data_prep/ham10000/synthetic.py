@@ -1,4 +1,7 @@
-"""A made-up HAM10000: layout and columns of the real one, other images; names that must stay secret say so."""
+"""Write a synthetic HAM10000 release with the layout and columns of the real one.
+
+Names that must stay private contain SECRET.
+"""
 
 from __future__ import annotations
 
@@ -11,30 +14,31 @@ import numpy as np
 from PIL import Image
 
 HEADER = ("lesion_id", "image_id", "dx", "dx_type", "age", "sex", "localization")
-"""As on Kaggle; Dataverse adds ``dataset``."""
+"""Columns of the table on Kaggle; Dataverse adds ``dataset``."""
 
-IMAGES = {"nv": 6705, "mel": 1113, "bkl": 1099, "bcc": 514, "akiec": 327, "vasc": 142, "df": 115}
-LESIONS = {"nv": 5403, "mel": 614, "bkl": 727, "bcc": 327, "akiec": 228, "vasc": 98, "df": 73}
-"""Published numbers of each diagnosis."""
+IMAGES_BY_DIAGNOSIS = {"nv": 6705, "mel": 1113, "bkl": 1099, "bcc": 514, "akiec": 327, "vasc": 142, "df": 115}
+LESIONS_BY_DIAGNOSIS = {"nv": 5403, "mel": 614, "bkl": 727, "bcc": 327, "akiec": 228, "vasc": 98, "df": 73}
+"""Published numbers of images and of lesions of each diagnosis."""
 
-COLLECTIONS = {"vidir_molemax": 3954, "vidir_modern": 3363, "rosendahl": 2259, "vienna_dias": 439}
-"""Published numbers of images of each collection."""
+IMAGES_BY_COLLECTION = {"vidir_molemax": 3954, "vidir_modern": 3363, "rosendahl": 2259, "vienna_dias": 439}
+"""Published number of images of each collection."""
 
-SMALL = dict.fromkeys(IMAGES, (3, 2))
-"""Diagnosis to images and lesions: 21 images of 14 lesions."""
+SMALL_COUNTS = dict.fromkeys(IMAGES_BY_DIAGNOSIS, (3, 2))
+"""Maps each diagnosis to its numbers of images and lesions: 21 images of 14 lesions in all."""
 
 
-def make_rows(counts: Mapping[str, tuple[int, int]] = SMALL, seed: int = 0) -> list[dict[str, str]]:
-    """Rows of the table, in the order of the columns of Dataverse.
+def make_rows(counts: Mapping[str, tuple[int, int]] = SMALL_COUNTS, seed: int = 0) -> list[dict[str, str]]:
+    """Make the rows of a table with the columns of Dataverse.
 
     Args:
-        counts: Diagnosis to its numbers of images and of lesions. With those of the release (`IMAGES`, `LESIONS`) 57
-            rows have no age and sex and 234 no localization, as published; else 2 and 3.
-        seed: Decides their order.
+        counts: Maps each diagnosis to its numbers of images and of lesions. With the numbers of the release
+            (`IMAGES_BY_DIAGNOSIS`, `LESIONS_BY_DIAGNOSIS`), 57 rows lack age and sex and 234 the localization, as
+            published; otherwise 2 and 3.
+        seed: Seed of the order of the rows.
     """
     pairs = [(dx, f"HAM_{dx}_SECRET_{n % lesions}") for dx, (images, lesions) in counts.items() for n in range(images)]
-    whole = len(pairs) == sum(IMAGES.values())
-    collections = [name for name, count in COLLECTIONS.items() for _ in range(count if whole else 6)]
+    whole = len(pairs) == sum(IMAGES_BY_DIAGNOSIS.values())
+    collections = [name for name, count in IMAGES_BY_COLLECTION.items() for _ in range(count if whole else 6)]
     rows = []
     for place, pair in enumerate(np.random.default_rng(seed).permutation(len(pairs)).tolist()):
         dx, lesion = pairs[pair]
@@ -54,15 +58,15 @@ def make_rows(counts: Mapping[str, tuple[int, int]] = SMALL, seed: int = 0) -> l
 
 
 def write_release(
-    folder: Path, counts: Mapping[str, tuple[int, int]] = SMALL, masks: bool = False, seed: int = 0
+    folder: Path, counts: Mapping[str, tuple[int, int]] = SMALL_COUNTS, masks: bool = False, seed: int = 0
 ) -> Path:
-    """Write a release: the layout of Kaggle with the columns of Dataverse.
+    """Write a release with the layout of Kaggle and the columns of Dataverse.
 
     Args:
-        folder: Where to write; made if it is not there.
-        counts: Diagnosis to its numbers of images and of lesions, see `make_rows`.
-        masks: Whether there are masks of lesions, and skin around them.
-        seed: Decides the order of the rows.
+        folder: Target folder; created if needed.
+        counts: Maps each diagnosis to its numbers of images and of lesions; see `make_rows`.
+        masks: Whether to write lesion masks and draw skin around the lesions.
+        seed: Seed of the order of the rows.
 
     Returns:
         The folder ``HAM10000``.
@@ -74,27 +78,28 @@ def write_release(
 
 
 def write_table(path: Path, rows: Sequence[Mapping[str, str]], separator: str = ",", **options: Any) -> None:
-    """Write rows with the names of their columns; `options` are those of `csv.DictWriter`."""
+    """Write rows under the names of their columns; `options` are passed to `csv.DictWriter`."""
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), delimiter=separator, **options)
         writer.writeheader()
         writer.writerows(rows)
 
 
-def colour_of(place: int) -> tuple[int, int, int]:
-    """Of the lesion in the image of a row, RGB."""
+def lesion_colour(place: int) -> tuple[int, int, int]:
+    """Return the RGB colour of the lesion in the image of a row."""
     return 200, place * 10 % 256, 100
 
 
 def write_images(folder: Path, rows: Sequence[Mapping[str, str]], masks: bool = False) -> None:
-    """Images of one colour, 16 x 24; the first half is in part 1. With masks, in folders below, lesions in black skin.
+    """Write images of one colour, 16 x 24 pixels; the first half goes into part 1.
 
-    The lesion of row n begins at row 4 and column 2 + n % 8, and is 4 rows high and 8 columns wide.
+    With masks, black skin surrounds the lesions, and the masks go into a subfolder. The lesion of row n starts at row 4
+    and column 2 + n % 8, and is 4 rows high and 8 columns wide.
     """
     for place, row in enumerate(rows):
         part = folder / f"HAM10000_images_part_{1 + (place >= len(rows) / 2)}"
         part.mkdir(exist_ok=True, parents=True)
-        pixels = np.full((16, 24, 3), colour_of(place), np.uint8)
+        pixels = np.full((16, 24, 3), lesion_colour(place), np.uint8)
         if masks:
             lesion = np.zeros((16, 24), np.uint8)
             lesion[4:8, 2 + place % 8 : 10 + place % 8] = 255

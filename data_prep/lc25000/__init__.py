@@ -1,4 +1,4 @@
-"""LC25000: histology."""
+"""LC25000: histology images of lung and colon tissue."""
 
 from medfl.hooks import DatasetRecord
 
@@ -12,4 +12,4 @@ RECORDS = [
         synthetic="medfl_datasets.lc25000.synthetic:write_release",
     ),
 ]
-"""What this folder brings."""
+"""Data sets that this package registers."""

@@ -1,11 +1,11 @@
-"""The files of LC25000: where the images of each class are, and how one is read.
+"""Find and read the files of LC25000.
 
-::
+Layout of the release::
 
     lung_colon_image_set/lung_image_sets/{lung_aca,lung_n,lung_scc}/lungaca1.jpeg, ...       5000 images of each class
     lung_colon_image_set/colon_image_sets/{colon_aca,colon_n}/colonca1.jpeg, ...             768 x 768 pixels
 
-Folders of classes are found by their names, however deep they are.
+Class folders are found by name at any depth.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ import numpy as np
 from medfl.data.ingest.workers import LoadedItem
 from medfl.data.readers.rgb import read_rgb, resize
 from medfl.errors import DataError
-from medfl_datasets.lc25000.copies import EDGE
+from medfl_datasets.lc25000.copies import THUMBNAIL_EDGE
 
 
 @dataclass(frozen=True)
-class Tissue:
-    """A class.
+class TissueClass:
+    """Class of LC25000.
 
     Attributes:
-        text: Its name for people.
+        text: Class name for reports.
         organ: ``lung`` or ``colon``.
-        prefix: What the names of its files begin with.
+        prefix: Prefix of the file names of its images.
     """
 
     text: str
@@ -41,35 +41,35 @@ class Tissue:
 
 
 CLASSES = {
-    "colon_aca": Tissue("colon adenocarcinoma", "colon", "colonca"),
-    "colon_n": Tissue("benign colon tissue", "colon", "colonn"),
-    "lung_aca": Tissue("lung adenocarcinoma", "lung", "lungaca"),
-    "lung_n": Tissue("benign lung tissue", "lung", "lungn"),
-    "lung_scc": Tissue("lung squamous cell carcinoma", "lung", "lungscc"),
+    "colon_aca": TissueClass("colon adenocarcinoma", "colon", "colonca"),
+    "colon_n": TissueClass("benign colon tissue", "colon", "colonn"),
+    "lung_aca": TissueClass("lung adenocarcinoma", "lung", "lungaca"),
+    "lung_n": TissueClass("benign lung tissue", "lung", "lungn"),
+    "lung_scc": TissueClass("lung squamous cell carcinoma", "lung", "lungscc"),
 }
-"""Folder to class, in the order of the labels."""
+"""Maps each class folder to its class, in the order of the labels."""
 
-OFFICIAL = 5000
-"""Images of each class in the release."""
+OFFICIAL_IMAGES_PER_CLASS = 5000
+"""Number of images of each class in the release."""
 
-SIZE = [768, 768]
-"""Height and width of the images of the release."""
+OFFICIAL_IMAGE_SIZE = [768, 768]
+"""Height and width of the release's images in pixels."""
 
 OTHER_CLASS = "the name of the file is not one of its folder's class"
-"""Why an image is left out."""
+"""Exclusion reason: the file name has the prefix of another class."""
 
 _ENDINGS = (".jpeg", ".jpg")
 
 
 @dataclass
-class Files:
-    """The files of a release.
+class Lc25000Files:
+    """Files of an LC25000 release.
 
     Attributes:
-        paths: The images, by class and number.
-        folders: Name of each one's class.
-        surplus: Files that are no image.
-        quarantined: Folder and name of an image, and the reason why it is left out.
+        paths: Image files, ordered by class and number.
+        folders: Class folder of each image, a key of `CLASSES`.
+        surplus: Number of files that are not images.
+        quarantined: Pairs of ``folder/name`` of an excluded image and the reason.
     """
 
     paths: list[Path]
@@ -78,20 +78,20 @@ class Files:
     quarantined: list[tuple[str, str]]
 
 
-def find_files(source: Path, wanted: Collection[str]) -> Files:
-    """Look for the images of some classes in a folder and all folders in it.
+def find_files(source: Path, wanted: Collection[str]) -> Lc25000Files:
+    """Find the images of some classes in a folder and all its subfolders.
 
     Args:
-        source: ``lung_colon_image_set``, a folder that holds it, or one in it that holds all classes that are wanted.
-        wanted: Keys of `CLASSES`.
+        source: The folder ``lung_colon_image_set``, its parent, or a subfolder that contains all requested classes.
+        wanted: Requested classes, keys of `CLASSES`.
 
     Raises:
-        DataError: If there is no such folder, or a class has no folder, several, or no image.
+        DataError: If the folder does not exist, or if a class has no folder, several folders or no image.
     """
     if not source.is_dir():
         raise DataError(
             "missing_folder",
-            f"expected the folder of LC25000 at {source}, there is none. Give another --source.",
+            f"expected the folder of LC25000 at {source}, found none. Give another --source.",
             path=source,
         )
     folders: dict[str, list[Path]] = {name: [] for name in CLASSES}
@@ -115,40 +115,41 @@ def find_files(source: Path, wanted: Collection[str]) -> Files:
             path=source,
             classes=several,
         )
-    files = Files([], [], 0, [])
+    files = Lc25000Files([], [], 0, [])
     for name in sorted(wanted):
-        _list(folders[name][0], name, files)
+        _add_class_images(folders[name][0], name, files)
     return files
 
 
 def read_tile(path: Path, size: int) -> LoadedItem:
-    """Read an image.
+    """Read and resize an image.
 
     Args:
-        path: Its file.
-        size: Height and width of the result.
+        path: Image file.
+        size: Height and width of the result in pixels.
 
     Returns:
-        Shape (size, size, 3), uint8, with the image's own size and what `thumbnails` needs.
+        Pixels, shape (size, size, 3), uint8. The metadata contain ``size``, the original height and width, and
+        ``grey``, the thumbnail in base64 for `decode_thumbnail`.
 
     Raises:
-        DataError: If it can't be read, is deeper, or is too small.
+        DataError: If the file can't be read, has more than 8 bits a channel, or is too small.
     """
     from PIL import Image
 
     pixels = read_rgb(path)
-    grey = resize(np.asarray(Image.fromarray(pixels).convert("L")), (EDGE, EDGE))
+    grey = resize(np.asarray(Image.fromarray(pixels).convert("L")), (THUMBNAIL_EDGE, THUMBNAIL_EDGE))
     facts = {"size": list(pixels.shape[:2]), "grey": base64.b64encode(grey.tobytes()).decode("ascii")}
     return LoadedItem(resize(pixels, (size, size)), facts)
 
 
-def thumbnail(text: str) -> np.ndarray:
-    """The grey values that `read_tile` noted, shape (`EDGE`, `EDGE`), uint8."""
-    return np.frombuffer(base64.b64decode(text), dtype=np.uint8).reshape(EDGE, EDGE)
+def decode_thumbnail(text: str) -> np.ndarray:
+    """Decode the grey thumbnail that `read_tile` stores as text, shape (`THUMBNAIL_EDGE`, `THUMBNAIL_EDGE`), uint8."""
+    return np.frombuffer(base64.b64decode(text), dtype=np.uint8).reshape(THUMBNAIL_EDGE, THUMBNAIL_EDGE)
 
 
-def _list(folder: Path, name: str, files: Files) -> None:
-    """Add the images of a class."""
+def _add_class_images(folder: Path, name: str, files: Lc25000Files) -> None:
+    """Add the images of the class `name` in `folder` to `files`, in place; raise DataError if there is none."""
     numbered: list[tuple[int, Path]] = []
     for path in sorted(folder.iterdir()):
         number = re.fullmatch(rf"{CLASSES[name].prefix}(\d+)\.jpe?g", path.name.lower())
@@ -161,7 +162,7 @@ def _list(folder: Path, name: str, files: Files) -> None:
     if not numbered:
         raise DataError(
             "no_images",
-            f"expected the images {CLASSES[name].prefix}1.jpeg, ... in {folder}, there are none. Unpack LC25000 again.",
+            f"expected the images {CLASSES[name].prefix}1.jpeg, ... in {folder}, found none. Unpack LC25000 again.",
             path=folder,
         )
     files.paths += [path for _, path in sorted(numbered)]

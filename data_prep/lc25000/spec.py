@@ -1,12 +1,13 @@
-"""LC25000: tiles of lung and colon tissue under the microscope in, a pooled data set out.
+"""Spec of LC25000: options, choice of images and data list of the prepared data set.
 
-The 25,000 images are copies of 1,250 tiles, turned and flipped by their authors, and no name says which are copies of
-one tile. So a random split has copies of most of its test images in training. Copies are found by a perceptual hash
-(`medfl_datasets.lc25000.copies`), and get one ``subject_id``: no partition tears them apart. The release does not say
-which tiles are of one patient.
+The 25,000 images are copies of 1,250 tiles that the authors rotated and flipped. No file name tells which images are
+copies of one tile, so a random split puts copies of most test images into training. A perceptual hash finds the copies
+(`medfl_datasets.lc25000.copies`) and gives them one ``subject_id``, so that no partition separates them. The release
+does not state which tiles belong to one patient.
 
-All images are in the training split: the release has no other, and `medfl partition` holds test sets out. ``organ`` is
-kept. No name of a file is kept.
+Prepared data set: ``images.npy`` (N, size, size, 3), uint8; each record has ``label``, ``subject_id`` and ``organ``,
+but no file name. All images are in the training split, because the release has no other; `medfl partition` holds out
+test sets.
 """
 
 from __future__ import annotations
@@ -31,39 +32,51 @@ from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say
 from medfl_datasets.lc25000 import RECORDS
 from medfl_datasets.lc25000.copies import group_copies
-from medfl_datasets.lc25000.files import CLASSES, OFFICIAL, SIZE, Files, find_files, read_tile, thumbnail
+from medfl_datasets.lc25000.files import (
+    CLASSES,
+    OFFICIAL_IMAGE_SIZE,
+    OFFICIAL_IMAGES_PER_CLASS,
+    Lc25000Files,
+    decode_thumbnail,
+    find_files,
+    read_tile,
+)
 
 CITATION = (
     "Borkowski, Bui, Thomas, Wilson, DeLand and Mastorides, Lung and Colon Cancer Histopathological Image Dataset "
     "(LC25000), arXiv:1912.12142 (2019)"
 )
-"""What users of the data are asked to cite."""
+"""Publication that users of the data are asked to cite."""
 
 ORGANS = ("both", "lung", "colon")
-"""Which classes there are: all five, three of the lung, two of the colon."""
+"""Choices of `LC25000.organ`: all five classes, the three of the lung, or the two of the colon."""
 
-GROUPS = ("hash", "none")
-"""What stays together in a partition: copies that the hash finds, or nothing."""
+GROUPINGS = ("hash", "none")
+"""Choices of `LC25000.groups`: keep the copies that the hash finds together, or treat each image as independent."""
 
-LARGE = 100
-"""A group of more images is told: the release has 20 of a tile on average."""
+LARGE_GROUP_SIZE = 100
+"""Size above which a group of copies causes a warning; on average the release has 20 images of a tile."""
 
-COPIES = (
+COPIES_WARNING = (
     "the images are copies of about 1250 tiles, turned and flipped by the authors, and tiles of one patient are not "
     "marked: scores on test images from this release are too high"
 )
-"""Said always."""
+"""Warning about the copies, always given."""
 
-FOUND = "copies of a tile that the hash does not find may be in training and in the test set"
-NOT_SOUGHT = "copies were not looked for (groups: none), and most test images will have copies in training"
-"""What follows for splits."""
+UNDETECTED_COPIES_WARNING = "copies of a tile that the hash does not find may be in training and in the test set"
+"""Warnings about the splits, with and without the search for copies."""
+NO_SEARCH_WARNING = "copies were not looked for (groups: none), and most test images will have copies in training"
+"""Warning about the splits if copies were searched, and if they were not."""
 
 
 class LC25000(ImageSpec):
     """LC25000: lung and colon tissue, benign or cancer. Nothing is downloaded.
 
-    The images are turned and flipped copies of 1250 tiles, and no name says of which. Copies that the hash finds stay
-    together; how many groups there are is told. If interrupted, the same command goes on where it stopped.
+    The images are rotated and flipped copies of 1250 tiles; file names do not tell which are copies of one tile. Copies
+    that a hash finds stay together, and the number of groups is reported. An interrupted run continues with the same
+    command.
+
+    Source: Borkowski et al., arXiv:1912.12142. Licence: see the release; its authors offer it to researchers for free.
     """
 
     dataset = "lc25000"
@@ -71,34 +84,34 @@ class LC25000(ImageSpec):
     citation = CITATION
 
     source: Path
-    """The folder lung_colon_image_set, or the one that holds it."""
+    """The folder lung_colon_image_set, or the one that contains it."""
     size: int = Field(224, ge=1)
     """Height and width of the images in the array."""
     organ: Annotated[str, Choose(ORGANS)] = "both"
     """both (five classes), lung (three) or colon (two)."""
-    groups: Annotated[str, Choose(GROUPS)] = "hash"
-    """What stays together: hash, copies of a tile that a hash finds; none: copies get torn apart."""
+    groups: Annotated[str, Choose(GROUPINGS)] = "hash"
+    """Images that stay together: hash (copies of a tile that the hash finds) or none (copies get separated)."""
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """A folder of its name, or the source folder itself."""
+        """Return the release's folder in a study's source folder: ``lc25000``, or the source folder itself."""
         return {"source": folder_or_top(top, cls.dataset)}
 
     def title(self) -> str:
-        """One organ is a data set of its own."""
+        """Return the name of the prepared data set, with the organ if only one is used."""
         return "lc25000" if self.organ == "both" else f"lc25000-{self.organ}"
 
-    def find(self) -> Files:
-        """The tiles of the classes."""
+    def find(self) -> Lc25000Files:
+        """Find the image files of the chosen classes."""
         return find_files(self.source, classes_of(self.organ))
 
-    def choose(self, files: Files, say: Say) -> Choice:
-        """All tiles; what is no tile comes first in the list of what is left out."""
-        warnings = [COPIES, FOUND if self.groups == "hash" else NOT_SOUGHT]
+    def choose(self, files: Lc25000Files, say: Say) -> Choice:
+        """Choose all tiles, and list excluded files first."""
+        warnings = [COPIES_WARNING, UNDETECTED_COPIES_WARNING if self.groups == "hash" else NO_SEARCH_WARNING]
         for sentence in warnings:
             say(f"warning: {sentence}")
         if files.surplus:
-            say(f"note: {files.surplus} files are no images of the release: they are passed over")
+            say(f"note: {files.surplus} files are not images of the release: they are skipped")
         first = len(files.quarantined)
         names = [name for name, _ in files.quarantined]
         names += [f"{folder}/{path.name}" for folder, path in zip(files.folders, files.paths, strict=True)]
@@ -116,17 +129,17 @@ class LC25000(ImageSpec):
         )
 
     def datalist(self, outcome: Outcome, say: Say) -> Datalist:
-        """The data list of what was read, with copies of a tile as one subject."""
+        """Build the data list of the images that were read; the copies of a tile have one ``subject_id``."""
         files, warnings = outcome.choice.release
         classes = classes_of(self.organ)
-        kept = [files.folders[place - len(files.quarantined)] for place in outcome.kept]
-        unlike = _deviations(kept, classes, outcome)
-        groups, strange = _group(kept, outcome, self.groups, say)
-        for sentence in [*unlike, *strange]:
+        kept_folders = [files.folders[place - len(files.quarantined)] for place in outcome.kept]
+        differences = _deviations(kept_folders, classes, outcome)
+        groups, group_warnings = _group_rows(kept_folders, outcome, self.groups, say)
+        for sentence in [*differences, *group_warnings]:
             say(f"warning: {sentence}")
         records: list[CaseRecord] = [
             make_record({"label": classes.index(key), "subject_id": subject, "organ": CLASSES[key].organ})
-            for key, subject in zip(kept, number_subjects(groups), strict=True)
+            for key, subject in zip(kept_folders, number_subjects(groups), strict=True)
         ]
         return self.make_datalist(
             [CLASSES[key].text for key in classes],
@@ -134,72 +147,94 @@ class LC25000(ImageSpec):
             records,
             exclusions=exclusions(Counter(outcome.reasons.values())),
             groups=self.groups,
-            deviations=unlike,
-            warnings=[*warnings, *strange],
+            deviations=differences,
+            warnings=[*warnings, *group_warnings],
         )
 
 
 def classes_of(organ: str) -> list[str]:
-    """The classes of one of `ORGANS`, keys of `medfl_datasets.lc25000.files.CLASSES`.
+    """Return the classes of an organ, keys of `medfl_datasets.lc25000.files.CLASSES`.
+
+    Args:
+        organ: One of `ORGANS`.
 
     Raises:
-        SettingsError: If there is no such organ.
+        SettingsError: If the organ is unknown.
     """
     check_choice("organ", organ, ORGANS)
     return [key for key, tissue in CLASSES.items() if organ in ("both", tissue.organ)]
 
 
-def _deviations(kept: Sequence[str], classes: Sequence[str], outcome: Outcome) -> list[str]:
-    """How the images differ from the release: sentences, none if they do not."""
-    counts = Counter(kept)
-    gone = [key for key in classes if not counts[key]]
-    if gone:
+def _deviations(kept_folders: Sequence[str], classes: Sequence[str], outcome: Outcome) -> list[str]:
+    """Describe the differences from the official release, one sentence each.
+
+    Raises:
+        DataError: If a class has no image.
+    """
+    counts = Counter(kept_folders)
+    empty_classes = [key for key in classes if not counts[key]]
+    if empty_classes:
         raise DataError(
             "class_without_images",
-            f"no readable image is left of the classes {', '.join(gone)}. Unpack LC25000 again.",
-            classes=gone,
+            f"no readable image is left of the classes {', '.join(empty_classes)}. Unpack LC25000 again.",
+            classes=empty_classes,
         )
     sentences = []
-    unlike = [f"{key} {counts[key]}" for key in classes if counts[key] != OFFICIAL]
-    if unlike:
-        sentences.append(f"LC25000 has {OFFICIAL} images of each class; here are {', '.join(unlike)}")
-    sizes = sum(facts["size"] != SIZE for facts in outcome.facts)
+    differences = [f"{key} {counts[key]}" for key in classes if counts[key] != OFFICIAL_IMAGES_PER_CLASS]
+    if differences:
+        sentences.append(
+            f"LC25000 has {OFFICIAL_IMAGES_PER_CLASS} images of each class; found {', '.join(differences)}"
+        )
+    sizes = sum(facts["size"] != OFFICIAL_IMAGE_SIZE for facts in outcome.facts)
     if sizes:
-        sentences.append(f"{sizes} of {len(kept)} images are not of {SIZE[0]} x {SIZE[1]} pixels, as in LC25000")
+        sentences.append(
+            f"{sizes} of {len(kept_folders)} images do not have the {OFFICIAL_IMAGE_SIZE[0]} x "
+            f"{OFFICIAL_IMAGE_SIZE[1]} pixels of LC25000"
+        )
     return sentences
 
 
-def _group(kept: Sequence[str], outcome: Outcome, groups: str, say: Say) -> tuple[list[str], list[str]]:
-    """The group of each row, and warnings."""
+def _group_rows(kept_folders: Sequence[str], outcome: Outcome, groups: str, say: Say) -> tuple[list[str], list[str]]:
+    """Assign each row of the array to a group of copies, and report the groups.
+
+    Returns:
+        Name of each row's group, and warnings about the groups.
+    """
     if groups == "none":
-        return [str(row) for row in range(len(kept))], []
-    names, plain = [""] * len(kept), 0
-    for key in sorted(set(kept)):
-        rows = [row for row, folder in enumerate(kept) if folder == key]
+        return [str(row) for row in range(len(kept_folders))], []
+    names, blank = [""] * len(kept_folders), 0
+    for key in sorted(set(kept_folders)):
+        rows = [row for row, folder in enumerate(kept_folders) if folder == key]
         say(f"note: looking for copies among {len(rows)} images of {CLASSES[key].text}")
-        copies = group_copies(np.stack([thumbnail(outcome.facts[row]["grey"]) for row in rows]))
-        plain += int(copies.plain.sum())
+        copies = group_copies(np.stack([decode_thumbnail(outcome.facts[row]["grey"]) for row in rows]))
+        blank += int(copies.blank.sum())
         for row, number in zip(rows, copies.numbers.tolist(), strict=True):
             names[row] = f"{key} {number}"
     sizes = sorted(Counter(names).values())
     say(
-        f"note: {len(sizes)} groups of copies among {len(kept)} images: {sizes[0]} to {sizes[-1]} images in a group, "
-        f"{median(sizes):g} in the median; {sizes.count(1)} images are alone. LC25000 was made of 250 tiles a class."
+        f"note: {len(sizes)} groups of copies among {len(kept_folders)} images: {sizes[0]} to {sizes[-1]} images in "
+        f"a group, {median(sizes):g} in the median; {sizes.count(1)} groups have one image. LC25000 was made of 250 "
+        "tiles a class."
     )
-    return names, _strange(sizes, plain)
+    return names, _group_warnings(sizes, blank)
 
 
-def _strange(sizes: Sequence[int], plain: int) -> list[str]:
-    """What may be wrong with the groups."""
+def _group_warnings(sizes: Sequence[int], blank: int) -> list[str]:
+    """Return warnings about suspicious groups of copies.
+
+    Args:
+        sizes: Number of images in each group.
+        blank: Number of images with a blank centre.
+    """
     warnings = []
-    if plain:
+    if blank:
         warnings.append(
-            f"{plain} images are blank in the middle: their copies were not found, each is a group of its own"
+            f"{blank} images are blank in the middle: their copies can't be found, so each is a group of its own"
         )
-    large = [size for size in sizes if size > LARGE]
+    large = [size for size in sizes if size > LARGE_GROUP_SIZE]
     if large:
         warnings.append(
-            f"{len(large)} groups have more than {LARGE} images: different tiles that look alike may be in one group. "
-            "This tears no copies apart, but look at the classes of each site"
+            f"{len(large)} groups have more than {LARGE_GROUP_SIZE} images: different tiles that look alike may be "
+            "in one group. Copies stay together, but check the classes of each site"
         )
     return warnings

@@ -1,4 +1,4 @@
-"""A made-up LC25000: its layout, blots for tissue, and Augmentor's rules for copies. Nobody gave tissue for it."""
+"""Write a synthetic LC25000 release: its layout, random blots as tissue, and copies made by Augmentor's rules."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from PIL import Image
 from medfl_datasets.lc25000.files import CLASSES
 
 TILES, COPIES = 2, 3
-"""Of each class."""
+"""Default number of tiles of each class, and of copies of each tile."""
 
 _WIDTHS = (1.5, 3.0, 6.0)
 _STAIN, _GLASS = np.array((110, 60, 140.0)), np.array((245, 225, 235.0))
 
 
 def write_release(folder: Path, tiles: int = TILES, copies: int = COPIES, edge: int = 128, seed: int = 0) -> Path:
-    """Write a release, with a file beside the images that is none.
+    """Write a synthetic release that also contains one file that is not an image.
 
     Args:
-        folder: Where to write; made if it is not there.
-        tiles: Of each class.
-        copies: Of each tile; image n of a class, from 0, is a copy of tile n modulo `tiles`.
-        edge: Height and width of the images in pixels; the real ones have 768.
-        seed: Seed of all draws.
+        folder: Target folder; created if needed.
+        tiles: Number of tiles of each class.
+        copies: Number of copies of each tile. Image n of a class, from 0, is a copy of tile n modulo `tiles`.
+        edge: Height and width of the images in pixels; real images have 768.
+        seed: Seed of all random numbers.
 
     Returns:
         The folder ``lung_colon_image_set``.
@@ -37,17 +37,17 @@ def write_release(folder: Path, tiles: int = TILES, copies: int = COPIES, edge: 
         images.mkdir(parents=True)
         for number in range(tiles * copies):
             path = images / f"{tissue.prefix}{number + 1}.jpeg"
-            copied(pieces[number % tiles], rng).save(path, quality=90)
+            make_copy(pieces[number % tiles], rng).save(path, quality=90)
     (top / "colon_image_sets" / "colon_n" / "._colonn1.jpeg").write_bytes(b"Mac OS X")
     return top
 
 
 def draw_tile(edge: int, rng: np.random.Generator) -> Image.Image:
-    """Blots of several sizes in the colours of a stained section, like no other tile's.
+    """Draw a random tile: blots of several sizes in the colours of a stained section.
 
     Args:
         edge: Height and width in pixels.
-        rng: Source of randomness.
+        rng: Random number generator.
     """
     from scipy import ndimage
 
@@ -59,19 +59,27 @@ def draw_tile(edge: int, rng: np.random.Generator) -> Image.Image:
     return Image.fromarray((cover * _STAIN + (1 - cover) * _GLASS).astype(np.uint8))
 
 
-def rectangle(edge: int, angle: int) -> tuple[int, int, int, int]:
-    """What Augmentor 0.2.12 crops out of a turned and enlarged image of this edge; its own sums, rounding included."""
+def crop_rectangle(edge: int, angle: int) -> tuple[int, int, int, int]:
+    """Compute the box that Augmentor 0.2.12 crops from a rotated and enlarged image, with Augmentor's rounding.
+
+    Args:
+        edge: Edge of the enlarged image in pixels.
+        angle: Rotation in degrees.
+
+    Returns:
+        Left, top, right and bottom in pixels.
+    """
     slope = tan(radians(angle))
     left = slope * (edge - edge * slope) - slope**2
     top = slope * (edge - left)
     return round(left), round(top), round(edge - left), round(edge - top)
 
 
-def copied(tile: Image.Image, rng: np.random.Generator) -> Image.Image:
-    """A copy as the authors made it: up to 25 degrees to a side, then flips, each with probability one half."""
+def make_copy(tile: Image.Image, rng: np.random.Generator) -> Image.Image:
+    """Make an augmented copy as the authors did: rotate by up to 25 degrees, then flip each axis at random."""
     angle = int(rng.integers(0, 26))
     turned = tile.rotate(angle * int(rng.choice([-1, 1])), expand=True, resample=Image.Resampling.BICUBIC)
-    image = turned.crop(rectangle(turned.width, angle)).resize(tile.size, Image.Resampling.BICUBIC)
+    image = turned.crop(crop_rectangle(turned.width, angle)).resize(tile.size, Image.Resampling.BICUBIC)
     for flip in (Image.Transpose.FLIP_LEFT_RIGHT, Image.Transpose.FLIP_TOP_BOTTOM):
         image = image.transpose(flip) if rng.integers(2) else image
     return image

@@ -14,4 +14,4 @@ RECORDS = [
         order=0,
     ),
 ]
-"""What this folder brings."""
+"""Data sets that this package registers."""

@@ -1,7 +1,7 @@
-"""Read a ``.npz`` file in the layout of MedMNIST: labels at once, images piece by piece.
+"""Read a ``.npz`` file in the layout of MedMNIST: labels at once, images in blocks.
 
-An array of images may be larger than the memory, so it is copied from the compressed file to its place on disk in
-pieces of some megabytes.
+The array of images may be larger than the memory. Images are therefore copied from the compressed file to the output
+array in blocks of some megabytes.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ import numpy as np
 from medfl.data.ingest.array_file import new_array, read_head
 from medfl.errors import DataError
 
-PARTS = (("train", "training"), ("val", "validation"), ("test", "test"))
-"""The prefix of a split in the file, and its name in a data list, in the order of the rows."""
+NPZ_SPLITS = (("train", "training"), ("val", "validation"), ("test", "test"))
+"""Prefix of each split in the file and its name in a data list, in the order of the array's rows."""
 
-PIECE_BYTES = 1 << 24
-"""How much of the images is in memory at once."""
+BLOCK_BYTES = 1 << 24
+"""Bytes of images that are in memory at once."""
 
 _KINDS = ("images", "labels")
+"""Suffixes of the two arrays of each split."""
 
 
 @dataclass(frozen=True)
-class Content:
-    """What a file holds; its images are still in it.
+class NpzContent:
+    """Labels and image shapes of a MedMNIST file; the images themselves are not loaded.
 
     Attributes:
         path: The file.
-        counts: Number of images of the three splits, in the order of `PARTS`.
-        shape: Of one image: (H, W), (H, W, 3) or (D, H, W).
-        labels: Of the three splits: (n,) or, with several labels for an image, (n, L); int64.
+        counts: Number of images of each split, in the order of `NPZ_SPLITS`.
+        shape: Shape of one image: (H, W), (H, W, 3) or (D, H, W).
+        labels: Labels of each split: (n,) or, with L labels an image, (n, L); int64.
     """
 
     path: Path
@@ -45,26 +46,26 @@ class Content:
     labels: list[np.ndarray]
 
 
-def read_npz(path: Path) -> Content:
-    """Read the labels of a MedMNIST file and check what it says of its images.
+def read_npz(path: Path) -> NpzContent:
+    """Read the labels of a MedMNIST file, and check the shapes and types of its images.
 
     Args:
-        path: A ``.npz`` file with images (N, H, W), (N, H, W, 3) or (N, D, H, W), uint8, and integer labels (N,),
-            (N, 1) or (N, L), for ``train``, ``val`` and ``test``.
+        path: A ``.npz`` file with images (N, H, W), (N, H, W, 3) or (N, D, H, W), uint8, and integer labels (N,), (N,
+            1) or (N, L), for ``train``, ``val`` and ``test``.
 
     Raises:
-        DataError: If it can't be read, an array is missing, or a shape or type is wrong.
+        DataError: If the file can't be read, an array is missing, or a shape or type is wrong.
     """
     labels, heads = [], []
-    with _readable(path), zipfile.ZipFile(path) as archive:
+    with _reading_errors(path), zipfile.ZipFile(path) as archive:
         _check_names(archive, path)
-        for part, _ in PARTS:
+        for part, _ in NPZ_SPLITS:
             with archive.open(f"{part}_images.npy") as file:
                 heads.append(read_head(file))
             with archive.open(f"{part}_labels.npy") as file:
                 labels.append(np.lib.format.read_array(file, allow_pickle=False))
     shape, width = heads[0][0][1:], labels[0].shape[1:]
-    for (part, _), head, split in zip(PARTS, heads, labels, strict=True):
+    for (part, _), head, split in zip(NPZ_SPLITS, heads, labels, strict=True):
         _check_images(*head, shape, f"{part}_images of {path}")
         _check_labels(split, head[0][0], width, f"{part}_labels of {path}")
     counts = tuple(head[0][0] for head in heads)
@@ -73,41 +74,47 @@ def read_npz(path: Path) -> Content:
             "no_images", f"expected images in {path}, all three splits are empty. Download the file again.", path=path
         )
     flat = [split[:, 0] if split.shape[1:] == (1,) else split for split in labels]
-    return Content(path, counts, shape, [split.astype(np.int64) for split in flat])
+    return NpzContent(path, counts, shape, [split.astype(np.int64) for split in flat])
 
 
-def copy_images(content: Content, target: Path, show: Callable[[int], None] = lambda _: None) -> None:
-    """Write the images of all splits, in the order of `PARTS`, into one array file.
+def copy_images(content: NpzContent, target: Path, show: Callable[[int], None] = lambda _: None) -> None:
+    """Write the images of all splits, in the order of `NPZ_SPLITS`, into one array file.
 
     Args:
-        content: What `read_npz` found.
+        content: Content of the file, from `read_npz`.
         target: The ``.npy`` file to write.
-        show: Gets the number of images written so far.
+        show: Receives the number of images written so far.
 
     Raises:
-        DataError: If the file is damaged, or the disk has no room.
+        DataError: If the file is damaged, or the disk is full.
     """
     length = int(np.prod(content.shape))
     done = 0
     with (
         new_array(target, (sum(content.counts), *content.shape), np.uint8) as out,
-        _readable(content.path),
+        _reading_errors(content.path),
         zipfile.ZipFile(content.path) as archive,
     ):
-        for (part, _), count in zip(PARTS, content.counts, strict=True):
+        for (part, _), count in zip(NPZ_SPLITS, content.counts, strict=True):
             with archive.open(f"{part}_images.npy") as file:
                 read_head(file)
-                for piece in _pieces(file, count, length):
+                for piece in _read_blocks(file, count, length):
                     out.write(done, piece)
                     done += len(piece)
                     show(done)
-                file.read()  # to the end, where the zip file's own checksum is compared
+                file.read()  # zipfile verifies its checksum at the end of the file
         out.flush()
 
 
-def _pieces(file: IO[bytes], count: int, length: int) -> Iterator[np.ndarray]:
-    """Rows of `length` bytes, some megabytes at a time, shape (n, length)."""
-    at_once = max(1, PIECE_BYTES // length)
+def _read_blocks(file: IO[bytes], count: int, length: int) -> Iterator[np.ndarray]:
+    """Yield the images in blocks of some megabytes, shape (n, length), uint8.
+
+    Args:
+        file: Array file, positioned at the first image.
+        count: Number of images.
+        length: Bytes of one image.
+    """
+    at_once = max(1, BLOCK_BYTES // length)
     for start in range(0, count, at_once):
         rows = min(at_once, count - start)
         content = file.read(rows * length)
@@ -117,7 +124,8 @@ def _pieces(file: IO[bytes], count: int, length: int) -> Iterator[np.ndarray]:
 
 
 @contextlib.contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def _reading_errors(path: Path) -> Iterator[None]:
+    """Translate errors of numpy and zipfile in the block into DataError."""
     try:
         yield
     except (ValueError, OSError, EOFError, TypeError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
@@ -130,8 +138,9 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def _check_names(archive: zipfile.ZipFile, path: Path) -> None:
+    """Raise DataError if an array is missing."""
     names = [name.removesuffix(".npy") for name in archive.namelist()]
-    missing = [f"{part}_{kind}" for part, _ in PARTS for kind in _KINDS if f"{part}_{kind}" not in names]
+    missing = [f"{part}_{kind}" for part, _ in NPZ_SPLITS for kind in _KINDS if f"{part}_{kind}" not in names]
     if missing:
         raise DataError(
             "missing_array",
@@ -145,6 +154,7 @@ def _check_names(archive: zipfile.ZipFile, path: Path) -> None:
 def _check_images(
     shape: tuple[int, ...], fortran_order: bool, dtype: np.dtype, of_train: tuple[int, ...], where: str
 ) -> None:
+    """Raise DataError if an array of images has an unsupported type, shape or memory order."""
     if dtype != np.uint8 or len(shape) not in (3, 4) or shape[1:] != of_train or 0 in shape[1:]:
         raise DataError(
             "wrong_shape",
@@ -165,6 +175,7 @@ def _check_images(
 
 
 def _check_labels(labels: np.ndarray, count: int, of_train: tuple[int, ...], where: str) -> None:
+    """Raise DataError if an array of labels has a wrong type, shape or value."""
     fits = labels.ndim in (1, 2) and len(labels) == count and labels.shape[1:] == of_train and 0 not in of_train
     if not np.issubdtype(labels.dtype, np.integer) or not fits:
         raise DataError(

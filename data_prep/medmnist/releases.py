@@ -1,7 +1,7 @@
-"""What the official release of MedMNIST says of its data sets: sizes, checksums, names of the classes, licences.
+"""Table of the official MedMNIST release: sizes, checksums, class names and licences of its data sets.
 
-Facts of release 3.0 (Zenodo record 10519652), as the authors' package medmnist 3.0.2 lists them; names of classes are
-in their order, some of them in other words.
+The values come from release 3.0 (Zenodo record 10519652), as listed in the authors' package medmnist 3.0.2. Class
+names are in their order; some are reworded.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ CITATION = (
     "Yang, J. et al.: MedMNIST v2 - A large-scale lightweight benchmark for 2D and 3D biomedical image "
     "classification. Scientific Data 10, 41 (2023)."
 )
-"""To be cited with every use."""
+"""Publication that users of the data are asked to cite."""
 
 URL = "https://zenodo.org/records/10519652/files"
-"""Where the official files are, as ``<flag>.npz``."""
+"""Address of the official files, which are named ``<flag>.npz``."""
 
 
 @dataclass(frozen=True)
-class Release:
-    """What the official release says of one data set.
+class MedmnistRelease:
+    """Entry of one data set in the official release.
 
     Attributes:
-        counts: Number of training, validation and test images.
-        modality: How the images were taken.
-        labels: Names of the classes, from 0; of the findings if there are several labels for an image.
-        md5: Length of an image's side in pixels to the checksum of the file with images of that size.
+        counts: Numbers of training, validation and test images.
+        modality: Imaging modality.
+        labels: Names of the classes, from 0; of the findings if an image has several labels.
+        md5: Maps the image edge in pixels to the checksum of the file with images of that size.
         licence: Terms of use.
         multi_label: Whether an image has a label (absent or present) for each of several findings.
     """
@@ -41,13 +41,13 @@ class Release:
 
 
 def split_flag(flag: str) -> tuple[str, int]:
-    """The name of a data set and the side of its images: (``bloodmnist``, 64) for ``bloodmnist_64``, else 28."""
+    """Split a flag into data set and image edge: (``bloodmnist``, 64) for ``bloodmnist_64``; the default edge is 28."""
     head, _, side = flag.rpartition("_")
     return (head, int(side)) if head and side.isdecimal() else (flag, 28)
 
 
-def find_release(flag: str) -> Release | None:
-    """What is known of a flag, with or without the suffix of a size; None if nothing is."""
+def find_release(flag: str) -> MedmnistRelease | None:
+    """Return the official entry of a flag, with or without the suffix of a size; None if it is unknown."""
     return RELEASES.get(split_flag(flag)[0])
 
 
@@ -58,15 +58,24 @@ def _release(
     md5: str,
     licence: str = "CC BY 4.0",
     multi_label: bool = False,
-) -> Release:
-    """A line of the table: labels joined by ``|``; checksums of sides 28, 64, 128, 224, of which 3-D has two."""
+) -> MedmnistRelease:
+    """Make an entry of the table.
+
+    Args:
+        counts: Numbers of training, validation and test images.
+        modality: Imaging modality.
+        labels: Names of the classes, separated by ``|``.
+        md5: Checksums for the edges 28, 64, 128 and 224, separated by blanks; 3-D data sets have only the first two.
+        licence: Terms of use.
+        multi_label: Whether an image has several labels.
+    """
     sums = dict(zip((28, 64, 128, 224), md5.split(), strict=False))
-    return Release(counts, modality, tuple(labels.split("|")), sums, licence, multi_label)
+    return MedmnistRelease(counts, modality, tuple(labels.split("|")), sums, licence, multi_label)
 
 
 _ORGANS = "bladder|femur-left|femur-right|heart|kidney-left|kidney-right|liver|lung-left|lung-right|pancreas|spleen"
 
-RELEASES: Mapping[str, Release] = {
+RELEASES: Mapping[str, MedmnistRelease] = {
     "pathmnist": _release(
         (89996, 10004, 7180),
         "colon pathology",
@@ -218,4 +227,4 @@ RELEASES: Mapping[str, Release] = {
         "1235b78a3cd6280881dd7850a78eadb6 43bd14ebf3af9d3dd072446fedc14d5e",
     ),
 }
-"""The official table, by flag without the suffix of a size."""
+"""Maps each flag, without the suffix of a size, to its official entry."""

@@ -1,9 +1,13 @@
-"""MedMNIST: one ``.npz`` file as released in, a pooled data set out.
+"""Spec of MedMNIST: options, download and preparation of a data set from one ``.npz`` file.
 
-The pooled data set is a folder with one array of all splits (``images.npy``) and one data list. Community copies under
-an official name hold other images (subsets, re-saves), so sizes and checksums are compared with the official table.
+Copies of a file from elsewhere may have an official name but other images (subsets, re-saves), so sizes and checksums
+are compared with the official table.
 
-Source: Yang et al., MedMNIST v2, Scientific Data 10, 41 (2023); sizes and checksums are those of release 3.0.
+Prepared data set: one array of all splits (``images.npy``, uint8) and one data list; each record has ``label`` and
+``subject_id``. MedMNIST does not state patients, so each image counts as a patient of its own. The splits are those of
+the file.
+
+Source: Yang et al., MedMNIST v2, Scientific Data 10, 41 (2023); sizes and checksums come from release 3.0.
 """
 
 from __future__ import annotations
@@ -26,19 +30,19 @@ from medfl.errors import DataError, SettingsError, did_you_mean
 from medfl.records.datalist import CaseRecord
 from medfl.utils.progress import progress
 from medfl.utils.text import Say
-from medfl_datasets.medmnist.files import PARTS, Content, copy_images, read_npz
-from medfl_datasets.medmnist.releases import CITATION, RELEASES, URL, Release, find_release, split_flag
+from medfl_datasets.medmnist.files import NPZ_SPLITS, NpzContent, copy_images, read_npz
+from medfl_datasets.medmnist.releases import CITATION, RELEASES, URL, MedmnistRelease, find_release, split_flag
 
 
 def find_npz(source: Path, flag: str) -> Path:
-    """The file of a data set.
+    """Return the file of a data set.
 
     Args:
-        source: The file itself, or a folder that holds ``<flag>.npz``.
+        source: The file itself, or a folder that contains ``<flag>.npz``.
         flag: Name of the data set, with the suffix of the size if there is one, for example ``bloodmnist_64``.
 
     Raises:
-        DataError: If there is no such file.
+        DataError: If the file does not exist.
     """
     path = _expected_file(source, flag)
     if path.is_file():
@@ -46,20 +50,20 @@ def find_npz(source: Path, flag: str) -> Path:
     hint = "" if find_release(flag) else did_you_mean(split_flag(flag)[0], RELEASES) + " "
     raise DataError(
         "missing_file",
-        f"expected the MedMNIST file {path}, there is none. {hint}"
+        f"expected the MedMNIST file {path}, found none. {hint}"
         f"Add --download, or download {flag}.npz from {URL.removesuffix('/files')} and give its folder as --source.",
         path=path,
     )
 
 
 def fetch_npz(source: Path, flag: str, url: str = URL, say: Say = lambda _: None) -> Path:
-    """The file of a data set, downloaded if it is not there yet.
+    """Return the file of a data set, and download it if it does not exist.
 
     Args:
-        source: The folder that holds ``<flag>.npz`` or gets it; or the file, if it is there.
+        source: Folder that contains ``<flag>.npz`` or receives it; or the file, if it exists.
         flag: Name of an official data set, with the suffix of the size if it is not 28.
         url: Address of the folder of the files, for mirrors.
-        say: Gets plain lines about progress.
+        say: Receives lines about progress.
 
     Raises:
         DataError: If the download fails or its checksum is wrong.
@@ -94,8 +98,8 @@ def fetch_npz(source: Path, flag: str, url: str = URL, say: Say = lambda _: None
     return download(f"{url.rstrip('/')}/{flag}.npz?download=1", path, md5=release.md5[side], say=say)
 
 
-def deviations(flag: str, content: Content) -> list[str]:
-    """How a file differs from the official release: sentences, none if it does not."""
+def deviations(flag: str, content: NpzContent) -> list[str]:
+    """Describe the differences between a file and the official release, one sentence each."""
     release = find_release(flag)
     if release is None:
         return [f"no official sizes are known for '{flag}', so the file was not compared with a release"]
@@ -104,12 +108,12 @@ def deviations(flag: str, content: Content) -> list[str]:
         counts = "/".join(map(str, content.counts))
         official = "/".join(map(str, release.counts))
         sentences.append(f"{counts} images (train/val/test), the official release has {official}")
-    highest = _highest(content)
+    highest = _highest_label(content)
     if not release.multi_label and highest >= len(release.labels):
         sentences.append(f"labels up to {highest}, the official release has {len(release.labels)} classes from 0")
     side = split_flag(flag)[1]
     if content.shape[0] != side:
-        sentences.append(f"images of {content.shape[0]} pixels a side, the name says {side}")
+        sentences.append(f"images of {content.shape[0]} pixels a side, the name states {side}")
     if side in release.md5:
         with content.path.open("rb") as file:
             md5 = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
@@ -131,23 +135,23 @@ def prepare(
     force: bool = False,
     say: Say = lambda _: None,
 ) -> Datalist:
-    """Turn a MedMNIST file into a pooled data set.
+    """Read a MedMNIST file and write the prepared data set.
 
     Args:
-        source: The folder that holds ``<flag>.npz``, or the file.
+        source: The folder that contains ``<flag>.npz``, or the file.
         flag: Name of the data set, for example ``bloodmnist`` or, for larger images, ``bloodmnist_64``.
-        out: The folder to write; it is written whole or not at all.
-        finding: Of a data set with several labels for an image (ChestMNIST), the one to classify: absent or present.
-        fetch: Whether to download the file into `source` if it is not there.
-        url: Where to download from.
-        force: Whether a data set that is there may be replaced.
-        say: Gets licence, citation and warnings, a line each, before anything is written.
+        out: Output folder; it is written completely or not at all.
+        finding: Finding to classify as absent or present, for data sets with several labels an image (ChestMNIST).
+        fetch: Whether to download the file into `source` if it does not exist.
+        url: Address to download from.
+        force: Whether an existing data set may be replaced.
+        say: Receives licence, citation and warnings, one line each, before anything is written.
 
     Returns:
         The data list that was written.
 
     Raises:
-        DataError: If the file is missing or wrong, or `out` may not be written.
+        DataError: If the file is missing or invalid, or `out` may not be written.
         SettingsError: If there is no such finding, or nothing to download.
     """
     check_free(out, force, [source])
@@ -157,11 +161,11 @@ def prepare(
     say(f"{flag}: licence {licence}")
     say(f"Please cite: {CITATION}")
     content = read_npz(path or fetch_npz(source, flag, url, say))
-    labels, names = _classes(flag, release, content, finding)
-    unlike = deviations(flag, content)
-    for sentence in unlike:
+    labels, names = _labels_and_classes(flag, release, content, finding)
+    differences = deviations(flag, content)
+    for sentence in differences:
         say(f"warning: {content.path.name}: {sentence}")
-    say("note: MedMNIST does not say which images are of one patient: each image counts as a patient of its own")
+    say("note: MedMNIST does not state which images are of one patient: each image counts as a patient of its own")
     datalist = Datalist(
         name=flag if finding is None else f"{flag}-{finding}",
         image_array="images.npy",
@@ -170,7 +174,7 @@ def prepare(
         modality=release.modality if release else "unknown",
         licence=licence,
         splits=_records(flag, labels),
-        extra={"citation": CITATION, "deviations": unlike},
+        extra={"citation": CITATION, "deviations": differences},
     )
     with written_whole(out, force) as folder:
         tell_need(folder / datalist.image_array, (sum(content.counts), *content.shape), np.uint8, 1, say)
@@ -181,21 +185,29 @@ def prepare(
 
 
 def _expected_file(source: Path, flag: str) -> Path:
+    """Return `source` if it is a file, otherwise the path of the data set's file in it."""
     return source if source.is_file() or source.suffix == ".npz" else source / f"{flag}.npz"
 
 
 def _records(flag: str, labels: list[np.ndarray]) -> dict[str, list[CaseRecord]]:
+    """Build the records of each split; the rows of the array are numbered through all splits."""
     splits, start = {}, 0
-    for (part, split), of_part in zip(PARTS, labels, strict=True):
+    for (part, split), of_part in zip(NPZ_SPLITS, labels, strict=True):
         splits[split] = make_records(range(start, start + len(of_part)), of_part, f"{flag}-{part}")
         start += len(of_part)
     return splits
 
 
-def _classes(
-    flag: str, release: Release | None, content: Content, finding: str | None
+def _labels_and_classes(
+    flag: str, release: MedmnistRelease | None, content: NpzContent, finding: str | None
 ) -> tuple[list[np.ndarray], list[str]]:
-    """Labels (n,) of the splits, and the names of the classes."""
+    """Return the labels (n,) of each split and the names of the classes.
+
+    Raises:
+        DataError: If the file has several labels an image and the release one, or vice versa, or if it has only one
+            class.
+        SettingsError: If a finding is given for a data set without findings, or is unknown.
+    """
     several = content.labels[0].ndim == 2
     if several != bool(release and release.multi_label):
         raise DataError(
@@ -207,7 +219,7 @@ def _classes(
             found=content.labels[0].shape,
         )
     if release and several:
-        return _one_finding(flag, release.labels, content, finding)
+        return _finding_labels(flag, release.labels, content, finding)
     if finding is not None:
         raise SettingsError(
             "unsupported_setting",
@@ -216,7 +228,7 @@ def _classes(
             dataset=flag,
         )
     names = list(release.labels) if release else []
-    names += [f"class {number}" for number in range(len(names), _highest(content) + 1)]
+    names += [f"class {number}" for number in range(len(names), _highest_label(content) + 1)]
     if len(names) < 2:
         raise DataError(
             "too_few_classes",
@@ -228,18 +240,19 @@ def _classes(
     return content.labels, names
 
 
-def _highest(content: Content) -> int:
+def _highest_label(content: NpzContent) -> int:
+    """Return the highest label of all splits."""
     return max(int(labels.max()) for labels in content.labels if len(labels))
 
 
-def _one_finding(
-    flag: str, findings: tuple[str, ...], content: Content, finding: str | None
+def _finding_labels(
+    flag: str, findings: tuple[str, ...], content: NpzContent, finding: str | None
 ) -> tuple[list[np.ndarray], list[str]]:
-    """One column of the labels as two classes."""
+    """Return the labels of one finding and the names of its two classes, absent and present."""
     if finding is None:
         raise SettingsError(
             "missing_setting",
-            f"{flag} says for each of {len(findings)} findings whether an image shows it; a task here has one label "
+            f"{flag} states for each of {len(findings)} findings whether an image shows it; a task here has one label "
             f"for an image. Choose a finding with --finding. Known: {', '.join(findings)}.",
             setting="finding",
             dataset=flag,
@@ -269,6 +282,8 @@ def _one_finding(
 class MedMNIST(WholeSpec):
     """MedMNIST, in 2-D and 3-D and all sizes. Nothing is downloaded without --download.
 
+    Source: Yang et al., Scientific Data 10, 41 (2023). Licence: CC BY 4.0; DermaMNIST CC BY-NC 4.0.
+
     Example: medfl prep medmnist --source downloads --flag bloodmnist --download --out data/bloodmnist
     """
 
@@ -276,33 +291,34 @@ class MedMNIST(WholeSpec):
     parallel = False
 
     source: Path
-    """The folder that holds <flag>.npz, or the file."""
+    """The folder that contains <flag>.npz, or the file."""
     flag: str = Field(pattern=r"^\w+$")
     """Name of the data set: bloodmnist, organmnist3d, bloodmnist_64, ..."""
     finding: str | None = None
     """ChestMNIST: the finding to classify, absent or present."""
     download: bool = False
-    """Download the file if it is not there."""
+    """Download the file if it does not exist."""
     url: str | None = None
-    """A mirror: the address below which <flag>.npz lies."""
+    """Address of a mirror's folder that contains <flag>.npz."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        """Raise SettingsError if a mirror is given without --download."""
         check_mirror(self.url, self.download)
         return self
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """The folder of the file: ``medmnist/``, or the source folder itself."""
+        """Return the folder of the file: ``medmnist`` in a study's source folder, or the source folder itself."""
         nested = top / cls.dataset
         return {"source": nested if (nested / f"{options.get('flag')}.npz").is_file() else top}
 
     def look(self) -> object:
-        """The file, unless it may be downloaded."""
+        """Find the file, unless it may be downloaded; raise DataError if it is missing."""
         return None if self.download else find_npz(self.source, self.flag)
 
     def make(self, out: Path, *, force: bool, workers: int | None, require_complete: bool, say: Say) -> Datalist:
-        """Write the pooled data set."""
+        """Write the prepared data set to `out`."""
         return prepare(
             self.source,
             self.flag,

@@ -1,4 +1,4 @@
-"""Made-up blood cells as a MedMNIST file, to try the whole way from a download to a report without any real data."""
+"""Write a synthetic MedMNIST file with images of blood cells, for trying medfl without real data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FLAG = "syntheticmnist"
 """Name of the data set; its file is ``syntheticmnist.npz``."""
 
 STAINS = 12
-"""Stains in the pool; an image has one of them by chance."""
+"""Number of stains; each image has a random one."""
 
 
 def write_release(
@@ -22,13 +22,13 @@ def write_release(
     """Write ``syntheticmnist.npz`` with the arrays of a MedMNIST file.
 
     Args:
-        folder: Where to write; made if it is not there.
-        train: Training images.
-        val: Validation images.
-        test: Test images.
-        classes: Number of classes, 2 to 8; images have one of them by chance.
+        folder: Target folder; created if needed.
+        train: Number of training images.
+        val: Number of validation images.
+        test: Number of test images.
+        classes: Number of classes, 2 to 8; each image has a random class.
         size: Height and width in pixels, >= 8.
-        seed: Seed of all draws.
+        seed: Seed of all random numbers.
 
     Returns:
         The file.

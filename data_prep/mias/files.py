@@ -1,4 +1,4 @@
-"""The films of mini-MIAS: where their files are, which part of one becomes an image, and how it is read."""
+"""Find the table and the films of mini-MIAS, and read a film or a crop of one."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ from medfl.data.ingest.workers import LoadedItem
 from medfl.data.readers.mammograms import needs_mirror, to_row
 from medfl.data.readers.pgm import read_pgm
 from medfl.errors import DataError
-from medfl_datasets.mias.tables import EDGE, FILE
+from medfl_datasets.mias.tables import EDGE, TABLE_FILE
 
-CONTEXT = 1.5
-"""Half the edge of a crop, in radii: what surrounds a lesion is in the image, too."""
+CROP_RADII = 1.5
+"""Half the edge of a crop, in radii of the lesion; above 1, so that the crop shows the lesion's surroundings."""
 
-LEAST_HALF = 32
-"""Half the edge of the smallest crop in pixels, 6.4 mm: the smallest radius is 3 pixels."""
+MIN_HALF_EDGE = 32
+"""Half the edge of the smallest crop in pixels (6.4 mm); needed because the smallest lesion has a radius of 3 pixels.
+
+"""
 
 _FILM = re.compile(r"mdb(\d{3})\.pgm", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Part:
-    """What becomes one image.
+class MiasImage:
+    """File of one image of the data set, and the crop to take from it.
 
     Attributes:
-        path: The film's file.
+        path: File of the film.
         laterality: ``left`` or ``right``.
-        circle: x, y (from the bottom) and radius of the lesion to cut out; None means the whole film.
+        circle: x, y (from the bottom) and radius of the lesion to crop, in pixels; None for the whole film.
     """
 
     path: Path
@@ -38,37 +40,40 @@ class Part:
     circle: tuple[int, int, int] | None = None
 
     def files(self) -> list[Path]:
-        """All that is read."""
+        """Return all files that are read."""
         return [self.path]
 
 
 def find_table(source: Path) -> Path:
-    """``Info.txt`` of a release, in small or capital letters.
+    """Return the file ``Info.txt`` of a release, in upper or lower case.
 
     Args:
-        source: The folder ``all-mias``, or the one that holds it.
+        source: The folder ``all-mias``, or the one that contains it.
 
     Raises:
-        DataError: If it is not there.
+        DataError: If the file is missing.
     """
     for folder in (source, source / "all-mias"):
         if folder.is_dir():
             for path in sorted(folder.iterdir()):
-                if path.name.lower() == FILE.lower() and path.is_file():
+                if path.name.lower() == TABLE_FILE.lower() and path.is_file():
                     return path
     raise DataError(
         "missing_file",
-        f"expected the table {FILE} of mini-MIAS in {source}, there is none. Unpack all-mias.tar.gz and give its "
+        f"expected the table {TABLE_FILE} of mini-MIAS in {source}, found none. Unpack all-mias.tar.gz and give its "
         "folder as --source.",
-        path=source / FILE,
+        path=source / TABLE_FILE,
     )
 
 
 def find_films(folder: Path) -> dict[int, Path]:
-    """Number of each film to its file, anywhere below a folder.
+    """Find the films in a folder and all its subfolders.
+
+    Returns:
+        Maps the number of each film to its file.
 
     Raises:
-        DataError: If there is none, or a film is there more than once.
+        DataError: If there is no film, or a film has several files.
     """
     films: dict[int, list[Path]] = {}
     for place, _, names in os.walk(folder):
@@ -78,8 +83,8 @@ def find_films(folder: Path) -> dict[int, Path]:
     if not films:
         raise DataError(
             "no_images",
-            f"expected the films mdb001.pgm, mdb002.pgm, ... of mini-MIAS below {folder}, there are none. Unpack "
-            "all-mias.tar.gz whole.",
+            f"expected the films mdb001.pgm, mdb002.pgm, ... of mini-MIAS below {folder}, found none. Unpack "
+            "all-mias.tar.gz completely.",
             path=folder,
         )
     several = sum(len(paths) > 1 for paths in films.values())
@@ -96,44 +101,44 @@ def find_films(folder: Path) -> dict[int, Path]:
 
 
 def crop_box(circle: tuple[int, int, int], edge: int = EDGE) -> tuple[int, int, int]:
-    """The square to cut out of a film around a lesion.
+    """Compute the square crop around a lesion.
 
-    It has its centre in that of the circle, and half its edge is `CONTEXT` radii and at least `LEAST_HALF`. At the
-    border of the film it is moved inwards; where it is larger than the film, it is the film.
+    Its centre is the centre of the circle. Half its edge is `CROP_RADII` radii, and at least `MIN_HALF_EDGE`. At the
+    border of the film the crop moves inwards. A crop larger than the film becomes the whole film.
 
     Args:
-        circle: x, y and radius in pixels, where y counts from the bottom.
-        edge: Of the film in pixels.
+        circle: x, y and radius in pixels; y counts from the bottom.
+        edge: Edge of the film in pixels.
 
     Returns:
         First row, first column and edge.
     """
     x, y, radius = circle
-    half = max(LEAST_HALF, ceil(CONTEXT * radius))
+    half = max(MIN_HALF_EDGE, ceil(CROP_RADII * radius))
     side = min(2 * half + 1, edge)
     row, column = edge - 1 - y, x
     top, left = (min(max(middle - half, 0), edge - side) for middle in (row, column))
     return top, left, side
 
 
-def read_part(part: Part, size: tuple[int, int], crop_breast: bool, align: bool) -> LoadedItem:
-    """Read a film or cut a lesion out of it.
+def read_film_or_crop(image: MiasImage, size: tuple[int, int], crop_breast: bool, align: bool) -> LoadedItem:
+    """Read a film, or the crop of a lesion.
 
     Args:
-        part: What to read.
+        image: File, and the lesion to crop.
         size: Height and width of the result in pixels.
-        crop_breast: Whether to cut out the breast.
+        crop_breast: Whether to crop the film to the breast.
         align: Whether to mirror right breasts, so that the chest wall is on the left.
 
     Returns:
-        A row of the array, shape `size`, uint16; see `medfl.data.readers.mammograms`.
+        Row of the array, shape `size`, uint16; see `medfl.data.readers.mammograms`.
 
     Raises:
-        DataError: If the file can't be read, or a lesion is to be cut out of a film of another size than the official
-            one, on which the coordinates are.
+        DataError: If the file can't be read, or if a lesion is to be cropped from a film that does not have the
+            official size, to which the coordinates refer.
     """
-    pixels = read_pgm(part.path)
-    if part.circle is not None:
+    pixels = read_pgm(image.path)
+    if image.circle is not None:
         if pixels.shape != (EDGE, EDGE):
             raise DataError(
                 "wrong_shape",
@@ -143,7 +148,7 @@ def read_part(part: Part, size: tuple[int, int], crop_breast: bool, align: bool)
                 expected=(EDGE, EDGE),
                 found=pixels.shape,
             )
-        top, left, side = crop_box(part.circle)
+        top, left, side = crop_box(image.circle)
         pixels = pixels[top : top + side, left : left + side]
-    mirror = align and needs_mirror(part.laterality)
+    mirror = align and needs_mirror(image.laterality)
     return LoadedItem(to_row(pixels, size, crop=crop_breast, mirror=mirror))

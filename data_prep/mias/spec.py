@@ -1,13 +1,16 @@
-"""mini-MIAS: 322 films of the breast in, a pooled data set of whole films or of lesions out.
+"""Spec of mini-MIAS: options, choice of images and data list of the prepared data set.
 
-- ``view="full"``: each film is an image; one with a malignant abnormality is malignant, whatever else is in it.
-- ``view="crop"``: each abnormality with coordinates is an image, with its own severity; four have none and are left
-  out. Normal films are left out, too: no part of one is chosen as lesions are, so that a network could tell them by
-  other things than what is in them. Crops are therefore benign or malignant.
+- ``view="full"``: each of the 322 films is an image. A film with a malignant abnormality is malignant, even if it has
+  benign ones.
+- ``view="crop"``: each abnormality with coordinates is an image, with its own severity. Four abnormalities have no
+  coordinates and are excluded. Normal films are excluded too: a crop of a normal film could not be chosen as crops of
+  lesions are, so a network could separate the classes by cues other than the content. Crops are therefore benign or
+  malignant.
 
-The two films of a patient stay together: they have one ``subject_id`` and are on one side of the split. Which patients
-are in the test set depends on the seed and the share alone, so it is the same for all views and labels. Side, view,
-tissue and kind of abnormality are kept; no name of a file is.
+Prepared data set: ``images.npy`` (N, H, W), uint16; each record has ``label``, ``subject_id``, ``laterality``,
+``view``, ``tissue`` and ``finding``, but no file name. The two films of a patient have one ``subject_id`` and are in
+the same split. The patients of the test set depend only on the seed and the share, so that all views and labels have
+the same ones.
 
 The table and the films are described in `medfl_datasets.mias.tables` and `medfl_datasets.mias.files`.
 """
@@ -18,7 +21,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, NamedTuple, Self
 
 import numpy as np
 from pydantic import model_validator
@@ -35,37 +38,62 @@ from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.seeds import seed_of
 from medfl.utils.text import Say
 from medfl_datasets.mias import RECORDS
-from medfl_datasets.mias.choice import NO_FILE, Chosen, choose
-from medfl_datasets.mias.files import Part, find_films, find_table, read_part
-from medfl_datasets.mias.tables import FILE, FINDINGS, NORMAL, SEVERITIES, TISSUES, Film, deviations, read_films
+from medfl_datasets.mias.files import MiasImage, find_films, find_table, read_film_or_crop
+from medfl_datasets.mias.selection import NO_FILE, MiasSelection, select_images
+from medfl_datasets.mias.tables import (
+    FINDINGS,
+    NORMAL,
+    SEVERITIES,
+    TABLE_FILE,
+    TISSUES,
+    MiasFilm,
+    deviations,
+    read_films,
+)
 
 CITATION = (
     "Suckling et al., The Mammographic Image Analysis Society Digital Mammogram Database, "
     "Excerpta Medica, International Congress Series 1069, 375-378 (1994)"
 )
-"""What users of the data are asked to cite."""
+"""Publication that users of the data are asked to cite."""
 
 VIEWS = ("full", "crop")
-"""Whole films, or lesions cut out of them."""
+"""Choices of `Mias.view`: whole films, or crops of lesions."""
 
-LABELS: dict[str, dict[str, str]] = {
+LABEL_SETS: dict[str, dict[str, str]] = {
     "three-class": {"normal": "normal", "benign": "benign", "malignant": "malignant"},
     "benign-malignant": {"benign": "benign", "malignant": "malignant"},
     "malignant-rest": {"normal": "benign or normal", "benign": "benign or normal", "malignant": "malignant"},
 }
-"""What is told apart: diagnosis to class; a diagnosis without a class is left out."""
+"""Maps each label set to a mapping from diagnosis to class. Images whose diagnosis has no class are excluded."""
 
 TEST_SHARE = 0.15
-"""Share of the patients in the test set: PFedCDP has 50 of 330 rows there."""
+"""Default share of the patients in the test set. It matches PFedCDP, where 50 of 330 rows are test rows."""
 
 _DIAGNOSES = (NORMAL, *SEVERITIES.values())
+
+
+class _MiasInputs(NamedTuple):
+    """Inputs of `Mias.datalist` that `Mias.choose` collects.
+
+    Attributes:
+        films: All films of the table.
+        selection: Images to read.
+        differences: Differences from the official table, one sentence each.
+    """
+
+    films: list[MiasFilm]
+    selection: MiasSelection
+    differences: list[str]
 
 
 class Mias(ImageSpec):
     """mini-MIAS: films of the breast, normal, benign or malignant. Nothing is downloaded.
 
-    The two films of a patient stay together. A film that is missing or can't be read is left out and listed in
-    quarantine.csv.
+    The two films of a patient stay together. A missing or unreadable film is left out and listed in quarantine.csv.
+
+    Source: Suckling et al., Excerpta Medica, International Congress Series 1069 (1994). Licence: research only, no
+    redistribution (see Licence.txt of the release).
     """
 
     dataset = "mias"
@@ -75,31 +103,32 @@ class Mias(ImageSpec):
     citation = CITATION
 
     source: Path
-    """The folder all-mias, as unpacked, or the one that holds it."""
+    """The folder all-mias, as unpacked, or the one that contains it."""
     size: HeightWidth = (224, 224)
-    """Of the images in the array: 224, or 448x224 (HxW)."""
+    """Height and width of the images in the array: 224, or 448x224 (HxW)."""
     view: Annotated[str, Choose(VIEWS)] = "full"
     """full: whole films; crop: abnormalities cut out of them."""
-    labels: Annotated[str | None, Choose(LABELS)] = None
-    """three-class, benign-malignant or malignant-rest; by default the first, the second for crop."""
+    labels: Annotated[str | None, Choose(LABEL_SETS)] = None
+    """three-class, benign-malignant or malignant-rest; by default three-class, for crop benign-malignant."""
     test_share: float = TEST_SHARE
-    """Share of the patients in the test set; 0 leaves it to medfl partition."""
+    """Share of the patients in the test set; with 0, medfl partition holds out test sets."""
     seed: int = 0
-    """Decides which patients these are."""
+    """Seed that selects the patients of the test set."""
     crop_breast: bool = False
     """Cut the breast out of whole mammograms (needs the extra `mammography`)."""
     align: bool = False
-    """Mirror right breasts: the chest wall is on the left."""
+    """Mirror right breasts, so that the chest wall is on the left."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.view == "crop" and self.told_apart() != "benign-malignant":
+        """Raise SettingsError if options are incompatible or out of range."""
+        if self.view == "crop" and self.label_set() != "benign-malignant":
             raise SettingsError(
                 "incompatible_settings",
-                f"expected --labels benign-malignant for --view crop, got {self.told_apart()}: a normal film has no "
+                f"expected --labels benign-malignant for --view crop, got {self.label_set()}: a normal film has no "
                 "abnormality to cut out. Take whole films (--view full) for other labels.",
                 settings=("view", "labels"),
-                found=self.told_apart(),
+                found=self.label_set(),
             )
         if self.view == "crop" and self.crop_breast:
             raise SettingsError(
@@ -116,34 +145,34 @@ class Mias(ImageSpec):
             )
         return self
 
-    def told_apart(self) -> str:
-        """One of `LABELS`."""
+    def label_set(self) -> str:
+        """Return the chosen label set, a key of `LABEL_SETS`."""
         return self.labels or ("three-class" if self.view == "full" else "benign-malignant")
 
     def title(self) -> str:
-        """Crops are a data set of their own."""
+        """Return the name of the prepared data set, with a suffix for crops."""
         return "mias" if self.view == "full" else "mias-crop"
 
     def counted(self) -> str:
-        """Films or crops."""
+        """Return the plural of the items that are read: films or crops."""
         return "films" if self.view == "full" else "crops"
 
     def find(self) -> Path:
-        """The table; the films lie beside it."""
+        """Find the table; the films are in its folder."""
         return find_table(self.source)
 
     def choose(self, files: Path, say: Say) -> Choice:
-        """What the table knows and has a file; a place is the line of the table."""
+        """Choose the images that have a table row and a file; the line number of the row identifies an image."""
         films = read_films(files)
-        unlike = deviations(films)
-        for sentence in unlike:
+        differences = deviations(films)
+        for sentence in differences:
             say(f"warning: {sentence}")
-        chosen = choose(films, find_films(files.parent), self.view, LABELS[self.told_apart()], say)
+        selection = select_images(films, find_films(files.parent), self.view, LABEL_SETS[self.label_set()], say)
         return Choice(
-            items=chosen.parts,
-            places=[finding.line for finding in chosen.findings],
-            files=Part.files,
-            load=partial(read_part, size=self.size, crop_breast=self.crop_breast, align=self.align),
+            items=selection.images,
+            places=[finding.line for finding in selection.findings],
+            files=MiasImage.files,
+            load=partial(read_film_or_crop, size=self.size, crop_breast=self.crop_breast, align=self.align),
             shape=self.size,
             dtype=np.uint16,
             recipe={
@@ -154,44 +183,45 @@ class Mias(ImageSpec):
             },
             cells=lambda line: (line,),
             columns=("table_line",),
-            missing=dict.fromkeys(chosen.missing, NO_FILE),
-            release=(films, chosen, unlike),
+            missing=dict.fromkeys(selection.missing, NO_FILE),
+            release=_MiasInputs(films=films, selection=selection, differences=differences),
         )
 
     def incomplete(self, outcome: Outcome) -> str:
-        """How many films are not there, or which lines can't be read."""
+        """Return the error message for missing or unreadable films if all are required."""
         lines, absent = list(outcome.reasons), len(outcome.choice.missing)
         if absent:
             return f"a complete set of films is required, {absent} are missing. Unpack it again."
         return (
-            f"a complete set of films is required, {len(lines)} can't be read: rows of {FILE} in lines "
+            f"a complete set of films is required, {len(lines)} can't be read: rows of {TABLE_FILE} in lines "
             f"{', '.join(map(str, lines[:10]))}. Unpack it again."
         )
 
     def datalist(self, outcome: Outcome, say: Say) -> Datalist:
-        """The data list of what was read."""
-        films, chosen, unlike = outcome.choice.release
+        """Build the data list of the images that were read."""
+        inputs: _MiasInputs = outcome.choice.release
+        selection = inputs.selection
         place_of = {line: place for place, line in enumerate(outcome.choice.places)}
         kept = [place_of[line] for line in outcome.kept]
-        classes = LABELS[self.told_apart()]
-        _check_classes(chosen, kept, classes)
+        classes = LABEL_SETS[self.label_set()]
+        _check_classes(selection, kept, classes)
         failed = [reason for line, reason in outcome.reasons.items() if line in place_of]
-        tested = _tested(films, self.test_share, self.seed)
+        test_patients = _select_test_patients(inputs.films, self.test_share, self.seed)
         names = list(dict.fromkeys(classes.values()))
         return self.make_datalist(
             names,
             "mammography",
-            _records(names, chosen, kept),
-            ["test" if chosen.films[place].patient in tested else "training" for place in kept],
-            exclusions=exclusions(chosen.left_out + Counter(failed)),
+            _records(names, selection, kept),
+            ["test" if selection.films[place].patient in test_patients else "training" for place in kept],
+            exclusions=exclusions(selection.left_out + Counter(failed)),
             view=self.view,
-            deviations=unlike,
+            deviations=inputs.differences,
             **about_reading({"crop_breast": self.crop_breast, "align": self.align}),
         )
 
 
-def _tested(films: Sequence[Film], share: float, seed: int) -> set[int]:
-    """The patients in the test set, in equal shares of those with a normal, benign and malignant worst film."""
+def _select_test_patients(films: Sequence[MiasFilm], share: float, seed: int) -> set[int]:
+    """Select the patients of the test set, stratified by the diagnosis of each patient's worst film."""
     worst: dict[int, int] = {}
     for film in films:
         worst[film.patient] = max(worst.get(film.patient, 0), _DIAGNOSES.index(film.diagnosis))
@@ -201,30 +231,31 @@ def _tested(films: Sequence[Film], share: float, seed: int) -> set[int]:
     return set(patients[mask].tolist())
 
 
-def _check_classes(chosen: Chosen, kept: Sequence[int], classes: dict[str, str]) -> None:
-    """Refuse classes without an image."""
-    left = {chosen.classes[place] for place in kept}
-    gone = [name for name in dict.fromkeys(classes.values()) if name not in left]
-    if gone:
+def _check_classes(selection: MiasSelection, kept: Sequence[int], classes: dict[str, str]) -> None:
+    """Raise DataError if a class has no image."""
+    left = {selection.classes[place] for place in kept}
+    empty_classes = [name for name in dict.fromkeys(classes.values()) if name not in left]
+    if empty_classes:
         raise DataError(
             "class_without_images",
-            f"no image is left of the classes {', '.join(map(repr, gone))}. Unpack all-mias.tar.gz whole.",
-            classes=gone,
+            f"no image is left of the classes {', '.join(map(repr, empty_classes))}. Unpack all-mias.tar.gz "
+            "completely.",
+            classes=empty_classes,
         )
 
 
-def _records(classes: Sequence[str], chosen: Chosen, kept: Sequence[int]) -> list[CaseRecord]:
-    """What is said of each row of the array."""
-    subjects = number_subjects([str(chosen.films[place].patient) for place in kept])
+def _records(classes: Sequence[str], selection: MiasSelection, kept: Sequence[int]) -> list[CaseRecord]:
+    """Build the record of each row of the array."""
+    subjects = number_subjects([str(selection.films[place].patient) for place in kept])
     return [
         make_record(
             {
-                "label": classes.index(chosen.classes[place]),
+                "label": classes.index(selection.classes[place]),
                 "subject_id": subject,
-                "laterality": chosen.films[place].laterality,
+                "laterality": selection.films[place].laterality,
                 "view": "MLO",
-                "tissue": TISSUES[chosen.findings[place].tissue],
-                "finding": FINDINGS[chosen.findings[place].kind],
+                "tissue": TISSUES[selection.findings[place].tissue],
+                "finding": FINDINGS[selection.findings[place].kind],
             }
         )
         for place, subject in zip(kept, subjects, strict=True)

@@ -1,4 +1,4 @@
-"""A made-up mini-MIAS: layout and table of the real one, other pixels. Nobody was ever filmed for it."""
+"""Write a synthetic mini-MIAS release: layout and table of the real one, drawn films."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from medfl_datasets.mias.tables import EDGE, FILE
+from medfl_datasets.mias.tables import EDGE, TABLE_FILE
 
-FILMS = 322
-"""Films of the real one."""
+OFFICIAL_FILM_COUNT = 322
+"""Number of films in the real release."""
 
 HEAD = b"P5\n# CREATOR: GIMP PNM Filter Version 1.1\n%d %d\n255\n"
-"""The head of every real file, which has 1,048,632 bytes with its 1024 x 1024 pixels."""
+"""Header of every real file; with its 1024 x 1024 pixels a file has 1,048,632 bytes."""
 
 PROSE = """\
                THE mini-MIAS DATABASE OF MAMMOGRAMS
@@ -58,30 +58,34 @@ KNOWN: dict[int, Sequence[str]] = {
     245: ["F CALC M *NOTE 3*"],
     249: ["D CALC M 544 508 48", "D CALC M 575 639 64"],
 }
-"""Films whose rows are odd in some way, and the first ones."""
+"""Maps film numbers to table rows copied from the real release: the first films, and films with special cases."""
 
-SOME = [1, 2, 3, 4, 5, 6, 59, 60, 143, 144, 215, 216, 239, 240]
-"""Films of seven patients: of all diagnoses, with several rows, with a note, without coordinates."""
+SOME_FILMS = [1, 2, 3, 4, 5, 6, 59, 60, 143, 144, 215, 216, 239, 240]
+"""Films of seven patients. They cover all diagnoses, several rows, a note and missing coordinates."""
 
 
-SOME_ROWS = {number: KNOWN.get(number, ["G NORM"]) for number in SOME}
-"""Seven normal films, four benign and three malignant ones."""
+SOME_ROWS = {number: KNOWN.get(number, ["G NORM"]) for number in SOME_FILMS}
+"""Maps each film of `SOME_FILMS` to its rows: seven normal films, four benign and three malignant ones."""
 
 KINDS = {"NORM": 207, "CALC": 30, "CIRC": 25, "ARCH": 19, "SPIC": 19, "MISC": 15, "ASYM": 15}
 TISSUES = {"D": 117, "F": 109, "G": 104}
 SEVERITIES = {"B": 69, "M": 54}
-"""Published numbers of rows."""
+"""Published number of rows of each kind, tissue and severity."""
 
 
 def official_rows(seed: int = 0) -> dict[int, list[str]]:
-    """Rows of each film: those of `KNOWN`, and others, drawn by a seed, such that all published numbers come out."""
-    rows = {number: list(KNOWN.get(number, [])) for number in range(1, FILMS + 1)}
+    """Make rows for all films of the release, such that all published numbers of rows are met.
+
+    Returns:
+        Maps each film to its rows, which come from `KNOWN_ROWS` or are random.
+    """
+    rows = {number: list(KNOWN.get(number, [])) for number in range(1, OFFICIAL_FILM_COUNT + 1)}
     words = [row.split() for known in KNOWN.values() for row in known]
     rng = np.random.default_rng(seed)
     rest = [number for number in rows if not rows[number]]
-    kinds = rng.permutation(_rest(KINDS, [word[1] for word in words]))
-    tissues = rng.permutation(_rest(TISSUES, [word[0] for word in words]))
-    severities = iter(rng.permutation(_rest(SEVERITIES, [word[2] for word in words if len(word) > 2])))
+    kinds = rng.permutation(_remaining(KINDS, [word[1] for word in words]))
+    tissues = rng.permutation(_remaining(TISSUES, [word[0] for word in words]))
+    severities = iter(rng.permutation(_remaining(SEVERITIES, [word[2] for word in words if len(word) > 2])))
     for number, kind, tissue in zip(rest, kinds, tissues, strict=True):
         x, y = rng.integers(60, 960, 2)
         place = "" if kind == "NORM" else f" {next(severities)} {x} {y} {rng.integers(3, 150)}"
@@ -90,7 +94,14 @@ def official_rows(seed: int = 0) -> dict[int, list[str]]:
 
 
 def write_table(path: Path, rows: Mapping[int, Sequence[str]], bare: bool = False) -> None:
-    """Write ``Info.txt``: as released, or as others copied it, with the table and a line of names only."""
+    """Write ``Info.txt``.
+
+    Args:
+        path: File to write.
+        rows: Maps the number of each film to its table rows.
+        bare: Whether to write only column names and rows, as in some copies; otherwise the official prose precedes
+            them.
+    """
     lines = [f"mdb{number:03d} {row}{' ' * (number % 3)}" for number, of_film in rows.items() for row in of_film]
     head = ["REFNUM BG CLASS SEVERITY X Y RADIUS"] if bare else PROSE.splitlines()
     path.write_bytes("\n".join([*head, *lines, ""]).replace("\n", "\n" if bare else "\r\n").encode())
@@ -103,21 +114,21 @@ def write_release(
     edge: int = 64,
     seed: int = 0,
 ) -> Path:
-    """Write ``all-mias`` into a folder.
+    """Write the folder ``all-mias`` into a folder.
 
     Args:
-        folder: Where to write; made if it is not there.
-        rows: Of the table: number of a film to what is said of it; `official_rows` are those of a whole release.
-        films: Numbers of the films that are there; None means all of `rows`.
-        edge: Of the films in pixels, >= 4; the real ones have 1024, and only on these are there lesions.
-        seed: Decides how bright each film is.
+        folder: Target folder; created if needed.
+        rows: Maps the number of each film to its table rows; `official_rows` makes the rows of a whole release.
+        films: Numbers of the films to write; None writes all films of `rows`.
+        edge: Edge of the films in pixels, >= 4. Real films have 1024, and lesions are drawn only at that size.
+        seed: Seed of each film's brightness.
 
     Returns:
         The folder ``all-mias``.
     """
     release = folder / "all-mias"
     release.mkdir(parents=True)
-    write_table(release / FILE, rows)
+    write_table(release / TABLE_FILE, rows)
     (release / "Licence.txt").write_text("MAMMOGRAPHIC IMAGE ANALYSIS SOCIETY\nDIGITAL MAMMOGRAM DATABASE\n")
     (release / "README").write_text(PROSE)
     for number in rows if films is None else films:
@@ -126,7 +137,10 @@ def write_release(
 
 
 def write_film(release: Path, number: int, rows: Sequence[str] = (), edge: int = 64, seed: int = 0) -> Path:
-    """Write a film: its chest wall is white, with a stripe of `brightness`, and lesions of 150 have a core of 250."""
+    """Write a film and return its file.
+
+    The chest wall is white, with a stripe of value `brightness`. Lesions have value 150 and a core of 250.
+    """
     pixels = np.zeros((edge, edge), np.uint8)
     chest, stripe = (slice(-(edge // 4), None), slice(0, edge // 4))
     if number % 2 == 0:
@@ -146,10 +160,10 @@ def write_film(release: Path, number: int, rows: Sequence[str] = (), edge: int =
 
 
 def brightness(number: int, seed: int = 0) -> int:
-    """Of the stripe in a film, 100 to 199: two films that follow each other differ."""
+    """Return the value of a film's stripe, 100 to 199; consecutive films differ."""
     return 100 + (number + seed) % 100
 
 
-def _rest(published: dict[str, int], used: Sequence[str]) -> list[str]:
-    """What is left to be dealt, one entry for each row."""
+def _remaining(published: dict[str, int], used: Sequence[str]) -> list[str]:
+    """Return the published values that `used` does not contain, one entry for each row."""
     return list((Counter(published) - Counter(used)).elements())

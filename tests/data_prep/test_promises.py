@@ -1,4 +1,4 @@
-"""What every data set promises, of all that have a made-up release: a new one is covered by being listed."""
+"""Guarantees that hold for every data set with a synthetic release; a new data set is tested once it is listed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from medfl.testing.datasets import check_dataset
 
 @pytest.fixture(scope="module", autouse=True)
 def workers_have_monai() -> None:
-    """The process that workers are forked from imports it once, for all data sets; otherwise the first one decides."""
+    """Import MONAI in the process that workers are forked from, so that it is imported for all data sets alike."""
     if "forkserver" in multiprocessing.get_all_start_methods():
         multiprocessing.set_forkserver_preload(["medfl.data.transforms.frame"])
         forkserver.ensure_running()

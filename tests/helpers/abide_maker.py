@@ -12,12 +12,12 @@ from prepare_specs import prepare_spec
 
 from medfl.data.datalists import Datalist
 from medfl.data.table import read_table
-from medfl_datasets.abide.files import Maps
+from medfl_datasets.abide.files import MapSelection
 from medfl_datasets.abide.spec import Abide
 from medfl_datasets.abide.synthetic import write_release
 from medfl_datasets.abide.tables import FILE
 
-TWO = Maps(("reho", "lfcd"))
+TWO = MapSelection(("reho", "lfcd"))
 """The derivatives of the made-up release."""
 
 CENTRES = ("LEUVEN_1", "LEUVEN_2", "UCLA_1", "UM_1", "NYU")
@@ -28,7 +28,7 @@ def make_release(folder: Path) -> Path:
     return write_release(folder, per_centre=4, centres=CENTRES, derivatives=TWO.derivatives, size=12)
 
 
-def prepare(source: Path, out: Path, maps: Maps = TWO, **options: object) -> Datalist:
+def prepare(source: Path, out: Path, maps: MapSelection = TWO, **options: object) -> Datalist:
     """Prepare some maps in this process."""
     which = {"derivatives": maps.derivatives, "pipeline": maps.pipeline, "strategy": maps.strategy}
     return prepare_spec(Abide, source, out, **{"workers": 1, **which} | options)

@@ -6,7 +6,7 @@ import numpy as np
 import skimage.data
 from PIL import Image
 
-from medfl_datasets.lc25000.copies import EDGE
+from medfl_datasets.lc25000.copies import THUMBNAIL_EDGE
 
 
 def tiles(edge: int = 128, stride: int = 64) -> list[Image.Image]:
@@ -17,4 +17,4 @@ def tiles(edge: int = 128, stride: int = 64) -> list[Image.Image]:
 
 
 def grey(image: Image.Image) -> np.ndarray:
-    return np.asarray(image.convert("L").resize((EDGE, EDGE), Image.Resampling.BILINEAR))
+    return np.asarray(image.convert("L").resize((THUMBNAIL_EDGE, THUMBNAIL_EDGE), Image.Resampling.BILINEAR))

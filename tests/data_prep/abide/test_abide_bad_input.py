@@ -1,4 +1,4 @@
-"""A release of ABIDE that is not what it should be: what stops, what is left out, and how it is told."""
+"""Invalid releases of ABIDE: errors, exclusions and the lines that report them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from refusals import refused
 from medfl.data.ingest import array_file as new_array
 from medfl.errors import DataError, SettingsError
 from medfl.records.datalist import Exclusion
-from medfl_datasets.abide import images as abide_images
-from medfl_datasets.abide.files import Maps
+from medfl_datasets.abide import map_reading
+from medfl_datasets.abide.files import MapSelection
 from medfl_datasets.abide.synthetic import ATLAS_FILE
 from medfl_datasets.abide.tables import FILE
 
@@ -30,7 +30,7 @@ def release(made, tmp_path):
 
 
 def check_refused(release, out, code, fields, kind=DataError, **options):
-    """Check that preparing is refused, nothing is written, and no subject is named. Return the message."""
+    """Check that preparing fails, nothing is written, and no subject is named. Return the message."""
     ids = [row["FILE_ID"] for row in used_rows(release)] if (release / FILE).is_file() else []
     with refused(kind, code, **fields) as error:
         prepare(release, out, **{"maps": TWO, "size": 8, **options})
@@ -47,12 +47,12 @@ def quarantine(out):
 
 
 def test_missing_maps_are_counted_and_named_and_stop_nothing(release, tmp_path):
-    gone = [map_of(release, 3), map_of(release, 9, "lfcd"), map_of(release, 3, "lfcd")]
-    for _, path in gone:
+    empty_classes = [map_of(release, 3), map_of(release, 9, "lfcd"), map_of(release, 3, "lfcd")]
+    for _, path in empty_classes:
         path.unlink()
     lines: list[str] = []
     datalist = prepare(release, tmp_path / "P", maps=TWO, size=8, say=lines.append)
-    rows = [row for row, _ in gone]
+    rows = [row for row, _ in empty_classes]
     assert [line for line in lines if "warning" in line] == [
         f"warning: no reho map of 1 of 20 subjects: table row {rows[0]}",
         f"warning: no lfcd map of 2 of 20 subjects: table rows {rows[0]}, {rows[1]}",
@@ -83,7 +83,7 @@ def test_few_unreadable_maps_are_left_out_and_named(release, tmp_path):
     assert f"not finite (NaN or infinite) (lfcd: table row {other})" in lines[-2]
     assert [row[:2] for row in quarantine(tmp_path / "P")[1:]] == [(str(first_row), "reho"), (str(other), "lfcd")]
     assert datalist.exclusions[-1] == Exclusion(reason="a map can't be read", count=2)
-    whole = prepare(release, tmp_path / "W", maps=Maps(("lfcd",)), size=8)
+    whole = prepare(release, tmp_path / "W", maps=MapSelection(("lfcd",)), size=8)
     assert len(whole.splits["training"]) == 19
     images, both = np.load(tmp_path / "W" / "images.npy"), np.load(tmp_path / "P" / "images.npy")
     assert both.shape[0] == len(datalist.splits["training"]) == 18
@@ -138,7 +138,7 @@ def test_ways_to_be_unreadable(release, tmp_path, spoil, message):
 
 
 def test_maps_of_unlike_shape_and_affine_are_put_on_one_grid(release, tmp_path):
-    """One map is stored finer and the other way round, by its affine the same brain."""
+    """Check that a finer map with a mirrored axis, the same brain by its affine, gives the same image."""
     before = prepare(release, tmp_path / "A", maps=TWO, size=12)
     finer = np.diag([8.0, 8, 8, 1])
     finer[:3, 3] = (-92, -110, -84)
@@ -157,7 +157,7 @@ def test_ids_that_match_no_map(release, tmp_path):
 
 def test_a_derivative_of_which_there_is_no_map(release, tmp_path):
     fields = {"classes": ["control", "autism"]}
-    check_refused(release, tmp_path / "P", "class_without_images", fields, maps=Maps(("reho", "vmhc")))
+    check_refused(release, tmp_path / "P", "class_without_images", fields, maps=MapSelection(("reho", "vmhc")))
 
 
 def test_a_class_may_not_be_lost(release, tmp_path):
@@ -196,7 +196,7 @@ def test_a_phenotypic_file_without_needed_columns(release, tmp_path):
     ],
 )
 def test_an_atlas_is_checked_before_any_map_is_read(release, tmp_path, monkeypatch, labels, affine, code, fields):
-    monkeypatch.setattr(abide_images, "read_map", lambda *rest: pytest.fail("a map is read"))
+    monkeypatch.setattr(map_reading, "read_map", lambda *rest: pytest.fail("a map is read"))
     check_refused(release, tmp_path / "P", code, fields, atlas=save(tmp_path / "a.nii.gz", labels, affine))
 
 
@@ -215,7 +215,7 @@ def test_a_full_disk_is_told_before_anything_is_read(release, tmp_path, monkeypa
 
 
 def test_an_interruption_costs_nothing_that_was_done(release, tmp_path, monkeypatch):
-    real, paths = abide_images.read_map, []
+    real, paths = map_reading.read_map, []
 
     def interrupted(path, grid):
         paths.append(path)
@@ -224,7 +224,7 @@ def test_an_interruption_costs_nothing_that_was_done(release, tmp_path, monkeypa
         return real(path, grid)
 
     with monkeypatch.context() as patch:
-        patch.setattr(abide_images, "read_map", interrupted)
+        patch.setattr(map_reading, "read_map", interrupted)
         with pytest.raises(KeyboardInterrupt):
             prepare(release, tmp_path / "P", size=8)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".P.unfinished", "R"]

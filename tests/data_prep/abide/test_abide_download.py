@@ -1,4 +1,4 @@
-"""ABIDE that is downloaded first, from a server on this machine."""
+"""ABIDE that is downloaded from a server on this machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _direct(monkeypatch):
 
 @contextlib.contextmanager
 def bucket(folder, paths):
-    """Serve a folder; the paths that are asked for go into a list."""
+    """Serve a folder, and record the requested paths in a list."""
 
     class Handler(SimpleHTTPRequestHandler):
         def do_GET(self):
@@ -92,7 +92,7 @@ def test_only_what_is_missing_is_fetched_and_what_nobody_has_is_told(made, tmp_p
         lost.write_bytes(bytes_of_lost)
     assert not any(kept.name in path for path in paths)
     assert len(datalist.splits["training"]) == 19
-    assert "downloading: 39 of 39 maps, 1 are not there" in lines
+    assert "downloading: 39 of 39 maps, 1 are not on the server" in lines
     assert f"warning: no reho map of 1 of 20 subjects: table row {row}" in lines
 
 

@@ -1,4 +1,4 @@
-"""Where the maps of ABIDE lie, and what becomes of one."""
+"""ABIDE maps: where they are found, and how they are normalised and resampled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from refusals import refused
 from medfl.data.readers.map_files import normalised, read_map
 from medfl.data.readers.volumes import common_grid
 from medfl.errors import DataError, SettingsError
-from medfl_datasets.abide.files import Maps, file_name, find_maps, nothing_found
+from medfl_datasets.abide.files import MapSelection, file_name, find_maps, no_maps_error
 
 GRID = common_grid(16)
 
@@ -28,14 +28,14 @@ def release(made, tmp_path):
 
 
 def place():
-    """The affine of a map of 12 voxels a side over the common cube, its first axis to the left."""
+    """Return the affine of a map with 12 voxels an edge over the common cube, whose first axis points left."""
     affine = np.diag([-16.0, 16, 16, 1])
     affine[:3, 3] = (88, -106, -80)
     return affine
 
 
 def head(values):
-    """A ball of some values, 0 around it."""
+    """Draw a ball of random values, with 0 around it."""
     centre = np.indices(values.shape) - (np.array(values.shape).reshape(3, 1, 1, 1) - 1) / 2
     return np.where((centre**2).sum(axis=0) < 16, values, 0)
 
@@ -45,7 +45,7 @@ def ids(release):
 
 
 def rearranged(release, layout):
-    """The same files in another layout; gives the folder to name."""
+    """Copy the files into another layout, and return the folder to use as source."""
     files = sorted(release.rglob("*_*.nii.gz"))
     files = [path for path in files if path.parent != release]
     top, below = {
@@ -87,14 +87,14 @@ def test_what_is_no_map_is_not_taken(release):
 
 
 def test_nothing_found_says_where_and_what_is_there_instead(release):
-    other = Maps(("reho",), strategy="filt_global")
+    other = MapSelection(("reho",), strategy="filt_global")
     assert not find_maps(release, other, ids(release))
-    error = nothing_found(release, other, 20)
+    error = no_maps_error(release, other, 20)
     assert error.fields["other_folders"] == ["cpac/filt_noglobal"]
     message = str(error)
     assert "such as Outputs/cpac/filt_global/reho/<FILE_ID>_reho.nii.gz, found none" in message
     assert "There are folders of cpac/filt_noglobal: give another --pipeline or --strategy." in message
-    error = nothing_found(release, TWO, 20)
+    error = no_maps_error(release, TWO, 20)
     assert (error.code, error.fields["path"], error.fields["unused_files"]) == ("no_images", str(release), 50)
     assert not any(name in f"{error} {error.fields}" for name in ids(release))
 
@@ -112,12 +112,12 @@ def test_nothing_found_says_where_and_what_is_there_instead(release):
 )
 def test_maps_that_do_not_exist(options, code, fields):
     with refused(SettingsError, code, **fields):
-        Maps(**options)
+        MapSelection(**options)
 
 
 def test_the_nearest_derivative_is_named():
     with pytest.raises(SettingsError, match=r"Did you mean 'reho'\?"):
-        Maps(("reho", "rehu"))
+        MapSelection(("reho", "rehu"))
 
 
 def test_intensities_inside_the_brain():
@@ -145,7 +145,7 @@ def test_a_map_on_the_grid_keeps_its_place_and_its_zeros(tmp_path):
 
 
 def test_unlike_shapes_and_affines_of_the_same_head_agree(tmp_path):
-    """What matters is where a voxel lies: a finer map, cut tighter and stored the other way round, is the same head."""
+    """Check that only the position of voxels matters: a finer, tighter and mirrored map gives the same image."""
     rng = np.random.default_rng(0)
     coarse = head(rng.uniform(1, 2, (12, 12, 12)))
     fine = coarse.repeat(2, 0).repeat(2, 1).repeat(2, 2)[::-1, 2:-2, 2:-2]

@@ -1,4 +1,4 @@
-"""Who takes part in ABIDE I: the real file's counts, and files that are refused."""
+"""Subjects of ABIDE I: counts of the real phenotypic file, and files that are refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from abide_maker import CENTRES, copied, make_release, rewrite_table, used_rows
 from refusals import refused
 
 from medfl.errors import DataError, SettingsError
-from medfl_datasets.abide.tables import FILE, LOW_QUALITY, NO_FILES, REGIONS, Subject, read_phenotypes
+from medfl_datasets.abide.tables import FEDASD_REGIONS, FILE, LOW_QUALITY, NO_FILES, Subject, read_phenotypes
 
 REAL_SITES = {
     "LEUVEN": (26, 30),
@@ -33,7 +33,7 @@ REAL_SITES = {
     "KKI": (12, 21),
     "OLIN": (14, 14),
 }
-"""Autism and controls, FedSKD's table I."""
+"""Numbers of subjects with autism and controls at each site, from FedSKD's table I."""
 
 REAL_REGIONS = {"Europe": (76, 96), "US-West": (128, 116), "US-Middle": (77, 104), "US-East": (122, 152)}
 
@@ -89,9 +89,9 @@ def test_the_real_file_by_other_columns(real):
 
 
 def test_every_centre_belongs_to_one_region():
-    centres = [centre for region in REGIONS.values() for centre in region]
+    centres = [centre for region in FEDASD_REGIONS.values() for centre in region]
     assert sorted(centres) == sorted(REAL_SITES)
-    for region, names in REGIONS.items():
+    for region, names in FEDASD_REGIONS.items():
         assert tuple(map(sum, zip(*(REAL_SITES[name] for name in names), strict=True))) == REAL_REGIONS[region]
 
 

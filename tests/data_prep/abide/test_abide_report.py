@@ -1,4 +1,4 @@
-"""The atlas on the page: slices and means by numpy, whose images are never shown, and data that are gone."""
+"""Atlas section of the report: slices and mean images against numpy, images that must not be shown, missing data."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from read_page import Page, render_section, words
 
 from medfl.data.datalists import Datalist, write_datalist
 from medfl.engine.runs.records import read_run
-from medfl_datasets.abide.atlas import ATLAS
-from medfl_datasets.abide.report import FEWEST, MOST, atlas_section, read_atlas
+from medfl_datasets.abide.atlas import PREPARED_ATLAS
+from medfl_datasets.abide.report import MAX_MEAN_IMAGES, MIN_PERSONS, atlas_values, read_atlas
 from medfl_report.groups import group_runs
 from medfl_report.page import write_report
 
@@ -26,14 +26,17 @@ PRIVACY = {"epsilon": 5.0, "delta": 1e-5, "clip": 1.0}
 
 
 def write_data(folder, persons=12, images=12, affine=None):
-    """Two sites that share an array of two channels, with an atlas of three regions; person n has images n, n + P."""
+    """Write two sites that share an array of two channels, with an atlas of three regions.
+
+    Person n has the images n and n + P.
+    """
     (folder / "pooled").mkdir(parents=True)
     values = np.random.default_rng(0).normal(size=(images, *SHAPE, 2)).astype(np.float32)
     np.save(folder / "pooled" / "images.npy", values)
     affine = np.diag([4.0, 4, 4, 1]) if affine is None else affine
     regions = np.zeros(SHAPE, np.int32)
     regions[2:5, 3:8, 1:4], regions[5:7, 3:8, 1:4], regions[2:5, 3:8, 4:6] = 10, 20, 31
-    nibabel.save(nibabel.Nifti1Image(regions, affine), folder / "pooled" / ATLAS)
+    nibabel.save(nibabel.Nifti1Image(regions, affine), folder / "pooled" / PREPARED_ATLAS)
     for number, site in enumerate(SITES):
         rows = range(number, images, 2)
         records = [{"image": row, "label": row % 2, "subject_id": f"s{row % persons}"} for row in rows]
@@ -55,8 +58,8 @@ def make(tmp_path, name="run", **options):
 
 
 def section(run):
-    """The text of the section; empty without one."""
-    content = atlas_section(group_runs([read_run(run)]))
+    """Return the text of the section, or an empty text without a section."""
+    content = atlas_values(group_runs([read_run(run)]))
     html = "" if content is None else render_section("atlas", content)
     return words(Page(f'<section id="atlas">{html}</section>').sections["atlas"])
 
@@ -74,13 +77,13 @@ def test_the_slices_go_through_the_middle_of_the_atlas(data):
     assert (view.images, view.persons, view.upright) == (12, 12, True)
 
 
-@pytest.mark.parametrize("persons", [FEWEST - 1, FEWEST])
+@pytest.mark.parametrize("persons", [MIN_PERSONS - 1, MIN_PERSONS])
 def test_a_mean_of_few_persons_is_not_shown(tmp_path, persons):
-    """Several images of a person don't make more persons, and each counts once."""
+    """Check that several images of a person count once."""
     values, _ = write_data(tmp_path / "data", persons=persons, images=2 * persons)
     view = read_atlas(tmp_path / "data", SITES)
     assert view.persons == persons
-    if persons < FEWEST:
+    if persons < MIN_PERSONS:
         assert (view.images, view.slices[2].mean) == (0, None)
     else:
         assert view.images == persons
@@ -90,7 +93,7 @@ def test_a_mean_of_few_persons_is_not_shown(tmp_path, persons):
 def test_of_many_images_some_are_chosen_evenly(tmp_path):
     values, _ = write_data(tmp_path / "data", persons=99, images=99)
     view = read_atlas(tmp_path / "data", SITES)
-    assert (view.images, view.persons) == (MOST, 99)
+    assert (view.images, view.persons) == (MAX_MEAN_IMAGES, 99)
     even = values[np.arange(0, 99, 2), ..., 3, 0].mean(axis=0)
     assert pytest.approx(even, abs=1e-6) == view.slices[2].mean.T
 
@@ -111,7 +114,7 @@ def test_the_page_draws_it_and_says_what_it_is(data, tmp_path):
     text = words(Page(html).sections["atlas"])
     assert "3 regions of AAL on a grid of 8 x 10 x 6 voxels" in text
     assert "the mean of the channel reho over 12 training images from all sites, one of each person." in text
-    assert text.endswith("Left is left.")
+    assert text.endswith("is the left of the body.")
     assert str(tmp_path) not in html
     assert "<image" not in html, "the page's policy lets it load nothing, not even from itself"
 
@@ -119,11 +122,13 @@ def test_the_page_draws_it_and_says_what_it_is(data, tmp_path):
 def test_under_differential_privacy_no_image_is_drawn(data, tmp_path):
     text = section(make(tmp_path, settings={"privacy": PRIVACY}))
     assert "3 regions" in text
-    assert "No image is behind them: differential privacy does not cover a picture of training images." in text
+    assert (
+        "No image is behind the slices, because differential privacy does not cover a mean of training images." in text
+    )
 
 
 def damage(folder):
-    (folder / "pooled" / ATLAS).write_bytes(b"no atlas")
+    (folder / "pooled" / PREPARED_ATLAS).write_bytes(b"no atlas")
 
 
 def empty(folder):
@@ -134,13 +139,13 @@ def empty(folder):
 def test_data_that_are_gone_or_damaged_never_fail_the_report(data, tmp_path, change):
     run = make(tmp_path)
     change(data[0])
-    assert "it can't be read any more where the data were" in section(run)
+    assert "can't be read from the data folder any more" in section(run)
     quiet = make(tmp_path, "quiet", regions=False)
     assert section(quiet) == "", "nothing says that it ever had one"
 
 
 def test_without_an_atlas_there_is_no_section(data, tmp_path):
-    (data[0] / "pooled" / ATLAS).unlink()
+    (data[0] / "pooled" / PREPARED_ATLAS).unlink()
     assert section(make(tmp_path, regions=False)) == ""
     assert read_atlas(data[0], SITES) is None
 

@@ -15,7 +15,7 @@ from prepare_specs import prepare_spec
 
 from medfl.data.datalists import read_datalist
 from medfl_datasets.bloodcells import acevedo, bodzas, matek
-from medfl_datasets.bloodcells.split import choose_test
+from medfl_datasets.bloodcells.split import select_test_images
 from medfl_datasets.bloodcells.synthetic import ACEVEDO, BODZAS, MATEK, write_acevedo, write_bodzas, write_matek
 
 HOW = {"size": 12, "workers": 1}
@@ -26,7 +26,7 @@ PAPER_TRAIN = {
 
 
 def paper_names():
-    """The names of the whole release, as it is published."""
+    """Return the file names of the whole release, as published."""
     tree = {folder: [] for folder in sorted(acevedo.FOLDERS)}
     for folder, codes in acevedo.FOLDERS.items():
         for code in codes:
@@ -37,45 +37,45 @@ def paper_names():
 
 @pytest.fixture(scope="module")
 def whole():
-    """What is in the whole release, by its names."""
+    """List the whole release by its file names."""
     return acevedo.cells_of(paper_names(), Path("release"))
 
 
 @pytest.mark.parametrize("copies", [0, 16])
 def test_the_papers_preset_gives_its_numbers_for_the_whole_release(whole, copies):
     assert len(whole.cells) == 17092
-    assert list(whole.passed_over.values()) == [1]
+    assert list(whole.skipped.values()) == [1]
     assert acevedo.RELEASE.deviation(whole.cells) is None
-    classes = acevedo.LABELS["subclass"].sources["acevedo"]
+    classes = acevedo.LABEL_MAPS["subclass"].sources["acevedo"]
     codes = [cell.code for cell in whole.cells if classes[cell.code] is not None]
     units = list(range(len(codes)))
     for pair in range(copies):
         units[1 + 2 * pair] = units[2 * pair]
     for code in ("BNE", "EO")[: 2 * bool(copies)]:  # the pair in two classes
         units[codes.index(code) + 40] = -1
-    tested = choose_test(codes, units, 0.2, 0)
-    train = Counter(code for code, test in zip(codes, tested, strict=True) if not test)
+    test_images = select_test_images(codes, units, 0.2, 0)
+    train = Counter(code for code, test in zip(codes, test_images, strict=True) if not test)
     assert train == PAPER_TRAIN
-    assert (sum(train.values()), sum(tested)) == (11630, 2913)
-    sides = [{unit for unit, test in zip(units, tested, strict=True) if test is side} for side in (True, False)]
+    assert (sum(train.values()), sum(test_images)) == (11630, 2913)
+    sides = [{unit for unit, test in zip(units, test_images, strict=True) if test is side} for side in (True, False)]
     assert not sides[0] & sides[1]
-    others = choose_test(codes, units, 0.2, 1)
-    assert tested != others, "another seed tests other images"
+    others = select_test_images(codes, units, 0.2, 1)
+    assert test_images != others, "another seed tests other images"
     assert sum(others) == 2913
 
 
 def test_a_split_does_not_depend_on_other_classes():
-    alone = choose_test(["a"] * 10, range(10), 0.3, 0)
-    assert choose_test(["a"] * 10 + ["b"] * 7, range(17), 0.3, 0)[:10] == alone
+    alone = select_test_images(["a"] * 10, range(10), 0.3, 0)
+    assert select_test_images(["a"] * 10 + ["b"] * 7, range(17), 0.3, 0)[:10] == alone
     assert sum(alone) == 3
-    assert choose_test(["a"] * 10, range(10), 0, 0) == [False] * 10
-    assert choose_test(["a"] * 4, [1, 1, 1, 1], 0.5, 0) == [False] * 4, "copies stay together"
-    assert choose_test(["a"], [1], 0.5, 0) == [False], "one image is left to train on"
+    assert select_test_images(["a"] * 10, range(10), 0, 0) == [False] * 10
+    assert select_test_images(["a"] * 4, [1, 1, 1, 1], 0.5, 0) == [False] * 4, "copies stay together"
+    assert select_test_images(["a"], [1], 0.5, 0) == [False], "one image is left to train on"
 
 
 @pytest.fixture(scope="module")
 def copied(tmp_path_factory):
-    """Acevedo-20 with a copy in a class and one in another class."""
+    """Write Acevedo-20 with one copy in the same class and one in another class."""
     top = write_acevedo(tmp_path_factory.mktemp("acevedo"))
     shutil.copy(top / "basophil" / "BA_100001.jpg", top / "basophil" / "BA_200000.jpg")
     shutil.copy(top / "neutrophil" / "BNE_100002.jpg", top / "eosinophil" / "EO_200000.jpg")
@@ -86,8 +86,8 @@ def test_acevedo_by_class_without_copies(copied, tmp_path):
     lines: list[str] = []
     prepare_spec(acevedo.Acevedo, copied.parent, tmp_path / "P", **HOW, say=lines.append)
     datalist = read_datalist(tmp_path / "P")
-    gone = {"BA_200000.jpg", "BNE_100002.jpg", "EO_200000.jpg"}
-    files = [path for path in listed(copied, ".jpg") if path.name not in gone]
+    empty_classes = {"BA_200000.jpg", "BNE_100002.jpg", "EO_200000.jpg"}
+    files = [path for path in listed(copied, ".jpg") if path.name not in empty_classes]
     check_pixels(tmp_path / "P", files)
     entries = records(datalist)
     assert list(datalist.labels.values()) == sorted(acevedo.FOLDERS)
@@ -106,7 +106,7 @@ def test_acevedo_by_class_without_copies(copied, tmp_path):
     total = sum(ACEVEDO.values())
     assert lines[:2] == [f"acevedo: licence {acevedo.RELEASE.licence}", f"Please cite: {acevedo.RELEASE.citation}"]
     assert any(f"note: {total + 2} images before, {total - 1} after" in line for line in lines)
-    assert any("does not say which cells are of one patient" in line for line in lines)
+    assert any("does not state which cells are of one patient" in line for line in lines)
     assert any("the release has 17092 images" in line for line in lines)
     assert sorted(path.name for path in (tmp_path / "P").iterdir()) == ["datalist.json", "images.npy"]
 
@@ -152,7 +152,7 @@ def test_bodzas(tmp_path):
     check_pixels(tmp_path / "P", files)
     classes = [datalist.labels[str(record["label"])] for record in records(datalist)]
     assert classes == [path.parent.name.lower().replace("phile", "phil") for path in files]
-    assert exclusions(datalist) == {"a file that is no image, by its name": 1}
+    assert exclusions(datalist) == {"a file without the ending of an image": 1}
 
 
 @pytest.mark.parametrize(

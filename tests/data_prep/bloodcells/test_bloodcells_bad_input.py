@@ -1,4 +1,4 @@
-"""White blood cells: what is left out and listed, and what is refused."""
+"""White blood cells: exclusions that are listed, and input that is refused."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_images_of_odd_kinds(tmp_path):
         "BA_7.png": "expected 8 pixels or more along each edge, got 1",
         "BA_8.jpg": "the image file is damaged",
         "BA_9.jpg": "the file is not an image of the kind that its extension states",
-        "EO_1.jpg": "the name does not begin with a kind of cell of its folder",
+        "EO_1.jpg": "the name does not start with a cell type of its folder",
     }.items():
         assert reason in reasons[f"acevedo/basophil/{name}"]
     datalist = read_datalist(tmp_path / "P")
@@ -88,7 +88,7 @@ def test_images_and_annotations_that_do_not_fit(tmp_path):
     assert quarantine(tmp_path / "P") == {
         "matek/MYO/MYO_0009.tiff": "annotations.dat has no line for the image",
         "matek/BAS/BAS_0009.tiff": "annotations.dat says EOS, the folder BAS",
-        "matek/MYO/MYO_0003": "the image is not there",
+        "matek/MYO/MYO_0003": "the image has no file",
     }
     assert len(np.load(tmp_path / "P" / "images.npy")) == 17
 
@@ -168,7 +168,7 @@ def test_impossible_sizes_and_shares(options, fields):
 
 
 def changed(folder, change):
-    """A copy of the shipped label map with a change."""
+    """Write a copy of medfl's label map with a change."""
     content = yaml.safe_load(SHIPPED.read_text())
     change(content)
     path = folder / "map.yaml"

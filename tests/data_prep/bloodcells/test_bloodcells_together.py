@@ -13,7 +13,7 @@ from medfl.cli.main import main
 from medfl.data.ingest.prepare import prepare as prepare_dataset
 from medfl.data.sites import load_sites
 from medfl.objectives import Multiclass
-from medfl_datasets.bloodcells.acevedo import LABELS
+from medfl_datasets.bloodcells.acevedo import LABEL_MAPS
 from medfl_datasets.bloodcells.labels import read_label_map
 from medfl_datasets.bloodcells.spec import BloodCells
 from medfl_datasets.bloodcells.synthetic import ACEVEDO, BODZAS, MATEK, write_acevedo, write_bodzas, write_matek
@@ -25,7 +25,7 @@ def prepare(folders, out, **options):
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory):
-    """A folder of each release."""
+    """Write all three releases and return their folders."""
     place = tmp_path_factory.mktemp("three")
     return {"acevedo": write_acevedo(place), "matek": write_matek(place), "bodzas": write_bodzas(place)}
 
@@ -130,7 +130,7 @@ def test_the_test_set_has_its_share_of_each_class_of_each_release(three, tmp_pat
 
 
 def test_sub_classes_have_the_numbers_of_fedsdc():
-    assert LABELS["subclass"].classes == (
+    assert LABEL_MAPS["subclass"].classes == (
         "basophil",
         "eosinophil",
         "erythroblast",

@@ -1,4 +1,4 @@
-"""Breast ultrasound with masks: the real folder's numbers, what becomes of it, and what is refused."""
+"""Breast ultrasound with masks: numbers of the real folder, prepared arrays, and input that is refused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from medfl.data.partition.plan import PartitionPlan
 from medfl.data.sites import load_sites
 from medfl.errors import DataError
 from medfl.objectives import Segmentation
-from medfl_datasets.breast_ultrasound.files import NORMAL, Part, read_part, read_release
+from medfl_datasets.breast_ultrasound.files import NORMAL, UltrasoundImage, read_image, read_release
 from medfl_datasets.breast_ultrasound.spec import BreastUltrasound
 from medfl_datasets.breast_ultrasound.synthetic import SITES, write_release
 
@@ -44,7 +44,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def release(made: Path, tmp_path: Path) -> Path:
-    """A release that a test may spoil."""
+    """Write a release that a test may modify."""
     return shutil.copytree(made, tmp_path / "release")
 
 
@@ -164,7 +164,7 @@ def test_masks_may_be_dicom_segmentations(made: Path, release: Path, tmp_path: P
 @pytest.mark.parametrize(("colour", "grey"), [((255, 0, 0), 76), ((0, 255, 0), 150), ((0, 0, 255), 29)])
 def test_colours_become_grey_by_their_luminance(tmp_path: Path, colour: tuple[int, int, int], grey: int) -> None:
     Image.new("RGB", (12, 12), colour).save(tmp_path / "image.png")
-    assert np.unique(read_part(Part(tmp_path / "image.png"), (8, 8)).pixels) == [grey]
+    assert np.unique(read_image(UltrasoundImage(tmp_path / "image.png"), (8, 8)).pixels) == [grey]
 
 
 def test_two_masks_for_an_image_are_refused(release: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""CBIS-DDSM: what is missing, doubled or damaged, and files that tell who a patient is."""
+"""CBIS-DDSM: missing, repeated and damaged files, and files that identify a patient."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from refusals import refused
 from medfl.cli.main import main
 from medfl.errors import DataError, SettingsError
 from medfl.records.datalist import Exclusion
-from medfl_datasets.cbis_ddsm.choice import choose
 from medfl_datasets.cbis_ddsm.release import read_release
+from medfl_datasets.cbis_ddsm.selection import select_images
 from medfl_datasets.cbis_ddsm.spec import NO_FILE, CbisDdsm
-from medfl_datasets.cbis_ddsm.synthetic import film_pixels, mask_pixels, nbia, write_release
+from medfl_datasets.cbis_ddsm.synthetic import film_pixels, mask_pixels, nbia_folder, write_release
 from medfl_datasets.cbis_ddsm.tables import TABLES
 
 
@@ -34,9 +34,9 @@ def release(made, tmp_path):
 
 
 def films(release, crop=False):
-    """Images in the order of the tables, each with its files."""
+    """Return the images in the order of the tables, each with its files."""
     tree, lesions = read_release(release)
-    chosen = choose(lesions, crop).images
+    chosen = select_images(lesions, crop).images
     return [(image, tree.find(image.lesions[0].crop if crop else image.lesions[0].image)) for image in chosen]
 
 
@@ -89,11 +89,11 @@ def test_files_without_rows_are_counted_and_named(release, tmp_path):
 
 
 def test_a_series_that_is_there_twice(release, tmp_path):
-    """Downloaded twice it counts once; two different images under one UID are left out."""
+    """Check that a series downloaded twice counts once, and that two different images under one UID are excluded."""
     chosen = films(release)
     for place in (0, 1):
         image, [film] = chosen[place]
-        again = release / "manifest-2" / nbia(image.lesions[0].image, "full mammogram images")
+        again = release / "manifest-2" / nbia_folder(image.lesions[0].image, "full mammogram images")
         again.mkdir(parents=True)
         shutil.copy(film, again)
     make_dicom(again / film.name, film_pixels(77), SeriesInstanceUID=image.lesions[0].image.series, Modality="MG")
@@ -121,7 +121,7 @@ def test_bad_files_are_left_out_each_with_its_reason(release, tmp_path):
         "P_00001 LEFT MLO": "cut short",
         "P_00002 RIGHT CC": "slope that is finite and not 0",
         "P_00003 RIGHT MLO": "got CT",
-        "P_00006 LEFT CC": "is of another series",
+        "P_00006 LEFT CC": "belongs to another series",
         "P_00007 RIGHT MLO": "states 65535 x 65535",
         "P_00010 RIGHT CC": "no DICOM file",
     }
@@ -141,7 +141,7 @@ def test_a_lesion_without_its_crop(release, tmp_path):
     prepared(release, tmp_path / "P", view="crop")
     reasons = [(name, reason[:34]) for name, _, reason in quarantine(tmp_path / "P")]
     assert reasons == [
-        ("P_00001 LEFT CC mass 1", "only the mask of the lesion is the"),
+        ("P_00001 LEFT CC mass 1", "only the mask of the lesion exists"),
         ("P_00001 LEFT MLO mass 1", NO_FILE[:34]),
     ]
 
@@ -164,16 +164,17 @@ def test_names_birth_dates_and_burned_in_text(release, tmp_path):
     edit(chosen[0], PatientName="Secret^Sally", PatientBirthDate="19500101")
     edit(chosen[1], BurnedInAnnotation="YES")
     datalist, lines = prepared(release, tmp_path / "P")
-    assert "warning: the headers of 1 images may tell who the patient is; nothing of them was kept" in lines
+    assert "warning: the headers of 1 images may identify the patient; nothing of them was kept" in lines
     assert any(
-        line.startswith("warning: the headers of 1 images say that names or the like are burned") for line in lines
+        line.startswith("warning: the headers of 1 images state that names or similar text are burned")
+        for line in lines
     )
     assert [record["image"] for record in datalist.splits["training"] if "burned_in" in record] == [1]
     _, refused = prepared(release, tmp_path / "Q", check="refuse")
-    assert [(name, reason.split(".")[0]) for name, _, reason in quarantine(tmp_path / "Q")] == [
-        ("P_00001 LEFT CC", "its header may identify the patient (PatientBirthDate, PatientName, StudyDate)"),
-        ("P_00001 LEFT MLO", "its header states that annotations such as names are burned into its pixels"),
-    ]
+    reasons = {name: reason for name, _, reason in quarantine(tmp_path / "Q")}
+    assert reasons.keys() == {"P_00001 LEFT CC", "P_00001 LEFT MLO"}
+    assert "(PatientBirthDate, PatientName, StudyDate)" in reasons["P_00001 LEFT CC"]
+    assert "burned into its pixels" in reasons["P_00001 LEFT MLO"]
     for place in (tmp_path / "P", tmp_path / "Q"):
         content = b"".join(path.read_bytes() for path in place.iterdir())
         assert not any(word in content for word in (b"Sally", b"1950", b"20160720", b"07-20-2016"))
@@ -223,7 +224,7 @@ def test_folders_that_are_not_the_data_set(made, release, tmp_path):
 
 def test_nothing_readable_of_a_class(release, tmp_path):
     tree, lesions = read_release(release)
-    for image in choose(lesions, crop=False).images:
+    for image in select_images(lesions, crop=False).images:
         for lesion in image.lesions if image.label(three=False) else ():
             for path in tree.find(lesion.image):
                 path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""CBIS-DDSM in every layout of the release: what becomes of it, and that nothing is mixed up."""
+"""CBIS-DDSM in every layout of the release: each image gets its own pixels, label and split."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from medfl.cli.main import main
 from medfl.data.datalists import SPLITS, read_datalist
 from medfl.data.readers.mammograms import breast_box, to_row
 from medfl.records.datalist import Exclusion
-from medfl_datasets.cbis_ddsm.choice import LEAKING, choose
 from medfl_datasets.cbis_ddsm.release import read_release
+from medfl_datasets.cbis_ddsm.selection import PATIENT_IN_TEST_PART, select_images
 from medfl_datasets.cbis_ddsm.spec import CbisDdsm
 from medfl_datasets.cbis_ddsm.synthetic import (
-    FILM,
+    FILM_SHAPE,
     LAYOUTS,
     ROWS,
     film_pixels,
     lesion_pixels,
-    nbia,
+    nbia_folder,
     write_tables,
     write_tree,
 )
-from medfl_datasets.cbis_ddsm.tables import KINDS
+from medfl_datasets.cbis_ddsm.tables import LESION_KINDS
 
 SYNTAXES = (ExplicitVRLittleEndian, ImplicitVRLittleEndian, *COMPRESSED)
 SMALL = {"size": (18, 12)}
@@ -38,7 +38,7 @@ SMALL = {"size": (18, 12)}
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A release with made-up tables, and the pixels of each series."""
+    """Write a release with synthetic tables, and return the pixels of each series."""
     top = tmp_path_factory.mktemp("cbis")
     places = write_tree(top / "release", lesions_of(write_tables(top / "csv")), syntaxes=SYNTAXES)
     return top, places
@@ -46,7 +46,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def release(made, tmp_path):
-    """A copy that a test may spoil."""
+    """Copy the release for a test that modifies it."""
     return copied(made[0], tmp_path / "copy")
 
 
@@ -60,7 +60,7 @@ def records(datalist):
 
 
 def wanted(lesions, view):
-    return choose(lesions, view == "crop").images
+    return select_images(lesions, view == "crop").images
 
 
 def test_whole_images(made, tmp_path):
@@ -77,7 +77,7 @@ def test_whole_images(made, tmp_path):
         first = image.lesions[0]
         np.testing.assert_array_equal(images[row], to_row(film_pixels(places[first.image]), (18, 12)))
         malignant = any(lesion.pathology == "MALIGNANT" for lesion in image.lesions)
-        kinds = "+".join(dict.fromkeys(KINDS[lesion.kind] for lesion in image.lesions))
+        kinds = "+".join(dict.fromkeys(LESION_KINDS[lesion.kind] for lesion in image.lesions))
         assert by_row[row] == {
             "image": row,
             "label": int(malignant),
@@ -90,7 +90,7 @@ def test_whole_images(made, tmp_path):
         }
     assert Counter(record["split"] for record in by_row.values()) == {"training": 8, "test": 4}
     assert datalist.labels == {"0": "benign", "1": "malignant"}
-    assert datalist.exclusions == (Exclusion(reason=LEAKING, count=1),)
+    assert datalist.exclusions == (Exclusion(reason=PATIENT_IN_TEST_PART, count=1),)
     assert "P_00004" not in {record["subject_id"] for record in datalist.splits["training"]}
     assert sorted(path.name for path in (tmp_path / "P").iterdir()) == ["datalist.json", "images.npy"]
 
@@ -140,7 +140,9 @@ def test_metadata_leads_to_folders_that_no_rule_finds(made, tmp_path):
     folders = {}
     for number, series in enumerate(places):
         full = any(lesion.image == series for lesion in lesions)
-        old = next(path for path in [nbia(series, text) for text in NAMES[full]] if (tmp_path / "T" / path).is_dir())
+        old = next(
+            path for path in [nbia_folder(series, text) for text in NAMES[full]] if (tmp_path / "T" / path).is_dir()
+        )
         folders[series] = Path("moved", f"box {number}")
         (tmp_path / "T" / "moved").mkdir(exist_ok=True)
         os.rename(tmp_path / "T" / old, tmp_path / "T" / folders[series])
@@ -177,7 +179,7 @@ def test_the_breast_is_cut_out_of_whole_images_only(made, tmp_path):
     images, _ = prepared(made[0], tmp_path / "P", options=cropping)
     pixels = film_pixels(0)
     rows, columns = breast_box(pixels)
-    assert (rows, columns) != (slice(0, FILM[0]), slice(0, FILM[1]))
+    assert (rows, columns) != (slice(0, FILM_SHAPE[0]), slice(0, FILM_SHAPE[1]))
     assert (images[0] != to_row(pixels, (18, 12))).any()
     np.testing.assert_array_equal(images[0], to_row(pixels, (18, 12), crop=True))
     crops, _ = prepared(made[0], tmp_path / "C", options=cropping, view="crop")
@@ -207,7 +209,7 @@ def test_the_whole_way_on_the_command_line(made, tmp_path, capsys):
 
 @pytest.mark.parametrize("syntax", SYNTAXES)
 def test_real_tables_and_forty_images_in_each_transfer_syntax(tmp_path, syntax):
-    """The real case descriptions, with pixels for some of their lesions."""
+    """Check the real case descriptions, with synthetic pixels for some of their lesions."""
     real = Path(os.environ.get("MEDFL_DATA", "nowhere"), "cbis_ddsm")
     if not real.is_dir():
         pytest.skip("needs the case descriptions in $MEDFL_DATA/cbis_ddsm")

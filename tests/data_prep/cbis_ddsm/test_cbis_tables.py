@@ -1,4 +1,4 @@
-"""The case descriptions of CBIS-DDSM: the published counts on the real tables, and quirks on made-up ones."""
+"""Case descriptions of CBIS-DDSM: published counts of the real tables, and special cases in synthetic ones."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from cbis_more import lesions_of, write_headers
 from refusals import refused
 
 from medfl.errors import DataError
-from medfl_datasets.cbis_ddsm.choice import choose
-from medfl_datasets.cbis_ddsm.files import look_through
-from medfl_datasets.cbis_ddsm.release import find_films, read_release
+from medfl_datasets.cbis_ddsm.files import list_files
+from medfl_datasets.cbis_ddsm.release import find_image_files, read_release
+from medfl_datasets.cbis_ddsm.selection import select_images
 from medfl_datasets.cbis_ddsm.synthetic import LAYOUTS, ROWS, write_tables
-from medfl_datasets.cbis_ddsm.tables import OFFICIAL, TABLES, Lesion, Series, deviations, read_tables
+from medfl_datasets.cbis_ddsm.tables import OFFICIAL_ROWS, TABLES, Lesion, Series, deviations, read_tables
 
 REAL = Path(os.environ.get("MEDFL_DATA", "nowhere"), "cbis_ddsm")
 real_tables = pytest.mark.skipif(not REAL.is_dir(), reason="needs the case descriptions in $MEDFL_DATA/cbis_ddsm")
@@ -28,8 +28,8 @@ def lesions():
 
 @real_tables
 def test_the_published_rows(lesions):
-    """Rows, pathologies and what distinguishes images, as counted on the released tables."""
-    assert Counter((lesion.kind, lesion.split) for lesion in lesions) == OFFICIAL
+    """Check rows, pathologies and image identities against counts of the released tables."""
+    assert Counter((lesion.kind, lesion.split) for lesion in lesions) == OFFICIAL_ROWS
     counts = Counter((lesion.kind, lesion.split, lesion.pathology[:8]) for lesion in lesions)
     for kind, split, malignant, benign in (
         ("mass", "train", 637, 577 + 104),
@@ -56,7 +56,7 @@ def test_the_published_rows(lesions):
 
 @real_tables
 def test_no_patient_is_in_training_and_test(lesions):
-    full, crop = choose(lesions, crop=False), choose(lesions, crop=True)
+    full, crop = select_images(lesions, crop=False), select_images(lesions, crop=True)
     for choice, training, test in ((full, 2356, 641), (crop, 2781, 704)):
         assert Counter(image.split for image in choice.images) == {"training": training, "test": test}
         trained = {image.patient for image in choice.images if image.split == "training"}
@@ -65,15 +65,15 @@ def test_no_patient_is_in_training_and_test(lesions):
     assert full.left_out == 3032 - 2356 - 641
     assert crop.left_out == 2864 - 2781
     for kind in ("mass", "calc"):
-        alone = choose([lesion for lesion in lesions if lesion.kind == kind], crop=False)
+        alone = select_images([lesion for lesion in lesions if lesion.kind == kind], crop=False)
         assert (alone.leaking_patients, alone.left_out) == (0, 0), "each kind by itself was split by patient"
 
 
 @real_tables
 def test_the_worst_lesion_of_a_film_counts(lesions):
-    parts = [[lesion for lesion in lesions if (lesion.kind, lesion.split) == key] for key in OFFICIAL]
-    assert [choose(part, crop=False).mixed for part in parts] == [6, 2, 7, 2]
-    choice = choose(lesions, crop=False)
+    parts = [[lesion for lesion in lesions if (lesion.kind, lesion.split) == key] for key in OFFICIAL_ROWS]
+    assert [select_images(part, crop=False).mixed for part in parts] == [6, 2, 7, 2]
+    choice = select_images(lesions, crop=False)
     for image in choice.images:
         pathologies = {lesion.pathology for lesion in image.lesions}
         assert image.label(three=False) == ("MALIGNANT" in pathologies)
@@ -82,15 +82,15 @@ def test_the_worst_lesion_of_a_film_counts(lesions):
 
 @real_tables
 def test_each_row_of_the_release_finds_its_files(lesions, tmp_path):
-    """The whole release as headers: 3103 films, 3568 lesions with crop and mask, 104 of them in two series."""
+    """Check the whole release as headers: 3103 films, 3568 lesions with crop and mask, 104 of them in two series."""
     assert write_headers(tmp_path, lesions) == 3103 + 2 * 3568
     tree, rows = read_release(tmp_path, REAL)
     assert rows == lesions
-    full, crops = choose(lesions, crop=False).images, choose(lesions, crop=True).images
-    films = find_films(tree, full)
+    full, crops = select_images(lesions, crop=False).images, select_images(lesions, crop=True).images
+    films = find_image_files(tree, full)
     assert sorted(films) == list(range(len(full)))
     assert all(len(film.files) == 1 for film in films.values())
-    films = find_films(tree, crops)
+    films = find_image_files(tree, crops)
     assert sorted(films) == list(range(len(crops)))
     assert all(len(film.files) == 2 for film in films.values())
     for place, image in enumerate(crops):
@@ -115,7 +115,7 @@ def test_made_up_tables_are_read_like_real_ones(tables):
 
 
 def renamed(text: str) -> str:
-    """A table as others rewrote it."""
+    """Write a table with other column names, as in rewritten copies."""
     for old, new in (
         ("left or right breast", "side"),
         ("image view", "view"),
@@ -178,7 +178,7 @@ def test_a_breast_without_a_rated_density(tables):
 
 
 def lesion(kind: str, split: str, pathology: str, number: str = "1") -> Lesion:
-    """A lesion in the left CC film of the first patient, with series of its own."""
+    """Make a lesion in the left CC film of the first patient, with its own series."""
     place = f"1.2.3.4.{('mass', 'calc').index(kind)}{number}"
     series = [Series(f"{kind}-{part}", "1.2.3.4.5.6", f"{place}.{part}") for part in range(3)]
     return Lesion(kind, split, 2, "P_00001", "LEFT", "CC", number, 3, pathology, *series)
@@ -186,11 +186,11 @@ def lesion(kind: str, split: str, pathology: str, number: str = "1") -> Lesion:
 
 def test_a_film_of_both_official_parts_is_tested_and_has_its_worst_label():
     lesions = [lesion("mass", "train", "BENIGN"), lesion("calc", "test", "MALIGNANT")]
-    choice = choose(lesions, crop=False)
+    choice = select_images(lesions, crop=False)
     (film,) = choice.images
     assert (film.split, film.label(three=False), film.label(three=True)) == ("test", 1, 2)
     assert (choice.leaking_patients, choice.left_out, choice.mixed) == (1, 0, 1)
-    crops = choose(lesions, crop=True)
+    crops = select_images(lesions, crop=True)
     assert [image.split for image in crops.images] == ["test"], (
         "the lesion in training is of a patient of the test part"
     )
@@ -199,7 +199,7 @@ def test_a_film_of_both_official_parts_is_tested_and_has_its_worst_label():
 
 @pytest.mark.parametrize(("pathology", "two", "three"), [("BENIGN_WITHOUT_CALLBACK", 0, 0), ("BENIGN", 0, 1)])
 def test_what_is_not_malignant_is_benign(pathology, two, three):
-    (film,) = choose([lesion("mass", "train", pathology)], crop=False).images
+    (film,) = select_images([lesion("mass", "train", pathology)], crop=False).images
     assert (film.label(three=False), film.label(three=True)) == (two, three)
 
 
@@ -208,7 +208,7 @@ def test_a_film_is_found_by_its_second_copy(tmp_path):
     folder = tmp_path / lesions[1].image.series
     folder.mkdir()
     (folder / "1-1.dcm").touch()
-    (film,) = find_films(look_through(tmp_path), choose(lesions, crop=False).images).values()
+    (film,) = find_image_files(list_files(tmp_path), select_images(lesions, crop=False).images).values()
     assert film.files == (folder / "1-1.dcm",)
     assert film.series == (lesions[1].image.series,)
 

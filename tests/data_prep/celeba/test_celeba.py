@@ -1,4 +1,4 @@
-"""CelebA: what becomes of a release, and what becomes of a wrong one. Names of files here are secrets."""
+"""CelebA: prepared data of valid releases, and errors of invalid ones. File names here are private."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from medfl.errors import DataError, SettingsError
 from medfl.records.datalist import Exclusion
 from medfl_datasets.celeba.spec import CelebA
 from medfl_datasets.celeba.synthetic import (
-    NAMES,
+    ATTRIBUTE_NAMES,
     PERSONS,
     SPLITS,
+    attribute_value,
     colour_of,
     file_name,
-    value,
     write_images,
     write_release,
 )
@@ -41,7 +41,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def release(made, tmp_path):
-    """A release that a test may spoil."""
+    """Write a release that a test may modify."""
     return shutil.copytree(made, tmp_path / "CelebA")
 
 
@@ -50,7 +50,7 @@ def prepare(source, out, **options):
 
 
 def records(datalist):
-    """All records in the order of the array."""
+    """Return all records in the order of the array."""
     entries = [record | {"split": split} for split in SPLIT_NAMES for record in datalist.splits[split]]
     return sorted(entries, key=lambda record: record["image"])
 
@@ -63,7 +63,9 @@ def test_the_whole_way(made, tmp_path):
     assert lines[1].startswith("Please cite: Liu")
     assert datalist.labels == {"0": "no Smiling", "1": "Smiling"}
     entries = records(datalist)
-    assert [record["label"] for record in entries] == [int(value(image, "Smiling") == 1) for image in range(8)]
+    assert [record["label"] for record in entries] == [
+        int(attribute_value(image, "Smiling") == 1) for image in range(8)
+    ]
     assert [record["split"] for record in entries] == [SPLIT_NAMES[number] for number in SPLITS]
     order = {person: f"{number:06d}" for number, person in enumerate(dict.fromkeys(PERSONS), 1)}
     assert [record["identity"] for record in entries] == [f"identity-{order[person]}" for person in PERSONS]
@@ -90,11 +92,11 @@ def test_the_form_of_kaggle_gives_the_same_but_for_persons(made, tmp_path):
     assert any("there is no identity_CelebA.txt: each image counts as a person of its own" in line for line in lines)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ATTRIBUTE_NAMES)
 def test_any_attribute_may_be_the_label(made, name):
     column = read_attribute(made / "Anno" / "list_attr_celeba.txt", name.upper())
     assert (column.name, column.known) == (name, 4)
-    assert column.present == [int(value(image, name) == 1) for image in range(8)]
+    assert column.present == [int(attribute_value(image, name) == 1) for image in range(8)]
     assert (column.images[0], column.lines[0]) == ("000100", 3)
 
 
@@ -144,12 +146,12 @@ def test_images_that_are_missing_broken_or_surplus(release, tmp_path):
     write_images(release / "Img" / "img_celeba")  # those that are not aligned have the same names
     lines: list[str] = []
     datalist = prepare(release, tmp_path / "P", say=lines.append)
-    assert "note: 1 image files are in no row of list_attr_celeba.txt: they are passed over" in lines
-    assert "1 of 6 images are not of 218 x 178 pixels, as in CelebA" in datalist.extra["deviations"]
+    assert "note: 1 image files are in no row of list_attr_celeba.txt: they are skipped" in lines
+    assert "1 of 6 images do not have the 218 x 178 pixels of CelebA" in datalist.extra["deviations"]
     listed = list(csv.reader((tmp_path / "P" / "quarantine.csv").open()))
     assert [row[0] for row in listed] == ["table_line", "4", "7"]
     kept = [image for image in range(8) if image not in (1, 4)]
-    assert [record["label"] for record in records(datalist)] == [int(value(n, "Smiling") == 1) for n in kept]
+    assert [record["label"] for record in records(datalist)] == [int(attribute_value(n, "Smiling") == 1) for n in kept]
     for image in folder.glob("*"):
         image.rename(image.with_name(f"face_{image.name}"))
     with refused(DataError, "no_images", path=str(release / "Anno" / "list_attr_celeba.txt"), expected=8):

@@ -1,4 +1,4 @@
-"""A task of the Medical Segmentation Decathlon: its real voxels on one grid, and what is refused."""
+"""A task of the Medical Segmentation Decathlon: real voxels on one grid, and input that is refused."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def release(made: Path, tmp_path: Path) -> Path:
-    """A task that a test may spoil."""
+    """Write a task that a test may modify."""
     return shutil.copytree(made, tmp_path / "task")
 
 
@@ -78,7 +78,7 @@ def change(path: Path, values: Callable[[np.ndarray], np.ndarray], affine: np.nd
 
 
 def test_the_real_hippocampus_lies_on_one_grid(tmp_path: Path) -> None:
-    """Five of its cases, turned, scaled and padded here with nibabel and numpy."""
+    """Compare five cases with volumes that nibabel and numpy turn, scale and pad here."""
     if not REAL.is_dir():
         pytest.skip("needs segmentation/hippocampus in the folder that MEDFL_DATA names")
     values = head(REAL)
@@ -110,7 +110,7 @@ def test_the_real_hippocampus_lies_on_one_grid(tmp_path: Path) -> None:
 
 
 def test_volumes_of_unlike_orientation_and_scale_become_alike(made: Path, tmp_path: Path) -> None:
-    """Every second file is turned by its affine: the front is in front in all of them, whatever the scanner."""
+    """Check that the front is in front in all volumes; the affine of every second file mirrors an axis."""
     datalist = prepare(made, tmp_path / "out", table=made / TABLE, site_column="scanner", group_column="patient")
     images, masks = arrays(tmp_path / "out")
     assert images.shape == masks.shape == (7, 16, 16, 16)
@@ -151,7 +151,7 @@ def test_a_spacing_resamples_and_stands_in_the_list(made: Path, tmp_path: Path) 
 
 
 def test_the_grid_is_that_of_the_turned_axes(tmp_path: Path) -> None:
-    """The axes of the file run to the front (1 mm), up (2 mm) and to the right (3 mm)."""
+    """Check a file whose axes point to the front (1 mm), up (2 mm) and to the right (3 mm)."""
     affine = np.array([[0, 0, 3, 0], [1, 0, 0, 0], [0, 2, 0, 0], [0, 0, 0, 1]], dtype=float)
     case = Case(tmp_path / "image.nii.gz", tmp_path / "mask.nii.gz")
     for path in case.files():
@@ -329,7 +329,7 @@ def test_the_command_takes_the_folder_and_texts(made: Path, tmp_path: Path, caps
         main([*map(str, words), "--workers", "1"])
     assert ended.value.code == 0
     lines = capsys.readouterr().err
-    assert "1 volumes without masks are passed over" in lines
+    assert "1 volumes without masks are skipped" in lines
     assert "volumes become 16x32x16 voxels of 1x1x1 mm" in lines
     assert read_datalist(tmp_path / "task").name == "task"
     assert arrays(tmp_path / "task")[0].shape == (7, 16, 32, 16)

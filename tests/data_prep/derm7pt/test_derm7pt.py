@@ -1,4 +1,4 @@
-"""Derm7pt: what becomes of a release, and what is refused. Names of files and notes here are secrets."""
+"""Derm7pt: prepared data of valid releases, and input that is refused. File names and notes here are private."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PUBLISHED = {
 }
 """Published number of cases of each group in each split."""
 
-DIAGNOSES = {
+OFFICIAL_DIAGNOSES = {
     "BCC": {"basal cell carcinoma"},
     "NEV": {f"{kind} nevus" for kind in ("blue", "clark", "combined", "congenital", "dermal", "recurrent")}
     | {"reed or spitz nevus"},
@@ -67,13 +67,13 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def release(made, tmp_path):
-    """A small release that a test may spoil."""
+    """Write a small release that a test may modify."""
     return shutil.copytree(made, tmp_path / "release_v0")
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """All 1011 rows of the table, without images."""
+    """Write all 1011 rows of the table, without images."""
     return write_release(tmp_path_factory.mktemp("whole"), PUBLISHED, images=False)
 
 
@@ -87,7 +87,7 @@ def test_the_published_counts(whole):
     assert Counter(release.groups) == {"BCC": 42, "NEV": 575, "MEL": 252, "MISC": 97, "SK": 45}
     assert Counter(release.splits) == {"training": 413, "validation": 203, "test": 395}
     pairs = Counter(zip(release.splits, release.groups, strict=True))
-    assert all(pairs[split, group] == PUBLISHED[split][group] for split in SPLITS for group in DIAGNOSES)
+    assert all(pairs[split, group] == PUBLISHED[split][group] for split in SPLITS for group in OFFICIAL_DIAGNOSES)
     assert Counter(row["sex"] for row in release.table.rows) == {"female": 522, "male": 489}
     assert sum(release.doubled) == 9
     assert release.deviations() == []
@@ -96,10 +96,10 @@ def test_the_published_counts(whole):
 def test_each_diagnosis_goes_to_its_group_and_each_index_to_its_row(whole):
     release = read_release(whole)
     for row, group in zip(read_meta(whole), release.groups, strict=True):
-        assert row["diagnosis"] in DIAGNOSES[group]
+        assert row["diagnosis"] in OFFICIAL_DIAGNOSES[group]
     for split in SPLITS:
-        held = [place for place, name in enumerate(release.splits) if name == split]
-        assert held == sorted(read_indexes(whole, split)), "0 is the first case"
+        files_by_index = [place for place, name in enumerate(release.splits) if name == split]
+        assert files_by_index == sorted(read_indexes(whole, split)), "0 is the first case"
 
 
 def test_the_whole_way(release, tmp_path):
@@ -116,7 +116,7 @@ def test_the_whole_way(release, tmp_path):
     assert (images.dtype, images.shape, sorted(by_row)) == (np.uint8, (22, 8, 8, 3), list(range(22)))
     for row, case in enumerate(read_meta(release)):
         assert np.abs(images[row].astype(int) - (200, row * 10, 100)).max() <= 3, "its own image, dermoscopic, in RGB"
-        assert case["diagnosis"] in DIAGNOSES[datalist.labels[str(by_row[row]["label"])]]
+        assert case["diagnosis"] in OFFICIAL_DIAGNOSES[datalist.labels[str(by_row[row]["label"])]]
         assert (by_row[row]["sex"], by_row[row]["location"]) == (case["sex"], case["location"])
         assert row in read_indexes(release, by_row[row]["split"])
         assert set(by_row[row]) == {"image", "label", "subject_id", "sex", "location", "split"}
@@ -201,7 +201,7 @@ def test_unreadable_images(release, tmp_path):
 
 
 def check_refused(release, code, **fields):
-    """Check that preparing is refused, the error has no secret, and nothing is written. Return the message."""
+    """Check that preparing fails without a private name in the error, and writes nothing. Return the message."""
     out = release.parent / "refused"
     with refused(DataError, code, **fields) as error:
         prepare(release, out, size=4)

@@ -1,4 +1,4 @@
-"""Fed-Heart-Disease: FLamby's rows, columns and scale, against pandas and scikit-learn, and what is refused."""
+"""Fed-Heart-Disease: FLamby's rows, columns and scale, against pandas and scikit-learn, and input that is refused."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from medfl.data.sites import load_sites
 from medfl.errors import DataError, SettingsError
 from medfl.objectives import Binary
 from medfl.records.datalist import Exclusion
-from medfl_datasets.flamby_heart.files import HOSPITALS, features, read_hospital
-from medfl_datasets.flamby_heart.spec import OFFICIAL, FlambyHeart
-from medfl_datasets.flamby_heart.split import rows_for_tests
+from medfl_datasets.flamby_heart.files import HOSPITALS, build_features, read_hospital
+from medfl_datasets.flamby_heart.spec import OFFICIAL_COUNTS, FlambyHeart
+from medfl_datasets.flamby_heart.split import select_test_rows
 from medfl_datasets.flamby_heart.synthetic import write_release
 
 REAL = Path(os.environ.get("MEDFL_DATA", "nowhere"), "flamby", "fed_heart_disease")
@@ -37,7 +37,7 @@ def real() -> Path:
 
 
 def by_scikit_learn(labels: np.ndarray) -> np.ndarray:
-    """FLamby's test rows, as its code says them."""
+    """Compute FLamby's test rows as its code does."""
     levels = np.unique(labels)
     stratify = labels if len(levels) > 1 and all((labels == level).sum() > 2 for level in levels) else None
     split = train_test_split(
@@ -47,7 +47,7 @@ def by_scikit_learn(labels: np.ndarray) -> np.ndarray:
 
 
 def by_pandas(folder: Path, scale: str) -> tuple[pd.DataFrame, np.ndarray, np.ndarray, np.ndarray]:
-    """Features, labels, hospitals and test rows of the whole release."""
+    """Compute features, labels, hospitals and test rows of the whole release with pandas."""
     frames, tests = [], []
     for name in HOSPITALS:
         frame = pd.read_csv(folder / f"processed.{name}.data", header=None, na_values="?")
@@ -74,7 +74,7 @@ def by_pandas(folder: Path, scale: str) -> tuple[pd.DataFrame, np.ndarray, np.nd
 def test_the_test_rows_are_scikit_learns(n, share, classes, seed):
     rng = np.random.default_rng(seed)
     labels = np.where(rng.random(n) < share, 0, rng.integers(0, classes, n))
-    assert np.array_equal(rows_for_tests(labels), by_scikit_learn(labels))
+    assert np.array_equal(select_test_rows(labels), by_scikit_learn(labels))
 
 
 @pytest.mark.parametrize("scale", ["centre", "pooled", "mixed", "none"])
@@ -94,7 +94,9 @@ def test_the_real_files_give_flambys_rows(real, tmp_path, scale):
         assert [record["centre"] for record in records] == hospitals[mask].tolist()
     counts = {name: tuple(int((hospitals[m] == name).sum()) for m in (~test, test)) for name in HOSPITALS}
     assert (
-        counts == OFFICIAL == {"cleveland": (199, 104), "hungarian": (172, 89), "switzerland": (30, 16), "va": (85, 45)}
+        counts
+        == OFFICIAL_COUNTS
+        == {"cleveland": (199, 104), "hungarian": (172, 89), "switzerland": (30, 16), "va": (85, 45)}
     )
     assert datalist.exclusions == (Exclusion(reason="a number of the row is missing", count=180),)
 
@@ -122,10 +124,10 @@ def test_every_degree_of_disease_is_a_disease(tmp_path, diagnosis, label):
 
 
 def test_features_are_the_same_at_all_hospitals(tmp_path):
-    """A kind of chest pain that one hospital has is a column everywhere; the first kind has none."""
+    """Check that each type of chest pain that any hospital has, except the first, is a column at all hospitals."""
     release = write_release(tmp_path)
     hospitals = {name: read_hospital(release / f"processed.{name}.data") for name in HOSPITALS}
-    names, vectors = features(hospitals)
+    names, vectors = build_features(hospitals)
     assert names[8:] == ["cp=2", "cp=3", "cp=4", "restecg=1", "restecg=2"]
     assert {rows.shape[1] for rows in vectors.values()} == {13}
     for name, hospital in hospitals.items():
@@ -168,10 +170,10 @@ def test_what_is_missing_is_said(tmp_path):
 
 
 def test_the_real_hospitals_are_sites(real, tmp_path):
-    """Two patients of one hospital, on both sides of its test, have the same numbers: that is allowed by name."""
+    """Check that the option allows two patients of one hospital with equal numbers, one of them in the test set."""
     prepare(FlambyHeart(source=real), tmp_path / "pool")
     plan = PartitionPlan("by_site", column="centre", test="official", global_test="none", allow_leaks=("pixels",))
     partition(tmp_path / "pool", tmp_path / "sites", plan, by_site)
     sites = load_sites(tmp_path / "sites", Binary(), mean=(0.0,), std=(1.0,))
-    assert {name: (len(site.train), len(site.test)) for name, site in sites.items()} == OFFICIAL
+    assert {name: (len(site.train), len(site.test)) for name, site in sites.items()} == OFFICIAL_COUNTS
     assert {site.shape for site in sites.values()} == {(13,)}

@@ -1,4 +1,4 @@
-"""Fed-ISIC2019: FLamby's images, classes, centres and splits, and what is refused."""
+"""Fed-ISIC2019: FLamby's images, classes, centres and splits, and input that is refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,14 @@ from medfl.data.partition.by_column import by_site
 from medfl.data.partition.partition import partition
 from medfl.data.partition.plan import PartitionPlan
 from medfl.errors import DataError
-from medfl_datasets.flamby_isic2019.spec import CLASSES, IMAGES, METADATA, OFFICIAL, SPLIT, FlambyISIC2019
+from medfl_datasets.flamby_isic2019.spec import (
+    CLASSES,
+    IMAGE_FOLDER,
+    METADATA_TABLE,
+    OFFICIAL_COUNTS,
+    SPLIT_TABLE,
+    FlambyISIC2019,
+)
 from medfl_datasets.flamby_isic2019.synthetic import write_release
 
 
@@ -31,15 +38,15 @@ def prepare(source: Path, out: Path, **options) -> Datalist:
 def test_images_classes_centres_and_splits_are_flambys(tmp_path):
     release = write_release(tmp_path / "in")
     datalist = prepare(release, tmp_path / "out")
-    table = pd.read_csv(release / SPLIT)
+    table = pd.read_csv(release / SPLIT_TABLE)
     rows = np.load(tmp_path / "out" / "images.npy")
     assert list(datalist.labels.values()) == list(CLASSES)
     split_of = {record["image"]: split for split, part in datalist.splits.items() for record in part}
     for place, (record, line) in enumerate(zip(records(datalist), table.itertuples(), strict=True)):
         assert getattr(line, CLASSES[record["label"]]) == 1
-        assert record["centre"] == list(OFFICIAL)[line.center]
+        assert record["centre"] == list(OFFICIAL_COUNTS)[line.center]
         assert split_of[place] == {"train": "training", "test": "test"}[line.fold]
-        pixels = np.asarray(Image.open(release / IMAGES / f"{line.image}.jpg"))
+        pixels = np.asarray(Image.open(release / IMAGE_FOLDER / f"{line.image}.jpg"))
         top, left = ((edge - 12) // 2 for edge in pixels.shape[:2])
         assert np.array_equal(rows[place], pixels[top : top + 12, left : left + 12])
     assert len({record["subject_id"] for record in records(datalist)}) == len(table)
@@ -51,7 +58,7 @@ def test_centres_become_sites_with_flambys_tests(tmp_path):
     prepare(release, tmp_path / "pool")
     plan = PartitionPlan("by_site", column="centre", test="official", global_test="none")
     partition(tmp_path / "pool", tmp_path / "sites", plan, by_site)
-    for name in OFFICIAL:
+    for name in OFFICIAL_COUNTS:
         own = read_datalist(tmp_path / "sites" / name)
         assert len(own.splits["test"]) == 2
         assert sum(map(len, own.splits.values())) == 8
@@ -59,8 +66,8 @@ def test_centres_become_sites_with_flambys_tests(tmp_path):
 
 def test_lesions_and_facts_come_from_the_metadata(tmp_path):
     release = write_release(tmp_path / "in")
-    table = pd.read_csv(release / METADATA, keep_default_na=False).set_index("image")
-    order = pd.read_csv(release / SPLIT).image
+    table = pd.read_csv(release / METADATA_TABLE, keep_default_na=False).set_index("image")
+    order = pd.read_csv(release / SPLIT_TABLE).image
     own = records(prepare(release, tmp_path / "out", groups="lesion"))
     lesions = [table.lesion_id[name] for name in order]
     assert len({record["subject_id"] for record in own}) == len(set(lesions)) < len(own)
@@ -70,37 +77,37 @@ def test_lesions_and_facts_come_from_the_metadata(tmp_path):
         age = table.age_approx[name]
         assert record["age"] == (float(age) if age else None)
         assert (record["sex"], record["localization"] or "") == (table.sex[name], table.anatom_site_general[name])
-    (release / METADATA).unlink()
+    (release / METADATA_TABLE).unlink()
     assert "age" not in records(prepare(release, tmp_path / "bare"))[0]
-    with refused(DataError, "missing_file", path=str(release / METADATA)):
+    with refused(DataError, "missing_file", path=str(release / METADATA_TABLE)):
         prepare(release, tmp_path / "none", groups="lesion")
 
 
 def test_metadata_may_be_in_another_order_and_lack_a_lesion(tmp_path):
     release = write_release(tmp_path / "in")
     before = records(prepare(release, tmp_path / "out", groups="lesion"))
-    table = pd.read_csv(release / METADATA, dtype=str, keep_default_na=False)
-    table[::-1].to_csv(release / METADATA, index=False)
+    table = pd.read_csv(release / METADATA_TABLE, dtype=str, keep_default_na=False)
+    table[::-1].to_csv(release / METADATA_TABLE, index=False)
     assert records(prepare(release, tmp_path / "turned", groups="lesion")) == before
     table.loc[[4, 9, 12], "lesion_id"] = ""
-    table.to_csv(release / METADATA, index=False)
+    table.to_csv(release / METADATA_TABLE, index=False)
     own = records(prepare(release, tmp_path / "unknown", groups="lesion"))
     alone = [own[row]["subject_id"] for row in (4, 9, 12)]
     assert len({record["subject_id"] for record in own if record["subject_id"] in alone}) == 3
 
 
 def test_centres_have_flambys_numbers():
-    """FLamby's table of center sizes, by the number of the center."""
+    """Check the sizes of the centres, by their numbers, against FLamby's table."""
     sizes = [12413, 3954, 3363, 2259, 819, 439]
     names = ["bcn", "vidir_molemax", "vidir_modern", "rosendahl", "msk", "vienna_dias"]
-    assert [(name, sum(split)) for name, split in OFFICIAL.items()] == list(zip(names, sizes, strict=True))
+    assert [(name, sum(split)) for name, split in OFFICIAL_COUNTS.items()] == list(zip(names, sizes, strict=True))
 
 
 def test_an_image_below_the_size_is_left_out_and_a_missing_one_as_well(tmp_path):
     release = write_release(tmp_path / "in")
-    names = pd.read_csv(release / SPLIT).image
-    (release / IMAGES / f"{names[3]}.jpg").unlink()
-    Image.new("RGB", (11, 20)).save(release / IMAGES / f"{names[5]}.jpg")
+    names = pd.read_csv(release / SPLIT_TABLE).image
+    (release / IMAGE_FOLDER / f"{names[3]}.jpg").unlink()
+    Image.new("RGB", (11, 20)).save(release / IMAGE_FOLDER / f"{names[5]}.jpg")
     datalist = prepare(release, tmp_path / "out")
     assert len(records(datalist)) == len(names) - 2
     reasons = {entry.reason: entry.count for entry in datalist.exclusions}
@@ -111,9 +118,9 @@ def test_an_image_below_the_size_is_left_out_and_a_missing_one_as_well(tmp_path)
 @pytest.mark.parametrize(
     ("name", "column", "text", "code", "fields"),
     [
-        (SPLIT, "target", "8", "wrong_label", {"rows": [3]}),
-        (SPLIT, "center", "6", "unknown_site", {"rows": [3]}),
-        (METADATA, "age_approx", "old", "invalid_value", {}),
+        (SPLIT_TABLE, "target", "8", "wrong_label", {"rows": [3]}),
+        (SPLIT_TABLE, "center", "6", "unknown_site", {"rows": [3]}),
+        (METADATA_TABLE, "age_approx", "old", "invalid_value", {}),
     ],
 )
 def test_wrong_tables_are_refused(tmp_path, name, column, text, code, fields):
@@ -128,8 +135,8 @@ def test_wrong_tables_are_refused(tmp_path, name, column, text, code, fields):
 
 def test_images_that_were_not_resized_are_refused(tmp_path):
     release = write_release(tmp_path / "in")
-    (release / IMAGES).rename(release / "ISIC_2019_Training_Input")
-    with refused(DataError, "missing_folder", path=str(release / IMAGES)) as error:
+    (release / IMAGE_FOLDER).rename(release / "ISIC_2019_Training_Input")
+    with refused(DataError, "missing_folder", path=str(release / IMAGE_FOLDER)) as error:
         prepare(release, tmp_path / "out")
     assert "resize_images.py" in str(error.value)
 

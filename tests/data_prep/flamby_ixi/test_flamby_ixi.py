@@ -1,4 +1,4 @@
-"""Fed-IXI: FLamby's volumes, masks, hospitals and splits, and what is refused."""
+"""Fed-IXI: FLamby's volumes, masks, hospitals and splits, and input that is refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.nn.functional import adaptive_avg_pool3d
 from medfl.data.datalists import Datalist
 from medfl.errors import DataError, SettingsError
 from medfl.objectives import Segmentation
-from medfl_datasets.flamby_ixi.spec import OFFICIAL, SPLIT, VOLUMES, FlambyIXI
+from medfl_datasets.flamby_ixi.spec import OFFICIAL_COUNTS, SPLIT_TABLE, VOLUME_FOLDER, FlambyIXI
 from medfl_datasets.flamby_ixi.synthetic import write_release
 
 SIZE = (6, 10, 6)
@@ -28,14 +28,14 @@ def prepare(source: Path, out: Path, **options) -> Datalist:
 
 
 def subject(release: Path, number: int) -> Path:
-    return next(release.glob(f"*/{VOLUMES}/IXI{number:03d}-*"))
+    return next(release.glob(f"*/{VOLUME_FOLDER}/IXI{number:03d}-*"))
 
 
 def test_volumes_masks_and_splits_are_flambys(tmp_path):
     release = write_release(tmp_path / "in")
     datalist = prepare(release, tmp_path / "out")
     images, masks = np.load(tmp_path / "out" / "images.npy"), np.load(tmp_path / "out" / "masks.npy")
-    table = pd.read_csv(release / SPLIT)
+    table = pd.read_csv(release / SPLIT_TABLE)
     assert images.shape == masks.shape == (len(table), *SIZE)
     own = {record["image"]: (record, split) for split, part in datalist.splits.items() for record in part}
     for place, line in enumerate(table.itertuples()):
@@ -48,7 +48,7 @@ def test_volumes_masks_and_splits_are_flambys(tmp_path):
         assert torch.allclose(torch.from_numpy(images[place]), expected, atol=1e-5)
         assert np.array_equal(masks[place], adaptive_avg_pool3d(mask[None], SIZE)[0].long())
         record, split = own[place]
-        assert record["centre"] == folder.name.split("-")[1] == list(OFFICIAL)[line.Manufacturer]
+        assert record["centre"] == folder.name.split("-")[1] == list(OFFICIAL_COUNTS)[line.Manufacturer]
         assert split == {"train": "training", "test": "test"}[line.Split]
     assert masks.any()
     assert datalist.goal.outputs == 2
@@ -70,7 +70,7 @@ def test_a_subject_without_its_mask_stops_the_work_or_is_left_out(tmp_path):
     shutil.rmtree(subject(release, 4) / "label")
     with refused(DataError, "unreadable_image", count=1, total=12) as error:
         prepare(release, tmp_path / "out")
-    assert "there is not one volume and one mask (table row 4" in str(error.value)
+    assert "the folder does not contain exactly one volume and one mask (table row 4" in str(error.value)
     assert "IXI004" not in f"{error.value} {error.value.fields}"
     datalist = prepare(release, tmp_path / "out", require_complete=False)
     assert sum(map(len, datalist.splits.values())) == 11
@@ -78,10 +78,10 @@ def test_a_subject_without_its_mask_stops_the_work_or_is_left_out(tmp_path):
 
 def test_another_hospital_than_the_folder_says_is_refused(tmp_path):
     release = write_release(tmp_path / "in")
-    table = pd.read_csv(release / SPLIT)
+    table = pd.read_csv(release / SPLIT_TABLE)
     table.loc[0, "Manufacturer"] = 2
-    table.to_csv(release / SPLIT, index=False)
-    with refused(DataError, "contradicting_site", path=str(release / SPLIT), row=2):
+    table.to_csv(release / SPLIT_TABLE, index=False)
+    with refused(DataError, "contradicting_site", path=str(release / SPLIT_TABLE), row=2):
         prepare(release, tmp_path / "out")
 
 
@@ -90,9 +90,9 @@ def test_what_else_is_refused(tmp_path):
     with refused(SettingsError, "setting_out_of_range", setting="size", count=3, found=[4, 4]):
         prepare(release, tmp_path / "out", size=(4, 4))
     folder = subject(release, 2)
-    with refused(DataError, "wrong_folder_count", path=str(folder), name=VOLUMES, expected=1, found=0):
+    with refused(DataError, "wrong_folder_count", path=str(folder), name=VOLUME_FOLDER, expected=1, found=0):
         prepare(folder, tmp_path / "out")
-    (release / SPLIT).rename(tmp_path / "table.csv")
-    with refused(DataError, "missing_file", folder=str(release), file=SPLIT):
+    (release / SPLIT_TABLE).rename(tmp_path / "table.csv")
+    with refused(DataError, "missing_file", folder=str(release), file=SPLIT_TABLE):
         prepare(release, tmp_path / "out")
     assert prepare(release, tmp_path / "out", splits=tmp_path / "table.csv").counts()["test"] == {"0": 0, "1": 3}

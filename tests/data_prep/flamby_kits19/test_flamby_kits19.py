@@ -1,4 +1,4 @@
-"""Fed-KiTS19: FLamby's cases, sites and splits on one grid, and what is refused."""
+"""Fed-KiTS19: FLamby's cases, sites and splits on one grid, and input that is refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from refusals import refused
 from medfl.data.datalists import Datalist
 from medfl.errors import DataError
 from medfl.objectives import Segmentation
-from medfl_datasets.flamby_kits19.spec import MASK, SPLIT, FlambyKiTS19
+from medfl_datasets.flamby_kits19.spec import MASK_FILE, SPLIT_TABLE, FlambyKiTS19
 from medfl_datasets.flamby_kits19.synthetic import write_release
 
 
@@ -26,7 +26,7 @@ def test_cases_sites_and_splits_are_flambys(tmp_path):
     release = write_release(tmp_path / "in")
     lines: list[str] = []
     datalist = prepare(release, tmp_path / "out", spacing="1x1x2", size="24x24x16", say=lines.append)
-    table = pd.read_csv(release / SPLIT)
+    table = pd.read_csv(release / SPLIT_TABLE)
     own = {record["image"]: (record, split) for split, part in datalist.splits.items() for record in part}
     for place, line in enumerate(table.itertuples()):
         record, split = own[place]
@@ -41,7 +41,7 @@ def test_cases_sites_and_splits_are_flambys(tmp_path):
 
 
 def test_slices_become_the_last_axis_and_intensities_the_window(tmp_path):
-    """The files run from head to feet along their first axis: a tumour at their end is at the lower end of a body."""
+    """Check that a tumour at the end of the first axis, from head to feet, is at the lower end of the last axis."""
     prepare(write_release(tmp_path / "in"), tmp_path / "out", spacing="1x1x2", size="24x24x16")
     images, masks = np.load(tmp_path / "out" / "images.npy"), np.load(tmp_path / "out" / "masks.npy")
     for image, mask in zip(images, masks, strict=True):
@@ -52,12 +52,12 @@ def test_slices_become_the_last_axis_and_intensities_the_window(tmp_path):
 
 def test_a_case_without_a_mask_stops_the_work_or_is_left_out(tmp_path):
     release = write_release(tmp_path / "in")
-    next(release.glob(f"data/*03/{MASK}")).unlink()
+    next(release.glob(f"data/*03/{MASK_FILE}")).unlink()
     with refused(DataError, "unreadable_image", count=1, total=12) as error:
         prepare(release, tmp_path / "out")
     assert "table row 5: there is no file of the mask" in str(error.value)
     datalist = prepare(release, tmp_path / "out", require_complete=False)
-    table = pd.read_csv(release / SPLIT).drop(index=3)
+    table = pd.read_csv(release / SPLIT_TABLE).drop(index=3)
     split_of = {record["image"]: split for split, part in datalist.splits.items() for record in part}
     words = {"training": "train", "test": "test"}
     assert [words[split_of[row]] for row in range(11)] == table.train_test_split.tolist()
@@ -70,5 +70,5 @@ def test_a_case_without_a_mask_stops_the_work_or_is_left_out(tmp_path):
 def test_a_folder_without_cases_is_refused(tmp_path):
     release = write_release(tmp_path / "in")
     (release / "data").rename(tmp_path / "elsewhere")
-    with refused(DataError, "no_images", path=str(release), table=SPLIT):
+    with refused(DataError, "no_images", path=str(release), table=SPLIT_TABLE):
         prepare(release, tmp_path / "out")

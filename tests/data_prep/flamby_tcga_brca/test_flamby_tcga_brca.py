@@ -1,4 +1,4 @@
-"""Fed-TCGA-BRCA: FLamby's patients, folds and columns, and what is refused."""
+"""Fed-TCGA-BRCA: FLamby's patients, folds and columns, and input that is refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from medfl_datasets.flamby_tcga_brca.synthetic import ROWS, UNUSED, write_releas
 REAL = Path(os.environ.get("MEDFL_DATA", "nowhere"), "flamby", "fed_tcga_brca")
 
 USED = -7
-"""Stands for the row of a patient who is in a fold."""
+"""Placeholder for the row of a patient who is in a fold."""
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def real() -> Path:
 
 
 def test_the_real_files_give_flambys_patients(real):
-    """As FLamby's code takes them: the rows of the table whose patient is in a fold."""
+    """Check that the patients are the table's rows whose patient is in a fold, as in FLamby's code."""
     patients = read_patients(real)
     table, folds = pd.read_csv(real / "brca.csv"), pd.read_csv(real / "train_test_split.csv")
     regions, splits = np.array(patients.regions), np.array(patients.splits)
@@ -153,7 +153,7 @@ def test_the_real_release_is_complete(real, tmp_path):
 
 
 def test_the_real_regions_are_sites(real, tmp_path):
-    """Patients with the same features are at several sites and on both sides of a test: that is allowed by name."""
+    """Check that the option allows patients with equal features at several sites and in training and test."""
     prepare(FlambyTcgaBrca(source=real), tmp_path / "pool")
     plan = PartitionPlan("by_site", column="centre", test="official", global_test="none", allow_leaks=("pixels",))
     partition(tmp_path / "pool", tmp_path / "sites", plan, by_site)

@@ -1,4 +1,4 @@
-"""HAM10000: what becomes of a release. Names of images and lesions here are secrets."""
+"""HAM10000: prepared data of valid releases. Names of images and lesions here are private."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from medfl.records.partition import Partition
 from medfl_datasets.ham10000.files import crop_box
 from medfl_datasets.ham10000.spec import HAM10000, make_records
 from medfl_datasets.ham10000.synthetic import (
-    COLLECTIONS,
     HEADER,
-    IMAGES,
-    LESIONS,
-    colour_of,
+    IMAGES_BY_COLLECTION,
+    IMAGES_BY_DIAGNOSIS,
+    LESIONS_BY_DIAGNOSIS,
+    lesion_colour,
     make_rows,
     write_images,
     write_release,
@@ -44,7 +44,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def release(made, tmp_path):
-    """A small release that a test may spoil."""
+    """Write a small release that a test may modify."""
     return shutil.copytree(made, tmp_path / "HAM10000")
 
 
@@ -55,8 +55,8 @@ def rows():
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """All 10,015 rows of the table, without images."""
-    rows = make_rows({dx: (images, LESIONS[dx]) for dx, images in IMAGES.items()})
+    """Write all 10,015 rows of the table, without images."""
+    rows = make_rows({dx: (images, LESIONS_BY_DIAGNOSIS[dx]) for dx, images in IMAGES_BY_DIAGNOSIS.items()})
     path = tmp_path_factory.mktemp("whole") / "HAM10000_metadata"
     write_table(path, rows)
     return path, rows
@@ -68,13 +68,13 @@ def whole(tmp_path_factory):
 def test_the_published_counts(whole, tmp_path):
     path, rows = whole
     metadata = read_metadata(path)
-    assert Counter(CLASSES[label] for label in metadata.labels) == IMAGES
+    assert Counter(CLASSES[label] for label in metadata.labels) == IMAGES_BY_DIAGNOSIS
     assert len(set(metadata.lesions)) == 7470
     unknown = {
         column: sum(fact[column] is None for fact in metadata.facts) for column in ("age", "sex", "localization")
     }
     assert unknown == {"age": 57, "sex": 57, "localization": 234}
-    assert Counter(fact["dataset"] for fact in metadata.facts) == COLLECTIONS
+    assert Counter(fact["dataset"] for fact in metadata.facts) == IMAGES_BY_COLLECTION
     assert metadata.deviations() == []
     write_table(tmp_path / "kaggle.csv", [{column: row[column] for column in HEADER} for row in rows])
     kaggle = read_metadata(tmp_path / "kaggle.csv")
@@ -84,10 +84,10 @@ def test_the_published_counts(whole, tmp_path):
 
 @pytest.mark.parametrize("groups", ["image", "lesion"])
 def test_thirty_images_of_each_class_test_and_the_rest_trains(whole, groups):
-    """Oracle O-D4."""
+    """Check the split of FedSDC's paper (oracle O-D4)."""
     metadata = read_metadata(whole[0])
     records = make_records(metadata, range(10_015), groups)
-    source = HAM10000(source=whole[0]).make_datalist(list(IMAGES), "dermoscopy", records)
+    source = HAM10000(source=whole[0]).make_datalist(list(IMAGES_BY_DIAGNOSIS), "dermoscopy", records)
     plan = PartitionPlan(
         "dirichlet_class", 15, options={"alpha": 5.0}, test="none", global_test="per_class", per_class=30
     )
@@ -141,7 +141,7 @@ def test_the_whole_way(release, rows, tmp_path):
 
 
 def in_one_folder(release, rows, place):
-    """ISIC images with another name of their folder, one level down; the table of Dataverse, without ending."""
+    """Write ISIC's layout: one renamed image folder, one level down, and Dataverse's table without ending."""
     for path in release.glob("*part*/*.jpg"):
         (place / "ISIC2018_Task3_Training_Input").mkdir(exist_ok=True, parents=True)
         shutil.copy(path, place / "ISIC2018_Task3_Training_Input" / path.name.replace(".jpg", ".JPG"))
@@ -149,7 +149,7 @@ def in_one_folder(release, rows, place):
 
 
 def nested(release, rows, place):
-    """Two levels down, beside a table that is separated by tabs, and with tables of pixels that nobody needs."""
+    """Write the release two levels down, with a tab-separated table and unrelated tables of pixels."""
     shutil.copytree(release, place / "dataverse_files" / "images")
     (place / "dataverse_files" / "images" / "HAM10000_metadata.csv").unlink()
     write_table(place / "dataverse_files" / "HAM10000_metadata.tab", rows, "\t", quoting=csv.QUOTE_ALL)
@@ -158,7 +158,7 @@ def nested(release, rows, place):
 
 
 def doubled(release, rows, place):
-    """Kaggle's copies of both folders in small letters."""
+    """Write Kaggle's second copy of both folders in lower case."""
     shutil.copytree(release, place)
     for part in ("part_1", "part_2"):
         shutil.copytree(place / f"HAM10000_images_{part}", place / f"kaggle_ham10000_images_{part}")
@@ -170,7 +170,7 @@ def test_other_layouts_give_the_same(release, rows, tmp_path, layout):
     expected = prepare(release, tmp_path / "P")
     lines: list[str] = []
     assert prepare(tmp_path / "other", tmp_path / "Q", say=lines.append).splits == expected.splits
-    assert not [line for line in lines if "passed over" in line], "no file is surplus"
+    assert not [line for line in lines if "skipped" in line], "no file is surplus"
     np.testing.assert_array_equal(np.load(tmp_path / "Q" / "images.npy"), np.load(tmp_path / "P" / "images.npy"))
 
 
@@ -182,8 +182,8 @@ def test_each_image_is_its_own_and_the_table_may_lie_elsewhere(rows, tmp_path):
     shutil.copy(picture, picture.with_name("ISIC_SECRET.jpg"))
     prepare(tmp_path / "isic", tmp_path / "P", metadata=tmp_path / "of_all.csv", say=lines.append)
     for place, pixels in enumerate(np.load(tmp_path / "P" / "images.npy")):
-        assert np.abs(pixels.astype(int) - colour_of(place)).max() <= 3
-    assert "note: 1 image files are in no row of of_all.csv: they are passed over" in lines
+        assert np.abs(pixels.astype(int) - lesion_colour(place)).max() <= 3
+    assert "note: 1 image files are in no row of of_all.csv: they are skipped" in lines
 
 
 def test_images_may_count_as_lesions_of_their_own(release, tmp_path):
@@ -207,7 +207,7 @@ def test_without_lesions_the_user_has_to_say_what_is_wanted(release, rows, tmp_p
         prepare(release, tmp_path / "P")
     assert "--groups image" in str(error.value)
     datalist = prepare(release, tmp_path / "P", groups="image")
-    assert "the table does not say which images are of one lesion" in datalist.warnings[0]
+    assert "the table does not state which images are of one lesion" in datalist.warnings[0]
 
 
 # ---- lesions cut out
@@ -234,7 +234,7 @@ def test_lesions_are_cut_out(release, tmp_path):
     datalist = prepare(release, tmp_path / "Q", size=10, crop_lesion=True)
     assert (datalist.name, datalist.splits) == ("ham10000-crop", whole.splits)
     for place, pixels in enumerate(np.load(tmp_path / "Q" / "images.npy").astype(int)):
-        assert np.abs(pixels[4:6, 2:8] - colour_of(place)).max() <= 30, "the lesion, 8 of 10 columns wide"
+        assert np.abs(pixels[4:6, 2:8] - lesion_colour(place)).max() <= 30, "the lesion, 8 of 10 columns wide"
         assert pixels[[0, 1, 8, 9]].max() <= 30, "skin above and below"
 
 
@@ -249,7 +249,7 @@ def test_masks_that_are_missing_or_wrong_leave_images_out(release, rows, tmp_pat
     assert quarantine[1] == ["6", "there is no mask of the lesion"]
     assert [row[1].split(". ")[0] for row in quarantine[2:]] == [
         "the mask shows no lesion",
-        "the mask is of another size than its image",
+        "the mask has another size than its image",
     ]
     assert [row[0] for row in quarantine] == ["table_row", "6", "8", "11"]
     shutil.rmtree(masks[0].parent)

@@ -1,4 +1,4 @@
-"""HAM10000 with files that are missing or broken, a table that is wrong, or impossible settings."""
+"""HAM10000 with missing or damaged files, an invalid table, or invalid settings."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_images_of_other_modes_and_sizes(release, rows, tmp_path):
 
 
 def check_refused(release, code, **fields):
-    """Check that preparing is refused, the error has no secret, and nothing is written."""
+    """Check that preparing fails without a private name in the error, and writes nothing."""
     out = release.parent / "refused"
     with refused(DataError, code, **fields) as error:
         prepare(release, out)

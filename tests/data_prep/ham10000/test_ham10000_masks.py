@@ -1,4 +1,4 @@
-"""HAM10000 for segmentation: images with the masks of their lesions."""
+"""HAM10000 for segmentation: images with lesion masks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def masked(release: Path, out: Path, **options: Any) -> Any:
 
 
 def test_each_image_has_its_mask_beside_it(release: Path, tmp_path: Path) -> None:
-    """The lesion of row n is at rows 4 to 7 and columns 2 + n % 8 on; here at half the size."""
+    """Check masks at half size; the lesion of row n covers rows 4 to 7 and starts at column 2 + n % 8."""
     datalist = masked(release, tmp_path / "P")
     images, masks = (np.load(tmp_path / "P" / f"{name}.npy") for name in ("images", "masks"))
     assert (images.shape, masks.shape) == ((21, 8, 8, 3), (21, 8, 8))

@@ -1,4 +1,4 @@
-"""LC25000: what becomes of a release, and what becomes of a wrong one."""
+"""LC25000: prepared data of valid releases, and errors of invalid ones."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def release(made, tmp_path):
-    """A release that a test may spoil."""
+    """Write a release that a test may modify."""
     return shutil.copytree(made, tmp_path / "lung_colon_image_set")
 
 
@@ -41,7 +41,7 @@ def prepare(source, out, **options):
 
 
 def groups_of(datalist):
-    """Class and group to the places of images in their class."""
+    """Map each class and group to the indices of its images in the class."""
     places, seen = defaultdict(list), Counter()
     for record in datalist.splits["training"]:
         places[record["label"], record["subject_id"]].append(seen[record["label"]])
@@ -67,13 +67,13 @@ def test_the_whole_way(made, tmp_path):
     assert (images.shape, images.dtype) == ((30, 8, 8, 3), np.uint8)
     with Image.open(made / "colon_image_sets" / "colon_aca" / "colonca3.jpeg") as image:
         np.testing.assert_array_equal(images[2], np.asarray(image.resize((8, 8), Image.Resampling.BILINEAR)))
-    assert "note: 1 files are no images of the release: they are passed over" in lines
+    assert "note: 1 files are not images of the release: they are skipped" in lines
     assert any(
         "10 groups of copies among 30 images: 3 to 3 images in a group, 3 in the median" in line for line in lines
     )
     assert datalist.extra["deviations"] == [
-        "LC25000 has 5000 images of each class; here are " + ", ".join(f"{name} 6" for name in CLASSES),
-        "30 of 30 images are not of 768 x 768 pixels, as in LC25000",
+        "LC25000 has 5000 images of each class; found " + ", ".join(f"{name} 6" for name in CLASSES),
+        "30 of 30 images do not have the 768 x 768 pixels of LC25000",
     ]
     assert "jpeg" not in (tmp_path / "P" / "datalist.json").read_text()
 
@@ -95,10 +95,10 @@ def test_without_groups_each_image_is_its_own_and_the_data_say_so(made, tmp_path
 
 
 def test_what_looks_wrong_about_groups_is_told(release, tmp_path, monkeypatch):
-    monkeypatch.setattr("medfl_datasets.lc25000.spec.LARGE", 2)
+    monkeypatch.setattr("medfl_datasets.lc25000.spec.LARGE_GROUP_SIZE", 2)
     Image.new("RGB", (128, 128), "white").save(release / "colon_image_sets" / "colon_n" / "colonn7.jpeg")
     warnings = prepare(release, tmp_path / "P", organ="colon").warnings
-    assert warnings[2].startswith("1 images are blank in the middle: their copies were not found")
+    assert warnings[2].startswith("1 images are blank in the middle")
     assert warnings[3].startswith("4 groups have more than 2 images: different tiles that look alike may be in one")
 
 

@@ -1,4 +1,4 @@
-"""MedMNIST files: layouts that exist, and what is wrong with others."""
+"""MedMNIST files: supported layouts, and errors of others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from medfl.data.datalists import read_datalist
 from medfl.data.ingest import array_file as new_array
 from medfl.errors import DataError, SettingsError
 from medfl_datasets.medmnist import files as npz
-from medfl_datasets.medmnist.files import PARTS, read_npz
+from medfl_datasets.medmnist.files import NPZ_SPLITS, read_npz
 from medfl_datasets.medmnist.releases import RELEASES, find_release, split_flag
 from medfl_datasets.medmnist.spec import deviations, prepare
 
@@ -27,18 +27,18 @@ POSITIVES = {
     "pneumoniamnist": [(1214, 3494), (135, 389), (234, 390)],
     "adrenalmnist3d": [(929, 259), (76, 22), (229, 69)],
 }
-"""Images of each class in training, validation and test."""
+"""Number of images of each class in training, validation and test."""
 
 
 @pytest.mark.parametrize("columns", [True, False], ids=["(N, 1)", "(N,)"])
 @pytest.mark.parametrize("shape", [(28, 28), (28, 28, 3), (28, 28, 28), (64, 64, 3)])
 def test_every_layout_becomes_one_array_and_a_list_that_fits(tmp_path, monkeypatch, shape, columns):
-    monkeypatch.setattr(npz, "PIECE_BYTES", 3 * int(np.prod(shape)))
+    monkeypatch.setattr(npz, "BLOCK_BYTES", 3 * int(np.prod(shape)))
     source = np.load(write_npz(tmp_path / "bloodmnist.npz", shape, columns))
     prepare(tmp_path, "bloodmnist", tmp_path / "P")
     images, datalist = np.load(tmp_path / "P" / "images.npy"), read_datalist(tmp_path / "P")
     assert images.shape == (17, *shape)
-    for part, split in PARTS:
+    for part, split in NPZ_SPLITS:
         rows, labels = datalist.rows_and_labels(split, "P")
         np.testing.assert_array_equal(images[rows], source[f"{part}_images"])
         np.testing.assert_array_equal(labels, source[f"{part}_labels"].reshape(-1))
@@ -53,7 +53,7 @@ def test_every_layout_becomes_one_array_and_a_list_that_fits(tmp_path, monkeypat
 
 
 def test_the_images_are_never_in_memory_as_a_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(npz, "PIECE_BYTES", 1 << 16)
+    monkeypatch.setattr(npz, "BLOCK_BYTES", 1 << 16)
     images = np.zeros((400, 128, 128), np.uint8)
     write_npz(tmp_path / "octmnist_128.npz", (128, 128), False, train_images=images, train_labels=np.zeros(400, int))
     prepare(tmp_path, "octmnist_128", tmp_path / "warm")
@@ -97,7 +97,7 @@ def test_the_checksum_and_the_side_of_larger_images_are_compared(tmp_path):
     md5 = hashlib.md5(path.read_bytes()).hexdigest()
     assert sentences[1:] == [
         "labels up to 7, the official release has 2 classes from 0",
-        "images of 28 pixels a side, the name says 64",
+        "images of 28 pixels a side, the name states 64",
         f"MD5 {md5}, the official file has 742edef2a1fd1524b2efff4bd7ba9364: a re-save or another version",
     ]
     assert deviations("breastmnist_96", read_npz(path))[-1] == (
@@ -271,5 +271,5 @@ def test_the_real_files_have_the_official_sizes(tmp_path, flag):
     with np.load(path) as archive:
         np.testing.assert_array_equal(
             np.load(tmp_path / "P" / "images.npy"),
-            np.concatenate([archive[f"{part}_images"] for part, _ in PARTS]),
+            np.concatenate([archive[f"{part}_images"] for part, _ in NPZ_SPLITS]),
         )

@@ -20,7 +20,7 @@ from medfl_datasets.medmnist.spec import prepare
 
 @pytest.fixture
 def official(tmp_path, monkeypatch):
-    """A server whose file is the official one, as far as the table knows."""
+    """Serve a file whose checksum the table of releases is made to contain."""
     content = write_npz(tmp_path / "made.npz").read_bytes()
     md5 = hashlib.md5(content).hexdigest()
     releases = RELEASES | {"bloodmnist": replace(RELEASES["bloodmnist"], counts=(10, 3, 4), md5={28: md5})}

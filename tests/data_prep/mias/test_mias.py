@@ -13,13 +13,13 @@ from medfl.cli.main import main
 from medfl.data.datalists import SPLITS, read_datalist
 from medfl.data.readers.mammograms import to_row
 from medfl.data.readers.pgm import read_pgm
-from medfl_datasets.mias.choice import choose
 from medfl_datasets.mias.files import crop_box
-from medfl_datasets.mias.spec import LABELS, Mias
+from medfl_datasets.mias.selection import select_images
+from medfl_datasets.mias.spec import LABEL_SETS, Mias
 from medfl_datasets.mias.synthetic import (
     KINDS,
     SEVERITIES,
-    SOME,
+    SOME_FILMS,
     SOME_ROWS,
     TISSUES,
     official_rows,
@@ -45,7 +45,7 @@ def exclusions(datalist):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """All films, tiny, and the pooled data set that they become."""
+    """Write all films at a small size, and prepare the data set."""
     place = tmp_path_factory.mktemp("mias")
     release, lines = write_release(place, official_rows(), edge=8), []
     prepare(release, place / "P", size=8, say=lines.append)
@@ -54,13 +54,13 @@ def whole(tmp_path_factory):
 
 @pytest.fixture
 def release(tmp_path):
-    """A few films that a test may spoil, with a table of no others."""
+    """Write a few films, and a table of only these, that a test may modify."""
     return write_release(tmp_path, edge=8)
 
 
 @pytest.fixture(scope="module")
 def lesions(tmp_path_factory):
-    """A few films of the real size, and the table of all."""
+    """Write a few films of the real size, and the whole table."""
     return write_release(tmp_path_factory.mktemp("lesions"), official_rows(), [1, 5, 144, 212, 239], edge=1024)
 
 
@@ -116,24 +116,24 @@ def test_a_patient_is_on_one_side_and_each_diagnosis_gives_its_share(whole):
         sides.setdefault(record["subject_id"], set()).add(record["split"])
         worst[record["subject_id"]] = max(worst.get(record["subject_id"], 0), record["label"])
     assert {len(side) for side in sides.values()} == {1}
-    tested = [subject for subject, side in sides.items() if side == {"test"}]
-    assert len(tested) == round(0.15 * 161)
+    test_patients = [subject for subject, side in sides.items() if side == {"test"}]
+    assert len(test_patients) == round(0.15 * 161)
     for label in range(3):
         all_of = sum(number == label for number in worst.values())
-        assert abs(sum(worst[subject] == label for subject in tested) - 0.15 * all_of) < 1
+        assert abs(sum(worst[subject] == label for subject in test_patients) - 0.15 * all_of) < 1
 
 
 def test_the_test_set_depends_on_seed_and_share_alone(release, tmp_path):
-    def tested(name, **options):
+    def test_patients(name, **options):
         datalist = prepare(release, tmp_path / name, size=4, test_share=0.3, **options)
         return {(r["tissue"], r["finding"], r["laterality"]) for r in records(datalist) if r["split"] == "test"}
 
-    first = tested("A")
-    assert first == tested("B")
-    assert tested("C", labels="benign-malignant") <= first
-    assert any(tested(f"D{seed}", seed=seed) != first for seed in (1, 2, 3))
+    first = test_patients("A")
+    assert first == test_patients("B")
+    assert test_patients("C", labels="benign-malignant") <= first
+    assert any(test_patients(f"D{seed}", seed=seed) != first for seed in (1, 2, 3))
     everything = prepare(release, tmp_path / "E", size=4, test_share=0)
-    assert len(everything.splits["training"]) == len(SOME)
+    assert len(everything.splits["training"]) == len(SOME_FILMS)
 
 
 def test_other_labels(whole, tmp_path):
@@ -161,16 +161,16 @@ def test_crops_show_the_lesion_where_y_counts_from_the_bottom(lesions, tmp_path)
         assert core.min() > 140, "its lesion"
     assert exclusions(datalist)["the table has no coordinates of the abnormality"] == 4
     assert exclusions(datalist)["normal, which is not among the labels"] == 207
-    assert exclusions(datalist)["the film is not there"] == 119 - 8
+    assert exclusions(datalist)["the film has no file"] == 119 - 8
     assert (datalist.name, datalist.extra["view"]) == ("mias-crop", "crop")
 
 
 def test_every_lesion_with_coordinates_is_a_crop(whole, tmp_path):
     films = read_films(whole[0] / "Info.txt")
     files = {film.number: tmp_path for film in films}
-    chosen = choose(films, files, "crop", {"benign": "b", "malignant": "m"}, print)
-    assert Counter(chosen.classes) == {"b": 69 - 1, "m": 54 - 3}
-    assert all(part.circle for part in chosen.parts)
+    selection = select_images(films, files, "crop", {"benign": "b", "malignant": "m"}, print)
+    assert Counter(selection.classes) == {"b": 69 - 1, "m": 54 - 3}
+    assert all(image.circle for image in selection.images)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_every_lesion_with_coordinates_is_a_crop(whole, tmp_path):
     ids=["at the bottom", "small", "top left", "bottom right", "larger than the film"],
 )
 def test_the_box_of_a_crop(circle, box):
-    """The first: around row 1000, 150 rows below would end at 1150, so it is moved up to end at 1023."""
+    """Check that a crop around row 1000 that would end at row 1150 moves up to end at row 1023."""
     assert crop_box(circle) == box
 
 
@@ -197,7 +197,7 @@ def test_breasts_are_cut_out_and_right_ones_mirrored(release, tmp_path):
     assert np.array_equal(aligned[0], plain[0][:, ::-1])
     assert np.array_equal(aligned[1], plain[1])
     pytest.importorskip("skimage")
-    for number in SOME:
+    for number in SOME_FILMS:
         write_film(release, number, edge=100)
     prepare(release, tmp_path / "C", size=8, crop_breast=True)
     expected = to_row(read_pgm(release / "mdb002.pgm"), (8, 8), crop=True)
@@ -260,5 +260,5 @@ def test_the_command(release, tmp_path, capsys):
 def test_the_worst_lesion_of_a_film_says_what_was_found(tmp_path):
     write_table(tmp_path / "Info.txt", {1: ["G CIRC B 300 400 20", "G SPIC M 500 600 30", "G CALC B 100 100 10"]})
     films = read_films(tmp_path / "Info.txt")
-    chosen = choose(films, {1: tmp_path / "mdb001.pgm"}, "full", LABELS["three-class"], print)
-    assert (chosen.classes, chosen.findings[0].kind) == (["malignant"], "SPIC")
+    selection = select_images(films, {1: tmp_path / "mdb001.pgm"}, "full", LABEL_SETS["three-class"], print)
+    assert (selection.classes, selection.findings[0].kind) == (["malignant"], "SPIC")

@@ -1,4 +1,4 @@
-"""mini-MIAS: what is left out and listed, and what is refused."""
+"""mini-MIAS: exclusions that are listed, and input that is refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from refusals import refused
 from medfl.errors import DataError, SettingsError
 from medfl.records.datalist import Exclusion
 from medfl_datasets.mias.spec import Mias
-from medfl_datasets.mias.synthetic import SOME, SOME_ROWS, write_film, write_release
+from medfl_datasets.mias.synthetic import SOME_FILMS, SOME_ROWS, write_film, write_release
 
 
 def prepare(source, out, size=8, **options):
@@ -22,7 +22,7 @@ def prepare(source, out, size=8, **options):
 
 @pytest.fixture
 def release(tmp_path):
-    """A few films that a test may spoil, with a table of no others."""
+    """Write a few films, and a table of only these, that a test may modify."""
     return write_release(tmp_path, edge=8)
 
 
@@ -33,14 +33,14 @@ def test_what_is_missing_damaged_or_without_a_row_is_left_out_and_listed(release
     write_film(release, 300)
     messages: list[str] = []
     datalist = prepare(release, tmp_path / "P", size=4, say=messages.append)
-    assert len(np.load(tmp_path / "P" / "images.npy")) == sum(map(len, datalist.splits.values())) == len(SOME) - 2
+    assert len(np.load(tmp_path / "P" / "images.npy")) == sum(map(len, datalist.splits.values())) == len(SOME_FILMS) - 2
     lines = [number for number, line in enumerate((release / "Info.txt").read_text().splitlines(), 1) if "mdb" in line]
     quarantine = list(csv.reader((tmp_path / "P" / "quarantine.csv").open()))
     assert quarantine[0] == ["table_line", "reason"]
     table = (release / "Info.txt").read_text().splitlines()
     assert [table[int(line) - 1].split()[0] for line, _ in quarantine[1:]] == ["mdb003", "mdb006"]
     assert all(int(line) in lines for line, _ in quarantine[1:])
-    assert quarantine[1][1] == "the film is not there"
+    assert quarantine[1][1] == "the film has no file"
     assert quarantine[2][1].startswith("the image file is damaged or cut short")
     assert Exclusion(reason="Info.txt has no row for the film", count=1) in datalist.exclusions
     assert "warning: 1 films were left out: Info.txt has no row for the film" in messages
@@ -66,7 +66,7 @@ def test_a_film_of_another_size_has_no_place_for_its_lesion(release, tmp_path):
 
 
 def check_refused(release, code, **fields):
-    """Check that preparing is refused and nothing is written."""
+    """Check that preparing fails and writes nothing."""
     out = release.parent / "refused"
     with refused(DataError, code, **fields):
         prepare(release, out, size=4)

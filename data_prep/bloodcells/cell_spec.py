@@ -1,9 +1,12 @@
-"""Releases of white blood cells in, one pooled data set out: the part that all of them share.
+"""Base specs of white blood cell data sets: options, reading and data list that all releases share.
 
-Images are read by the rules of `medfl.data.readers.images` as RGB of 8 bits and resized with antialiasing; alpha is
-left out, grey is repeated. One that is deeper, is smaller than `MIN_EDGE` or can't be read is left out, and listed in
-``quarantine.csv``. No release says which cells are of one patient, so each image is a subject of its own; copies of a
-file are one subject.
+Images are read by the rules of `medfl.data.readers.images` as 8-bit RGB and resized with antialiasing; alpha is
+dropped, and grey is repeated in all channels. Images with more than 8 bits a channel, images smaller than `MIN_EDGE`
+and unreadable files are excluded and listed in ``quarantine.csv``. No release states which cells belong to one patient,
+so each image is a subject of its own; byte-identical copies of a file are one subject.
+
+Prepared data set: ``images.npy`` (N, size, size, 3), uint8; each record has ``label``, ``subject_id``, ``source`` (the
+release) and ``cell`` (the release's code of the cell type). The test set is drawn from each class of each release.
 """
 
 from __future__ import annotations
@@ -25,49 +28,49 @@ from medfl.data.ingest.spec import ImageSpec, folder_or_top
 from medfl.errors import DataError, SettingsError
 from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say
-from medfl_datasets.bloodcells.files import Cell, Listing, Release, read_cell
+from medfl_datasets.bloodcells.files import CellImage, CellListing, CellRelease, read_cell
 from medfl_datasets.bloodcells.labels import LabelMap
-from medfl_datasets.bloodcells.split import choose_test, find_copies
+from medfl_datasets.bloodcells.split import find_copies, select_test_images
 
-NO_PATIENTS = (
-    "warning: {} does not say which cells are of one patient: each image counts as a patient of its own, and cells of "
-    "one patient may be at several sites and in several splits"
+NO_PATIENTS_WARNING = (
+    "warning: {} does not state which cells are of one patient: each image counts as a patient of its own, and "
+    "cells of one patient may be at several sites and in several splits"
 )
-"""Said of every release."""
+"""Warning that is given for every release."""
 
 
 @dataclass(frozen=True)
-class Cohort:
-    """The cells of all releases.
+class CellCohort:
+    """Cells of all releases.
 
     Attributes:
-        cells: By their place.
-        labels: The class of each kind of cell.
-        left_out: Reason to the number of images that are not looked at.
-        deviations: How the releases differ from what was published.
+        cells: Maps the index of each image to its cell.
+        labels: Map from the cell types of each release to classes.
+        left_out: Maps each exclusion reason to its number of images.
+        deviations: Differences between the releases and their published numbers.
     """
 
-    cells: dict[int, Cell]
+    cells: dict[int, CellImage]
     labels: LabelMap
     left_out: Counter[str]
     deviations: list[str]
 
     def label(self, place: int) -> int:
-        """The number of a cell's class."""
+        """Return the class number of a cell."""
         return self.labels.classes.index(self.class_of(place))
 
     def class_of(self, place: int) -> str:
-        """The name of a cell's class."""
+        """Return the class name of a cell."""
         name = self.labels.sources[self.cells[place].source][self.cells[place].code]
         assert name is not None, "cells without a class are left out before they are read"
         return name
 
 
-class Cells(ImageSpec):
-    """Sizes and shares.
+class CellSpec(ImageSpec):
+    """Base spec of data sets of white blood cells.
 
     Class attributes:
-        complete: Whether a class without an image is refused; otherwise there is a warning.
+        complete: Whether a class without an image is an error; otherwise it causes a warning.
     """
 
     complete: ClassVar[bool] = True
@@ -75,12 +78,13 @@ class Cells(ImageSpec):
     size: int = Field(224, ge=1)
     """Height and width of the images in the array."""
     test_share: float = 0.2
-    """Share of each class of a release in the test set; 0 leaves it to medfl partition."""
+    """Share of each class of a release in the test set; with 0, medfl partition holds out test sets."""
     seed: int = 0
-    """Decides which images these are."""
+    """Seed that selects the images of the test set."""
 
     @model_validator(mode="after")
     def _check_share(self) -> Self:
+        """Raise SettingsError if the test share is out of range."""
         if not 0 <= self.test_share < 1:
             raise SettingsError(
                 "setting_out_of_range",
@@ -91,40 +95,40 @@ class Cells(ImageSpec):
         return self
 
     @abstractmethod
-    def releases(self) -> list[tuple[Release, Path]]:
-        """Each release with its folder, at least one."""
+    def releases(self) -> list[tuple[CellRelease, Path]]:
+        """Return each release with its folder; at least one."""
 
     @abstractmethod
     def class_map(self) -> LabelMap:
-        """The class of each kind of cell.
+        """Return the map from cell types to classes.
 
         Raises:
-            SettingsError: If it is a file that is missing or no label map.
+            SettingsError: If the map is a file that is missing or invalid.
         """
 
     def keeps_copies(self) -> bool:
-        """Whether byte-identical copies are kept; they are then one subject, and in training."""
+        """Return whether byte-identical copies are kept; copies are then one subject, and in training."""
         return False
 
     def credits(self) -> list[str]:
-        """Terms of use and citation of each release."""
+        """Return the licence and citation of each release."""
         return [
             line
             for release, _ in self.releases()
             for line in (f"{release.name}: licence {release.licence}", f"Please cite: {release.citation}")
         ]
 
-    def find(self) -> tuple[LabelMap, list[Listing]]:
-        """The class of each kind of cell, and the cells of each release."""
+    def find(self) -> tuple[LabelMap, list[CellListing]]:
+        """Read and check the label map, and list the cells of each release."""
         labels = self.class_map()
         labels.check([release for release, _ in self.releases()])
         return labels, [release.find(folder) for release, folder in self.releases()]
 
-    def choose(self, files: tuple[LabelMap, list[Listing]], say: Say) -> Choice:
-        """All cells that have a class; what a release contradicts comes first in the list of what is left out."""
+    def choose(self, files: tuple[LabelMap, list[CellListing]], say: Say) -> Choice:
+        """Choose all cells that have a class, and list excluded images first."""
         labels, listings = files
         deviations = _deviations([release for release, _ in self.releases()], listings, say)
-        cells, left_out = _choose(listings, labels, say)
+        cells, left_out = _select_cells(listings, labels, say)
         quarantined = [entry for listing in listings for entry in listing.quarantined]
         first = len(quarantined)
         names = [name for name, _ in quarantined]
@@ -139,12 +143,12 @@ class Cells(ImageSpec):
             cells=lambda place: (names[place],),
             columns=("image",),
             missing={place: reason for place, (_, reason) in enumerate(quarantined)},
-            release=Cohort(dict(enumerate(cells, first)), labels, left_out, deviations),
+            release=CellCohort(dict(enumerate(cells, first)), labels, left_out, deviations),
         )
 
     def drop(self, outcome: Outcome, say: Say) -> dict[int, str]:
-        """Copies of files, unless they are to be kept."""
-        cohort: Cohort = outcome.choice.release
+        """Return the rows of byte-identical copies and the reasons, unless copies are kept."""
+        cohort: CellCohort = outcome.choice.release
         copies = find_copies([cohort.label(place) for place in outcome.kept], _digests(outcome))
         counts = Counter(copies.values())
         described = ", ".join(f"{count} x {reason}" for reason, count in counts.items()) or "there are none"
@@ -156,8 +160,8 @@ class Cells(ImageSpec):
         return copies
 
     def datalist(self, outcome: Outcome, say: Say) -> Datalist:
-        """The data list; each record has the `source` and the kind of `cell` that the release says."""
-        cohort: Cohort = outcome.choice.release
+        """Build the data list of the images that were read."""
+        cohort: CellCohort = outcome.choice.release
         self._check_classes({cohort.class_of(place) for place in outcome.kept}, cohort.labels, say)
         cells, subjects = [cohort.cells[place] for place in outcome.kept], number_subjects(_digests(outcome))
         strata = [f"{cohort.cells[place].source} {cohort.class_of(place)}" for place in outcome.kept]
@@ -173,14 +177,14 @@ class Cells(ImageSpec):
             )
             for place, cell, subject in zip(outcome.kept, cells, subjects, strict=True)
         ]
-        tested = choose_test(strata, subjects, self.test_share, self.seed)
+        test_images = select_test_images(strata, subjects, self.test_share, self.seed)
         releases = [release for release, _ in self.releases()]
         reasons = cohort.left_out + Counter(outcome.reasons.values()) + Counter(outcome.dropped.values())
         return self.make_datalist(
             cohort.labels.classes,
             "blood smear, light microscopy",
             records,
-            ["test" if test else "training" for test in tested],
+            ["test" if test else "training" for test in test_images],
             licence="; ".join(f"{release.name}: {release.licence}" for release in releases),
             citation="; ".join(release.citation for release in releases),
             deviations=cohort.deviations,
@@ -188,60 +192,69 @@ class Cells(ImageSpec):
             exclusions=exclusions(reasons),
         )
 
-    def _check_classes(self, there: set[str], labels: LabelMap, say: Say) -> None:
-        gone = [name for name in labels.classes if name not in there]
-        if gone and (self.complete or not there):
+    def _check_classes(self, found_classes: set[str], labels: LabelMap, say: Say) -> None:
+        """Raise DataError, or warn if `complete` is false, if a class has no image."""
+        empty_classes = [name for name in labels.classes if name not in found_classes]
+        if empty_classes and (self.complete or not found_classes):
             raise DataError(
                 "class_without_images",
-                f"no readable image is left of the classes {', '.join(gone)}. Unpack the release again.",
-                classes=gone,
+                f"no readable image is left of the classes {', '.join(empty_classes)}. Unpack the release again.",
+                classes=empty_classes,
             )
-        if gone:
-            say(f"warning: there is no image of the classes {', '.join(gone)}; their numbers stay free")
+        if empty_classes:
+            say(f"warning: there is no image of the classes {', '.join(empty_classes)}; their numbers stay unused")
 
 
-class OneRelease(Cells):
-    """Cells of one release.
+class SingleReleaseSpec(CellSpec):
+    """Base spec of a data set that consists of one release.
 
     Class attributes:
-        release: Which one.
+        release: Description of the release.
     """
 
-    release: ClassVar[Release]
+    release: ClassVar[CellRelease]
 
     source: Path
-    """Its folder."""
+    """The folder of the release."""
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """A folder of its name, or the source folder itself."""
+        """Return the release's folder in a study's source folder: one of its name, or the source folder itself."""
         return {"source": folder_or_top(top, cls.release.name)}
 
-    def releases(self) -> list[tuple[Release, Path]]:
-        """It, with its folder."""
+    def releases(self) -> list[tuple[CellRelease, Path]]:
+        """Return the release with its folder."""
         return [(self.release, self.source)]
 
 
 def _digests(outcome: Outcome) -> list[str]:
+    """Return the file digest of each row of the array."""
     return [facts["digest"] for facts in outcome.facts]
 
 
-def _deviations(releases: Sequence[Release], listings: Sequence[Listing], say: Say) -> list[str]:
-    """Say what is in the folders; the sentences on what is unlike the releases."""
+def _deviations(releases: Sequence[CellRelease], listings: Sequence[CellListing], say: Say) -> list[str]:
+    """Report the content of the folders, and return one sentence for each difference from a release."""
     deviations = []
     for release, listing in zip(releases, listings, strict=True):
-        unlike = release.deviation(listing.cells)
-        if unlike is not None:
-            deviations.append(unlike)
-            say(f"warning: {unlike}")
-        for reason, count in listing.passed_over.items():
+        difference = release.deviation(listing.cells)
+        if difference is not None:
+            deviations.append(difference)
+            say(f"warning: {difference}")
+        for reason, count in listing.skipped.items():
             say(f"note: {release.name}: {count} x {reason}")
-        say(NO_PATIENTS.format(release.name))
+        say(NO_PATIENTS_WARNING.format(release.name))
     return deviations
 
 
-def _choose(listings: Sequence[Listing], labels: LabelMap, say: Say) -> tuple[list[Cell], Counter[str]]:
-    """The cells that have a class, and what else there is."""
+def _select_cells(listings: Sequence[CellListing], labels: LabelMap, say: Say) -> tuple[list[CellImage], Counter[str]]:
+    """Select the cells that have a class.
+
+    Returns:
+        The cells, and the number of excluded images for each reason.
+
+    Raises:
+        DataError: If no cell has a class.
+    """
     cells = [cell for listing in listings for cell in listing.cells]
     codes = Counter((cell.source, cell.code) for cell in cells if labels.sources[cell.source][cell.code] is None)
     left_out = Counter({f"{code} of {source}, which has no class": count for (source, code), count in codes.items()})
@@ -250,4 +263,4 @@ def _choose(listings: Sequence[Listing], labels: LabelMap, say: Say) -> tuple[li
     chosen = [cell for cell in cells if (cell.source, cell.code) not in codes]
     if not chosen:
         raise DataError("no_labelled_images", "no image has a class. Give another folder, or another label map.")
-    return chosen, left_out + sum((listing.passed_over for listing in listings), Counter())
+    return chosen, left_out + sum((listing.skipped for listing in listings), Counter())
