@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from medfl_attacks.image_metrics import quality
+from medfl_attacks.image_metrics import compare_images
 from medfl_attacks.inversion.decoder import Decoder, decode, train_decoder
 
 
@@ -27,8 +27,8 @@ def test_it_beats_the_mean_image_and_noise_harms_it():
         def item(images, std=std, draw=draw):
             return images - 0.5 + std * torch.randn(images.shape, generator=draw)
 
-        made[name] = quality(decode(train_decoder(own, item, 80, generator()), item(truth)), truth).mse.mean()
-    mean = quality(own.mean(dim=0).expand_as(truth), truth).mse.mean()
+        made[name] = compare_images(decode(train_decoder(own, item, 80, generator()), item(truth)), truth).mse.mean()
+    mean = compare_images(own.mean(dim=0).expand_as(truth), truth).mse.mean()
     assert float(made["clean"]) < 0.5 * float(mean)
     assert float(made["noisy"]) > 2 * float(made["clean"])
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from medfl_attacks.membership.metrics import Scores, auc_interval, measure
+from medfl_attacks.membership.metrics import AttackScores, auc_interval, measure_attack
 from medfl_report.statistics import Interval
 
 COPIES = 4
@@ -31,7 +31,9 @@ def test_copies_of_images_don_t_narrow_the_auc_of_an_attack() -> None:
     naive = auc_interval(*copied)
     assert width(alone) / width(naive) == pytest.approx(math.sqrt(COPIES), rel=0.02)
     assert auc_interval(members, others, (np.zeros(PATIENTS), numbers)) == (0.0, 1.0), "one patient says nothing"
-    over = [measure(Scores(*copied, 0.5, known)).interval_over for known in ((None, None), (patients, None))]
+    over = [
+        measure_attack(AttackScores(*copied, 0.5, known)).interval_over for known in ((None, None), (patients, None))
+    ]
     assert over == ["images", "patients"]
 
 

@@ -150,11 +150,11 @@ def test_a_majority_reaches_as_far_as_it_likes():
 
 def test_alie_among_few_sites_is_no_attack_and_says_so(caplog):
     with caplog.at_level(logging.WARNING):
-        attackers("alie").poison.check(10, 2)
+        attackers("alie").adversary.check(10, 2)
         assert "z = 0.00, next to no attack" in caplog.text
         caplog.clear()
-        attackers("alie").poison.check(50, 24)
-        attackers("alie", z=1.0).poison.check(10, 2)
+        attackers("alie").adversary.check(50, 24)
+        attackers("alie", z=1.0).adversary.check(10, 2)
     assert caplog.text == ""
 
 
@@ -162,8 +162,8 @@ def test_alie_among_few_sites_is_no_attack_and_says_so(caplog):
 
 
 def poisoned(attack, **options):
-    data, poison = make_data(12, "adversaries"), attackers(attack, **options).poison
-    return data, AttackedData(data, poison, CLASSES, make_task().scale, torch.Generator().manual_seed(0))
+    data, adversary = make_data(12, "adversaries"), attackers(attack, **options).adversary
+    return data, AttackedData(data, adversary, CLASSES, make_task().scale, torch.Generator().manual_seed(0))
 
 
 def test_labels_are_flipped():
@@ -202,7 +202,7 @@ def test_a_backdoor_is_the_brightest_square_on_a_share_of_the_images():
 # ---- the setting
 
 
-LABEL_FLIP = {"where": "the attack 'label_flip' (setting 'poison')", "settings": [""]}
+LABEL_FLIP = {"where": "the attack 'label_flip' (setting 'adversaries')", "settings": [""]}
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ LABEL_FLIP = {"where": "the attack 'label_flip' (setting 'poison')", "settings":
         (
             {"attack": "alie", "sites": ["a"], "patch": 3},
             "unknown_setting",
-            {"where": "the attack 'alie' (setting 'poison')", "settings": ["patch"]},
+            {"where": "the attack 'alie' (setting 'adversaries')", "settings": ["patch"]},
         ),
         ({"attack": "label_flip", "sites": ["a"], "target": 1}, "invalid_setting", LABEL_FLIP),
         ({"attack": "label_flip", "sites": ["a"], "target": 1, "source": 1}, "invalid_setting", LABEL_FLIP),
