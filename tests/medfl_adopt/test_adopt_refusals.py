@@ -16,8 +16,8 @@ from refusals import refused
 from medfl.bundle.check import check_bundle
 from medfl.cli.main import main
 from medfl.errors import DataError, MedflError, SettingsError
-from medfl_adopt.adopting import OVERLAY, PAGE, adopt, read_bundle
-from medfl_adopt.page import page
+from medfl_adopt.adopting import OVERLAY_FILE, PAGE_FILE, adopt, read_bundle
+from medfl_adopt.adoption_page import render_page
 
 ENGINES = [
     {
@@ -171,7 +171,7 @@ def test_nothing_is_overwritten(spleen, tmp_path):
         adopt(spleen, spleen / "out")
     (tmp_path / "empty").mkdir()
     adopt(spleen, tmp_path / "empty")
-    assert (tmp_path / "empty" / OVERLAY).is_file()
+    assert (tmp_path / "empty" / OVERLAY_FILE).is_file()
 
 
 def test_the_copy_is_the_bundle_with_two_files_more(spleen, tmp_path):
@@ -180,7 +180,7 @@ def test_the_copy_is_the_bundle_with_two_files_more(spleen, tmp_path):
     adopt(spleen, tmp_path / "out")
     files = {path.relative_to(spleen): path.read_bytes() for path in spleen.rglob("*") if path.is_file()}
     copied = {path.relative_to(tmp_path / "out"): path for path in (tmp_path / "out").rglob("*") if path.is_file()}
-    assert {path.as_posix() for path in copied.keys() - files.keys()} == {OVERLAY, PAGE}
+    assert {path.as_posix() for path in copied.keys() - files.keys()} == {OVERLAY_FILE, PAGE_FILE}
     assert all(copied[name].read_bytes() == content for name, content in files.items())
     link = tmp_path / "out" / "models" / "model.pt"
     assert link.is_symlink()
@@ -234,7 +234,7 @@ def test_no_code_of_a_bundle_runs(spleen, tmp_path, suffix):
     assert not marker.exists()
     assert "scripts" not in sys.modules
     assert adoption.amp is None
-    text = (tmp_path / "out" / PAGE).read_text()
+    text = (tmp_path / "out" / PAGE_FILE).read_text()
     assert "`models/model.pt`: weights that need io.open: loading them can run code" in text
     assert "`models/list.pkl`: a pickle" in text
     assert f"initialize#0  {run}" in text
@@ -258,7 +258,7 @@ def test_the_command_says_what_it_recognised(spleen, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "objective: segmentation" in printed
     assert "its folder holds labelsTr/*.nii.gz" in printed
-    text = (tmp_path / "out" / PAGE).read_text()
+    text = (tmp_path / "out" / PAGE_FILE).read_text()
     assert "`fedprox`" in text
     with pytest.raises(SystemExit) as end:
         main(["adopt", str(spleen), "--out", str(tmp_path / "out")])
@@ -283,7 +283,7 @@ def test_whatever_stands_in_a_configuration_there_is_no_other_error(spleen, odd)
 
         edit(spleen, "train.json", change)
         with contextlib.suppress(MedflError):
-            page(read_bundle(spleen), check_bundle(spleen), [])
+            render_page(read_bundle(spleen), check_bundle(spleen), [])
         put(spleen, "configs/train.json", text)
 
 

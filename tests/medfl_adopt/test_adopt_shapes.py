@@ -11,7 +11,7 @@ from refusals import refused
 
 from medfl.bundle.check import check_bundle
 from medfl.errors import DataError, SettingsError
-from medfl_adopt.adopting import OVERLAY, PAGE, adopt, read_bundle
+from medfl_adopt.adopting import OVERLAY_FILE, PAGE_FILE, adopt, read_bundle
 from medfl_adopt.cases import check_folder
 
 SHAPES = {
@@ -35,10 +35,10 @@ def test_each_shape_is_adopted_with_its_objective_and_the_reasons(shape, tmp_pat
     adoption = adopt(shape(tmp_path / "bundle"), out)
     assert (adoption.objective.kind, adoption.cases.mode, adoption.cases.needs) == (kind, mode, needs)
     assert all(kind in sign.kinds for sign in adoption.objective.signs)
-    adopted = json.loads((out / OVERLAY).read_text())["adopted"]
+    adopted = json.loads((out / OVERLAY_FILE).read_text())["adopted"]
     assert adopted["objective"]["name"] == kind.removeprefix("overlapping_")
     assert adopted["objective"]["overlapping"] == kind.startswith("overlapping_")
-    text = (out / PAGE).read_text()
+    text = (out / PAGE_FILE).read_text()
     assert f"**{kind}**" in text
     assert all(need in text for need in needs)
     for sign in adoption.objective.signs:
@@ -57,7 +57,7 @@ def test_the_signs_of_overlapping_masks(tmp_path):
 
 def test_the_overlay_names_every_part_by_its_id(spleen, tmp_path):
     adopt(spleen, tmp_path / "out")
-    overlay = json.loads((tmp_path / "out" / OVERLAY).read_text())
+    overlay = json.loads((tmp_path / "out" / OVERLAY_FILE).read_text())
     parts = overlay["adopted"]["parts"]
     assert parts["network"] == "network_def"
     assert (parts["loss"], parts["optimizer"], parts["amp"]) == ("loss", "optimizer", "train#trainer#amp")
@@ -82,7 +82,7 @@ def test_what_is_left_out_is_said_with_its_reason(spleen, tmp_path):
     assert "handler 'CheckpointSaver' (validate#handlers#1)" in "".join(left_out)
     launcher = left_out["the launcher of several GPUs 'configs/multi_gpu_train.json'"]
     assert launcher.why == "a site trains in one process on one device"
-    text = (tmp_path / "out" / PAGE).read_text()
+    text = (tmp_path / "out" / PAGE_FILE).read_text()
     assert all(entry.what in text and entry.why in text and entry.instead in text for entry in adoption.ignored)
 
 
@@ -236,14 +236,14 @@ def test_images_from_images_are_no_objective(spleen):
 
 def test_a_list_cut_by_a_number_is_one_list_without_its_cuts(spleen, tmp_path):
     adopt(spleen, tmp_path / "out")
-    overlay = json.loads((tmp_path / "out" / OVERLAY).read_text())
+    overlay = json.loads((tmp_path / "out" / OVERLAY_FILE).read_text())
     cases = overlay["adopted"]["cases"]
     assert cases["mode"] == "one_list"
     assert (cases["train"], cases["validation"]) == ("train#dataset#data", "validate#dataset#data")
     assert cases["cuts"] == [["train#dataset#data", "[:-9]"], ["validate#dataset#data", "[-9:]"]]
     whole = "$[{'image': i, 'label': l} for i, l in zip(@images, @labels)]"
     assert overlay[cases["train_list"]] == whole
-    assert "`[:-9]` at `train#dataset#data`" in (tmp_path / "out" / PAGE).read_text()
+    assert "`[:-9]` at `train#dataset#data`" in (tmp_path / "out" / PAGE_FILE).read_text()
 
 
 def test_a_cut_behind_references_is_seen(spleen):

@@ -14,7 +14,7 @@ from zoo_sites import volumes
 
 from medfl.cli.main import main
 
-PAGE = Path(__file__).parents[2] / "docs" / "adopt.md"
+PAGE_FILE = Path(__file__).parents[2] / "docs" / "adopt.md"
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def place(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_pages_commands_run(place):
-    (block,) = re.findall(r"```sh\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    (block,) = re.findall(r"```sh\n(.*?)```", PAGE_FILE.read_text(encoding="utf-8"), re.DOTALL)
     for line in block.splitlines():
         program, *words = shlex.split(line)
         assert program == "medfl"

@@ -36,7 +36,7 @@ from medfl.utils.wire import digest
 from medfl_adopt.adopting import adopt
 from medfl_adopt.bundle import AdoptedBundle
 from medfl_adopt.site import AdoptedSite
-from medfl_adopt.task import Schedule
+from medfl_adopt.task import AdoptedSchedule
 from medfl_report.cards.verify import verify
 from medfl_report.cards.write import card_file, write_cards
 
@@ -265,7 +265,7 @@ def test_options_reach_every_site(tools):
 def test_the_schedule_takes_a_step_a_round(tmp_path):
     """The bundle's: a cosine over 300 steps, lr (1 + cos(pi t / 300)) / 2."""
     adopted(zoo_shapes.brain_tumours, tmp_path)
-    shares = Schedule(AdoptedBundle(tmp_path / "out"))
+    shares = AdoptedSchedule(AdoptedBundle(tmp_path / "out"))
     expected = [0.5 * (1 + torch.cos(torch.tensor(torch.pi * step / 300)).item()) for step in range(301)]
     assert [shares(round_) for round_ in (301, 1, 2, 151)] == pytest.approx(
         [expected[k] for k in (300, 0, 1, 150)], abs=1e-6

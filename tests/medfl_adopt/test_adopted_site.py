@@ -20,7 +20,7 @@ from zoo_sites import frames, pictures, volumes
 from medfl.errors import DataError, SettingsError
 from medfl.objectives import Segmentation
 from medfl.settings import Execution
-from medfl_adopt.adopting import OVERLAY, adopt
+from medfl_adopt.adopting import OVERLAY_FILE, adopt
 from medfl_adopt.bundle import AdoptedBundle
 from medfl_adopt.site import AdoptedSite
 from medfl_adopt.source import AdoptedSource
@@ -221,7 +221,7 @@ def test_what_was_not_adopted_or_changed_since_is_refused(spleen, tmp_path):
     edit(tmp_path / "out", "train.json", lambda c: c.pop("loss"))
     with refused(SettingsError, "missing_ids", path=str(tmp_path / "out"), ids=["loss"]):
         AdoptedSite(AdoptedBundle(tmp_path / "out"), folder, "north")
-    assert (tmp_path / "out" / OVERLAY).is_file()
+    assert (tmp_path / "out" / OVERLAY_FILE).is_file()
 
 
 def test_an_optimiser_with_groups_of_parameters_is_refused(spleen, tmp_path):

@@ -16,7 +16,7 @@ from medfl_attacks.attack_files import ATTACK_FILES, read_results, results_path
 FULL = {
     "membership": [MEMBERSHIP, MEMBERSHIP.model_copy(update={"target": "sites", "site": "a", "round": 3})],
     "inversion": [INVERSION, INVERSION.model_copy(update={"converged": 7, "psnr": float("inf")})],
-    "adversaries": [
+    "poisoning": [
         POISON,
         POISON.model_copy(update={"success": 0.5, "success_interval": (0.1, 0.9), "wanted_images": 4}),
     ],

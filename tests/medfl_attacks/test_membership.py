@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 from attack_runs import net, noise, noise_settings, noise_task, undrawn
-from medfl.data.pool_datasets import TensorData
 from refusals import refused
 from torch import nn
 
 from medfl.contract import Model
+from medfl.data.pooled import TensorData
 from medfl.engine.journal import Journal
 from medfl.engine.site import Splits
 from medfl.errors import DataError, SettingsError, StoreError

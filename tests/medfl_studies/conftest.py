@@ -11,7 +11,7 @@ import yaml
 from study_toys import SMALL, changed
 
 from medfl.testing.synthetic import make_cohort
-from medfl_studies.study import Prepared, load_study
+from medfl_studies.study import CheckedStudy, load_study
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def write(tmp_path: Path):
 def load(write, source: Path, tmp_path: Path):
     """Check a changed small study."""
 
-    def prepared(changes: dict[str, Any] | None = None, **options: Any) -> Prepared:
+    def prepared(changes: dict[str, Any] | None = None, **options: Any) -> CheckedStudy:
         return load_study(write(**(changes or {})), **({"source": source, "out": tmp_path / "out"} | options))
 
     return prepared

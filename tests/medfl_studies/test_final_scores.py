@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from medfl_studies import results
-from medfl_studies.results import final_scores
+from medfl_studies import study_tables
+from medfl_studies.study_tables import final_scores
 
 
 def scored(sites: dict[str, float | None], global_test: float | None = None) -> Any:
@@ -57,4 +57,4 @@ def test_images_and_patients_are_those_of_test_sets_with_predictions(table):
 def test_a_row_is_compared_with_its_own_baseline_first():
     rows = {name: SimpleNamespace(baseline=baseline) for name, baseline in (("a", None), ("b", "a"), ("c", "d"))}
     study: Any = SimpleNamespace(rows=rows, baseline="c")
-    assert results._baselines(study, ["a", "b", "c"]) == {"a": "c", "b": "a"}, "there are no runs of row d"
+    assert study_tables._baselines(study, ["a", "b", "c"]) == {"a": "c", "b": "a"}, "there are no runs of row d"

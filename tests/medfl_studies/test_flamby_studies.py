@@ -18,7 +18,7 @@ from medfl_datasets.flamby_heart.synthetic import write_release as write_heart
 from medfl_datasets.flamby_tcga_brca.spec import OFFICIAL
 from medfl_datasets.flamby_tcga_brca.synthetic import write_release as write_brca
 from medfl_studies.cohorts import make_data
-from medfl_studies.study import Prepared, load_study
+from medfl_studies.study import CheckedStudy, load_study
 
 STUDIES = Path(__file__).parents[2] / "studies"
 REAL = Path(os.environ.get("MEDFL_DATA", "nowhere"), "flamby")
@@ -49,7 +49,7 @@ ROUNDS = {"flamby_heart": (15, 4, 0.001, 50), "flamby_tcga_brca": (5, 8, 0.1, 30
 """Study to rounds and batch size; learning rate and epochs of pooled and local training."""
 
 
-def prepared(name: str, source: Path, out: Path) -> Prepared:
+def prepared(name: str, source: Path, out: Path) -> CheckedStudy:
     return load_study(STUDIES / f"{name}.yaml", source, out)
 
 

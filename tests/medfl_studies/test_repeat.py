@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from medfl_studies.study import at_most
+from medfl_studies.study import limit_time_share
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ def test_calls_that_come_too_early_do_nothing(share: float, calls: list[float]) 
         begun.append((name, now))
         now += 3
 
-    call = at_most(share, work, lambda: now)
+    call = limit_time_share(share, work, lambda: now)
     while now < 30:
         call("tables")
         now += 1
@@ -33,7 +33,7 @@ def test_a_call_that_fails_is_tried_again() -> None:
         tries.append(1)
         raise OSError("disk full")
 
-    call = at_most(0.01, work)
+    call = limit_time_share(0.01, work)
     for _ in range(2):
         with pytest.raises(OSError, match="disk full"):
             call()

@@ -21,7 +21,7 @@ from medfl.data.sites import site_names
 from medfl.errors import DataError, SettingsError, StoreError
 from medfl.records.partition import Fold, Partition
 from medfl.records.run_file import RunFile
-from medfl_studies.study import commands, run_study
+from medfl_studies.study import list_commands, run_study
 
 FOLDS: dict[str, Any] = copy.deepcopy(PREPARED)
 FOLDS["breast"]["partition"] |= {"test": "k_fold", "folds": 3, "min_size": 6}
@@ -30,7 +30,7 @@ FOLDS["breast"]["partition"] |= {"test": "k_fold", "folds": 3, "min_size": 6}
 @pytest.fixture(autouse=True)
 def _no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """The page is tested elsewhere; here it would want a whole run."""
-    monkeypatch.setattr("medfl_studies.results.write_report", lambda *_: None)
+    monkeypatch.setattr("medfl_studies.study_tables.write_report", lambda *_: None)
 
 
 def cells(folds: int = 3, seeds: int = 2) -> list[tuple[int, int]]:
@@ -46,7 +46,7 @@ def test_each_fold_of_each_seed_is_a_run(load, tmp_path: Path) -> None:
     assert job.folder == out / "runs" / "breast" / "alone" / "seed-0-fold-1"
     assert job.dataset_dir == out / "data" / "breast" / "sites-seed-0-fold-1"
     assert parse_overrides(job.command()[5:])["seed"] == 0
-    assert len(set(commands(prepared))) == 12
+    assert len(set(list_commands(prepared))) == 12
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def dealt(tmp_path_factory: pytest.TempPathFactory, source: Path) -> Path:
     folder = tmp_path_factory.mktemp("dealt")
     (folder / "study.yaml").write_text(yaml.safe_dump(SMALL | {"data": FOLDS}))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("medfl_studies.results.write_report", lambda *_: None)
+        patch.setattr("medfl_studies.study_tables.write_report", lambda *_: None)
         run_study(load_study(folder / "study.yaml", source, folder / "out"), Runs())
     return folder / "out"
 

@@ -9,9 +9,9 @@ from refusals import refused
 
 from medfl.errors import DataError
 from medfl_studies.commands.study import command
+from medfl_studies.pretrained_weights import find_weights
 from medfl_studies.reading import read_study
-from medfl_studies.study import default_out
-from medfl_studies.weights import find_weights
+from medfl_studies.study import default_output_dir
 
 ROOT = Path(__file__).parents[2]
 FILE = "imagenet/resnet50.safetensors"
@@ -47,7 +47,7 @@ def test_without_it_everything_has_another_name(tmp_path: Path, name: str, sourc
     assert f"There is no file of weights '{FILE}' in the source folder" in note
     assert note in study.about
     assert study.name == f"{name}-random-weights"
-    assert default_out(study, "full") == Path("runs") / f"{name}-random-weights"
+    assert default_output_dir(study, "full") == Path("runs") / f"{name}-random-weights"
     assert study.settings == plain.settings | WITHOUT
     assert list(study.rows) == [f"{row}, random weights" for row in plain.rows]
     assert list(study.rows.values()) == list(plain.rows.values())

@@ -108,7 +108,7 @@ def membership(
     """
     with quick_imports():
         from medfl_attacks.attack_files import results_path
-        from medfl_attacks.membership.attack import NAME, MembershipOptions, format_result, run_membership
+        from medfl_attacks.membership.attack import ATTACK_NAME, MembershipOptions, format_result, run_membership
         from medfl_attacks.open_run import open_run
 
     options = MembershipOptions(
@@ -123,7 +123,7 @@ def membership(
         results = run_membership(open_run(run, device, data, plugin or ()), options, out, show)
     for row in results:
         typer.echo(format_result(row))
-    path = results_path(run, NAME, out)
+    path = results_path(run, ATTACK_NAME, out)
     typer.echo(f"wrote {path} and {path.with_suffix('.html').name}")
 
 
@@ -187,8 +187,8 @@ def poisoning(
     with quick_imports():
         from medfl_attacks.attack_files import results_path
         from medfl_attacks.open_run import open_run
-        from medfl_attacks.poisoning import NAME, PoisoningOptions, format_result, run_poisoning
+        from medfl_attacks.poisoning import ATTACK_NAME, PoisoningOptions, format_result, run_poisoning
 
     for row in run_poisoning(open_run(run, device, data, plugin or ()), PoisoningOptions(adversaries=adversaries)):
         typer.echo(format_result(row))
-    typer.echo(f"wrote {results_path(run, NAME)}")
+    typer.echo(f"wrote {results_path(run, ATTACK_NAME)}")

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from medfl.engine.secure.invert_by_fixed_point import FixedPoint
 from scipy.optimize import linear_sum_assignment
 from torch import nn
 
 from medfl.data.pooled import labels_of
 from medfl.engine.filters import Filters
 from medfl.engine.filters import decode as decode_update
+from medfl.engine.secure.fixed_point import FixedPoint
 from medfl.engine.secure.masks import add_mask
 from medfl.engine.secure.weights import clip_of
 from medfl.privacy.gaussian import clip_by_norm

@@ -94,10 +94,10 @@ def describe_auc(row: MembershipResult) -> str:
     low, high = row.auc_interval
     right = round(100 * row.auc)
     text = (
-        f"{ATTACK_NAMES[row.attack].capitalize()} on {_model_phrase(row)}: AUC {row.auc:.3f}, 95 % confidence "
-        f"interval {low:.3f} to {high:.3f}. Given a training image and another image, the attack "
-        f"picks the training image in {right} of 100 cases; guessing picks it in 50. At 1 % false positives the attack finds {100 * row.tpr_at_1_fpr:.1f} % of "
-        "the training images; guessing finds 1 %."
+        f"{ATTACK_NAMES[row.attack].capitalize()} on {_model_phrase(row)}: AUC {row.auc:.3f}, 95 % confidence interval "
+        f"{low:.3f} to {high:.3f}. Given a training image and another image, the attack picks the training image in "
+        f"{right} of 100 cases; guessing picks it in 50. At 1 % false positives the attack finds "
+        f"{100 * row.tpr_at_1_fpr:.1f} % of the training images; guessing finds 1 %."
     )
     if low <= 0.5 <= high:
         return f"{text} On these images the attack is not distinguishable from guessing."

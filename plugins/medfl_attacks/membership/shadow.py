@@ -234,7 +234,7 @@ def train_shadow_attack(
         after_batch: Callback after each training step.
     """
     half = stratified_share(labels_of(data), 0.5, make_generator(seed, "shadow halves"))
-    outside = torch.first_rows(len(data), dtype=torch.bool)
+    outside = torch.ones(len(data), dtype=torch.bool)
     outside[half] = False
     member_rows, non_member_rows = SelectedRows(data, half), SelectedRows(data, outside.nonzero(as_tuple=True)[0])
     shadow_settings = settings.model_copy(update={"epochs": epochs, "steps": None, "privacy": None})
@@ -272,16 +272,16 @@ def train_shadow_attack(
     )
 
 
-def _fit_logistic_regression(members: torch.Tensor, second_rows: torch.Tensor, highest: int) -> TrainedShadowAttack:
+def _fit_logistic_regression(members: torch.Tensor, others: torch.Tensor, highest: int) -> TrainedShadowAttack:
     """Fit the logistic regression with Newton's method.
 
     The problem is convex, so the solution is unique and not random.
 
     """
-    features = highest_log_odds(torch.cat([members, second_rows]), highest)
+    features = highest_log_odds(torch.cat([members, others]), highest)
     mean, std = features.mean(dim=0), features.std(dim=0).clamp(min=1e-6)
-    inputs = torch.cat([(features - mean) / std, torch.first_rows(len(features), 1, dtype=torch.float64)], dim=1)
-    truth = torch.cat([torch.first_rows(len(members)), torch.zeros(len(second_rows))]).double()
+    inputs = torch.cat([(features - mean) / std, torch.ones(len(features), 1, dtype=torch.float64)], dim=1)
+    truth = torch.cat([torch.ones(len(members)), torch.zeros(len(others))]).double()
     weights = torch.zeros(inputs.shape[1], dtype=torch.float64)
     decay = L2_PENALTY * torch.eye(inputs.shape[1], dtype=torch.float64)
     for _ in range(100):

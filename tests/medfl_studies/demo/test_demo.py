@@ -16,7 +16,7 @@ from medfl_report.patient_tests import Pair
 from medfl_report.predictions import read_tested
 from medfl_studies.demo import demo
 from medfl_studies.demo.cells import HOSPITALS, write_images
-from medfl_studies.demo.runs import report, who_gains
+from medfl_studies.demo.runs import summarize_gains, write_demo_report
 
 CELL_METRICS = ("accuracy", "balanced_accuracy")
 
@@ -62,14 +62,14 @@ def test_the_end_says_who_gains_as_the_page_does(tmp_path):
         make_run(tmp_path / method, method, skill=skill, images=60)
         for method, skill in (("local", 0.5), ("fedavg", 3.0))
     )
-    (line,) = who_gains(alone, together, ["accuracy"])
+    (line,) = summarize_gains(alone, together, ["accuracy"])
     expected = compared(tmp_path, ("local", "fedavg"), "accuracy")
     mean = expected.mean
     assert f"mean gain {mean.difference:+.3f} [{mean.low:+.3f}, {mean.high:+.3f}]" in line
     gain, lose, unclear = (expected.count(verdict) for verdict in (GAINS, LOSES, UNCLEAR))
     assert gain
     assert line.endswith(f"; {gain} of 3 sites gain, {lose} lose, {unclear} show no clear difference")
-    shown = report(alone, together, tmp_path / "page.html", ["accuracy"], "Nothing of this is real.")
+    shown = write_demo_report(alone, together, tmp_path / "page.html", ["accuracy"], "Nothing of this is real.")
     assert shown.gains == [line]
     assert "Nothing of this is real." in shown.page.read_text()
 

@@ -10,7 +10,14 @@ import pytest
 from refusals import refused
 
 from medfl.errors import StoreError
-from medfl_studies.records.study_files import Price, Result, SearchDefinition, SearchOutcome, SearchRecord, Trial
+from medfl_studies.records.study_files import (
+    PrivacyCost,
+    SearchDefinition,
+    SearchOutcome,
+    SearchRecord,
+    Trial,
+    TrialResult,
+)
 
 DEFINITION = SearchDefinition(
     study={"name": "small", "settings": {"epochs": 1}, "tune": None}, bundle="bundle", metric="auc", optuna="4.0.0"
@@ -22,8 +29,8 @@ TRIALS = (
 RECORD = SearchRecord(
     definition=DEFINITION,
     results=(
-        Result(row="mean", trial=TRIALS[0], run=0, status="finished", score=0.1 * 3, seconds=1.125),
-        Result(row="mean", trial=TRIALS[1], run=0, status="diverged", score=None, seconds=0.0),
+        TrialResult(row="mean", trial=TRIALS[0], run=0, status="finished", score=0.1 * 3, seconds=1.125),
+        TrialResult(row="mean", trial=TRIALS[1], run=0, status="diverged", score=None, seconds=0.0),
     ),
     outcome=SearchOutcome(
         trials=2,
@@ -31,7 +38,9 @@ RECORD = SearchRecord(
         score="mean",
         seed=0,
         winners={"mean": 0},
-        prices=(Price(unit="site", adjacency="replace", delta=1e-5, trials=2, largest=1.0, epsilon=None, site="a"),),
+        prices=(
+            PrivacyCost(unit="site", adjacency="replace", delta=1e-5, trials=2, largest=1.0, epsilon=None, site="a"),
+        ),
     ),
 )
 

@@ -13,8 +13,8 @@ from tune_toys import MadeUpTrials, best_near, without_seconds
 from medfl.errors import DataError, StoreError
 from medfl_studies.records.study_files import SearchRecord
 from medfl_studies.study import load_study
-from medfl_studies.tune.results import write_results
 from medfl_studies.tune.search import run_search
+from medfl_studies.tune.search_report import write_search_report
 
 GRID = {"tune": {"sampler": "grid", "settings": {"optimizer#lr": [0.001, 0.01, 0.1]}}}
 
@@ -46,7 +46,7 @@ def test_the_winner_is_the_best_by_the_score_that_was_asked_for(load) -> None:
 def test_the_files_have_every_trial_and_the_study_of_the_winners(load, tmp_path: Path) -> None:
     search = load({"tune__trials": 4, "tune__seed": 3})
     tuned = run_search(search, MadeUpTrials(best_near(0.01)))
-    paths = write_results(search, tuned)
+    paths = write_search_report(search, tuned)
     assert [path.name for path in paths] == ["small-tuned.yaml", "search.md", "search.csv", "search.json"]
     table = pd.read_csv(paths[2])
     assert list(table) == [
@@ -73,7 +73,7 @@ def test_the_study_of_the_winners_runs_as_it_is_with_all_seeds(load, source: Pat
     """Each of its runs is the winning trial but for the seed, the name, and its opened test."""
     search = load()
     tuned = run_search(search, MadeUpTrials(best_near(0.01)))
-    file = write_results(search, tuned)[0]
+    file = write_search_report(search, tuned)[0]
     prepared = load_study(file, source, tmp_path / "next")
     assert [(job.row, job.seed) for job in prepared.jobs] == [("mean", 0), ("near", 0), ("mean", 1), ("near", 1)]
     for job in prepared.jobs:
@@ -90,7 +90,7 @@ def test_the_study_of_the_winners_runs_as_it_is_with_all_seeds(load, source: Pat
 def test_a_search_that_stopped_goes_on_to_the_same_record(load, sampler: str) -> None:
     changes = {"tune__sampler": sampler, "tune__trials": 4}
     whole = load(changes, out="whole")
-    write_results(whole, run_search(whole, MadeUpTrials(best_near(0.01))))
+    write_search_report(whole, run_search(whole, MadeUpTrials(best_near(0.01))))
     stops = iter([1, 3, 2])
     broken = load(changes, out="broken")
     left = next(stops)
@@ -107,7 +107,7 @@ def test_a_search_that_stopped_goes_on_to_the_same_record(load, sampler: str) ->
         assert "failed (2)" in caught.value.fields["trials"].values()
         left = count
         if count == 1000:
-            write_results(broken, run_search(broken, runs))
+            write_search_report(broken, run_search(broken, runs))
     assert without_seconds(broken.out / "search.json") == without_seconds(whole.out / "search.json")
     assert (broken.out / "search.csv").read_bytes() == (whole.out / "search.csv").read_bytes()
     text = (whole.out / "small-tuned.yaml").read_bytes()
