@@ -59,7 +59,7 @@ class StudyJob(Protocol):
         """Write a mark into the job's folder that the job is finished."""
 
 
-JobType = TypeVar("W", bound=StudyJob)
+JobType = TypeVar("JobType", bound=StudyJob)
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""``medfl adopt`` refuses by name what it can't do, copies without following links, and runs nothing of a bundle."""
+"""``medfl adopt`` names unsupported parts, follows no links, and runs no code of a bundle."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_a_link_out_of_the_bundle_is_refused(spleen, tmp_path):
 
 
 class Bomb:
-    """Unpickling it would make a file."""
+    """Object that creates a file if it is unpickled."""
 
     def __init__(self, path):
         self.path = path
@@ -300,7 +300,7 @@ def test_whatever_stands_in_a_configuration_there_is_no_other_error(spleen, odd)
     ],
 )
 def test_a_mask_that_becomes_a_class_contradicts_a_mask_that_is_learned(network, transform, signs, tmp_path):
-    """As in pathology_nuclei_classification: cross-entropy, five channels, and the label is read as an image."""
+    """pathology_nuclei_classification has cross-entropy, five channels, and a label that is read as an image."""
 
     def change(config):
         config["network_def"] = {"_target_": network, "spatial_dims": 2, "in_channels": 3, "out_channels": 5}

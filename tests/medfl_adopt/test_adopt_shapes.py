@@ -1,4 +1,4 @@
-"""``medfl adopt`` on bundles of the shapes that the zoo has: what is recognised and why, and where cases enter."""
+"""``medfl adopt`` on bundles in the forms of MONAI's zoo: recognized objectives with reasons, and case lists."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_what_a_loader_does_beside_batches_is_left_out_by_name(spleen, name):
 
 
 def test_engines_may_stand_at_the_top(spleen, tmp_path):
-    """As in the zoo's templates, whose trainer has the data set by its loader and no inferer."""
+    """The trainer of the zoo's templates gets the data set through its loader, and has no inferer."""
     before = read_bundle(spleen)
 
     def change(config):
@@ -147,7 +147,7 @@ def test_a_list_in_a_file_of_the_bundle_is_a_sites_own(in_body):
 
 
 def test_a_path_within_what_only_running_tells_is_needed(spleen):
-    """A table of the cases; what stands in its columns, nobody knows."""
+    """The contents of a table of cases are unknown, but its path is needed."""
     text = "$list(@dataset_dir + pd.read_csv(@dataset_dir + 'train.csv').{})"
     edit(spleen, "train.json", lambda c: c.update(images=text.format("t2"), labels=text.format("mask")))
     assert read_bundle(spleen).cases.needs == ("train.csv",)

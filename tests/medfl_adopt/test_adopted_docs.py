@@ -1,4 +1,4 @@
-"""The commands of ``docs/adopt.md``, on a made-up bundle and made-up volumes."""
+"""Commands of ``docs/adopt.md`` on a synthetic bundle and synthetic volumes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAGE_FILE = Path(__file__).parents[2] / "docs" / "adopt.md"
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """A folder with the bundle and the data that the page speaks of."""
+    """Make a folder with the bundle and the data of the page."""
     zoo_shapes.spleen(tmp_path / "spleen_ct_segmentation")
     task = volumes(tmp_path / "Task09_Spleen", 6)
     rows = [

@@ -1,4 +1,4 @@
-"""An adopted bundle at a site: only what is needed is built, of the site's own folder, and scores are the bundle's."""
+"""An adopted bundle at a site: only required ids are built, from the site's folder, with the bundle's scores."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from medfl_adopt.source import AdoptedSource
 
 
 def test_a_site_of_eight_cases_has_them_all(spleen, tmp_path):
-    """The bundle keeps nine for validation: alone over this folder it would train on none."""
+    """The bundle's own cut keeps nine cases for validation, so the site would have no training cases."""
     adopt(spleen, tmp_path / "out")
     site = AdoptedSite(AdoptedBundle(tmp_path / "out"), volumes(tmp_path / "north", 8), "north")
     train, validation, _ = site.lists()

@@ -1,4 +1,4 @@
-"""``medfl attack``: what it writes and prints, and what it refuses."""
+"""Command ``medfl attack``: its files, its output and its error messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NUMBERS = ("auc", "tpr_at_1_fpr", "recall", "accuracy", "recall_balanced")
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Data, and a finished run."""
+    """Make a folder with data and a finished run."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("command")
     run_bundle(make_data(folder / "data", per_site=80), folder / "run", keep_rounds=[1])
@@ -31,7 +31,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def attacked(place: Path) -> Path:
-    """What the command writes with its defaults."""
+    """Return the folder that the command writes with its defaults."""
     with pytest.raises(SystemExit, match="0"):
         main(["attack", "membership", str(place / "run"), "--out", str(place / "attacked")])
     return place / "attacked"
@@ -39,7 +39,7 @@ def attacked(place: Path) -> Path:
 
 @pytest.fixture
 def medfl(capsys: pytest.CaptureFixture[str]):
-    """Run the command line; gives its status, and what it printed."""
+    """Return a function that runs the command line and returns its exit status and output."""
 
     def run(*words: object) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as end:

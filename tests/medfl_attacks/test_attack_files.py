@@ -1,4 +1,4 @@
-"""Results of attacks: round trip, and files that are damaged or of another kind."""
+"""Files of attack results: round trip, damaged files, and files of another kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The records of attacks on finished runs agree with the classes and the command that they stand for."""
+"""The records of the attacks on finished runs agree with their classes and with the command."""
 
 from __future__ import annotations
 

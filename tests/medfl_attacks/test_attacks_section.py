@@ -1,4 +1,4 @@
-"""Attacks in reports and cards: numbers, means over seeds, links to their pages, and files that can't be used."""
+"""Attacks in reports and model cards: measures, means over seeds, links, and unreadable files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ QUICK = {"bundles": False, "state": False, "metrics": ("accuracy",), "images": 5
 
 @pytest.fixture
 def run(tmp_path):
-    """Make a run that was attacked."""
+    """Return a function that makes a run with attack results."""
 
     def make(name, results=(), kind="membership", method="fedavg", **options):
         folder = make_run(tmp_path / name, method, **QUICK | options)

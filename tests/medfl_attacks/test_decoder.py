@@ -1,4 +1,4 @@
-"""The decoder attack on toys whose best answer is known."""
+"""The decoder attack on synthetic images whose best reconstruction is known."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ def generator(seed=0):
 
 
 def stripes(n, seed):
-    """Images of a stripe in one of six columns, brighter or darker."""
+    """Return images with a stripe in one of six columns, brighter or darker."""
     draw = generator(seed)
     columns = torch.nn.functional.one_hot(torch.randint(6, (n,), generator=draw), 6).float()
     return (0.2 + 0.6 * torch.rand(n, 1, 1, 1, generator=draw) * columns.view(n, 1, 1, 6)).expand(n, 1, 7, 6)

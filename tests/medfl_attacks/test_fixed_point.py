@@ -8,7 +8,7 @@ from medfl_attacks.inversion.decoder import invert_by_fixed_point
 
 
 class Part(nn.Module):
-    """x - factor x, or with a power x - factor (1 - x)."""
+    """Shared part x - factor x, or with a power x - factor (1 - x)."""
 
     def __init__(self, factor, turned=False):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Inversion attacks on runs by hand: what is attacked, what is refused, the files."""
+"""Inversion attacks on hand-made runs: targets, error messages and files."""
 
 import dataclasses
 import re
@@ -24,7 +24,7 @@ QUICK = InversionOptions(images=3, steps=4)
 
 
 class Keeps(nn.Module):
-    """A part that keeps a share of the image back."""
+    """Network that removes a share of the image."""
 
     def __init__(self, back):
         super().__init__()
@@ -35,7 +35,7 @@ class Keeps(nn.Module):
 
 
 class Shares:
-    """A method whose sites have sent images, as far as an attack looks at it."""
+    """Method whose sites have shared images, with the attributes that an attack reads."""
 
     sends = {"model/": "update"}
     sends_meta = {}
@@ -52,7 +52,7 @@ class Shares:
 
 
 class ByHand(OpenedRun):
-    """A run without a folder of states."""
+    """A run without stored states."""
 
     def released(self):
         return self.method.shown()
@@ -140,7 +140,7 @@ def test_without_noise_and_clip_what_was_sent_is_the_part_itself(tmp_path):
 
 
 def test_two_copies_tell_what_their_mean_by_precision_tells(tmp_path):
-    """FedFed's: variances 0.0225 and 0.0625 make 0.0165, and the attack says so; one copy tells less."""
+    """FedFed's variances 0.0225 and 0.0625 combine to 0.0165, which the attack reports. One copy reveals less."""
     both = [Release("gaussian", std**2, None) for std in (0.15, 0.25)]
     options = dataclasses.replace(QUICK, against="shared", steps=1)
     noise = []

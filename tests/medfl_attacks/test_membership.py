@@ -1,4 +1,4 @@
-"""Membership attacks: a canary, who is attacked with which images, and what the attacker learns from."""
+"""Membership attacks: an overfitted model, the choice of targets and images, and the attacker's knowledge."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from medfl_attacks.open_run import OpenedRun
 
 
 class StoredModelsRun(OpenedRun):
-    """A run whose models are given, not read."""
+    """A run whose models are given instead of read."""
 
     stored: dict[str, Model]
 

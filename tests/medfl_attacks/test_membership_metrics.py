@@ -1,4 +1,4 @@
-"""The numbers of a membership attack against closed forms and scikit-learn."""
+"""Measures of a membership attack against closed forms and scikit-learn."""
 
 from __future__ import annotations
 
@@ -94,7 +94,11 @@ def test_one_member_is_too_few() -> None:
 
 
 def test_limits_are_not_reached_by_half_an_alarm_or_a_score_at_the_threshold() -> None:
-    """1 % of 150 others is 1.5, so one false alarm is allowed. A score equal to the threshold is no member."""
+    """1 % of 150 non-members is 1.5, so one false positive is allowed.
+
+    A score equal to the threshold means no member.
+
+    """
     others = np.arange(150.0)
     assert tpr_at(np.array([147.5, 148.5, 200.0]), others, 0.01) == pytest.approx(2 / 3)
     measured = measure_attack(AttackScores(np.array([0.0, 1.0]), np.array([0.0, -1.0]), 0.0))

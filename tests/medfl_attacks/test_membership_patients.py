@@ -1,4 +1,4 @@
-"""Intervals of an attack over patients: copies of images do not narrow them."""
+"""Confidence intervals of an attack over patients: copies of images don't narrow them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_copies_of_images_don_t_narrow_the_auc_of_an_attack() -> None:
 
 
 def test_an_interval_over_patients_holds_the_truth_as_often_as_it_says() -> None:
-    """Images of a patient share what makes them hard; over images the interval misses the truth far too often."""
+    """The images of a patient are correlated, so intervals over images contain the true value far too rarely."""
     rng, held, naive = np.random.default_rng(3), [], []
     patients = np.arange(50).repeat(4)
     for _ in range(200):

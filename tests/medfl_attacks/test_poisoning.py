@@ -1,4 +1,4 @@
-"""``medfl attack poisoning``: how good models still are, and how often attackers get the answer that they want."""
+"""Command ``medfl attack poisoning``: accuracy of the models and attack success rate."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BACKDOOR = {"attack": "backdoor", "sites": ["bad"], "target": 2, "patch": 2}
 
 
 class Reads(nn.Module):
-    """Calls an image the class that stands in its first pixel, and 2 if its last corner is bright: a backdoor."""
+    """Network that reads the class from the first pixel; with a backdoor it returns 2 if the last corner is bright."""
 
     def __init__(self, fooled: bool) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Reads(nn.Module):
 
 
 class StoredModelRun(OpenedRun):
-    """A run whose model is given; without one, each site has its own, which is the same."""
+    """A run whose model is given. Without a common model each site has the same model as its own."""
 
     common: bool
     net: nn.Module
@@ -61,14 +61,14 @@ class StoredModelRun(OpenedRun):
 
 
 def images(true: list[int], seen: list[int]) -> TensorData:
-    """Images of these classes that `Reads` takes for others."""
+    """Return images of the true classes that `Reads` classifies as the seen classes."""
     pictures = torch.zeros(len(true), 1, 6, 6)
     pictures[:, 0, 0, 0] = torch.tensor(seen).float()
     return TensorData(pictures, torch.tensor(true))
 
 
 def made(fooled: bool = True, common: bool = True, folder: Path = Path("run"), **settings: object) -> StoredModelRun:
-    """Good has 2 of 4 right, better 3 of 4, bad none; the server all of 2."""
+    """Make a run with 2 of 4 correct images at "good", 3 of 4 at "better", none at "bad", and all 2 at the server."""
     tests = {
         "good": images([0, 0, 1, 2], [0, 1, 0, 2]),
         "better": images([0, 1, 1, 2], [0, 1, 0, 2]),
@@ -92,7 +92,7 @@ def test_accuracy_is_that_of_honest_sites_and_the_server():
 
 
 def test_a_backdoor_succeeds_where_it_was_learned_and_by_errors_elsewhere():
-    """Of 8 images that are not of the target; an image of the target that is called so is no success."""
+    """8 images are not of the target class. A correct prediction of the target class is no success."""
     attackers = read_attackers(BACKDOOR, REGISTRY)
     fooled, sound = measure_poisoning(made(), attackers), measure_poisoning(made(fooled=False), attackers)
     assert (fooled.success, fooled.wanted_images) == (1, 8)
@@ -101,7 +101,7 @@ def test_a_backdoor_succeeds_where_it_was_learned_and_by_errors_elsewhere():
 
 
 def test_a_flip_succeeds_where_images_of_the_source_are_called_the_target():
-    """Of 4 images of class 0 one is called 1; with all classes turned round, none is called 2."""
+    """One of 4 images of class 0 is predicted as 1. With all classes reversed, no image is predicted as 2."""
     row = measure_poisoning(
         made(), read_attackers({"attack": "label_flip", "sites": ["bad"], "source": 0, "target": 1}, REGISTRY)
     )
@@ -158,7 +158,7 @@ def test_what_is_not_possible_is_refused():
 
 
 def test_the_command_judges_a_finished_simulation(tmp_path, capsys):
-    """Scores of the run leave the attacker's test images out, and so does the command."""
+    """Neither the run's scores nor the command use the attacker's test images."""
     attackers = {"attack": "backdoor", "sites": ["site-01"], "target": 1}
     run = run_bundle(make_data(tmp_path / "data"), tmp_path / "run", adversaries=attackers, rounds=1)
     summary = json.loads((run / "summary.json").read_text())

@@ -1,4 +1,4 @@
-"""Studies without rows: the table of who is at the sites."""
+"""Studies without rows: the table of the demographics of the sites."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_study_without_rows_tells_who_is_at_the_sites(load, tmp_path: Path, release: Path) -> None:
-    """Against the phenotypic file: counts by diagnosis, sex, centre and age, once for both folds."""
+    """The counts by diagnosis, sex, centre and age agree with the phenotypic file, and both folds share them."""
     assert run_study(load(TABLE_ONE, source=release)).status == {}
     results = tmp_path / "out" / "results"
     assert sorted(path.name for path in results.iterdir()) == ["abide.csv", "abide.md"]
@@ -77,7 +77,7 @@ def test_a_study_without_rows_tells_who_is_at_the_sites(load, tmp_path: Path, re
 
 
 def test_a_person_with_several_images_counts_once(tmp_path: Path, source: Path) -> None:
-    """Images of nobody known count as somebody each; data that tell nothing of people have their classes."""
+    """An image without a known person counts as a person. Data without demographics have their classes."""
     table = demographics_table(source / "cohort").set_index("site")
     assert table.loc[ALL_SITES, "images"] == 40
     assert Counter(table["centre"]) == {"": 3}
@@ -91,7 +91,7 @@ def test_what_needs_rows_is_refused_without_them(load) -> None:
 
 
 def test_ages_and_sexes_are_those_of_persons_not_of_images(tmp_path: Path) -> None:
-    """Six persons with ages of 30 to 80, of whom the oldest has three images."""
+    """Six persons are 30 to 80 years old; the oldest has three images."""
     records = [
         {"image": row, "label": row % 2, "subject_id": f"p{min(row, 5)}", "sex": "male", "age": 30.0 + 10 * min(row, 5)}
         for row in range(8)

@@ -1,4 +1,4 @@
-"""The table of final scores: whose model, on which split, over how many images; and rows that have baselines."""
+"""Table of final scores: model, split and number of images; and rows with their own baselines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def scored(sites: dict[str, float | None], global_test: float | None = None) -> 
 
 @pytest.fixture
 def table() -> pd.DataFrame:
-    """A run whose first site takes its personal model home, and whose second one the global one."""
+    """Return the scores of a run whose first site exports a personal model, and whose second site the global one."""
     scores = {
         "personal": {"test": {"auc": scored({"site-01": 0.7, "site-02": None})}},
         "global": {

@@ -1,4 +1,4 @@
-"""Work that is done again while something longer goes on takes at most its share of the time."""
+"""Repeated work during a longer task takes at most its share of the time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from medfl_studies.study import limit_time_share
     ("share", "calls"), [(1.0, [0, 4, 8, 12, 16, 20, 24, 28]), (0.5, [0, 6, 12, 18, 24]), (0.25, [0, 12, 24])]
 )
 def test_calls_that_come_too_early_do_nothing(share: float, calls: list[float]) -> None:
-    """Each call takes 3 seconds; between two tries lies 1 second, of which a skipped call takes none."""
+    """Each call takes 3 seconds, with 1 second between two attempts; a skipped call takes no time."""
     now, begun = 0.0, []
 
     def work(name: str) -> None:

@@ -1,4 +1,4 @@
-"""Local and global test in the tables of a study: by hand, over sites and folds, in CSV, Markdown and claims."""
+"""Local and global test in the tables of a study, against values computed by hand."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FOLDS = (
 
 @pytest.fixture
 def runs(tmp_path):
-    """Two folds of fedskd, of local, whose models are worse by 0.1 and 0.2, and of fedavg, which has one model."""
+    """Make two folds of fedskd, of local, whose models are worse by 0.1 and 0.2, and of fedavg with one model."""
 
     def write(method, fold, table, kind="personal"):
         own = {site: None if math.isnan(table[site][site]) else table[site][site] for site in SITES}

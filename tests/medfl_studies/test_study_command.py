@@ -1,4 +1,4 @@
-"""``medfl study`` as a user types it, with real runs, killed and continued."""
+"""Command ``medfl study`` with real runs that are killed and continued."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def medfl(capfd: pytest.CaptureFixture[str]):
-    """Run the command line; gives its status, and what it printed."""
+    """Return a function that runs the command line and returns its exit status and output."""
 
     def run(*arguments: object) -> SimpleNamespace:
         with pytest.raises(SystemExit) as end:
@@ -160,7 +160,7 @@ def study_in_a_group(file: Path, out: Path) -> None:
 
 
 def in_a_fork(command: list[str], log: Path) -> int:
-    """As the runner does, without importing everything anew: the study that continues does that."""
+    """Run a command in a fork, as the runner does, without importing all modules again."""
     process = multiprocessing.get_context("fork").Process(target=as_a_command, args=(command, log))
     process.start()
     process.join()
@@ -181,7 +181,7 @@ def as_a_command(command: list[str], log: Path) -> None:
 
 
 def hold_still_after_round_3() -> None:
-    """So that the run is killed at work, however fast it is. It holds in this process only, a fork."""
+    """Stop a run after round 3, so that it is killed while it runs. The patch affects this fork only."""
     commit = Journal.commit
 
     def commit_and_wait(self: Journal, state: State, now: Commit) -> None:

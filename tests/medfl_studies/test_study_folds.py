@@ -29,7 +29,7 @@ FOLDS["breast"]["partition"] |= {"test": "k_fold", "folds": 3, "min_size": 6}
 
 @pytest.fixture(autouse=True)
 def _no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page is tested elsewhere; here it would want a whole run."""
+    """Skip the page, which needs a whole run; another test covers it."""
     monkeypatch.setattr("medfl_studies.study_tables.write_report", lambda *_: None)
 
 
@@ -51,7 +51,7 @@ def test_each_fold_of_each_seed_is_a_run(load, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def dealt(tmp_path_factory: pytest.TempPathFactory, source: Path) -> Path:
-    """The partitions of a study of two seeds and three folds."""
+    """Make the partitions of a study with two seeds and three folds."""
     import yaml
     from study_toys import SMALL
 
@@ -66,7 +66,7 @@ def dealt(tmp_path_factory: pytest.TempPathFactory, source: Path) -> Path:
 
 
 def rows_of(place: Path, splits: tuple[str, ...]) -> Iterator[tuple[str, list[int]]]:
-    """Each site with the rows of the pooled array in some of its splits."""
+    """Map each site to the rows of the pooled array in some of its splits."""
     for name in site_names(place):
         by_split = read_datalist(place / name).splits
         yield name, sorted(record["image"] for split in splits for record in by_split[split])
@@ -165,7 +165,7 @@ def test_a_site_with_fewer_images_than_folds_is_named(load) -> None:
 
 
 def test_a_real_run_knows_its_fold(load, source: Path, tmp_path: Path) -> None:
-    """From the partition by way of the run's record to the table, with nothing made up."""
+    """The fold is passed from the partition through the run's record to the table."""
 
     def here(command: list[str], log: Path) -> int:
         with pytest.raises(SystemExit) as end:

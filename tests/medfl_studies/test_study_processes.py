@@ -1,4 +1,4 @@
-"""The processes of a study, and who may write where."""
+"""Processes of a study, and locks of its folders."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def job(folder: Path) -> RunJob:
 
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], RunJob]:
-    """Makes a run that is a Python script."""
+    """Return a function that makes a run from a Python script."""
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     names = itertools.count()
 
@@ -70,7 +70,7 @@ def test_two_studies_do_not_work_in_one_folder(tmp_path: Path) -> None:
 
 
 def test_a_run_that_a_killed_study_left_behind_is_waited_for(tmp_path: Path) -> None:
-    """Another process holds the run folder, and ends when it is said to be there; then the run is given again."""
+    """Another process locks the run folder and ends once the wait is announced; then the run is started."""
     left, lines = job(tmp_path), []
     left.folder.mkdir(parents=True)
     hold = (
@@ -98,7 +98,7 @@ def test_a_run_that_a_killed_study_left_behind_is_waited_for(tmp_path: Path) -> 
 
 
 def test_an_interruption_ends_the_processes_too(script: Callable[[str], RunJob]) -> None:
-    """As on Ctrl-C, or when the system ends the study: what runs is ended, what waits is not started."""
+    """After Ctrl-C, or if the system ends the study, running jobs are ended and waiting jobs are not started."""
     code = "import os, time; print('re' + 'ady', os.getpid(), flush=True); time.sleep(3600)"
     jobs = [script(code) for _ in range(3)]
 
@@ -121,7 +121,7 @@ def test_an_interruption_ends_the_processes_too(script: Callable[[str], RunJob])
 
 
 def test_runs_at_once_meet_each_other(tmp_path: Path, script: Callable[[str], RunJob]) -> None:
-    """Each of two waits until the other is there; a third begins when one of them is over."""
+    """Two runs wait for each other; a third starts when one of them has ended."""
     meet = "import pathlib, time; me, other = map(pathlib.Path, {}); me.touch()\n"
     meet += "while not other.exists(): time.sleep(0.01)"
     ways = [str(tmp_path / name) for name in "ab"]

@@ -1,4 +1,4 @@
-"""Which runs a study becomes, what is skipped, what a failure leaves."""
+"""Runs of a study: their number, skipped runs, and failures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _no_page(runs: list[Path], out: Path, labels: list[str], baseline: str | Non
 
 @pytest.fixture(autouse=True)
 def _no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page is tested elsewhere; here it would want a whole run."""
+    """Skip the page, which needs a whole run; another test covers it."""
     monkeypatch.setattr("medfl_studies.study_tables.write_report", _no_page)
 
 

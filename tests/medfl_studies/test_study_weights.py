@@ -1,4 +1,4 @@
-"""A study whose file of weights is missing can't be taken for the one that has it."""
+"""A study whose file of weights is missing can't be confused with the study that has it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WITHOUT = {"weights": None, "norm": ["group", {"num_groups": 2}], "norm_sync": "
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A source folder with a file where the weights are looked for."""
+    """Make a source folder with a file of weights."""
     (tmp_path / FILE).parent.mkdir()
     (tmp_path / FILE).write_bytes(b"weights")
     return tmp_path

@@ -1,4 +1,4 @@
-"""What attackers train on and reply: closed forms, limits, and what is refused."""
+"""Poisoning attacks against closed forms: changed data, replies, limits and error messages."""
 
 import logging
 import re
@@ -27,7 +27,7 @@ LAST = {"a": torch.tensor([3.0, 4.0], dtype=torch.float64)}
 
 
 class Sent:
-    """Replies from memory, with a counter beside the update."""
+    """Replies in memory, with a counter beside the update."""
 
     missing: ClassVar[list[str]] = []
 
@@ -52,7 +52,7 @@ def attackers(attack, *sites, **options) -> Attackers:
 
 
 def replies(attack, *sites, sent=None, last=None, **options):
-    """What a server sees, by site."""
+    """Return the replies that the server receives, by site."""
     seen = AttackedReplies(sent or Sent(), attackers(attack, *sites, **options), 0, 1, last)
     return {site: tensors["model/a"].tolist() for site, tensors in seen}
 
@@ -82,7 +82,7 @@ def test_an_attacker_replies_with_something_else_and_nobody_else_does(attack, op
 
 
 def test_with_ipm_the_mean_of_seven_is_as_worked_out():
-    """And with epsilon = (n - m) / m it is zero."""
+    """With epsilon = (n - m) / m the mean is zero."""
     total = torch.tensor(list(replies("ipm", epsilon=0.5).values())).double().mean(dim=0)
     assert total.tolist() == pytest.approx((0.7333333333, 0.0916666667), abs=1e-6)
     still = torch.tensor(list(replies("ipm", epsilon=6).values())).double().mean(dim=0)
@@ -90,7 +90,7 @@ def test_with_ipm_the_mean_of_seven_is_as_worked_out():
 
 
 def test_a_scaled_update_makes_up_for_the_sizes_of_the_others():
-    """Attackers of one mind replace the model: others that stand still leave the weighted mean with theirs."""
+    """If the other sites reply with zero updates, the weighted mean is the attackers' own model."""
     still = Sent([(0, 0), (0, 0), (1, 2), (1, 2)], sizes=[5, 3, 1, 1])
     seen = replies("scaling", "site-3", "site-4", sent=still)
     mean = sum(size / 10 * torch.tensor(value) for size, value in zip((5, 3, 1, 1), seen.values(), strict=True))
@@ -109,7 +109,7 @@ def test_noise_is_as_long_as_the_update_and_the_same_whenever_replies_are_read()
 
 
 def test_attackers_share_one_stream():
-    """They draw one after the other, so they don't say the same."""
+    """Attackers draw one after the other from the stream, so their replies differ."""
     seen = replies("gaussian", "site-1", "site-2", sent=Sent([(1, 1), (1, 1), (1, 1)]))
     assert seen["site-1"] != seen["site-2"]
 
@@ -245,7 +245,7 @@ def test_records_say_what_the_classes_are():
 
 
 def test_anybody_adds_one(tmp_path):
-    """As the page says; and what is no attack is named."""
+    """The documentation's example works, and a class that is no attack is refused by name."""
     (block,) = re.findall(r"```python\n# half_hearted.py\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     (tmp_path / "half_hearted.py").write_text(block)
     (tmp_path / "odd.py").write_text(

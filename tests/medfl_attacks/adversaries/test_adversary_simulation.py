@@ -1,4 +1,4 @@
-"""Attackers in a simulation: what a run does with them, that runs and pages say so, and that a rule withstands."""
+"""Poisoning attacks in simulated runs: their effect, their records in runs and pages, and robust aggregation."""
 
 import logging
 import shutil
@@ -17,7 +17,7 @@ REGISTRY = load_plugins()
 
 
 def moved(folder, **settings):
-    """How far FedAvg's model goes in a round with three sites."""
+    """Return the distance that FedAvg's model moves in one round with three sites."""
     task = make_task("plain")
     run = Case(REGISTRY, "fedavg", {"weights": "uniform"}).run(folder, task=task, rounds=1, **settings)
     assert run.outcome.status == "finished"
@@ -54,7 +54,7 @@ def test_no_test_image_of_an_attacker_is_in_a_score(tmp_path):
 
 
 def test_a_free_rider_in_disguise_remembers_across_a_restart(tmp_path):
-    """A run that is continued has the same bits; and a rider's reply counts from the second round on."""
+    """A continued run has the same bits, and the attacker's reply has an effect from the second round on."""
     case, adversaries = (
         Case(REGISTRY, "fedavg"),
         {"attack": "free_rider", "sites": ["site-2"], "disguise": True, "noise": 1},
@@ -82,7 +82,7 @@ def test_a_step_that_is_done_again_has_the_same_attack(tmp_path):
 
 
 def test_attackers_work_under_bits_noise_and_several_processes(tmp_path):
-    """Replies are changed behind the filters of a site, whoever trained it."""
+    """Replies are changed after the filters of a site, in any process."""
     adversaries, settings = {"attack": "sign_flip", "sites": ["site-1"]}, {"rounds": 1, "compression": {"bits": 8}}
     case = Case(REGISTRY, "fedavg")
     here = bits(case.run(tmp_path / "here", adversaries=adversaries, **settings))

@@ -1,4 +1,4 @@
-"""The demo: what is made up, what it says at its end, and that federating gains there."""
+"""The demo: its synthetic data, its summary, and the gain from federated training."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CELL_METRICS = ("accuracy", "balanced_accuracy")
 
 
 def compared(runs, methods, metric):
-    """A federation against the sites alone."""
+    """Return the gains of federated over local training."""
     alone, together = (read_run(runs / method) for method in methods)
     return compare_sites(
         metric, methods[1], [Pair(alone, together)], {str(run.folder): read_tested(run) for run in (alone, together)}

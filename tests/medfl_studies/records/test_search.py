@@ -1,4 +1,4 @@
-"""The record of a search: round trip, damage, and what differs between two searches."""
+"""Record of a search: round trip, damage, and differences between two searches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No trial opens a test image: real runs, on test data that can't be read."""
+"""No trial opens a test image: real runs on unreadable test data."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def listen(event: str, arguments: tuple) -> None:
 
 
 def spoiled(source: Path, folder: Path) -> Path:
-    """The same cohort with test images of noise, test labels of no class, and a test list that is no list."""
+    """Make the same cohort with noise as test images, invalid test labels, and an invalid test list."""
     shutil.copytree(source / "cohort", folder / "cohort")
     (folder / "cohort" / "partition.json").unlink()  # its digests would tell that files changed
     images = np.load(folder / "cohort" / "images.npy")
@@ -72,7 +72,7 @@ def test_a_search_is_the_same_whatever_the_test_data_are_and_opens_no_test_list(
 
 
 def test_a_closed_test_leaves_the_digest_as_it_is(source: Path) -> None:
-    """By it a ledger knows the data of a site, whether a run opens its test or not."""
+    """A ledger identifies a site's data by the digest, whether or not a run opens its test set."""
     folder, scale = source / "cohort" / "site-01", (Multiclass(2), (0.5,), (0.5,))
     opened_site, closed_site = load_site(folder, *scale), load_site(folder, *scale, open_test=False)
     assert len(opened_site.test) > 0

@@ -1,4 +1,4 @@
-"""``kill -9`` at any write of a search with real runs: it goes on to the same winner and the same record."""
+"""``kill -9`` at any write of a search with real runs: the continued search has the same winner and record."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHANGES = {
 
 
 def replacing(at: int) -> None:
-    """Count the files that are put in place; kill this process before the one of a number."""
+    """Count the written files, and kill this process before the file with a given number."""
     real, left = os.replace, at
 
     def replace(old, new) -> None:
@@ -36,7 +36,7 @@ def replacing(at: int) -> None:
 
 
 def killed(search: Search, at: int) -> bool:
-    """Search in a process of its own that is killed; whether it was before its end."""
+    """Run a search in another process that is killed; return whether it was killed before its end."""
     child = os.fork()
     if child:
         return os.WIFSIGNALED(os.waitpid(child, 0)[1])

@@ -1,4 +1,4 @@
-"""What tuning costs under privacy: every trial in the ledger, their composition in closed form, and what is refused."""
+"""Privacy cost of tuning: charges of every trial, their composition in closed form, and refusals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHANGES = {"settings__rounds": 2, "tune__trials": 2, "settings__privacy": PRIVAC
 
 
 def account(sigma: float, releases: int, **fields: object) -> PrivacyAccount:
-    """Return the account of a run with Gaussian noise. The price depends on no epsilon in it but the stated one."""
+    """Return the account of a run with Gaussian noise. The privacy cost depends only on its stated epsilon."""
     plain = {"unit": "site", "adjacency": "add_remove", "delta": 1e-5, "rate": 1.0, "steps": 1, "threshold": None}
     plain |= {"planned": 9, "stated_epsilon": 4.0, "epsilon": 4.0, "composed": 4.0, "runs": 1, "ledger": False}
     return PrivacyAccount(**(plain | {"sigma": sigma, "releases": releases, "total_epsilon": None} | fields))
@@ -141,7 +141,7 @@ def test_the_price_counts_every_step_of_every_release() -> None:
 
 @pytest.mark.parametrize(("adjacency", "far"), [("add_remove", 1.0), ("replace", 2.0)])
 def test_noise_of_several_sites_is_composed_as_the_ledger_composes_it(adjacency: str, far: float) -> None:
-    """Sums carry discrete noise, for which concentrated privacy gives a bound; the exact Gaussian one is too small."""
+    """Sums have discrete noise, so concentrated privacy gives the bound; exact Gaussian composition is too small."""
     shares = account(2.0, 3, threshold=3, adjacency=adjacency)
     (cost,) = compute_privacy_costs([{"a": shares}, {"a": shares}])
     rho = 6 * (far / 2.0) ** 2 / 2

@@ -1,4 +1,4 @@
-"""Which trials samplers name, and what they make of scores."""
+"""Trials that samplers propose, and their use of scores."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPACE = SearchSpace("row", (RATE, SearchAxis("deep", (True, False))))
 def conversation(
     tuning: Tuning, score: Callable[[Meta], float | None], space: SearchSpace = SPACE
 ) -> list[list[Trial]]:
-    """Return what a sampler named, batch by batch."""
+    """Return the trials that a sampler proposed, batch by batch."""
     sampler = make_sampler(space, tuning)
     batches = [next(sampler)]
     while True:
@@ -69,7 +69,7 @@ def test_the_same_seed_and_scores_lead_to_the_same_trials(sampler: str) -> None:
 
 
 def test_tpe_learns_from_scores() -> None:
-    """Later trials are better than the first, which are drawn; a trial without a score stops nothing."""
+    """Later trials are better than the first random trials, and a trial without a score stops nothing."""
     trials = [trial for batch in conversation(Tuning(sampler="tpe", trials=40), near_tenth) for trial in batch]
     assert [trial.number for trial in trials] == list(range(40))
     scores = [near_tenth(trial.parameters) for trial in trials]

@@ -1,4 +1,4 @@
-"""Searches with made-up runs: budgets, winners, what is left, and what a failure leaves."""
+"""Searches with synthetic runs: budgets, winners, files and failures."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_the_files_have_every_trial_and_the_study_of_the_winners(load, tmp_path:
 
 
 def test_the_study_of_the_winners_runs_as_it_is_with_all_seeds(load, source: Path, tmp_path: Path) -> None:
-    """Each of its runs is the winning trial but for the seed, the name, and its opened test."""
+    """Each run equals the winning trial except for seed, name and opened test set."""
     search = load()
     tuned = run_search(search, MadeUpTrials(best_near(0.01)))
     file = write_search_report(search, tuned)[0]
@@ -140,7 +140,7 @@ def test_the_folder_of_another_search_is_refused(load) -> None:
 
 @pytest.mark.parametrize("sampler", ["random", "tpe"])
 def test_parameters_that_come_again_are_the_same_run(load, sampler: str) -> None:
-    """A sampler may repeat itself: that counts as a trial, and is not computed twice."""
+    """A repeated combination counts as a trial, but is not computed twice."""
     changes = {"tune": {"sampler": sampler, "trials": 5, "settings": {"epochs": [1, 2]}}}
     runs = MadeUpTrials(lambda options: options["epochs"])
     tuned = run_search(load(changes), runs)

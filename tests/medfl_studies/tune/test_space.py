@@ -1,4 +1,4 @@
-"""What a study file may ask for, and what is refused before any trial."""
+"""Search spaces of a study file, and errors that are found before any trial."""
 
 from __future__ import annotations
 
