@@ -225,7 +225,6 @@ class AdoptedSource:
         """Return a site's cases by split; the list of a bundle with one list is split here.
 
         A closed test set is empty.
-
         """
         lists = site.lists()
         if lists.validation is None:

@@ -1,7 +1,6 @@
 """Data of a study: find, prepare and partition them before the first run.
 
 Each folder is written completely or not at all.
-
 """
 
 from __future__ import annotations

@@ -99,7 +99,6 @@ class RunJob:
         """Return whether exactly this run is finished.
 
         A run with other options is not; `medfl run` refuses or continues it.
-
         """
         try:
             before = JobIdentity.read(self.folder / JobIdentity.NAME)

@@ -79,7 +79,7 @@ def _mark_rows(study: Study) -> Study:
         update={
             "rows": rows,
             "baseline": None if study.baseline is None else mark_row(study.baseline),
-            "tune": None if study.tune is None else study.tune.renamed(mark_row),
+            "tune": None if study.tune is None else study.tune.rename_rows(mark_row),
             **{"claims": claims, "data": data, "attacks": attacks},
         }
     )

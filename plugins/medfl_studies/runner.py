@@ -55,7 +55,7 @@ class StudyJob(Protocol):
     def is_done(self) -> bool:
         """Return whether nothing is left to do."""
 
-    def stamp(self) -> None:
+    def mark_done(self) -> None:
         """Write a mark into the job's folder that the job is finished."""
 
 
@@ -170,7 +170,7 @@ def _run_job(job: StudyJob, start: Launcher, say: Say, stopped: threading.Event)
     if code != 0 and not stopped.is_set():
         say(f"  the last lines of {job.title}, from {job.log}:\n{_last_lines(job.log)}")
     if status == "finished":
-        job.stamp()
+        job.mark_done()
     return status, time.monotonic() - started
 
 

@@ -28,7 +28,6 @@ TABLES_SHARE = 0.05
 """Largest share of a study's time for writing tables before its end.
 
 Each table compares all runs and takes longer as runs are added.
-
 """
 
 

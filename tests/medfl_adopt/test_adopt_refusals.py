@@ -267,7 +267,7 @@ def test_the_command_says_what_it_recognised(spleen, tmp_path, capsys):
 
 
 ODD = (None, -3, 1.5, "", "@", "@x", "@train", "$[", "$@images[:", "@####x", [], ["@a"], {}, {"_target_": 3})
-"""What nobody expects in a configuration."""
+"""Unexpected values in a configuration."""
 
 
 @pytest.mark.parametrize("odd", ODD, ids=repr)

@@ -41,7 +41,7 @@ from medfl_report.cards.verify import verify
 from medfl_report.cards.write import card_file, write_cards
 
 WEIGHTS = {zoo_shapes.brain_tumours: "best.pt"}
-"""Where a shape of a bundle has its weights, if not by convention."""
+"""Maps a form of bundle to its file of weights, unless the file has its usual name."""
 
 
 def read(folder, name="run", **options):
@@ -129,7 +129,7 @@ def test_every_method_trains_every_shape(shape, method, tmp_path):
 
 
 def test_the_numbers_are_those_of_the_bundle_alone(tools):
-    """For each site and the global model, the scores equal those that the stock bundle prints for the site's folder."""
+    """For each site and the global model, the stock bundle prints the same scores for the site's folder."""
     result = federate(tools)
     own, dice = scores(tools / "run", "bundle_val_mean_dice"), scores(tools / "run", "dice")
     weights = result.models["north"]["global"].tensors
@@ -155,7 +155,7 @@ def test_what_evaluate_scores_is_the_test(tmp_path):
 
 
 def test_what_evaluate_inverts_is_scored_on_the_images_grid_and_nothing_is_saved(tmp_path):
-    """In published bundles the softmax is resampled to the image's own grid before the Dice is computed."""
+    """Published bundles resample the softmax to the image's own grid before the Dice is computed."""
     adopted(zoo_shapes.spleen, tmp_path)
     folder = tmp_path / "D" / "north"
     site = AdoptedSite(AdoptedBundle(tmp_path / "out"), folder, "north")
@@ -250,7 +250,7 @@ def test_a_site_takes_the_stock_bundle_home_and_its_inference_runs_unchanged(tmp
 
 
 def test_options_reach_every_site(tools):
-    """The optimizer's rate and a transform's size are those of the run; an unused option is refused."""
+    """The run sets the optimizer's rate and a transform's size; an unused option is refused."""
     run = read(tools, **{"optimizer#lr": "$1 / 2", "loss#smooth_nr": 0.5, "settings#batch_size": 3})
     assert run.task.loss.smooth_nr == 0.5
     assert run.task.optimizer([torch.nn.Parameter(torch.zeros(1))]).param_groups[0]["lr"] == 0.5

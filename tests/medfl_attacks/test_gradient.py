@@ -39,7 +39,6 @@ def test_the_gradient_of_a_linear_model_holds_the_image():
     """Row c of the weights' gradient is (p_c - y_c) x, and the bias' gradient is p_c - y_c.
 
     Their ratio is the image.
-
     """
     model, label = softmax_model(), torch.tensor([2])
 
@@ -59,7 +58,7 @@ def test_the_gradient_of_a_linear_model_holds_the_image():
 
 @pytest.mark.parametrize("bits", [32, pytest.param(40, marks=pytest.mark.slow)])
 def test_a_masked_update_is_worth_no_more_than_noise(bits):
-    """Over ten masks the reconstruction error is that of noise, and far above that of the unmasked update."""
+    """Over ten masks the reconstruction error is as large as for noise, and far larger than for the unmasked update."""
     model, label = softmax_model(), torch.tensor([2])
 
     def gradient(images):
@@ -114,7 +113,7 @@ def test_smoothness_grows_with_the_noise():
 
 
 def test_a_linear_class_is_its_positive_weights():
-    """log p(c given x) of a linear model grows along w_c minus the mean of the other weights: the image is its sign."""
+    """The image is the sign of w_c minus the mean of the other weights, along which log p grows in a linear model."""
     model = softmax_model()
     with torch.no_grad():
         model[1].weight[1:] = 0

@@ -97,7 +97,6 @@ def test_limits_are_not_reached_by_half_an_alarm_or_a_score_at_the_threshold() -
     """1 % of 150 non-members is 1.5, so one false positive is allowed.
 
     A score equal to the threshold means no member.
-
     """
     others = np.arange(150.0)
     assert tpr_at(np.array([147.5, 148.5, 200.0]), others, 0.01) == pytest.approx(2 / 3)

@@ -128,7 +128,7 @@ def test_a_release_that_is_looked_for_in_its_own_folder(tmp_path, dataset):
 
 @pytest.mark.slow
 def test_public_data_without_the_private_images_are_written_by_the_partition(source, tmp_path):
-    """With ``duplicates: drop`` the public data are beside the sites, where a run finds them."""
+    """The public data are beside the sites with ``duplicates: drop``, and a run finds them there."""
     content = yaml.safe_load(study_file(tmp_path).read_text())
     data = content["data"]["abide"]
     data["public"] = data["prep"] | {"size": 10}  # no image is the same

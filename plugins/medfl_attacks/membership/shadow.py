@@ -276,7 +276,6 @@ def _fit_logistic_regression(members: torch.Tensor, others: torch.Tensor, highes
     """Fit the logistic regression with Newton's method.
 
     The problem is convex, so the solution is unique and not random.
-
     """
     features = highest_log_odds(torch.cat([members, others]), highest)
     mean, std = features.mean(dim=0), features.std(dim=0).clamp(min=1e-6)

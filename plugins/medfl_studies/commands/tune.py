@@ -40,8 +40,7 @@ def command(
     settings, to run with `medfl study`, and the results of all trials. Give the same command again to continue a
     search, with the same outcome.
 
-    Example:
-        medfl tune studies/tune_breastmnist.yaml --source downloads --jobs 2
+    Example: medfl tune studies/tune_breastmnist.yaml --source downloads --jobs 2
     """
     from medfl.utils.formats import count
     from medfl_studies.tune.search import first_trials, load_search

@@ -141,7 +141,7 @@ def _prepare(out: Path, images: int, seed: int, console: Console) -> Path:
         )
         columns = {"image_column": "file", "label_column": "diagnosis", "group_column": "patient"}
         kind = load_plugins().dataset("folder")
-        terms = {"name": "made-up blood cells", "licence": "CC0 1.0"}
+        terms = {"name": "synthetic blood cells", "licence": "CC0 1.0"}
         spec = kind(images=folder, table=table, site_column="hospital", size=SIZE, **columns, **terms)
         prepare(spec, pooled, force=True, workers=1)  # starting more workers takes longer than reading these images
         console.print(

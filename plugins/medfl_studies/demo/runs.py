@@ -52,7 +52,7 @@ def run_method(bundle: str, method: str, data: Path, out: Path, options: Sequenc
     with warnings.catch_warnings():  # MONAI logs these warnings for any bundle
         warnings.filterwarnings("ignore", category=UserWarning, module="monai.bundle.scripts")
         try:
-            fire.Fire({"run": scripts.run_method}, words)
+            fire.Fire({"run": scripts.run}, words)
         except SystemExit as error:
             raise MedflError(
                 "run_failed", f"The run of '{method}' failed; its messages are above.", method=method

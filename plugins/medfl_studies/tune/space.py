@@ -42,7 +42,6 @@ TUNABLE_PARTS = frozenset({"privacy#clip"})
 """Parts of settings that can be tuned.
 
 Rows must have the whole setting (`medfl_studies.tune.privacy_cost.with_privacy_ledgers`).
-
 """
 
 

@@ -23,7 +23,7 @@ POINTS = ((1, 0), (1.2, 0.1), (0.8, -0.2), (1.1, 0.3), (0.9, 0.1), (0.6, 0.4), (
 """Six honest replies, and an attacker's."""
 
 LAST = {"a": torch.tensor([3.0, 4.0], dtype=torch.float64)}
-"""How the server's model changed last; its root mean square is sqrt(12.5)."""
+"""Last change of the server's model; its root mean square is sqrt(12.5)."""
 
 
 class Sent:
@@ -82,7 +82,7 @@ def test_an_attacker_replies_with_something_else_and_nobody_else_does(attack, op
 
 
 def test_with_ipm_the_mean_of_seven_is_as_worked_out():
-    """With epsilon = (n - m) / m the mean is zero."""
+    """The mean is zero for epsilon = (n - m) / m."""
     total = torch.tensor(list(replies("ipm", epsilon=0.5).values())).double().mean(dim=0)
     assert total.tolist() == pytest.approx((0.7333333333, 0.0916666667), abs=1e-6)
     still = torch.tensor(list(replies("ipm", epsilon=6).values())).double().mean(dim=0)

@@ -31,7 +31,6 @@ def registry() -> Registry:
 @pytest.fixture
 def load(source: Path, tmp_path: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch):
     """Return a function that checks the small study with changes by dotted key; None removes a key."""
-
     monkeypatch.setattr("medfl_studies.study.load_plugins", lambda files, disabled: registry)
 
     def loaded(changes: dict[str, Any] | None = None, out: str = "out", **options: Any) -> Search:
