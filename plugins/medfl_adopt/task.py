@@ -31,8 +31,8 @@ def adopted_objective(bundle: AdoptedBundle) -> Objective:
     Raises:
         SettingsError: If the number of channels of the network's output is unknown.
     """
-    facts = bundle.adopted["objective"]
-    objective = make_objective(facts["name"], facts["overlapping"], facts["outputs"], facts["spacing"])
+    fields = bundle.adopted["objective"]
+    objective = make_objective(fields["name"], fields["overlapping"], fields["outputs"], fields["spacing"])
     if objective is None:
         raise SettingsError(
             "unknown_output_count",

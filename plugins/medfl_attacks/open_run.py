@@ -322,18 +322,18 @@ def _find_data(record: RunRecord, data: Path | None) -> Path:
 def _check_data(record: RunRecord, parts: list[SiteData], folder: Path) -> None:
     """Raise DataError if the data differ from the run's data: members and non-members would be mixed up."""
     before = record.run.provenance.data.sites
-    unlike = [part.name for part in parts if part.name in before and before[part.name] != part.digest]
+    changed = [part.name for part in parts if part.name in before and before[part.name] != part.digest]
     if GLOBAL in before and GLOBAL not in {part.name for part in parts}:
-        unlike.append(GLOBAL)
-    if unlike:
+        changed.append(GLOBAL)
+    if changed:
         raise DataError(
             "other_data",
-            f"The data in '{folder}' are not those of the run in '{record.folder}': the digests of {', '.join(unlike)} "
-            "differ, so it is unknown which images the run was trained on. Give the folder of the run's data with "
-            "--data.",
+            f"The data in '{folder}' are not those of the run in '{record.folder}': the digests of "
+            f"{', '.join(changed)} differ, so it is unknown which images the run was trained on. Give the "
+            "folder of the run's data with --data.",
             path=folder,
             run=record.folder,
-            parts=unlike,
+            parts=changed,
         )
 
 

@@ -128,15 +128,15 @@ def _check_same_task(task: Task, settings: Settings, before: TaskIdentity, folde
     missing = sorted(set(before.networks) - set(task.networks))
     had, now = before.to_json(), {} if missing else identify_task(task, settings.networks_by_site).to_json()
     parts = ("networks", "loss", "optimizer", *task.objective.identity)
-    unlike = ["networks"] if missing else [part for part in parts if had.get(part) != now[part]]
-    if unlike:
+    changed = ["networks"] if missing else [part for part in parts if had.get(part) != now[part]]
+    if changed:
         raise StoreError(
             "changed_task",
-            f"The {' and the '.join(unlike)} of the run in '{folder}' can't be rebuilt from its exported bundles: an "
+            f"The {' and the '.join(changed)} of the run in '{folder}' can't be rebuilt from its exported bundles: an "
             "option of its command changed them, and exported bundles don't contain such options. Write them into the "
             "bundle's configuration and run it again.",
             path=folder,
-            parts=unlike,
+            parts=changed,
         )
 
 

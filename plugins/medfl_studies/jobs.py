@@ -1,4 +1,4 @@
-"""The runs of a study, each defined by a command line that the user can also start alone."""
+"""The runs of a study, each defined by a command line that the user can also start separately."""
 
 from __future__ import annotations
 

@@ -61,10 +61,10 @@ def models_table(groups: Sequence[Group], metrics: Sequence[str]) -> pd.DataFram
             tables = [(table, one_model(run, metric)) for run in group.runs if (table := cross_table(run, metric))]
             if not tables:
                 continue
-            facts = {"metric": metric, "label": group.label, "method": group.method}
+            row_fields = {"metric": metric, "label": group.label, "method": group.method}
             sites = sorted({site for table, _ in tables for site in table}) if len(same_people(group)) == 1 else []
-            rows += [facts | _site_row(site, tables) for site in sites]
-            rows.append(facts | _mean_row([table for table, _ in tables], any(single for _, single in tables)))
+            rows += [row_fields | _site_row(site, tables) for site in sites]
+            rows.append(row_fields | _mean_row([table for table, _ in tables], any(single for _, single in tables)))
     return pd.DataFrame(rows)
 
 

@@ -39,7 +39,7 @@ def test_a_trainer_of_its_own_is_refused_by_name(tmp_path):
     with refused(SettingsError, "several_problems", problems=ENGINES) as caught:
         adopt(zoo_shapes.lung_nodules(tmp_path / "bundle"), tmp_path / "out")
     assert "'train#trainer' is 'scripts.trainer.DetectionTrainer'" in str(caught.value)
-    assert "'validate#evaluator' is 'scripts.evaluator.DetectionEvaluator'" in str(caught.value)
+    assert "at 'validate#evaluator', got 'scripts.evaluator.DetectionEvaluator'" in str(caught.value)
     assert not (tmp_path / "out").exists()
 
 
@@ -257,7 +257,7 @@ def test_the_command_says_what_it_recognised(spleen, tmp_path, capsys):
     assert not end.value.code
     printed = capsys.readouterr().out
     assert "objective: segmentation" in printed
-    assert "its folder holds labelsTr/*.nii.gz" in printed
+    assert "its folder must contain labelsTr/*.nii.gz" in printed
     text = (tmp_path / "out" / PAGE_FILE).read_text()
     assert "`fedprox`" in text
     with pytest.raises(SystemExit) as end:

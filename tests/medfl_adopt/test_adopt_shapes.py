@@ -13,6 +13,7 @@ from medfl.bundle.check import check_bundle
 from medfl.errors import DataError, SettingsError
 from medfl_adopt.adopting import OVERLAY_FILE, PAGE_FILE, adopt, read_bundle
 from medfl_adopt.cases import check_folder
+from medfl_adopt.ignored import UNKNOWN_HANDLER_REASON
 
 SHAPES = {
     zoo_shapes.spleen: ("segmentation", "one_list", ("imagesTr/*.nii.gz", "labelsTr/*.nii.gz")),
@@ -89,7 +90,7 @@ def test_what_is_left_out_is_said_with_its_reason(spleen, tmp_path):
 def test_a_handler_of_the_bundle_is_left_out_by_name(spleen, tmp_path):
     edit(spleen, "train.json", lambda c: c["train"]["handlers"].append({"_target_": "scripts.own.Handler"}))
     entry = next(entry for entry in read_bundle(spleen).ignored if "'Handler'" in entry.what)
-    assert entry.why == "nobody knows what it does in the middle of a round"
+    assert entry.why == UNKNOWN_HANDLER_REASON[0]
 
 
 @pytest.mark.parametrize("name", ["sampler", "drop_last", "repeats"])
@@ -228,7 +229,7 @@ def test_images_from_images_are_no_objective(spleen):
     edit(spleen, "train.json", loss("torch.nn.L1Loss"))
     with refused(SettingsError, "ambiguous_objective", kinds=[]) as caught:
         read_bundle(spleen)
-    assert "images from images" in str(caught.value)
+    assert "image to image" in str(caught.value)
 
 
 # ---- cuts by a number

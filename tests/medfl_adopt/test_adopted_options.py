@@ -153,10 +153,10 @@ def test_the_command_lists_what_is_left_out_and_lost_weights_first(tmp_path):
     edit(zoo_shapes.tools(tmp_path / "stock"), "train.json", change)
     result = CliRunner().invoke(app, ["adopt", str(tmp_path / "stock"), "--out", str(tmp_path / "out")])
     lines = result.stdout.splitlines()
-    start = next(number for number, line in enumerate(lines) if line.startswith("left out"))
-    assert "'CheckpointLoader' (train#handlers#2): it would put weights in place of the round's" in lines[start + 1]
+    start = next(number for number, line in enumerate(lines) if line.startswith("ignored"))
+    assert "'CheckpointLoader' (train#handlers#2): it would overwrite the weights of the round" in lines[start + 1]
     assert "the id 'unfreeze_at'" in lines[start + 2]
-    assert any("'train#dataloader#shuffle': each pass visits" in line for line in lines)
+    assert any("'train#dataloader#shuffle': each epoch shuffles" in line for line in lines)
     page = (tmp_path / "out" / "docs" / "federate.md").read_text()
     entries = json.loads((tmp_path / "out" / "configs" / "federate.json").read_text())["adopted"]["ignored"]
     assert len(entries) == sum(line.startswith("  ") for line in lines[start + 1 : start + 1 + len(entries)])

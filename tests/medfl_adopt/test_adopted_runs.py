@@ -364,7 +364,7 @@ def test_a_network_that_nobody_knows_has_the_stages_that_are_named(tmp_path):
     network = read(tmp_path).task.build("network")
     assert network.feature_layers == [network.get_submodule(name) for name in named]
     text = (tmp_path / "out" / "docs" / "federate.md").read_text()
-    assert "Named at the adoption: its head `model.2` and its stages `model.0`, `model.1.submodule`." in text
+    assert "Given to `medfl adopt`: its head `model.2` and its stages `model.0`, `model.1.submodule`." in text
     edit(tmp_path / "out", "federate.json", lambda c: c["adopted"]["modules"].update(head="tail"))
     with refused(SettingsError, "unknown_module", name="tail", part="head"):
         federate(tmp_path)
@@ -464,7 +464,7 @@ def test_the_page_says_which_methods_fit(tmp_path):
     public = {"feddf", "fedmd"}
     for out, misfits in (("masks", {"feddisco", "fedfed", "fedsdc"}), ("classes", {"fedfed", "fedtpf"} | public)):
         text = (tmp_path / out / "docs" / "federate.md").read_text()
-        fit, depends, misfit = text.split("## Which methods fit")[1].split("## What is left out")[0].split("\n\nThese ")
+        _, fit, depends, misfit = text.split("## Methods")[1].split("## Ignored")[0].split("\n\nThese methods ")
         assert "- `fedavg`" in fit
         assert "- `fedskd` needs `features`" in depends
         assert all(f"- `{name}`: " in misfit for name in misfits)

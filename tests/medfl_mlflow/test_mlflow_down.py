@@ -64,7 +64,7 @@ def test_a_store_that_is_down_for_a_while_is_one_warning_and_gets_all_in_the_end
             write(run_folder, rows(round_, round_ - 1))
             medfl_mlflow.medfl_round_ended(str(run_folder))
     (warning,) = caplog.messages
-    assert "does not answer, the run goes on: connection refused What it misses is sent when" in warning
+    assert "does not reply; the run continues: connection refused" in warning
     write(run_folder, rows(4, 3))
     medfl_mlflow.medfl_round_ended(str(run_folder))
     assert stored(run_folder) == expected(run_folder)

@@ -108,7 +108,7 @@ def test_a_failure_ends_with_status_1_and_names_the_run(folder: Path, medfl, mon
     ("options", "message"),
     [
         (("--scale", "cpuu"), "Did you mean 'cpu'? Known: cpu, full."),
-        (("--source", "nowhere"), "expected a folder of data at 'nowhere'"),
+        (("--source", "nowhere"), "expected the source folder at 'nowhere'"),
         (("--seeds", 0), "--seeds"),
     ],
 )
@@ -138,7 +138,7 @@ def test_a_killed_study_continues_and_leaves_what_is_finished_untouched(folder: 
     done = medfl("study", folder / "study.yaml", "--out", out, "--clean")
     assert done.code == 0, done.err
     assert not (together / "state").exists()
-    assert "1 of 2 runs are finished already" in done.err
+    assert "1 of 2 runs are already finished" in done.err
     assert "run 2 of 2: demo / together / seed 0" in done.err
     assert contents(alone) == before
     log = together.with_name("seed-0.log").read_text()

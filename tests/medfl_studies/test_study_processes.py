@@ -86,7 +86,7 @@ def test_a_run_that_a_killed_study_left_behind_is_waited_for(tmp_path: Path) -> 
 
         def say(line: str) -> None:
             lines.append(line)
-            if "another process still writes there" in line:
+            if "another process still writes" in line:
                 other.stdin.close()  # type: ignore[union-attr] # it ends now
 
         def start(command: list[str], log: Path) -> int:
@@ -94,7 +94,7 @@ def test_a_run_that_a_killed_study_left_behind_is_waited_for(tmp_path: Path) -> 
             return 1
 
         run_jobs([left], say, lambda outcome, job: None, start)
-    assert sum("another process still writes there" in line for line in lines) == 1
+    assert sum("another process still writes" in line for line in lines) == 1
 
 
 def test_an_interruption_ends_the_processes_too(script: Callable[[str], RunJob]) -> None:

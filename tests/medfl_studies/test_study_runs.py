@@ -162,7 +162,7 @@ def test_a_row_that_fails_is_named_and_the_others_finish(load, tmp_path: Path, c
         in text
     )
     assert pd.read_csv(tmp_path / "out" / "results" / "demo.csv")["label"].tolist() == ["alone"]
-    assert "the last words" in capfd.readouterr().err
+    assert "the last lines" in capfd.readouterr().err
     again = Runs()
     assert not run_study(load(), again).unfinished()
     assert ["fedprox" in command for command in again.commands] == [True, True], "only what had failed"

@@ -44,7 +44,7 @@ def test_with_its_file_a_study_is_as_printed(folder: Path, name: str) -> None:
 def test_without_it_everything_has_another_name(tmp_path: Path, name: str, source: str | None) -> None:
     plain = read_study(ROOT / "studies" / f"{name}.yaml")
     study, note = find_weights(plain, None if source is None else tmp_path)
-    assert f"There is no file of weights '{FILE}' in the source folder" in note
+    assert f"no file of weights '{FILE}'" in note
     assert note in study.about
     assert study.name == f"{name}-random-weights"
     assert default_output_dir(study, "full") == Path("runs") / f"{name}-random-weights"
@@ -75,5 +75,5 @@ def test_the_command_says_so(write, source: Path, tmp_path: Path, capsys: pytest
     changes = {"bundle": "bloodcell_classification", "settings__weights": FILE, "without_weights": {}}
     command([write(**changes)], source, tmp_path / "out", dry_run=True)
     out, err = capsys.readouterr()
-    assert err.startswith(f"warning: There is no file of weights '{FILE}' in the source folder: networks begin with")
+    assert err.startswith(f"warning: The source folder has no file of weights '{FILE}'")
     assert "--weights None" in out or "--weights null" in out

@@ -101,7 +101,7 @@ def summarize_gains(local_run: Path, federated_run: Path, metrics: Sequence[str]
         metrics: Names of the metrics.
     """
     pair = Pair(read_run(local_run), read_run(federated_run))
-    tested = {str(run_method.folder): read_tested(run_method) for run_method in (pair.alone, pair.other)}
+    tested = {str(run.folder): read_tested(run) for run in (pair.alone, pair.other)}
     lines = []
     for metric in metrics:
         compared = compare_sites(metric, pair.other.method, [pair], tested)

@@ -116,10 +116,14 @@ def _trial_table(search: Search, search_result: SearchResult) -> pd.DataFrame:
     names = list(dict.fromkeys(axis.name for space in search.spaces.values() for axis in space.axes))
     lines = []
     for result in search_result.results:
-        facts: Meta = {"row": result.row, "trial": result.trial.number}
-        facts |= {"status": result.status, "score": result.score, "winner": result == search_result.winners[result.row]}
-        facts |= {name: result.trial.parameters.get(name) for name in names}
-        lines.append(facts | {"seconds": result.seconds})
+        row_fields: Meta = {"row": result.row, "trial": result.trial.number}
+        row_fields |= {
+            "status": result.status,
+            "score": result.score,
+            "winner": result == search_result.winners[result.row],
+        }
+        row_fields |= {name: result.trial.parameters.get(name) for name in names}
+        lines.append(row_fields | {"seconds": result.seconds})
     return pd.DataFrame(lines)
 
 

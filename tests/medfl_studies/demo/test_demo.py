@@ -87,5 +87,5 @@ def test_most_sites_gain_clearly_and_none_is_lost_on_average(tmp_path, capsys):
     assert compared(tmp_path / "brains" / "runs", ("local", "fedskd"), "balanced_accuracy").mean.verdict != LOSES
     assert f"Blood cells of six hospitals: open {cells}" in printed
     assert f"open {brains}" in printed
-    assert "The images are made up" in cells.read_text()
-    assert "unlike networks can learn" in brains.read_text()
+    assert "hospitals are synthetic" in cells.read_text()
+    assert "different networks can learn" in brains.read_text()

@@ -61,7 +61,7 @@ def test_a_result_that_no_search_writes_is_damage(key: str, value: Any) -> None:
     with refused(StoreError, "damaged_file") as caught:
         SearchRecord.from_bytes(json.dumps(values).encode(), Path(SearchRecord.NAME))
     assert f"results.1.{key}" in str(caught.value)
-    assert "Remove it" in str(caught.value)
+    assert "Remove the file" in str(caught.value)
 
 
 def test_the_changes_of_a_definition_are_named_by_the_fields_of_the_study_and_the_others() -> None:

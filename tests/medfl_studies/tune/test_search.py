@@ -63,8 +63,8 @@ def test_the_files_have_every_trial_and_the_study_of_the_winners(load, tmp_path:
     assert record.outcome.winners == {row: result.trial.number for row, result in tuned.winners.items()}
     assert (record.outcome.trials, record.outcome.rounds) == (4, 4)
     page = paths[1].read_text()
-    assert "All trials had one seed, 0" in page
-    assert "No test image was opened." in page
+    assert "All trials had the seed 0" in page
+    assert "No test image was used." in page
     assert "Each row had the same budget: 4 trials of 4 rounds." in page
     assert f"medfl study {paths[0]} --source {search.source} --out {search.out}" in page
 
@@ -166,4 +166,4 @@ def test_no_seed_or_fold_tests_on_images_that_a_trial_has_seen(load, source, par
     data = {"demo": {"folder": "cohort/site-01", "partition": plan}}
     search = load({"data": data, "seeds": seeds})
     assert search.study.data["demo"].partition == plan | fixed
-    assert any("have the partition of" in note for note in search.notes) == bool(fixed)
+    assert any("use the partition of" in note for note in search.notes) == bool(fixed)
