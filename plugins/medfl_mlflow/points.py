@@ -14,7 +14,7 @@ MEAN_SITE = "mean"
 """Name that replaces the site's name for the mean over the sites at which the metric is defined."""
 
 
-class Point(NamedTuple):
+class MetricPoint(NamedTuple):
     """One value of a metric.
 
     Attributes:
@@ -29,7 +29,7 @@ class Point(NamedTuple):
     value: float
 
 
-def to_points(table: pd.DataFrame) -> list[Point]:
+def to_points(table: pd.DataFrame) -> list[MetricPoint]:
     """Return a point for each value, and one for each mean over the sites.
 
     Undefined (NaN) and infinite values, as after a diverged training, have no point. The server's test set, ``global``,
@@ -46,7 +46,9 @@ def to_points(table: pd.DataFrame) -> list[Point]:
     means = table[table["site"] != GLOBAL].groupby(groups, as_index=False)["value"].mean().assign(site=MEAN_SITE)
     both = pd.concat([table, means]).sort_values("round", kind="stable")
     return [
-        Point(_metric_name(row.model, row.split, row.moment, row.metric, row.site), int(row.round), float(row.value))
+        MetricPoint(
+            _metric_name(row.model, row.split, row.moment, row.metric, row.site), int(row.round), float(row.value)
+        )
         for row in both.itertuples()
     ]
 

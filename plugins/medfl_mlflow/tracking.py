@@ -24,7 +24,7 @@ from medfl.records.record import FileRecord
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-    from medfl_mlflow.points import Point
+    from medfl_mlflow.points import MetricPoint
 
 logger = logging.getLogger("medfl.mlflow")
 
@@ -281,7 +281,7 @@ def _log_settings(client: MlflowClient, run_id: str, settings: dict[str, Any]) -
             client.set_tag(run_id, f"medfl.continued.{name}", text)
 
 
-def _log_points(client: MlflowClient, run_id: str, new: list[Point]) -> None:
+def _log_points(client: MlflowClient, run_id: str, new: list[MetricPoint]) -> None:
     """Log points in batches."""
     from mlflow.entities import Metric
 

@@ -38,7 +38,7 @@ ENGINES = [
 def test_a_trainer_of_its_own_is_refused_by_name(tmp_path):
     with refused(SettingsError, "several_problems", problems=ENGINES) as caught:
         adopt(zoo_shapes.lung_nodules(tmp_path / "bundle"), tmp_path / "out")
-    assert "'train#trainer' is 'scripts.trainer.DetectionTrainer'" in str(caught.value)
+    assert "at 'train#trainer', got 'scripts.trainer.DetectionTrainer'" in str(caught.value)
     assert "at 'validate#evaluator', got 'scripts.evaluator.DetectionEvaluator'" in str(caught.value)
     assert not (tmp_path / "out").exists()
 
@@ -54,7 +54,7 @@ def test_all_missing_properties_come_in_one_message(spleen):
     ids = ["dataset_dir", "train#inferer", "train#trainer#loss_function"]
     assert missing == {"code": "missing_ids", "ids": ids}
     assert dangling["code"] == "dangling_reference"
-    for text in ("dataset_dir (directory path of the dataset)", "(its loss)", "@dataset_dir is not defined"):
+    for text in ("dataset_dir (directory path of the dataset)", "#loss_function (loss)", "@dataset_dir is not defined"):
         assert text in str(caught.value)
 
 
@@ -293,10 +293,10 @@ def test_whatever_stands_in_a_configuration_there_is_no_other_error(spleen, odd)
         (
             "DenseNet121",
             "SetLabelClassd",
-            ("'SetLabelClassd' makes one value of the label", "the network 'DenseNet121'"),
+            ("'SetLabelClassd' reduces the label to one value", "the network 'DenseNet121'"),
         ),
-        ("UNet", "SetLabelClassd", ("'SetLabelClassd' makes one value of the label",)),
-        ("DenseNet121", None, ("the network 'DenseNet121' gives one vector for an image",)),
+        ("UNet", "SetLabelClassd", ("'SetLabelClassd' reduces the label to one value",)),
+        ("DenseNet121", None, ("the network 'DenseNet121' returns one vector for an image",)),
     ],
 )
 def test_a_mask_that_becomes_a_class_contradicts_a_mask_that_is_learned(network, transform, signs, tmp_path):

@@ -81,7 +81,7 @@ def test_what_is_left_out_is_said_with_its_reason(spleen, tmp_path):
     adoption = adopt(spleen, tmp_path / "out")
     left_out = {entry.what: entry for entry in adoption.ignored}
     assert "handler 'CheckpointSaver' (validate#handlers#1)" in "".join(left_out)
-    launcher = left_out["the launcher of several GPUs 'configs/multi_gpu_train.json'"]
+    launcher = left_out["the multi-GPU launcher 'configs/multi_gpu_train.json'"]
     assert launcher.why == "a site trains in one process on one device"
     text = (tmp_path / "out" / PAGE_FILE).read_text()
     assert all(entry.what in text and entry.why in text and entry.instead in text for entry in adoption.ignored)

@@ -74,11 +74,11 @@ def test_a_name_that_means_two_things_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("option", "reason"),
     [
-        ("train#dataloader#shuffle", "in an order of the run's seed"),
+        ("train#dataloader#shuffle", "shuffles the cases with the run's seed"),
         ("train#trainer#max_epochs", "the settings rounds and epochs"),
-        ("train#handlers#0#interval", "a federation scores after rounds"),
+        ("train#handlers#0#interval", "a federation evaluates after rounds"),
         ("validate#handlers", "lists the ids that a run builds"),
-        ("val_interval", "only what is left out refers to it"),
+        ("val_interval", "only ignored ids refer to it"),
     ],
 )
 def test_an_option_without_an_effect_is_refused_with_its_reason(option, reason, tmp_path):

@@ -30,7 +30,7 @@ def test_a_kill_while_sending_neither_doubles_nor_loses(
     """The process is killed after or before MLflow has received the points, and before this is recorded."""
     begin(run_folder)
     write(run_folder, rows(1, None), rows(2, 1))
-    log: Callable[..., None] = observer._log
+    log: Callable[..., None] = observer._log_points
 
     def killed(*arguments: object) -> None:
         if arrived:
@@ -38,7 +38,7 @@ def test_a_kill_while_sending_neither_doubles_nor_loses(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(observer, "_log", killed)
+        patch.setattr(observer, "_log_points", killed)
         with pytest.raises(KeyboardInterrupt):
             medfl_mlflow.medfl_round_ended(str(run_folder))
     assert json.loads((run_folder / "mlflow.json").read_text())["is_sending"]
@@ -59,7 +59,7 @@ def test_a_store_that_is_down_for_a_while_is_one_warning_and_gets_all_in_the_end
         raise MlflowException("connection refused\nand more")
 
     with monkeypatch.context() as patch:
-        patch.setattr(observer, "_log", down)
+        patch.setattr(observer, "_log_points", down)
         for round_ in (2, 3):
             write(run_folder, rows(round_, round_ - 1))
             medfl_mlflow.medfl_round_ended(str(run_folder))

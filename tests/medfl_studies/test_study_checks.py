@@ -40,7 +40,7 @@ from medfl.errors import DataError, MedflError, PluginError, SettingsError
             SettingsError,
             "unknown_option",
             {"option": "roundz"},
-            "Did you mean 'rounds'?",
+            "Did you mean '--rounds'?",
         ),
         (
             {"rows__alone__settings": {"optimizer#lrr": 1}},

@@ -79,19 +79,19 @@ ROOT = Path(__file__).parents[2]
             {"data__demo__prep": {"dataset": "medmnist", "flag": "x"}},
             "invalid_setting",
             {"settings": ["data.demo"]},
-            "give either 'prep' or 'folder'",
+            "expected either 'prep' or 'folder'",
         ),
         (
             {"data": {"a": {"prep": {"dataset": "medmnist", "flag": "x"}}}},
             "invalid_setting",
             {"settings": ["data.a"]},
-            "needs a 'partition'",
+            "expected a 'partition'",
         ),
         (
             {"data__demo__partition": {"sites": 3}},
             "invalid_setting",
             {"settings": ["data.demo.partition"]},
-            "a partition needs a 'scheme'",
+            "expected a 'scheme' in the partition",
         ),
     ],
 )

@@ -82,7 +82,7 @@ def test_prices_are_those_of_the_site_that_paid_most_for_each_kind_of_promise() 
             {"tune__settings": {"privacy#epsilon": [1.0, 2.0]}},
             "setting_not_tunable",
             {"setting": "privacy"},
-            "all trials promise the same, but for 'privacy#clip'",
+            "only 'privacy#clip' can be tuned",
         ),
         (
             {"tune__settings": {"privacy#clip": [1.0, -2.0]}},

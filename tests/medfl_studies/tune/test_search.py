@@ -83,7 +83,7 @@ def test_the_study_of_the_winners_runs_as_it_is_with_all_seeds(load, source: Pat
     content = yaml.safe_load(file.read_text())
     assert content["name"] == "small-tuned"
     assert content["rows"]["near"]["method_args"] == {"mu": tuned.winners["near"].trial.parameters["method_args#mu"]}
-    assert "3 trials of 4 rounds for each, compared by auc on validation images" in content["about"]
+    assert "3 trials of 4 rounds for each row, compared by auc on validation images" in content["about"]
 
 
 @pytest.mark.parametrize("sampler", ["random", "tpe"])

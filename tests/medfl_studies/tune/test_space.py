@@ -122,7 +122,7 @@ def test_fields_have_the_values_that_methods_and_settings_declare(load) -> None:
             {"tune__settings": {"privacy": [None]}},
             "setting_not_tunable",
             {"setting": "privacy"},
-            "all trials promise the same",
+            "all trials must have the same guarantee",
         ),
         ({"tune__settings": {}}, "nothing_to_tune", {"row": "mean"}, ""),
         ({"tune__sampler": "grid"}, "missing_setting", {"setting": "points"}, ""),
