@@ -48,7 +48,7 @@ def test_every_trial_is_charged_and_the_price_is_their_composition(load, tmp_pat
         assert [(part.sigma, part.count) for part in parts] == [(sigma, 2)] * 4
         assert composition.epsilon(tuple(parts), 1e-5) == cost.epsilon
     page = write_search_report(search, tuned)[1].read_text()
-    assert f"4 trials of epsilon 4 at most are together epsilon {cost.epsilon:.4g} (unit site" in page
+    assert f"4 trials, each with epsilon 4 at most, have together epsilon {cost.epsilon:.4g} (unit site" in page
     assert "adjacency 'add_remove', delta 1e-05" in page
     assert "does not cover the selection of the best trial" in page
     text = (search.out / "small-tuned.yaml").read_text()
