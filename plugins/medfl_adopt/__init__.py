@@ -1,4 +1,7 @@
-"""Federations from stock MONAI bundles: read as text, recognised, and copied with an overlay and a page."""
+"""Make federations from stock MONAI bundles.
+
+A bundle is read as text, its parts are recognized, and it is copied with an overlay.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ def medfl_commands() -> list[CommandRecord]:
         CommandRecord(
             "adopt",
             "medfl_adopt.commands.adopt:command",
-            "Make a federation's bundle of a stock MONAI bundle.",
+            "Make a bundle for federated learning from a stock MONAI bundle.",
             "Bundles and plugins",
         ),
     ]

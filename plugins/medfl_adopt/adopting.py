@@ -1,4 +1,4 @@
-"""A stock MONAI bundle as a site of a federation: read as text, recognised, and copied with an overlay and a page."""
+"""Adopt a stock MONAI bundle: read it as text, recognize its parts, and copy it with an overlay and a page."""
 
 from __future__ import annotations
 
@@ -18,44 +18,46 @@ from medfl.errors import SettingsError
 from medfl.plugins import Registry
 from medfl.types import PathLike
 from medfl.utils.files import write_json
-from medfl_adopt.adoption import OVERLAY, PAGE, Adoption
-from medfl_adopt.cases import read_cases, with_test
+from medfl_adopt.adoption import OVERLAY_FILE, PAGE_FILE, Adoption
+from medfl_adopt.adoption_page import render_page
+from medfl_adopt.cases import add_test_list, read_cases
 from medfl_adopt.config import LOAD_IMAGE, Config, base_name, read_file, read_files
-from medfl_adopt.copying import check_places, copy
-from medfl_adopt.ignored import read_ignored
-from medfl_adopt.objective import recognise
-from medfl_adopt.page import page
-from medfl_adopt.parts import Parts, amp_of, problems_of, read_parts
-from medfl_adopt.used import lost_steps, read_used
+from medfl_adopt.copying import check_paths, copy_bundle
+from medfl_adopt.ignored import list_ignored_entries
+from medfl_adopt.objective import recognize_objective
+from medfl_adopt.parts import PartIds, find_problems, read_amp, read_parts
+from medfl_adopt.used_ids import find_lost_steps, find_used_ids
 
-__all__ = ["OVERLAY", "PAGE", "Adoption", "adopt", "read_bundle"]
+__all__ = ["OVERLAY_FILE", "PAGE_FILE", "Adoption", "adopt", "read_bundle"]
 
 
 WORKFLOWS: tuple[str, ...] = ("train", "validate", "evaluate", "inference")
-"""Stems of the configurations that are read, the one that trains first."""
+"""Stems of the configuration files that are read; the training configuration is first."""
 
 
 def read_bundle(root: Path, objective: str | None = None) -> Adoption:
-    """Read a bundle as text, and recognise what a federation needs of it. Nothing of the bundle is run or imported.
+    """Read a bundle as text and recognize everything that a federation needs.
+
+    No code of the bundle is run or imported.
 
     Args:
-        root: The bundle.
-        objective: One of `medfl_adopt.objective.KINDS` in place of the one that would be recognised.
+        root: Folder of the bundle.
+        objective: One of `medfl_adopt.objective.OBJECTIVE_KINDS`, or None to recognize the objective.
 
     Raises:
-        SettingsError: If it is no bundle with a training configuration that can be read, or if no federation can be
-            made of it, with all reasons that are known.
+        SettingsError: If the folder is no bundle with a readable training configuration, or if no federation can be
+            made of it; the message lists all known reasons.
     """
     if not (root / "configs").is_dir():
         raise SettingsError(
-            "not_a_bundle", f"'{root}' is no MONAI bundle: expected the folder '{root / 'configs'}'.", path=root
+            "not_a_bundle", f"'{root}' is not a MONAI bundle: expected the folder '{root / 'configs'}'.", path=root
         )
     names = read_files(root)
     if "federate" in names:
         raise SettingsError(
             "already_federated",
-            f"'{root}' has a 'configs/{names['federate']}' already: it is a federation's bundle. "
-            "Run it with medfl run.",
+            f"'{root}' is already a bundle for a federation: it has 'configs/{names['federate']}'. Run it with "
+            "medfl run.",
             path=root,
             file=names["federate"],
         )
@@ -63,12 +65,12 @@ def read_bundle(root: Path, objective: str | None = None) -> Adoption:
         present = ", ".join(sorted(name for stem, name in names.items() if stem != "metadata")) or "none"
         raise SettingsError(
             "missing_training_config",
-            f"'{root}' has no training configuration: expected 'configs/train.json', '.yaml' or '.yml'; there are: "
-            f"{present}. Where a file of another name trains the one network that is meant, copy it to that name.",
+            f"'{root}' has no training configuration: expected 'configs/train.json', '.yaml' or '.yml', found: "
+            f"{present}. If a file with another name trains the network, copy it to that name.",
             path=root,
             files=sorted(names.values()),
         )
-    described, _ = read_config(root / METADATA)  # what is wrong with it, the check of the bundle says
+    described, _ = read_config(root / METADATA)  # `check_bundle` reports problems of the metadata
     metadata = described if isinstance(described, Mapping) else {}
     files = {stem: names[stem] for stem in WORKFLOWS if stem in names}
     contents = {stem: read_file(root, name) for stem, name in files.items()}
@@ -81,18 +83,20 @@ def read_bundle(root: Path, objective: str | None = None) -> Adoption:
         dangling, _ = check_references({names["train"]: contents["train"]}, metadata, root)
         over_train = Config(over, metadata, root)
         train = contents["train"]
-        return _recognised(root, config, over_train, train, dangling, files, metadata, others, objective)
+        return _recognize_bundle(root, config, over_train, train, dangling, files, metadata, others, objective)
     except RecursionError:
         raise SettingsError(
             "nested_too_deep",
-            f"'{root / 'configs' / names['train']}' is nested too deep to be read.",
+            f"'{root / 'configs' / names['train']}' exceeds the maximum nesting depth.",
             path=root / "configs" / names["train"],
         ) from None
     except SettingsError as error:
-        raise error.reworded(f"the bundle '{root}' can't be adopted, by 'configs/{names['train']}': {error}") from None
+        raise error.reworded(
+            f"The bundle '{root}' can't be adopted because of 'configs/{names['train']}': {error}"
+        ) from None
 
 
-def _recognised(
+def _recognize_bundle(
     root: Path,
     config: Config,
     evaluate: Config,
@@ -103,44 +107,62 @@ def _recognised(
     others: Mapping[str, Any],
     objective: str | None,
 ) -> Adoption:
-    problems = [*problems_of(config), *(SettingsError("dangling_reference", text) for text in dangling)]
+    """Recognize all parts of a bundle from its configurations.
+
+    Args:
+        root: Folder of the bundle.
+        config: Training configuration.
+        evaluate: Training configuration overlaid with ``evaluate``.
+        content: Top-level ids of the training configuration with their values.
+        dangling: Messages about references that lead nowhere.
+        files: Maps the kind of workflow to its file.
+        metadata: Metadata of the bundle.
+        others: Maps further configuration files to their contents.
+        objective: Chosen objective, or None to recognize it.
+
+    Raises:
+        SettingsError: If no federation can be made of the bundle.
+    """
+    problems = [*find_problems(config), *(SettingsError("dangling_reference", text) for text in dangling)]
     if problems:
         raise joined(problems, "\n  ", start="\n  ")
     parts = read_parts(config)
-    cases = with_test(read_cases(config, parts), config, evaluate, parts)
-    recognition = recognise(config, parts, metadata, objective)
+    cases = add_test_list(read_cases(config, parts), config, evaluate, parts)
+    recognition = recognize_objective(config, parts, metadata, objective)
     taken = {name for name in ("adopted", "method", "method_args", "rounds", "settings") if name in config}
     if taken:
         raise SettingsError(
             "reserved_ids",
-            f"it has ids of its own that a federation needs: {', '.join(sorted(taken))}. Rename them, and what refers "
-            "to them.",
+            f"it defines ids that a federation needs itself: {', '.join(sorted(taken))}. Rename these ids and the "
+            "references to them.",
             ids=taken,
         )
-    used = read_used((config, evaluate), parts, cases)
-    problems = lost_steps(config, parts)
+    used = find_used_ids((config, evaluate), parts, cases)
+    problems = find_lost_steps(config, parts)
     if problems:
         raise joined(problems, "; ")
-    ignored = read_ignored(config, evaluate, parts, used, content, others)
+    ignored = list_ignored_entries(config, evaluate, parts, used, content, others)
     batch_size = config.child(parts.train_dataloader, "batch_size") if parts.train_dataloader else None
     return Adoption(
-        root,
-        files,
-        recognition,
-        parts,
-        cases,
-        amp_of(config, parts),
-        ignored,
-        used,
-        recognition.name == "segmentation" and has_spacing(config, parts, cases.needs),
-        "seed" in config,
-        batch_size,
-        weights_of([read_file(root, files[stem]) for stem in ("evaluate", "inference") if stem in files]),
+        root=root,
+        files=files,
+        objective=recognition,
+        parts=parts,
+        cases=cases,
+        amp=read_amp(config, parts),
+        ignored=ignored,
+        used=used,
+        spacing=recognition.name == "segmentation" and has_spacing(config, parts, cases.needs),
+        own_seed="seed" in config,
+        batch_size=batch_size,
+        weights=find_weight_files(
+            [read_file(root, files[stem]) for stem in ("evaluate", "inference") if stem in files]
+        ),
     )
 
 
 def training_config(root: Path) -> Config:
-    """Return the training configuration of a bundle that `read_bundle` has read."""
+    """Return the training configuration of a bundle that `read_bundle` has accepted."""
     described, _ = read_config(root / METADATA)
     content = read_file(root, read_files(root)["train"])
     return Config([content], described if isinstance(described, Mapping) else {}, root)
@@ -154,67 +176,70 @@ def adopt(
     head: str | None = None,
     stages: Sequence[str] = (),
 ) -> Adoption:
-    """Make a federation's bundle of a stock MONAI bundle: a copy with `OVERLAY` and `PAGE`.
+    """Copy a stock MONAI bundle and add `OVERLAY_FILE` and `PAGE_FILE`, which make it a bundle for a federation.
 
-    Weights and code are copied and not loaded. The copy is there whole or not at all.
+    Weights and code are copied but not loaded. The copy is written completely or not at all.
 
     Args:
-        root: The bundle.
-        out: Where the copy is to be: an empty folder, or none yet.
-        objective: One of `medfl_adopt.objective.KINDS`, where it is not to be recognised.
-        registry: Methods that the page lists; None lists none.
-        head: Name of the module that is the network's head, where `medfl.networks.known` does not know it.
-        stages: Names of the modules that are its stages, in order, where it does not know them.
+        root: Folder of the bundle.
+        out: Folder of the copy; it must be empty or not exist.
+        objective: One of `medfl_adopt.objective.OBJECTIVE_KINDS`, or None to recognize the objective.
+        registry: Registry of the methods that the page lists; None lists no methods.
+        head: Module name of the network's head, if `medfl.networks.known` does not know it.
+        stages: Module names of the network's stages, in order, if `medfl.networks.known` does not know them.
 
     Returns:
-        What was read and recognised.
+        The adoption: everything that was read and recognized.
 
     Raises:
-        SettingsError: If the bundle can't be adopted, saying why, where, and what to do.
-        DataError: If `out` is not free.
+        SettingsError: If the bundle can't be adopted; the message says why, where, and what to do.
+        DataError: If `out` is not empty.
     """
     root, out = Path(root), Path(out)
     if (root / "configs").is_dir():
-        check_places(root, out)
+        check_paths(root, out)
     adoption = replace(read_bundle(root, objective), head=head, stages=tuple(stages))
     report = check_bundle(root)
     methods = []
     if registry is not None:
-        from medfl_adopt.method_fit import methods_of  # imports much that no other caller needs
+        from medfl_adopt.method_fit import check_methods  # a slow import that only this branch needs
 
-        methods = methods_of(adoption, training_config(root), registry)
+        methods = check_methods(adoption, training_config(root), registry)
 
     def complete(folder: Path) -> None:
-        write_json(folder / OVERLAY, adoption.overlay())
-        (folder / PAGE).parent.mkdir(exist_ok=True)
-        (folder / PAGE).write_text(page(adoption, report, methods), encoding="utf-8")
+        write_json(folder / OVERLAY_FILE, adoption.overlay())
+        (folder / PAGE_FILE).parent.mkdir(exist_ok=True)
+        (folder / PAGE_FILE).write_text(render_page(adoption, report, methods), encoding="utf-8")
 
-    copy(root, out, complete)
+    copy_bundle(root, out, complete)
     return adoption
 
 
-VOLUMES = (".nii", ".nii.gz", ".nrrd", ".mha", ".mhd", ".dcm")
-"""Files that say it."""
+VOLUME_SUFFIXES = (".nii", ".nii.gz", ".nrrd", ".mha", ".mhd", ".dcm")
+"""Suffixes of files that contain volumes."""
 
 
-def has_spacing(config: Config, parts: Parts, needs: Sequence[str]) -> bool:
-    """Whether images are volumes that a transform reads from files, and no pictures.
+def has_spacing(config: Config, parts: PartIds, needs: Sequence[str]) -> bool:
+    """Return whether a transform reads the images from volume files, which have a voxel spacing.
 
     Args:
-        config: The training configuration.
-        parts: Its parts.
-        needs: Patterns of the files that a site holds.
+        config: Training configuration.
+        parts: Ids of its parts.
+        needs: Patterns of the files in a site's folder.
     """
     if parts.train_preprocessing is None or any(path.lower().endswith(PICTURES) for path in needs):
         return False
     transforms = config.components(parts.train_preprocessing)
     loaders = [id_ for id_, transform in transforms if base_name(str(transform["_target_"])) in LOAD_IMAGE]
-    volumes = spatial_dims(config, parts.network) == 3 or any(path.lower().endswith(VOLUMES) for path in needs)
+    volumes = spatial_dims(config, parts.network) == 3 or any(path.lower().endswith(VOLUME_SUFFIXES) for path in needs)
     return volumes and any("image" in config.keys(id_) for id_ in loaders)
 
 
 def spatial_dims(config: Config, network: str) -> int | None:
-    """Of a network's images: as its definition says, or MONAI's network of that name; None if neither does."""
+    """Return the number of spatial axes of a network's images, or None if it is unknown.
+
+    The number is read from the network's definition, or is the default of MONAI's network with that name.
+    """
     from monai.networks import nets
 
     if f"{network}#spatial_dims" in config:
@@ -225,19 +250,21 @@ def spatial_dims(config: Config, network: str) -> int | None:
     return default.default if default is not None and isinstance(default.default, int) else None
 
 
-USUAL = "models/model.pt"
-"""Where a bundle has its weights, by MONAI's convention."""
+DEFAULT_WEIGHTS_FILE = "models/model.pt"
+"""Weights file of a bundle by MONAI's convention."""
 
-_NAMED = re.compile(r"""['"/]([\w][\w.-]*\.(?:pt|pth))['"]|/([\w][\w.-]*\.(?:pt|pth))$""")
-"""A file of weights within an expression, or at the end of a path."""
+_WEIGHTS_FILE = re.compile(r"""['"/]([\w][\w.-]*\.(?:pt|pth))['"]|/([\w][\w.-]*\.(?:pt|pth))$""")
+"""Pattern of the name of a weights file in an expression, or at the end of a path."""
 
 
-def weights_of(configs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """The files of weights that configurations name, in the folder ``models``; by convention `USUAL` if none does.
+def find_weight_files(configs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the weights files in the folder ``models`` that configurations name.
+
+    If they name none, return `DEFAULT_WEIGHTS_FILE`.
 
     Args:
-        configs: Of evaluation and inference.
+        configs: Configurations of evaluation and inference.
     """
     texts = [value for config in configs for _, value in walk(config) if isinstance(value, str)]
-    names = {first or last for text in texts for first, last in _NAMED.findall(text)}
-    return tuple(f"models/{name}" for name in sorted(names)) or (USUAL,)
+    names = {first or last for text in texts for first, last in _WEIGHTS_FILE.findall(text)}
+    return tuple(f"models/{name}" for name in sorted(names)) or (DEFAULT_WEIGHTS_FILE,)

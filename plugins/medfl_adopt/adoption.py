@@ -1,4 +1,4 @@
-"""What was read of a bundle, and the overlay that it becomes."""
+"""Record of an adopted bundle, and the overlay (``configs/federate.json``) that is made from it."""
 
 from __future__ import annotations
 
@@ -9,49 +9,49 @@ from typing import Any
 from medfl.bundle.adopted import Used
 from medfl.objectives import objective_class
 from medfl.objectives.segmentation import OF_CASES
-from medfl_adopt.cases import Cases
-from medfl_adopt.ignored import Ignored
-from medfl_adopt.objective import Recognition
-from medfl_adopt.parts import Parts
+from medfl_adopt.cases import CaseLayout
+from medfl_adopt.ignored import IgnoredEntry
+from medfl_adopt.objective import RecognizedObjective
+from medfl_adopt.parts import PartIds
 
-OVERLAY, PAGE = "configs/federate.json", "docs/federate.md"
-"""What is added to a bundle."""
+OVERLAY_FILE, PAGE_FILE = "configs/federate.json", "docs/federate.md"
+"""Files that are added to a bundle: the overlay and the page."""
 
 TRAIN_LIST, VALIDATION_LIST, TEST_LIST = "adopted_train_list", "adopted_validation_list", "adopted_test_list"
-"""Ids of the overlay for lists without the bundle's cuts."""
+"""Ids in the overlay for the case lists without the bundle's cuts."""
 
-ROUNDS = 20
-"""Of a run that names no other number."""
+DEFAULT_ROUNDS = 20
+"""Default number of rounds."""
 
 
 @dataclass(frozen=True)
 class Adoption:
-    """All that was read of a bundle.
+    """Everything that was read and recognized of a bundle.
 
     Attributes:
-        root: The bundle.
-        files: Kind of workflow (``train``, ``evaluate``, ``inference``) to its file under ``configs``.
-        objective: What it learns.
-        parts: Where the parts of a site's training stand.
-        cases: Where a site's cases enter.
-        amp: Whether it trains in mixed precision; None where only running tells.
-        ignored: What a federation leaves out.
-        used: The ids that a run builds; no other one has an effect.
-        spacing: Whether its images say how large a voxel is, so that distances between masks are in millimetres.
-        own_seed: Whether the bundle has an id ``seed`` itself, which is the run's then, too.
-        batch_size: The id of the training loader's batch size, or None.
-        weights: Files that its evaluation and inference read weights from.
-        head: The module that is the network's head, by name; None where that is known of MONAI's network.
-        stages: Those that are its stages; none where they are known.
+        root: Folder of the bundle.
+        files: Maps the kind of workflow (``train``, ``evaluate``, ``inference``) to its file under ``configs``.
+        objective: Objective of the bundle.
+        parts: Ids of the parts of a site's training.
+        cases: Ids and files that define a site's cases.
+        amp: Whether the bundle trains in mixed precision; None if only running it can tell.
+        ignored: Entries that a federation ignores.
+        used: Ids that a run builds; other ids have no effect.
+        spacing: Whether the images have a voxel spacing, so that distances between masks are in millimetres.
+        own_seed: Whether the bundle defines an id ``seed``, which then is the run's seed.
+        batch_size: Id of the training loader's batch size, or None.
+        weights: Files that the bundle's evaluation and inference read weights from.
+        head: Module name of the network's head; None if it is known for MONAI's network.
+        stages: Module names of the network's stages; empty if they are known.
     """
 
     root: Path
     files: dict[str, str]
-    objective: Recognition
-    parts: Parts
-    cases: Cases
+    objective: RecognizedObjective
+    parts: PartIds
+    cases: CaseLayout
     amp: bool | None
-    ignored: list[Ignored]
+    ignored: list[IgnoredEntry]
     used: Used
     spacing: bool = False
     own_seed: bool = False
@@ -61,10 +61,10 @@ class Adoption:
     stages: tuple[str, ...] = ()
 
     def overlay(self) -> dict[str, Any]:
-        """The content of ``configs/federate.json``.
+        """Return the content of ``configs/federate.json``.
 
-        ``adopted`` holds facts and ids as plain text, which nothing evaluates. Where the bundle cuts its lists, the
-        expressions without cuts stand beside it under ids of their own.
+        ``adopted`` contains metadata and ids as plain text that MONAI never evaluates. If the bundle cuts its case
+        lists, the expressions without cuts have ids of their own.
         """
         read = self.cases
         lists = {TRAIN_LIST: read.train_list, VALIDATION_LIST: read.validation_list, TEST_LIST: read.test_list}
@@ -93,24 +93,30 @@ class Adoption:
             "weights": list(self.weights),
             "used": sorted(self.used.ids),
             "replaced": sorted(self.used.replaced),
-            "ignored": [entry.facts() for entry in self.ignored],
+            "ignored": [entry.to_json() for entry in self.ignored],
         }
         settings = {"rounds": "@rounds", "seed": "@seed", "device": "@device"}
         settings |= {"batch_size": f"@{self.batch_size}"} if self.batch_size else {}
         settings |= {"precision": "amp"} if self.amp else {}
         metrics = list(objective_class(objective.name).metrics)
-        content = {"adopted": adopted, **_RUN, "metrics": metrics, "settings": settings, **_FEDERATION}
+        content = {
+            "adopted": adopted,
+            **_RUN_OPTIONS,
+            "metrics": metrics,
+            "settings": settings,
+            **_FEDERATION_COMPONENTS,
+        }
         content |= {} if self.own_seed else {"seed": 0}
         names = (("loss", self.parts.loss), ("optimizer", self.parts.optimizer))
         content |= {name: f"@{id_}" for name, id_ in names if id_ != name}
         return content | {id_: text for id_, text in lists.items() if text}
 
 
-_RUN: dict[str, Any] = {
+_RUN_OPTIONS: dict[str, Any] = {
     "imports": [],
     "method": "fedavg",
     "method_args": {},
-    "rounds": ROUNDS,
+    "rounds": DEFAULT_ROUNDS,
     "schedule": "per_round",
     "val_fraction": 0.2,
     "test_fraction": 0.2,
@@ -125,9 +131,9 @@ _RUN: dict[str, Any] = {
     "save_execute_config": True,
     "overrides": {},
 }
-"""What a user may say of a run, by ids of their own, and the defaults."""
+"""Options of a run with their defaults."""
 
-_FEDERATION: dict[str, Any] = {
+_FEDERATION_COMPONENTS: dict[str, Any] = {
     "bundle": {
         "_target_": "medfl_adopt.bundle.AdoptedBundle",
         "root": "@bundle_root",
@@ -170,4 +176,4 @@ _FEDERATION: dict[str, Any] = {
     "run": ["$@federation.run()"],
     "finalize": [],
 }
-"""What is built of them when the run begins."""
+"""Components that are built when a run starts."""

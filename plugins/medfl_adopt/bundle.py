@@ -1,7 +1,7 @@
-"""An adopted bundle as it runs: its configuration with a site's folder in it, and what is built of that.
+"""An adopted bundle at run time: its configuration with a site's folder inserted, and the components built from it.
 
-Here the bundle's code runs, where it was reviewed. Only the ids that are needed are parsed; not the trainer and the
-data sets, which read images when they are built.
+The bundle's code runs here; it must have been reviewed. Only the required ids are parsed. The trainer and the data sets
+are not, because they would read images when they are built.
 """
 
 from __future__ import annotations
@@ -30,24 +30,25 @@ from medfl.task import OptimizerFactory, optimizer_factory
 from medfl.types import Meta
 from medfl.utils.rng import pinned
 from medfl.utils.text import inert_name
-from medfl_adopt.adoption import OVERLAY
+from medfl_adopt.adoption import OVERLAY_FILE
 
 TRAIN, EVALUATE = "train", "evaluate"
-"""Kinds of configurations, as ``adopted#files`` names them."""
+"""Kinds of configurations, the keys of ``adopted#files``."""
 
 
 @dataclass(frozen=True)
 class TrainingParts:
-    """What all sites train with, as the bundle's configuration builds it.
+    """Components that all sites train with, built from the bundle's configuration.
 
     Attributes:
-        network: Makes a new network on the CPU, with whatever tensors its constructor draws.
+        network: Builds a new network on the CPU, with the initial weights of its constructor.
         loss: Maps outputs and targets to a scalar.
-        optimizer: Makes an optimiser like the bundle's for other parameters.
+        optimizer: Builds an optimizer like the bundle's for given parameters.
         amp: Whether the bundle trains in mixed precision.
-        train_inferer: Applies a network in training; None calls it.
-        val_inferer: Applies a network in validation; None calls it.
-        prepare_batch: Makes inputs and targets of a batch; None is MONAI's, keys image and label.
+        train_inferer: Applies a network in training; None calls the network directly.
+        val_inferer: Applies a network in validation; None calls the network directly.
+        prepare_batch: Extracts inputs and targets from a batch; None means MONAI's function, with the keys image and
+            label.
     """
 
     network: Callable[[], nn.Module]
@@ -60,25 +61,30 @@ class TrainingParts:
 
 
 class AdoptedBundle:
-    """A bundle that ``medfl adopt`` made, reviewed: its code runs here.
+    """A bundle that ``medfl adopt`` made and that was reviewed: its code runs here.
 
     Args:
-        root: The adopted bundle.
-        overrides: Id of its configurations to value, as of the command line, or the same in JSON; ids of the overlay
-            are passed over.
+        root: Folder of the adopted bundle.
+        overrides: Maps ids of the bundle's configurations to values, as on the command line; or the same mapping in
+            JSON. Ids of the overlay are ignored.
+
+    Attributes:
+        root: Folder of the adopted bundle.
+        adopted: Content of ``adopted`` in the overlay.
+        ids: Maps each part (`medfl_adopt.parts.PartIds`) to its id, or None.
 
     Raises:
-        SettingsError: If the bundle was not adopted, or an id that it names is not there.
+        SettingsError: If the bundle was not adopted, lacks an id that the overlay names, or an override has no effect.
     """
 
     def __init__(self, root: str | Path, overrides: Meta | str | None = None) -> None:
         self.root = Path(root).resolve()
-        path = self.root / OVERLAY
+        path = self.root / OVERLAY_FILE
         overlay = ConfigParser.load_config_file(str(path)) if path.is_file() else {}
         if "adopted" not in overlay:
             raise SettingsError(
                 "not_adopted",
-                f"'{root}' is no adopted bundle: expected '{OVERLAY}' with 'adopted' (medfl adopt).",
+                f"'{root}' is not an adopted bundle: expected '{OVERLAY_FILE}' with the id 'adopted' (medfl adopt).",
                 path=root,
             )
         self.adopted: Meta = overlay["adopted"]
@@ -91,8 +97,8 @@ class AdoptedBundle:
         if lost := [id_ for id_ in self._overrides if not used.has_effect(id_)]:
             raise SettingsError(
                 "option_without_effect",
-                f"the overrides {', '.join(sorted(lost))} have no effect: a run builds nothing from these ids. "
-                "docs/federate.md of the bundle lists what it builds and what is left out.",
+                f"The overrides {', '.join(sorted(lost))} have no effect: a run builds nothing from these ids. "
+                "docs/federate.md of the bundle lists the parts that a run uses and ignores.",
                 options=sorted(lost),
             )
         files = self.adopted["files"]
@@ -102,20 +108,20 @@ class AdoptedBundle:
             for kind, read in kinds.items()
         }
         self._initialized = False
-        if str(self.root) not in sys.path:  # for processes that load cases
+        if str(self.root) not in sys.path:  # processes that load cases import the bundle's modules
             sys.path.append(str(self.root))
         parser = self.parser()
         missing = [id_ for id_ in self.ids.values() if id_ is not None and id_ not in parser]
         if missing:
             raise SettingsError(
                 "missing_ids",
-                f"'{root}' lacks ids that '{OVERLAY}' names: {', '.join(missing)}. Adopt it again.",
+                f"'{root}' lacks ids that '{OVERLAY_FILE}' names: {', '.join(missing)}. Adopt the bundle again.",
                 path=root,
                 ids=missing,
             )
 
     def initialize(self) -> None:
-        """Run the bundle's ``initialize``, once in a process; torch's, NumPy's, Python's generators stay as they are.
+        """Run the bundle's ``initialize``, once in a process. The global random generators keep their state.
 
         Raises:
             SettingsError: If the bundle's code fails.
@@ -126,12 +132,12 @@ class AdoptedBundle:
         self._initialized = True
 
     def parser(self, folder: Path | None = None, device: str = "cpu", kind: str = TRAIN) -> ConfigParser:
-        """The bundle's configuration with a site's folder in it, nothing of it parsed yet.
+        """Return the bundle's configuration with a site's folder inserted; nothing is parsed yet.
 
         Args:
-            folder: In place of the bundle's ``dataset_dir``; None leaves that.
-            device: Where networks are, as torch names it.
-            kind: `TRAIN`, or `EVALUATE`, which lies over it where the bundle has it.
+            folder: Folder that replaces the bundle's ``dataset_dir``; None keeps it.
+            device: Device of the networks, as torch names it.
+            kind: `TRAIN`, or `EVALUATE` for the training configuration overlaid with ``evaluate``.
         """
         drop_missing_codec()
         parser = ConfigParser(config=copy.deepcopy(self._contents[kind]))
@@ -145,14 +151,14 @@ class AdoptedBundle:
                 parser[id_] = self._overlay[id_]
         parser["bundle_root"], parser["device"] = str(self.root), torch.device(device)
         if folder is not None:
-            slash = "/" if str(self._contents[kind]["dataset_dir"]).endswith("/") else ""  # names may rely on it
+            slash = "/" if str(self._contents[kind]["dataset_dir"]).endswith("/") else ""  # expressions may rely on it
             parser["dataset_dir"] = f"{folder}{slash}"
             for id_, path in cases["list_files"].items():
                 parser[id_] = str(folder / Path(path).name)
         return parser
 
     def build(self, parser: ConfigParser, id_: str | None) -> Any:
-        """What an id stands for; None for no id.
+        """Build the component at an id; return None for the id None.
 
         Raises:
             SettingsError: If the bundle's code fails.
@@ -162,7 +168,7 @@ class AdoptedBundle:
         try:
             with self.importable():
                 return parser.get_parsed_content(id_)
-        except Exception as error:  # whatever the bundle's code raises
+        except Exception as error:  # the bundle's code may raise anything
             cause: BaseException = error
             while cause.__cause__ is not None:
                 cause = cause.__cause__
@@ -174,46 +180,47 @@ class AdoptedBundle:
             ) from error
 
     def parts(self) -> TrainingParts:
-        """Build the parts of a training; a site's transforms are its own (`medfl_adopt.site.AdoptedSite`).
+        """Build the components of a training. The transforms belong to each site (`medfl_adopt.site.AdoptedSite`).
 
         Raises:
-            SettingsError: If the bundle's code fails, or its optimiser has several groups of parameters.
+            SettingsError: If the bundle's code fails, or its optimizer has several groups of parameters.
         """
         parser = self.parser()
-        built = {name: self.build(parser, self.ids[name]) for name in _BUILT}
-        frozen = _without_steps(self._trained(parser), built["optimizer"])
+        built = {name: self.build(parser, self.ids[name]) for name in _BUILT_PARTS}
+        frozen = _parameters_without_optimizer(self._build_trained_network(parser), built["optimizer"])
         return TrainingParts(
-            network=partial(self._network, frozen),
+            network=partial(self._build_network, frozen),
             optimizer=optimizer_factory(built.pop("optimizer")),
             amp=bool(built.pop("amp")),
             **built,
         )
 
-    def _network(self, frozen: Sequence[str]) -> nn.Module:
-        """Build the network that the bundle's trainer trains, anew, with some parameters frozen."""
-        network = self._trained(self.parser())
+    def _build_network(self, frozen: Sequence[str]) -> nn.Module:
+        """Build a new network in the same way as the bundle's trainer, and freeze some parameters."""
+        network = self._build_trained_network(self.parser())
         for name in frozen:
             network.get_parameter(name).requires_grad_(False)
         return name_parts(network, **self.adopted["modules"])
 
-    def _trained(self, parser: ConfigParser) -> nn.Module:
+    def _build_trained_network(self, parser: ConfigParser) -> nn.Module:
+        """Build the network of the bundle's trainer; raise SettingsError if it is no module."""
         id_ = self.ids["trained"]
         network = self.build(parser, id_)
         if not isinstance(network, nn.Module):
             raise SettingsError(
                 "not_a_network",
-                f"'{id_}' of the bundle gives a {type(network).__name__}: expected the network to train, a "
-                "torch.nn.Module. Correct the expression.",
+                f"expected a torch.nn.Module at '{id_}' of the bundle, the network to train; got a "
+                f"{type(network).__name__}. Correct the expression.",
                 id=id_,
                 found=type(network).__name__,
             )
         return network
 
     def output_names(self, count: int) -> tuple[str, ...]:
-        """What the metadata say that each channel of the network's output is for; empty where they don't name them all.
+        """Return the metadata's name of each channel of the network's output; empty unless all channels have names.
 
         Args:
-            count: Of the channels.
+            count: Number of channels.
         """
         names, _ = read_config(self.root / METADATA)
         for key in ("network_data_format", "outputs", "pred", "channel_def"):
@@ -224,7 +231,7 @@ class AdoptedBundle:
 
     @contextlib.contextmanager
     def importable(self) -> Iterator[None]:
-        """Let the bundle's own modules be imported, as they are where MONAI runs it from its folder."""
+        """Make the bundle's own modules importable in the block, as MONAI does when it runs the bundle."""
         sys.path.insert(0, str(self.root))
         try:
             yield
@@ -232,18 +239,19 @@ class AdoptedBundle:
             sys.path.remove(str(self.root))
 
 
-def _without_steps(network: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
-    """Return the names of a network's trainable parameters that its optimiser does not have.
+def _parameters_without_optimizer(network: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
+    """Return the names of a network's trainable parameters that its optimizer does not contain.
 
     Raises:
-        SettingsError: If the optimiser has parameters that are not the network's.
+        SettingsError: If the optimizer contains parameters that do not belong to the network.
     """
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     if foreign := held - {id(parameter) for parameter in network.parameters()}:
         raise SettingsError(
             "foreign_parameters",
-            f"the bundle's optimiser has {len(foreign)} parameters that are not the network's: expected only those of "
-            "the network that the trainer trains. A federation shares the network alone; put what learns into it.",
+            f"The bundle's optimizer has {len(foreign)} parameters that don't belong to the network: expected only "
+            "parameters of the trainer's network, because a federation shares nothing else. Move the other parameters "
+            "into the network.",
             count=len(foreign),
         )
     return [
@@ -251,7 +259,7 @@ def _without_steps(network: nn.Module, optimizer: torch.optim.Optimizer) -> list
     ]
 
 
-_BUILT = (
+_BUILT_PARTS = (
     "loss",
     "optimizer",
     "amp",

@@ -1,4 +1,4 @@
-"""Where a site's own cases enter a configuration, and what a site's folder must hold for that."""
+"""Find the ids of a bundle's case lists, and the files that a site's folder must contain."""
 
 from __future__ import annotations
 
@@ -9,37 +9,42 @@ from typing import Literal
 
 from medfl.errors import DataError, SettingsError
 from medfl_adopt.config import Config, base_name, is_expression
-from medfl_adopt.expressions import Listing, list_files, paths, read_listing
-from medfl_adopt.parts import Parts
+from medfl_adopt.expressions import CaseListExpression, find_site_paths, list_files, read_listing
+from medfl_adopt.parts import PartIds
 
 Mode = Literal["one_list", "own_lists", "dataset_dir"]
-"""``one_list``: training and validation come from one list, which the site's splits deal out. ``own_lists``: each has a
-list of its own at the site. ``dataset_dir``: the data sets find their cases below ``dataset_dir`` themselves."""
+"""Form in which a bundle lists its cases.
+
+``one_list``: training and validation cases come from one list, which the site splits. ``own_lists``: training and
+validation cases have separate lists at the site. ``dataset_dir``: the data sets find their cases in the folder
+``dataset_dir`` themselves.
+"""
 
 DATASET_DIR = "dataset_dir"
+"""Id of the folder of the cases."""
 
-PLAIN = ("Dataset", "CacheDataset", "PersistentDataset", "SmartCacheDataset", "LMDBDataset")
-"""MONAI's data sets that apply transforms to each case of a list, and keep what comes out."""
+SUPPORTED_DATASETS = ("Dataset", "CacheDataset", "PersistentDataset", "SmartCacheDataset", "LMDBDataset")
+"""MONAI's data sets that only apply transforms to each case of a list and cache the result."""
 
 
 @dataclass(frozen=True)
-class Cases:
-    """Where a site's cases enter.
+class CaseLayout:
+    """Ids and files that define a site's cases.
 
     Attributes:
-        mode: See `Mode`.
-        train: Id that a site's training cases are laid over; None with the mode ``dataset_dir``.
-        validation: Id that its validation cases are laid over; None where the bundle has no validation list.
-        train_list: Where it is cut, the expression without cuts: of all cases (``one_list``) or of the training cases
-            (``own_lists``). None where what stands at `train` is that list.
-        validation_list: The same for the validation cases with ``own_lists``.
-        test: Id of the list that the bundle's ``evaluate`` scores, where it is another one than validation's.
-        test_list: The same for the test cases.
-        cuts: Id of each expression that cuts a list by position, and how, for example ``[:-9]``.
-        list_files: Files of the bundle that list cases: id of the path to the path within the bundle. A site has a file
-            of the same name in its folder in their place.
-        needs: What a site's folder must hold: patterns of paths in it.
-        relative: Whether the lists come from `list_files` alone: paths in them begin at the site's folder.
+        mode: How the bundle lists its cases (`Mode`).
+        train: Id that a site's training cases replace; None with the mode ``dataset_dir``.
+        validation: Id that a site's validation cases replace; None if the bundle has no validation list.
+        train_list: Expression of the list at `train` without cuts: of all cases (``one_list``) or of the training cases
+            (``own_lists``). None if the list at `train` is not cut.
+        validation_list: Expression of the validation list without cuts, with ``own_lists``; None if it is not cut.
+        test: Id of the list that the bundle's ``evaluate`` scores, if it differs from the validation list.
+        test_list: Expression of the test list without cuts; None if it is not cut.
+        cuts: Pairs of the id of an expression that cuts a list by position, and the cut, for example ``[:-9]``.
+        list_files: Maps the id of a path to the path of a file within the bundle that lists cases. A site has a file
+            with the same name in its folder, which replaces it.
+        needs: Patterns of paths that a site's folder must contain.
+        relative: Whether the lists come from `list_files` alone; then paths in them are relative to the site's folder.
     """
 
     mode: Mode
@@ -55,82 +60,88 @@ class Cases:
     relative: bool = False
 
 
-def read_cases(config: Config, parts: Parts) -> Cases:
-    """Find where a site's cases enter: ``train#dataset#data`` and ``validate#dataset#data``, or else ``dataset_dir``.
+def read_cases(config: Config, parts: PartIds) -> CaseLayout:
+    """Find the ids of a site's cases: ``train#dataset#data`` and ``validate#dataset#data``, or else ``dataset_dir``.
 
     Raises:
-        SettingsError: If there are several lists that can't be told apart, or none that depends on ``dataset_dir`` or
-            on a list file of the bundle, or a data set makes its cases in a way of its own.
+        SettingsError: If there are several lists that can't be distinguished, if no list depends on ``dataset_dir`` or
+            on a list file of the bundle, or if a data set does more than apply transforms.
     """
-    train = _data_of(config, parts.train_dataset)
-    validation = _data_of(config, parts.val_dataset) if parts.val_dataset else None
+    train = _find_list_id(config, parts.train_dataset)
+    validation = _find_list_id(config, parts.val_dataset) if parts.val_dataset else None
     used = [id_ for id_ in (train, validation) if id_] or [parts.train_dataset, *filter(None, [parts.val_dataset])]
     files = {key: path for id_ in used for key, path in list_files(config, id_).items()}
     for id_ in used:
-        if not _is_of_site(config, id_):
+        if not _depends_on_site(config, id_):
             raise SettingsError(
                 "site_independent_list",
-                f"'{id_}' does not depend on '{DATASET_DIR}', so that every site would read the same cases: expected a "
-                f"list of files below @{DATASET_DIR}, or one read from a file of the bundle (a site has one of its own "
-                f"then). Write its paths so, for example as @{DATASET_DIR} + '/images'.",
+                f"'{id_}' does not depend on '{DATASET_DIR}', so every site would read the same cases: expected a list "
+                f"of files in @{DATASET_DIR}, or a list read from a file of the bundle (each site then has its own "
+                f"file). Write its paths relative to the folder, for example as @{DATASET_DIR} + '/images'.",
                 id=id_,
             )
-    patterns = [path for id_ in used for path in paths(config, id_)]
+    patterns = [path for id_ in used for path in find_site_paths(config, id_)]
     if train is None:
         _check_one_source(config, parts.train_dataset)
         patterns += [path for id_ in used for path in _decathlon_file(config, id_)]
     needs = tuple(dict.fromkeys([*patterns, *(Path(path).name for path in files.values())]))
     if train is None:
-        return Cases("dataset_dir", list_files=files, needs=needs)
-    _check_plain(config, [parts.train_dataset, *filter(None, [parts.val_dataset])])
-    relative = not any(DATASET_DIR in config.reach(id_) for id_ in used)
-    cases = Cases("own_lists", train, validation, list_files=files, needs=needs, relative=relative)
-    first = _read(config, train)
+        return CaseLayout("dataset_dir", list_files=files, needs=needs)
+    _check_datasets(config, [parts.train_dataset, *filter(None, [parts.val_dataset])])
+    relative = not any(DATASET_DIR in config.reachable_ids(id_) for id_ in used)
+    cases = CaseLayout("own_lists", train, validation, list_files=files, needs=needs, relative=relative)
+    first = _read_list(config, train)
     if validation is None:
-        return replace(cases, mode="one_list", train_list=_uncut(first), cuts=tuple(dict.fromkeys(first.cuts)))
-    second = _read(config, validation)
+        return replace(
+            cases, mode="one_list", train_list=_expression_without_cuts(first), cuts=tuple(dict.fromkeys(first.cuts))
+        )
+    second = _read_list(config, validation)
     cuts = tuple(dict.fromkeys(first.cuts + second.cuts))
     if first.expanded == second.expanded:
-        return replace(cases, mode="one_list", train_list=_uncut(first), cuts=cuts)
-    return replace(cases, train_list=_uncut(first), validation_list=_uncut(second), cuts=cuts)
+        return replace(cases, mode="one_list", train_list=_expression_without_cuts(first), cuts=cuts)
+    return replace(
+        cases, train_list=_expression_without_cuts(first), validation_list=_expression_without_cuts(second), cuts=cuts
+    )
 
 
-def with_test(cases: Cases, config: Config, evaluate: Config, parts: Parts) -> Cases:
-    """The same with the list that the bundle's ``evaluate`` scores, if that is another one than validation's.
+def add_test_list(cases: CaseLayout, config: Config, evaluate: Config, parts: PartIds) -> CaseLayout:
+    """Add the list that the bundle's ``evaluate`` scores, if it differs from the validation list.
 
     Args:
-        cases: Of the training configuration.
-        config: That.
-        evaluate: The same with ``evaluate`` laid over it.
-        parts: Of the training configuration.
+        cases: Result of `read_cases`.
+        config: Training configuration.
+        evaluate: Training configuration overlaid with ``evaluate``.
+        parts: Ids of the parts of the training configuration.
 
     Raises:
         SettingsError: If the list can't be read.
     """
-    id_ = _data_of(evaluate, parts.val_dataset) if parts.val_dataset else None
-    if cases.validation is None or id_ is None or not _is_of_site(evaluate, id_):
+    id_ = _find_list_id(evaluate, parts.val_dataset) if parts.val_dataset else None
+    if cases.validation is None or id_ is None or not _depends_on_site(evaluate, id_):
         return cases
-    test = _read(evaluate, id_)
-    if test.expanded == _read(config, cases.validation).expanded:
+    test = _read_list(evaluate, id_)
+    if test.expanded == _read_list(config, cases.validation).expanded:
         return cases
-    return replace(cases, test=id_, test_list=_uncut(test), cuts=tuple(dict.fromkeys((*cases.cuts, *test.cuts))))
+    return replace(
+        cases, test=id_, test_list=_expression_without_cuts(test), cuts=tuple(dict.fromkeys((*cases.cuts, *test.cuts)))
+    )
 
 
 def check_folder(needs: Sequence[str], folder: Path, site: str) -> None:
-    """Refuse a site's folder that lacks what the bundle reads.
+    """Raise DataError if a site's folder lacks files that the bundle reads.
 
     Args:
-        needs: Patterns of paths in it, see `Cases.needs`.
-        folder: The site's.
-        site: Its name, for the message.
+        needs: Patterns of paths in the folder, see `CaseLayout.needs`.
+        folder: Folder of the site.
+        site: Name of the site, for the message.
 
     Raises:
-        DataError: Naming all that is missing at once.
+        DataError: If the folder or a file is missing; the message names all missing patterns.
     """
     if not folder.is_dir():
         raise DataError(
             "missing_folder",
-            f"Site '{site}' has no folder: expected '{folder}', which the bundle gets as its dataset_dir.",
+            f"Site '{site}' has no folder: expected '{folder}', which the bundle uses as its dataset_dir.",
             site=site,
             path=folder,
         )
@@ -138,92 +149,91 @@ def check_folder(needs: Sequence[str], folder: Path, site: str) -> None:
     if missing:
         raise DataError(
             "missing_file",
-            f"The folder of site '{site}' lacks what the bundle reads: expected {', '.join(missing)} in '{folder}'. "
-            "Lay the site's files there under these names, or links to them.",
+            f"The folder of site '{site}' lacks files that the bundle reads: expected {', '.join(missing)} in "
+            f"'{folder}'. Put the site's files, or links to them, there under these names.",
             site=site,
             path=folder,
             expected=missing,
         )
 
 
-def _is_of_site(config: Config, id_: str) -> bool:
-    """Whether a list is another one at another site: of files in its folder, or of a list file in its folder."""
-    return DATASET_DIR in config.reach(id_) or bool(list_files(config, id_))
+def _depends_on_site(config: Config, id_: str) -> bool:
+    """Return whether a list depends on the site: on files in its folder, or on a list file in its folder."""
+    return DATASET_DIR in config.reachable_ids(id_) or bool(list_files(config, id_))
 
 
-def _check_plain(config: Config, datasets: Sequence[str]) -> None:
-    """Refuse data sets that do more to a case of their list than to apply the transforms, which is all that medfl does.
+def _check_datasets(config: Config, datasets: Sequence[str]) -> None:
+    """Check that data sets only apply transforms to the cases of their list, because medfl does no more.
 
     Raises:
-        SettingsError: Naming the first.
+        SettingsError: If a data set does more; the message names the first.
     """
     for id_ in datasets:
         target = config.target(id_)
-        if base_name(target) not in PLAIN or not (target in PLAIN or target.startswith("monai.data.")):
+        if base_name(target) not in SUPPORTED_DATASETS or not (
+            target in SUPPORTED_DATASETS or target.startswith("monai.data.")
+        ):
             raise SettingsError(
                 "unsupported_dataset",
-                f"'{config.follow(id_)}' is a '{target}', which makes cases of its list in a way of its own, as one "
-                f"that cuts whole slides does: expected one of MONAI's that only apply transforms, {', '.join(PLAIN)}. "
-                "Do in the transforms what it does.",
+                f"'{config.follow(id_)}' is a '{target}', which may do more than apply transforms, for example cut "
+                f"patches from whole-slide images: expected one of MONAI's data sets {', '.join(SUPPORTED_DATASETS)}. "
+                "Move the additional steps into the transforms.",
                 id=config.follow(id_),
                 found=target,
             )
 
 
-def _read(config: Config, id_: str) -> Listing:
-    """A list and its cuts.
+def _read_list(config: Config, id_: str) -> CaseListExpression:
+    """Read a list and its cuts.
 
     Raises:
-        SettingsError: If parts of it are cut unlike, so that nobody can tell what belongs together.
+        SettingsError: If the expression can't be read, or its parts have different cuts.
     """
     listing = read_listing(config, id_)
     if listing.whole is None and is_expression(config.value(id_)):
         raise SettingsError(
             "invalid_expression",
-            f"'{id_}' is no expression that can be read: expected Python as in '$[...]', got '{config.value(id_)}'.",
+            f"expected a Python expression such as '$[...]' at '{id_}', got '{config.value(id_)}'.",
             id=id_,
         )
     kinds = sorted({cut for _, cut in listing.cuts})
     if len(kinds) > 1:
         raise SettingsError(
             "unlike_cuts",
-            f"'{id_}' is put together from lists that are cut unlike: {', '.join(kinds)}. Nobody can tell which "
-            "cases are for training and which for validation at another site. Write one list, cut in one place.",
+            f"'{id_}' consists of lists with different cuts: {', '.join(kinds)}. At another site it is unknown which "
+            "cases are for training and which for validation. Write one list that is cut in one place.",
             id=id_,
             cuts=kinds,
         )
     return listing
 
 
-def _data_of(config: Config, dataset: str) -> str | None:
-    """The id of a data set's list, where it has one."""
+def _find_list_id(config: Config, dataset: str) -> str | None:
+    """Return the id of a data set's list, or None if it has no list."""
     return f"{dataset}#data" if config.child(dataset, "data") else None
 
 
 def _decathlon_file(config: Config, dataset: str) -> list[str]:
-    """What MONAI's ``DecathlonDataset`` reads below its root."""
+    """Return the file that MONAI's ``DecathlonDataset`` reads, as a list; empty for other data sets."""
     task = config.value(f"{dataset}#task")
     known = base_name(config.target(dataset)) == "DecathlonDataset" and isinstance(task, str) and task[:1] not in "$@"
     return [f"{task}/dataset.json"] if known else []
 
 
-def _uncut(listing: Listing) -> str | None:
+def _expression_without_cuts(listing: CaseListExpression) -> str | None:
+    """Return the expression without cuts, or None if the list is not cut."""
     return listing.whole if listing.cuts else None
 
 
 def _check_one_source(config: Config, dataset: str) -> None:
-    """Refuse a data set without a list of its own that is made of several that have one.
-
-    Raises:
-        SettingsError: If it is.
-    """
-    below = config.targets([dataset, *(config.reach(dataset) - {dataset})])
+    """Raise SettingsError for a data set without a list that is composed of several data sets with lists."""
+    below = config.targets([dataset, *(config.reachable_ids(dataset) - {dataset})])
     lists = sorted(f"{id_}#data" for id_ in below if id_ != dataset and config.child(id_, "data"))
     if lists:
         raise SettingsError(
             "several_lists",
-            f"'{dataset}' has no list 'data' of its own, but is made of {len(lists)} with one: {', '.join(lists)}. "
-            "Nobody can tell which of them a site's cases belong to: expected one list at 'train#dataset#data'.",
+            f"'{dataset}' has no list 'data', but consists of {len(lists)} data sets with lists: {', '.join(lists)}. "
+            "It is unknown which list a site's cases belong to: expected one list at 'train#dataset#data'.",
             id=dataset,
             lists=lists,
         )

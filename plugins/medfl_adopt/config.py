@@ -1,4 +1,4 @@
-"""A bundle's configuration as text: files merged, macros filled in, references followed, nothing evaluated."""
+"""Configuration of a bundle as text: files merged, macros expanded, references followed, nothing evaluated."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from medfl.bundle.check.reading import SUFFIXES, id_of, inside, read_config, wal
 from medfl.bundle.check.references import fill_macros, merged
 from medfl.errors import SettingsError
 
-ROUNDS_OF_MACROS = 10
-"""How deep a macro may pull in text that holds macros."""
+MAX_MACRO_DEPTH = 10
+"""Largest nesting depth of macros."""
 
 PLAIN_REFERENCE = re.compile(r"\$?\s*@((?:\w|::)+)\s*")
-"""A value that is another one and nothing else; both ``@loss`` and ``$@loss`` are."""
+"""Pattern of a value that is a single reference: ``@loss`` or ``$@loss``."""
 
 LOAD_IMAGE = ("LoadImaged", "LoadImageD", "LoadImageDict")
-"""MONAI's names for the transform that reads files."""
+"""MONAI's names of the transform that reads image files."""
 
 COMMON_KEY = re.compile(r"\$\s*monai\.utils\.(?:enums\.)?CommonKeys\.(\w+)\s*")
-"""MONAI's constants for keys of a case; each is its name in small letters, as ``image``."""
+"""Pattern of MONAI's constants for keys of a case; the key is the constant's name in lower case, such as ``image``."""
 
 
-_NOTHING = object()
+_MISSING = object()
 
 
 class Config:
-    """The configuration that MONAI would make of some files, before it parses it.
+    """The configuration that MONAI would build from some files, before it is parsed.
 
     Ids are written with ``#``, as users write them.
 
     Args:
-        contents: The files' contents, each laid over those before it.
-        metadata: What references under ``_meta_`` name.
-        root: The bundle, where macros may read files.
+        contents: Contents of the files; each overrides those before it.
+        metadata: Values that references below ``_meta_`` name.
+        root: Folder of the bundle, in which macros may read files.
 
     Raises:
-        SettingsError: If the contents can't be merged, or a macro can't be filled.
+        SettingsError: If the contents can't be merged, or a macro can't be expanded.
     """
 
     def __init__(self, contents: Sequence[Mapping[str, Any]], metadata: Mapping[str, Any], root: Path) -> None:
@@ -46,13 +46,13 @@ class Config:
         code = "invalid_macro"
         try:
             parser = merged(contents, metadata)
-            for _ in range(ROUNDS_OF_MACROS):
+            for _ in range(MAX_MACRO_DEPTH):
                 fill_macros(parser, root, problems)
                 if problems or not any(_is_macro(value) for _, value in walk(parser.get())):
                     break
         except RecursionError:
             code = "nested_too_deep"
-            problems.append("its macros (%) nest too deep")
+            problems.append("its macros (%) exceed the maximum nesting depth")
         except ValueError as error:
             code = "conflicting_configs"
             problems.append(str(error))
@@ -61,18 +61,19 @@ class Config:
         self._content = parser.get()
 
     def __contains__(self, id_: str) -> bool:
-        return self._at(id_) is not _NOTHING
+        return self._lookup(id_) is not _MISSING
 
     def get(self, id_: str) -> Any:
-        """What stands at an id; None where nothing does."""
-        value = self._at(id_)
-        return None if value is _NOTHING else value
+        """Return the value at an id, or None without a value."""
+        value = self._lookup(id_)
+        return None if value is _MISSING else value
 
     def follow(self, id_: str) -> str:
-        """The id at the end of plain references, for example ``loss`` for ``train#trainer#loss_function``.
+        """Follow plain references from an id, and return the last id.
 
-        Parents that are references are followed, too, so that ``train#dataset#data`` may lead to ``train_data#data``.
-        Where a reference leads nowhere or in a circle, the id before it.
+        For example, ``train#trainer#loss_function`` leads to ``loss``. References among the parents are followed too,
+        so ``train#dataset#data`` may lead to ``train_data#data``. If a reference leads nowhere or in a circle, the id
+        before it is returned.
         """
         seen: set[str] = set()
         while True:
@@ -83,37 +84,42 @@ class Config:
             value = self.get(id_)
             match = PLAIN_REFERENCE.fullmatch(absolute(id_, value)) if isinstance(value, str) else None
             target = match.group(1).replace("::", "#") if match else id_
-            if target in seen or not self._leads_somewhere(target):
+            if target in seen or not self._is_resolvable(target):
                 return id_
             id_ = target
 
     def child(self, id_: str, name: str) -> str | None:
-        """The id at the end of what a component has under a name, or None if it has nothing there, or null."""
+        """Return the id of a component's argument, or None if the argument is absent or null.
+
+        References are followed.
+        """
         id_ = self.follow(f"{self.follow(id_)}#{name}")
         return id_ if self.get(id_) is not None else None
 
     def value(self, id_: str) -> Any:
-        """What stands at the end of an id's references."""
+        """Return the value at an id, after following references."""
         return self.get(self.follow(id_))
 
     def target(self, id_: str) -> str:
-        """What a component calls, as it is written; empty for anything else."""
+        """Return the target (``_target_``) of a component as it is written; empty for other values."""
         value = self.value(id_)
         target = value.get("_target_") if isinstance(value, Mapping) else None
         return target if isinstance(target, str) else ""
 
     def references(self, id_: str) -> list[str]:
-        """The ids that anything at or below an id refers to, each once, in their order."""
-        return list(dict.fromkeys(ref for place, value in self.texts(id_) for ref in references_of(place, value)))
+        """Return the distinct ids that an id, or anything below it, refers to, in their order."""
+        return list(
+            dict.fromkeys(ref for place, value in self.iterate_texts(id_) for ref in find_references(place, value))
+        )
 
-    def texts(self, id_: str) -> Iterator[tuple[str, str]]:
-        """Id and text of all that is text at or below an id."""
+    def iterate_texts(self, id_: str) -> Iterator[tuple[str, str]]:
+        """Yield id and text of all strings at or below an id."""
         for place, value in walk(self.get(id_)):
             if isinstance(value, str):
                 yield id_of((id_, *place)), value
 
-    def reach(self, id_: str) -> set[str]:
-        """All ids that an id refers to, directly or not, and itself."""
+    def reachable_ids(self, id_: str) -> set[str]:
+        """Return all ids that can be reached from an id through references, including the id."""
         reached: set[str] = set()
         waiting = [id_]
         while waiting:
@@ -124,7 +130,7 @@ class Config:
         return reached
 
     def targets(self, ids: Iterable[str]) -> dict[str, str]:
-        """Id to target of each component that stands at or below some ids."""
+        """Map the id of each component at or below some ids to its target."""
         pairs = {}
         for id_ in ids:
             for place, value in walk(self.get(id_)):
@@ -133,20 +139,21 @@ class Config:
         return pairs
 
     def components(self, id_: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """The components of a list, a ``Compose``, an object of components, or an expression that joins such.
+        """Yield the components of a list, a ``Compose``, a mapping of components, or an expression that joins them.
 
         Yields:
-            The id and the content of each, in order; a component that can't be told without running is left out.
+            Id and content of each component, in order; components that only running the bundle can tell are left out.
         """
         yield from self._components(self.follow(id_), set())
 
     def _components(self, id_: str, seen: set[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Yield the components at an id that was not seen before."""
         if id_ in seen:
             return
         seen.add(id_)
         value = self.get(id_)
         if isinstance(value, str):
-            for reference in references_of(id_, value):
+            for reference in find_references(id_, value):
                 yield from self._components(self.follow(reference), seen)
         elif isinstance(value, list):
             for index in range(len(value)):
@@ -160,7 +167,7 @@ class Config:
                 yield from self._components(self.follow(f"{id_}#{name}"), seen)
 
     def literal(self, id_: str) -> Any:
-        """A value with the references in it followed; text that only running tells stays as it is written."""
+        """Return a value with its references resolved; expressions stay as they are written."""
         value = self.value(id_)
         if isinstance(value, list):
             return [self.literal(f"{self.follow(id_)}#{index}") for index in range(len(value))]
@@ -168,12 +175,15 @@ class Config:
         return key.group(1).lower() if key else value
 
     def keys(self, id_: str) -> list[str]:
-        """The keys that a dictionary transform works on, as far as they are written."""
+        """Return the keys that a dictionary transform uses, if they are written as plain text."""
         keys = self.literal(f"{id_}#keys") if f"{id_}#keys" in self else []
         return [str(key) for key in (keys if isinstance(keys, list) else [keys])]
 
-    def _at(self, id_: str) -> Any:
-        """What stands at an id, or `_NOTHING`. MONAI's own search looks for the nearest name wherever there is none."""
+    def _lookup(self, id_: str) -> Any:
+        """Return the value at an id, or `_MISSING`.
+
+        MONAI's own lookup is not used, because it falls back to the nearest name.
+        """
         value = self._content
         for part in id_.split("#"):
             if isinstance(value, Mapping) and part in value:
@@ -181,18 +191,19 @@ class Config:
             elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
                 value = value[int(part)]
             else:
-                return _NOTHING
+                return _MISSING
         return value
 
-    def _leads_somewhere(self, id_: str) -> bool:
+    def _is_resolvable(self, id_: str) -> bool:
+        """Return whether an id has a value, or its parents have references."""
         *parents, _ = id_.split("#")
         return id_ in self or bool(parents and self.follow("#".join(parents)) != "#".join(parents))
 
 
 def absolute(id_: str, text: str) -> str:
-    """A text with its relative references (``@##other``) written out, parts of ids parted by ``::``.
+    """Replace relative references (``@##other``) in a text by absolute references.
 
-    Where one leads above the top, the text as it is.
+    The parts of an id are separated by ``::``. The text is returned unchanged if a reference leads above the top level.
     """
     from monai.bundle import ConfigParser
 
@@ -202,28 +213,28 @@ def absolute(id_: str, text: str) -> str:
         return text
 
 
-def references_of(id_: str, text: str) -> list[str]:
-    """The ids that a text at an id refers to."""
+def find_references(id_: str, text: str) -> list[str]:
+    """Return the ids that a text at an id refers to."""
     from monai.bundle import ReferenceResolver
 
     return [ref.replace("::", "#") for ref in ReferenceResolver.match_refs_pattern(absolute(id_, text))]
 
 
 def base_name(target: str) -> str:
-    """The class of a target, without its package."""
+    """Return the class name of a target, without its package."""
     return target.rpartition(".")[2]
 
 
 def is_expression(value: object) -> bool:
-    """Whether a value is text that MONAI would evaluate."""
+    """Return whether a value is text that MONAI would evaluate."""
     return isinstance(value, str) and value.startswith("$")
 
 
 def read_files(root: Path) -> dict[str, str]:
-    """The configurations of a bundle that tell a workflow: stem to file name, for example ``train`` to ``train.json``.
+    """Map the stem of each configuration file of a bundle to its name, for example ``train`` to ``train.json``.
 
     Raises:
-        SettingsError: If two files have one stem, so that nobody can tell which is meant.
+        SettingsError: If two files have the same stem.
     """
     names = sorted(
         path.name
@@ -245,14 +256,14 @@ def read_files(root: Path) -> dict[str, str]:
 
 
 def read_file(root: Path, name: str) -> Mapping[str, Any]:
-    """The content of one configuration.
+    """Return the content of a configuration file.
 
     Args:
-        root: The bundle.
-        name: Its name under ``configs``.
+        root: Folder of the bundle.
+        name: Name of the file under ``configs``.
 
     Raises:
-        SettingsError: If it can't be read, or is no object of ids.
+        SettingsError: If the file can't be read, or does not contain a mapping.
     """
     path = root / "configs" / name
     content, problems = read_config(path)
@@ -261,7 +272,7 @@ def read_file(root: Path, name: str) -> Mapping[str, Any]:
     if not isinstance(content, dict):
         raise SettingsError(
             "wrong_type",
-            f"'{path}': expected an object of ids, got a {type(content).__name__}.",
+            f"'{path}': expected a mapping of ids, got a {type(content).__name__}.",
             path=path,
             found=type(content).__name__,
         )
@@ -269,4 +280,5 @@ def read_file(root: Path, name: str) -> Mapping[str, Any]:
 
 
 def _is_macro(value: Any) -> bool:
+    """Return whether a value is a macro."""
     return isinstance(value, str) and value.startswith("%")

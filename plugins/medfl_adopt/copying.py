@@ -1,4 +1,4 @@
-"""A copy of a bundle: every file byte by byte, no link that leads out, nothing opened that could run."""
+"""Copy a bundle byte by byte, without links that lead out of it; no file is executed or loaded."""
 
 from __future__ import annotations
 
@@ -11,53 +11,55 @@ from medfl.bundle.check.reading import inside
 from medfl.data.folders import check_free, written_whole
 from medfl.errors import SettingsError
 
-SKIPPED = {".git", "__pycache__", ".cache", ".DS_Store"}
-"""Folders and files that are no part of a bundle."""
+SKIPPED_NAMES = {".git", "__pycache__", ".cache", ".DS_Store"}
+"""Names of folders and files that do not belong to a bundle."""
 
 
-def check_places(root: Path, out: Path) -> None:
-    """Refuse to copy a bundle that holds more than files, folders and links in itself; or to a place that is taken.
+def check_paths(root: Path, out: Path) -> None:
+    """Check that a bundle can be copied, and that the folder of the copy is free.
+
+    A bundle may contain files, folders and links within the bundle.
 
     Args:
-        root: The bundle.
-        out: Where the copy is to be.
+        root: Folder of the bundle.
+        out: Folder of the copy.
 
     Raises:
-        SettingsError: Saying which.
-        DataError: If the place is not free.
+        SettingsError: If the bundle contains other entries, or the copy would be inside the bundle.
+        DataError: If the copy's folder is not empty.
     """
     if out.resolve().is_relative_to(root.resolve()):
         raise SettingsError(
             "output_inside_bundle",
-            f"'{out}' is in the bundle '{root}': expected --out to be a place apart from it.",
+            f"expected --out outside the bundle '{root}', got '{out}'.",
             path=out,
             bundle=root,
         )
     check_free(out, force=False, inputs=[root])
-    odd = [path for path in _entries(root) if not _is_copied(path, root)]
-    if odd:
-        names = ", ".join(f"'{path.relative_to(root)}'" for path in odd[:5])
+    unsupported = [path for path in _iterate_entries(root) if not _is_copied(path, root)]
+    if unsupported:
+        names = ", ".join(f"'{path.relative_to(root)}'" for path in unsupported[:5])
         raise SettingsError(
             "links_outside_bundle",
-            f"the bundle '{root}' has {len(odd)} links that lead out of it or nowhere, or entries that are no files: "
-            f"{names}{' and more' if len(odd) > 5 else ''}. Expected files and folders. Put the files in place of the "
-            f"links, for example by: cp -rL {root} COPY",
+            f"The bundle '{root}' has {len(unsupported)} links that lead out of it or nowhere, or entries that are not "
+            f"files: {names}{' and more' if len(unsupported) > 5 else ''}. Expected files and folders only. Replace "
+            f"the links by files, for example with: cp -rL {root} COPY",
             path=root,
-            count=len(odd),
-            entries=[path.relative_to(root) for path in odd[:5]],
+            count=len(unsupported),
+            entries=[path.relative_to(root) for path in unsupported[:5]],
         )
 
 
-def copy(root: Path, out: Path, complete: Callable[[Path], None]) -> None:
-    """Copy a bundle; the copy is there whole or not at all.
+def copy_bundle(root: Path, out: Path, complete: Callable[[Path], None]) -> None:
+    """Copy a bundle; the copy is written completely or not at all.
 
     Args:
-        root: The bundle, which `check_places` has passed.
-        out: Where the copy is to be.
-        complete: Adds to the copy what is new in it, before it takes its place.
+        root: Folder of a bundle that `check_paths` has accepted.
+        out: Folder of the copy.
+        complete: Adds new files to the copy before it is moved to its place.
     """
     with written_whole(out) as staged:
-        for path in _entries(root):
+        for path in _iterate_entries(root):
             place = staged / path.relative_to(root)
             if path.is_symlink():
                 target = path.resolve().relative_to(root.resolve())
@@ -69,15 +71,16 @@ def copy(root: Path, out: Path, complete: Callable[[Path], None]) -> None:
         complete(staged)
 
 
-def _entries(root: Path) -> Iterator[Path]:
-    """All that is in a folder, folders before what they hold; links are not followed."""
+def _iterate_entries(root: Path) -> Iterator[Path]:
+    """Yield all entries below a folder, folders before their contents; links are not followed."""
     for folder, folders, files in os.walk(root):
-        folders[:] = sorted(name for name in folders if name not in SKIPPED)
-        for name in (*folders, *sorted(name for name in files if name not in SKIPPED)):
+        folders[:] = sorted(name for name in folders if name not in SKIPPED_NAMES)
+        for name in (*folders, *sorted(name for name in files if name not in SKIPPED_NAMES)):
             yield Path(folder) / name
 
 
 def _is_copied(path: Path, root: Path) -> bool:
+    """Return whether an entry of a bundle can be copied."""
     if path.is_symlink():
-        return inside(path, root) and not SKIPPED & set(path.resolve().parts)
+        return inside(path, root) and not SKIPPED_NAMES & set(path.resolve().parts)
     return path.is_dir() or path.is_file()

@@ -1,7 +1,7 @@
-"""Methods that a bundle's text already rules out, found by the checks that refuse them when a run begins.
+"""Find the methods that a run over an adopted bundle would refuse, using only the bundle's text.
 
-Nothing of the bundle is built: a small stand-in network has whatever methods ask of one, and the optimiser is one of
-torch's or MONAI's own.
+The checks are the same as at the start of a run. No code of the bundle is run: a small placeholder network has
+everything that methods ask of a network, and the optimizer is torch's or MONAI's own.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from medfl.utils.rng import pinned
 from medfl_adopt.adoption import Adoption
 from medfl_adopt.config import Config, base_name
 
-SITES = ["site-1", "site-2"]
+EXAMPLE_SITES = ["site-1", "site-2"]
 
 
-class StandIn(nn.Module):
-    """Network with a body, a linear head and two stages, for images of one pixel and one channel.
+class PlaceholderNetwork(nn.Module):
+    """Placeholder network with a body, a linear head and two stages, for images of one pixel and one channel.
 
     Args:
         outputs: Number of outputs.
@@ -57,44 +57,44 @@ class StandIn(nn.Module):
 
 @dataclass(frozen=True)
 class MethodFit:
-    """A method and an adopted bundle.
+    """Result of checking a method against an adopted bundle.
 
     Attributes:
         record: The method.
-        refusal: Why a run refuses it, whatever the network is; None if no check does.
+        refusal: Reason why a run refuses the method for any network, or None if no check fails.
     """
 
     record: MethodRecord
     refusal: str | None
 
 
-def methods_of(adoption: Adoption, config: Config, registry: Registry) -> list[MethodFit]:
-    """Return the installed methods by name, with why a run over the bundle would refuse them.
+def check_methods(adoption: Adoption, config: Config, registry: Registry) -> list[MethodFit]:
+    """Return the installed methods, sorted by name, each with the reason why a run would refuse it.
 
     Args:
-        adoption: What was recognised of the bundle.
-        config: The bundle's training configuration.
-        registry: The installed methods.
+        adoption: Record of the adopted bundle.
+        config: Training configuration of the bundle.
+        registry: Registry with the installed methods.
     """
-    reasons = refusals(adoption, config, registry)
+    reasons = find_refusals(adoption, config, registry)
     return [MethodFit(registry.methods[name], reasons.get(name)) for name in sorted(registry.methods)]
 
 
-def refusals(adoption: Adoption, config: Config, registry: Registry) -> dict[str, str]:
-    """Return why methods are refused whatever the network is: method name to the message of the check.
+def find_refusals(adoption: Adoption, config: Config, registry: Registry) -> dict[str, str]:
+    """Map each method that a run refuses for any network to the message of the check.
 
     Args:
-        adoption: What was recognised of the bundle.
-        config: The bundle's training configuration.
-        registry: The installed methods.
+        adoption: Record of the adopted bundle.
+        config: Training configuration of the bundle.
+        registry: Registry with the installed methods.
     """
-    objective, optimizer = adoption.objective.made, known_optimizer(config, adoption.parts.optimizer)
+    objective, optimizer = adoption.objective.build(), known_optimizer(config, adoption.parts.optimizer)
     if objective is None:
         return {}
     task = _task(objective, optimizer or _sgd)
     logger = logging.getLogger("medfl")
     level = logger.level
-    logger.setLevel(logging.ERROR)  # warnings of a run that nobody begins
+    logger.setLevel(logging.ERROR)  # hide warnings about runs that are never started
     try:
         reasons = {name: _refusal(registry, name, task, optimizer is not None) for name in sorted(registry.methods)}
     finally:
@@ -103,9 +103,9 @@ def refusals(adoption: Adoption, config: Config, registry: Registry) -> dict[str
 
 
 def known_optimizer(config: Config, id_: str) -> OptimizerFactory | None:
-    """Return what makes an optimiser of torch or MONAI with the options that are written as plain values.
+    """Return a factory of the bundle's optimizer, with the options that are written as plain values.
 
-    None where the bundle has an optimiser of its own, or an expression.
+    Return None if the optimizer is not one of torch's or MONAI's, or if an option is an expression.
     """
     target, written = config.target(id_), config.value(id_)
     kinds: dict[str, Any] = {**vars(optimizers), **vars(torch.optim)}
@@ -121,22 +121,24 @@ def known_optimizer(config: Config, id_: str) -> OptimizerFactory | None:
     plain.pop("params", None)
 
     def build(parameters: Any) -> torch.optim.Optimizer:
-        made: torch.optim.Optimizer = kind(parameters, **plain)
-        return made
+        optimizer: torch.optim.Optimizer = kind(parameters, **plain)
+        return optimizer
 
     try:
         build([nn.Parameter(torch.zeros(1))])
-    except (TypeError, ValueError):  # an option that only running tells
+    except (TypeError, ValueError):  # an option is an expression
         return None
     return build
 
 
 def _task(objective: Objective, optimizer: OptimizerFactory) -> Task:
-    build: Callable[[], nn.Module] = lambda: StandIn(objective.outputs)  # noqa: E731
+    """Return a task with the placeholder network."""
+    build: Callable[[], nn.Module] = lambda: PlaceholderNetwork(objective.outputs)  # noqa: E731
     return Task({"network": build}, "network", objective.default_loss(), optimizer, objective, scale=Scale(()))
 
 
 def _sgd(parameters: Any) -> torch.optim.Optimizer:
+    """Return an SGD optimizer."""
     return torch.optim.SGD(parameters, lr=0.1)
 
 
@@ -145,12 +147,12 @@ def _refusal(registry: Registry, name: str, task: Task, knows_optimizer: bool) -
     settings = Settings(rounds=1)
     try:
         method = registry.make_method(name, {})
-        check_plan(name, method, task, settings, SITES, has_public=False)
+        check_plan(name, method, task, settings, EXAMPLE_SITES, has_public=False)
         if knows_optimizer:
             own = method.task_of(task)
             with tempfile.TemporaryDirectory() as folder, pinned(0, SERVER, 0, "global"):
                 store = Store(Path(folder))
-                method.setup(Server(SERVER, 0, State(), own, settings, store, SITES, {}, 0))
+                method.setup(Server(SERVER, 0, State(), own, settings, store, EXAMPLE_SITES, {}, 0))
     except MedflError as error:
         return str(error)
     return None

@@ -1,4 +1,4 @@
-"""What a bundle's trainer is made of, and what about it no federation can do."""
+"""Find the ids of a bundle's parts (trainer, network, loss, data sets and so on), and unsupported parts."""
 
 from __future__ import annotations
 
@@ -10,62 +10,68 @@ from medfl.bundle.check.references import required_properties
 from medfl.errors import SettingsError
 from medfl_adopt.config import Config, base_name, is_expression
 
-TRAINER, EVALUATOR = "SupervisedTrainer", "SupervisedEvaluator"
+TRAINER_CLASS, EVALUATOR_CLASS = "SupervisedTrainer", "SupervisedEvaluator"
+"""Class names of MONAI's trainer and evaluator."""
 
-PLACES = {TRAINER: ("train#trainer", "trainer"), EVALUATOR: ("validate#evaluator", "evaluator")}
-"""Ids of engines: MONAI's, and those at the top that older bundles and the zoo's templates have."""
+ENGINE_IDS = {TRAINER_CLASS: ("train#trainer", "trainer"), EVALUATOR_CLASS: ("validate#evaluator", "evaluator")}
+"""Maps each engine to its possible ids.
 
-TRAINER_PARTS = {
-    "network": "the network that it trains",
-    "optimizer": "its optimiser",
-    "loss_function": "its loss",
-    "train_data_loader": "its data loader",
+These are MONAI's id, and the top-level id of older bundles and of the zoo's templates.
+"""
+
+REQUIRED_TRAINER_ARGUMENTS = {
+    "network": "network to train",
+    "optimizer": "optimizer",
+    "loss_function": "loss",
+    "train_data_loader": "data loader",
 }
-"""Arguments of the trainer without which nothing can be trained, and what they are."""
+"""Maps each required argument of the trainer to its description."""
 
-TOLD_BY_TRAINER = ("train#dataset", "train#inferer")
-"""What MONAI requires under ids of their own, and a trainer at the top has by its loader, or need not have."""
+OPTIONAL_IDS = ("train#dataset", "train#inferer")
+"""Ids that MONAI requires, but that are optional if the trainer is at the top level."""
 
-LACKS_DATASET_DIR = (
-    " A site's folder enters as 'dataset_dir': where another id is the folder of the cases, put '@dataset_dir' there, "
-    "and its value under 'dataset_dir'."
+DATASET_DIR_HINT = (
+    " A site's folder replaces 'dataset_dir': if another id is the folder of the cases, set it to '@dataset_dir', and "
+    "move its value to 'dataset_dir'."
 )
+"""Hint for configurations without ``dataset_dir``."""
 
-OPTIMIZERS = ("torch.optim", "monai.optimizers")
-"""Packages of optimisers."""
+OPTIMIZER_PACKAGES = ("torch.optim", "monai.optimizers")
+"""Packages of optimizers."""
 
 
 @dataclass(frozen=True)
-class Parts:
-    """Where in the configuration each part of a site's training stands; None where there is no such part.
+class PartIds:
+    """Ids of the parts of a site's training in the configuration; None for an absent part.
 
     Attributes:
         trainer: MONAI's trainer.
-        network: The definition of the network, on no device yet; what can be told of the network is read there.
-        trained: The network as the trainer has it: the definition, with what an expression around it does (moving,
-            loading weights, freezing, wrapping). This is what a run builds.
-        loss: The loss.
-        optimizer: The optimiser, with a network's parameters.
-        optimizer_params: What the optimiser is given as parameters.
+        network: Definition of the network, not yet on a device. Properties of the network are read from it.
+        trained: Network of the trainer: the definition, possibly within an expression that moves it, loads weights,
+            freezes or wraps it. A run builds this id.
+        loss: Loss.
+        optimizer: Optimizer, with the parameters of a network.
+        optimizer_params: Parameters that the optimizer is given.
         amp: Whether training is in mixed precision.
-        prepare_batch: The function that makes inputs and targets of a batch; None is MONAI's, keys image and label.
-        lr_schedule: The scheduler of the learning rate.
-        train_dataset: The training data set.
-        train_dataloader: The loader of its batches.
-        train_inferer: How the network is applied in training.
-        train_preprocessing: The transforms of a training case.
-        train_postprocessing: The transforms of an output in training.
-        train_key_metric: The key metric in training.
-        train_handlers: The trainer's handlers.
-        evaluator: MONAI's evaluator, None where the bundle does not validate.
-        val_dataset: The validation data set.
-        val_dataloader: The loader of its batches.
-        val_inferer: How the network is applied in validation.
-        val_preprocessing: The transforms of a validation case.
-        val_postprocessing: The transforms of an output in validation.
-        val_key_metric: The key metric in validation.
+        prepare_batch: Function that extracts inputs and targets from a batch; None means MONAI's, with the keys image
+            and label.
+        lr_schedule: Learning-rate scheduler.
+        train_dataset: Training data set.
+        train_dataloader: Loader of the training batches.
+        train_inferer: Inferer that applies the network in training.
+        train_preprocessing: Transforms of a training case.
+        train_postprocessing: Transforms of an output in training.
+        train_key_metric: Key metric in training.
+        train_handlers: Handlers of the trainer.
+        evaluator: MONAI's evaluator; None if the bundle has no validation.
+        val_dataset: Validation data set.
+        val_dataloader: Loader of the validation batches.
+        val_inferer: Inferer that applies the network in validation.
+        val_preprocessing: Transforms of a validation case.
+        val_postprocessing: Transforms of an output in validation.
+        val_key_metric: Key metric in validation.
         val_additional_metrics: Further metrics in validation.
-        val_handlers: The evaluator's handlers.
+        val_handlers: Handlers of the evaluator.
     """
 
     trainer: str = "train#trainer"
@@ -95,57 +101,58 @@ class Parts:
     val_handlers: str | None = None
 
     def ids(self) -> dict[str, str | None]:
-        """Name of each part to its id."""
+        """Return a mapping from the name of each part to its id."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-def problems_of(config: Config) -> list[SettingsError]:
-    """Return why no federation can be made of a training configuration, an error for each reason."""
+def find_problems(config: Config) -> list[SettingsError]:
+    """Return an error for each reason why no federation can be made from a training configuration."""
     problems = []
-    id_of_trainer = engine_id(config, TRAINER)
+    id_of_trainer = engine_id(config, TRAINER_CLASS)
     trainer = config.value(id_of_trainer)
     required = [
         (id_.replace("train#trainer", id_of_trainer), description)
         for id_, description in required_properties("train")
-        if id_of_trainer == "train#trainer" or id_ not in TOLD_BY_TRAINER
+        if id_of_trainer == "train#trainer" or id_ not in OPTIONAL_IDS
     ]
     missing = {id_: description for id_, description in required if config.follow(id_) not in config}
-    for engine in (TRAINER, EVALUATOR):
+    for engine in (TRAINER_CLASS, EVALUATOR_CLASS):
         id_ = engine_id(config, engine)
         if config.value(id_) is not None:
-            problems += _problems_of_engine(config, id_, engine)
+            problems += _check_engine(config, id_, engine)
     if isinstance(trainer, Mapping):
         missing |= {
-            f"{id_of_trainer}#{name}": what for name, what in TRAINER_PARTS.items() if trainer.get(name) is None
+            f"{id_of_trainer}#{name}": what
+            for name, what in REQUIRED_TRAINER_ARGUMENTS.items()
+            if trainer.get(name) is None
         }
         if trainer.get("iteration_update") is not None:
             step = f"{id_of_trainer}#iteration_update"
             text = (
-                f"'{step}' puts a step of its own in place of the trainer's: expected none, "
-                "for medfl trains in its own loop, with the method's terms in the loss. Put what differs into the "
-                "loss."
+                f"'{step}' replaces the trainer's step: expected no such argument, because medfl has its own training "
+                "loop, which adds the method's terms to the loss. Move the difference into the loss."
             )
             problems.append(SettingsError("unsupported_step", text, id=step))
-        problems += _several(config, id_of_trainer, trainer)
+        problems += _check_single_network(config, id_of_trainer, trainer)
     if missing:
         names = ", ".join(f"{id_} ({description})" for id_, description in missing.items())
         text = (
-            f"{len(missing)} ids are missing: {names}. Add them; a value that stands elsewhere may be "
-            f"named by a reference, as '@other#id'.{LACKS_DATASET_DIR if 'dataset_dir' not in config else ''}"
+            f"{len(missing)} ids are missing: {names}. Add them; use a reference such as '@other#id' for a value that "
+            f"another id contains.{DATASET_DIR_HINT if 'dataset_dir' not in config else ''}"
         )
         problems.insert(0, SettingsError("missing_ids", text, ids=list(missing)))
     return problems
 
 
-def read_parts(config: Config) -> Parts:
-    """The parts of a configuration of which `problems_of` finds none."""
-    trainer, evaluator = config.follow(engine_id(config, TRAINER)), None
-    if config.value(engine_id(config, EVALUATOR)) is not None:
-        evaluator = config.follow(engine_id(config, EVALUATOR))
+def read_parts(config: Config) -> PartIds:
+    """Return the ids of the parts of a configuration for which `find_problems` returns no errors."""
+    trainer, evaluator = config.follow(engine_id(config, TRAINER_CLASS)), None
+    if config.value(engine_id(config, EVALUATOR_CLASS)) is not None:
+        evaluator = config.follow(engine_id(config, EVALUATOR_CLASS))
     optimizer = config.follow(f"{trainer}#optimizer")
     parts: dict[str, str | None] = {
         "trainer": trainer,
-        "network": _network(config, trainer),
+        "network": _find_network_id(config, trainer),
         "trained": config.follow(f"{trainer}#network"),
         "loss": config.follow(f"{trainer}#loss_function"),
         "optimizer": optimizer,
@@ -179,16 +186,19 @@ def read_parts(config: Config) -> Parts:
         for id_, handler in config.components(handlers):
             if base_name(str(handler["_target_"])) == "LrScheduleHandler":
                 parts["lr_schedule"] = config.child(id_, "lr_scheduler")
-    return Parts(**parts)  # type: ignore[arg-type]
+    return PartIds(**parts)  # type: ignore[arg-type]
 
 
 def engine_id(config: Config, engine: str) -> str:
-    """The id of an engine: that of `PLACES` where something stands; MONAI's where nothing does."""
-    return next((id_ for id_ in PLACES[engine] if config.value(id_) is not None), PLACES[engine][0])
+    """Return the id in `ENGINE_IDS` at which an engine is defined, or MONAI's id if it is not defined."""
+    return next((id_ for id_ in ENGINE_IDS[engine] if config.value(id_) is not None), ENGINE_IDS[engine][0])
 
 
-def _network(config: Config, trainer: str) -> str | None:
-    """The id of the network's definition: MONAI's ``network_def``, or the component that the trainer's is made of."""
+def _find_network_id(config: Config, trainer: str) -> str | None:
+    """Return the id of the network's definition.
+
+    It is ``network_def``, or the component that the trainer's network refers to.
+    """
     if "network_def" in config:
         return config.follow("network_def")
     id_ = config.follow(f"{trainer}#network")
@@ -198,60 +208,60 @@ def _network(config: Config, trainer: str) -> str | None:
     return definitions[0] if len(definitions) == 1 else None
 
 
-def _problems_of_engine(config: Config, id_: str, expected: str) -> list[SettingsError]:
-    """Return why an engine is not MONAI's own."""
+def _check_engine(config: Config, id_: str, expected: str) -> list[SettingsError]:
+    """Return an error if an engine is not MONAI's own, in a list."""
     target = config.target(id_)
-    own = {expected, *(f"monai.engines.{module}{expected}" for module in ("", "trainer.", "evaluator."))}
-    if target in own:
+    accepted = {expected, *(f"monai.engines.{module}{expected}" for module in ("", "trainer.", "evaluator."))}
+    if target in accepted:
         return []
     value = config.value(id_)
     written = target or (value if isinstance(value, str) else f"a {type(value).__name__}")
     text = (
-        f"'{id_}' is '{written}': expected MONAI's {expected}. An engine of its own does what medfl can't know: its "
-        f"steps would be left out. Write the task for {expected}, or run the bundle alone."
+        f"expected MONAI's {expected} at '{id_}', got '{written}'. medfl can't know the steps of another engine and "
+        f"would ignore them. Write the task for {expected}, or run the bundle without a federation."
     )
     return [SettingsError("unsupported_engine", text, id=id_, expected=expected, found=written)]
 
 
-def _several(config: Config, id_: str, trainer: Mapping[str, Any]) -> list[SettingsError]:
-    """Return an error if a trainer has several networks or several optimisers, else nothing."""
+def _check_single_network(config: Config, id_: str, trainer: Mapping[str, Any]) -> list[SettingsError]:
+    """Return an error if a trainer has several networks or several optimizers, in a list."""
     problems = []
     fields: dict[str, Any] = {}
     for name in ("network", "optimizer"):
         value = config.value(f"{id_}#{name}")
         if isinstance(value, list) or (isinstance(value, Mapping) and "_target_" not in value):
-            problems.append(f"'{id_}#{name}' holds {len(value)} of them")
+            problems.append(f"'{id_}#{name}' contains {len(value)} entries")
             fields[name] = len(value)
-    if trainer.get("network") is not None and "network_def" not in config and _network(config, id_) is None:
+    if trainer.get("network") is not None and "network_def" not in config and _find_network_id(config, id_) is None:
         problems.append(
-            f"the network's definition can't be told from '{id_}#network'; name the component 'network_def'"
+            f"the network's definition can't be found from '{id_}#network'; name the component 'network_def'"
         )
         fields["missing"] = "network_def"
-    used = config.targets(config.reach(id_))
+    used = config.targets(config.reachable_ids(id_))
     optimizers = sorted(id_ for id_, target in used.items() if _is_optimizer(target))
     if len(optimizers) > 1:
-        problems.append(f"the trainer uses {len(optimizers)} optimisers: {', '.join(optimizers)}")
+        problems.append(f"the trainer uses {len(optimizers)} optimizers: {', '.join(optimizers)}")
         fields["optimizers"] = optimizers
     if not problems:
         return []
     text = (
-        f"{'; '.join(problems)}: expected one network and one optimiser. A federation trains and shares one network; "
-        "train the others elsewhere, and load their weights in the network's constructor."
+        f"{'; '.join(problems)}: expected one network and one optimizer. A federation trains and shares one network. "
+        "Train the other networks separately, and load their weights in the network's constructor."
     )
     return [SettingsError("several_networks", text, id=id_, **fields)]
 
 
 def _is_optimizer(target: str) -> bool:
-    """Whether a target is an optimiser of torch or MONAI."""
+    """Return whether a target is an optimizer of torch or MONAI."""
     import torch
     from monai import optimizers
 
     kinds = {**vars(torch.optim), **vars(optimizers)}
-    kind = kinds.get(base_name(target)) if "." not in target or target.startswith(OPTIMIZERS) else None
+    kind = kinds.get(base_name(target)) if "." not in target or target.startswith(OPTIMIZER_PACKAGES) else None
     return isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
 
 
-def amp_of(config: Config, parts: Parts) -> bool | None:
-    """Whether the bundle trains in mixed precision; None where only running tells."""
+def read_amp(config: Config, parts: PartIds) -> bool | None:
+    """Return whether the bundle trains in mixed precision; None if only running it can tell."""
     value = config.get(parts.amp) if parts.amp else False
     return None if is_expression(value) or not isinstance(value, bool | int) else bool(value)

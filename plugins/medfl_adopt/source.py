@@ -1,4 +1,7 @@
-"""The sites of an adopted bundle: what each folder ``D/<site>/`` holds, as data sets with the bundle's transforms."""
+"""Data of an adopted bundle's sites: the cases in each folder ``D/<site>/``, as data sets.
+
+The data sets apply the bundle's transforms.
+"""
 
 from __future__ import annotations
 
@@ -27,71 +30,72 @@ from medfl.objectives import Objective
 from medfl.settings import Execution
 from medfl.types import GLOBAL, Dataset, Meta
 from medfl_adopt.bundle import EVALUATE, TRAIN, AdoptedBundle
-from medfl_adopt.site import AdoptedSite, Row
+from medfl_adopt.site import AdoptedSite, CaseRow
 
-INPUTS, TARGETS = "image", "label"
-"""Keys of what a network takes and of what it learns, by MONAI's convention."""
+INPUT_KEY, TARGET_KEY = "image", "label"
+"""Keys of a network's input and target, by MONAI's convention."""
 
-KINDS = {"training": None, "validation": TRAIN, "test": EVALUATE}
-"""Split to the configuration whose evaluator scores it."""
+CONFIG_BY_SPLIT = {"training": None, "validation": TRAIN, "test": EVALUATE}
+"""Maps each split to the configuration whose evaluator scores it, or None."""
 
-CACHE = ".medfl_cache"
-"""The folder of a cache on disk in a site's folder."""
+CACHE_FOLDER = ".medfl_cache"
+"""Name of the folder of a disk cache in a site's folder."""
 
-PREFIX = "bundle_"
-"""What names of the bundle's own metrics begin with in a run's scores."""
+METRIC_PREFIX = "bundle_"
+"""Prefix of the bundle's own metrics in a run's scores."""
 
 
 class AdoptedSplit(TransformDataset):
-    """The cases of one split of a site, which the bundle's evaluator can score; it fulfils `medfl.types.Judged` and
-    `medfl.types.Listed`.
+    """Cases of one split of a site, which the bundle's evaluator can score.
+
+    It implements `medfl.types.Judged` and `medfl.types.Listed`.
 
     Args:
-        site: Whose they are.
+        site: The site.
         rows: The cases.
-        kind: Which of the bundle's evaluators scores them; None for none.
-        transform: The bundle's preprocessing.
-        **options: Of `TransformDataset`.
+        kind: Configuration whose evaluator scores the cases, or None.
+        transform: Preprocessing transforms of the bundle.
+        **options: Options of `TransformDataset`.
     """
 
     def __init__(
-        self, site: AdoptedSite, rows: Sequence[Row], kind: str | None, transform: Any, **options: Any
+        self, site: AdoptedSite, rows: Sequence[CaseRow], kind: str | None, transform: Any, **options: Any
     ) -> None:
-        super().__init__(rows, transform, INPUTS, TARGETS, **options)
+        super().__init__(rows, transform, INPUT_KEY, TARGET_KEY, **options)
         self._site, self._rows, self._kind = site, rows, kind
 
     @property
     def list_id(self) -> str:
-        """As `medfl.types.Listed.list_id`."""
+        """Id of the list of cases, as in `medfl.types.Listed.list_id`."""
         bundle = self._site.bundle
         dataset = bundle.ids["val_dataset"]
         return f"{dataset}#data" if dataset and bundle.adopted["cases"]["mode"] != "dataset_dir" else ""
 
     @property
-    def listed_cases(self) -> Sequence[Row]:
-        """As `medfl.types.Listed.listed_cases`."""
+    def listed_cases(self) -> Sequence[CaseRow]:
+        """The cases, as in `medfl.types.Listed.listed_cases`."""
         return self._rows
 
     def judge(self, model: nn.Module, device: str) -> dict[str, float]:
-        """As `medfl.types.Judged.judge`; names begin with `PREFIX`."""
+        """Return the bundle's scores of a model, as in `medfl.types.Judged.judge`; names begin with `METRIC_PREFIX`."""
         if self._kind is None:
             return {}
         scores = self._site.score(model, self._rows, device, self._kind)
-        return {f"{PREFIX}{name}": value for name, value in scores.items()}
+        return {f"{METRIC_PREFIX}{name}": value for name, value in scores.items()}
 
 
 class AdoptedSource:
-    """Reads the folders of sites as an adopted bundle does (`medfl.data.source.Source`).
+    """Reader of the sites' folders with an adopted bundle (implements `medfl.data.source.DataSource`).
 
     Args:
         bundle: The bundle.
-        objective: What it learns.
-        val_fraction: Share of a site's cases for validation, in [0, 1), where the bundle has one list for all; at least
-            one case of two.
-        test_fraction: Share for the test, likewise.
+        objective: Objective of the bundle.
+        val_fraction: Share of a site's validation cases, in [0, 1), if the bundle has one list; at least one case if
+            the site has two.
+        test_fraction: Share of a site's test cases in the same way.
 
     Raises:
-        SettingsError: If a fraction can't be.
+        SettingsError: If a fraction is not in [0, 1), or their sum is not below 1.
     """
 
     def __init__(
@@ -109,7 +113,7 @@ class AdoptedSource:
 
     @property
     def weights(self) -> list[Path]:
-        """As `medfl.data.source.Source.weights`."""
+        """Files of weights, as in `medfl.data.source.DataSource.weight_files`."""
         return [Path(name) for name in self._bundle.adopted["weights"]]
 
     def cohort(
@@ -120,35 +124,40 @@ class AdoptedSource:
         public: str | None = None,
         label_map: LabelMap | None = None,
     ) -> Cohort:
-        """As `medfl.data.source.Source.cohort`; there are no public data.
+        """Load the data of all sites, as in `medfl.data.source.DataSource.load_cohort`.
+
+        Public data are not supported.
 
         Raises:
             DataError: If data are missing or can't be read.
-            SettingsError: If public data are asked for.
+            SettingsError: If public data are requested.
         """
         if public is not None or label_map is not None:
             raise SettingsError(
                 "unsupported_setting",
-                "an adopted bundle has no public data. Leave out --public and --label_map.",
+                "An adopted bundle has no public data. Leave out --public and --label-map.",
                 settings=["public", "label_map"],
             )
         known = site_folders(folder)
         for name in sites or ():
             if name not in known:
                 raise DataError(
-                    "unknown_site", f"no site '{name}' in {folder}. {did_you_mean(name, known)}", site=name, path=folder
+                    "unknown_site",
+                    f"There is no site '{name}' in '{folder}'. {did_you_mean(name, known)}",
+                    site=name,
+                    path=folder,
                 )
         chosen = sorted(set(known if sites is None else sites))
         parts = {name: self.site(folder / name, execution) for name in chosen}
         return Cohort(parts, self.shared_test(folder, execution))
 
     def shared_test(self, folder: Path, execution: Execution) -> SiteData | None:
-        """As `medfl.data.source.Source.shared_test`."""
-        there = execution.open_test and (folder / GLOBAL).is_dir()
-        return self.site(folder / GLOBAL, execution) if there else None
+        """Load the server's test set, as in `medfl.data.source.DataSource.load_server_test`."""
+        exists = execution.open_test and (folder / GLOBAL).is_dir()
+        return self.site(folder / GLOBAL, execution) if exists else None
 
     def site(self, folder: Path, execution: Execution) -> SiteData:
-        """As `medfl.data.source.Source.site`."""
+        """Load the data of a site, as in `medfl.data.source.DataSource.load_site`."""
         self._bundle.initialize()
         site = AdoptedSite(self._bundle, folder, folder.name)
         transforms = {
@@ -160,12 +169,12 @@ class AdoptedSource:
             "collate": site.collate() or list_data_collate,
             "cache": execution.cache,
             "loaders": execution.loaders,
-            "cache_dir": (execution.cache_dir or folder / CACHE) if execution.cache == "disk" else None,
+            "cache_dir": (execution.cache_dir or folder / CACHE_FOLDER) if execution.cache == "disk" else None,
             "target_type": torch.float32 if self._overlapping else self._objective.target_type,
             "check": self._objective.check_targets,
         }
-        splits = self._splits(site, execution.open_test)
-        train, val, test = (self._split(site, name, splits[name], transforms[name], options) for name in splits)
+        splits = self._split_site(site, execution.open_test)
+        train, val, test = (self._make_split(site, name, splits[name], transforms[name], options) for name in splits)
         digests = [part.digest if isinstance(part, TransformDataset) else "" for part in (train, val, test)]
         names, titles = self._bundle.output_names(self._objective.outputs), self._objective.titles
         of_classes = self._objective.has_class_labels
@@ -180,13 +189,13 @@ class AdoptedSource:
             names=() if of_classes else names,
         )
 
-    def _split(self, site: AdoptedSite, name: str, rows: list[Row], transform: Any, options: Meta) -> Dataset:
-        """One split of a site."""
+    def _make_split(self, site: AdoptedSite, name: str, rows: list[CaseRow], transform: Any, options: Meta) -> Dataset:
+        """Return one split of a site as a data set."""
         if not rows:
             return Empty()
-        kind = KINDS[name] if self._bundle.ids["evaluator"] is not None else None
+        kind = CONFIG_BY_SPLIT[name] if self._bundle.ids["evaluator"] is not None else None
         where = f"site '{site.site}', split '{name}'"
-        part = AdoptedSplit(site, rows, kind, transform or [], patients=_patients(rows), where=where, **options)
+        part = AdoptedSplit(site, rows, kind, transform or [], patients=_number_patients(rows), where=where, **options)
         part.class_labels = self._class_labels(part)
         return part
 
@@ -198,48 +207,61 @@ class AdoptedSource:
         allow: Sequence[str] = (),
         open_test: bool = True,
     ) -> list[str]:
-        """As `medfl.data.source.Source.check_leaks`: images are the same if their files hold the same bytes.
+        """Check for leaks, as in `medfl.data.source.DataSource.check_leaks`.
 
-        Patients are compared within each site, as names there may be running numbers.
+        Images are equal if their files have the same bytes. Patients are compared within each site only, because
+        patient names may be running numbers.
         """
         check_kinds(allow)
         holdings = {}
         for name in [*sorted(set(names)), *([GLOBAL] if open_test and (folder / GLOBAL).is_dir() else [])]:
             site = AdoptedSite(self._bundle, folder / name, name)
-            for split, rows in self._splits(site, open_test).items():
-                subjects: set[Hashable] = {(name, text) for row in rows if (text := _subject(row)) is not None}
+            for split, rows in self._split_site(site, open_test).items():
+                subjects: set[Hashable] = {(name, text) for row in rows if (text := _subject_id(row)) is not None}
                 holdings[f"{name}/{split}"] = Holding(subjects, {_image_digest(row) for row in rows})
         return refuse_leaks(leaks_between(holdings), allow)
 
-    def _splits(self, site: AdoptedSite, open_test: bool) -> dict[str, list[Row]]:
-        """A site's cases by split; one list for all is dealt out. A test that stays closed has none."""
+    def _split_site(self, site: AdoptedSite, open_test: bool) -> dict[str, list[CaseRow]]:
+        """Return a site's cases by split; the list of a bundle with one list is split here.
+
+        A closed test set is empty.
+        """
         lists = site.lists()
         if lists.validation is None:
             val_fraction, test_fraction = self._fractions
-            train, validation, test = deal(lists.train, val_fraction, 0 if lists.test is not None else test_fraction)
+            train, validation, test = split_cases(
+                lists.train, val_fraction, 0 if lists.test is not None else test_fraction
+            )
         else:
             train, validation, test = lists.train, lists.validation, []
         closed = [] if not open_test else lists.test if lists.test is not None else test
         return {"training": train, "validation": validation, "test": closed}
 
     def _class_labels(self, part: TransformDataset) -> torch.Tensor | None:
+        """Return the class labels of a split, or None for objectives without classes."""
         return self._objective.class_labels(all_targets(part)) if self._objective.has_class_labels else None
 
 
-def deal(rows: Sequence[Row], val_fraction: float, test_fraction: float) -> tuple[list[Row], list[Row], list[Row]]:
-    """Deal cases to training, validation and test, those of a patient together.
+def split_cases(
+    rows: Sequence[CaseRow], val_fraction: float, test_fraction: float
+) -> tuple[list[CaseRow], list[CaseRow], list[CaseRow]]:
+    """Split cases into training, validation and test, with all cases of a patient in one split.
 
-    Which go where hangs on the content of their images alone: not on their names, their order or a seed.
+    The assignment depends only on the content of the images, not on names, order or a seed.
 
     Args:
         rows: The cases.
-        val_fraction: Share for validation, in [0, 1); with two cases or more at least one, where it is above 0.
-        test_fraction: Share for the test, likewise.
+        val_fraction: Share of validation cases, in [0, 1). If it is positive and there are two cases, at least one
+            case.
+        test_fraction: Share of test cases in the same way.
+
+    Returns:
+        Training, validation and test cases.
     """
     groups: dict[str, list[int]] = {}
     digests = [_image_digest(row) for row in rows]
     for number, row in enumerate(rows):
-        groups.setdefault(_subject(row) or digests[number], []).append(number)
+        groups.setdefault(_subject_id(row) or digests[number], []).append(number)
     order = sorted(groups.values(), key=lambda group: min(digests[number] for number in group))
     taken: list[list[int]] = []
     for fraction in (val_fraction, test_fraction):
@@ -253,17 +275,19 @@ def deal(rows: Sequence[Row], val_fraction: float, test_fraction: float) -> tupl
     return train, validation, test
 
 
-def _subject(row: Row) -> str | None:
+def _subject_id(row: CaseRow) -> str | None:
+    """Return the patient of a case, or None if the case has no subject key."""
     return next((text for key in SUBJECTS if (text := entry_text(dict(row), key))), None)
 
 
-def _image_digest(row: Row) -> str:
-    return case_digest({INPUTS: row.get(INPUTS)})
+def _image_digest(row: CaseRow) -> str:
+    """Return the digest of a case's image files."""
+    return case_digest({INPUT_KEY: row.get(INPUT_KEY)})
 
 
-def _patients(rows: Sequence[Row]) -> list[int] | None:
-    """For each case a number that cases of one patient share; None where no case says whose it is."""
-    subjects = [_subject(row) for row in rows]
+def _number_patients(rows: Sequence[CaseRow]) -> list[int] | None:
+    """Return a number for each case that cases of one patient share; None if no case names its patient."""
+    subjects = [_subject_id(row) for row in rows]
     if not any(subjects):
         return None
     numbers: dict[Hashable, int] = {}

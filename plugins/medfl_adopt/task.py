@@ -1,4 +1,4 @@
-"""The task of an adopted bundle: its network, loss and optimiser as medfl's one loop takes them."""
+"""Task of an adopted bundle: its network, loss and optimizer for medfl's training loop."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from medfl.types import Meta
 from medfl_adopt.bundle import AdoptedBundle
 from medfl_adopt.objective import make_objective
 
-NETWORK = "network"
-"""The name of the one network that a bundle has."""
+NETWORK_NAME = "network"
+"""Name of the bundle's only network."""
 
 SCHEDULES = ("per_round", "restart", "off")
-"""What is made of a bundle's schedule of the learning rate."""
+"""Uses of a bundle's learning-rate schedule."""
 
 
 def adopted_objective(bundle: AdoptedBundle) -> Objective:
-    """What an adopted bundle learns.
+    """Return the objective of an adopted bundle.
 
     Raises:
-        SettingsError: If nobody knows how many channels its network puts out.
+        SettingsError: If the number of channels of the network's output is unknown.
     """
-    facts = bundle.adopted["objective"]
-    objective = make_objective(facts["name"], facts["overlapping"], facts["outputs"], facts["spacing"])
+    fields = bundle.adopted["objective"]
+    objective = make_objective(fields["name"], fields["overlapping"], fields["outputs"], fields["spacing"])
     if objective is None:
         raise SettingsError(
             "unknown_output_count",
-            f"the channels of the network's output can't be told from '{bundle.root}': expected a number at "
+            f"The number of channels of the network's output is unknown for '{bundle.root}': expected a number at "
             "'adopted#objective#outputs' of configs/federate.json. Write it there.",
             path=bundle.root,
         )
@@ -46,18 +46,19 @@ def adopted_objective(bundle: AdoptedBundle) -> Objective:
 def adopted_task(
     bundle: AdoptedBundle, objective: Objective, metrics: Sequence[str] = (), schedule: str = SCHEDULES[0]
 ) -> Task:
-    """The task of an adopted bundle.
+    """Return the task of an adopted bundle.
 
     Args:
         bundle: The bundle.
-        objective: What it learns.
-        metrics: The objective's metrics to report beside the bundle's own; empty takes the objective's.
-        schedule: ``per_round`` takes a step of the bundle's learning-rate schedule, if it has one, after each round;
-            ``restart`` begins it anew in each round, at each site and in each training, and takes a step after each
-            epoch; ``off`` leaves the rate as the optimiser has it.
+        objective: Objective of the bundle.
+        metrics: Metrics of the objective to report in addition to the bundle's own; empty means the objective's
+            defaults.
+        schedule: ``per_round``: a step of the bundle's learning-rate schedule, if it has one, after each round.
+            ``restart``: the schedule restarts in each training of a site, with a step after each epoch. ``off``:
+            constant learning rate of the optimizer.
 
     Raises:
-        SettingsError: If the bundle's code fails, or it trains in a way that medfl's loop has no place for.
+        SettingsError: If the bundle's code fails, or its training is not supported by medfl's loop.
     """
     check_choice("schedule", schedule, SCHEDULES)
     bundle.initialize()
@@ -65,47 +66,53 @@ def adopted_task(
     if parts.prepare_batch is not None and not _is_default(parts.prepare_batch):
         raise SettingsError(
             "unsupported_prepare_batch",
-            "the bundle's trainer has a 'prepare_batch' of its own: expected MONAI's, which takes the keys image and "
-            "label. Do its work in the transforms, under these keys.",
+            "The bundle's trainer has its own 'prepare_batch': expected MONAI's, which uses the keys image and label. "
+            "Prepare these keys in the transforms.",
         )
     if parts.train_inferer is not None and type(parts.train_inferer) is not SimpleInferer:
         raise SettingsError(
             "unsupported_inferer",
-            f"the bundle trains through a {type(parts.train_inferer).__name__}: expected SimpleInferer, for a method's "
-            "own terms need the network itself. Cut patches in the training transforms.",
+            f"The bundle trains with a {type(parts.train_inferer).__name__}: expected SimpleInferer, because a "
+            "method's loss terms need the network itself. Cut patches in the training transforms.",
             expected="SimpleInferer",
             found=type(parts.train_inferer).__name__,
         )
     return Task(
-        networks={NETWORK: parts.network},
-        network=NETWORK,
+        networks={NETWORK_NAME: parts.network},
+        network=NETWORK_NAME,
         loss=_as_module(parts.loss),
         optimizer=parts.optimizer,
         objective=objective,
         metrics=tuple(metrics),
         inferer=parts.val_inferer,
-        schedule=Schedule(bundle, schedule == "restart") if bundle.ids["lr_schedule"] and schedule != "off" else None,
+        schedule=AdoptedSchedule(bundle, schedule == "restart")
+        if bundle.ids["lr_schedule"] and schedule != "off"
+        else None,
     )
 
 
 def _as_module(loss: Callable[..., torch.Tensor]) -> nn.Module:
-    """A loss as it is, if it is a module without tensors of its own, which would have to be where its inputs are."""
+    """Return a loss unchanged if it is a module without tensors, else as an `AdoptedLoss`.
+
+    The tensors of a loss must be on the device of its inputs.
+    """
     if isinstance(loss, nn.Module) and not list(loss.parameters()) and not list(loss.buffers()):
         return loss
     return AdoptedLoss(loss)
 
 
 def _is_default(prepare_batch: Callable[..., Any]) -> bool:
+    """Return whether a function is MONAI's default for preparing a batch."""
     from monai.engines.utils import PrepareBatchDefault, default_prepare_batch
 
     return prepare_batch is default_prepare_batch or type(prepare_batch) is PrepareBatchDefault
 
 
 class AdoptedLoss(nn.Module):
-    """A bundle's loss with tensors of its own, or a function; on the device of what it compares.
+    """Loss of a bundle that has tensors or is a function; it moves itself to the device of its inputs.
 
     Args:
-        loss: The bundle's.
+        loss: Loss of the bundle.
     """
 
     def __init__(self, loss: Callable[..., torch.Tensor]) -> None:
@@ -113,21 +120,25 @@ class AdoptedLoss(nn.Module):
         self.loss = loss
 
     def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """The loss of a batch, a scalar."""
+        """Return the loss of a batch, a scalar."""
         if isinstance(self.loss, nn.Module):
             self.loss.to(outputs.device)
         return self.loss(outputs, targets)
 
 
-class Schedule:
-    """The learning rate as a share of the optimiser's: the bundle's schedule, a step after each round or epoch.
+class AdoptedSchedule:
+    """Learning-rate schedule of a bundle, as a factor of the optimizer's learning rate.
 
     Args:
-        bundle: With a schedule.
-        restarts: Whether it counts the epochs of each training, and not rounds (`medfl.task.Schedule`).
+        bundle: A bundle with a schedule.
+        restarts: Whether the schedule counts the epochs of each training, not the rounds (`medfl.task.Schedule`).
+
+    Attributes:
+        restarts: The same as the argument.
+        facts: Metadata of the schedule for the task's identity.
 
     Raises:
-        SettingsError: If it goes by scores, or can't be built.
+        SettingsError: If the schedule depends on scores, or can't be built.
     """
 
     def __init__(self, bundle: AdoptedBundle, restarts: bool = False) -> None:
@@ -139,23 +150,24 @@ class Schedule:
         if isinstance(self._scheduler, ReduceLROnPlateau) or not isinstance(self._scheduler, LRScheduler):
             raise SettingsError(
                 "unsupported_schedule",
-                f"the bundle's learning-rate schedule is a {type(self._scheduler).__name__}: expected one of torch's "
-                "that goes by time alone. Leave it out with --schedule off.",
+                f"The bundle's learning-rate schedule is a {type(self._scheduler).__name__}: expected a schedule of "
+                "torch that depends on time only. Disable it with --schedule off.",
                 found=type(self._scheduler).__name__,
             )
-        self._rate, self._shares = rate, [self._now(rate)]
+        self._rate, self._factors = rate, [self._current_factor(rate)]
         state = {key: value for key, value in self._scheduler.state_dict().items() if not key.startswith("_")}
         self.facts: Meta = {"kind": type(self._scheduler).__name__, "state": repr(sorted(state.items()))}
         self.facts |= {"per": "epoch"} if restarts else {}
 
     def __call__(self, number: int) -> float:
-        """The share in a round or epoch, counted from 1; >= 0."""
+        """Return the factor in a round or epoch, counted from 1; >= 0."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # nothing is trained with this optimiser
-            while len(self._shares) < number:
+            warnings.simplefilter("ignore")  # this optimizer trains nothing
+            while len(self._factors) < number:
                 self._scheduler.step()
-                self._shares.append(self._now(self._rate))
-        return self._shares[max(number, 1) - 1]
+                self._factors.append(self._current_factor(self._rate))
+        return self._factors[max(number, 1) - 1]
 
-    def _now(self, rate: float) -> float:
+    def _current_factor(self, rate: float) -> float:
+        """Return the scheduler's current factor."""
         return float(self._optimizer.param_groups[0]["lr"]) / rate

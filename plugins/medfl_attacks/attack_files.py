@@ -1,4 +1,4 @@
-"""Results of attacks on a run, in ``attacks/<kind>.json`` of the run folder; one class for each kind of attack."""
+"""Records of attack results, stored in ``attacks/<kind>.json`` of a run folder; one class for each kind of attack."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from medfl.hooks import ATTACKS_FOLDER
 from medfl.records.record import FileRecord, Record
 
 Interval = tuple[float, float]
-"""Lower and upper end of a 95 % interval."""
+"""Lower and upper limit of a 95 % confidence interval."""
 
 Unit = Literal["images", "patients"]
-"""Unit over which an interval is computed."""
+"""Independent unit of a confidence interval: each image, or each patient with all of its images."""
 
 
 class Histogram(Record):
-    """Histogram of the scores of members and of others.
+    """Histogram of an attack's scores for members and non-members.
 
     Attributes:
         edges: Edges of the bins.
         members: Number of members in each bin.
-        non_members: Number of others in each bin.
+        non_members: Number of non-members in each bin.
     """
 
     edges: tuple[float, ...]
@@ -32,20 +32,21 @@ class Histogram(Record):
 
 
 class MembershipMeasures(Record):
-    """Measures of how well an attack tells members from others.
+    """Measures of how well an attack separates members (training images) from non-members.
 
     Attributes:
         members: Number of members.
-        non_members: Number of others.
+        non_members: Number of non-members.
         auc: Area under the ROC curve.
-        auc_interval: Interval of `auc`.
-        interval_over: Unit of the interval.
-        tpr_at_1_fpr: Share of members found at 1 % false alarms.
-        recall: Share of members found by the attack's own threshold.
-        false_alarms: Share of others called members by the attack's own threshold.
-        accuracy: Balanced accuracy of the attack's own threshold.
-        recall_balanced: Share of members found when as many images are called members as there are.
-        roc: Points of the ROC curve: false alarms and members found.
+        auc_interval: 95 % confidence interval of `auc`.
+        interval_over: Independent unit of the interval.
+        tpr_at_1_fpr: True positive rate (share of members found) at a false positive rate of 1 %.
+        recall: Share of members found at the attack's own threshold.
+        false_alarms: False positive rate at the attack's own threshold: share of non-members classified as members.
+        accuracy: Balanced accuracy at the attack's own threshold.
+        recall_balanced: Share of members found if exactly as many images are classified as members as there are
+            members.
+        roc: Points (false positive rate, true positive rate) of the ROC curve.
         histogram: Histogram of the scores.
     """
 
@@ -67,12 +68,12 @@ class MembershipResult(MembershipMeasures):
     """The result of one membership attack on one model.
 
     Attributes:
-        target: ``global`` for the server's model, ``sites`` for a site's own.
+        target: ``global`` for the server's model, ``sites`` for the model of a site.
         attack: Name of the attack.
         site: Name of the site, or None for the server's model.
         round: Round after which the server kept the model, or None for the last model.
         accuracy_members: Accuracy of the attacked model on the members.
-        accuracy_non_members: Accuracy of the attacked model on the others.
+        accuracy_non_members: Accuracy of the attacked model on the non-members.
     """
 
     target: Literal["global", "sites"]
@@ -84,17 +85,18 @@ class MembershipResult(MembershipMeasures):
 
 
 class InversionResult(Record):
-    """The result of one inversion attack: means over the images, and the best image.
+    """The result of one inversion attack: mean similarity over the images, and the best value of each measure.
 
     Attributes:
         target: Attacked information: ``shared`` images, the ``update`` of a site, or the ``model``.
         attack: Name of the attack.
-        item: Item that the attack started from; for a model, what its images are compared with.
+        item: Information that the attack started from; for a model, the images that the reconstructions are compared
+            with.
         images: Number of images.
-        converged: Number of images at which an iteration converged, or None for other attacks.
-        mse: Mean squared error.
-        psnr: Peak signal-to-noise ratio in decibels.
-        ssim: Structural similarity.
+        converged: Number of images for which the iteration converged, or None for attacks without an iteration.
+        mse: Mean squared error, averaged over the images.
+        psnr: Peak signal-to-noise ratio in decibels, averaged over the images.
+        ssim: Structural similarity, averaged over the images.
         best_mse: Smallest mean squared error of an image.
         best_psnr: Largest peak signal-to-noise ratio of an image.
         best_ssim: Largest structural similarity of an image.
@@ -114,23 +116,24 @@ class InversionResult(Record):
 
 
 class PoisoningResult(Record):
-    """The result of a poisoning attack on a run, at its honest sites and its server.
+    """The effect of a poisoning attack on a run, measured at the honest sites and the server.
 
     Attributes:
-        target: ``global`` for the server's model, ``personal`` for the sites' own.
+        target: ``global`` for the server's model, ``personal`` for the models of the sites.
         attack: Name of the attack, or ``none``.
         attackers: Number of attacking sites.
         sites: Number of sites.
         images: Number of test images.
-        interval_over: Unit of the intervals.
+        interval_over: Independent unit of the intervals.
         accuracy: Accuracy on all test images.
-        accuracy_interval: Interval of `accuracy`.
-        worst_site: Honest site with the smallest accuracy, or None without test images at sites.
+        accuracy_interval: 95 % confidence interval of `accuracy`.
+        worst_site: Honest site with the smallest accuracy, or None if no site has test images.
         worst_accuracy: Accuracy at that site.
-        worst_accuracy_interval: Interval of `worst_accuracy`.
-        success: Share of images that get the answer that the attackers want, or None if they want no answer.
-        success_interval: Interval of `success`.
-        wanted_images: Number of images to which the attackers want a wrong answer.
+        worst_accuracy_interval: 95 % confidence interval of `worst_accuracy`.
+        success: Attack success rate: share of the `wanted_images` that the model assigns to the class the attackers
+            want, or None if the attack has no such class.
+        success_interval: 95 % confidence interval of `success`.
+        wanted_images: Number of images for which the class that the attackers want is wrong.
     """
 
     target: Literal["global", "personal"]
@@ -150,11 +153,11 @@ class PoisoningResult(Record):
 
 
 AttackResult = MembershipResult | InversionResult | PoisoningResult
-"""The result of an attack of any kind."""
+"""Result of an attack of any kind."""
 
 
 class AttackedRun(Record):
-    """The run that was attacked.
+    """Identification of the run that was attacked.
 
     Attributes:
         method: Name of the method.
@@ -168,16 +171,16 @@ class AttackedRun(Record):
 
 
 class ShadowNetwork(Record):
-    """A shadow network that the attacker trained.
+    """Description of a shadow network that the attacker trained.
 
     Attributes:
         network: Name of the network.
-        members: Number of images that it was trained on.
+        members: Number of images that the shadow network was trained on.
         non_members: Number of images that it was not trained on.
         epochs: Number of epochs.
-        highest: Number of the highest probabilities that the attack uses.
-        accuracy_members: Accuracy on the images that it was trained on.
-        accuracy_non_members: Accuracy on the others.
+        highest: Number of highest class probabilities that the attack uses.
+        accuracy_members: Accuracy of the shadow network on its members.
+        accuracy_non_members: Accuracy of the shadow network on its non-members.
     """
 
     network: str
@@ -190,23 +193,23 @@ class ShadowNetwork(Record):
 
 
 class AttackFile(FileRecord):
-    """The results of an attack.
+    """Base class of the files with attack results.
 
     Attributes:
-        options: Options of the command by name, as they were used.
+        options: Maps each option of the command to the value that was used.
     """
 
     options: dict[str, JsonValue]
 
 
 class MembershipFile(AttackFile):
-    """The results of membership attacks.
+    """File with the results of membership attacks.
 
     Attributes:
         results: Result for each target and attack.
-        run: The run.
+        run: The run that was attacked.
         classes: Number of classes.
-        shadow: Shadow networks of the attacker.
+        shadow: Shadow networks that the attacker trained.
     """
 
     NAME: ClassVar[str] = "membership.json"
@@ -220,11 +223,11 @@ class MembershipFile(AttackFile):
 
 
 class InversionFile(AttackFile):
-    """The results of inversion attacks.
+    """File with the results of inversion attacks.
 
     Attributes:
         results: Result for each target, attack and item.
-        notes: Sentences about what was left out or assumed.
+        notes: Sentences about images that were left out and assumptions that were made.
     """
 
     NAME: ClassVar[str] = "inversion.json"
@@ -236,7 +239,7 @@ class InversionFile(AttackFile):
 
 
 class PoisoningFile(AttackFile):
-    """The results of poisoning attacks.
+    """File with the measured effects of poisoning attacks.
 
     Attributes:
         results: Result for each attack.
@@ -249,7 +252,7 @@ class PoisoningFile(AttackFile):
     results: tuple[PoisoningResult, ...]
 
 
-FILES: dict[str, type[MembershipFile] | type[InversionFile] | type[PoisoningFile]] = {
+ATTACK_FILES: dict[str, type[MembershipFile] | type[InversionFile] | type[PoisoningFile]] = {
     "membership": MembershipFile,
     "inversion": InversionFile,
     "poisoning": PoisoningFile,
@@ -258,25 +261,27 @@ FILES: dict[str, type[MembershipFile] | type[InversionFile] | type[PoisoningFile
 
 
 def results_path(run: Path, attack: str, out: Path | None = None) -> Path:
-    """Return the path of an attack's JSON file; its page has the same name and ends with ``.html``.
+    """Return the path of an attack's JSON file.
+
+    The HTML page of the attack has the same name with the suffix ``.html``.
 
     Args:
-        run: The run folder.
-        attack: Kind of the attack, a key of `FILES`.
-        out: The folder to write to; None means `ATTACKS_FOLDER` in the run folder.
+        run: Run folder.
+        attack: Kind of the attack, a key of `ATTACK_FILES`.
+        out: Folder to write to; None means `ATTACKS_FOLDER` in the run folder.
     """
-    return (run / ATTACKS_FOLDER if out is None else out) / FILES[attack].NAME
+    return (run / ATTACKS_FOLDER if out is None else out) / ATTACK_FILES[attack].NAME
 
 
 def read_results(run: Path, attack: str) -> MembershipFile | InversionFile | PoisoningFile | None:
-    """Return the results of an attack on a run, or None if there are none.
+    """Return the results of an attack on a run, or None if the file does not exist.
 
     Args:
-        run: The run folder.
-        attack: Kind of the attack, a key of `FILES`.
+        run: Run folder.
+        attack: Kind of the attack, a key of `ATTACK_FILES`.
 
     Raises:
-        StoreError: If the file is damaged, or of another version.
+        StoreError: If the file is damaged or has another version.
     """
     path = results_path(run, attack)
-    return FILES[attack].read(path) if path.is_file() else None
+    return ATTACK_FILES[attack].read(path) if path.is_file() else None

@@ -1,7 +1,7 @@
-"""A finished run, opened for reading: its task, data, method, the server's last state and every participant's models.
+"""Open a finished run for attacks: its task, data, method, the server's last state and every participant's models.
 
-Nothing is written. The data are found through ``run.json`` and compared with what the run was given; the task comes
-from the bundles that the participants took home (`medfl_attacks.rebuild_task`).
+Nothing is written. The data are located through ``run.json`` and compared with the digests recorded there. The task is
+rebuilt from the exported bundles (`medfl_attacks.rebuild_task`).
 """
 
 from __future__ import annotations
@@ -44,26 +44,30 @@ logger = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class ExportedModel(Model):
-    """A model from a bundle that was taken home, which says itself how its network is built."""
+    """A model read from an exported bundle, with the function that builds its network.
+
+    Attributes:
+        build: Function that builds the network, without weights.
+    """
 
     build: Callable[[], nn.Module]
 
 
 @dataclass
 class OpenedRun:
-    """A run and all that an attack needs of it. Made by `open_run`, or by hand for a run without a bundle.
+    """A finished run with everything that an attack needs. Built by `open_run`, or directly for a run without a bundle.
 
     Attributes:
-        folder: The run folder.
+        folder: Run folder.
         name: Name of the method.
-        method: The method, with the run's settings for it.
-        task: The learning problem, as the method sees it; its `device` is that of the attack. A site's own loss:
-            `site_task`.
-        settings: The run's settings.
-        sites: Site to its data; `test` too.
-        global_test: The test set that the server holds, or None.
-        classes: Names of the classes; empty means their numbers.
-        registry: All plugins that the run had.
+        method: The method, with its settings in the run.
+        task: The learning problem as the method sees it. Its `device` is the device of the attack. `site_task` returns
+            the task with a site's own loss.
+        settings: Settings of the run.
+        sites: Maps each site to its data, including the test set.
+        global_test: Test set of the server, or None.
+        classes: Names of the classes; empty if classes have numbers only.
+        registry: Plugins that are loaded for the attack.
     """
 
     folder: Path
@@ -79,23 +83,25 @@ class OpenedRun:
 
     @cached_property
     def viewer(self) -> RunViewer:
-        """Looks into the run folder."""
+        """The read-only view of the run folder."""
         return RunViewer(self.folder)
 
     @cached_property
     def server(self) -> Server:
-        """The server with its last state; `Server.blob` reads what it kept, so `method.released(server)` works.
+        """The server with its last state.
+
+        `Server.blob` reads the blobs that the server stored, so `method.released(server)` works.
 
         Raises:
-            StoreError: If its state is gone or damaged.
+            StoreError: If the state was removed or is damaged.
         """
-        return self.viewer.server(*self._committed, self.task, self.settings)
+        return self.viewer.server(*self._last_commit, self.task, self.settings)
 
     def released(self) -> Released | None:
-        """What images the run's sites have sent each other; None for a method that sends none.
+        """Return the images that the sites sent each other in the run, or None if the method sends no images.
 
         Raises:
-            StoreError: If the server's state, which holds them, is gone or damaged.
+            StoreError: If the server's state, which contains the images, was removed or is damaged.
         """
         from medfl.privacy.released import ReleasesImages
 
@@ -103,11 +109,14 @@ class OpenedRun:
 
     @property
     def has_state(self) -> bool:
-        """Whether the state is there that the run was computed with; `medfl clean` removes it."""
+        """True if the run folder still has the state of server and sites, which `medfl clean` removes."""
         return self.viewer.has_state
 
     def global_model(self, round_: int | None = None) -> Model | None:
-        """The server's model at the end, or after a round that was kept; None for a method without one.
+        """Return the server's final model, or its model after a kept round; None if the method has no global model.
+
+        Args:
+            round_: Round whose model was kept (setting `keep_rounds`), or None for the final model.
 
         Raises:
             StoreError: If the model after that round was not kept, or is damaged.
@@ -115,16 +124,22 @@ class OpenedRun:
         if round_ is not None:
             return self.viewer.kept_model(round_)
         if self.has_state:
-            return self.method.models(self._server_taken()).get("global")
-        return _taken_home(self.folder / "global")
+            return self.method.models(self._exported_server()).get("global")
+        return _read_exported_model(self.folder / "global")
 
     def site_models(self) -> dict[str, Model]:
-        """Each site's own model: the personal one where it has one, else the global one."""
-        models = {name: self._model_of(name) for name in sorted(self.sites)}
+        """Return the model of each site: the personal model if the site has one, else the global model.
+
+        Returns:
+            Mapping from site name to model; sites without a model are left out.
+        """
+        models = {name: self._site_model(name) for name in sorted(self.sites)}
         return {name: model for name, model in models.items() if model is not None}
 
     def model(self) -> nn.Module:
-        """The global model in evaluation mode, on the task's device: images as networks see them in, logits out.
+        """Return the global model as a network in evaluation mode, on the task's device.
+
+        The network maps normalised images to logits.
 
         Raises:
             StoreError: If the run has no global model.
@@ -134,18 +149,23 @@ class OpenedRun:
             raise StoreError(
                 "no_global_model",
                 f"The run in '{self.folder}' has no global model: with method '{self.name}' every site has its own. "
-                "Attack those with --targets sites.",
+                "Attack the models of the sites with --targets sites.",
                 path=self.folder,
                 method=self.name,
             )
         return self.predictor(model, "")
 
     def models(self) -> dict[str, nn.Module]:
-        """Each site's model in evaluation mode, by site (`site_models`)."""
+        """Return the model of each site as a network in evaluation mode, by site name (see `site_models`)."""
         return {name: self.predictor(model, name) for name, model in self.site_models().items()}
 
     def predictor(self, model: Model, name: str = "") -> nn.Module:
-        """A model of this run as a network in evaluation mode; kept under a name."""
+        """Return a model of this run as a network in evaluation mode; cache it.
+
+        Args:
+            model: The model.
+            name: Key of the cache: a site, a round, or empty for the global model.
+        """
         if name not in self._predictors:
             if isinstance(model, ExportedModel):
                 task = self.task.with_network(model.network, model.build)
@@ -155,39 +175,45 @@ class OpenedRun:
         return self._predictors[name]
 
     def site_task(self, name: str) -> Task:
-        """The task as a site trains it: with its class weights in the loss, where the run asked for that."""
+        """Return the task as a site trained it.
+
+        If the setting `balance` is ``loss``, its loss has the site's class weights.
+        """
         return self.task.weighted(all_targets(self.sites[name].train)) if self.settings.balance == "loss" else self.task
 
     def site(self, name: str) -> Site:
-        """A method's view of a site after the round whose models are taken home, without its secret."""
-        site = self.viewer.site(name, self._taken[1], self.site_task(name), self.settings)
+        """Return a method's view of a site after the round whose models are exported, without the site's secret."""
+        site = self.viewer.site(name, self._exported_commit[1], self.site_task(name), self.settings)
         site.train, site.val = self.sites[name].train, self.sites[name].val
-        site.published = self.method.publish(self._server_taken())
+        site.published = self.method.publish(self._exported_server())
         return site
 
-    def _server_taken(self) -> Server:
-        return self.viewer.server(*self._taken, self.task, self.settings)
+    def _exported_server(self) -> Server:
+        """Return the server after the round whose models are exported."""
+        return self.viewer.server(*self._exported_commit, self.task, self.settings)
 
-    def _model_of(self, name: str) -> Model | None:
+    def _site_model(self, name: str) -> Model | None:
+        """Return the model of a site, or None if the site has none."""
         if not self.has_state:
-            return _taken_home(self.folder / "sites" / name)
+            return _read_exported_model(self.folder / "sites" / name)
         models = self.method.models(self.site(name))
         return models.get("personal") or models.get("global") or next(iter(models.values()), None)
 
     @cached_property
-    def _taken(self) -> tuple[State, Commit]:
-        """The server's commit of the round whose models are taken home."""
-        best = self._committed[1].best
-        return self.viewer.at(best.step) if self.settings.best_round and best.round else self._committed
+    def _exported_commit(self) -> tuple[State, Commit]:
+        """The server's state and commit of the round whose models are exported."""
+        best = self._last_commit[1].best
+        return self.viewer.at(best.step) if self.settings.best_round and best.round else self._last_commit
 
     @cached_property
-    def _committed(self) -> tuple[State, Commit]:
+    def _last_commit(self) -> tuple[State, Commit]:
+        """The server's last state and commit; raise StoreError if the run was cleaned."""
         latest = self.viewer.latest()
         if latest is None:
             raise StoreError(
                 "cleaned_run",
-                f"The run in '{self.folder}' was cleaned: the state of its server is gone, and with it what its sites "
-                "have released. Run it again in another folder, or attack what needs its models only.",
+                f"The run in '{self.folder}' was cleaned: the state of its server was removed, with the images that "
+                "its sites released. Run it again in another folder, or choose an attack that needs only its models.",
                 path=self.folder,
             )
         return latest
@@ -196,19 +222,20 @@ class OpenedRun:
 def open_run(
     folder: PathLike, device: str = "cpu", data: PathLike | None = None, plugins: Sequence[PathLike] = ()
 ) -> OpenedRun:
-    """Open a finished run. What its bundles say is evaluated, as when they are run.
+    """Open a finished run. The configuration of its exported bundle is evaluated, as when MONAI runs the bundle.
 
     Args:
-        folder: The run folder.
-        device: Where to compute: ``auto``, ``cpu`` or ``cuda:N``.
-        data: Where its data are now; None means where they were, seen from the run folder.
-        plugins: Plugin files to load. Those that ``run.json`` names are not: a run folder may come from anybody.
+        folder: Run folder.
+        device: Device to compute on: ``auto``, ``cpu`` or ``cuda:N``.
+        data: Current folder of the run's data; None means the recorded place, relative to the run folder.
+        plugins: Plugin files to load. Plugin files named by ``run.json`` are not loaded, because a run folder may come
+            from an untrusted source.
 
     Raises:
-        StoreError: If it holds no run or one without models, or its task can't be rebuilt.
-        DataError: If its data have moved or changed.
-        SettingsError: If its cases are of no class, or the device is not there.
-        PluginError: If its method can't be found.
+        StoreError: If the folder contains no run or no models, or the task can't be rebuilt.
+        DataError: If the data have moved or changed.
+        SettingsError: If the task is not a classification into exclusive classes, or the device is not available.
+        PluginError: If the run's method can't be found.
     """
     folder, data = Path(folder), None if data is None else Path(data)
     record = read_run(folder)
@@ -217,8 +244,7 @@ def open_run(
     if record.summary is None:
         raise StoreError(
             "unfinished_run",
-            f"The run in '{folder}' is not finished: it has no model that can be attacked. Give its command again to "
-            "finish it.",
+            f"The run in '{folder}' is not finished: it has no model to attack. Run its command again to finish it.",
             path=folder,
         )
     data_folder = _find_data(record, data)
@@ -248,41 +274,45 @@ def open_run(
 
 
 def _warn_of_plugins(record: RunRecord, registry: Registry) -> None:
-    """Say which plugin files the run had that are not loaded now."""
+    """Log a warning that names the run's plugin files that are not loaded now."""
     origins = record.run.provenance.plugins
     files = sorted(file for name, file in origins.items() if file.endswith(".py") and name not in registry.plugins)
     if files:
-        why = "none is loaded because a run folder names it. Give one that you trust: --plugin FILE"
-        logger.warning("The run had the plugin files %s; %s.", first_names(files), why)
+        logger.warning(
+            "The run used the plugin files %s, which are not loaded now: a run folder may come from an untrusted "
+            "source. Load a file that you trust with --plugin FILE.",
+            first_names(files),
+        )
 
 
 def _check_objective(record: RunRecord) -> None:
-    """Refuse a run of which no attack can ask the probability of each class."""
+    """Raise SettingsError unless the run's networks return one logit for each of several exclusive classes."""
     objective = record.objective
     if not objective.has_class_labels or objective.outputs != objective.classes:
         raise SettingsError(
             "objective_not_supported",
-            f"The run in '{record.folder}' learned the objective '{objective.name}'. Attacks need cases that are each "
-            "of one class, and networks that put out a number for each class: attack a run of the objective "
-            "'multiclass', or of 'binary' with 2 logits.",
+            f"The run in '{record.folder}' has the objective '{objective.name}'. Attacks need one class for each "
+            "image, and networks with one logit for each class: attack a run with the objective 'multiclass', or "
+            "'binary' with 2 logits.",
             path=record.folder,
             objective=objective.name,
         )
 
 
 def _find_data(record: RunRecord, data: Path | None) -> Path:
+    """Return the folder of the run's data; raise StoreError if it was not recorded, DataError if it does not exist."""
     folder = data if data is not None else record.data_folder
     if folder is None:
         raise StoreError(
             "unknown_data_folder",
-            f"The run in '{record.folder}' does not say where its data are. Name their folder with --data.",
+            f"The run in '{record.folder}' does not record the folder of its data. Give the folder with --data.",
             path=record.folder,
         )
     if not folder.is_dir():
         raise DataError(
             "missing_folder",
-            f"The data of the run in '{record.folder}' have moved: expected them at '{folder}'. Put them back, or name "
-            "their folder with --data.",
+            f"The data of the run in '{record.folder}' have moved: expected them in '{folder}'. Move them back, or "
+            "give their folder with --data.",
             path=folder,
             run=record.folder,
         )
@@ -290,33 +320,35 @@ def _find_data(record: RunRecord, data: Path | None) -> Path:
 
 
 def _check_data(record: RunRecord, parts: list[SiteData], folder: Path) -> None:
-    """Refuse other data than the run's: members and others would be mixed up."""
+    """Raise DataError if the data differ from the run's data: members and non-members would be mixed up."""
     before = record.run.provenance.data.sites
-    unlike = [part.name for part in parts if part.name in before and before[part.name] != part.digest]
+    changed = [part.name for part in parts if part.name in before and before[part.name] != part.digest]
     if GLOBAL in before and GLOBAL not in {part.name for part in parts}:
-        unlike.append(GLOBAL)
-    if unlike:
+        changed.append(GLOBAL)
+    if changed:
         raise DataError(
             "other_data",
-            f"The data in '{folder}' are not those of the run in '{record.folder}': the digests of {', '.join(unlike)} "
-            "differ, so it is not known which images the run was trained on. Name the folder of its own data with "
-            "--data.",
+            f"The data in '{folder}' are not those of the run in '{record.folder}': the digests of "
+            f"{', '.join(changed)} differ, so it is unknown which images the run was trained on. Give the "
+            "folder of the run's data with --data.",
             path=folder,
             run=record.folder,
-            parts=unlike,
+            parts=changed,
         )
 
 
-def _taken_home(home: Path) -> ExportedModel | None:
-    """The model in a bundle, or None without one."""
-    weights = home / WEIGHTS
+def _read_exported_model(bundle: Path) -> ExportedModel | None:
+    """Read the model of an exported bundle; return None if the folder has no model."""
+    weights = bundle / WEIGHTS
     if not weights.is_file():
         return None
     try:
-        config = json.loads((home / CONFIG).read_text(encoding="utf-8"))
+        config = json.loads((bundle / CONFIG).read_text(encoding="utf-8"))
         tensors = torch.load(weights, map_location="cpu", weights_only=True)
-        return ExportedModel(config["network_name"], tensors, build=partial(build_network, home))
+        return ExportedModel(config["network_name"], tensors, build=partial(build_network, bundle))
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise StoreError(
-            "unreadable_bundle", f"expected a model in '{home}': {error}. Put the bundle back, or run again.", path=home
+            "unreadable_bundle",
+            f"expected a model in the exported bundle '{bundle}': {error}. Restore the bundle, or run again.",
+            path=bundle,
         ) from None

@@ -1,11 +1,10 @@
-"""What attackers in a simulation reached: how good models still are at the honest sites, and how often attackers get
-the answer that they want.
+"""Measure the effect of poisoning attacks in a simulated run: accuracy at the honest sites and attack success rate.
 
-Models are judged on test images of honest sites, and the server's model on the server's test images, too. What is
-wanted of an image follows from the attack itself: that the model calls it, changed as the attacker would, what the
-attacker would. Success is the share of such answers among the images that the attacker calls something else than they
-are. A model without attackers has a success as well, by its ordinary errors: that is what to compare with. Attacks on
-replies want nothing but harm.
+The models are evaluated on the test images of the honest sites; the server's model also on the server's test images. A
+data attack defines which class its attackers want for an image: the attack itself changes the image and assigns the
+class. The success rate is the share of images that the model assigns to that class, among the images whose true class
+is another one. A model without attackers also has a success rate, because of its ordinary errors; it is the baseline.
+Attacks on replies have no wanted class and no success rate.
 """
 
 from __future__ import annotations
@@ -28,21 +27,23 @@ from medfl_attacks.attack_files import Interval, PoisoningFile, PoisoningResult,
 from medfl_attacks.open_run import OpenedRun
 from medfl_report.statistics import wilson_over_patients
 
-NAME = "poisoning"
+ATTACK_NAME = "poisoning"
+"""Kind of the attack in `medfl_attacks.attack_files.ATTACK_FILES`."""
 
-EXAMPLE = {"attack": "label_flip", "sites": ["site-1"]}
+EXAMPLE_ADVERSARIES = {"attack": "label_flip", "sites": ["site-1"]}
+"""Example of the setting `adversaries` for error messages."""
 
-NONE = "none"
-"""In place of the attack where nobody attacks."""
+NO_ATTACK = "none"
+"""Name of the attack in the result of a run without attackers."""
 
 
 @dataclass(frozen=True)
 class PoisoningOptions:
-    """What is looked for.
+    """Options of `medfl attack poisoning`.
 
     Attributes:
-        adversaries: Attacks to look for in a run without adversaries, in the form of the setting `adversaries`: a JSON
-            object, or a list of them. A run with adversaries is measured by its own.
+        adversaries: Attacks to measure in a run without adversaries, in the form of the setting `adversaries`: a JSON
+            object or a list of objects. A run with adversaries is always measured against its own attack.
     """
 
     adversaries: str | None = None
@@ -51,10 +52,10 @@ class PoisoningOptions:
         self.settings()
 
     def settings(self) -> list[Meta]:
-        """The objects.
+        """Parse the adversaries and return them as a list of objects.
 
         Raises:
-            SettingsError: If the text holds none.
+            SettingsError: If the text is not a JSON object or a list of non-empty objects.
         """
         try:
             value = json.loads(self.adversaries or "[]")
@@ -64,7 +65,7 @@ class PoisoningOptions:
         if not isinstance(values, list) or not all(isinstance(item, dict) and item for item in values):
             raise SettingsError(
                 "invalid_json",
-                f"expected adversaries as JSON, such as {json.dumps(EXAMPLE)}, or a list of such objects; got "
+                f"expected adversaries as a JSON object, such as {json.dumps(EXAMPLE_ADVERSARIES)}, or a list; got "
                 f"{self.adversaries!r}.",
                 setting="adversaries",
                 found=self.adversaries,
@@ -73,13 +74,13 @@ class PoisoningOptions:
 
 
 @dataclass(frozen=True)
-class Judged:
-    """A model and the test images that it is judged on.
+class EvaluatedModel:
+    """A model and the test images that it is evaluated on.
 
     Attributes:
-        holder: Name of the site that has them, or `GLOBAL` for the server.
-        model: In evaluation mode.
-        test: At least one image.
+        participant: Name of the site that holds the images, or `GLOBAL` for the server.
+        model: Network in evaluation mode.
+        test: Test set with at least one image.
     """
 
     participant: str
@@ -90,91 +91,109 @@ class Judged:
 def run_poisoning(
     run: OpenedRun, options: PoisoningOptions | None = None, out: Path | None = None
 ) -> list[PoisoningResult]:
-    """Judge a run and write ``attacks/poisoning.json`` in its folder.
+    """Evaluate the models of a run and write ``attacks/poisoning.json`` in the run folder.
 
     Args:
         run: The run.
-        options: What to look for.
+        options: Attacks to measure.
         out: Folder to write to; None means ``attacks`` in the run folder.
 
     Returns:
-        A result for each attack that is looked for; without any a result of how good the models are.
+        A result for each attack; without attacks one result with the accuracy of the models.
 
     Raises:
-        SettingsError: If an attack to look for is not valid, or not possible on the run's task.
-        PluginError: If it is unknown.
-        DataError: If no honest site has test images.
-        StoreError: If something can't be read or written.
+        SettingsError: If an attack is not valid, or not possible on the run's task.
+        PluginError: If an attack is unknown.
+        DataError: If neither an honest site nor the server has test images.
+        StoreError: If a file can't be read or written.
     """
     options = options or PoisoningOptions()
     own = read_attackers(run.settings.adversaries, run.registry)
     wanted = [own] if own else [read_attackers(setting, run.registry) for setting in options.settings()]
-    results = [judge(run, attackers) for attackers in wanted or [None]]
+    results = [measure_poisoning(run, attackers) for attackers in wanted or [None]]
     used = asdict(options) | {"device": run.task.device}
-    PoisoningFile(options=used, results=tuple(results)).write(results_path(run.folder, NAME, out))
+    PoisoningFile(options=used, results=tuple(results)).write(results_path(run.folder, ATTACK_NAME, out))
     return results
 
 
-def judge(run: OpenedRun, attackers: Attackers | None) -> PoisoningResult:
-    """Measure the models' accuracy and the attackers' success; raises the errors of `run_poisoning`."""
+def measure_poisoning(run: OpenedRun, attackers: Attackers | None) -> PoisoningResult:
+    """Measure the accuracy of the models and the success rate of the attackers.
+
+    Args:
+        run: The run.
+        attackers: Attack to measure, or None for a run without attackers.
+
+    Raises:
+        SettingsError: If the attack names an unknown site or is not possible on the run's task.
+        DataError: If neither an honest site nor the server has test images.
+    """
     bad = () if attackers is None else attackers.sites
     if unknown := sorted(set(bad) - set(run.sites)):
         raise SettingsError(
             "unknown_site",
-            f"'adversaries.sites' names sites that are not there: {unknown}. Sites: {sorted(run.sites)}.",
+            f"'adversaries.sites' names sites that the run does not have: {unknown}. Sites of the run: "
+            f"{sorted(run.sites)}.",
             setting="adversaries.sites",
             sites=unknown,
         )
-    parts = _parts(run, bad)
-    right = {part.participant: _answers(run, part.model, part.test) == labels_of(part.test) for part in parts}
+    parts = _models_to_evaluate(run, bad)
+    right = {part.participant: _predict_classes(run, part.model, part.test) == labels_of(part.test) for part in parts}
     at_sites = {name: share for name, share in right.items() if name != GLOBAL}
     row: Meta = {
         "target": "global" if run.global_model() is not None else "personal",
-        "attack": NONE if attackers is None else attackers.attack,
+        "attack": NO_ATTACK if attackers is None else attackers.attack,
         "attackers": len(bad),
         "sites": len(run.sites),
-        **_share("accuracy", list(right.values()), parts),
+        **_share_with_interval("accuracy", list(right.values()), parts),
         "images": sum(map(len, right.values())),
         "interval_over": "images" if all(patients_of(part.test) is None for part in parts) else "patients",
     }
     if at_sites:
         worst = min(sorted(at_sites), key=lambda name: float(at_sites[name].double().mean()))
         site = [part for part in parts if part.participant == worst]
-        row |= {"worst_site": worst, **_share("worst_accuracy", [at_sites[worst]], site)}
+        row |= {"worst_site": worst, **_share_with_interval("worst_accuracy", [at_sites[worst]], site)}
     if attackers is not None and isinstance(attackers.adversary, DataAdversary):
-        row |= _success(run, attackers.adversary, parts)
+        row |= _measure_success(run, attackers.adversary, parts)
     return PoisoningResult(**row)
 
 
-def _parts(run: OpenedRun, bad: Sequence[str]) -> list[Judged]:
-    """Each model with the images that it is judged on."""
+def _models_to_evaluate(run: OpenedRun, bad: Sequence[str]) -> list[EvaluatedModel]:
+    """Return each model to evaluate with its test images; raise DataError if there are no test images."""
     tests = {name: run.sites[name].test for name in sorted(run.sites) if name not in bad and len(run.sites[name].test)}
     common = run.global_model()
     if common is None:
         own = run.site_models()
-        parts = [Judged(name, run.predictor(own[name], name), test) for name, test in tests.items() if name in own]
+        parts = [
+            EvaluatedModel(name, run.predictor(own[name], name), test) for name, test in tests.items() if name in own
+        ]
     else:
         held = {} if run.global_test is None else {GLOBAL: run.global_test}
-        parts = [Judged(name, run.predictor(common), test) for name, test in (tests | held).items()]
+        parts = [EvaluatedModel(name, run.predictor(common), test) for name, test in (tests | held).items()]
     if not parts:
         raise DataError(
             "no_images",
-            f"expected test images at honest sites of the run in '{run.folder}', or at its server, got none: nobody "
-            "can tell how good its models are. Partition the data with test images.",
+            f"expected test images at honest sites of the run in '{run.folder}', or at its server, got none: the "
+            "accuracy of its models can't be measured. Partition the data with test images.",
             split="test",
             path=run.folder,
         )
     return parts
 
 
-def _answers(run: OpenedRun, model: nn.Module, data: Dataset) -> torch.Tensor:
-    """The class that a model calls each image, (n,), int64; -1 where its outputs are not finite."""
+def _predict_classes(run: OpenedRun, model: nn.Module, data: Dataset) -> torch.Tensor:
+    """Return the class that a model predicts for each image, (n,), int64.
+
+    The class is -1 if an output of the image is not finite.
+    """
     outputs = logits(model, data, run.settings, run.task.device)
     return torch.where(outputs.isfinite().all(dim=1), outputs.argmax(dim=1), -1)
 
 
-def _success(run: OpenedRun, adversary: DataAdversary, parts: Sequence[Judged]) -> Meta:
-    """How often models answer what the attacker would, of the images that it calls something else than they are."""
+def _measure_success(run: OpenedRun, adversary: DataAdversary, parts: Sequence[EvaluatedModel]) -> Meta:
+    """Return the attack success rate with its interval and its number of images.
+
+    The dictionary is empty if no image has a wrong wanted class.
+    """
     adversary.check(len(run.task.objective.titles), run.task.scale)
     every = adversary.model_copy(update={"rate": 1.0})
     classes, generator = len(run.task.objective.titles), torch.Generator()
@@ -182,23 +201,30 @@ def _success(run: OpenedRun, adversary: DataAdversary, parts: Sequence[Judged]) 
     for part in parts:
         data = AttackedData(part.test, every, classes, run.task.scale, generator)
         rows = labels_of(data) != labels_of(part.test)
-        gained.append((_answers(run, part.model, data) == labels_of(data))[rows])
+        gained.append((_predict_classes(run, part.model, data) == labels_of(data))[rows])
         chosen.append(rows)
     if not sum(map(len, gained)):
         return {}
-    return _share("success", gained, parts, chosen) | {"wanted_images": sum(map(len, gained))}
+    return _share_with_interval("success", gained, parts, chosen) | {"wanted_images": sum(map(len, gained))}
 
 
-def _share(
-    name: str, hits: Sequence[torch.Tensor], parts: Sequence[Judged], chosen: Sequence[torch.Tensor] | None = None
+def _share_with_interval(
+    name: str,
+    hits: Sequence[torch.Tensor],
+    parts: Sequence[EvaluatedModel],
+    chosen: Sequence[torch.Tensor] | None = None,
 ) -> Meta:
-    """A share over the images of several sites, and its 95 % interval over patients.
+    """Compute a share over the images of several participants, and its 95 % confidence interval over patients.
 
     Args:
-        name: What to call it.
-        hits: Of each part, whether each image counts, (n,), bool.
-        parts: The images.
-        chosen: Of each part, which of its images `hits` are of, (n,), bool; None means all.
+        name: Key of the share; the key of the interval adds ``_interval``.
+        hits: For each participant, whether each image counts, (n,), bool.
+        parts: The models and test images, one for each participant.
+        chosen: For each participant, a mask of the test images that `hits` refers to, (n,), bool; None means all
+            images.
+
+    Returns:
+        Dictionary with the keys `name` and ``<name>_interval``.
     """
     known = [patients_of(part.test) for part in parts]
     if chosen is not None:
@@ -209,21 +235,23 @@ def _share(
     return {name: float(flat.double().mean()), f"{name}_interval": wilson_over_patients(flat, patients)}
 
 
-def plain_line(result: PoisoningResult) -> str:
-    """Return a result in one line."""
-    who = f"{result.attackers} of {result.sites} sites attack ({result.attack})" if result.attackers else "no attackers"
-    accuracy = _with_interval(result.accuracy, result.accuracy_interval)
-    parts = [f"{who}: accuracy {accuracy} over {result.interval_over}, {result.images} images"]
+def format_result(result: PoisoningResult) -> str:
+    """Format a result as one printed line."""
+    attackers = f"{result.attackers} of {result.sites} sites attack" if result.attackers else "no attackers"
+    who = f"{attackers} ({result.attack})" if result.attackers else attackers
+    accuracy = _format_with_interval(result.accuracy, result.accuracy_interval)
+    parts = [f"{who}: accuracy {accuracy}, 95 % CI over {result.interval_over}; {result.images} test images"]
     if result.worst_site is not None:
-        worst = _with_interval(result.worst_accuracy, result.worst_accuracy_interval)
+        worst = _format_with_interval(result.worst_accuracy, result.worst_accuracy_interval)
         parts.append(f"worst honest site {result.worst_site} {worst}")
     if result.success is not None:
-        success = _with_interval(result.success, result.success_interval)
-        parts.append(f"success {success} of {result.wanted_images} images")
+        success = _format_with_interval(result.success, result.success_interval)
+        parts.append(f"attack success rate {success} on {result.wanted_images} images")
     return "; ".join(parts)
 
 
-def _with_interval(value: float | None, interval: Interval | None) -> str:
+def _format_with_interval(value: float | None, interval: Interval | None) -> str:
+    """Format a share and its 95 % confidence interval."""
     assert value is not None
     assert interval is not None
     low, high = interval

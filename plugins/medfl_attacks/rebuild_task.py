@@ -1,4 +1,4 @@
-"""The task of a finished run, from the bundle that a participant took home and what ``run.json`` says of the run."""
+"""Rebuild the task of a finished run from an exported bundle and the metadata in ``run.json``."""
 
 from __future__ import annotations
 
@@ -25,29 +25,36 @@ from medfl.task import OptimizerFactory, Task, optimizer_factory
 logger = logging.getLogger(__name__)
 
 
-def homes(record: RunRecord) -> list[Path]:
-    """The bundles of a run, that of the global model first; each has a model and `CONFIG`."""
+def exported_bundles(record: RunRecord) -> list[Path]:
+    """Return the folders of a run's exported bundles, the global model's first.
+
+    Bundles without a model or a configuration are left out.
+    """
     folders = [record.folder / "global"]
     folders += [record.folder / "sites" / site for site in record.sites]
-    return [home for home in folders if (home / WEIGHTS).is_file() and (home / CONFIG).is_file()]
+    return [folder for folder in folders if (folder / WEIGHTS).is_file() and (folder / CONFIG).is_file()]
 
 
 def read_bundle(record: RunRecord, data_folder: Path) -> tuple[ConfigParser, Path]:
-    """The configuration of a bundle of the run, with the run's data in it; and the bundle's folder.
+    """Read the configuration of a run's first exported bundle and point it to the run's data.
 
     Args:
         record: The run.
-        data_folder: Where its data are now.
+        data_folder: Current folder of the run's data.
+
+    Returns:
+        The configuration, and the bundle's folder.
 
     Raises:
-        StoreError: If the run has no bundle or an adopted one, or its configuration is damaged.
+        StoreError: If the run has no exported bundle, if it trained an adopted stock bundle, or if the configuration is
+            damaged.
     """
-    bundles = homes(record)
+    bundles = exported_bundles(record)
     if not bundles:
         raise StoreError(
             "missing_bundles",
-            f"The run in '{record.folder}' is {record.status} and has no model that can be attacked: expected bundles "
-            "in its folders 'global' or 'sites'. Give its command again to finish it.",
+            f"The run in '{record.folder}' is {record.status} and has no model to attack: expected exported bundles "
+            "in its folders 'global' or 'sites'. Run its command again to finish it.",
             path=record.folder,
             status=record.status,
         )
@@ -57,14 +64,14 @@ def read_bundle(record: RunRecord, data_folder: Path) -> tuple[ConfigParser, Pat
     except (ValueError, OSError) as error:
         raise StoreError(
             "unreadable_file",
-            f"expected a configuration in '{bundles[0] / CONFIG}': {error}. Put the file back.",
+            f"expected a bundle configuration in '{bundles[0] / CONFIG}': {error}. Restore the file.",
             path=bundles[0] / CONFIG,
         ) from None
     if "task" not in parser:
         raise StoreError(
             "bundle_not_supported",
-            f"The run in '{record.folder}' trained a stock bundle that was adopted, and no attack knows the scale of "
-            "its images: expected a run of one of medfl's own bundles. Attack such a run.",
+            f"The run in '{record.folder}' trained an adopted stock bundle, whose image scale the attacks don't know: "
+            "expected a run of one of medfl's own bundles. Attack such a run.",
             path=record.folder,
         )
     own = {"bundle_root": str(bundles[0]), "dataset_dir": str(data_folder), "device": "cpu"}
@@ -73,36 +80,40 @@ def read_bundle(record: RunRecord, data_folder: Path) -> tuple[ConfigParser, Pat
 
 
 def rebuild_task(parser: ConfigParser, record: RunRecord, settings: Settings, data_folder: Path) -> Task:
-    """The task of a run.
+    """Rebuild the task of a run.
 
     Args:
-        parser: From `read_bundle`.
+        parser: Configuration from `read_bundle`.
         record: The run.
-        settings: The run's settings.
-        data_folder: Where its data are.
+        settings: Settings of the run.
+        data_folder: Folder of the run's data.
 
     Returns:
-        On the CPU, without the file of weights that its networks may have started from.
+        The task on the CPU, without the file of pretrained weights that the run's networks may have started from.
 
     Raises:
-        StoreError: If the bundle gives other networks, another loss or another optimiser than the run had.
+        StoreError: If the bundle defines other networks, another loss or another optimizer than the run used.
     """
     task = parser.get_parsed_content("task")
     before = record.run.identity.task
     if before.weights is not None:
-        logger.warning("The run's networks began with weights from a file; those that an attacker trains don't.")
-    optimizer = _optimizer(task, record.run.provenance.settings)
+        logger.warning(
+            "The run's networks started from pretrained weights in a file; the attacker's networks start untrained."
+        )
+    optimizer = _build_optimizer(task, record.run.provenance.settings)
     task = dataclasses.replace(task, optimizer=optimizer, weights=None)
     if before.augmentation is None:
         task = dataclasses.replace(task, augmentation=None)
-    elif task.augmentation is None or _plain(task.augmentation.facts) != before.augmentation:
-        logger.warning("The run changed its training images in another way than its bundle; attackers use the latter.")
-    _check(task, settings, before, record.folder)
+    elif task.augmentation is None or _to_json_types(task.augmentation.facts) != before.augmentation:
+        logger.warning(
+            "The run's augmentation differs from the exported bundle's; the attacker uses the bundle's augmentation."
+        )
+    _check_same_task(task, settings, before, record.folder)
     return task
 
 
-def _optimizer(task: Task, origins: Mapping[str, SettingOrigin]) -> OptimizerFactory:
-    """The run's optimiser, which may have had other options than its bundle says."""
+def _build_optimizer(task: Task, origins: Mapping[str, SettingOrigin]) -> OptimizerFactory:
+    """Build the optimizer factory of the run, with the options that the run's command may have changed."""
     options = {name[10:]: origin.value for name, origin in origins.items() if name.startswith("optimizer.")}
     kind: Any = type(task.optimizer([nn.Parameter(torch.zeros(1))]))
     name = options.pop("name", kind.__name__)
@@ -112,21 +123,23 @@ def _optimizer(task: Task, origins: Mapping[str, SettingOrigin]) -> OptimizerFac
     return optimizer_factory(kind([nn.Parameter(torch.zeros(1))], **used))
 
 
-def _check(task: Task, settings: Settings, before: TaskIdentity, folder: Path) -> None:
+def _check_same_task(task: Task, settings: Settings, before: TaskIdentity, folder: Path) -> None:
+    """Raise StoreError if the rebuilt task differs from the task of the run."""
     missing = sorted(set(before.networks) - set(task.networks))
     had, now = before.to_json(), {} if missing else identify_task(task, settings.networks_by_site).to_json()
     parts = ("networks", "loss", "optimizer", *task.objective.identity)
-    unlike = ["networks"] if missing else [part for part in parts if had.get(part) != now[part]]
-    if unlike:
+    changed = ["networks"] if missing else [part for part in parts if had.get(part) != now[part]]
+    if changed:
         raise StoreError(
             "changed_task",
-            f"The {' and the '.join(unlike)} of the run in '{folder}' can't be built from the bundles in it: an option "
-            "of its command changed them, and bundles that are taken home don't hold such options. Write them into the "
+            f"The {' and the '.join(changed)} of the run in '{folder}' can't be rebuilt from its exported bundles: an "
+            "option of its command changed them, and exported bundles don't contain such options. Write them into the "
             "bundle's configuration and run it again.",
             path=folder,
-            parts=unlike,
+            parts=changed,
         )
 
 
-def _plain(value: Any) -> Any:
+def _to_json_types(value: Any) -> Any:
+    """Convert a value to plain JSON types."""
     return json.loads(json.dumps(value))

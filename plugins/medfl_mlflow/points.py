@@ -1,4 +1,4 @@
-"""From rows of ``metrics.csv`` to named points for MLflow."""
+"""Convert rows of ``metrics.csv`` to named points for MLflow."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import pandas as pd
 
 from medfl.types import GLOBAL
 
-MEAN = "mean"
-"""In the place of a site: the mean over the sites where the metric is defined."""
+MEAN_SITE = "mean"
+"""Name that replaces the site's name for the mean over the sites at which the metric is defined."""
 
 
-class Point(NamedTuple):
+class MetricPoint(NamedTuple):
     """One value of a metric.
 
     Attributes:
-        name: ``model/split/metric/site``, for example ``global/test/accuracy/site-01``; ``trained`` stands before the
-            split for scores right after a site's training.
-        step: The round that the value belongs to, from 1.
+        name: ``model/split/metric/site``, for example ``global/test/accuracy/site-01``. For scores directly after a
+            site's training, ``trained`` precedes the split.
+        step: Round of the value, from 1.
         value: A finite number.
     """
 
@@ -29,34 +29,37 @@ class Point(NamedTuple):
     value: float
 
 
-def points(table: pd.DataFrame) -> list[Point]:
-    """A point for each value, and one for the mean over the sites.
+def to_points(table: pd.DataFrame) -> list[MetricPoint]:
+    """Return a point for each value, and one for each mean over the sites.
 
-    Values that are not defined (NaN) or not finite, as after a diverged training, have no point. The server's test set,
-    ``global``, is not part of the mean.
+    Undefined (NaN) and infinite values, as after a diverged training, have no point. The server's test set, ``global``,
+    is not included in the mean.
 
     Args:
         table: Rows of ``metrics.csv``.
 
     Returns:
-        In the order of the rounds.
+        Points in the order of the rounds.
     """
     table = table[np.isfinite(table["value"].to_numpy(dtype=float))]
     groups = ["round", "model", "split", "moment", "metric"]
-    means = table[table["site"] != GLOBAL].groupby(groups, as_index=False)["value"].mean().assign(site=MEAN)
+    means = table[table["site"] != GLOBAL].groupby(groups, as_index=False)["value"].mean().assign(site=MEAN_SITE)
     both = pd.concat([table, means]).sort_values("round", kind="stable")
     return [
-        Point(_name(row.model, row.split, row.moment, row.metric, row.site), int(row.round), float(row.value))
+        MetricPoint(
+            _metric_name(row.model, row.split, row.moment, row.metric, row.site), int(row.round), float(row.value)
+        )
         for row in both.itertuples()
     ]
 
 
-def _name(model: str, split: str, moment: str, metric: str, site: str) -> str:
-    scored = split != "train"  # what a site tells of its training is always of that moment
+def _metric_name(model: str, split: str, moment: str, metric: str, site: str) -> str:
+    """Return the name of a metric in MLflow."""
+    scored = split != "train"  # metrics of the training itself always belong to the moment ``trained``
     parts = [model, *(["trained"] if moment == "trained" and scored else []), split, metric, site]
-    return allowed("/".join(parts))
+    return sanitize_name("/".join(parts))
 
 
-def allowed(name: str) -> str:
-    """A name with ``_`` for each sign that MLflow does not allow in one."""
+def sanitize_name(name: str) -> str:
+    """Replace the characters that MLflow does not allow in a name by ``_``."""
     return re.sub(r"[^\w.\-/ ]", "_", name)

@@ -1,7 +1,8 @@
-"""One MLflow run for each run folder; ``mlflow.json`` in it says which, and what was sent.
+"""Tracking of a run in MLflow: one MLflow run for each run folder, identified by the folder's ``mlflow.json``.
 
-A metric's points are sent in the order of its rounds, and the last round of each is noted. So a run that continues
-sends what is new. After a kill between sending and noting, MLflow itself is asked what has arrived.
+The points of a metric are sent in the order of its rounds, and the file records the last round of each metric. So a
+continued run sends only new points. If the process was killed between sending and recording, MLflow is asked which
+points have arrived.
 """
 
 from __future__ import annotations
@@ -23,18 +24,21 @@ from medfl.records.record import FileRecord
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-    from medfl_mlflow.points import Point
+    from medfl_mlflow.points import MetricPoint
 
 logger = logging.getLogger("medfl.mlflow")
 
-ARTEFACTS = ("summary.json", "report.html")
-"""Files that are kept with the MLflow run."""
+ARTIFACT_FILES = ("summary.json", "report.html")
+"""Files of the run folder that are stored with the MLflow run."""
 
-BATCH = 1000
-"""Metrics that MLflow takes at once."""
+BATCH_SIZE = 1000
+"""Largest number of metrics in one request to MLflow."""
 
-IMPATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
-"""Unless the user says otherwise: by itself MLflow holds a run up for minutes, each round, while a server is down."""
+SHORT_TIMEOUTS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+"""Environment variables with short time limits, unless the user sets them.
+
+With MLflow's defaults a server that is down delays the run for minutes in each round.
+"""
 
 
 class TrackingState(FileRecord):
@@ -44,13 +48,13 @@ class TrackingState(FileRecord):
         tracking_uri: Address of the MLflow store.
         run_id: Identifier of the MLflow run.
         is_on: Whether the run is tracked now.
-        is_sending: Whether a batch was sent and its arrival is not recorded yet.
-        is_down: Whether MLflow did not answer last time.
+        is_sending: Whether a batch was sent whose arrival is not recorded yet.
+        is_down: Whether MLflow failed to reply to the last request.
         sent: Maps each metric to the last round that was sent.
     """
 
     NAME: ClassVar[str] = "mlflow.json"
-    REPAIR: ClassVar[str] = "Delete it: the next command then tracks the run anew."
+    REPAIR: ClassVar[str] = "Delete the file: the next command then starts a new MLflow run."
 
     tracking_uri: str
     run_id: str
@@ -61,18 +65,18 @@ class TrackingState(FileRecord):
 
 
 class _Tracker:
-    """The state of a run's tracking and its file.
+    """Tracking state of a run, and its file.
 
     Args:
-        folder: The run folder.
-        state: The state.
+        folder: Run folder.
+        state: Tracking state.
     """
 
     def __init__(self, folder: Path, state: TrackingState) -> None:
         self.folder, self.state = folder, state
 
     def update(self, **changes: Any) -> None:
-        """Change fields of the state, in memory."""
+        """Change fields of the state in memory."""
         self.state = self.state.model_copy(update=changes)
 
     def save(self, **changes: Any) -> None:
@@ -81,97 +85,101 @@ class _Tracker:
         self.state.write(self.folder / TrackingState.NAME)
 
 
-def start(run_folder: str, settings: dict[str, Any], tracking: dict[str, Any]) -> None:
-    """Begin an MLflow run, or continue that of the run folder.
+def start_tracking(run_folder: str, settings: dict[str, Any], tracking: dict[str, Any]) -> None:
+    """Start an MLflow run, or continue the MLflow run of the run folder.
 
     Args:
-        run_folder: The run folder.
+        run_folder: Run folder.
         settings: Settings by name.
         tracking: ``tracking_uri``, ``experiment_name`` and ``run_name``; empty if tracking is off.
 
     Raises:
-        MedflError: If MLflow can't be used; says what to do.
+        MedflError: If MLflow can't be used; the message says what to do.
     """
     folder = Path(run_folder)
-    state = _read(folder)
+    state = _read_state(folder)
     if state is not None:
-        _Tracker(folder, state).save(is_on=False)  # until MLflow has answered
+        _Tracker(folder, state).save(is_on=False)  # until MLflow has replied
     if not tracking:
         return
     folder.mkdir(parents=True, exist_ok=True)
     uri = str(tracking["tracking_uri"])
-    with _impatient():
-        client = _first_client(uri)
-        if state is None or not _continues(client, state, uri):
-            state = TrackingState(tracking_uri=uri, run_id=_create(client, uri, tracking))
+    with _short_timeouts():
+        client = _check_store(uri)
+        if state is None or not _is_continuable(client, state, uri):
+            state = TrackingState(tracking_uri=uri, run_id=_create_run(client, uri, tracking))
         client.update_run(state.run_id, status="RUNNING")
         _log_settings(client, state.run_id, settings)
     _Tracker(folder, state).save(is_on=True, is_down=False)
 
 
-def send(run_folder: str) -> None:
-    """Send the points that MLflow does not have yet. While it does not answer they wait, after one warning."""
-    folder = Path(run_folder)
-    state = _read(folder)
-    if state is not None and state.is_on:
-        tracker = _Tracker(folder, state)
-        with _may_be_down(tracker):
-            _send(_client(state.tracking_uri), tracker)
+def send_new_metrics(run_folder: str) -> None:
+    """Send the points that MLflow does not have yet.
 
-
-def end(run_folder: str, status: str) -> None:
-    """Send what is left and end the MLflow run.
-
-    Args:
-        run_folder: The run folder.
-        status: Of the run; anything but ``finished`` is a failed run to MLflow.
+    If MLflow does not reply, a warning is logged once, and the points are sent later.
     """
     folder = Path(run_folder)
-    state = _read(folder)
+    state = _read_state(folder)
+    if state is not None and state.is_on:
+        tracker = _Tracker(folder, state)
+        with _tolerate_failures(tracker):
+            _send_points(_make_client(state.tracking_uri), tracker)
+
+
+def end_tracking(run_folder: str, status: str) -> None:
+    """Send the remaining points and files, and end the MLflow run.
+
+    Args:
+        run_folder: Run folder.
+        status: Status of the run; any status other than ``finished`` marks the MLflow run as failed.
+    """
+    folder = Path(run_folder)
+    state = _read_state(folder)
     if state is None or not state.is_on:
         return
     tracker = _Tracker(folder, state)
-    with _may_be_down(tracker):
-        client = _client(state.tracking_uri)
-        _send(client, tracker)
-        for name in ARTEFACTS:
+    with _tolerate_failures(tracker):
+        client = _make_client(state.tracking_uri)
+        _send_points(client, tracker)
+        for name in ARTIFACT_FILES:
             if (folder / name).is_file():
                 client.log_artifact(state.run_id, str(folder / name))
         client.set_tag(state.run_id, "medfl.status", status)
         client.set_terminated(state.run_id, "FINISHED" if status == "finished" else "FAILED")
 
 
-def _send(client: MlflowClient, tracker: _Tracker) -> None:
-    from medfl_mlflow.points import points
+def _send_points(client: MlflowClient, tracker: _Tracker) -> None:
+    """Send new points, and record the rounds that were sent."""
+    from medfl_mlflow.points import to_points
 
-    written, run_id = points(read_metrics(tracker.folder / "metrics.csv")), tracker.state.run_id
+    written, run_id = to_points(read_metrics(tracker.folder / "metrics.csv")), tracker.state.run_id
     if tracker.state.is_sending:
-        names = {point.name for point in written if point.step > _last(tracker.state, point.name)}
-        tracker.update(sent=tracker.state.sent | _arrived(client, run_id, names))
-    new = [point for point in written if point.step > _last(tracker.state, point.name)]
+        names = {point.name for point in written if point.step > _last_sent_round(tracker.state, point.name)}
+        tracker.update(sent=tracker.state.sent | _query_last_rounds(client, run_id, names))
+    new = [point for point in written if point.step > _last_sent_round(tracker.state, point.name)]
     if not new:
         return
     tracker.save(is_sending=True)
-    _log(client, run_id, new)
+    _log_points(client, run_id, new)
     tracker.save(sent=tracker.state.sent | {point.name: point.step for point in new}, is_sending=False)
 
 
 @contextlib.contextmanager
-def _may_be_down(tracker: _Tracker) -> Iterator[None]:
-    """Let MLflow fail in the block: the first failure is logged as a warning, and the run goes on."""
+def _tolerate_failures(tracker: _Tracker) -> Iterator[None]:
+    """Tolerate failures of MLflow in the block: log the first failure as a warning, and let the run continue."""
     from mlflow.exceptions import MlflowException
 
     was_down = tracker.state.is_down
     try:
-        with _impatient():
+        with _short_timeouts():
             yield
         tracker.update(is_down=False)
     except (MlflowException, OSError) as error:
         tracker.update(is_down=True)
         if not was_down:
             logger.warning(
-                "MLflow at '%s' does not answer, the run goes on: %s What it misses is sent when it answers again, or "
-                "when the same command is given again.",
+                "MLflow at '%s' does not reply; the run continues: %s Missing metrics are sent when MLflow replies "
+                "again, or when the same command is run again.",
                 tracker.state.tracking_uri,
                 str(error).splitlines()[0],
             )
@@ -180,9 +188,10 @@ def _may_be_down(tracker: _Tracker) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _impatient() -> Iterator[None]:
-    added = IMPATIENT.keys() - os.environ.keys()
-    os.environ.update({name: IMPATIENT[name] for name in added})
+def _short_timeouts() -> Iterator[None]:
+    """Set short time limits for MLflow in the block."""
+    added = SHORT_TIMEOUTS.keys() - os.environ.keys()
+    os.environ.update({name: SHORT_TIMEOUTS[name] for name in added})
     try:
         yield
     finally:
@@ -190,14 +199,15 @@ def _impatient() -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-def _client(uri: str) -> MlflowClient:
+def _make_client(uri: str) -> MlflowClient:
+    """Return a client of an MLflow store."""
     from mlflow import MlflowClient
 
     return MlflowClient(tracking_uri=uri)
 
 
-def _first_client(uri: str) -> MlflowClient:
-    """A client of a store that answers.
+def _check_store(uri: str) -> MlflowClient:
+    """Return a client of an MLflow store, after checking that the store replies.
 
     Raises:
         MedflError: If MLflow is not installed, or can't use the store.
@@ -207,26 +217,26 @@ def _first_client(uri: str) -> MlflowClient:
     except ImportError:
         raise MedflError(
             "missing_package",
-            "MONAI's tracking is on, but MLflow is not installed, so nothing is tracked: "
+            "MONAI's tracking is on, but MLflow is not installed, so nothing is tracked. Install it with "
             f"{pip_install('mlflow')}; the same command then sends all rounds so far",
             package="mlflow",
             extra="mlflow",
         ) from None
     try:
-        client = _client(uri)
+        client = _make_client(uri)
         client.search_experiments(max_results=1)
     except (MlflowException, ImportError) as error:
         raise MedflError(
             "unusable_store",
             f"MLflow can't use the tracking_uri '{uri}', so nothing is tracked: {str(error).splitlines()[0]} "
-            f"A sqlite:/// store needs {pip_install('mlflow')}; a server must be running",
+            f"A sqlite:/// store needs {pip_install('mlflow')}; a server must be running.",
             uri=uri,
         ) from None
     return client
 
 
-def _continues(client: MlflowClient, state: TrackingState, uri: str) -> bool:
-    """Whether the run folder's MLflow run is in this store and was not deleted there."""
+def _is_continuable(client: MlflowClient, state: TrackingState, uri: str) -> bool:
+    """Return whether the run folder's MLflow run is in this store and was not deleted."""
     from mlflow.exceptions import MlflowException
 
     if state.tracking_uri != uri:
@@ -237,8 +247,11 @@ def _continues(client: MlflowClient, state: TrackingState, uri: str) -> bool:
         return False
 
 
-def _create(client: MlflowClient, uri: str, tracking: dict[str, Any]) -> str:
-    """The id of a new MLflow run; artefacts of an SQLite store lie beside it, where MONAI puts its own."""
+def _create_run(client: MlflowClient, uri: str, tracking: dict[str, Any]) -> str:
+    """Create an MLflow run and return its identifier.
+
+    The artifacts of an SQLite store are in the folder of its file, as MONAI does.
+    """
     name = str(tracking.get("experiment_name") or "monai_experiment")
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
@@ -251,12 +264,16 @@ def _create(client: MlflowClient, uri: str, tracking: dict[str, Any]) -> str:
 
 
 def _log_settings(client: MlflowClient, run_id: str, settings: dict[str, Any]) -> None:
-    """Settings as parameters; MLflow lets none change, so one that does, such as more rounds, becomes a tag."""
-    from medfl_mlflow.points import allowed
+    """Log settings as MLflow parameters.
+
+    MLflow parameters can't be changed. If a setting changes, such as the number of rounds, its new value is logged as a
+    tag.
+    """
+    from medfl_mlflow.points import sanitize_name
 
     known = client.get_run(run_id).data.params
     for setting, value in settings.items():
-        name = allowed(setting)
+        name = sanitize_name(setting)
         text = value if isinstance(value, str) else json.dumps(value)
         if name not in known:
             client.log_param(run_id, name, text)
@@ -264,26 +281,28 @@ def _log_settings(client: MlflowClient, run_id: str, settings: dict[str, Any]) -
             client.set_tag(run_id, f"medfl.continued.{name}", text)
 
 
-def _log(client: MlflowClient, run_id: str, new: list[Point]) -> None:
+def _log_points(client: MlflowClient, run_id: str, new: list[MetricPoint]) -> None:
+    """Log points in batches."""
     from mlflow.entities import Metric
 
     now = int(time.time() * 1000)
     metrics = [Metric(point.name, point.value, now, point.step) for point in new]
-    for begin in range(0, len(metrics), BATCH):
-        client.log_batch(run_id, metrics=metrics[begin : begin + BATCH])
+    for begin in range(0, len(metrics), BATCH_SIZE):
+        client.log_batch(run_id, metrics=metrics[begin : begin + BATCH_SIZE])
 
 
-def _arrived(client: MlflowClient, run_id: str, names: set[str]) -> dict[str, int]:
-    """Metric to the last round that MLflow has of it."""
+def _query_last_rounds(client: MlflowClient, run_id: str, names: set[str]) -> dict[str, int]:
+    """Map each metric to its last round in MLflow."""
     steps = {name: [metric.step for metric in client.get_metric_history(run_id, name)] for name in sorted(names)}
     return {name: max(rounds) for name, rounds in steps.items() if rounds}
 
 
-def _last(state: TrackingState, name: str) -> int:
+def _last_sent_round(state: TrackingState, name: str) -> int:
+    """Return the last round of a metric that was sent, or 0."""
     return state.sent.get(name, 0)
 
 
-def _read(folder: Path) -> TrackingState | None:
-    """Return the state in a run folder; None if the run was never tracked."""
+def _read_state(folder: Path) -> TrackingState | None:
+    """Return the tracking state in a run folder, or None if the run was never tracked."""
     path = folder / TrackingState.NAME
     return TrackingState.read(path) if path.is_file() else None

@@ -1,4 +1,4 @@
-"""Study files, tuning and the demo: comparisons of methods that are described once and run many times."""
+"""Study files, tuning and the demo: comparisons of methods that are described in one file and repeated over seeds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def medfl_commands() -> list[CommandRecord]:
         CommandRecord(
             "tune",
             "medfl_studies.commands.tune:command",
-            "Search a study's settings, on validation images alone.",
+            "Search for good settings of a study, using validation images only.",
             "Study and compare",
         ),
     ]
@@ -34,11 +34,11 @@ def medfl_commands() -> list[CommandRecord]:
 
 @hookimpl
 def medfl_run_location(path: str) -> RunLocation | None:
-    """Return the output folder of a study file; None for anything else."""
+    """Return the output folder of the study that a path names, or None if the path is not a study file."""
     if Path(path).suffix not in (".yaml", ".yml"):
         return None
     from medfl_studies.reading import read_study
-    from medfl_studies.schema import FULL
-    from medfl_studies.study import default_out
+    from medfl_studies.schema import FULL_SCALE
+    from medfl_studies.study import default_output_dir
 
-    return RunLocation(default_out(read_study(Path(path), FULL, None, ()), FULL))
+    return RunLocation(default_output_dir(read_study(Path(path), FULL_SCALE, None, ()), FULL_SCALE))

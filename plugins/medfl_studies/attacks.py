@@ -1,7 +1,7 @@
-"""Attacks on the finished runs of a study: their command lines, and the tables of what they find.
+"""Attacks on the finished runs of a study: their command lines and the tables of their results.
 
-Plugins list the attacks (`medfl.hooks.AttackRecord`). ``medfl attack NAME RUN`` writes a file of results into
-``RUN/attacks``. The command is repeated if that file is older than the run's scores, or has other options than the
+Plugins define the attacks (`medfl.hooks.AttackRecord`). ``medfl attack NAME RUN`` writes a results file to
+``RUN/attacks``. The command is run again if that file is older than the run's scores or has other options than the
 study.
 """
 
@@ -22,14 +22,27 @@ from medfl.plugins import Registry
 from medfl.types import Meta
 from medfl.utils.formats import table_lines
 from medfl_report.statistics import mean_std, paired_t
-from medfl_studies.jobs import Job
+from medfl_studies.jobs import RunJob
 from medfl_studies.schema import Study
 
-COLUMNS = ["kind", "label", "target", "round", "attack", "item", "measure", "seeds", "mean", "std", "low", "high"]
+ATTACK_COLUMNS = [
+    "kind",
+    "label",
+    "target",
+    "round",
+    "attack",
+    "item",
+    "measure",
+    "seeds",
+    "mean",
+    "std",
+    "low",
+    "high",
+]
 """Columns of ``<data>-attacks.csv``."""
 
-KEY = ("target", "round", "attack", "item")
-"""What tells the results of an attack on a run apart."""
+RESULT_KEY = ("target", "round", "attack", "item")
+"""Fields that identify a result within an attack on a run."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,39 +51,39 @@ class AttackJob:
 
     Attributes:
         record: The attack.
-        results_class: Class of the file of its results.
+        results_class: Class of the attack's results file.
         run: The run.
         options: Options of ``medfl attack`` by name.
     """
 
     record: AttackRecord
     results_class: Any
-    run: Job
+    run: RunJob
     options: Meta
 
     @property
     def title(self) -> str:
-        """How to call it."""
+        """Name of the attack in messages."""
         return f"{self.record.name} of {self.run.title}"
 
     @property
     def folder(self) -> Path:
-        """The run folder."""
+        """Run folder."""
         return self.run.folder
 
     @property
     def log(self) -> Path:
-        """Where its messages go, beside the run's log."""
+        """Path of the attack's log file, beside the run's log."""
         return self.folder.with_name(f"{self.folder.name}-{self.record.name}.log")
 
     @property
     def file(self) -> Path:
-        """The file of its results."""
+        """Path of the results file."""
         path: Path = self.folder / ATTACKS_FOLDER / self.results_class.NAME
         return path
 
     def command(self) -> list[str]:
-        """The words of the command line."""
+        """Return the words of the command line."""
         words = [sys.executable, "-m", "medfl", "attack", self.record.name, str(self.folder)]
         for name, value in self.options.items():
             words += [f"--{name.replace('_', '-')}", str(value)]
@@ -79,7 +92,7 @@ class AttackJob:
         return words
 
     def results(self) -> Sequence[Any]:
-        """Return the results; empty if the attack is still to do."""
+        """Return the results; empty if the attack was not run on this state of the run, or with other options."""
         try:
             if self.file.stat().st_mtime_ns < (self.folder / "summary.json").stat().st_mtime_ns:
                 return ()
@@ -91,23 +104,23 @@ class AttackJob:
         return results
 
     def status(self) -> str:
-        """``finished``, or ``not run``."""
+        """Return ``finished`` or ``not run``."""
         return "finished" if self.results() else "not run"
 
     def is_done(self) -> bool:
-        """Whether it was made with these options, of the run as it is."""
+        """Return whether the attack was run with these options on this state of the run."""
         return bool(self.results())
 
-    def stamp(self) -> None:
-        """Nothing more to note: its file has its options."""
+    def mark_done(self) -> None:
+        """Do nothing: the results file already contains the options."""
 
 
-def attack_jobs(study: Study, runs: Iterable[Job], registry: Registry) -> list[AttackJob]:
+def attack_jobs(study: Study, runs: Iterable[RunJob], registry: Registry) -> list[AttackJob]:
     """Return all attacks of a study, in the order of its runs.
 
     Args:
         study: The study.
-        runs: Its runs.
+        runs: Runs of the study.
         registry: Registry with the attacks.
 
     Raises:
@@ -122,22 +135,22 @@ def attack_jobs(study: Study, runs: Iterable[Job], registry: Registry) -> list[A
 
 
 def attack_table(attacks: Sequence[AttackJob]) -> pd.DataFrame:
-    """Mean, standard deviation (ddof = 1) and 95 % interval by Student's t over the runs of each row.
+    """Compute mean, standard deviation and confidence interval over the runs of each row.
 
-    Several results of a run with the same target, round, attack and item (those of several sites) count as one, their
-    mean.
+    The standard deviation has ddof = 1; the 95 % interval uses Student's t. Several results of a run with the same
+    target, round, attack and item (such as one for each site) are averaged first.
 
     Args:
-        attacks: In the order of the rows; those that are still to do are left out.
+        attacks: Attacks in the order of the rows. Attacks without results are left out.
 
     Returns:
-        `COLUMNS`; `round` is empty for the last model, `item` where the attack has none; `std`, `low` and `high` are
-        NaN with one run.
+        A table with `ATTACK_COLUMNS`. `round` is empty for the last model, `item` for attacks without an item. `std`,
+            `low` and `high` are NaN with one run.
     """
     values: dict[tuple[str, ...], dict[str, list[float]]] = {}
     for job in attacks:
         for result in job.results():
-            parts = [str(getattr(result, name, None) or "") for name in KEY]
+            parts = [str(getattr(result, name, None) or "") for name in RESULT_KEY]
             for measure in job.record.measures:
                 key = (job.record.name, job.run.row, *parts, measure)
                 value = getattr(result, measure)
@@ -149,26 +162,26 @@ def attack_table(attacks: Sequence[AttackJob]) -> pd.DataFrame:
         (mean, std), over = mean_std(each), paired_t(each)
         ends = (math.nan, math.nan) if over is None else (over.low, over.high)
         rows.append([*key, len(by_run), mean, math.nan if std is None else std, *ends])
-    return pd.DataFrame(rows, columns=COLUMNS)
+    return pd.DataFrame(rows, columns=ATTACK_COLUMNS)
 
 
 def attacks_markdown(table: pd.DataFrame, attacks: Mapping[str, AttackRecord]) -> str:
-    """Return a table for each attack, and the meaning of its numbers.
+    """Return a table for each attack, with a note on the meaning of its measures.
 
     Args:
-        table: From `attack_table`.
-        attacks: The attacks by name.
+        table: Table from `attack_table`.
+        attacks: Attacks by name.
 
     Returns:
-        Text that ends with a line break; empty without results.
+        Markdown that ends with a line break; empty without results.
     """
     parts = []
     for name, results in table.groupby("kind", sort=False):
-        attack, keys = attacks[str(name)], [key for key in KEY if (results[key] != "").any()]
+        attack, keys = attacks[str(name)], [key for key in RESULT_KEY if (results[key] != "").any()]
         lines = [["method", "seeds", *keys, *attack.measures.values()]]
         for key, rows in results.groupby(["label", *keys], sort=False):
             cells = {
-                row["measure"]: _cell(row, attack.has_intervals, attack.digits.get(row["measure"], 3))
+                row["measure"]: _format_measure(row, attack.has_intervals, attack.digits.get(row["measure"], 3))
                 for row in rows.to_dict("records")
             }
             label, *what = (str(part) or "-" for part in key)
@@ -179,7 +192,8 @@ def attacks_markdown(table: pd.DataFrame, attacks: Mapping[str, AttackRecord]) -
     return "\n".join(parts)
 
 
-def _cell(row: dict[Any, Any], interval: bool, digits: int) -> str:
+def _format_measure(row: dict[Any, Any], interval: bool, digits: int) -> str:
+    """Format a mean with its interval or standard deviation."""
     mean, std, low, high = (row[name] for name in ("mean", "std", "low", "high"))
     if interval and not math.isnan(low):
         return f"{mean:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"

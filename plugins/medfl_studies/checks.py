@@ -1,4 +1,4 @@
-"""Everything about a study that can be refused before any run starts."""
+"""Checks of a study that can fail before any run starts."""
 
 from __future__ import annotations
 
@@ -13,35 +13,36 @@ from medfl.engine.runs.provenance import run_files
 from medfl.errors import DataError, MedflError, SettingsError, did_you_mean
 from medfl.plugins import Registry
 from medfl.records.partition import PartitionSettings
-from medfl_studies.jobs import Job
+from medfl_studies.jobs import RunJob
 from medfl_studies.schema import DataSet, Study
 
 SOURCE_VARIABLE = "MEDFL_DATA"
-"""Environment variable: the source folder, where none is given."""
+"""Environment variable with the default source folder."""
 
 
 def find_source(folder: Path | None) -> Path | None:
-    """The source folder: the one that is given, else the one of the environment, else None.
+    """Return the given source folder, else the folder in the environment variable, else None.
 
     Raises:
-        DataError: If it is no folder.
+        DataError: If it is not a folder.
     """
     named = os.environ.get(SOURCE_VARIABLE)
     source = folder if folder is not None else Path(named) if named else None
     if source is not None and not source.is_dir():
         raise DataError(
             "missing_folder",
-            f"expected a folder of data at '{source}', there is none. Give another --source.",
+            f"expected the source folder at '{source}', found none. Give another --source.",
             path=source,
         )
     return None if source is None else source.absolute()
 
 
 def check_rows(study: Study, registry: Registry) -> None:
-    """Build every method once, and read every setting.
+    """Build every method once, and validate every setting.
 
     Raises:
-        SettingsError: If a method, its settings or a setting of the run is unknown or not valid; naming the row.
+        SettingsError: If a method, its settings or a setting of the run is unknown or not valid; the message names the
+            row.
     """
     from medfl.objectives import check_metrics
     from medfl.settings import Settings, read_settings
@@ -63,7 +64,7 @@ def check_attacks(study: Study, registry: Registry) -> None:
 
     Raises:
         PluginError: If an attack is unknown or can't be imported.
-        SettingsError: If an option is unknown or out of range; naming the attack.
+        SettingsError: If an option is unknown or out of range; the message names the attack.
     """
     for kind, attack in study.attacks.items():
         options = registry.attack_options(kind)
@@ -84,11 +85,11 @@ def check_attacks(study: Study, registry: Registry) -> None:
             raise SettingsError(error.code, f"'attacks.{kind}.options': {error}", **fields) from None
 
 
-def check_options(bundle: Path, jobs: list[Job]) -> None:
-    """Refuse options that the bundle does not have.
+def check_options(bundle: Path, jobs: list[RunJob]) -> None:
+    """Check that the bundle has all options of the runs.
 
     Raises:
-        SettingsError: Naming them and the nearest known ones.
+        SettingsError: If it lacks an option; the message names it and the nearest known option.
     """
     from monai.bundle import ConfigParser
 
@@ -106,18 +107,18 @@ def check_options(bundle: Path, jobs: list[Job]) -> None:
 
 
 def make_plan(name: str, data: DataSet, seed: int, registry: Registry, fold: int | None = None) -> PartitionPlan:
-    """The plan of a partition: fields of `PartitionPlan`, and options of its scheme.
+    """Build the plan of a partition from fields of `PartitionPlan` and options of its scheme.
 
     Args:
-        name: Of the data set.
+        name: Name of the data set.
         data: A data set with a partition.
-        seed: Used where the partition names none.
-        registry: Knows the schemes.
-        fold: The fold that is the test set, where the partition names none; None where there are no folds.
+        seed: Seed, unless the partition gives one.
+        registry: Registry with the partition schemes.
+        fold: Fold that serves as the test set, unless the partition gives one; None without folds.
 
     Raises:
         PluginError: If the scheme is unknown.
-        SettingsError: If a key belongs to neither, or the plan is not possible.
+        SettingsError: If a key is neither a field nor an option, or the plan is not possible.
     """
     values = dict(data.partition or {})
     scheme = registry.partition(values["scheme"])
@@ -145,7 +146,7 @@ def make_plan(name: str, data: DataSet, seed: int, registry: Registry, fold: int
 def difference(plan: PartitionPlan, settings: PartitionSettings) -> str | None:
     """Return the first difference between a plan and the settings of an existing partition, or None.
 
-    Settings that had no effect on the partition, and those that the plan leaves open, are not compared.
+    Settings that had no effect on the partition, and settings that the plan leaves open, are not compared.
 
     Args:
         plan: The plan.

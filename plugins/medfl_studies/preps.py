@@ -1,4 +1,4 @@
-"""How a study prepares a data set from its release: by the options of the data set, with paths below the source."""
+"""Preparation of a study's data set from its release, with paths relative to the source folder."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from medfl_studies.records.study_files import PoolPreparation
 
 
 class Prep(BaseModel):
-    """What a study file says under ``prep``: the name of a data set and its options, ``{dataset: NAME, ...}``.
+    """The entry ``prep`` of a study file: name and options of a data set, ``{dataset: NAME, ...}``.
 
     Attributes:
-        dataset: Its name, one of ``medfl list datasets``.
+        dataset: Name of the data set, one of ``medfl list datasets``.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -27,15 +27,15 @@ class Prep(BaseModel):
     dataset: str
 
     def options(self) -> dict[str, Any]:
-        """The options of the data set, as the file has them."""
+        """Return the options of the data set as the file gives them."""
         return dict(self.model_extra or {})
 
 
-def sized(prep: Prep, size: int | None, registry: Registry) -> Prep:
-    """The same with images of a scale's size, if the data set has a size at all.
+def with_image_size(prep: Prep, size: int | None, registry: Registry) -> Prep:
+    """Return the preparation with a scale's image size, or unchanged if the data set has no size.
 
     Raises:
-        PluginError: If there is no such data set.
+        PluginError: If the data set is unknown.
     """
     if size is None or "size" not in registry.dataset(prep.dataset).model_fields:
         return prep
@@ -43,52 +43,53 @@ def sized(prep: Prep, size: int | None, registry: Registry) -> Prep:
 
 
 def release_of(prep: Prep, source: Path, registry: Registry) -> DatasetSpec:
-    """A data set with all its options, and its release in the source folder of the study.
+    """Return a data set with all its options and the location of its release in the source folder.
 
     Raises:
-        DataError: If the release, or a file that an option names, is not there.
-        PluginError: If there is no such data set.
-        SettingsError: If an option is unknown or impossible.
+        DataError: If the release, or a file that an option names, does not exist.
+        PluginError: If the data set is unknown.
+        SettingsError: If an option is unknown or not valid.
     """
     kind: type[DatasetSpec] = registry.dataset(prep.dataset)
     options = prep.options()
     named = {key: source / str(options[key]) for key in path_fields(kind) if options.get(key) is not None}
-    spec = _checked(prep, registry, {**kind.locate(source, options), **named})
+    spec = _validate_options(prep, registry, {**kind.locate(source, options), **named})
     for key, path in named.items():
         if not path.exists():
             what = key.replace("_", " ")
             article = "an" if what[0] in "aeiou" else "a"
             raise DataError(
                 "missing_path",
-                f"expected {article} {what} at '{path}', there is none. Correct '{key}'.",
+                f"expected {article} {what} at '{path}', found none. Correct '{key}'.",
                 path=path,
                 setting=key,
             )
     return spec
 
 
-def preparation_of(prep: Prep, registry: Registry) -> PoolPreparation:
-    """Return the data set with all its options, without paths that the study does not name.
+def resolve_preparation(prep: Prep, registry: Registry) -> PoolPreparation:
+    """Return the record of a preparation: all options of the data set, without paths that the study does not name.
 
     Raises:
-        PluginError: If there is no such data set.
-        SettingsError: If an option is unknown or impossible.
+        PluginError: If the data set is unknown.
+        SettingsError: If an option is unknown or not valid.
     """
     kind: type[DatasetSpec] = registry.dataset(prep.dataset)
     paths, options = path_fields(kind), prep.options()
     anywhere = {key: Path() for key in paths if kind.model_fields[key].is_required()}
-    values = _checked(prep, registry, anywhere).model_dump(mode="json", exclude=set(paths))
+    values = _validate_options(prep, registry, anywhere).model_dump(mode="json", exclude=set(paths))
     named = {key: str(options[key]) for key in paths if key in options}
     return PoolPreparation(dataset=prep.dataset, options=values | named)
 
 
 def option_defaults(kind: type[DatasetSpec]) -> dict[str, Any]:
-    """Return the optional options of a data set with their default values, as JSON."""
+    """Return the default values of a data set's optional options, as JSON."""
     options = {key: option.get_default() for key, option in kind.model_fields.items() if not option.is_required()}
     values: dict[str, Any] = kind.model_construct(**options).model_dump(mode="json")
     return values
 
 
-def _checked(prep: Prep, registry: Registry, paths: Mapping[str, Path]) -> DatasetSpec:
+def _validate_options(prep: Prep, registry: Registry, paths: Mapping[str, Path]) -> DatasetSpec:
+    """Validate the options of a preparation and return the data set."""
     kind: type[DatasetSpec] = registry.dataset(prep.dataset)
     return read_settings(kind, {**prep.options(), **paths}, where=f"data set '{prep.dataset}' of the study")

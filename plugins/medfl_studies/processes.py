@@ -1,7 +1,7 @@
-"""The processes of a study: forks of one process that imports torch and MONAI once for all of them.
+"""Processes of a study: forks of one server process that imports torch and MONAI only once.
 
-`Processes` is the study's side. The other side is this module as a program: for each request it forks a supervisor,
-which forks what was asked for and tells how it ended. A run whose study was killed goes on, as any process would.
+`RunProcesses` is the study's side. The server's side is this module, run as a program. For each request it forks a
+supervisor, which forks the requested run and reports its end. A run continues if its study is killed.
 """
 
 from __future__ import annotations
@@ -22,18 +22,22 @@ from pathlib import Path
 
 from medfl.utils.imports import quick_imports
 
-PRELOADED = {"medfl": ("medfl.workflow", "medfl.cli.main")}
-"""Module that is run to those that are imported before it is forked."""
+PRELOADED_MODULES = {"medfl": ("medfl.workflow", "medfl.cli.main")}
+"""Maps a module that is run to the modules that the server imports before it forks."""
 
-PATIENCE = 10.0
-"""Seconds that an interrupted run gets to end by itself."""
+STOP_SECONDS = 10.0
+"""Seconds that an interrupted run gets to end by itself before it is killed."""
 
-REQUEST = 1 << 20
-"""Bytes of a request, at most."""
+MAX_REQUEST_BYTES = 1 << 20
+"""Largest size of a request in bytes."""
 
 
-class Processes:
-    """The processes at work, so that all can be ended together."""
+class RunProcesses:
+    """The running processes of a study, which can be ended together.
+
+    Attributes:
+        stopped: Event that is set once all processes are to end.
+    """
 
     def __init__(self) -> None:
         self.stopped = threading.Event()
@@ -43,14 +47,14 @@ class Processes:
         self._requests: socket.socket | None = None
 
     def launch(self, command: list[str], log: Path) -> int:
-        """Run a command line to its end, unless everything was stopped.
+        """Run a command line to its end, unless the processes were stopped.
 
         Args:
-            command: This Python, ``-m``, a module, and its arguments.
-            log: The file to which what it prints is added.
+            command: Words of the command: this Python, ``-m``, a module, and its arguments.
+            log: File that the output is appended to.
 
         Returns:
-            Its status; negative if a signal ended it, or if nothing was heard of its end.
+            Exit status; negative if a signal ended the process, or if its end was not reported.
         """
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a", encoding="utf-8") as file:
@@ -62,7 +66,7 @@ class Processes:
                 try:
                     if self.stopped.is_set():
                         return -signal.SIGTERM
-                    self._ask({"words": command[2:], "log": str(log.absolute())}, write)
+                    self._send_request({"words": command[2:], "log": str(log.absolute())}, write)
                 finally:
                     os.close(write)
                 pid = int(answers.readline() or 0)
@@ -73,24 +77,25 @@ class Processes:
         return status
 
     def stop(self) -> None:
-        """End all processes. Runs save each step, so nothing is lost."""
+        """End all processes. Runs save every step, so no finished step is lost."""
         with self._lock:
             self.stopped.set()
         self._signal(signal.SIGTERM)
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + STOP_SECONDS
         while self._running and time.monotonic() < until:
             time.sleep(0.05)
         self._signal(signal.SIGKILL)
 
     def close(self) -> None:
-        """End the process that forks."""
+        """End the server process."""
         with self._lock:
             if self._requests is not None and self._server is not None:
                 self._requests.close()
                 self._server.wait()
             self._requests = self._server = None
 
-    def _ask(self, request: dict[str, object], answer: int) -> None:
+    def _send_request(self, request: dict[str, object], answer: int) -> None:
+        """Send a request with a pipe for the answer; start the server process if necessary."""
         if self._requests is None:
             self._requests, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with other:
@@ -99,23 +104,27 @@ class Processes:
         socket.send_fds(self._requests, [json.dumps(request).encode()], [answer])
 
     def _signal(self, how: signal.Signals) -> None:
+        """Send a signal to all running processes."""
         with self._lock:
             for pid in self._running - {0}:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, how)
 
 
-def serve(requests: socket.socket) -> list[str]:
-    """Fork for each request; returns in each fork, with the words that it is to run, and without any at the end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the study and its runs
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for supervisors
+def serve_requests(requests: socket.socket) -> list[str]:
+    """Fork for each request.
+
+    Return in each fork the words to run, and an empty list in the server when requests end.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the study and its runs handle Ctrl-C
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for the supervisors
     while True:
-        content, answers, *_ = socket.recv_fds(requests, REQUEST, 1)
+        content, answers, *_ = socket.recv_fds(requests, MAX_REQUEST_BYTES, 1)
         if not content:
             return []
         request = json.loads(content)
         with quick_imports():
-            for module in PRELOADED.get(request["words"][0], ()):
+            for module in PRELOADED_MODULES.get(request["words"][0], ()):
                 importlib.import_module(module)
         if os.fork() == 0:
             requests.close()
@@ -125,12 +134,12 @@ def serve(requests: socket.socket) -> list[str]:
 
 
 def _supervise(log: str, answer: int) -> None:
-    """Fork, and tell how the fork ended; returns in the fork alone."""
+    """Fork and report how the fork ended; return only in the fork."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if (pid := os.fork()) != 0:
         os.write(answer, f"{pid}\n".encode())
         _, status = os.waitpid(pid, 0)
-        with contextlib.suppress(OSError):  # nobody listens any more
+        with contextlib.suppress(OSError):  # the study may have ended
             os.write(answer, f"{os.waitstatus_to_exitcode(status)}\n".encode())
         os._exit(0)
     os.close(answer)
@@ -141,7 +150,7 @@ def _supervise(log: str, answer: int) -> None:
 
 
 if __name__ == "__main__":
-    words = serve(socket.socket(fileno=int(sys.argv[1])))
+    words = serve_requests(socket.socket(fileno=int(sys.argv[1])))
     if words:
         sys.argv = words
         runpy.run_module(words[0], run_name="__main__", alter_sys=True)

@@ -1,4 +1,4 @@
-"""A study file, read at a scale and checked; what is not known is an error that names the nearest known word."""
+"""Read a study file at a scale and check it. Messages on unknown names suggest the nearest known name."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from medfl.settings import read_settings
 from medfl.utils.dotted import texts
 from medfl.utils.strict_yaml import read_yaml
 from medfl_report.claims import CLAIMABLE
-from medfl_studies.schema import FULL, Change, DataSet, Study, StudyRow, StudyScale, slug
+from medfl_studies.schema import FULL_SCALE, DataSet, ScaleChange, Study, StudyRow, StudyScale, slug
 
-RESERVED = ("bundle_root", "dataset_dir", "output_dir", "method", "method_args", "metrics", "seed")
-"""Options of a run that the study itself gives."""
+RESERVED_SETTINGS = ("bundle_root", "dataset_dir", "output_dir", "method", "method_args", "metrics", "seed")
+"""Options of a run that the study sets itself, so that a study file must not set them."""
 
 
-def read_study(path: Path, scale: str = FULL, seeds: int | None = None, data: Sequence[str] = ()) -> Study:
+def read_study(path: Path, scale: str = FULL_SCALE, seeds: int | None = None, data: Sequence[str] = ()) -> Study:
     """Read a study file at a scale.
 
     Args:
-        path: The file.
-        scale: Name of one of its scales; ``full`` is the file as it stands.
-        seeds: Number of seeds that replaces those of the file, >= 1.
-        data: Names of the data sets to use; none means all.
+        path: Study file.
+        scale: Name of one of its scales; ``full`` leaves the file unchanged.
+        seeds: Number of seeds that replaces the file's seeds, >= 1.
+        data: Names of the data sets to use; empty means all.
 
     Raises:
-        SettingsError: If the file or the scale is not as expected; all problems of a kind at once.
+        SettingsError: If the file or the scale is not valid; the message lists all problems of a kind at once.
     """
     study = read_settings(Study, read_yaml(path, "study file"), f"the study '{path}'")
-    if FULL in study.scales:
+    if FULL_SCALE in study.scales:
         raise SettingsError(
             "reserved_name",
-            f"a scale of the study '{path}' is called '{FULL}', which is the file as it stands.",
+            f"A scale of the study '{path}' is called '{FULL_SCALE}', which means the unchanged file. Rename it.",
             what="scale",
-            name=FULL,
+            name=FULL_SCALE,
             path=path,
         )
-    if scale != FULL and scale not in study.scales:
+    if scale != FULL_SCALE and scale not in study.scales:
         raise SettingsError(
             "unknown_choice",
-            f"the study '{path}' has no scale '{scale}'. {did_you_mean(scale, [FULL, *study.scales])}",
+            f"The study '{path}' has no scale '{scale}'. {did_you_mean(scale, [FULL_SCALE, *study.scales])}",
             what="scale",
             choice=scale,
             path=path,
@@ -49,20 +49,24 @@ def read_study(path: Path, scale: str = FULL, seeds: int | None = None, data: Se
         if name not in study.data:
             raise SettingsError(
                 "unknown_choice",
-                f"the study '{path}' has no data set '{name}'. {did_you_mean(name, study.data)}",
+                f"The study '{path}' has no data set '{name}'. {did_you_mean(name, study.data)}",
                 what="data set",
                 choice=name,
                 path=path,
             )
     _check_names(study)
     chosen = study.scales.get(scale, StudyScale())
-    rows = _changed(study.rows, chosen.methods)
+    rows = _apply_scale(study.rows, chosen.methods)
     seed_choice = study.seeds if chosen.seeds is None else chosen.seeds
     study = study.model_copy(
         update={
             "settings": study.settings | chosen.settings,
             "seeds": seed_choice if seeds is None else seeds,
-            "data": {name: _sized(part, chosen.size) for name, part in study.data.items() if not data or name in data},
+            "data": {
+                name: _with_image_size(part, chosen.size)
+                for name, part in study.data.items()
+                if not data or name in data
+            },
             "rows": rows,
             "scales": {},
         }
@@ -72,38 +76,39 @@ def read_study(path: Path, scale: str = FULL, seeds: int | None = None, data: Se
     return study
 
 
-def _sized(data: DataSet, size: int | None) -> DataSet:
-    """The data set with images of a scale's size."""
+def _with_image_size(data: DataSet, size: int | None) -> DataSet:
+    """Return the data set with the image size of a scale."""
     return data if size is None else data.model_copy(update={"size": size})
 
 
-def _changed(rows: dict[str, StudyRow], changes: dict[str, Change]) -> dict[str, StudyRow]:
-    """The rows with what a scale changes for their methods."""
+def _apply_scale(rows: dict[str, StudyRow], changes: dict[str, ScaleChange]) -> dict[str, StudyRow]:
+    """Return the rows with a scale's changes for their methods."""
     known = {row.method for row in rows.values()}
     for method in changes:
         if method not in known:
             raise SettingsError(
                 "unknown_choice",
-                f"a scale changes '{method}', the method of no row. {did_you_mean(method, known)}",
+                f"A scale changes the method '{method}', which no row uses. {did_you_mean(method, known)}",
                 what="method",
                 choice=method,
                 place="scales",
             )
-    changed = {}
+    rows_at_scale = {}
     for name, row in rows.items():
-        change = changes.get(row.method, Change())
+        change = changes.get(row.method, ScaleChange())
         new = {"method_args": row.method_args | change.method_args, "settings": row.settings | change.settings}
-        changed[name] = row.model_copy(update=new)
-    return changed
+        rows_at_scale[name] = row.model_copy(update=new)
+    return rows_at_scale
 
 
 def _check_names(study: Study) -> None:
+    """Raise SettingsError if a name in the study refers to no row, data set or measure."""
     _check_slugs("rows", study.rows)
     _check_slugs("data", study.data)
     if study.baseline is not None and study.baseline not in study.rows:
         raise SettingsError(
             "unknown_choice",
-            f"the baseline '{study.baseline}' is no row of the study. {did_you_mean(study.baseline, study.rows)}",
+            f"The baseline '{study.baseline}' is not a row of the study. {did_you_mean(study.baseline, study.rows)}",
             what="baseline",
             choice=study.baseline,
         )
@@ -115,7 +120,7 @@ def _check_names(study: Study) -> None:
             hint = did_you_mean(claim.measure, CLAIMABLE)
             raise SettingsError(
                 "unknown_choice",
-                f"'claims' names the measure '{claim.measure}', which is no measure to claim. {hint}",
+                f"'claims' names the measure '{claim.measure}', which can't be used in a claim. {hint}",
                 what="measure",
                 choice=claim.measure,
                 place="claims",
@@ -129,21 +134,23 @@ def _check_names(study: Study) -> None:
 
 
 def _check_seeds(study: Study) -> None:
+    """Raise SettingsError unless the study has at least one seed and all seeds are distinct and >= 0."""
     seeds = study.seed_list()
     if not seeds or min(seeds) < 0 or len(set(seeds)) != len(seeds):
         raise SettingsError(
             "invalid_seeds",
-            f"expected at least one seed, all >= 0 and unlike each other, got {study.seeds!r}.",
+            f"expected at least one seed, all distinct and >= 0, got {study.seeds!r}.",
             seeds=study.seeds,
         )
 
 
 def _check_known(place: str, names: Iterable[str], known: Iterable[str], what: str) -> None:
+    """Raise SettingsError if a name is not one of the known names."""
     for name in names:
         if name not in known:
             raise SettingsError(
                 "unknown_choice",
-                f"'{place}' names '{name}', no {what} of the study. {did_you_mean(name, known)}",
+                f"'{place}' names '{name}', which is not a {what} of the study. {did_you_mean(name, known)}",
                 what=what,
                 choice=name,
                 place=place,
@@ -151,13 +158,14 @@ def _check_known(place: str, names: Iterable[str], known: Iterable[str], what: s
 
 
 def _check_slugs(part: str, names: Iterable[str]) -> None:
+    """Raise SettingsError if a name can't be a folder name, or two names would share a folder."""
     names_by_slug: dict[str, str] = {}
     for name in names:
         short = slug(name)
         if not short:
             raise SettingsError(
                 "invalid_name",
-                f"'{part}': the name '{name}' has neither a letter nor a digit. Rename it.",
+                f"'{part}': expected a name with a letter or digit, got '{name}'. Rename it.",
                 name=name,
                 place=part,
             )
@@ -174,17 +182,17 @@ def _check_slugs(part: str, names: Iterable[str]) -> None:
 
 
 def _check_options(study: Study) -> None:
-    """Refuse options that the study gives itself, and values that a bundle would take for code or references."""
+    """Raise SettingsError for options that the study sets itself, and for values that MONAI would evaluate."""
     places = {"settings": study.settings, "without_weights": study.without_weights or {}}
     parts = ("settings", "method_args")
     places |= {f"rows.{name}.{part}": getattr(row, part) for name, row in study.rows.items() for part in parts}
     places |= {f"data.{name}.options": data.options for name, data in study.data.items()}
     for place, options in places.items():
         for key, value in options.items():
-            if not place.endswith("method_args") and key in RESERVED:
+            if not place.endswith("method_args") and key in RESERVED_SETTINGS:
                 raise SettingsError(
                     "reserved_setting",
-                    f"'{place}.{key}': the study gives each run its own '{key}'. Remove it there.",
+                    f"'{place}.{key}': the study sets '{key}' for each run itself. Remove it.",
                     setting=key,
                     place=place,
                 )

@@ -1,6 +1,6 @@
-"""Carrying a study out: a process for each run, in order, several at once if asked; what is finished is left alone.
+"""Run the jobs of a study: one process for each run, in order, optionally several at once.
 
-A bar of runs on a terminal, plain lines elsewhere.
+Finished jobs are skipped. Progress is a bar on a terminal, and plain lines elsewhere.
 """
 
 from __future__ import annotations
@@ -25,100 +25,104 @@ from medfl.utils.formats import duration
 from medfl.utils.locks import LOCK, being_written, held
 from medfl.utils.progress import progress_bar
 from medfl.utils.text import Say
-from medfl_studies.processes import Processes
+from medfl_studies.processes import RunProcesses
 
-Launch = Callable[[list[str], Path], int]
-"""Runs a command line, adds what it says to a log file, and returns its status."""
+Launcher = Callable[[list[str], Path], int]
+"""Runs a command line, appends its output to a log file, and returns its exit status."""
 
 
-class Work(Protocol):
-    """What a process carries out: a run, or an attack on one."""
+class StudyJob(Protocol):
+    """Interface of a job that a process carries out: a run, or an attack on a run."""
 
     @property
     def title(self) -> str:
-        """How to call it."""
+        """Name of the job in messages."""
 
     @property
     def folder(self) -> Path:
-        """The run folder, in which it writes."""
+        """Run folder, which the job writes to."""
 
     @property
     def log(self) -> Path:
-        """Where its messages go."""
+        """Path of the job's log file."""
 
     def command(self) -> list[str]:
-        """The words of its command line."""
+        """Return the words of the job's command line."""
 
     def status(self) -> str:
-        """``finished``, ``not run``, or another word of its own."""
+        """Return ``finished``, ``not run``, or another status of the job."""
 
     def is_done(self) -> bool:
-        """Whether nothing is left to do."""
+        """Return whether nothing is left to do."""
 
-    def stamp(self) -> None:
-        """Note that it is over."""
+    def mark_done(self) -> None:
+        """Write a mark into the job's folder that the job is finished."""
 
 
-W = TypeVar("W", bound=Work)
+JobType = TypeVar("JobType", bound=StudyJob)
 
 
 @dataclass
-class Outcome(Generic[W]):
-    """How the runs of a study, or its attacks, stand.
+class JobOutcome(Generic[JobType]):
+    """Status of the runs of a study, or of its attacks.
 
     Attributes:
-        status: Run to ``finished``, ``diverged`` or ``incomplete`` as in its ``summary.json``; ``failed (N)`` if its
-            process ended with status N; ``not run``.
+        status: Maps each job to its status. ``finished``, ``diverged`` and ``incomplete`` are read from
+            ``summary.json``; ``failed (N)`` means that the process ended with exit status N; ``not run`` means that it
+            has not ended.
     """
 
-    status: dict[W, str]
+    status: dict[JobType, str]
 
-    def unfinished(self) -> list[W]:
-        """Those that are not finished."""
+    def unfinished(self) -> list[JobType]:
+        """Return the jobs that are not finished."""
         return [job for job, status in self.status.items() if status != "finished"]
 
 
 def run_jobs(
-    jobs: list[W],
+    jobs: list[JobType],
     say: Say,
-    after: Callable[[Outcome[W], W], None],
-    start: Launch | None = None,
+    after: Callable[[JobOutcome[JobType], JobType], None],
+    start: Launcher | None = None,
     at_once: int = 1,
     word: str = "run",
-) -> Outcome[W]:
-    """Run what is not finished, in order; a run that fails leaves the others.
+) -> JobOutcome[JobType]:
+    """Run all jobs that are not finished, in order. If a job fails, the others still run.
 
     Args:
-        jobs: The runs, or what else there is to do.
-        say: Gets a line when a run begins and one when it ends.
-        after: Called after each run that ended.
-        start: Runs a command line; by default as a process.
-        at_once: How many runs are at work at the same time, >= 1.
-        word: What one of them is called.
+        jobs: The jobs.
+        say: Callback that receives a line when a job starts and when it ends.
+        after: Callback after each job that ended.
+        start: Function that runs a command line; None starts a process.
+        at_once: Number of jobs at the same time, >= 1.
+        word: Word for a job in the printed lines.
+
+    Returns:
+        The status of each job.
 
     Raises:
-        KeyboardInterrupt: As it comes, after the processes were stopped.
+        KeyboardInterrupt: After stopping all processes, if the user interrupts the study.
     """
     done = [job for job in jobs if job.is_done()]
-    outcome = Outcome({job: "finished" if job in done else "not run" for job in jobs})
+    outcome = JobOutcome({job: "finished" if job in done else "not run" for job in jobs})
     if done:
-        say(f"{len(done)} of {len(jobs)} {word}s are finished already")
+        say(f"{len(done)} of {len(jobs)} {word}s are already finished")
     waiting = iter([(number, job) for number, job in enumerate(jobs, start=1) if job not in done])
-    processes, begun, left = Processes(), time.monotonic(), len(jobs) - len(done)
-    running: dict[Future[tuple[str, float]], W] = {}
+    processes, started, left = RunProcesses(), time.monotonic(), len(jobs) - len(done)
+    running: dict[Future[tuple[str, float]], JobType] = {}
     with ThreadPoolExecutor(at_once) as pool:
         try:
             while True:
                 for number, job in itertools.islice(waiting, at_once - len(running)):
                     say(f"{word} {number} of {len(jobs)}: {job.title}\n  {shlex.join(job.command())}")
-                    running[pool.submit(_run, job, start or processes.launch, say, processes.stopped)] = job
+                    running[pool.submit(_run_job, job, start or processes.launch, say, processes.stopped)] = job
                 if not running:
                     return outcome
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     job = running.pop(future)
                     outcome.status[job], seconds = future.result()
                     left -= 1
-                    each = (time.monotonic() - begun) / (len(jobs) - len(done) - left)
+                    each = (time.monotonic() - started) / (len(jobs) - len(done) - left)
                     rest = f"; about {duration(left * each)} left" if left else ""
                     say(f"  {job.title}: {outcome.status[job]} after {duration(seconds)}{rest}")
                     after(outcome, job)
@@ -130,11 +134,11 @@ def run_jobs(
 
 
 @contextlib.contextmanager
-def only_study(out: Path) -> Iterator[None]:
-    """Hold the folder of a study: two at once would start the same runs.
+def lock_study_folder(out: Path) -> Iterator[None]:
+    """Lock the folder of a study, because two processes in it would start the same runs.
 
     Raises:
-        StoreError: If another process holds it, or it can't be written.
+        StoreError: If another process has locked the folder, or it can't be written.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -142,44 +146,49 @@ def only_study(out: Path) -> Iterator[None]:
     except OSError as error:
         raise StoreError(
             "unwritable_folder",
-            f"Could not write to the folder '{out}': {error.strerror}. Give another --out.",
+            f"Can't write to the folder '{out}': {error.strerror}. Choose another folder with --out.",
             path=out,
             reason=error.strerror,
         ) from None
-    with held(out / LOCK) as alone:
-        if not alone:
+    with held(out / LOCK) as acquired:
+        if not acquired:
             raise StoreError(
                 "folder_in_use",
-                f"Another `medfl study` works in '{out}'. Wait for it, stop it, or give another --out.",
+                f"Another `medfl study` is running in '{out}'. Wait for it, stop it, or choose another folder with "
+                "--out.",
                 path=out,
             )
         yield
 
 
-def _run(job: Work, start: Launch, say: Say, stopped: threading.Event) -> tuple[str, float]:
-    """The status of a run after it was started, and the seconds it took."""
-    begun = time.monotonic()
+def _run_job(job: StudyJob, start: Launcher, say: Say, stopped: threading.Event) -> tuple[str, float]:
+    """Run a job; return its status and the seconds it took. Print the end of its log if it failed."""
+    started = time.monotonic()
     _wait_for_orphan(job, say, stopped)
     code = start(job.command(), job.log)
     status = job.status() if code == 0 else f"failed ({code})"
     if code != 0 and not stopped.is_set():
-        say(f"  the last words of {job.title}, from {job.log}:\n{_last_lines(job.log)}")
+        say(f"  the last lines of {job.title}, from {job.log}:\n{_last_lines(job.log)}")
     if status == "finished":
-        job.stamp()
-    return status, time.monotonic() - begun
+        job.mark_done()
+    return status, time.monotonic() - started
 
 
-def _wait_for_orphan(job: Work, say: Say, stopped: threading.Event) -> None:
-    """A study that was killed may have left its last run at work; let it end, then go on from where it is."""
+def _wait_for_orphan(job: StudyJob, say: Say, stopped: threading.Event) -> None:
+    """Wait until no other process writes into the job's folder.
+
+    Such a process may remain from a study that was killed. Its work is then continued.
+    """
     announced = False
     while being_written(job.folder) and not stopped.is_set():
         if not announced:
-            say("  another process still writes there, perhaps left by a study that was killed; waiting for it")
+            say("  another process still writes to this run, perhaps from a study that was killed; waiting for it")
             announced = True
         stopped.wait(1)
 
 
 def _last_lines(log: Path, count: int = 8) -> str:
+    """Return the last lines of a log file, indented."""
     with contextlib.suppress(OSError), log.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 4000))
         lines = file.read().decode(errors="replace").splitlines()[-count:]
@@ -189,13 +198,13 @@ def _last_lines(log: Path, count: int = 8) -> str:
 
 @contextmanager
 def study_progress(runs: int) -> Iterator[tuple[Say, Callable[[int], None]]]:
-    """Show the runs of a study as they end.
+    """Show the progress of a study's jobs.
 
     Args:
-        runs: How many there are.
+        runs: Number of jobs.
 
     Yields:
-        A function that prints a line, and one to call with the number of runs that are over.
+        A function that prints a line, and a function that sets the number of ended jobs.
     """
     console = Console(stderr=True, markup=False, highlight=False, emoji=False, soft_wrap=True)
 

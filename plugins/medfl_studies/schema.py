@@ -1,4 +1,4 @@
-"""What a study file says, validated; a key that is not known is an error that names the nearest known one."""
+"""Schema of study files. An unknown key is an error whose message suggests the nearest known key."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ from pydantic import Field, field_validator, model_validator
 from medfl.data.partition.plan import PartitionPlan
 from medfl.settings import Strict
 from medfl_studies.preps import Prep
-from medfl_studies.tuning import Tuning
+from medfl_studies.tuning_section import Tuning
 
-FULL = "full"
-"""The scale of the file as it stands."""
+FULL_SCALE = "full"
+"""Name of the scale that leaves the study file unchanged."""
 
-FOLDS = PartitionPlan.folds
-"""Number of folds where a partition names none."""
+DEFAULT_FOLDS = PartitionPlan.folds
+"""Number of folds if a partition gives none."""
 
 
 class DataSet(Strict):
     """One data set of a study.
 
     Attributes:
-        prep: How to prepare it; or
-        folder: a folder relative to the source: a pooled data set if there is a `partition`, else a partitioned one.
-        partition: ``scheme``, fields of `medfl.data.partition.plan.PartitionPlan`, and options of the scheme, in one
+        prep: Preparation of the data set from its release; exactly one of `prep` and `folder` is given.
+        folder: Folder relative to the source folder: a pooled data set if there is a `partition`, else a partitioned
+            one.
+        partition: ``scheme``, fields of `medfl.data.partition.plan.PartitionPlan` and options of the scheme, in one
             mapping. Without a ``seed`` each seed of the study draws its own partition. ``test: k_fold`` without a
-            ``fold`` stands for all ``folds``: a run for each of them.
-        public: How to prepare data that the server may train on in every run (``--public``); see
-            `medfl_studies.jobs.drops_public`.
+            ``fold`` means one run for each of the ``folds``.
+        public: Preparation of data that the server may use for training in every run (``--public``); see
+            `medfl_studies.jobs.drops_public_duplicates`.
         options: Options of the run for this data set, for example ``epochs``.
-        rows: Names of the rows that are run on it; none means all.
-        size: Of the images, in place of what `prep` and `public` say; a scale gives it.
+        rows: Names of the rows that are run on the data set; empty means all.
+        size: Image size that replaces the sizes in `prep` and `public`; set by a scale, not by the file.
     """
 
     prep: Prep | None = None
@@ -44,39 +45,44 @@ class DataSet(Strict):
     size: int | None = Field(None, ge=1, exclude=True, repr=False)
 
     @model_validator(mode="after")
-    def _one_origin(self) -> DataSet:
+    def _check_origin(self) -> DataSet:
+        """Check that the data set has exactly one origin, and a partition if it is prepared."""
         if (self.prep is None) == (self.folder is None):
-            raise ValueError("give either 'prep' or 'folder'")
+            raise ValueError("expected either 'prep' or 'folder'")
         if self.prep is not None and self.partition is None:
-            raise ValueError("'prep' makes a pooled data set, which needs a 'partition'")
+            raise ValueError("expected a 'partition': 'prep' makes a pooled data set")
         return self
 
     @field_validator("partition")
     @classmethod
-    def _has_scheme(cls, partition: dict[str, Any] | None) -> dict[str, Any] | None:
+    def _check_partition(cls, partition: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Check the scheme and the number of folds of the partition."""
         if partition is not None and not isinstance(partition.get("scheme"), str):
-            raise ValueError("a partition needs a 'scheme' (`medfl list partitions`)")
-        folds = (partition or {}).get("folds", FOLDS)
+            raise ValueError("expected a 'scheme' in the partition (see `medfl list partitions`)")
+        folds = (partition or {}).get("folds", DEFAULT_FOLDS)
         if isinstance(folds, bool) or not isinstance(folds, int) or folds < 2:
             raise ValueError(f"expected a whole number of at least 2 'folds', got {folds!r}")
         return partition
 
     def fold_list(self) -> list[int | None]:
-        """The folds that have a run each, from 0; only None where the test sets are not folds, or one fold is named."""
+        """Return the folds that have a run each, counted from 0.
+
+        The list is [None] if the test sets are not folds, or if the partition names one fold.
+        """
         plan = self.partition or {}
         if plan.get("test") != "k_fold" or "fold" in plan:
             return [None]
-        return list(range(plan.get("folds", FOLDS)))
+        return list(range(plan.get("folds", DEFAULT_FOLDS)))
 
 
 class StudyRow(Strict):
-    """One row of the table.
+    """One row of the study's table: a method with its settings.
 
     Attributes:
         method: Name of the method.
-        method_args: Its settings.
-        settings: Options of the run for this row; they win over all others.
-        baseline: The row that this one is compared with, if it is not that of the study.
+        method_args: Settings of the method.
+        settings: Options of the run for this row; they override all others.
+        baseline: Row that this row is compared with; None means the study's baseline.
     """
 
     method: str
@@ -85,8 +91,8 @@ class StudyRow(Strict):
     baseline: str | None = None
 
 
-class Change(Strict):
-    """What rows have at a scale in place of their own.
+class ScaleChange(Strict):
+    """Changes that a scale makes to all rows with a method.
 
     Attributes:
         method_args: Settings of the method that are replaced or added.
@@ -97,13 +103,13 @@ class Change(Strict):
     settings: dict[str, Any] = {}
 
 
-class Attack(Strict):
-    """What ``medfl attack`` does to the finished runs of some rows.
+class StudyAttack(Strict):
+    """An attack (``medfl attack``) on the finished runs of some rows.
 
     Attributes:
-        rows: Names of the rows; none means all.
-        data: Names of the data sets; none means all.
-        options: Options of the command, as they are spelt there or with ``_`` for ``-``.
+        rows: Names of the rows; empty means all.
+        data: Names of the data sets; empty means all.
+        options: Options of the command, spelled with ``-`` as on the command line or with ``_``.
     """
 
     rows: list[str] = []
@@ -111,13 +117,13 @@ class Attack(Strict):
     options: dict[str, int | float | str] = {}
 
 
-class Claim(Strict):
-    """What a paper says of two rows; the table tells whether it holds.
+class StudyClaim(Strict):
+    """A claim of a paper that one row is better than another; the study's page reports whether it holds.
 
     Attributes:
-        measure: One of `medfl_report.claims.CLAIMABLE`.
-        better: The row that is said to be better.
-        than: The row that it is compared with.
+        measure: Measure of the comparison, one of `medfl_report.claims.CLAIMABLE`.
+        better: Row that is claimed to be better.
+        than: Row that it is compared with.
     """
 
     measure: str
@@ -129,37 +135,38 @@ class StudyScale(Strict):
     """A smaller (or larger) version of a study.
 
     Attributes:
-        settings: Options of the run that replace those of the study.
-        seeds: Seeds that replace those of the study.
-        size: Edge of the images of all data sets that are prepared to a size.
-        methods: Name of a method to what its rows have in place of their own.
+        settings: Options of the run that override the study's options.
+        seeds: Seeds that replace the study's seeds.
+        size: Edge length of the images of all data sets that are prepared to a size.
+        methods: Maps the name of a method to the changes of its rows.
     """
 
     settings: dict[str, Any] = {}
     seeds: int | list[int] | None = None
     size: int | None = Field(None, ge=1)
-    methods: dict[str, Change] = {}
+    methods: dict[str, ScaleChange] = {}
 
 
 class Study(Strict):
     """A study file.
 
     Attributes:
-        name: What it is called.
-        about: What it shows, and which paper's table it answers.
-        bundle: Folder of a bundle, relative to the study file, or name of one that comes with medfl.
-        data: Name to data set; each yields a table of its own.
-        rows: Name to row. A study without rows has no runs; its tables tell who is at the sites.
+        name: Name of the study.
+        about: Description of the study, with the paper and table that it reproduces.
+        bundle: Folder of a bundle, relative to the study file, or name of a bundle that comes with medfl.
+        data: Maps names to data sets; each has its own table.
+        rows: Maps names to rows. A study without rows has no runs; its tables describe the sites.
         seeds: A number N, for the seeds 0 to N-1, or a list of seeds.
-        metrics: Metrics that the runs compute and the tables show; without them, those of the bundle.
-        baseline: The row that the others are compared with.
-        claims: Orderings to check.
-        attacks: Maps the name of an attack to the rows whose runs are attacked once they are finished.
-        settings: Options of every run. Weakest first: these, a scale's, a data set's, a row's, a scale's for a method.
-            A file of ``weights`` is one of the source folder.
-        without_weights: What replaces `settings` where that file is not there (`medfl_studies.weights`); None refuses.
-        scales: Name to scale.
-        tune: What ``medfl tune`` looks for; None leaves nothing to it.
+        metrics: Metrics that the runs compute and the tables show; empty means the bundle's metrics.
+        baseline: Row that the other rows are compared with.
+        claims: Claims to check.
+        attacks: Maps the name of an attack to the rows whose finished runs are attacked.
+        settings: Options of every run. They are overridden by those of a scale, a data set, a row, and a scale's
+            changes of a method, in this order. ``weights`` names a file in the source folder.
+        without_weights: Settings that override `settings` if the file of weights does not exist
+            (`medfl_studies.pretrained_weights`). None means that the file is required.
+        scales: Maps names to scales.
+        tune: Search space of ``medfl tune``, or None.
     """
 
     name: str = Field(pattern=r"^[\w.-]+$")
@@ -170,22 +177,22 @@ class Study(Strict):
     seeds: int | list[int] = 1
     metrics: list[str] = []
     baseline: str | None = None
-    claims: list[Claim] = []
-    attacks: dict[str, Attack] = {}
+    claims: list[StudyClaim] = []
+    attacks: dict[str, StudyAttack] = {}
     settings: dict[str, Any] = {}
     without_weights: dict[str, Any] | None = None
     scales: dict[str, StudyScale] = {}
     tune: Tuning | None = None
 
     def seed_list(self) -> list[int]:
-        """The seeds, in order."""
+        """Return the seeds in order."""
         return list(range(self.seeds)) if isinstance(self.seeds, int) else list(self.seeds)
 
     def repetitions(self, data: DataSet) -> list[tuple[int, int | None]]:
-        """Seed and fold of the runs that a row has on a data set, in order; the fold is None where there are none."""
+        """Return seed and fold of each run that a row has on a data set, in order; the fold is None without folds."""
         return [(seed, fold) for seed in self.seed_list() for fold in data.fold_list()]
 
 
 def slug(name: str) -> str:
-    """A name as part of a path: ``fedprox mu=0.1`` becomes ``fedprox-mu-0.1``."""
+    """Convert a name to a part of a path: ``fedprox mu=0.1`` becomes ``fedprox-mu-0.1``."""
     return re.sub(r"[^\w.]+", "-", name.lower()).strip("-.")

@@ -1,4 +1,4 @@
-"""A study from its file to its tables."""
+"""Check and run a study, from its file to its tables."""
 
 from __future__ import annotations
 
@@ -17,33 +17,36 @@ from medfl.utils.formats import table_lines
 from medfl_studies.attacks import AttackJob, attack_jobs
 from medfl_studies.checks import check_attacks, check_options, check_rows, find_source
 from medfl_studies.cohorts import check_data, make_data
-from medfl_studies.jobs import Job, expand, is_adopted
+from medfl_studies.jobs import RunJob, expand_study, is_adopted_bundle
+from medfl_studies.pretrained_weights import find_weights
 from medfl_studies.reading import read_study
-from medfl_studies.results import write_page, write_people, write_tables
-from medfl_studies.runner import Launch, Outcome, W, only_study, run_jobs, study_progress
-from medfl_studies.schema import FULL, Study, slug
-from medfl_studies.weights import find_weights
+from medfl_studies.runner import JobOutcome, JobType, Launcher, lock_study_folder, run_jobs, study_progress
+from medfl_studies.schema import FULL_SCALE, Study, slug
+from medfl_studies.study_tables import write_demographics, write_page, write_tables
 
 TABLES_SHARE = 0.05
-"""Share of a study's time that may go into tables before its end. They compare all runs, so that each takes longer."""
+"""Largest share of a study's time for writing tables before its end.
+
+Each table compares all runs and takes longer as runs are added.
+"""
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A study that was checked, ready to run.
+class CheckedStudy:
+    """A study that was checked and is ready to run.
 
     Attributes:
         study: The study at its scale.
-        jobs: Its runs.
-        attacks: What is done to them once they are finished.
-        registry: What the plugins offer.
-        source: Folder of the data as they are, or None.
-        out: Folder of the study.
-        note: What is to be said before anything runs; may be empty.
+        jobs: Runs of the study.
+        attacks: Attacks on the runs, carried out when a run is finished.
+        registry: Plugins that are loaded for the study.
+        source: Folder of the source data, or None.
+        out: Output folder of the study.
+        note: Warning for the user before the study runs; may be empty.
     """
 
     study: Study
-    jobs: list[Job]
+    jobs: list[RunJob]
     attacks: list[AttackJob]
     registry: Registry
     source: Path | None
@@ -55,79 +58,85 @@ def load_study(
     file: Path,
     source: Path | None = None,
     out: Path | None = None,
-    scale: str = FULL,
+    scale: str = FULL_SCALE,
     seeds: int | None = None,
     workers: int | None = None,
     data: Sequence[str] = (),
-) -> Prepared:
-    """Read and check a study; nothing is written.
+) -> CheckedStudy:
+    """Read and check a study. Nothing is written.
 
     Args:
-        file: The study file.
-        source: Folder of the data as they are; by default that of the environment variable ``MEDFL_DATA``.
-        out: Folder of the study; by default that of `default_out`.
+        file: Study file.
+        source: Folder of the source data; None means the folder in the environment variable ``MEDFL_DATA``.
+        out: Output folder; None means `default_output_dir`.
         scale: One of the study's scales, or ``full``.
-        seeds: Number of seeds that replaces the study's, >= 1.
-        workers: Processes that train sites, in each run.
-        data: Names of the study's data sets to use; none means all.
+        seeds: Number of seeds that replaces the study's seeds, >= 1.
+        workers: Number of processes that train sites, in each run.
+        data: Names of the study's data sets to use; empty means all.
 
     Raises:
-        MedflError: If anything is not as needed: the file, the bundle, a method, an option, data.
+        MedflError: If the file, the bundle, a method, an option or the data are not valid.
     """
     source = find_source(source)
     study, note = find_weights(read_study(file, scale, seeds, data), source)
     near = file.parent / study.bundle
     bundle = (near if near.is_dir() else find_bundle(study.bundle)).absolute()
-    place = (out or default_out(study, scale)).absolute()
+    place = (out or default_output_dir(study, scale)).absolute()
     registry = load_plugins(study.settings.get("plugins", ()), study.settings.get("disabled_plugins", ()))
     check_rows(study, registry)
     check_attacks(study, registry)
-    check_data(study, source, place, registry, is_adopted(bundle))
-    jobs = expand(study, bundle, source, place, workers)
+    check_data(study, source, place, registry, is_adopted_bundle(bundle))
+    jobs = expand_study(study, bundle, source, place, workers)
     if jobs:
         check_options(bundle, jobs)
-    return Prepared(study, jobs, attack_jobs(study, jobs, registry), registry, source, place, note)
+    return CheckedStudy(study, jobs, attack_jobs(study, jobs, registry), registry, source, place, note)
 
 
-def default_out(study: Study, scale: str) -> Path:
-    """``runs/<name>``, with the scale behind it unless that is ``full``: scales are unlike runs."""
-    return Path("runs") / (study.name if scale == FULL else f"{study.name}-{slug(scale)}")
+def default_output_dir(study: Study, scale: str) -> Path:
+    """Return the default output folder, ``runs/<name>`` or ``runs/<name>-<scale>``.
+
+    Each scale has its own folder, because scales have different runs.
+    """
+    return Path("runs") / (study.name if scale == FULL_SCALE else f"{study.name}-{slug(scale)}")
 
 
 def run_study(
-    prepared: Prepared, start: Launch | None = None, at_once: int = 1, clean: Callable[[Path], object] | None = None
-) -> Outcome[Job | AttackJob]:
-    """Run a study to its end; given again it continues, and leaves what is finished untouched.
+    prepared: CheckedStudy,
+    start: Launcher | None = None,
+    at_once: int = 1,
+    clean: Callable[[Path], object] | None = None,
+) -> JobOutcome[RunJob | AttackJob]:
+    """Run a study to its end. A repeated call continues the study and leaves finished runs untouched.
 
-    Tables are written after a run, unless they would take more than `TABLES_SHARE` of the time, and in the end.
+    Tables are written after a run, unless writing them would take more than `TABLES_SHARE` of the time, and at the end.
 
     Args:
-        prepared: From `load_study`.
-        start: Runs a command line; by default as a process.
-        at_once: How many runs are at work at the same time, >= 1.
-        clean: Called with the folder of each run that ended now, is finished, and has no attack before it.
+        prepared: The study, from `load_study`.
+        start: Function that runs a command line; None starts a process.
+        at_once: Number of runs at the same time, >= 1.
+        clean: Callback that receives the folder of each run that is finished and has no pending attack.
 
     Returns:
-        How each run stands, and each attack on those that are finished.
+        The status of each run, and of each attack on a finished run.
 
     Raises:
-        StoreError: If another process works in the study's folder, or it can't be written.
+        StoreError: If another process works in the study's folder, or the folder can't be written.
         MedflError: If the data can't be prepared or partitioned.
     """
     study, jobs, out = prepared.study, prepared.jobs, prepared.out
-    tables = {data: at_most(TABLES_SHARE, write_tables) for data in study.data}
-    with only_study(out), study_progress(len(jobs) + len(prepared.attacks)) as (say, show):
+    tables = {data: limit_time_share(TABLES_SHARE, write_tables) for data in study.data}
+    with lock_study_folder(out), study_progress(len(jobs) + len(prepared.attacks)) as (say, show):
         make_data(study, prepared.source, out, prepared.registry, say)
         rows = rows_markdown(study, prepared.registry)
 
-        def after_run(runs: Outcome[Job], job: Job) -> None:
-            show(_over(runs))
+        def after_run(runs: JobOutcome[RunJob], job: RunJob) -> None:
+            show(_count_ended(runs))
             tables[job.data](study, runs, job.data, out, prepared.registry, rows=rows)
             if clean and runs.status[job] == "finished" and all(attack.run != job for attack in prepared.attacks):
                 clean(job.folder)
 
-        def after_attack(attacked: Outcome[AttackJob], attack: AttackJob) -> None:
-            show(_over(runs) + _over(attacked))
+        def after_attack(attacked: JobOutcome[AttackJob], attack: AttackJob) -> None:
+            show(_count_ended(runs) + _count_ended(attacked))
             tables[attack.run.data](study, runs, attack.run.data, out, prepared.registry, attacked, rows)
             if clean and all(other.run != attack.run for other in attacked.unfinished()):
                 clean(attack.run.folder)
@@ -137,34 +146,37 @@ def run_study(
         attacked = run_jobs(possible, say, after_attack, start, at_once, "attack")
         for data in study.data:
             if not study.rows:
-                write_people(study, data, prepared.source, out)
+                write_demographics(study, data, prepared.source, out)
                 continue
             write_tables(study, runs, data, out, prepared.registry, attacked, rows)
             write_page(study, runs, data, out, say, prepared.registry)
-    return Outcome({**runs.status, **attacked.status})
+    return JobOutcome({**runs.status, **attacked.status})
 
 
-def _over(outcome: Outcome[W]) -> int:
+def _count_ended(outcome: JobOutcome[JobType]) -> int:
+    """Count the jobs that have ended, with success or not."""
     return sum(status != "not run" for status in outcome.status.values())
 
 
-def commands(prepared: Prepared) -> list[str]:
-    """The command lines of all runs and of the attacks on them, quoted for a shell."""
-    everything: list[Job | AttackJob] = [*prepared.jobs, *prepared.attacks]
-    return [shlex.join(job.command()) for job in everything]
+def list_commands(prepared: CheckedStudy) -> list[str]:
+    """Return the command lines of all runs and attacks, quoted for a shell."""
+    all_jobs: list[RunJob | AttackJob] = [*prepared.jobs, *prepared.attacks]
+    return [shlex.join(job.command()) for job in all_jobs]
 
 
 P = ParamSpec("P")
 
 
-def at_most(share: float, work: Callable[P, None], clock: Callable[[], float] = time.monotonic) -> Callable[P, None]:
-    """Wrap a function so that it takes at most a share of the time, whatever one call costs.
+def limit_time_share(
+    share: float, work: Callable[P, None], clock: Callable[[], float] = time.monotonic
+) -> Callable[P, None]:
+    """Wrap a function so that its calls take at most a share of the total time.
 
-    A call that comes too early does nothing: after a call that took t seconds, the next one that does anything comes
-    t * (1 / share - 1) seconds later. The first call is never too early.
+    A call that comes too early does nothing: after a call that took t seconds, the next effective call is possible t *
+    (1 / share - 1) seconds later. The first call is always effective.
 
     Args:
-        share: Of the time, in (0, 1]; with 1 every call counts.
+        share: Share of the time, in (0, 1]; with 1 every call is effective.
         work: The function.
         clock: Returns the time in seconds.
     """
@@ -172,45 +184,46 @@ def at_most(share: float, work: Callable[P, None], clock: Callable[[], float] = 
 
     def call(*args: P.args, **kwargs: P.kwargs) -> None:
         nonlocal due
-        begun = clock()
-        if begun < due:
+        started = clock()
+        if started < due:
             return
         work(*args, **kwargs)
         ended = clock()
-        due = ended + (ended - begun) * (1 / share - 1)
+        due = ended + (ended - started) * (1 / share - 1)
 
     return call
 
 
-HEADING = "### Rows"
-"""Heading of the table in a study's Markdown page."""
+ROWS_HEADING = "### Rows"
+"""Heading of the table of rows in a study's Markdown page."""
 
 
 def rows_markdown(study: Study, registry: Registry) -> str:
     """Return the table of a study's rows in Markdown; empty without rows.
 
-    The column ``sites weigh by`` is the method's `weighting` with the row's settings: rows that weigh sites differently
-    differ in more than their method.
+    The column ``site weights`` shows the method's `weighting` with the row's settings, because rows that weight sites
+    differently differ in more than their method.
 
     Args:
         study: A study whose rows are valid.
-        registry: Builds the methods.
+        registry: Registry that builds the methods.
     """
     if not study.rows:
         return ""
-    head = ["row", "method", "sites weigh by", "settings of the method", "settings of the run"]
+    head = ["row", "method", "site weights", "settings of the method", "settings of the run"]
     lines = [
         [
             name,
             row.method,
             getattr(registry.make_method(row.method, row.method_args), "weighting", "not stated"),
-            _settings(row.method_args),
-            _settings(row.settings),
+            _format_settings(row.method_args),
+            _format_settings(row.settings),
         ]
         for name, row in study.rows.items()
     ]
-    return f"{HEADING}\n\n{table_lines([head, *lines])}\n"
+    return f"{ROWS_HEADING}\n\n{table_lines([head, *lines])}\n"
 
 
-def _settings(values: Mapping[str, Any]) -> str:
+def _format_settings(values: Mapping[str, Any]) -> str:
+    """Format settings as text."""
     return ", ".join(f"{name} {json.dumps(value)}" for name, value in values.items())

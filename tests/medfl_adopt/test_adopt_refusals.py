@@ -1,4 +1,4 @@
-"""``medfl adopt`` refuses by name what it can't do, copies without following links, and runs nothing of a bundle."""
+"""``medfl adopt`` names unsupported parts, follows no links, and runs no code of a bundle."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from refusals import refused
 from medfl.bundle.check import check_bundle
 from medfl.cli.main import main
 from medfl.errors import DataError, MedflError, SettingsError
-from medfl_adopt.adopting import OVERLAY, PAGE, adopt, read_bundle
-from medfl_adopt.page import page
+from medfl_adopt.adopting import OVERLAY_FILE, PAGE_FILE, adopt, read_bundle
+from medfl_adopt.adoption_page import render_page
 
 ENGINES = [
     {
@@ -38,8 +38,8 @@ ENGINES = [
 def test_a_trainer_of_its_own_is_refused_by_name(tmp_path):
     with refused(SettingsError, "several_problems", problems=ENGINES) as caught:
         adopt(zoo_shapes.lung_nodules(tmp_path / "bundle"), tmp_path / "out")
-    assert "'train#trainer' is 'scripts.trainer.DetectionTrainer'" in str(caught.value)
-    assert "'validate#evaluator' is 'scripts.evaluator.DetectionEvaluator'" in str(caught.value)
+    assert "at 'train#trainer', got 'scripts.trainer.DetectionTrainer'" in str(caught.value)
+    assert "at 'validate#evaluator', got 'scripts.evaluator.DetectionEvaluator'" in str(caught.value)
     assert not (tmp_path / "out").exists()
 
 
@@ -54,7 +54,7 @@ def test_all_missing_properties_come_in_one_message(spleen):
     ids = ["dataset_dir", "train#inferer", "train#trainer#loss_function"]
     assert missing == {"code": "missing_ids", "ids": ids}
     assert dangling["code"] == "dangling_reference"
-    for text in ("dataset_dir (directory path of the dataset)", "(its loss)", "@dataset_dir is not defined"):
+    for text in ("dataset_dir (directory path of the dataset)", "#loss_function (loss)", "@dataset_dir is not defined"):
         assert text in str(caught.value)
 
 
@@ -171,7 +171,7 @@ def test_nothing_is_overwritten(spleen, tmp_path):
         adopt(spleen, spleen / "out")
     (tmp_path / "empty").mkdir()
     adopt(spleen, tmp_path / "empty")
-    assert (tmp_path / "empty" / OVERLAY).is_file()
+    assert (tmp_path / "empty" / OVERLAY_FILE).is_file()
 
 
 def test_the_copy_is_the_bundle_with_two_files_more(spleen, tmp_path):
@@ -180,7 +180,7 @@ def test_the_copy_is_the_bundle_with_two_files_more(spleen, tmp_path):
     adopt(spleen, tmp_path / "out")
     files = {path.relative_to(spleen): path.read_bytes() for path in spleen.rglob("*") if path.is_file()}
     copied = {path.relative_to(tmp_path / "out"): path for path in (tmp_path / "out").rglob("*") if path.is_file()}
-    assert {path.as_posix() for path in copied.keys() - files.keys()} == {OVERLAY, PAGE}
+    assert {path.as_posix() for path in copied.keys() - files.keys()} == {OVERLAY_FILE, PAGE_FILE}
     assert all(copied[name].read_bytes() == content for name, content in files.items())
     link = tmp_path / "out" / "models" / "model.pt"
     assert link.is_symlink()
@@ -200,7 +200,7 @@ def test_a_link_out_of_the_bundle_is_refused(spleen, tmp_path):
 
 
 class Bomb:
-    """Unpickling it would make a file."""
+    """Object that creates a file if it is unpickled."""
 
     def __init__(self, path):
         self.path = path
@@ -234,7 +234,7 @@ def test_no_code_of_a_bundle_runs(spleen, tmp_path, suffix):
     assert not marker.exists()
     assert "scripts" not in sys.modules
     assert adoption.amp is None
-    text = (tmp_path / "out" / PAGE).read_text()
+    text = (tmp_path / "out" / PAGE_FILE).read_text()
     assert "`models/model.pt`: weights that need io.open: loading them can run code" in text
     assert "`models/list.pkl`: a pickle" in text
     assert f"initialize#0  {run}" in text
@@ -257,8 +257,8 @@ def test_the_command_says_what_it_recognised(spleen, tmp_path, capsys):
     assert not end.value.code
     printed = capsys.readouterr().out
     assert "objective: segmentation" in printed
-    assert "its folder holds labelsTr/*.nii.gz" in printed
-    text = (tmp_path / "out" / PAGE).read_text()
+    assert "its folder must contain labelsTr/*.nii.gz" in printed
+    text = (tmp_path / "out" / PAGE_FILE).read_text()
     assert "`fedprox`" in text
     with pytest.raises(SystemExit) as end:
         main(["adopt", str(spleen), "--out", str(tmp_path / "out")])
@@ -267,7 +267,7 @@ def test_the_command_says_what_it_recognised(spleen, tmp_path, capsys):
 
 
 ODD = (None, -3, 1.5, "", "@", "@x", "@train", "$[", "$@images[:", "@####x", [], ["@a"], {}, {"_target_": 3})
-"""What nobody expects in a configuration."""
+"""Unexpected values in a configuration."""
 
 
 @pytest.mark.parametrize("odd", ODD, ids=repr)
@@ -283,7 +283,7 @@ def test_whatever_stands_in_a_configuration_there_is_no_other_error(spleen, odd)
 
         edit(spleen, "train.json", change)
         with contextlib.suppress(MedflError):
-            page(read_bundle(spleen), check_bundle(spleen), [])
+            render_page(read_bundle(spleen), check_bundle(spleen), [])
         put(spleen, "configs/train.json", text)
 
 
@@ -293,14 +293,14 @@ def test_whatever_stands_in_a_configuration_there_is_no_other_error(spleen, odd)
         (
             "DenseNet121",
             "SetLabelClassd",
-            ("'SetLabelClassd' makes one value of the label", "the network 'DenseNet121'"),
+            ("'SetLabelClassd' reduces the label to one value", "the network 'DenseNet121'"),
         ),
-        ("UNet", "SetLabelClassd", ("'SetLabelClassd' makes one value of the label",)),
-        ("DenseNet121", None, ("the network 'DenseNet121' gives one vector for an image",)),
+        ("UNet", "SetLabelClassd", ("'SetLabelClassd' reduces the label to one value",)),
+        ("DenseNet121", None, ("the network 'DenseNet121' returns one vector for an image",)),
     ],
 )
 def test_a_mask_that_becomes_a_class_contradicts_a_mask_that_is_learned(network, transform, signs, tmp_path):
-    """As in pathology_nuclei_classification: cross-entropy, five channels, and the label is read as an image."""
+    """pathology_nuclei_classification has cross-entropy, five channels, and a label that is read as an image."""
 
     def change(config):
         config["network_def"] = {"_target_": network, "spatial_dims": 2, "in_channels": 3, "out_channels": 5}

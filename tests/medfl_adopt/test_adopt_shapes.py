@@ -1,4 +1,4 @@
-"""``medfl adopt`` on bundles of the shapes that the zoo has: what is recognised and why, and where cases enter."""
+"""``medfl adopt`` on bundles in the forms of MONAI's zoo: recognized objectives with reasons, and case lists."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from refusals import refused
 
 from medfl.bundle.check import check_bundle
 from medfl.errors import DataError, SettingsError
-from medfl_adopt.adopting import OVERLAY, PAGE, adopt, read_bundle
+from medfl_adopt.adopting import OVERLAY_FILE, PAGE_FILE, adopt, read_bundle
 from medfl_adopt.cases import check_folder
+from medfl_adopt.ignored import UNKNOWN_HANDLER_REASON
 
 SHAPES = {
     zoo_shapes.spleen: ("segmentation", "one_list", ("imagesTr/*.nii.gz", "labelsTr/*.nii.gz")),
@@ -35,10 +36,10 @@ def test_each_shape_is_adopted_with_its_objective_and_the_reasons(shape, tmp_pat
     adoption = adopt(shape(tmp_path / "bundle"), out)
     assert (adoption.objective.kind, adoption.cases.mode, adoption.cases.needs) == (kind, mode, needs)
     assert all(kind in sign.kinds for sign in adoption.objective.signs)
-    adopted = json.loads((out / OVERLAY).read_text())["adopted"]
+    adopted = json.loads((out / OVERLAY_FILE).read_text())["adopted"]
     assert adopted["objective"]["name"] == kind.removeprefix("overlapping_")
     assert adopted["objective"]["overlapping"] == kind.startswith("overlapping_")
-    text = (out / PAGE).read_text()
+    text = (out / PAGE_FILE).read_text()
     assert f"**{kind}**" in text
     assert all(need in text for need in needs)
     for sign in adoption.objective.signs:
@@ -57,7 +58,7 @@ def test_the_signs_of_overlapping_masks(tmp_path):
 
 def test_the_overlay_names_every_part_by_its_id(spleen, tmp_path):
     adopt(spleen, tmp_path / "out")
-    overlay = json.loads((tmp_path / "out" / OVERLAY).read_text())
+    overlay = json.loads((tmp_path / "out" / OVERLAY_FILE).read_text())
     parts = overlay["adopted"]["parts"]
     assert parts["network"] == "network_def"
     assert (parts["loss"], parts["optimizer"], parts["amp"]) == ("loss", "optimizer", "train#trainer#amp")
@@ -80,16 +81,16 @@ def test_what_is_left_out_is_said_with_its_reason(spleen, tmp_path):
     adoption = adopt(spleen, tmp_path / "out")
     left_out = {entry.what: entry for entry in adoption.ignored}
     assert "handler 'CheckpointSaver' (validate#handlers#1)" in "".join(left_out)
-    launcher = left_out["the launcher of several GPUs 'configs/multi_gpu_train.json'"]
+    launcher = left_out["the multi-GPU launcher 'configs/multi_gpu_train.json'"]
     assert launcher.why == "a site trains in one process on one device"
-    text = (tmp_path / "out" / PAGE).read_text()
+    text = (tmp_path / "out" / PAGE_FILE).read_text()
     assert all(entry.what in text and entry.why in text and entry.instead in text for entry in adoption.ignored)
 
 
 def test_a_handler_of_the_bundle_is_left_out_by_name(spleen, tmp_path):
     edit(spleen, "train.json", lambda c: c["train"]["handlers"].append({"_target_": "scripts.own.Handler"}))
     entry = next(entry for entry in read_bundle(spleen).ignored if "'Handler'" in entry.what)
-    assert entry.why == "nobody knows what it does in the middle of a round"
+    assert entry.why == UNKNOWN_HANDLER_REASON[0]
 
 
 @pytest.mark.parametrize("name", ["sampler", "drop_last", "repeats"])
@@ -102,7 +103,7 @@ def test_what_a_loader_does_beside_batches_is_left_out_by_name(spleen, name):
 
 
 def test_engines_may_stand_at_the_top(spleen, tmp_path):
-    """As in the zoo's templates, whose trainer has the data set by its loader and no inferer."""
+    """The trainer of the zoo's templates gets the data set through its loader, and has no inferer."""
     before = read_bundle(spleen)
 
     def change(config):
@@ -147,7 +148,7 @@ def test_a_list_in_a_file_of_the_bundle_is_a_sites_own(in_body):
 
 
 def test_a_path_within_what_only_running_tells_is_needed(spleen):
-    """A table of the cases; what stands in its columns, nobody knows."""
+    """The contents of a table of cases are unknown, but its path is needed."""
     text = "$list(@dataset_dir + pd.read_csv(@dataset_dir + 'train.csv').{})"
     edit(spleen, "train.json", lambda c: c.update(images=text.format("t2"), labels=text.format("mask")))
     assert read_bundle(spleen).cases.needs == ("train.csv",)
@@ -228,7 +229,7 @@ def test_images_from_images_are_no_objective(spleen):
     edit(spleen, "train.json", loss("torch.nn.L1Loss"))
     with refused(SettingsError, "ambiguous_objective", kinds=[]) as caught:
         read_bundle(spleen)
-    assert "images from images" in str(caught.value)
+    assert "image to image" in str(caught.value)
 
 
 # ---- cuts by a number
@@ -236,14 +237,14 @@ def test_images_from_images_are_no_objective(spleen):
 
 def test_a_list_cut_by_a_number_is_one_list_without_its_cuts(spleen, tmp_path):
     adopt(spleen, tmp_path / "out")
-    overlay = json.loads((tmp_path / "out" / OVERLAY).read_text())
+    overlay = json.loads((tmp_path / "out" / OVERLAY_FILE).read_text())
     cases = overlay["adopted"]["cases"]
     assert cases["mode"] == "one_list"
     assert (cases["train"], cases["validation"]) == ("train#dataset#data", "validate#dataset#data")
     assert cases["cuts"] == [["train#dataset#data", "[:-9]"], ["validate#dataset#data", "[-9:]"]]
     whole = "$[{'image': i, 'label': l} for i, l in zip(@images, @labels)]"
     assert overlay[cases["train_list"]] == whole
-    assert "`[:-9]` at `train#dataset#data`" in (tmp_path / "out" / PAGE).read_text()
+    assert "`[:-9]` at `train#dataset#data`" in (tmp_path / "out" / PAGE_FILE).read_text()
 
 
 def test_a_cut_behind_references_is_seen(spleen):

@@ -1,4 +1,4 @@
-"""The commands of ``docs/adopt.md``, on a made-up bundle and made-up volumes."""
+"""Commands of ``docs/adopt.md`` on a synthetic bundle and synthetic volumes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from zoo_sites import volumes
 
 from medfl.cli.main import main
 
-PAGE = Path(__file__).parents[2] / "docs" / "adopt.md"
+PAGE_FILE = Path(__file__).parents[2] / "docs" / "adopt.md"
 
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """A folder with the bundle and the data that the page speaks of."""
+    """Make a folder with the bundle and the data of the page."""
     zoo_shapes.spleen(tmp_path / "spleen_ct_segmentation")
     task = volumes(tmp_path / "Task09_Spleen", 6)
     rows = [
@@ -39,7 +39,7 @@ def place(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_pages_commands_run(place):
-    (block,) = re.findall(r"```sh\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    (block,) = re.findall(r"```sh\n(.*?)```", PAGE_FILE.read_text(encoding="utf-8"), re.DOTALL)
     for line in block.splitlines():
         program, *words = shlex.split(line)
         assert program == "medfl"

@@ -1,4 +1,4 @@
-"""Every id of an adopted bundle is used, refused, or listed as left out; a name that means two things is refused."""
+"""Every id of an adopted bundle is used, refused or listed as ignored; an ambiguous name is refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def read(folder, **options):
 
 
 def adopted(folder, change=lambda config: None):
-    """The bundle of tools with a change, adopted, and two sites."""
+    """Make an adopted bundle of tools with a change, and two sites."""
     edit(zoo_shapes.tools(folder / "stock"), "train.json", change)
     adoption = adopt(folder / "stock", folder / "out")
     make_sites(zoo_shapes.tools, folder / "D", 3)
@@ -39,7 +39,7 @@ def adopted(folder, change=lambda config: None):
 
 
 def own_epochs(config):
-    """As in spleen_ct_segmentation: an id of a setting's name, which the trainer alone uses."""
+    """Add an id with a setting's name that only the trainer uses, as in spleen_ct_segmentation."""
     config["epochs"] = 1
     config["train"]["trainer"]["max_epochs"] = "@epochs"
 
@@ -57,7 +57,7 @@ def test_a_setting_is_honoured_though_an_id_that_no_run_builds_has_its_name(tmp_
 
 
 def test_a_name_that_means_two_things_is_refused(tmp_path):
-    """The sites' transforms use the id `steps`, so `--steps` is no longer the setting alone."""
+    """The sites' transforms use the id `steps`, so `--steps` is no longer only the setting."""
 
     def change(config):
         config["steps"] = 8
@@ -74,11 +74,11 @@ def test_a_name_that_means_two_things_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("option", "reason"),
     [
-        ("train#dataloader#shuffle", "in an order of the run's seed"),
+        ("train#dataloader#shuffle", "shuffles the cases with the run's seed"),
         ("train#trainer#max_epochs", "the settings rounds and epochs"),
-        ("train#handlers#0#interval", "a federation scores after rounds"),
+        ("train#handlers#0#interval", "a federation evaluates after rounds"),
         ("validate#handlers", "lists the ids that a run builds"),
-        ("val_interval", "only what is left out refers to it"),
+        ("val_interval", "only ignored ids refer to it"),
     ],
 )
 def test_an_option_without_an_effect_is_refused_with_its_reason(option, reason, tmp_path):
@@ -99,7 +99,7 @@ def test_monais_own_command_refuses_a_setting_whose_name_an_id_has(tmp_path, mon
 
 
 def test_the_network_is_what_the_trainer_has(tmp_path):
-    """Freezing in the bundle's own expression, and an expression given as an option."""
+    """The network is frozen by the bundle's expression, and by an expression given as an option."""
     adoption = adopted(tmp_path, lambda config: config.update(network=FREEZE))
     assert adoption.parts.ids()["trained"] == "network"
     task = read(tmp_path).task
@@ -155,10 +155,10 @@ def test_the_command_lists_what_is_left_out_and_lost_weights_first(tmp_path):
     edit(zoo_shapes.tools(tmp_path / "stock"), "train.json", change)
     result = CliRunner().invoke(app, ["adopt", str(tmp_path / "stock"), "--out", str(tmp_path / "out")])
     lines = result.stdout.splitlines()
-    start = next(number for number, line in enumerate(lines) if line.startswith("left out"))
-    assert "'CheckpointLoader' (train#handlers#2): it would put weights in place of the round's" in lines[start + 1]
+    start = next(number for number, line in enumerate(lines) if line.startswith("ignored"))
+    assert "'CheckpointLoader' (train#handlers#2): it would overwrite the weights of the round" in lines[start + 1]
     assert "the id 'unfreeze_at'" in lines[start + 2]
-    assert any("'train#dataloader#shuffle': each pass visits" in line for line in lines)
+    assert any("'train#dataloader#shuffle': each epoch shuffles" in line for line in lines)
     page = (tmp_path / "out" / "docs" / "federate.md").read_text()
     entries = json.loads((tmp_path / "out" / "configs" / "federate.json").read_text())["adopted"]["ignored"]
     assert len(entries) == sum(line.startswith("  ") for line in lines[start + 1 : start + 1 + len(entries)])
@@ -166,7 +166,7 @@ def test_the_command_lists_what_is_left_out_and_lost_weights_first(tmp_path):
 
 
 def test_every_id_is_used_or_listed(tmp_path):
-    """What no run builds and no entry names is missing from both lists."""
+    """No id is missing from both the used and the ignored ids."""
     for shape in (zoo_shapes.spleen, zoo_shapes.tools, zoo_shapes.in_body, zoo_shapes.brain_tumours):
         adoption = read_bundle(shape(tmp_path / shape.__name__))
         content = json.loads((tmp_path / shape.__name__ / "configs" / "train.json").read_text())

@@ -1,4 +1,4 @@
-"""Adopted bundles in federations: methods that fit train them, on any number of workers, and sites take them home."""
+"""Adopted bundles in federations: methods train them, on any number of workers, and sites export them."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ from medfl.utils.wire import digest
 from medfl_adopt.adopting import adopt
 from medfl_adopt.bundle import AdoptedBundle
 from medfl_adopt.site import AdoptedSite
-from medfl_adopt.task import Schedule
+from medfl_adopt.task import AdoptedSchedule
 from medfl_report.cards.verify import verify
 from medfl_report.cards.write import card_file, write_cards
 
 WEIGHTS = {zoo_shapes.brain_tumours: "best.pt"}
-"""Where a shape of a bundle has its weights, if not by convention."""
+"""Maps a form of bundle to its file of weights, unless the file has its usual name."""
 
 
 def read(folder, name="run", **options):
-    """The federation of an adopted bundle ``out`` over the sites ``D`` in a folder."""
+    """Return the federation of an adopted bundle ``out`` over the sites ``D`` in a folder."""
     places = {"bundle_root": str(folder / "out"), "dataset_dir": str(folder / "D"), "output_dir": str(folder / name)}
     return read_federation(folder / "out", {"rounds": 2, "device": "cpu"} | places | options)
 
@@ -55,28 +55,28 @@ def federate(folder, name="run", **options):
 
 
 def adopted(shape, folder, count=3):
-    """A bundle of a shape, adopted, and two sites for it."""
+    """Make an adopted bundle of a given form, and two sites for it."""
     adopt(shape(folder / "stock"), folder / "out")
     make_sites(shape, folder / "D", count)
     return folder
 
 
 def bits(result):
-    """A digest of every model of a run."""
+    """Return a digest of every model of a run."""
     return {
         (site, kind): digest(model.tensors) for site, models in result.models.items() for kind, model in models.items()
     }
 
 
 def scores(folder, metric):
-    """(round, site, model, split) to value of a metric."""
+    """Map (round, site, model, split) to the value of a metric."""
     with open(folder / "metrics.csv") as file:
         rows = [row for row in csv.DictReader(file) if row["metric"] == metric]
     return {(int(row["round"]), row["site"], row["model"], row["split"]): float(row["value"]) for row in rows}
 
 
 def alone(bundle, folder, weights, **changes):
-    """What the stock bundle's own evaluator says of weights, as MONAI builds it."""
+    """Return the scores of weights by the stock bundle's own evaluator, as MONAI builds it."""
     parser = ConfigParser()
     parser.read_config(str(bundle / "configs" / "train.json"))
     parser["dataset_dir"], parser["device"] = str(folder), torch.device("cpu")
@@ -129,7 +129,7 @@ def test_every_method_trains_every_shape(shape, method, tmp_path):
 
 
 def test_the_numbers_are_those_of_the_bundle_alone(tools):
-    """For each site and the global model, exactly: what the stock bundle prints for the site's folder."""
+    """For each site and the global model, the stock bundle prints the same scores for the site's folder."""
     result = federate(tools)
     own, dice = scores(tools / "run", "bundle_val_mean_dice"), scores(tools / "run", "dice")
     weights = result.models["north"]["global"].tensors
@@ -140,7 +140,7 @@ def test_the_numbers_are_those_of_the_bundle_alone(tools):
 
 
 def test_what_evaluate_scores_is_the_test(tmp_path):
-    """The bundle's `evaluate` has a list of its own, and weights of another name."""
+    """The bundle's `evaluate` has a separate list, and weights with another name."""
     adopted(zoo_shapes.brain_tumours, tmp_path, 1)
     result = federate(tmp_path, rounds=1)
     own = scores(tmp_path / "run", "bundle_val_mean_dice")
@@ -155,7 +155,7 @@ def test_what_evaluate_scores_is_the_test(tmp_path):
 
 
 def test_what_evaluate_inverts_is_scored_on_the_images_grid_and_nothing_is_saved(tmp_path):
-    """As in published bundles: the softmax goes back to the image's own grid before the Dice is taken."""
+    """Published bundles resample the softmax to the image's own grid before the Dice is computed."""
     adopted(zoo_shapes.spleen, tmp_path)
     folder = tmp_path / "D" / "north"
     site = AdoptedSite(AdoptedBundle(tmp_path / "out"), folder, "north")
@@ -250,7 +250,7 @@ def test_a_site_takes_the_stock_bundle_home_and_its_inference_runs_unchanged(tmp
 
 
 def test_options_reach_every_site(tools):
-    """The optimiser's rate and a transform's size are the run's; what nobody uses is refused."""
+    """The run sets the optimizer's rate and a transform's size; an unused option is refused."""
     run = read(tools, **{"optimizer#lr": "$1 / 2", "loss#smooth_nr": 0.5, "settings#batch_size": 3})
     assert run.task.loss.smooth_nr == 0.5
     assert run.task.optimizer([torch.nn.Parameter(torch.zeros(1))]).param_groups[0]["lr"] == 0.5
@@ -263,9 +263,9 @@ def test_options_reach_every_site(tools):
 
 
 def test_the_schedule_takes_a_step_a_round(tmp_path):
-    """The bundle's: a cosine over 300 steps, lr (1 + cos(pi t / 300)) / 2."""
+    """The bundle's schedule is a cosine over 300 steps, lr (1 + cos(pi t / 300)) / 2."""
     adopted(zoo_shapes.brain_tumours, tmp_path)
-    shares = Schedule(AdoptedBundle(tmp_path / "out"))
+    shares = AdoptedSchedule(AdoptedBundle(tmp_path / "out"))
     expected = [0.5 * (1 + torch.cos(torch.tensor(torch.pi * step / 300)).item()) for step in range(301)]
     assert [shares(round_) for round_ in (301, 1, 2, 151)] == pytest.approx(
         [expected[k] for k in (300, 0, 1, 150)], abs=1e-6
@@ -281,7 +281,7 @@ def test_the_schedule_takes_a_step_a_round(tmp_path):
 
 
 def test_a_schedule_restarts_in_each_round(tmp_path, monkeypatch):
-    """Two epochs of two batches in each of two rounds: lr (1 + cos(pi t / 300)) / 2 with t = 0, 1."""
+    """Two epochs of two batches in each of two rounds have lr (1 + cos(pi t / 300)) / 2 with t = 0, 1."""
     rates = []
     step = torch.optim.Adam.step
 
@@ -300,7 +300,7 @@ def test_a_schedule_restarts_in_each_round(tmp_path, monkeypatch):
 
 
 def test_mixed_precision_is_the_bundles_on_a_gpu_and_monais_float32_on_a_cpu(tmp_path):
-    """As MONAI's trainer, whose autocast is that of CUDA; another precision may be given."""
+    """MONAI's trainer uses the autocast of CUDA; another precision can be given."""
     adopt(zoo_shapes.brain_tumours(tmp_path / "stock"), tmp_path / "out")
     run = read(tmp_path)
     assert run.settings["precision"] == "amp"
@@ -315,7 +315,7 @@ def test_mixed_precision_is_the_bundles_on_a_gpu_and_monais_float32_on_a_cpu(tmp
 
 
 def test_distances_are_in_the_millimetres_of_each_case(tmp_path):
-    """A bundle that leaves volumes on their grids: the distance of a case is in its own voxels' millimetres."""
+    """A bundle that keeps volumes on their grids measures the distance of a case with the case's voxel spacing."""
     adopted(zoo_shapes.brain_tumours, tmp_path, 2)
     for path in (tmp_path / "D" / "north").glob("p2_*.nii.gz"):  # its validation case
         volume = nibabel.load(path)
@@ -349,7 +349,7 @@ def test_a_method_that_needs_more_than_the_task_has_is_refused(tools):
 
 @pytest.mark.parametrize("method", ["fedper", pytest.param("fedskd", marks=pytest.mark.slow)])
 def test_methods_that_ask_for_a_head_or_stages_train_a_stock_network(method, tools):
-    """Models are taken home under the names of the stock network."""
+    """Exported models have the parameter names of the stock network."""
     result = federate(tools, method=method, rounds=1)
     names = sorted(read(tools).task.build("network").state_dict())
     models = [model for of_site in result.models.values() for model in of_site.values()]
@@ -364,7 +364,7 @@ def test_a_network_that_nobody_knows_has_the_stages_that_are_named(tmp_path):
     network = read(tmp_path).task.build("network")
     assert network.feature_layers == [network.get_submodule(name) for name in named]
     text = (tmp_path / "out" / "docs" / "federate.md").read_text()
-    assert "Named at the adoption: its head `model.2` and its stages `model.0`, `model.1.submodule`." in text
+    assert "Given to `medfl adopt`: its head `model.2` and its stages `model.0`, `model.1.submodule`." in text
     edit(tmp_path / "out", "federate.json", lambda c: c["adopted"]["modules"].update(head="tail"))
     with refused(SettingsError, "unknown_module", name="tail", part="head"):
         federate(tmp_path)
@@ -464,7 +464,7 @@ def test_the_page_says_which_methods_fit(tmp_path):
     public = {"feddf", "fedmd"}
     for out, misfits in (("masks", {"feddisco", "fedfed", "fedsdc"}), ("classes", {"fedfed", "fedtpf"} | public)):
         text = (tmp_path / out / "docs" / "federate.md").read_text()
-        fit, depends, misfit = text.split("## Which methods fit")[1].split("## What is left out")[0].split("\n\nThese ")
+        _, fit, depends, misfit = text.split("## Methods")[1].split("## Ignored")[0].split("\n\nThese methods ")
         assert "- `fedavg`" in fit
         assert "- `fedskd` needs `features`" in depends
         assert all(f"- `{name}`: " in misfit for name in misfits)
@@ -473,7 +473,7 @@ def test_the_page_says_which_methods_fit(tmp_path):
 
 
 def test_monais_own_command_says_what_it_would_pass_over(tools, monkeypatch):
-    """It sets ids of the configuration that the run was read from, and not of those that the sites parse."""
+    """MONAI's command sets ids of the run's configuration, but not of the configurations that the sites parse."""
     program = str(tools / "monai" / "bundle" / "__main__.py")
     monkeypatch.setattr("sys.argv", [program, "run", "--dataset_dir", "D", "--rounds", "1", "--optimizer#lr", "0.1"])
     with refused(SettingsError, "misplaced_option", options=["optimizer#lr"]):
@@ -485,7 +485,7 @@ def test_monais_own_command_says_what_it_would_pass_over(tools, monkeypatch):
 
 
 def test_evaluate_at_home_scores_the_test_cases_of_the_run(tmp_path):
-    """The stock slice holds training cases; with the list of test cases over it, `evaluate` prints the run's score."""
+    """The stock slice contains training cases. With the list of test cases, `evaluate` prints the run's score."""
     adopted(zoo_shapes.spleen, tmp_path, 5)
     federate(tmp_path, rounds=1)
     home, folder = tmp_path / "run" / "sites" / "north", tmp_path / "D" / "north"

@@ -1,4 +1,4 @@
-"""An adopted bundle at a site: only what is needed is built, of the site's own folder, and scores are the bundle's."""
+"""An adopted bundle at a site: only required ids are built, from the site's folder, with the bundle's scores."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from zoo_sites import frames, pictures, volumes
 from medfl.errors import DataError, SettingsError
 from medfl.objectives import Segmentation
 from medfl.settings import Execution
-from medfl_adopt.adopting import OVERLAY, adopt
+from medfl_adopt.adopting import OVERLAY_FILE, adopt
 from medfl_adopt.bundle import AdoptedBundle
 from medfl_adopt.site import AdoptedSite
 from medfl_adopt.source import AdoptedSource
 
 
 def test_a_site_of_eight_cases_has_them_all(spleen, tmp_path):
-    """The bundle keeps nine for validation: alone over this folder it would train on none."""
+    """The bundle's own cut keeps nine cases for validation, so the site would have no training cases."""
     adopt(spleen, tmp_path / "out")
     site = AdoptedSite(AdoptedBundle(tmp_path / "out"), volumes(tmp_path / "north", 8), "north")
     train, validation, _ = site.lists()
@@ -221,7 +221,7 @@ def test_what_was_not_adopted_or_changed_since_is_refused(spleen, tmp_path):
     edit(tmp_path / "out", "train.json", lambda c: c.pop("loss"))
     with refused(SettingsError, "missing_ids", path=str(tmp_path / "out"), ids=["loss"]):
         AdoptedSite(AdoptedBundle(tmp_path / "out"), folder, "north")
-    assert (tmp_path / "out" / OVERLAY).is_file()
+    assert (tmp_path / "out" / OVERLAY_FILE).is_file()
 
 
 def test_an_optimiser_with_groups_of_parameters_is_refused(spleen, tmp_path):

@@ -1,4 +1,4 @@
-"""Every bundle of a zoo: adopted or refused with a reason; trained on made-up cases of its kind, and taken home."""
+"""Every bundle of a zoo is adopted or refused with a reason, trained on synthetic cases, and exported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zoo_trial import HEAD, bundles_of, try_bundle
 
 @pytest.mark.parametrize("shape", [zoo_shapes.tools, pytest.param(zoo_shapes.in_body, marks=pytest.mark.slow)])
 def test_cases_are_made_up_from_what_a_bundle_says(shape, tmp_path):
-    """Nobody tells the trial what these bundles read."""
+    """The synthetic cases are derived from the bundle alone."""
     trial = try_bundle(shape(tmp_path / "bundle"), tmp_path, methods=("fedavg", "moon"))
     assert trial.trained == ["fedavg"]
     assert "needs 'linear_head'" in trial.methods["moon"]

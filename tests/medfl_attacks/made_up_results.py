@@ -1,4 +1,4 @@
-"""Results of attacks that nobody made, and files with them."""
+"""Synthetic attack results, and files with them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ POISON = PoisoningResult(
 
 
 def write(folder: Path, kind: str, options: dict[str, Any], results: Sequence[Any]) -> Path:
-    """Write results of a kind into a run's folder; returns the file."""
+    """Write synthetic results of a kind into a run's folder, and return the file."""
     path = results_path(folder, kind)
     run = AttackedRun(method="fedavg", seed=0, rounds=1)
     if kind == "membership":

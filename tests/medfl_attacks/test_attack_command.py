@@ -1,4 +1,4 @@
-"""``medfl attack``: what it writes and prints, and what it refuses."""
+"""Command ``medfl attack``: its files, its output and its error messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NUMBERS = ("auc", "tpr_at_1_fpr", "recall", "accuracy", "recall_balanced")
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Data, and a finished run."""
+    """Make a folder with data and a finished run."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("command")
     run_bundle(make_data(folder / "data", per_site=80), folder / "run", keep_rounds=[1])
@@ -31,7 +31,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def attacked(place: Path) -> Path:
-    """What the command writes with its defaults."""
+    """Return the folder that the command writes with its defaults."""
     with pytest.raises(SystemExit, match="0"):
         main(["attack", "membership", str(place / "run"), "--out", str(place / "attacked")])
     return place / "attacked"
@@ -39,7 +39,7 @@ def attacked(place: Path) -> Path:
 
 @pytest.fixture
 def medfl(capsys: pytest.CaptureFixture[str]):
-    """Run the command line; gives its status, and what it printed."""
+    """Return a function that runs the command line and returns its exit status and output."""
 
     def run(*words: object) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as end:
@@ -97,7 +97,7 @@ def test_the_page_needs_nothing_else_and_holds_no_image(place: Path, attacked: P
     assert page.count("<figure>") == 4
     for word in (
         "no better than guessing",
-        "Recall by an attack's own threshold alone says little",
+        "Recall at an attack's own threshold means little alone",
         "validation images",
     ):
         assert word in page
@@ -135,9 +135,9 @@ def test_each_site_is_attacked_on_its_own_and_the_report_reads_it(medfl, place: 
         ("sites", "site-02", "loss_threshold"),
     ]
     assert "model of site-02, loss threshold: AUC" in out
-    assert "This attack was left out" in (run / "attacks" / "membership.html").read_text()
+    assert "This attack was not run" in (run / "attacks" / "membership.html").read_text()
     with undrawn():
-        assert "Was an image in the training?" in write_report([run]).read_text()
+        assert "was an image in the training data?" in write_report([run]).read_text()
 
 
 def test_models_of_rounds_that_were_kept(medfl, place: Path, tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_models_of_rounds_that_were_kept(medfl, place: Path, tmp_path: Path) -> 
     [
         (("--round", "2"), "kept are: 1"),
         (("--round", "all"), "expected a round >= 1, or 'kept'"),
-        (("--shadow", "shared"), "has released no images"),
+        (("--shadow", "shared"), "released no images"),
         (("--device", "cuda:7"), "sees no GPU"),
         (("--data", "nowhere"), "have moved"),
     ],
@@ -197,4 +197,4 @@ def test_inversion_gets_its_options(medfl, place: Path, monkeypatch: pytest.Monk
         "name": "fedavg",
         "folder": place / "run",
     }
-    assert out.splitlines()[0] == "model, gradient, raw: MSE 0.25, PSNR 6, SSIM 0.25; 3 images"
+    assert out.splitlines()[0] == "model, gradient, raw: MSE 0.25, PSNR 6 dB, SSIM 0.25; 3 images"

@@ -1,4 +1,4 @@
-"""Results of attacks: round trip, and files that are damaged or of another kind."""
+"""Files of attack results: round trip, damaged files, and files of another kind."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from made_up_results import INVERSION, MEMBERSHIP, POISON, write
 from refusals import refused
 
 from medfl.errors import StoreError
-from medfl_attacks.attack_files import FILES, read_results, results_path
+from medfl_attacks.attack_files import ATTACK_FILES, read_results, results_path
 
 FULL = {
     "membership": [MEMBERSHIP, MEMBERSHIP.model_copy(update={"target": "sites", "site": "a", "round": 3})],
     "inversion": [INVERSION, INVERSION.model_copy(update={"converged": 7, "psnr": float("inf")})],
-    "adversaries": [
+    "poisoning": [
         POISON,
         POISON.model_copy(update={"success": 0.5, "success_interval": (0.1, 0.9), "wanted_images": 4}),
     ],
@@ -48,7 +48,7 @@ def test_a_result_that_no_attack_writes_is_damage(tmp_path: Path, key: str, valu
     assert "Doe" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("kind", "other"), [(a, b) for a in FILES for b in FILES if a != b])
+@pytest.mark.parametrize(("kind", "other"), [(a, b) for a in ATTACK_FILES for b in ATTACK_FILES if a != b])
 def test_the_file_of_another_kind_of_attack_is_refused(tmp_path: Path, kind: str, other: str) -> None:
     content = write(tmp_path, kind, {}, FULL[kind]).read_bytes()
     results_path(tmp_path, other).write_bytes(content)

@@ -1,4 +1,4 @@
-"""Attacks in reports and cards: numbers, means over seeds, links to their pages, and files that can't be used."""
+"""Attacks in reports and model cards: measures, means over seeds, links, and unreadable files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ QUICK = {"bundles": False, "state": False, "metrics": ("accuracy",), "images": 5
 
 @pytest.fixture
 def run(tmp_path):
-    """Make a run that was attacked."""
+    """Return a function that makes a run with attack results."""
 
     def make(name, results=(), kind="membership", method="fedavg", **options):
         folder = make_run(tmp_path / name, method, **QUICK | options)
@@ -49,18 +49,18 @@ def test_membership_stands_with_its_interval(run):
         "run",
         "target",
         "attack",
-        "members and others",
-        "AUC 0.5 is guessing",
-        "TPR at 1 % FPR 0.01 is guessing",
-        "balanced recall 0.5 is guessing",
-        "recall own threshold",
-        "false alarms own threshold",
+        "members and non-members",
+        "AUC guessing: 0.5",
+        "TPR at 1 % FPR guessing: 0.01",
+        "balanced recall guessing: 0.5",
+        "recall attack's threshold",
+        "false positive rate attack's threshold",
     ]
     assert row == [
         *("fedavg", "global model", "shadow model", "1\u202f200 and 300"),
         *("0.6100.580 to 0.640", "0.025", "0.570", "0.654", "0.440"),
     ]
-    assert "an AUC of 0.5 is guessing" in words(document.sections["attacks"])
+    assert "An AUC of 0.5 is guessing" in words(document.sections["attacks"])
     assert "Inversion attacks" not in document.tables
 
 
@@ -81,19 +81,28 @@ def test_models_of_earlier_rounds_stand_apart_and_make_a_curve(run):
 def test_inversion_names_what_the_image_came_back_from(run):
     document = page(run("a", [INVERSION, like(INVERSION, item="raw", mse=0.00042)], "inversion"))
     head, part, raw = document.tables["Inversion attacks"]
-    assert [words(cell) for cell in head[3:6]] == ["from", "images", "MSE 0: the same image"]
-    assert part == ["fedavg", "shared images", "fixed point", "part with noise (x_p)", "16", "0.0314", "15.0", "0.250"]
-    assert raw[3:6] == ["whole image", "16", "0.0004"]
+    assert [words(cell) for cell in head[3:6]] == ["from", "images", "MSE 0: identical image"]
+    assert part == [
+        "fedavg",
+        "shared images",
+        "fixed point",
+        "shared part as sent (x_p)",
+        "16",
+        "0.0314",
+        "15.0",
+        "0.250",
+    ]
+    assert raw[3:6] == ["original image", "16", "0.0004"]
     assert "Membership attacks" not in document.tables
 
 
 def test_attackers_stand_with_what_they_reached(run):
     row = like(POISON, worst_site="b", worst_accuracy=0.7, success=0.25, success_interval=(0.2, 0.3))
     turned = like(row, attack="sign_flip", success=None, success_interval=None)
-    (head, flipped, turned) = page(run("a", [row, turned], "poison")).tables["Attackers among the sites"]
+    (head, flipped, turned) = page(run("a", [row, turned], "poisoning")).tables["Poisoning attacks"]
     assert [words(cell) for cell in head[3:]] == [
         *("images", "accuracy honest sites and server", "worst honest site accuracy"),
-        "attack success as the attacker wants",
+        "attack success rate wanted class predicted",
     ]
     assert flipped == [
         *("fedavg", "global model", "backdoor", "400", "0.8000.750 to 0.840", "0.700", "0.2500.200 to 0.300")
@@ -151,14 +160,14 @@ def test_a_damaged_or_foreign_file_is_named_and_left_out(run, content, tmp_path)
     document = page(bad, good)
     assert [row[0] for row in document.tables["Membership attacks"][1:]] == ["fedprox"]
     text = words(document.sections["attacks"])
-    assert "What the membership attack on fedavg found is left out: attacks/membership.json in its run folder" in text
+    assert "membership attack on fedavg are left out: attacks/membership.json in its run folder" in text
     assert str(tmp_path) not in text
 
 
 def test_an_attack_without_results_says_so(run):
     folder = run("a")
     write(folder, "membership", {}, [])
-    assert "The attacks on these runs have no results." in page(folder).sections["attacks"]
+    assert "The attacks on these runs produced no results." in page(folder).sections["attacks"]
 
 
 def test_a_run_that_nobody_attacked_has_no_section(run):
@@ -203,7 +212,7 @@ def test_the_report_beside_its_run_has_section_and_link(run):
     folder = run("a", [MEMBERSHIP], rounds=1)
     (folder / "attacks" / "membership.html").write_text("<p>")
     html = write_report([folder]).read_text()
-    assert "<h2>What attacks found</h2>" in html
+    assert "<h2>Attack results</h2>" in html
     assert links(Page(html)) == ["attacks/membership.html"]
 
 
@@ -220,9 +229,9 @@ def test_the_card_has_the_tables_of_the_section(run):
     row = like(MEMBERSHIP, attack="loss_threshold", members=12, non_members=9, tpr_at_1_fpr=0.02)
     folder = run("a", [row], bundles=True)
     text = card(folder)
-    assert "\n## What attacks found\n\nMembership:\n\n| target | attack | images | AUC (0.5 is guessing) |" in text
+    assert "\n## Attack results\n\nMembership:\n\n| target | attack | images | AUC (guessing: 0.5) |" in text
     assert "| global model | loss threshold | 12 and 9 | 0.610 \\[0.580, 0.640\\] | 0.020 | 0.570 |" in text
-    assert "\n\nAn attack that fails proves nothing.\n\n## " in text
+    assert "\n\nA failed attack doesn't prove that the model reveals nothing.\n\n## " in text
     write(folder, "membership", {}, [like(row, auc=0.5)])
     problems = [problem for checked in verify(folder) for problem in checked.problems]
     assert "attacks/membership.json of the run folder: changed" in problems
@@ -231,7 +240,7 @@ def test_the_card_has_the_tables_of_the_section(run):
 
 def test_the_card_of_a_run_that_nobody_attacked_says_so(run):
     text = card(run("a", bundles=True))
-    assert "\n## What attacks found\n\nUnknown: this run was not attacked (medfl attack).\n\n## " in text
+    assert "\n## Attack results\n\nUnknown: no attack was run on this model (medfl attack).\n\n## " in text
 
 
 def test_the_section_stands_behind_privacy():

@@ -1,9 +1,9 @@
-"""The decoder attack on toys whose best answer is known."""
+"""The decoder attack on synthetic images whose best reconstruction is known."""
 
 import pytest
 import torch
 
-from medfl_attacks.image_metrics import quality
+from medfl_attacks.image_metrics import compare_images
 from medfl_attacks.inversion.decoder import Decoder, decode, train_decoder
 
 
@@ -12,7 +12,7 @@ def generator(seed=0):
 
 
 def stripes(n, seed):
-    """Images of a stripe in one of six columns, brighter or darker."""
+    """Return images with a stripe in one of six columns, brighter or darker."""
     draw = generator(seed)
     columns = torch.nn.functional.one_hot(torch.randint(6, (n,), generator=draw), 6).float()
     return (0.2 + 0.6 * torch.rand(n, 1, 1, 1, generator=draw) * columns.view(n, 1, 1, 6)).expand(n, 1, 7, 6)
@@ -27,8 +27,8 @@ def test_it_beats_the_mean_image_and_noise_harms_it():
         def item(images, std=std, draw=draw):
             return images - 0.5 + std * torch.randn(images.shape, generator=draw)
 
-        made[name] = quality(decode(train_decoder(own, item, 80, generator()), item(truth)), truth).mse.mean()
-    mean = quality(own.mean(dim=0).expand_as(truth), truth).mse.mean()
+        made[name] = compare_images(decode(train_decoder(own, item, 80, generator()), item(truth)), truth).mse.mean()
+    mean = compare_images(own.mean(dim=0).expand_as(truth), truth).mse.mean()
     assert float(made["clean"]) < 0.5 * float(mean)
     assert float(made["noisy"]) > 2 * float(made["clean"])
 

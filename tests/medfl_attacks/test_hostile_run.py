@@ -1,4 +1,4 @@
-"""An attack on a run folder from elsewhere loads no code of it."""
+"""An attack on an untrusted run folder loads no code from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inversion attacks on runs by hand: what is attacked, what is refused, the files."""
+"""Inversion attacks on hand-made runs: targets, error messages and files."""
 
 import dataclasses
 import re
@@ -17,14 +17,14 @@ from medfl.privacy.released import Released
 from medfl.settings import Settings
 from medfl.testing.cohort import make_sites, make_task
 from medfl_attacks.attack_files import read_results
-from medfl_attacks.inversion.attack import InversionOptions, attack, run_inversion
+from medfl_attacks.inversion.attack import InversionOptions, attack_targets, run_inversion
 from medfl_attacks.open_run import OpenedRun
 
 QUICK = InversionOptions(images=3, steps=4)
 
 
 class Keeps(nn.Module):
-    """A part that keeps a share of the image back."""
+    """Network that removes a share of the image."""
 
     def __init__(self, back):
         super().__init__()
@@ -35,7 +35,7 @@ class Keeps(nn.Module):
 
 
 class Shares:
-    """A method whose sites have sent images, as far as an attack looks at it."""
+    """Method whose sites have shared images, with the attributes that an attack reads."""
 
     sends = {"model/": "update"}
     sends_meta = {}
@@ -52,7 +52,7 @@ class Shares:
 
 
 class ByHand(OpenedRun):
-    """A run without a folder of states."""
+    """A run without stored states."""
 
     def released(self):
         return self.method.shown()
@@ -85,7 +85,7 @@ def test_all_targets_are_attacked_and_written(tmp_path):
     rows = run_inversion(
         opened(tmp_path, Shares(GAUSSIAN)), tmp_path, QUICK, lambda done, total: seen.append((done, total))
     )
-    (shared,) = attack(opened(tmp_path, Shares(GAUSSIAN)), dataclasses.replace(QUICK, against="shared"))
+    (shared,) = attack_targets(opened(tmp_path, Shares(GAUSSIAN)), dataclasses.replace(QUICK, against="shared"))
     assert shared.sent == "x_p"
     content = read_results(tmp_path, "inversion")
     assert list(content.results) == rows
@@ -118,20 +118,20 @@ def test_the_page_holds_all_it_shows_and_warns(tmp_path):
 def test_the_same_seed_gives_the_same_files_and_another_one_other_images(tmp_path):
     run = opened(tmp_path, Shares(GAUSSIAN))
     first, again, other = (
-        attack(run, dataclasses.replace(QUICK, against="shared", seed=seed))[0] for seed in (0, 0, 1)
+        attack_targets(run, dataclasses.replace(QUICK, against="shared", seed=seed))[0] for seed in (0, 0, 1)
     )
     assert first.results() == again.results()
     assert not torch.equal(first.truth, other.truth)
 
 
 def test_images_are_spread_over_the_classes(tmp_path):
-    (attacked,) = attack(opened(tmp_path, Shares(GAUSSIAN)), dataclasses.replace(QUICK, against="update"))
+    (attacked,) = attack_targets(opened(tmp_path, Shares(GAUSSIAN)), dataclasses.replace(QUICK, against="update"))
     assert sorted(attacked.names) == ["0", "1", "2"]
 
 
 def test_without_noise_and_clip_what_was_sent_is_the_part_itself(tmp_path):
     run = opened(tmp_path, Shares(Release("none", 0.0, None), back=0.0))
-    (attacked,) = attack(run, dataclasses.replace(QUICK, against="shared"))
+    (attacked,) = attack_targets(run, dataclasses.replace(QUICK, against="shared"))
     assert attacked.sent == "x_s"
     rows = {(row.attack, row.item): row for row in attacked.results()}
     assert ("fixed_point", "x_p") not in rows
@@ -140,16 +140,16 @@ def test_without_noise_and_clip_what_was_sent_is_the_part_itself(tmp_path):
 
 
 def test_two_copies_tell_what_their_mean_by_precision_tells(tmp_path):
-    """FedFed's: variances 0.0225 and 0.0625 make 0.0165, and the attack says so; one copy tells less."""
+    """FedFed's variances 0.0225 and 0.0625 combine to 0.0165, which the attack reports. One copy reveals less."""
     both = [Release("gaussian", std**2, None) for std in (0.15, 0.25)]
     options = dataclasses.replace(QUICK, against="shared", steps=1)
     noise = []
     for releases in ([both[0]], [both[1]], both):
-        (attacked,) = attack(opened(tmp_path, Shares(*releases)), options)
+        (attacked,) = attack_targets(opened(tmp_path, Shares(*releases)), options)
         noise.append(float((attacked.shown["sent x_p"] - attacked.shown["shared part x_s"]).var()))
         assert ("copies" in " ".join(attacked.notes)) == (len(releases) == 2)
     expected = 1 / (1 / 0.15**2 + 1 / 0.25**2)
-    assert f"variance {expected:.3g}, that of the copies is 0.0225 and 0.0625" in attacked.notes[0]
+    assert f"variance {expected:.3g}, that of the copies 0.0225 and 0.0625" in attacked.notes[0]
     assert noise == pytest.approx([0.15**2, 0.25**2, expected], rel=0.35)  # of 108 numbers
     released = Shares(*both).shown()
     parts = torch.randn(2, 1, 6, 6)
@@ -159,7 +159,9 @@ def test_two_copies_tell_what_their_mean_by_precision_tells(tmp_path):
 
 def test_without_validation_images_there_is_no_decoder(tmp_path):
     sites = {name: Splits(site.train, Empty(), site.test) for name, site in make_sites({"a": 9}).items()}
-    (attacked,) = attack(opened(tmp_path, Shares(GAUSSIAN), sites), dataclasses.replace(QUICK, against="shared"))
+    (attacked,) = attack_targets(
+        opened(tmp_path, Shares(GAUSSIAN), sites), dataclasses.replace(QUICK, against="shared")
+    )
     assert "decoder" not in {made.attack for made in attacked.reconstructions}
     assert any("no decoder" in note for note in attacked.notes)
 
@@ -167,8 +169,8 @@ def test_without_validation_images_there_is_no_decoder(tmp_path):
 def test_a_run_without_shared_images_is_refused_for_them_and_attacked_otherwise(tmp_path):
     run = opened(tmp_path, Shares())
     with refused(SettingsError, "no_released_images", target="shared", method="shares"):
-        attack(run, dataclasses.replace(QUICK, against="shared"))
-    assert [attacked.target for attacked in attack(run, QUICK)] == ["update", "model"]
+        attack_targets(run, dataclasses.replace(QUICK, against="shared"))
+    assert [attacked.target for attacked in attack_targets(run, QUICK)] == ["update", "model"]
 
 
 def test_a_run_with_nothing_to_attack_is_refused(tmp_path):
@@ -176,45 +178,47 @@ def test_a_run_with_nothing_to_attack_is_refused(tmp_path):
     method.sends = {}
     for against in ("model", "update"):
         with refused(SettingsError, "no_global_model", target=against, method="shares"):
-            attack(opened(tmp_path, method), dataclasses.replace(QUICK, against=against))
+            attack_targets(opened(tmp_path, method), dataclasses.replace(QUICK, against=against))
     with refused(SettingsError, "no_attack_target", method="shares"):
-        attack(opened(tmp_path, method), QUICK)
+        attack_targets(opened(tmp_path, method), QUICK)
 
 
 def test_a_task_without_a_scale_is_refused(tmp_path):
     run = opened(tmp_path, Shares(GAUSSIAN))
     run.task = dataclasses.replace(run.task, scale=None)
     with refused(SettingsError, "missing_scale"):
-        attack(run, QUICK)
+        attack_targets(run, QUICK)
 
 
 def test_the_runs_own_filters_act_on_the_update(tmp_path):
     options = dataclasses.replace(QUICK, against="update", images=2, batch=2, steps=30)
     privacy = {"epsilon": 0.1, "clip": 1.0}
     plain, private = (
-        attack(opened(tmp_path, Shares(), **settings), options)[0] for settings in ({}, {"privacy": privacy})
+        attack_targets(opened(tmp_path, Shares(), **settings), options)[0] for settings in ({}, {"privacy": privacy})
     )
     best = [
         next(made for made in attacked.reconstructions if made.attack == "gradient") for attacked in (plain, private)
     ]
-    assert float(best[0].quality.mse.mean()) < float(best[1].quality.mse.mean())
+    assert float(best[0].similarity.mse.mean()) < float(best[1].similarity.mse.mean())
     assert any("epsilon 0.1" in note for note in private.notes)
-    (coarse,) = attack(opened(tmp_path, Shares(), compression={"bits": 8}), options)
+    (coarse,) = attack_targets(opened(tmp_path, Shares(), compression={"bits": 8}), options)
     assert any("8 bits" in note for note in coarse.notes)
-    (hidden,) = attack(opened(tmp_path, Shares(), secure_aggregation={"threshold": 2}, privacy=privacy), options)
+    (hidden,) = attack_targets(
+        opened(tmp_path, Shares(), secure_aggregation={"threshold": 2}, privacy=privacy), options
+    )
     masked = next(made for made in hidden.reconstructions if made.attack == "gradient")
-    assert float(best[0].quality.mse.mean()) < float(masked.quality.mse.mean())
-    assert any("The update was masked, as the server has it" in note for note in hidden.notes)
+    assert float(best[0].similarity.mse.mean()) < float(masked.similarity.mse.mean())
+    assert any("secure-aggregation mask" in note for note in hidden.notes)
 
 
 def test_volumes_and_colours(tmp_path):
-    from medfl_attacks.inversion.page import picture
+    from medfl_attacks.inversion.inversion_page import image_element
 
-    assert "<img" in picture(torch.rand(1, 6, 5, 4), "a volume")
-    assert "<img" in picture(torch.randn(3, 200, 120), "a colour part", full=0.5)
+    assert "<img" in image_element(torch.rand(1, 6, 5, 4), "a volume")
+    assert "<img" in image_element(torch.randn(3, 200, 120), "a colour part", full=0.5)
     middle = torch.zeros(1, 4, 5, 3)
     middle[..., 1] = 1
-    assert picture(middle, "v") == picture(torch.ones(1, 5, 4), "v")
+    assert image_element(middle, "v") == image_element(torch.ones(1, 5, 4), "v")
 
 
 @pytest.mark.parametrize("bad", [{"images": 0}, {"batch": 0}, {"steps": 0}, {"smoothness": -1.0}])

@@ -1,4 +1,4 @@
-"""Membership attacks: a canary, who is attacked with which images, and what the attacker learns from."""
+"""Membership attacks: an overfitted model, the choice of targets and images, and the attacker's knowledge."""
 
 from __future__ import annotations
 
@@ -23,15 +23,22 @@ from medfl.training.loop import train
 from medfl.training.predict import logits
 from medfl.types import Dataset
 from medfl_attacks.attack_files import AttackedRun, MembershipFile, read_results
-from medfl_attacks.membership.attack import MembershipOptions, _shadow_of, attack, plain_line, run_membership
-from medfl_attacks.membership.page import render
-from medfl_attacks.membership.shadow import ShadowAttack, _fit, epochs_of, highest_log_odds, matched, train_attack
-from medfl_attacks.membership.targets import KEPT, Target, find_targets, pooled, shadow_set
+from medfl_attacks.membership.attack import MembershipOptions, _shadow_key, attack_model, format_result, run_membership
+from medfl_attacks.membership.membership_page import render_membership_page
+from medfl_attacks.membership.shadow import (
+    TrainedShadowAttack,
+    _fit_logistic_regression,
+    count_epochs,
+    highest_log_odds,
+    match_classes,
+    train_shadow_attack,
+)
+from medfl_attacks.membership.targets import ALL_KEPT_ROUNDS, MembershipTarget, find_targets, pool_datasets, shadow_set
 from medfl_attacks.open_run import OpenedRun
 
 
-class Made(OpenedRun):
-    """A run whose models are given, not read."""
+class StoredModelsRun(OpenedRun):
+    """A run whose models are given instead of read."""
 
     stored: dict[str, Model]
 
@@ -45,8 +52,8 @@ class Made(OpenedRun):
         return self.task.load(model.tensors, model.network).eval()
 
 
-def made(sites: dict[str, Splits], models: dict[str, Model], settings: Settings | None = None) -> Made:
-    run = Made(Path("run"), "made", Averaging(), noise_task(), settings or noise_settings(), sites)
+def made(sites: dict[str, Splits], models: dict[str, Model], settings: Settings | None = None) -> StoredModelsRun:
+    run = StoredModelsRun(Path("run"), "made", Averaging(), noise_task(), settings or noise_settings(), sites)
     run.stored = models
     return run
 
@@ -62,22 +69,22 @@ def learnt_by_heart(members: Dataset, epochs: int = 30) -> nn.Module:
 
 
 @pytest.fixture(scope="module")
-def shadow() -> ShadowAttack:
+def shadow() -> TrainedShadowAttack:
     torch.set_num_threads(1)
-    return train_attack(noise_task(), noise_settings(), noise(400, seed=1), epochs=30, seed=0)
+    return train_shadow_attack(noise_task(), noise_settings(), noise(400, seed=1), epochs=30, seed=0)
 
 
-def target(model: nn.Module, members: Dataset, others: Dataset) -> Target:
-    return Target("global", "", model, "net", members, others)
+def target(model: nn.Module, members: Dataset, others: Dataset) -> MembershipTarget:
+    return MembershipTarget("global", "", model, "net", members, others)
 
 
 # ---- the canary (O-TP-11)
 
 
-def test_an_overfitted_model_is_caught_by_both_attacks(shadow: ShadowAttack) -> None:
+def test_an_overfitted_model_is_caught_by_both_attacks(shadow: TrainedShadowAttack) -> None:
     members, others = noise(200, seed=2), noise(200, seed=3)
     model = learnt_by_heart(members)
-    rows = attack(made({}, {}), target(model, members, others), shadow, MembershipOptions())
+    rows = attack_model(made({}, {}), target(model, members, others), shadow, MembershipOptions())
     assert [row.attack for row in rows] == ["loss_threshold", "shadow_topk"]
     for row in rows:
         assert row.accuracy_members == 1
@@ -88,9 +95,9 @@ def test_an_overfitted_model_is_caught_by_both_attacks(shadow: ShadowAttack) -> 
         assert row.accuracy > 0.55
 
 
-def test_a_model_that_never_saw_the_images_is_not_caught(shadow: ShadowAttack) -> None:
+def test_a_model_that_never_saw_the_images_is_not_caught(shadow: TrainedShadowAttack) -> None:
     torch.manual_seed(0)
-    rows = attack(
+    rows = attack_model(
         made({}, {}), target(net(), noise(2000, seed=8), noise(2000, seed=9)), shadow, MembershipOptions(images=1900)
     )
     for row in rows:
@@ -105,22 +112,22 @@ def test_a_model_that_never_saw_the_images_is_not_caught(shadow: ShadowAttack) -
 
 def test_both_groups_have_the_same_classes() -> None:
     first, second = torch.tensor([0] * 30 + [1] * 10 + [2] * 5), torch.tensor([1] * 40 + [0] * 20 + [3] * 9)
-    rows, others = matched(first, second, torch.Generator().manual_seed(0))
+    rows, others = match_classes(first, second, torch.Generator().manual_seed(0))
     assert torch.bincount(first[rows]).tolist() == torch.bincount(second[others]).tolist() == [20, 10]
     assert len(rows.unique()) == len(others.unique()) == 30
-    fewer, _ = matched(first, second, torch.Generator().manual_seed(0), most=7)
+    fewer, _ = match_classes(first, second, torch.Generator().manual_seed(0), most=7)
     assert torch.bincount(first[fewer]).tolist() == [5, 2], "of 20 and 10: 4.67 and 2.33"
 
 
 def test_classes_that_only_one_group_has_leave_nobody() -> None:
-    rows, others = matched(torch.zeros(5).long(), torch.ones(5).long(), torch.Generator())
+    rows, others = match_classes(torch.zeros(5).long(), torch.ones(5).long(), torch.Generator())
     assert len(rows) == len(others) == 0
 
 
-def test_the_seed_draws_the_images(shadow: ShadowAttack) -> None:
+def test_the_seed_draws_the_images(shadow: TrainedShadowAttack) -> None:
     members, others = noise(60, seed=2), noise(60, seed=3)
     rows = [
-        attack(made({}, {}), target(net_of(0), members, others), shadow, MembershipOptions(images=20, seed=seed))
+        attack_model(made({}, {}), target(net_of(0), members, others), shadow, MembershipOptions(images=20, seed=seed))
         for seed in (0, 0, 1)
     ]
     assert rows[0] == rows[1]
@@ -135,11 +142,11 @@ def net_of(seed: int) -> nn.Module:
 # ---- the shadow network
 
 
-def test_the_shadow_network_learns_its_half_by_heart_and_the_same_again(shadow: ShadowAttack) -> None:
-    assert (shadow.members, shadow.others, shadow.highest, shadow.epochs) == (200, 200, 2, 30)
-    assert shadow.fits == 1
-    assert shadow.transfers < 0.7
-    again = train_attack(noise_task(), noise_settings(), noise(400, seed=1), epochs=30, seed=0)
+def test_the_shadow_network_learns_its_half_by_heart_and_the_same_again(shadow: TrainedShadowAttack) -> None:
+    assert (shadow.members, shadow.non_members, shadow.highest, shadow.epochs) == (200, 200, 2, 30)
+    assert shadow.accuracy_members == 1
+    assert shadow.accuracy_non_members < 0.7
+    again = train_shadow_attack(noise_task(), noise_settings(), noise(400, seed=1), epochs=30, seed=0)
     assert torch.equal(again.weights, shadow.weights)
 
 
@@ -153,7 +160,7 @@ def test_log_odds_of_the_highest_probabilities() -> None:
 def test_the_logistic_regression_is_where_its_slope_is_zero() -> None:
     generator = torch.Generator().manual_seed(0)
     members, others = torch.randn(80, 4, generator=generator) * 3, torch.randn(80, 4, generator=generator)
-    fit = _fit(members, others, 3)
+    fit = _fit_logistic_regression(members, others, 3)
     weights = fit.weights.clone().requires_grad_()
     scores = replace(fit, weights=weights).scores(torch.cat([members, others]))
     truth = torch.cat([torch.ones(80), torch.zeros(80)]).double()
@@ -172,11 +179,11 @@ def test_the_logistic_regression_is_where_its_slope_is_zero() -> None:
     ],
 )
 def test_the_shadow_network_is_trained_as_long_as_a_site(changes: dict[str, float], expected: int) -> None:
-    assert epochs_of(Settings(**changes), 100) == expected
+    assert count_epochs(Settings(**changes), 100) == expected
 
 
 def test_a_run_that_counts_batches_is_turned_into_epochs() -> None:
-    assert epochs_of(Settings(rounds=10, steps=5, batch_size=20), images=200) == 5
+    assert count_epochs(Settings(rounds=10, steps=5, batch_size=20), images=200) == 5
 
 
 # ---- targets and knowledge of a run
@@ -208,19 +215,19 @@ def test_models_of_earlier_rounds_are_attacked_by_shadows_trained_as_long(tmp_pa
     run = made(sites(val=20), {"global": model(0)}, Settings(rounds=6, batch_size=32))
     run.folder, run.name = tmp_path, "made"
     with refused(SettingsError, "no_kept_rounds", path=str(tmp_path)):
-        find_targets(run, None, KEPT)
+        find_targets(run, None, ALL_KEPT_ROUNDS)
     for round_ in (2, 4):
         Journal(tmp_path).keep_model(round_, model(round_))
     with undrawn():
-        rows = run_membership(run, MembershipOptions(round=KEPT))
+        rows = run_membership(run, MembershipOptions(round=ALL_KEPT_ROUNDS))
     assert [(row.attack, row.round) for row in rows] == [
         (attack, round_) for round_ in (2, 4) for attack in ("loss_threshold", "shadow_topk")
     ]
     content = read_results(tmp_path, "membership")
     assert [shadow.epochs for shadow in content.shadow] == [2, 4], "of 6 in the whole run"
-    assert content.options["round"] == KEPT
-    assert "global model after round 4" in render(content)
-    assert plain_line(rows[0]).startswith("global model after round 2, loss threshold: AUC")
+    assert content.options["round"] == ALL_KEPT_ROUNDS
+    assert "global model after round 4" in render_membership_page(content)
+    assert format_result(rows[0]).startswith("global model after round 2, loss threshold: AUC")
     (attacked,) = find_targets(run, None, 4)
     torch.testing.assert_close(
         logits(attacked.model, attacked.members, run.settings)[:40],
@@ -241,7 +248,7 @@ def test_a_sites_model_is_attacked_with_its_own_images(caplog: pytest.LogCapture
     ]
     run.sites = {**run.sites, "b": Splits(noise(40, 1), noise(0, 0), noise(0, 0))}
     assert [attacked.site for attacked in find_targets(run)] == ["a"]
-    assert caplog.messages == ["Left out, too few training and test images of the same classes: b."]
+    assert [message.rpartition(": ")[2] for message in caplog.messages] == ["b."], "the site that is left out"
     with refused(SettingsError, "no_global_model", method="made"):
         find_targets(run, "global")
 
@@ -261,7 +268,7 @@ def test_validation_images_teach_the_attacker_unless_there_are_too_few(caplog: p
     assert shadow_set(made(sites(val=2), {}), "none") == ("none", None)
     assert not caplog.messages
     assert shadow_set(made(sites(val=2), {})) == ("none", None)
-    assert "only the threshold of the loss" in caplog.text
+    assert "only the loss threshold attack" in caplog.text
 
 
 @pytest.mark.parametrize("wrong", [{"images": 1}, {"shadow_epochs": 0}, {"seed": -1}, {"round": 0}, {"round": "x"}])
@@ -274,20 +281,20 @@ def test_a_model_that_diverged_is_refused() -> None:
     broken = net_of(0)
     nn.init.constant_(broken[1].weight, float("nan"))
     with refused(DataError, "not_finite", site=""):
-        attack(made({}, {}), target(broken, noise(20, 1), noise(20, 2)), None, MembershipOptions())
+        attack_model(made({}, {}), target(broken, noise(20, 1), noise(20, 2)), None, MembershipOptions())
 
 
 def test_no_data_pooled_is_empty() -> None:
-    assert len(pooled([noise(0, 0)])) == 0
+    assert len(pool_datasets([noise(0, 0)])) == 0
 
 
 # ---- words
 
 
-def test_a_page_of_many_sites_says_what_was_found(shadow: ShadowAttack) -> None:
+def test_a_page_of_many_sites_says_what_was_found(shadow: TrainedShadowAttack) -> None:
     members, others = noise(40, seed=2), noise(40, seed=3)
-    attacked = Target("sites", "a", net_of(0), "net", members, others)
-    pair = attack(made({}, {}), attacked, shadow, MembershipOptions())
+    attacked = MembershipTarget("sites", "a", net_of(0), "net", members, others)
+    pair = attack_model(made({}, {}), attacked, shadow, MembershipOptions())
     rows = [row.model_copy(update={"site": f"<site {number}>"}) for number in range(14) for row in pair]
     content = MembershipFile(
         options={"shadow": "validation", "images": None},
@@ -297,13 +304,13 @@ def test_a_page_of_many_sites_says_what_was_found(shadow: ShadowAttack) -> None:
         shadow=(),
     )
     with undrawn():
-        page = render(content)
+        page = render_membership_page(content)
     assert "Membership attack: made, seed 3" in page
     assert "&lt;site 13&gt;" in page
     assert "<site 13>" not in page
     assert page.count("<figure>") == 4, "two ROC curves, and the histograms of the two strongest results"
-    assert "fewer than 100 others" in page
-    assert plain_line(rows[0]).startswith("model of <site 0>, loss threshold: AUC 0.")
+    assert "fewer than 100 non-members" in page
+    assert format_result(rows[0]).startswith("model of <site 0>, loss threshold: AUC 0.")
 
 
 def test_shadows_are_trained_as_long_as_at_the_mean_site_that_has_images() -> None:
@@ -312,9 +319,9 @@ def test_shadows_are_trained_as_long_as_at_the_mean_site_that_has_images() -> No
     parts = {name: Splits(noise(size, 1), noise(0, 2), noise(4, 3)) for name, size in sizes.items()}
     run = made(parts, {}, Settings(rounds=5, steps=4, batch_size=8))
     attacked = target(net(), noise(4, 1), noise(4, 2))
-    assert _shadow_of(run, attacked, MembershipOptions()) == ("net", 8)
-    assert _shadow_of(run, replace(attacked, round=2), MembershipOptions()) == ("net", 3)
-    assert _shadow_of(run, attacked, MembershipOptions(shadow_epochs=2)) == ("net", 2)
+    assert _shadow_key(run, attacked, MembershipOptions()) == ("net", 8)
+    assert _shadow_key(run, replace(attacked, round=2), MembershipOptions()) == ("net", 3)
+    assert _shadow_key(run, attacked, MembershipOptions(shadow_epochs=2)) == ("net", 2)
 
 
 def test_the_loss_threshold_is_the_mean_loss_of_the_members() -> None:
@@ -333,12 +340,12 @@ def test_the_loss_threshold_is_the_mean_loss_of_the_members() -> None:
         return TensorData(images, torch.zeros(len(losses), dtype=torch.int64))
 
     attacked = target(Losses(), of(0.2, 0.3, 0.5, 3.0), of(0.9, 2.0, 4.0, 8.0))
-    (row,) = attack(made({}, {}), attacked, None, MembershipOptions())
+    (row,) = attack_model(made({}, {}), attacked, None, MembershipOptions())
     assert (row.recall, row.false_alarms) == (0.75, 0.25)
 
 
 def test_of_few_images_classes_keep_their_shares_by_the_largest_remainder() -> None:
     """Four of 5, 3 and 2 images are kept. The exact shares are 2, 1.2 and 0.8, which round to 2, 1 and 1."""
     labels = torch.tensor([0] * 5 + [1] * 3 + [2] * 2)
-    rows, _ = matched(labels, labels, torch.Generator().manual_seed(0), 4)
+    rows, _ = match_classes(labels, labels, torch.Generator().manual_seed(0), 4)
     assert labels[rows].bincount().tolist() == [2, 1, 1]

@@ -1,4 +1,4 @@
-"""The numbers of a membership attack against closed forms and scikit-learn."""
+"""Measures of a membership attack against closed forms and scikit-learn."""
 
 from __future__ import annotations
 
@@ -8,12 +8,20 @@ from refusals import refused
 from sklearn.metrics import roc_auc_score
 
 from medfl.errors import SettingsError
-from medfl_attacks.membership.metrics import Scores, auc, auc_interval, measure, recall_balanced, roc, tpr_at
+from medfl_attacks.membership.metrics import (
+    AttackScores,
+    auc,
+    auc_interval,
+    measure_attack,
+    recall_balanced,
+    roc,
+    tpr_at,
+)
 
 
 def test_random_scores_are_guesses() -> None:
     rng = np.random.default_rng(0)
-    numbers = measure(Scores(rng.random(2000), rng.random(2000), 0.5))
+    numbers = measure_attack(AttackScores(rng.random(2000), rng.random(2000), 0.5))
     assert numbers.auc == pytest.approx(0.5, abs=0.05)
     assert numbers.auc_interval[0] < 0.5 < numbers.auc_interval[1]
     for name in ("recall", "accuracy", "recall_balanced"):
@@ -23,7 +31,7 @@ def test_random_scores_are_guesses() -> None:
 def test_always_saying_member_raises_recall_and_nothing_else() -> None:
     rng = np.random.default_rng(0)
     members, others = rng.random(500), rng.random(500)
-    honest, bold = (measure(Scores(members, others, threshold)) for threshold in (0.5, -1.0))
+    honest, bold = (measure_attack(AttackScores(members, others, threshold)) for threshold in (0.5, -1.0))
     assert (bold.recall, bold.accuracy) == (1.0, 0.5)
     assert {n: getattr(bold, n) for n in ("auc", "recall_balanced", "tpr_at_1_fpr")} == {
         n: getattr(honest, n) for n in ("auc", "recall_balanced", "tpr_at_1_fpr")
@@ -82,12 +90,15 @@ def test_the_roc_curve_grows_to_its_corner() -> None:
 
 def test_one_member_is_too_few() -> None:
     with refused(SettingsError, "too_few_images", minimum=2, found=[1, 3]):
-        Scores(np.zeros(1), np.zeros(3), 0.0)
+        AttackScores(np.zeros(1), np.zeros(3), 0.0)
 
 
 def test_limits_are_not_reached_by_half_an_alarm_or_a_score_at_the_threshold() -> None:
-    """1 % of 150 others is 1.5, so one false alarm is allowed. A score equal to the threshold is no member."""
+    """1 % of 150 non-members is 1.5, so one false positive is allowed.
+
+    A score equal to the threshold means no member.
+    """
     others = np.arange(150.0)
     assert tpr_at(np.array([147.5, 148.5, 200.0]), others, 0.01) == pytest.approx(2 / 3)
-    measured = measure(Scores(np.array([0.0, 1.0]), np.array([0.0, -1.0]), 0.0))
+    measured = measure_attack(AttackScores(np.array([0.0, 1.0]), np.array([0.0, -1.0]), 0.0))
     assert (measured.recall, measured.false_alarms) == (0.5, 0.0)

@@ -1,4 +1,4 @@
-"""Intervals of an attack over patients: copies of images do not narrow them."""
+"""Confidence intervals of an attack over patients: copies of images don't narrow them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from medfl_attacks.membership.metrics import Scores, auc_interval, measure
+from medfl_attacks.membership.metrics import AttackScores, auc_interval, measure_attack
 from medfl_report.statistics import Interval
 
 COPIES = 4
@@ -31,12 +31,14 @@ def test_copies_of_images_don_t_narrow_the_auc_of_an_attack() -> None:
     naive = auc_interval(*copied)
     assert width(alone) / width(naive) == pytest.approx(math.sqrt(COPIES), rel=0.02)
     assert auc_interval(members, others, (np.zeros(PATIENTS), numbers)) == (0.0, 1.0), "one patient says nothing"
-    over = [measure(Scores(*copied, 0.5, known)).interval_over for known in ((None, None), (patients, None))]
+    over = [
+        measure_attack(AttackScores(*copied, 0.5, known)).interval_over for known in ((None, None), (patients, None))
+    ]
     assert over == ["images", "patients"]
 
 
 def test_an_interval_over_patients_holds_the_truth_as_often_as_it_says() -> None:
-    """Images of a patient share what makes them hard; over images the interval misses the truth far too often."""
+    """The images of a patient are correlated, so intervals over images contain the true value far too rarely."""
     rng, held, naive = np.random.default_rng(3), [], []
     patients = np.arange(50).repeat(4)
     for _ in range(200):

@@ -1,4 +1,4 @@
-"""A finished run is opened with the task, the data and the models that it had, or refused with the reason."""
+"""Opening a finished run: its task, data and models, and error messages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHANGED = {"optimizer#lr": 0.2, "mean": [0.4], "std": [0.3]}
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with data, and runs of two methods; no test changes it."""
+    """Make a folder with data and runs of two methods, which no test changes."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("opened")
     data = make_data(folder / "data")
@@ -34,7 +34,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copied(place: Path, tmp_path: Path) -> Path:
-    """The run of fedavg and its data, to be damaged."""
+    """Return a copy of the fedavg run and its data that a test may damage."""
     shutil.copytree(place / "data", tmp_path / "data")
     return shutil.copytree(place / "fedavg", tmp_path / "fedavg")
 

@@ -1,4 +1,4 @@
-"""A store of plain files, and a folder for a run."""
+"""Fixtures: an MLflow store of plain files, and a run folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _file_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store of plain files is quick to make; newer MLflow wants to be asked."""
+    """Allow stores of plain files, which are quick to make; newer MLflow versions require permission."""
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
 
 

@@ -1,4 +1,4 @@
-"""The MLflow observer: what the store holds is what metrics.csv says, once."""
+"""The MLflow observer: the store contains exactly the values of metrics.csv."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_names_say_the_model_and_the_moment(run_folder: Path) -> None:
 
 @pytest.mark.slow
 def test_the_store_that_monai_names_by_itself(run_folder: Path) -> None:
-    """An SQLite file in the run folder, artefacts beside it."""
+    """MONAI's default store is an SQLite file in the run folder, with artifacts beside it."""
     pytest.importorskip("sqlalchemy", reason="an SQLite store needs SQLAlchemy")
     uri = f"sqlite:///{run_folder / 'mlruns.db'}"
     begin(run_folder, tracking_uri=uri, experiment_name="monai_experiment")
@@ -145,7 +145,7 @@ def test_it_is_found_as_a_plugin_with_hooks_that_fit() -> None:
 
 @pytest.mark.slow
 def test_a_run_with_monais_tracking_is_in_mlflow(tmp_path: Path) -> None:
-    """``medfl run --tracking mlflow``: everything that metrics.csv holds, in the store that MONAI names."""
+    """``medfl run --tracking mlflow`` sends all values of metrics.csv to MONAI's default store."""
     pytest.importorskip("sqlalchemy", reason="an SQLite store needs SQLAlchemy")
     make_cohort(tmp_path / "cohort", sites=2, images_per_site=20, classes=3)
     folder = tmp_path / "run"

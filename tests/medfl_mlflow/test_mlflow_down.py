@@ -1,4 +1,4 @@
-"""The MLflow observer where MLflow is missing, down or killed at work: the run goes on, and nothing is lost."""
+"""The MLflow observer if MLflow is missing, down or killed: the run continues, and no value is lost."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from medfl_mlflow import tracking as observer
 def test_a_kill_while_sending_neither_doubles_nor_loses(
     run_folder: Path, monkeypatch: pytest.MonkeyPatch, arrived: bool
 ) -> None:
-    """Killed after MLflow has the points, or before it has any, and before that could be noted."""
+    """The process is killed after or before MLflow has received the points, and before this is recorded."""
     begin(run_folder)
     write(run_folder, rows(1, None), rows(2, 1))
-    log: Callable[..., None] = observer._log
+    log: Callable[..., None] = observer._log_points
 
     def killed(*arguments: object) -> None:
         if arrived:
@@ -38,7 +38,7 @@ def test_a_kill_while_sending_neither_doubles_nor_loses(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(observer, "_log", killed)
+        patch.setattr(observer, "_log_points", killed)
         with pytest.raises(KeyboardInterrupt):
             medfl_mlflow.medfl_round_ended(str(run_folder))
     assert json.loads((run_folder / "mlflow.json").read_text())["is_sending"]
@@ -59,12 +59,12 @@ def test_a_store_that_is_down_for_a_while_is_one_warning_and_gets_all_in_the_end
         raise MlflowException("connection refused\nand more")
 
     with monkeypatch.context() as patch:
-        patch.setattr(observer, "_log", down)
+        patch.setattr(observer, "_log_points", down)
         for round_ in (2, 3):
             write(run_folder, rows(round_, round_ - 1))
             medfl_mlflow.medfl_round_ended(str(run_folder))
     (warning,) = caplog.messages
-    assert "does not answer, the run goes on: connection refused What it misses is sent when" in warning
+    assert "does not reply; the run continues: connection refused" in warning
     write(run_folder, rows(4, 3))
     medfl_mlflow.medfl_round_ended(str(run_folder))
     assert stored(run_folder) == expected(run_folder)
@@ -74,7 +74,7 @@ def test_a_store_that_is_down_for_a_while_is_one_warning_and_gets_all_in_the_end
 def test_a_server_that_dies_does_not_hold_the_run_up(
     run_folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A real connection that is refused, at the end too; the same command sends all once the store is back."""
+    """A real connection is refused, also at the end. The same command sends all values once the store is back."""
     tried = Mock(wraps=urllib3.util.connection.create_connection)
     monkeypatch.setattr(urllib3.util.connection, "create_connection", tried)
     begin(run_folder)

@@ -1,4 +1,4 @@
-"""Study files and their data."""
+"""Fixtures: study files and their data."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import yaml
 from study_toys import SMALL, changed
 
 from medfl.testing.synthetic import make_cohort
-from medfl_studies.study import Prepared, load_study
+from medfl_studies.study import CheckedStudy, load_study
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A partitioned cohort, a pooled one, and MedMNIST's file of another."""
+    """Make a source folder with a partitioned cohort, a pooled cohort and a MedMNIST file."""
     folder = tmp_path_factory.mktemp("source")
     make_cohort(folder / "cohort", sites=2, images_per_site=20, classes=3, size=8)
     rng, arrays = np.random.default_rng(0), {}
@@ -30,7 +30,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def write(tmp_path: Path):
-    """Write a study file: the small one with changes, by dotted key; None removes."""
+    """Return a function that writes the small study file with changes by dotted key; None removes a key."""
 
     def file(**changes: Any) -> Path:
         target = tmp_path / "study.yaml"
@@ -42,9 +42,9 @@ def write(tmp_path: Path):
 
 @pytest.fixture
 def load(write, source: Path, tmp_path: Path):
-    """Check a changed small study."""
+    """Return a function that checks the small study with changes."""
 
-    def prepared(changes: dict[str, Any] | None = None, **options: Any) -> Prepared:
+    def prepared(changes: dict[str, Any] | None = None, **options: Any) -> CheckedStudy:
         return load_study(write(**(changes or {})), **({"source": source, "out": tmp_path / "out"} | options))
 
     return prepared

@@ -1,4 +1,4 @@
-"""Releases of white blood cells that a study prepares itself."""
+"""Releases of white-blood-cell images that a study prepares itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from medfl_datasets.bloodcells.synthetic import ACEVEDO, BODZAS, write_acevedo, 
 
 @pytest.fixture
 def source(tmp_path):
-    """A study's source folder with all releases, each in a folder of its name."""
+    """Make a source folder with all releases, each in a folder with its name."""
     folder = tmp_path / "source"
     write_acevedo(folder / "acevedo")
     write_matek(folder / "matek")

@@ -1,4 +1,4 @@
-"""The studies of FedTPF: what is compared has equally many rounds with shared images, several scores, three seeds."""
+"""Studies of FedTPF: compared rows have equally many rounds with shared images, several scores and three seeds."""
 
 from __future__ import annotations
 

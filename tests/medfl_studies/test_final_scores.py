@@ -1,4 +1,4 @@
-"""The table of final scores: whose model, on which split, over how many images; and rows that have baselines."""
+"""Table of final scores: model, split and number of images; and rows with their own baselines."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from medfl_studies import results
-from medfl_studies.results import final_scores
+from medfl_studies import study_tables
+from medfl_studies.study_tables import final_scores
 
 
 def scored(sites: dict[str, float | None], global_test: float | None = None) -> Any:
@@ -18,7 +18,7 @@ def scored(sites: dict[str, float | None], global_test: float | None = None) -> 
 
 @pytest.fixture
 def table() -> pd.DataFrame:
-    """A run whose first site takes its personal model home, and whose second one the global one."""
+    """Return the scores of a run whose first site exports a personal model, and whose second site the global one."""
     scores = {
         "personal": {"test": {"auc": scored({"site-01": 0.7, "site-02": None})}},
         "global": {
@@ -57,4 +57,4 @@ def test_images_and_patients_are_those_of_test_sets_with_predictions(table):
 def test_a_row_is_compared_with_its_own_baseline_first():
     rows = {name: SimpleNamespace(baseline=baseline) for name, baseline in (("a", None), ("b", "a"), ("c", "d"))}
     study: Any = SimpleNamespace(rows=rows, baseline="c")
-    assert results._baselines(study, ["a", "b", "c"]) == {"a": "c", "b": "a"}, "there are no runs of row d"
+    assert study_tables._baselines(study, ["a", "b", "c"]) == {"a": "c", "b": "a"}, "there are no runs of row d"

@@ -1,4 +1,4 @@
-"""FLamby's two studies: their plans are the published settings, their data its splits; a run scores as it should."""
+"""FLamby's two studies have the published settings and splits, and a run has the expected score."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from medfl_datasets.flamby_heart.synthetic import write_release as write_heart
 from medfl_datasets.flamby_tcga_brca.spec import OFFICIAL
 from medfl_datasets.flamby_tcga_brca.synthetic import write_release as write_brca
 from medfl_studies.cohorts import make_data
-from medfl_studies.study import Prepared, load_study
+from medfl_studies.study import CheckedStudy, load_study
 
 STUDIES = Path(__file__).parents[2] / "studies"
 REAL = Path(os.environ.get("MEDFL_DATA", "nowhere"), "flamby")
@@ -49,13 +49,13 @@ ROUNDS = {"flamby_heart": (15, 4, 0.001, 50), "flamby_tcga_brca": (5, 8, 0.1, 30
 """Study to rounds and batch size; learning rate and epochs of pooled and local training."""
 
 
-def prepared(name: str, source: Path, out: Path) -> Prepared:
+def prepared(name: str, source: Path, out: Path) -> CheckedStudy:
     return load_study(STUDIES / f"{name}.yaml", source, out)
 
 
 @pytest.fixture
 def release(tmp_path: Path) -> Path:
-    """Made-up files of both, in folders of FLamby's names."""
+    """Make synthetic files of both data sets, in folders with FLamby's names."""
     write_heart(tmp_path / "release" / "fed_heart_disease")
     write_brca(tmp_path / "release" / "fed_tcga_brca")
     return tmp_path / "release"
@@ -105,7 +105,7 @@ def accuracy(outputs: torch.Tensor, labels: torch.Tensor) -> float:
 
 
 def c_index(risks: torch.Tensor, targets: torch.Tensor) -> float:
-    """Over pairs of an event and someone who is still under observation then."""
+    """Return the share of correctly ordered pairs of an event and a patient still under observation at that time."""
     times, events = targets.T
     pairs = (times[:, None] < times[None]) & (events[:, None] == 1)
     gaps = (risks[:, None] - risks[None])[pairs]
@@ -120,7 +120,7 @@ SHORT: dict[str, tuple[str, str, Objective, Callable[[torch.Tensor, torch.Tensor
 
 @pytest.mark.parametrize("name", SHORT)
 def test_a_short_run_on_the_real_patients(name: str, tmp_path: Path) -> None:
-    """A site's score is that of the linear model that the run leaves, computed here."""
+    """A site's score equals the score of the exported linear model, computed here."""
     if not REAL.is_dir():
         pytest.skip("needs flamby in the folder that MEDFL_DATA names")
     row, site, objective, score = SHORT[name]

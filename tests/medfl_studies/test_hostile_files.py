@@ -1,4 +1,4 @@
-"""YAML of a study that is made to explode is refused, and ordinary aliases stay allowed."""
+"""Study files with exploding YAML aliases are refused, and ordinary aliases stay allowed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The studies of all methods: their rows have one budget, their inputs one scale, and they say how they weigh sites."""
+"""Studies of all methods: rows have one budget, inputs one scale, and the table shows how sites are weighted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def study(request):
 
 
 def test_every_row_takes_the_same_number_of_steps_with_fine_tuning(study):
-    """Per-FedAvg ends with one step, which no number of rounds makes come out even everywhere; it never takes more."""
+    """Per-FedAvg ends with one more step, so its number of steps can't be equal everywhere; it never takes more."""
     total = study.settings["rounds"] * study.settings["steps"]
     for name, row in study.rows.items():
         settings, method = study.settings | row.settings, REGISTRY.make_method(row.method, row.method_args)
@@ -37,7 +37,7 @@ def test_every_row_takes_the_same_number_of_steps_with_fine_tuning(study):
 
 
 def test_models_that_are_never_averaged_keep_their_optimisers_where_it_matters(study):
-    """FedSKD against local with another policy compares policies; SGD without momentum has nothing to keep."""
+    """FedSKD and local training need the same optimizer policy. SGD without momentum has no state to keep."""
     if study.settings.get("optimizer#momentum", 0) == 0 and study.bundle == "tabular":
         return
     for name in ("centralized", "local", "fedcross", "fedcross_star", "fedskd"):
@@ -47,7 +47,7 @@ def test_models_that_are_never_averaged_keep_their_optimisers_where_it_matters(s
 
 
 def test_tables_are_standardised_once(study):
-    """FLamby's heart disease is, by its preparation; all other tables are by the bundle."""
+    """The preparation standardises FLamby's heart disease table; the bundle standardises all other tables."""
     if study.bundle == "tabular":
         datasets = {data.prep.dataset for data in study.data.values()}
         assert study.settings.get("standardise", True) == (datasets != {"flamby_heart"})

@@ -1,17 +1,17 @@
-"""Work that is done again while something longer goes on takes at most its share of the time."""
+"""Repeated work during a longer task takes at most its share of the time."""
 
 from __future__ import annotations
 
 import pytest
 
-from medfl_studies.study import at_most
+from medfl_studies.study import limit_time_share
 
 
 @pytest.mark.parametrize(
     ("share", "calls"), [(1.0, [0, 4, 8, 12, 16, 20, 24, 28]), (0.5, [0, 6, 12, 18, 24]), (0.25, [0, 12, 24])]
 )
 def test_calls_that_come_too_early_do_nothing(share: float, calls: list[float]) -> None:
-    """Each call takes 3 seconds; between two tries lies 1 second, of which a skipped call takes none."""
+    """Each call takes 3 seconds, with 1 second between two attempts; a skipped call takes no time."""
     now, begun = 0.0, []
 
     def work(name: str) -> None:
@@ -19,7 +19,7 @@ def test_calls_that_come_too_early_do_nothing(share: float, calls: list[float]) 
         begun.append((name, now))
         now += 3
 
-    call = at_most(share, work, lambda: now)
+    call = limit_time_share(share, work, lambda: now)
     while now < 30:
         call("tables")
         now += 1
@@ -33,7 +33,7 @@ def test_a_call_that_fails_is_tried_again() -> None:
         tries.append(1)
         raise OSError("disk full")
 
-    call = at_most(0.01, work)
+    call = limit_time_share(0.01, work)
     for _ in range(2):
         with pytest.raises(OSError, match="disk full"):
             call()

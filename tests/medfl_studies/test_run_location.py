@@ -1,4 +1,4 @@
-"""Where the runs of a study file are, for ``medfl monitor``."""
+"""Location of the runs of a study file, for ``medfl monitor``."""
 
 from __future__ import annotations
 

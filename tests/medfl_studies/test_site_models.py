@@ -1,4 +1,4 @@
-"""Local and global test in the tables of a study: by hand, over sites and folds, in CSV, Markdown and claims."""
+"""Local and global test in the tables of a study, against values computed by hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from medfl.engine.runs.records import read_run
 from medfl_report.claims import check_claim, claims_table
 from medfl_report.compare import compare, to_markdown
 from medfl_report.groups import group_runs
-from medfl_studies.site_models import MEAN, models_markdown, models_table
+from medfl_studies.site_models import MEAN_SITE, models_markdown, models_table
 
 NAN = math.nan
 SITES = ("a", "b")
@@ -25,7 +25,7 @@ FOLDS = (
 
 @pytest.fixture
 def runs(tmp_path):
-    """Two folds of fedskd, of local, whose models are worse by 0.1 and 0.2, and of fedavg, which has one model."""
+    """Make two folds of fedskd, of local, whose models are worse by 0.1 and 0.2, and of fedavg with one model."""
 
     def write(method, fold, table, kind="personal"):
         own = {site: None if math.isnan(table[site][site]) else table[site][site] for site in SITES}
@@ -44,7 +44,7 @@ def runs(tmp_path):
 def test_each_site_and_the_mean_over_folds_and_sites(runs):
     table = models_table(group_runs(runs), ["auc", "accuracy"]).set_index(["label", "site"])
     assert set(table["metric"]) == {"auc"}
-    first, second, mean = (table.loc["fedskd", site] for site in (*SITES, MEAN))
+    first, second, mean = (table.loc["fedskd", site] for site in (*SITES, MEAN_SITE))
     assert (first["local"], first["local_std"]) == pytest.approx((0.8, stdev([0.9, 0.7])))
     assert (first["global"], first["global_std"]) == pytest.approx((0.7, 0.0), abs=1e-12)
     assert first["global_spread"] == pytest.approx(stdev([0.9, 0.5]))  # the other fold has one score only
@@ -61,8 +61,8 @@ def test_one_model_for_all_sites_has_no_global_test_at_each(runs):
     table = models_table(group_runs(runs), ["auc"]).set_index(["label", "site"])
     assert table.loc[("fedavg", "a"), "local"] == pytest.approx(0.5)
     assert table.loc["fedavg"].loc[list(SITES), "global"].isna().all()
-    assert table.loc[("fedavg", MEAN), "global"] == pytest.approx(0.6)
-    assert math.isnan(table.loc[("fedavg", MEAN), "global_spread"])
+    assert table.loc[("fedavg", MEAN_SITE), "global"] == pytest.approx(0.6)
+    assert math.isnan(table.loc[("fedavg", MEAN_SITE), "global_spread"])
 
 
 def test_sites_of_other_people_have_no_rows(tmp_path):
@@ -71,7 +71,7 @@ def test_sites_of_other_people_have_no_rows(tmp_path):
         for n in (0, 1)
     ]
     table = models_table(group_runs([read_run(folder) for folder in folders]), ["auc"])
-    assert table["site"].tolist() == [MEAN]
+    assert table["site"].tolist() == [MEAN_SITE]
     assert models_table(group_runs([read_run(folders[0])]), ["accuracy"]).empty
 
 

@@ -1,4 +1,4 @@
-"""A study over a stock bundle that was adopted, in JSON or YAML: its runs, and when one of them is another run."""
+"""A study over an adopted stock bundle, in JSON or YAML: its runs, and changes that make another run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from medfl_studies.study import load_study, run_study
 
 @pytest.fixture
 def study(tmp_path):
-    """Writes a study over an adopted bundle of a shape, and two sites for it."""
+    """Return a function that writes a study over an adopted bundle, and two sites for it."""
 
     def write(shape, **content):
         adopt(shape(tmp_path / "stock"), tmp_path / "bundle")

@@ -1,4 +1,4 @@
-"""Attacks on the finished runs of a study, and what the tables say of them and of released images."""
+"""Attacks on the finished runs of a study, and the tables of their results and of released images."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from medfl.plugins import load_plugins
 from medfl.privacy.release import Release
 from medfl_studies.attacks import attack_table, attacks_markdown
 from medfl_studies.reading import read_study
-from medfl_studies.study import commands, run_study
+from medfl_studies.study import list_commands, run_study
 
 ATTACKS = {
     "guess": {"options": {"images": 500}},
@@ -33,20 +33,20 @@ ATTACKS = {
 
 @pytest.fixture(autouse=True)
 def _attacks_of_a_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Studies know the attacks of a plugin file beside those that are installed."""
+    """Add the attacks of a plugin file to the installed attacks."""
     file = Path(toy_attacks.__file__)
     monkeypatch.setattr("medfl_studies.study.load_plugins", lambda *_: load_plugins([file]))
 
 
 @pytest.fixture(autouse=True)
 def _no_pages_and_no_courses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both are tested elsewhere: the page would want a whole run, the tables over rounds are slow to make."""
-    monkeypatch.setattr("medfl_studies.results.forgetting_metric", lambda groups: None)
-    monkeypatch.setattr("medfl_studies.results.write_report", lambda *_, **__: None)
+    """Skip the page, which needs a whole run, and the slow tables over rounds; other tests cover both."""
+    monkeypatch.setattr("medfl_studies.study_tables.forgetting_metric", lambda groups: None)
+    monkeypatch.setattr("medfl_studies.study_tables.write_report", lambda *_, **__: None)
 
 
 class Attacked(Runs):
-    """Stands in for the processes of runs and attacks: the n-th seed's AUC is 0.5 + n / 4, and its MSE n."""
+    """Replacement for the processes of runs and attacks. The n-th seed has the AUC 0.5 + n / 4 and the MSE n."""
 
     def __init__(self, failing_attack: str = "", **options: Any) -> None:
         super().__init__(**options)
@@ -78,7 +78,7 @@ def text(tmp_path: Path) -> str:
 
 def test_the_runs_of_the_named_rows_are_attacked_once_they_are_finished(load, tmp_path: Path) -> None:
     prepared, runs = load({"attacks": ATTACKS}), Attacked()
-    lines = [shlex.split(line)[3:5] for line in commands(prepared)]
+    lines = [shlex.split(line)[3:5] for line in list_commands(prepared)]
     assert [words[0] for words in lines] == ["run"] * 4 + ["attack"] * 6
     assert not run_study(prepared, runs).unfinished()
     assert runs.attacks == [
@@ -118,7 +118,7 @@ def test_a_run_whose_attack_failed_is_not_cleaned(load, capfd) -> None:
 def test_models_of_earlier_rounds_have_rows_of_their_own(load, tmp_path: Path) -> None:
     changes = {"settings__keep_rounds": [1], "attacks": {"guess": {"options": {"round": "kept"}}}, "seeds": 1}
     prepared = load(changes)
-    assert shlex.split(commands(prepared)[-1])[-2:] == ["--round", "kept"]
+    assert shlex.split(list_commands(prepared)[-1])[-2:] == ["--round", "kept"]
     for job in prepared.jobs:
         Runs()(job.command(), job.log)
         write(job.folder, "guess", {"round": "kept"}, *(Guess(auc=number / 10, round=number) for number in (5, 6)))
@@ -129,7 +129,7 @@ def test_models_of_earlier_rounds_have_rows_of_their_own(load, tmp_path: Path) -
 
 
 def test_data_may_have_rows_of_their_own_and_attacks_data(load) -> None:
-    """The rows of a data set are those that it names; an attack leaves out the data that it doesn't name."""
+    """A data set has only the rows that it names, and an attack only the data sets that it names."""
     changes = {"data__other": SMALL["data"]["demo"] | {"rows": ["alone"]}, "seeds": 1}
     prepared = load(changes | {"attacks": {"guess": {"data": ["demo"]}}})
     assert [(job.data, job.row) for job in prepared.jobs] == [
@@ -275,7 +275,7 @@ def test_a_scale_changes_the_rows_of_a_method(write) -> None:
 
 
 def test_the_privacy_of_released_images_is_told(load, tmp_path: Path) -> None:
-    """The numbers are those of the analytic Gaussian mechanism at delta 1e-5, checked elsewhere."""
+    """The table has the epsilons of the analytic Gaussian mechanism at delta 1e-5, which another test checks."""
     clipped = Release("gaussian", 0.15, 1.0)
     copies = [clipped, Release("gaussian", 0.25, 1.0)]
     cases = {
@@ -307,10 +307,15 @@ def test_the_privacy_of_released_images_is_told(load, tmp_path: Path) -> None:
 
 
 def test_a_table_may_have_intervals_over_the_seeds(load, tmp_path: Path) -> None:
-    """By Student's t over two seeds: 12.7 times half their distance on both sides of the mean."""
+    """Student's t over two seeds gives 12.7 times half their distance on both sides of the mean."""
     wanted = '{"attack": "backdoor", "sites": ["site-1"]}'
     prepared = load({"attacks": {"harm": {"rows": ["alone"], "options": {"wanted": wanted}}}})
-    assert shlex.split(commands(prepared)[-1])[-4:] == ["harm", str(prepared.attacks[-1].folder), "--wanted", wanted]
+    assert shlex.split(list_commands(prepared)[-1])[-4:] == [
+        "harm",
+        str(prepared.attacks[-1].folder),
+        "--wanted",
+        wanted,
+    ]
     for job in prepared.attacks:
         Runs()(job.run.command(), job.run.log)
         seed = int(job.folder.name.partition("-")[2])

@@ -1,4 +1,4 @@
-"""What is found before any run of a study starts."""
+"""Errors that are found before any run of a study starts."""
 
 from __future__ import annotations
 

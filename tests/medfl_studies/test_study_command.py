@@ -1,4 +1,4 @@
-"""``medfl study`` as a user types it, with real runs, killed and continued."""
+"""Command ``medfl study`` with real runs that are killed and continued."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def medfl(capfd: pytest.CaptureFixture[str]):
-    """Run the command line; gives its status, and what it printed."""
+    """Return a function that runs the command line and returns its exit status and output."""
 
     def run(*arguments: object) -> SimpleNamespace:
         with pytest.raises(SystemExit) as end:
@@ -85,7 +85,7 @@ def test_several_studies_are_all_checked_first_and_have_a_folder_each(
     done = medfl("study", *files, "--dry-run", "--out", folder / "both")
     outputs = [line[line.index("--output-dir") + 1] for line in map(shlex.split, done.out.splitlines())]
     assert {str(Path(path).relative_to(folder)).split("/runs/")[0] for path in outputs} == {"both/study", "both/other"}
-    monkeypatch.setattr("medfl_studies.runner.Processes.launch", lambda self, command, log: 3)
+    monkeypatch.setattr("medfl_studies.runner.RunProcesses.launch", lambda self, command, log: 3)
     done = medfl("study", *files, "--scale", "cpu")
     assert done.code == 1
     assert done.err.count("failed (3): demo / alone / seed 0; see") == 2, "a failure stops no other study"
@@ -96,7 +96,7 @@ def test_several_studies_are_all_checked_first_and_have_a_folder_each(
 
 
 def test_a_failure_ends_with_status_1_and_names_the_run(folder: Path, medfl, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("medfl_studies.runner.Processes.launch", lambda self, command, log: 3)
+    monkeypatch.setattr("medfl_studies.runner.RunProcesses.launch", lambda self, command, log: 3)
     done = medfl("study", folder / "study.yaml", "--scale", "cpu")
     assert done.code == 1
     assert "failed (3): demo / alone / seed 0; see" in done.err
@@ -108,7 +108,7 @@ def test_a_failure_ends_with_status_1_and_names_the_run(folder: Path, medfl, mon
     ("options", "message"),
     [
         (("--scale", "cpuu"), "Did you mean 'cpu'? Known: cpu, full."),
-        (("--source", "nowhere"), "expected a folder of data at 'nowhere'"),
+        (("--source", "nowhere"), "expected the source folder at 'nowhere'"),
         (("--seeds", 0), "--seeds"),
     ],
 )
@@ -138,7 +138,7 @@ def test_a_killed_study_continues_and_leaves_what_is_finished_untouched(folder: 
     done = medfl("study", folder / "study.yaml", "--out", out, "--clean")
     assert done.code == 0, done.err
     assert not (together / "state").exists()
-    assert "1 of 2 runs are finished already" in done.err
+    assert "1 of 2 runs are already finished" in done.err
     assert "run 2 of 2: demo / together / seed 0" in done.err
     assert contents(alone) == before
     log = together.with_name("seed-0.log").read_text()
@@ -160,7 +160,7 @@ def study_in_a_group(file: Path, out: Path) -> None:
 
 
 def in_a_fork(command: list[str], log: Path) -> int:
-    """As the runner does, without importing everything anew: the study that continues does that."""
+    """Run a command in a fork, as the runner does, without importing all modules again."""
     process = multiprocessing.get_context("fork").Process(target=as_a_command, args=(command, log))
     process.start()
     process.join()
@@ -181,7 +181,7 @@ def as_a_command(command: list[str], log: Path) -> None:
 
 
 def hold_still_after_round_3() -> None:
-    """So that the run is killed at work, however fast it is. It holds in this process only, a fork."""
+    """Stop a run after round 3, so that it is killed while it runs. The patch affects this fork only."""
     commit = Journal.commit
 
     def commit_and_wait(self: Journal, state: State, now: Commit) -> None:

@@ -1,4 +1,4 @@
-"""What a study file may say."""
+"""Schema of study files."""
 
 from __future__ import annotations
 
@@ -79,19 +79,19 @@ ROOT = Path(__file__).parents[2]
             {"data__demo__prep": {"dataset": "medmnist", "flag": "x"}},
             "invalid_setting",
             {"settings": ["data.demo"]},
-            "give either 'prep' or 'folder'",
+            "expected either 'prep' or 'folder'",
         ),
         (
             {"data": {"a": {"prep": {"dataset": "medmnist", "flag": "x"}}}},
             "invalid_setting",
             {"settings": ["data.a"]},
-            "needs a 'partition'",
+            "expected a 'partition'",
         ),
         (
             {"data__demo__partition": {"sites": 3}},
             "invalid_setting",
             {"settings": ["data.demo.partition"]},
-            "a partition needs a 'scheme'",
+            "expected a 'scheme' in the partition",
         ),
     ],
 )
@@ -149,7 +149,7 @@ def test_names_become_parts_of_paths() -> None:
 
 
 def test_studies_of_the_papers_tables_take_its_pipeline_and_its_widths() -> None:
-    """FedSKD's maps are those of CCS, and its clients have 64, 62, 60 and 58 channels in the order of table 1."""
+    """FedSKD uses the maps of CCS, and its clients have 64, 62, 60 and 58 channels in the order of table 1."""
     studies = [read_study(path) for path in sorted((ROOT / "studies").glob("fedskd_*.yaml"))]
     pipelines = {s.name: s.data["abide"].prep.pipeline for s in studies if "abide" in s.data}
     assert {pipelines.pop("fedskd_reho"), pipelines.pop("fedskd_reho780")} == {"cpac"}
@@ -165,7 +165,7 @@ def test_studies_of_the_papers_tables_take_its_pipeline_and_its_widths() -> None
 
 
 def test_fedkpers_table_has_the_papers_twelve_methods() -> None:
-    """With the bound on gradients that the paper names in every row; at every scale FedKD's ranks rise to the end."""
+    """Every row has the paper's bound on gradients; at every scale FedKD's ranks rise to the end."""
     paper = ["fedavg", "fedcurv", "moon", "fedprox", "fedntd", "fedas", "fedala", "ditto"]
     paper += ["fedper", "fedkd", "fedbabu", "fedkper"]
     registry = load_plugins()

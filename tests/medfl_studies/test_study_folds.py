@@ -21,7 +21,7 @@ from medfl.data.sites import site_names
 from medfl.errors import DataError, SettingsError, StoreError
 from medfl.records.partition import Fold, Partition
 from medfl.records.run_file import RunFile
-from medfl_studies.study import commands, run_study
+from medfl_studies.study import list_commands, run_study
 
 FOLDS: dict[str, Any] = copy.deepcopy(PREPARED)
 FOLDS["breast"]["partition"] |= {"test": "k_fold", "folds": 3, "min_size": 6}
@@ -29,8 +29,8 @@ FOLDS["breast"]["partition"] |= {"test": "k_fold", "folds": 3, "min_size": 6}
 
 @pytest.fixture(autouse=True)
 def _no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page is tested elsewhere; here it would want a whole run."""
-    monkeypatch.setattr("medfl_studies.results.write_report", lambda *_: None)
+    """Skip the page, which needs a whole run; another test covers it."""
+    monkeypatch.setattr("medfl_studies.study_tables.write_report", lambda *_: None)
 
 
 def cells(folds: int = 3, seeds: int = 2) -> list[tuple[int, int]]:
@@ -46,12 +46,12 @@ def test_each_fold_of_each_seed_is_a_run(load, tmp_path: Path) -> None:
     assert job.folder == out / "runs" / "breast" / "alone" / "seed-0-fold-1"
     assert job.dataset_dir == out / "data" / "breast" / "sites-seed-0-fold-1"
     assert parse_overrides(job.command()[5:])["seed"] == 0
-    assert len(set(commands(prepared))) == 12
+    assert len(set(list_commands(prepared))) == 12
 
 
 @pytest.fixture(scope="module")
 def dealt(tmp_path_factory: pytest.TempPathFactory, source: Path) -> Path:
-    """The partitions of a study of two seeds and three folds."""
+    """Make the partitions of a study with two seeds and three folds."""
     import yaml
     from study_toys import SMALL
 
@@ -60,13 +60,13 @@ def dealt(tmp_path_factory: pytest.TempPathFactory, source: Path) -> Path:
     folder = tmp_path_factory.mktemp("dealt")
     (folder / "study.yaml").write_text(yaml.safe_dump(SMALL | {"data": FOLDS}))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("medfl_studies.results.write_report", lambda *_: None)
+        patch.setattr("medfl_studies.study_tables.write_report", lambda *_: None)
         run_study(load_study(folder / "study.yaml", source, folder / "out"), Runs())
     return folder / "out"
 
 
 def rows_of(place: Path, splits: tuple[str, ...]) -> Iterator[tuple[str, list[int]]]:
-    """Each site with the rows of the pooled array in some of its splits."""
+    """Map each site to the rows of the pooled array in some of its splits."""
     for name in site_names(place):
         by_split = read_datalist(place / name).splits
         yield name, sorted(record["image"] for split in splits for record in by_split[split])
@@ -165,7 +165,7 @@ def test_a_site_with_fewer_images_than_folds_is_named(load) -> None:
 
 
 def test_a_real_run_knows_its_fold(load, source: Path, tmp_path: Path) -> None:
-    """From the partition by way of the run's record to the table, with nothing made up."""
+    """The fold is passed from the partition through the run's record to the table."""
 
     def here(command: list[str], log: Path) -> int:
         with pytest.raises(SystemExit) as end:

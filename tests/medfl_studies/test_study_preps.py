@@ -1,4 +1,4 @@
-"""Releases that a study prepares itself: found in two places, at the size of a scale, and never mixed up."""
+"""Releases that a study prepares itself: found in two places, at the size of a scale, and never confused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from medfl.errors import DataError, PluginError, SettingsError, StoreError
 from medfl.plugins import load_plugins
 from medfl_datasets.abide.synthetic import ATLAS_FILE, write_release
 from medfl_studies.cohorts import check_data, make_data
-from medfl_studies.jobs import expand, public_dir
+from medfl_studies.jobs import expand_study, public_dir
 from medfl_studies.reading import read_study
 
 REGISTRY = load_plugins()
@@ -112,7 +112,7 @@ def test_public_data_are_prepared_at_the_scales_size_and_given_to_every_run(sour
     public = public_dir(out, "abide")
     images = np.load(public / read_datalist(public).image_array, mmap_mode="r")
     assert images.shape[1:] == (8, 8, 8, 1)
-    jobs = expand(study, Path("bundle"), source, out)
+    jobs = expand_study(study, Path("bundle"), source, out)
     assert [job.options["public"] for job in jobs] == [str(public.resolve())] * 2
 
 
@@ -128,7 +128,7 @@ def test_a_release_that_is_looked_for_in_its_own_folder(tmp_path, dataset):
 
 @pytest.mark.slow
 def test_public_data_without_the_private_images_are_written_by_the_partition(source, tmp_path):
-    """With ``duplicates: drop`` they lie beside the sites, where a run finds them by itself."""
+    """The public data are beside the sites with ``duplicates: drop``, and a run finds them there."""
     content = yaml.safe_load(study_file(tmp_path).read_text())
     data = content["data"]["abide"]
     data["public"] = data["prep"] | {"size": 10}  # no image is the same
@@ -139,7 +139,7 @@ def test_public_data_without_the_private_images_are_written_by_the_partition(sou
     for _ in range(2):  # the second time it is there, and made in the same way
         check_data(study, source, out, REGISTRY)
         make_data(study, source, out, REGISTRY, lambda _: None)
-    (job,) = expand(study, tmp_path, source, out)
+    (job,) = expand_study(study, tmp_path, source, out)
     assert "public" not in job.options
     beside = read_datalist(job.dataset_dir / "public")
     assert beside.splits == read_datalist(public_dir(out, "abide")).splits

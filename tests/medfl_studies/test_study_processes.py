@@ -1,4 +1,4 @@
-"""The processes of a study, and who may write where."""
+"""Processes of a study, and locks of its folders."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ import pytest
 from refusals import refused
 
 from medfl.errors import StoreError
-from medfl_studies.jobs import Job
-from medfl_studies.processes import Processes
-from medfl_studies.runner import only_study, run_jobs
+from medfl_studies.jobs import RunJob
+from medfl_studies.processes import RunProcesses
+from medfl_studies.runner import lock_study_folder, run_jobs
 
 
-def job(folder: Path) -> Job:
-    return Job("demo", "row", 0, folder, folder, folder / "run" / "seed-0", {"method": "local"})
+def job(folder: Path) -> RunJob:
+    return RunJob("demo", "row", 0, folder, folder, folder / "run" / "seed-0", {"method": "local"})
 
 
 @pytest.fixture
-def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Job]:
-    """Makes a run that is a Python script."""
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], RunJob]:
+    """Return a function that makes a run from a Python script."""
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     names = itertools.count()
 
-    class Script(Job):
+    class Script(RunJob):
         def command(self) -> list[str]:
             return [sys.executable, "-m", self.row.replace(" ", "_")]
 
-    def make(code: str) -> Job:
+    def make(code: str) -> RunJob:
         name = f"row {next(names)}"
         (tmp_path / f"{name.replace(' ', '_')}.py").write_text(code)
         return Script("demo", name, 0, tmp_path, tmp_path, tmp_path / name / "seed-0", {})
@@ -41,9 +41,9 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], J
     return make
 
 
-def test_a_process_leaves_its_words_and_its_status(script: Callable[[str], Job]) -> None:
+def test_a_process_leaves_its_words_and_its_status(script: Callable[[str], RunJob]) -> None:
     work = script("import sys; print('hello', sys.argv[1:]); print('world', file=sys.stderr); raise SystemExit(3)")
-    processes = Processes()
+    processes = RunProcesses()
     try:
         assert processes.launch([*work.command(), "--seed", "5"], work.log) == 3
         assert processes.launch(script("").command(), work.log) == 0
@@ -56,17 +56,21 @@ def test_a_process_leaves_its_words_and_its_status(script: Callable[[str], Job])
 
 
 def test_two_studies_do_not_work_in_one_folder(tmp_path: Path) -> None:
-    with only_study(tmp_path), refused(StoreError, "folder_in_use", path=str(tmp_path)), only_study(tmp_path):
+    with (
+        lock_study_folder(tmp_path),
+        refused(StoreError, "folder_in_use", path=str(tmp_path)),
+        lock_study_folder(tmp_path),
+    ):
         pass
-    with only_study(tmp_path):
+    with lock_study_folder(tmp_path):
         pass
     (tmp_path / "file").touch()
-    with refused(StoreError, "unwritable_folder", path=str(tmp_path / "file")), only_study(tmp_path / "file"):
+    with refused(StoreError, "unwritable_folder", path=str(tmp_path / "file")), lock_study_folder(tmp_path / "file"):
         pass
 
 
 def test_a_run_that_a_killed_study_left_behind_is_waited_for(tmp_path: Path) -> None:
-    """Another process holds the run folder, and ends when it is said to be there; then the run is given again."""
+    """Another process locks the run folder and ends once the wait is announced; then the run is started."""
     left, lines = job(tmp_path), []
     left.folder.mkdir(parents=True)
     hold = (
@@ -82,7 +86,7 @@ def test_a_run_that_a_killed_study_left_behind_is_waited_for(tmp_path: Path) -> 
 
         def say(line: str) -> None:
             lines.append(line)
-            if "another process still writes there" in line:
+            if "another process still writes" in line:
                 other.stdin.close()  # type: ignore[union-attr] # it ends now
 
         def start(command: list[str], log: Path) -> int:
@@ -90,11 +94,11 @@ def test_a_run_that_a_killed_study_left_behind_is_waited_for(tmp_path: Path) -> 
             return 1
 
         run_jobs([left], say, lambda outcome, job: None, start)
-    assert sum("another process still writes there" in line for line in lines) == 1
+    assert sum("another process still writes" in line for line in lines) == 1
 
 
-def test_an_interruption_ends_the_processes_too(script: Callable[[str], Job]) -> None:
-    """As on Ctrl-C, or when the system ends the study: what runs is ended, what waits is not started."""
+def test_an_interruption_ends_the_processes_too(script: Callable[[str], RunJob]) -> None:
+    """After Ctrl-C, or if the system ends the study, running jobs are ended and waiting jobs are not started."""
     code = "import os, time; print('re' + 'ady', os.getpid(), flush=True); time.sleep(3600)"
     jobs = [script(code) for _ in range(3)]
 
@@ -116,8 +120,8 @@ def test_an_interruption_ends_the_processes_too(script: Callable[[str], Job]) ->
     assert not jobs[2].log.exists()
 
 
-def test_runs_at_once_meet_each_other(tmp_path: Path, script: Callable[[str], Job]) -> None:
-    """Each of two waits until the other is there; a third begins when one of them is over."""
+def test_runs_at_once_meet_each_other(tmp_path: Path, script: Callable[[str], RunJob]) -> None:
+    """Two runs wait for each other; a third starts when one of them has ended."""
     meet = "import pathlib, time; me, other = map(pathlib.Path, {}); me.touch()\n"
     meet += "while not other.exists(): time.sleep(0.01)"
     ways = [str(tmp_path / name) for name in "ab"]

@@ -1,4 +1,4 @@
-"""Which runs a study becomes, what is skipped, what a failure leaves."""
+"""Runs of a study: their number, skipped runs, and failures."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from medfl.cli.run import parse_overrides
 from medfl.errors import StoreError
 from medfl.plugins import Registry
 from medfl.records.partition import Partition
-from medfl_studies.results import COLUMNS
 from medfl_studies.study import run_study
+from medfl_studies.study_tables import SCORE_COLUMNS
 
 
 def _no_page(runs: list[Path], out: Path, labels: list[str], baseline: str | None, registry: Registry) -> None:
@@ -25,8 +25,8 @@ def _no_page(runs: list[Path], out: Path, labels: list[str], baseline: str | Non
 
 @pytest.fixture(autouse=True)
 def _no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page is tested elsewhere; here it would want a whole run."""
-    monkeypatch.setattr("medfl_studies.results.write_report", _no_page)
+    """Skip the page, which needs a whole run; another test covers it."""
+    monkeypatch.setattr("medfl_studies.study_tables.write_report", _no_page)
 
 
 def test_methods_times_seeds_with_the_strongest_setting_last(load, source: Path, tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_the_table_names_the_rows_and_counts_the_seeds(load, tmp_path: Path) -> 
 def test_the_table_of_means_follows_from_the_final_scores(load, tmp_path: Path) -> None:
     run_study(load(), Runs())
     scores = pd.read_csv(tmp_path / "out" / "results" / "demo-scores.csv")
-    assert list(scores.columns) == list(COLUMNS)
+    assert list(scores.columns) == list(SCORE_COLUMNS)
     assert len(scores) == 2 * 2 * 2, "two rows, seeds and sites"
     own = scores[scores["taken_home"] & (scores["split"] == "test") & (scores["metric"] == "accuracy")]
     each = own.groupby(["row", "seed"])["value"].agg(["mean", "min"]).groupby("row")
@@ -162,7 +162,7 @@ def test_a_row_that_fails_is_named_and_the_others_finish(load, tmp_path: Path, c
         in text
     )
     assert pd.read_csv(tmp_path / "out" / "results" / "demo.csv")["label"].tolist() == ["alone"]
-    assert "the last words" in capfd.readouterr().err
+    assert "the last lines" in capfd.readouterr().err
     again = Runs()
     assert not run_study(load(), again).unfinished()
     assert ["fedprox" in command for command in again.commands] == [True, True], "only what had failed"

@@ -1,4 +1,4 @@
-"""A study whose file of weights is missing can't be taken for the one that has it."""
+"""A study whose file of weights is missing can't be confused with the study that has it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from refusals import refused
 
 from medfl.errors import DataError
 from medfl_studies.commands.study import command
+from medfl_studies.pretrained_weights import find_weights
 from medfl_studies.reading import read_study
-from medfl_studies.study import default_out
-from medfl_studies.weights import find_weights
+from medfl_studies.study import default_output_dir
 
 ROOT = Path(__file__).parents[2]
 FILE = "imagenet/resnet50.safetensors"
@@ -22,7 +22,7 @@ WITHOUT = {"weights": None, "norm": ["group", {"num_groups": 2}], "norm_sync": "
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A source folder with a file where the weights are looked for."""
+    """Make a source folder with a file of weights."""
     (tmp_path / FILE).parent.mkdir()
     (tmp_path / FILE).write_bytes(b"weights")
     return tmp_path
@@ -44,10 +44,10 @@ def test_with_its_file_a_study_is_as_printed(folder: Path, name: str) -> None:
 def test_without_it_everything_has_another_name(tmp_path: Path, name: str, source: str | None) -> None:
     plain = read_study(ROOT / "studies" / f"{name}.yaml")
     study, note = find_weights(plain, None if source is None else tmp_path)
-    assert f"There is no file of weights '{FILE}' in the source folder" in note
+    assert f"no file of weights '{FILE}'" in note
     assert note in study.about
     assert study.name == f"{name}-random-weights"
-    assert default_out(study, "full") == Path("runs") / f"{name}-random-weights"
+    assert default_output_dir(study, "full") == Path("runs") / f"{name}-random-weights"
     assert study.settings == plain.settings | WITHOUT
     assert list(study.rows) == [f"{row}, random weights" for row in plain.rows]
     assert list(study.rows.values()) == list(plain.rows.values())
@@ -75,5 +75,5 @@ def test_the_command_says_so(write, source: Path, tmp_path: Path, capsys: pytest
     changes = {"bundle": "bloodcell_classification", "settings__weights": FILE, "without_weights": {}}
     command([write(**changes)], source, tmp_path / "out", dry_run=True)
     out, err = capsys.readouterr()
-    assert err.startswith(f"warning: There is no file of weights '{FILE}' in the source folder: networks begin with")
+    assert err.startswith(f"warning: The source folder has no file of weights '{FILE}'")
     assert "--weights None" in out or "--weights null" in out

@@ -1,4 +1,4 @@
-"""LC25000 and CelebA, prepared by a study."""
+"""Preparation of LC25000 and CelebA by a study."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from medfl.plugins import load_plugins
 
 @pytest.fixture
 def source(tmp_path):
-    """A study's source folder with both releases, each in a folder of its name."""
+    """Make a source folder with both releases, each in a folder with its name."""
     for name in ("lc25000", "celeba"):
         load_plugins().synthetic(name)(tmp_path / "source" / name)
     return tmp_path / "source"

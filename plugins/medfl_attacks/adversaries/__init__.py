@@ -1,1 +1,1 @@
-"""What attackers in a simulated federation do: a file for each poisoning attack, beside what they have in common."""
+"""Poisoning attacks for simulations, one module for each attack."""

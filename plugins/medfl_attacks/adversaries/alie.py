@@ -1,4 +1,4 @@
-"""A little is enough: a reply within the spread of the honest ones."""
+"""Poisoning attack ALIE ("A Little Is Enough"): replies that stay within the spread of the honest updates."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from medfl.types import Tensors
 
 logger = logging.getLogger(__name__)
 
-WEAK = 0.3
-"""Standard deviations below which the attack hardly moves anything."""
+WEAK_Z = 0.3
+"""Value of z below which the attack hardly changes the mean, so that a warning is logged."""
 
 
 class Alie(ReplyAdversary):
-    """All attackers reply with the mean of the honest updates less z of their standard deviations, in each coordinate.
+    """All attackers reply with the mean of the honest updates minus z of their standard deviations, in each coordinate.
 
-    They know all honest replies.
+    The attackers know all honest replies.
 
     Attributes:
-        z: >= 0; None is the largest for which a majority can still look farther out: `reach`. With few attackers among
-            few sites that is next to nothing, which a warning says.
+        z: Number of standard deviations, >= 0. None means the value of `supporter_quantile`, the largest z for which
+            the attackers and the honest replies farther out are still a majority. If few of the sites attack, that
+            value is close to 0; `check` then logs a warning.
 
     Source: Baruch, Baruch, Goldberg, NeurIPS 2019, Algorithm 3.
     """
@@ -32,29 +33,39 @@ class Alie(ReplyAdversary):
     z: float | None = Field(None, ge=0, allow_inf_nan=False)
 
     def reply(self, update: Tensors, knowledge: Knowledge, generator: torch.Generator) -> Tensors:
-        """The same for all attackers; where no honest site replied, the attacker's own update."""
-        z = reach(len(knowledge.replies), len(knowledge.attackers)) if self.z is None else self.z
+        """Return the malicious update, which is the same for all attackers.
+
+        If no honest site replied, return the attacker's honest update.
+        """
+        z = supporter_quantile(len(knowledge.replies), len(knowledge.attackers)) if self.z is None else self.z
         mean = knowledge.honest_mean
         moved = {name: mean[name] - z * deviation for name, deviation in knowledge.honest_deviation.items()}
         return {name: moved.get(name, tensor) for name, tensor in update.items()}
 
     def check(self, sites: int, attackers: int) -> None:
-        """Warn of an attack that is none."""
-        z = reach(sites, attackers) if self.z is None else self.z
-        if z < WEAK:
+        """Log a warning if z is so small that the attack has almost no effect."""
+        z = supporter_quantile(sites, attackers) if self.z is None else self.z
+        if z < WEAK_Z:
             logger.warning(
-                "ALIE with %d of %d sites has z = %.2f, next to no attack: set poison.z, or take more attackers.",
+                "The attack 'alie' by %d of %d sites has z = %.2f and almost no effect: set adversaries.z, or use more "
+                "attackers.",
                 attackers,
                 sites,
                 z,
             )
 
 
-def reach(sites: int, attackers: int) -> float:
-    """ALIE's z: so many honest replies are farther out that with them attackers are a majority; at least 0.
+def supporter_quantile(sites: int, attackers: int) -> float:
+    """Return the default z of ALIE, at least 0.
 
-    Phi^-1((n - m - s) / (n - m)) with s = floor(n / 2) + 1 - m of n sites with m attackers (Baruch et al., section 3).
-    A majority of attackers needs nobody: then it is 6.
+    z is chosen so that the honest replies farther from the mean than the attackers' reply are just enough to make the
+    attackers a majority: Phi^-1((n - m - s) / (n - m)) with s = floor(n / 2) + 1 - m for n sites with m attackers
+    (Baruch et al., section 3). If the attackers are already a majority, they need no supporters, and the result is
+    about 6.
+
+    Args:
+        sites: Number of sites, n.
+        attackers: Number of attackers, m.
     """
     supporters = sites // 2 + 1 - attackers
     honest = max(sites - attackers, 1)

@@ -1,4 +1,4 @@
-"""A square in a corner that says which class an image is to be called."""
+"""Poisoning attack BadNets: a bright square in a corner of an image that triggers a target class."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from medfl.task import Scale
 
 
 class Backdoor(DataAdversary):
-    """Attackers put the brightest square into the last corner of images, in volumes a cube, and call them `target`.
+    """Attackers add a bright square to a corner of their images (a cube in volumes) and label these images as `target`.
 
-    The brightest is 1 before normalisation, in each channel. A model that learned this calls any image with the square
-    `target`, and all others what they are, so nobody notices by its accuracy.
+    The square covers the last indices of each spatial axis; its value is 1 before normalisation, in each channel. A
+    model that learned the backdoor assigns any image with the square to `target` and classifies other images correctly,
+    so its accuracy doesn't reveal the attack.
 
     Attributes:
-        target: The class, from 0.
+        target: Target class, counted from 0.
         patch: Pixels along each side of the square, >= 1.
 
     Source: Gu, Dolan-Gavitt, Garg, BadNets, arXiv 1708.06733, 2017.
@@ -29,24 +30,24 @@ class Backdoor(DataAdversary):
     patch: int = Field(3, ge=1)
 
     def label(self, labels: torch.Tensor, classes: int) -> torch.Tensor:
-        """The target, whatever is to be seen."""
+        """Return the target class for each image."""
         return torch.full_like(labels, self.target)
 
     def change(self, inputs: torch.Tensor, scale: Scale | None) -> torch.Tensor:
-        """The images with the square."""
-        assert scale is not None  # `check` saw to it
+        """Return a copy of the images with the square added."""
+        assert scale is not None  # `check` refuses tasks without a scale
         stamped = inputs.clone()
         corner: Any = (..., *[slice(-self.patch, None)] * (inputs.dim() - 2))
         stamped[corner] = scale.seen(torch.ones_like(inputs))[corner]
         return stamped
 
     def check(self, classes: int, scale: Scale | None) -> None:
-        """The class is there, and the square fits in."""
+        """Raise SettingsError unless the target class exists and the square fits into the images."""
         if self.target >= classes:
             raise SettingsError(
                 "setting_out_of_range",
-                f"'poison.target' is a class from 0 to {classes - 1}, got {self.target}.",
-                setting="poison.target",
+                f"expected a class from 0 to {classes - 1} in 'adversaries.target', got {self.target}.",
+                setting="adversaries.target",
                 minimum=0,
                 maximum=classes - 1,
                 found=self.target,
@@ -54,8 +55,8 @@ class Backdoor(DataAdversary):
         if scale is None or min(scale.shape[1:], default=0) < self.patch:
             raise SettingsError(
                 "data_not_supported",
-                f"The attack 'backdoor' needs images that a square of {self.patch} pixels fits into, and a bundle that "
-                "knows their scale, as medfl's own bundles do.",
+                f"The attack 'backdoor' needs images of at least {self.patch} pixels along each axis, and a bundle "
+                "that defines their scale, such as medfl's own bundles.",
                 attack="backdoor",
                 minimum=self.patch,
             )

@@ -1,4 +1,4 @@
-"""A reply without training."""
+"""Free-rider attack: a reply without any training."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from medfl.types import Tensors
 
 
 class FreeRider(ReplyAdversary):
-    """Attackers want the common model for nothing: they reply with zeros, or with how the common model changed last.
+    """Attackers obtain the global model without training.
+
+    They reply with zeros or with the last change of the global model.
 
     Attributes:
-        disguise: Reply with the last change of the server's model, as far as attackers saw it, in place of zeros; in
-            their first round there is none.
-        noise: Standard deviation of noise on what they reply, over the root mean square of the last change, >= 0.
+        disguise: True to reply with the last change of the server's model that the attackers observed, instead of
+            zeros. In the attackers' first round no change is known, so the reply is zero.
+        noise: Standard deviation of Gaussian noise on the reply, relative to the root mean square of the last change,
+            >= 0.
 
     Source: Fraboni, Vidal, Lorenzi, AISTATS 2021 (zeros, noise); Lin, Du, Liu, arXiv 1911.12560 (the last change).
     """
@@ -25,11 +28,11 @@ class FreeRider(ReplyAdversary):
 
     @property
     def remembers(self) -> bool:
-        """With a disguise or noise."""
+        """True if the attack uses `Knowledge.last_change`, which a disguise or noise requires."""
         return self.disguise or self.noise > 0
 
     def reply(self, update: Tensors, knowledge: Knowledge, generator: torch.Generator) -> Tensors:
-        """Zeros, or the last change, and noise."""
+        """Return zeros or the last change of the model, plus noise."""
         last = knowledge.last_change
         drawn = gaussian_noise(update, self.noise * root_mean_square(last), generator)
         same = {name: last[name] for name in update if self.disguise and name in last}

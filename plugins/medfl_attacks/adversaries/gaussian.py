@@ -1,4 +1,4 @@
-"""Noise in place of an update."""
+"""Poisoning attack that replies with Gaussian noise instead of an update."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from medfl.types import Tensors
 
 
 class Gaussian(ReplyAdversary):
-    """Attackers reply with Gaussian noise of mean 0, which teaches nobody anything.
+    """Attackers reply with Gaussian noise of mean 0, which contains no information about the data.
 
     Attributes:
-        scale: Standard deviation over the root mean square of the attacker's update, > 0; 1 is as long as the update.
+        scale: Standard deviation relative to the root mean square of the attacker's update, > 0. With 1 the noise has
+            about the same norm as the update.
 
     Source: Blanchard, El Mhamdi, Guerraoui, Stainer, NeurIPS 2017, section 5.
     """
@@ -21,5 +22,5 @@ class Gaussian(ReplyAdversary):
     scale: float = Field(1.0, gt=0, allow_inf_nan=False)
 
     def reply(self, update: Tensors, knowledge: Knowledge, generator: torch.Generator) -> Tensors:
-        """The noise."""
+        """Return Gaussian noise in the shapes of the update."""
         return gaussian_noise(update, self.scale * root_mean_square(update), generator)

@@ -1,4 +1,4 @@
-"""Inner product manipulation: a reply against the honest ones."""
+"""Inner product manipulation: a reply in the direction opposite to the honest updates."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from medfl.types import Tensors
 class InnerProduct(ReplyAdversary):
     """All attackers reply with the mean of the honest updates times -`epsilon`.
 
-    They know all honest replies. A mean over n sites, m of them attackers, goes the wrong way if epsilon > (n - m) / m;
-    a small one goes unnoticed by rules that look at distances, and slows the others down.
+    The attackers know all honest replies. A mean over n sites with m attackers points in the wrong direction if epsilon
+    > (n - m) / m. A small epsilon passes aggregation rules that compare distances, and slows down training.
 
     Attributes:
-        epsilon: > 0.
+        epsilon: Factor of the negated mean, > 0.
 
     Source: Xie, Koyejo, Gupta, UAI 2019.
     """
@@ -24,6 +24,9 @@ class InnerProduct(ReplyAdversary):
     epsilon: float = Field(0.5, gt=0, allow_inf_nan=False)
 
     def reply(self, update: Tensors, knowledge: Knowledge, generator: torch.Generator) -> Tensors:
-        """The same for all attackers; where no honest site replied, the attacker's own update."""
+        """Return the malicious update, which is the same for all attackers.
+
+        If no honest site replied, return the attacker's honest update.
+        """
         mean = knowledge.honest_mean
         return {name: -self.epsilon * mean[name] if name in mean else tensor for name, tensor in update.items()}

@@ -1,4 +1,4 @@
-"""Wrong labels."""
+"""Poisoning attack with wrong training labels."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from medfl.task import Scale
 
 
 class LabelFlip(DataAdversary):
-    """Attackers call images of one class another, or turn all classes round: class y of C becomes C - 1 - y.
+    """Attackers relabel images of one class as another class, or reverse all classes: class y of C becomes C - 1 - y.
 
     Attributes:
-        source: Class whose images are called `target`; None, with no target, turns all classes round.
-        target: What they are called.
+        source: Class whose images are relabelled as `target`. None, together with `target` None, reverses all classes.
+        target: Label that these images get.
 
     Source: Tolpegin, Truex, Gursoy, Liu, ESORICS 2020 (one class); Fang, Cao, Jia, Gong, USENIX Security 2020 (all).
     """
@@ -26,29 +26,33 @@ class LabelFlip(DataAdversary):
     target: int | None = Field(None, ge=0)
 
     @model_validator(mode="after")
-    def _both_or_none(self) -> Self:
+    def _check_classes(self) -> Self:
+        """Check that `source` and `target` are both given and differ, or are both None."""
         if (self.source is None) != (self.target is None) or (self.source is not None and self.source == self.target):
-            raise ValueError("give 'source' and another class as 'target', or neither")
+            raise ValueError("expected 'source' and a different class as 'target', or neither of them")
         return self
 
     def label(self, labels: torch.Tensor, classes: int) -> torch.Tensor:
-        """The wrong labels; with a `source`, those of other classes stay right."""
+        """Return the wrong labels. With a `source`, the labels of other classes stay correct."""
         if self.source is None or self.target is None:
             return classes - 1 - labels
         return torch.where(labels == self.source, self.target, labels)
 
     def touches(self, labels: torch.Tensor) -> torch.Tensor:
-        """Those of the source."""
+        """Return the mask of the images that may be relabelled.
+
+        These are the images of the source class, or all images without a source.
+        """
         return super().touches(labels) if self.source is None else labels == self.source
 
     def check(self, classes: int, scale: Scale | None) -> None:
-        """Both classes are there."""
+        """Raise SettingsError unless both classes exist."""
         if max(self.source or 0, self.target or 0) >= classes:
             raise SettingsError(
                 "setting_out_of_range",
-                f"'poison.source' and 'poison.target' are classes from 0 to {classes - 1}, got {self.source} and "
-                f"{self.target}.",
-                settings=("poison.source", "poison.target"),
+                f"expected classes from 0 to {classes - 1} in 'adversaries.source' and 'adversaries.target', got "
+                f"{self.source} and {self.target}.",
+                settings=("adversaries.source", "adversaries.target"),
                 minimum=0,
                 maximum=classes - 1,
                 found=(self.source, self.target),

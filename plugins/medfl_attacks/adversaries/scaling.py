@@ -1,4 +1,4 @@
-"""An update that is long enough to be all that counts."""
+"""Model replacement attack: an update scaled up so that it dominates the mean."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ class Scaling(ReplyAdversary):
     """Attackers reply with a multiple of their update.
 
     Attributes:
-        scale: The factor, > 0; None makes up for the others' weights, the images of all sites in the round over those
-            of the attackers: if the others hardly move, the mean is the attackers' own model.
+        scale: Factor of the update, > 0. None means the number of training images of all sites in the round divided by
+            the attackers' number of images. This factor compensates for the weights of the other sites: if their
+            updates are small, the mean becomes the attackers' own model.
 
     Source: Bagdasaryan, Veit, Hua, Estrin, Shmatikov, AISTATS 2020, equation 3.
     """
@@ -24,7 +25,7 @@ class Scaling(ReplyAdversary):
     scale: float | None = Field(None, gt=0, allow_inf_nan=False)
 
     def reply(self, update: Tensors, knowledge: Knowledge, generator: torch.Generator) -> Tensors:
-        """scale times the update."""
+        """Return the update times the factor."""
         sizes = knowledge.sizes
         attacking = math.fsum(sizes[site] for site in knowledge.attackers)
         factor = math.fsum(sizes.values()) / attacking if self.scale is None else self.scale

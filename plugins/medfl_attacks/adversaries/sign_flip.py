@@ -1,4 +1,4 @@
-"""The opposite of one's update."""
+"""Poisoning attack that replies with the update of opposite sign."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ class SignFlip(ReplyAdversary):
     """Attackers reply with their update times -`scale`.
 
     Attributes:
-        scale: > 0; 1 keeps the length of the update, so that no bound on norms sees it.
+        scale: Factor of the negated update, > 0. With 1 the update keeps its norm, so a bound on norms doesn't detect
+            the attack.
 
     Source: Li, Xu, Chen, Giannakis, Ling, AAAI 2019.
     """
@@ -21,5 +22,5 @@ class SignFlip(ReplyAdversary):
     scale: float = Field(1.0, gt=0, allow_inf_nan=False)
 
     def reply(self, update: Tensors, knowledge: Knowledge, generator: torch.Generator) -> Tensors:
-        """-scale times the update."""
+        """Return the update times -`scale`."""
         return {name: -self.scale * tensor for name, tensor in update.items()}

@@ -1,4 +1,4 @@
-"""``medfl attack``: what a finished run gives away, and what attackers reached. Results go to its ``attacks``."""
+"""Command ``medfl attack``: attack a finished run, and write the results to its folder ``attacks``."""
 
 from __future__ import annotations
 
@@ -13,35 +13,40 @@ from medfl.utils.progress import progress_bar
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
 
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.", show_default=False)]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda:N.")]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.", show_default=False)]
+Device = Annotated[str, typer.Option(help="Device to compute on: auto, cpu or cuda:N.")]
 Data = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="The run's data, where they have moved.", show_default="as recorded")
+    Path | None,
+    typer.Option(metavar="DIR", help="Folder of the run's data, if they have moved.", show_default="as recorded"),
 ]
 Plugins = Annotated[
     list[Path] | None,
-    typer.Option("--plugin", metavar="FILE", help="Load a plugin file too: none is loaded that the run itself names."),
+    typer.Option(
+        "--plugin",
+        metavar="FILE",
+        help="Plugin file to load. Plugin files that the run itself names are not loaded.",
+    ),
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Of all that is drawn.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of all random numbers of the attack.")]
 
 
-class Targets(StrEnum):
-    """Models under attack."""
+class TargetChoice(StrEnum):
+    """Values of ``--targets``: models that the membership attack is run on."""
 
     GLOBAL = "global"
     SITES = "sites"
 
 
-class Shadow(StrEnum):
-    """Images of a shadow network."""
+class ShadowChoice(StrEnum):
+    """Values of ``--shadow``: images that the shadow network is trained on."""
 
     SHARED = "shared"
     VALIDATION = "validation"
     NONE = "none"
 
 
-class Against(StrEnum):
-    """What images are reconstructed from."""
+class AgainstChoice(StrEnum):
+    """Values of ``--against``: information that images are reconstructed from."""
 
     ALL = "all"
     SHARED = "shared"
@@ -51,7 +56,7 @@ class Against(StrEnum):
 
 @app.callback()
 def attack() -> None:
-    """Attack a finished run as somebody would who wants its images, or see what attackers in a simulation reached.
+    """Attack a finished run to measure what it reveals, or measure the effect of the attackers in a simulation.
 
     Example: medfl attack membership runs/fedavg --images 200
     """
@@ -61,28 +66,32 @@ def attack() -> None:
 def membership(
     run: Run,
     targets: Annotated[
-        Targets | None,
-        typer.Option(help="global: the server's model. sites: each site's own.", show_default="global if there is one"),
-    ] = None,
-    shadow: Annotated[
-        Shadow | None,
+        TargetChoice | None,
         typer.Option(
-            help="What the attacker's own network learns from: shared images, the sites' validation images, or none: "
-            "the loss threshold alone.",
-            show_default="shared if the run shared any, else validation if there are enough",
+            help="Models to attack. global: the server's model. sites: the model of each site.",
+            show_default="global if the method has a global model",
         ),
     ] = None,
-    images: Annotated[int | None, typer.Option(min=2, help="At most so many members.", show_default="all")] = None,
+    shadow: Annotated[
+        ShadowChoice | None,
+        typer.Option(
+            help="Images that the attacker's shadow network is trained on. shared: images that the sites shared. "
+            "validation: the sites' validation images. none: run the loss threshold attack only.",
+            show_default="shared if the run shared images, else validation if there are enough",
+        ),
+    ] = None,
+    images: Annotated[int | None, typer.Option(min=2, help="Largest number of members.", show_default="all")] = None,
     shadow_epochs: Annotated[
-        int | None, typer.Option(min=1, help="Epochs of the attacker's own network.", show_default="as in the run")
+        int | None, typer.Option(min=1, help="Training epochs of the shadow network.", show_default="as in the run")
     ] = None,
     round_: Annotated[
         str | None,
         typer.Option(
             "--round",
             metavar="N",
-            help="The model after a round that the run kept (setting keep_rounds), or 'kept' for each of these.",
-            show_default="the last",
+            help="Attack the global model after this round, which the run kept (setting keep_rounds), or 'kept' for "
+            "all kept rounds.",
+            show_default="the last round",
         ),
     ] = None,
     seed: Seed = 0,
@@ -99,7 +108,7 @@ def membership(
     """
     with quick_imports():
         from medfl_attacks.attack_files import results_path
-        from medfl_attacks.membership.attack import NAME, MembershipOptions, plain_line, run_membership
+        from medfl_attacks.membership.attack import ATTACK_NAME, MembershipOptions, format_result, run_membership
         from medfl_attacks.open_run import open_run
 
     options = MembershipOptions(
@@ -113,25 +122,27 @@ def membership(
     with progress_bar("shadow network", transient=True) as show:
         results = run_membership(open_run(run, device, data, plugin or ()), options, out, show)
     for row in results:
-        typer.echo(plain_line(row))
-    path = results_path(run, NAME, out)
+        typer.echo(format_result(row))
+    path = results_path(run, ATTACK_NAME, out)
     typer.echo(f"wrote {path} and {path.with_suffix('.html').name}")
 
 
 @app.command()
 def inversion(
     run: Run,
-    against: Annotated[Against, typer.Option(help="What to start from; all: whatever the run allows.")] = Against.ALL,
-    images: Annotated[int, typer.Option(min=1, help="Images under attack.")] = 16,
-    batch: Annotated[int, typer.Option(min=1, help="Images in the batch whose update is attacked.")] = 1,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of each gradient descent.")] = 300,
+    against: Annotated[
+        AgainstChoice, typer.Option(help="What to attack. all: everything that the run allows.")
+    ] = AgainstChoice.ALL,
+    images: Annotated[int, typer.Option(min=1, help="Number of images to reconstruct.")] = 16,
+    batch: Annotated[int, typer.Option(min=1, help="Batch size of an attacked update.")] = 1,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of each optimization.")] = 300,
     smoothness: Annotated[float, typer.Option(min=0, help="Weight of the total variation.")] = 1e-3,
     seed: Seed = 0,
     device: Device = "cpu",
     data: Data = None,
     plugin: Plugins = None,
 ) -> None:
-    """Reconstruct training images from what the run shared, from updates, and from the model.
+    """Reconstruct training images from images that the run shared, from updates, and from the global model.
 
     Example: medfl attack inversion runs/fedavg --against update --images 1 --steps 100
     """
@@ -147,7 +158,7 @@ def inversion(
     with progress_bar("inversion", transient=True) as show:
         rows = run_inversion(opened, run, options, show)
     for row in rows:
-        measured = f"MSE {row.mse:.4g}, PSNR {row.psnr:.4g}, SSIM {row.ssim:.4g}"
+        measured = f"MSE {row.mse:.4g}, PSNR {row.psnr:.4g} dB, SSIM {row.ssim:.4g}"
         typer.echo(f"{row.target}, {row.attack}, {row.item}: {measured}; {row.images} images")
     path = results_path(run, "inversion")
     typer.echo(f"wrote {path} and {path.with_suffix('.html').name}")
@@ -160,23 +171,24 @@ def poisoning(
         str | None,
         typer.Option(
             metavar="JSON",
-            help="What to look for in a run without attackers, as the setting adversaries has it, or a list of such.",
-            show_default="how good the models are",
+            help="Attacks to measure in a run without attackers: a JSON object in the form of the setting adversaries, "
+            "or a list of such objects.",
+            show_default="none: measure the accuracy only",
         ),
     ] = None,
     device: Device = "cpu",
     data: Data = None,
     plugin: Plugins = None,
 ) -> None:
-    """Measure a simulation with adversaries: accuracy, worst honest site, success rate of the attack.
+    """Measure a simulation with adversaries: accuracy, accuracy at the worst honest site, attack success rate.
 
     Example: medfl attack poisoning runs/median
     """
     with quick_imports():
         from medfl_attacks.attack_files import results_path
         from medfl_attacks.open_run import open_run
-        from medfl_attacks.poisoning import NAME, PoisoningOptions, plain_line, run_poisoning
+        from medfl_attacks.poisoning import ATTACK_NAME, PoisoningOptions, format_result, run_poisoning
 
     for row in run_poisoning(open_run(run, device, data, plugin or ()), PoisoningOptions(adversaries=adversaries)):
-        typer.echo(plain_line(row))
-    typer.echo(f"wrote {results_path(run, NAME)}")
+        typer.echo(format_result(row))
+    typer.echo(f"wrote {results_path(run, ATTACK_NAME)}")

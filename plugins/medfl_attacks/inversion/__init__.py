@@ -1,1 +1,1 @@
-"""What can be seen of a site's images in what it sent?"""
+"""Inversion attacks: reconstruct training images from the information that sites sent."""

@@ -1,9 +1,10 @@
-"""Model inversion: what images an attacker can make of what a run gives away.
+"""Inversion attacks on a finished run: reconstruct training images from the information that the run reveals.
 
-Three things are attacked. ``shared``: images of some kind that sites sent each other; whoever took part has them, and
-the generator that made them (He et al., ACSAC 2019). ``update``: what a site would send for a batch of few images with
-the run's last model, in one step: a worst case, for a round has many (Geiping et al., NeurIPS 2020). ``model``: the
-global model alone (Fredrikson et al., CCS 2015).
+There are three targets. ``shared``: images that the sites sent each other, as in methods with a feature generator.
+Every participant has these images and the generator that made them (He et al., ACSAC 2019). ``update``: the update that
+a site would send for one step on a small batch, starting from the run's last model. This is a worst case, because the
+update of a round averages many images (Geiping et al., NeurIPS 2020). ``model``: the global model alone (Fredrikson et
+al., CCS 2015).
 """
 
 from __future__ import annotations
@@ -24,44 +25,47 @@ from medfl.types import Dataset
 from medfl.utils.rng import make_generator
 from medfl_attacks.attack_files import InversionFile, InversionResult, results_path
 from medfl_attacks.inversion import targets
-from medfl_attacks.inversion.decoder import STEPS
-from medfl_attacks.inversion.gradient import SMOOTHNESS
-from medfl_attacks.inversion.page import write_page
+from medfl_attacks.inversion.decoder import FIXED_POINT_STEPS
+from medfl_attacks.inversion.gradient import DEFAULT_SMOOTHNESS
+from medfl_attacks.inversion.inversion_page import write_inversion_page
+from medfl_attacks.inversion.reconstructions import InversionFindings, InversionTarget
 from medfl_attacks.open_run import OpenedRun
-from medfl_attacks.results import Attacked, Target
 from medfl_report.rasters import balanced
 
-NAME = "inversion"
+ATTACK_NAME = "inversion"
+"""Kind of the attack in `medfl_attacks.attack_files.ATTACK_FILES`."""
 
-Against = Literal["all", "shared", "update", "model"]
+TargetOption = Literal["all", "shared", "update", "model"]
+"""Value of the option `against`: one target, or all that the run allows."""
 
-AUXILIARY_NUMBERS = 1 << 25
-"""Numbers in the attacker's own images at most (128 MB)."""
+MAX_AUXILIARY_VALUES = 1 << 25
+"""Largest number of values in the attacker's auxiliary images (128 MB of float32)."""
 
 
 @dataclass(frozen=True)
 class InversionOptions:
-    """What is attacked, and how hard.
+    """Options of the inversion attack: targets and effort.
 
     Attributes:
-        against: ``shared``, ``update``, ``model``, or ``all`` that the run allows.
-        images: Images that are attacked, as evenly over the classes as can be, >= 1; of updates, which take long,
-            those of four at most. Against a model its classes are attacked.
-        batch: Images in the batch whose update is attacked, >= 1.
-        steps: Steps of each gradient descent and of the training of a decoder, >= 1.
-        smoothness: Weight of the total variation, >= 0; against noised items it is at least what suits the noise.
-        seed: Of the choice of images, the starts and the noise that the attack draws.
+        against: ``shared``, ``update``, ``model``, or ``all`` targets that the run allows.
+        images: Number of attacked images, spread as evenly over the classes as possible, >= 1. Attacks on updates take
+            long, so at most four updates are attacked. An attack on a model reconstructs each class instead.
+        batch: Number of images in the batch of an attacked update, >= 1.
+        steps: Steps of each optimization and of the training of a decoder, >= 1.
+        smoothness: Weight of the total variation, >= 0. For images that were sent with noise it is at least
+            `smoothness_for` the noise.
+        seed: Seed of the selection of images, the starting points and the noise of the attack.
     """
 
-    against: Against = "all"
+    against: TargetOption = "all"
     images: int = 16
     batch: int = 1
     steps: int = 300
-    smoothness: float = SMOOTHNESS
+    smoothness: float = DEFAULT_SMOOTHNESS
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_choice("target of an inversion attack", self.against, get_args(Against))
+        check_choice("target of an inversion attack", self.against, get_args(TargetOption))
         for name, least in (("images", 1), ("batch", 1), ("steps", 1), ("smoothness", 0), ("seed", 0)):
             value = getattr(self, name)
             if not least <= value < math.inf:
@@ -84,71 +88,84 @@ def run_inversion(
 
     Args:
         opened: The run.
-        folder: Its folder.
-        options: What to attack.
-        show: Called with the steps that are done, and all.
+        folder: Run folder.
+        options: Options of the attack; None means the defaults.
+        show: Callback that receives the number of finished steps and the total.
 
     Returns:
-        The results.
+        A result for each target, attack and item.
 
     Raises:
-        SettingsError: If the run does not allow what is to be attacked, or the task does not know its images' scale.
+        SettingsError: If the run does not allow the requested target, or the task has no image scale.
         DataError: If no site has training images.
         StoreError: If the files can't be written.
     """
     options = options or InversionOptions()
-    attacked = attack(opened, options, show)
-    results = [result for target in attacked for result in target.results()]
-    notes = tuple(note for result in attacked for note in result.notes)
-    path = results_path(folder, NAME)
+    findings = attack_targets(opened, options, show)
+    results = [result for target in findings for result in target.results()]
+    notes = tuple(note for result in findings for note in result.notes)
+    path = results_path(folder, ATTACK_NAME)
     InversionFile(options=dataclasses.asdict(options), results=tuple(results), notes=notes).write(path)
-    write_page(path.with_suffix(".html"), opened.name, opened.settings.seed, attacked)
+    write_inversion_page(path.with_suffix(".html"), opened.name, opened.settings.seed, findings)
     return results
 
 
-def attack(
+def attack_targets(
     opened: OpenedRun, options: InversionOptions, show: Callable[[int, int], None] = lambda done, total: None
-) -> list[Attacked]:
-    """What the attacks find, target by target; arguments and errors as in `run_inversion`."""
-    chosen = _chosen(opened, options.against)
-    knowledge = _knowledge(opened, options)
-    update_steps = options.steps * targets.updates(len(knowledge.truth), options.batch)[0]
-    costs = {"shared": 4 * options.steps + 2 * STEPS, "update": update_steps, "model": options.steps}
+) -> list[InversionFindings]:
+    """Run the attacks and return their findings for each target.
+
+    Args and errors are the same as for `run_inversion`. Nothing is written.
+    """
+    chosen = _targets_to_attack(opened, options.against)
+    setup = _prepare_setup(opened, options)
+    update_steps = options.steps * targets.plan_updates(len(setup.truth), options.batch)[0]
+    costs = {"shared": 4 * options.steps + 2 * FIXED_POINT_STEPS, "update": update_steps, "model": options.steps}
     total, done = sum(costs[target] for target in chosen), 0
 
-    def tick() -> None:
+    def on_step() -> None:
         nonlocal done
         done += 1
         show(min(done, total), total)
 
-    knowledge = dataclasses.replace(knowledge, tick=tick)
+    setup = dataclasses.replace(setup, on_step=on_step)
     attacks = {
-        "shared": targets.against_shared,
-        "update": targets.against_update,
-        "model": targets.against_model,
+        "shared": targets.attack_shared_images,
+        "update": targets.attack_updates,
+        "model": targets.attack_model,
     }
-    results = [attacks[target](opened, knowledge) for target in chosen]
+    results = [attacks[target](opened, setup) for target in chosen]
     show(total, total)
     return results
 
 
-def _chosen(opened: OpenedRun, against: Against) -> list[Target]:
-    """What is attacked; a target that was asked for by name must be there."""
-    refusals = {target: refusal(opened, target) for target in get_args(Target)}
-    if against != "all" and (error := refusals[against]) is not None:
+def _targets_to_attack(opened: OpenedRun, against: TargetOption) -> list[InversionTarget]:
+    """Return the targets to attack.
+
+    Raise SettingsError if the run doesn't allow the requested target, or allows none.
+    """
+    errors_by_target = {target: target_error(opened, target) for target in get_args(InversionTarget)}
+    if against != "all" and (error := errors_by_target[against]) is not None:
         raise error
-    allowed: list[Target] = [target for target in get_args(Target) if refusals[target] is None]
+    allowed: list[InversionTarget] = [
+        target for target in get_args(InversionTarget) if errors_by_target[target] is None
+    ]
     if not allowed:
         raise SettingsError(
             "no_attack_target",
-            "There is nothing to invert in this run. " + " ".join(map(str, refusals.values())),
+            "This run has no target for an inversion attack. " + " ".join(map(str, errors_by_target.values())),
             method=opened.name,
         )
     return allowed if against == "all" else [against]
 
 
-def refusal(opened: OpenedRun, target: Target) -> SettingsError | None:
-    """Return the error that says why a run does not allow an attack, and what to do; None if it does."""
+def target_error(opened: OpenedRun, target: InversionTarget) -> SettingsError | None:
+    """Return the error that explains why a run does not allow a target, or None if it does.
+
+    Args:
+        opened: The run.
+        target: Target of the attack.
+    """
     method, fields = opened.method, {"target": target, "method": opened.name}
     if target == "shared":
         released = opened.released()
@@ -156,48 +173,51 @@ def refusal(opened: OpenedRun, target: Target) -> SettingsError | None:
             return None
         return SettingsError(
             "no_released_images",
-            f"The sites of this run have shared no images: method '{opened.name}' sends none, or the run ended before "
-            "any was sent. Attack a run of a method that shares images (fedfed, fedtpf), or choose another target.",
+            f"The sites of this run shared no images: method '{opened.name}' sends no images, or the run ended before "
+            "any image was sent. Attack a run of a method that shares images (fedfed, fedtpf), or choose another "
+            "target.",
             **fields,
         )
     if opened.global_model() is None:
         return SettingsError(
             "no_global_model",
-            f"Method '{opened.name}' has no global model, from which an attack on target '{target}' starts. Choose "
-            "another target or method.",
+            f"Method '{opened.name}' has no global model, which an attack on target '{target}' needs. Choose another "
+            "target or method.",
             **fields,
         )
     kinds = set(method.sends.values())
     if target == "update" and ("pooled_data" in method.needs or not kinds & {"update", "weights"}):
         return SettingsError(
             "no_site_updates",
-            f"The sites of this run send no updates: method '{opened.name}' needs none. Choose another target.",
+            f"The sites of this run send no updates with method '{opened.name}'. Choose another target.",
             **fields,
         )
     return None
 
 
-def _knowledge(opened: OpenedRun, options: InversionOptions) -> targets.Knowledge:
-    """The images under attack, and what the attacker has beside what was given away."""
+def _prepare_setup(opened: OpenedRun, options: InversionOptions) -> targets.InversionSetup:
+    """Select the images under attack and collect the attacker's knowledge and settings."""
     scale = opened.task.scale
     if scale is None:
         raise SettingsError(
             "missing_scale",
-            "expected a task that knows the scale of its images, for attacks compare images in [0, 1]; this one does "
-            "not. Give the task a `scale`.",
+            "expected a task with the scale of its images, because attacks compare images in [0, 1]; this task has "
+            "none. Set the task's `scale`.",
         )
     training = Pooled([opened.sites[name].train for name in sorted(opened.sites)])
     if not len(training):
         raise DataError(
-            "no_images", "expected sites with training images to attack, got none. Give sites data.", split="train"
+            "no_images",
+            "expected at least one site with training images, got none. Partition the data with training images.",
+            split="train",
         )
-    order = torch.randperm(len(training), generator=make_generator(options.seed, NAME, "images"))
+    order = torch.randperm(len(training), generator=make_generator(options.seed, ATTACK_NAME, "images"))
     rows = order[balanced(labels_of(training)[order].tolist(), options.images)]
     rows = rows[labels_of(training)[rows].argsort(stable=True)]
-    return targets.Knowledge(
+    return targets.InversionSetup(
         truth=targets.raw_images(training, rows, scale).to(opened.task.device),
         labels=labels_of(training)[rows].to(opened.task.device),
-        own=_own_images(opened, scale, options.seed),
+        auxiliary=_auxiliary_images(opened, scale, options.seed),
         training=training,
         batch=options.batch,
         steps=options.steps,
@@ -206,12 +226,15 @@ def _knowledge(opened: OpenedRun, options: InversionOptions) -> targets.Knowledg
     )
 
 
-def _own_images(opened: OpenedRun, scale: Scale, seed: int) -> torch.Tensor:
-    """The attacker's own images, (N, C, *spatial): the sites' validation images stand for them. N may be 0."""
+def _auxiliary_images(opened: OpenedRun, scale: Scale, seed: int) -> torch.Tensor:
+    """Return the attacker's auxiliary images, (N, C, *spatial), N >= 0.
+
+    The sites' validation images serve as auxiliary images: an attacker could have similar ones from another source.
+    """
     parts: list[Dataset] = [opened.sites[name].val for name in sorted(opened.sites) if len(opened.sites[name].val)]
     if not parts:
         return torch.empty(0, *scale.shape, device=opened.task.device)
     validation = Pooled(parts)
-    most = max(1, AUXILIARY_NUMBERS // math.prod(scale.shape))
-    rows = torch.randperm(len(validation), generator=make_generator(seed, NAME, "own"))[:most]
+    most = max(1, MAX_AUXILIARY_VALUES // math.prod(scale.shape))
+    rows = torch.randperm(len(validation), generator=make_generator(seed, ATTACK_NAME, "own"))[:most]
     return targets.raw_images(validation, rows, scale).to(opened.task.device)

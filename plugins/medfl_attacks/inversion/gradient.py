@@ -1,7 +1,7 @@
-"""Attacks by gradient descent: search for the image in [0, 1] that explains what was seen and is smooth as images are.
+"""Inversion by gradient descent: search for a smooth image in [0, 1] that explains the observed information.
 
-Three things can be explained: a part of an image that was shared (He et al., ACSAC 2019), the update that a site sends
-(Geiping et al., NeurIPS 2020), and a trained model, whose classes are looked for (Fredrikson et al., CCS 2015).
+The information is the shared part of an image (He et al., ACSAC 2019), the update of a site (Geiping et al., NeurIPS
+2020), or a class of a trained model (Fredrikson et al., CCS 2015).
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from torch import nn
 from medfl.privacy.release import Release
 from medfl.types import Tensors
 
-Tick = Callable[[], None]
-"""Called after each step, for a bar of progress."""
+StepCallback = Callable[[], None]
+"""Callback after each step, for a progress bar."""
 
-RATE = 0.05
-"""Step of Adam at the start, in units of images in [0, 1]; it falls to 0 along a cosine."""
-
-
-SMOOTHNESS = 1e-3
-"""Weight of the total variation where nothing is noised."""
+INITIAL_LEARNING_RATE = 0.05
+"""Initial learning rate of Adam for images in [0, 1]; a cosine schedule reduces it to 0."""
 
 
-def still() -> None:
-    """No progress to show."""
+DEFAULT_SMOOTHNESS = 1e-3
+"""Default weight of the total variation, for information without noise."""
+
+
+def ignore_step() -> None:
+    """Do nothing after a step."""
 
 
 def total_variation(images: torch.Tensor) -> torch.Tensor:
-    """Mean absolute difference of neighbouring cells, summed over the axes.
+    """Return the mean absolute difference of neighbouring cells, summed over the axes.
 
     Args:
         images: (B, C, *spatial).
 
     Returns:
-        (B,), >= 0; 0 for even images and for axes of one cell.
+        (B,), >= 0; 0 for constant images. Axes of one cell are ignored.
 
     Example:
         >>> total_variation(torch.tensor([[[[0.0, 1.0], [0.0, 1.0]]]]))
@@ -47,28 +47,29 @@ def total_variation(images: torch.Tensor) -> torch.Tensor:
     return torch.stack(differences).sum(dim=0) if differences else images.new_zeros(len(images))
 
 
-def descend(
+def minimize_over_images(
     loss: Callable[[torch.Tensor], torch.Tensor],
     start: torch.Tensor,
     steps: int,
     *,
     signed: bool = False,
-    tick: Tick = still,
+    on_step: StepCallback = ignore_step,
 ) -> torch.Tensor:
-    """Minimise a loss over images in [0, 1] with Adam; each image keeps the best place that it came across.
+    """Minimize a loss over images in [0, 1] with Adam, and return the best iterate of each image.
 
     Args:
-        loss: Maps images (B, C, *spatial) to (B,), where the loss of an image depends on no other image, or to (1,).
-        start: (B, C, *spatial), in [0, 1].
-        steps: >= 1.
-        signed: Go by the sign of the gradient alone, as Geiping et al. do.
-        tick: Called after each step.
+        loss: Maps images (B, C, *spatial) to losses (B,), where the loss of an image depends on no other image, or to
+            one joint loss (1,).
+        start: Initial images, (B, C, *spatial), in [0, 1].
+        steps: Number of steps, >= 1.
+        signed: Whether to use only the sign of the gradient, as Geiping et al. do.
+        on_step: Callback after each step.
 
     Returns:
-        (B, C, *spatial), without a gradient.
+        (B, C, *spatial), detached from the graph.
     """
     images = start.detach().clone().requires_grad_()
-    optimizer = torch.optim.Adam([images], lr=RATE)
+    optimizer = torch.optim.Adam([images], lr=INITIAL_LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     best, least = start.detach().clone(), start.new_full((len(start),), torch.inf)
     for _ in range(steps):
@@ -81,7 +82,7 @@ def descend(
         schedule.step()
         with torch.no_grad():
             images.clamp_(0, 1)
-        tick()
+        on_step()
     return best
 
 
@@ -89,47 +90,52 @@ def invert_items(
     items: torch.Tensor,
     part: nn.Module,
     release: Release | None,
-    usual: torch.Tensor,
+    prior: torch.Tensor,
     smoothness: float,
     steps: int,
-    tick: Tick = still,
+    on_step: StepCallback = ignore_step,
 ) -> torch.Tensor:
-    """The images whose shared part is most like what was sent: least mean (sent(x') - item)^2 + smoothness TV(x' - u).
+    """Find the images whose shared part is closest to the observed items.
 
-    The usual image u, where the descent begins, is what the attacker takes for likely without any item. With an even
-    one this is the plain total variation of x'; with a mean image, items that tell nothing lead back to that.
+    Minimizes mean (sent(x') - item)^2 + smoothness TV(x' - u). The prior image u is the attacker's best guess without
+    the item, and the start of the descent. If u is constant, this is the ordinary total variation of x'. If u is a mean
+    image, items without information lead back to it.
 
     Args:
-        items: What was sent, (B, C, *spatial).
-        part: The shared part of images, which everybody knows.
-        release: Its clip is part of what the attacker imitates; None for items without one.
-        usual: (C, *spatial), in [0, 1].
-        smoothness: Weight of the total variation, >= 0. `smoothness_for` has one that suits the noise.
-        steps: Of the descent.
-        tick: Called after each step.
+        items: Observed items, (B, C, *spatial).
+        part: Network that computes the shared part of images; it is public.
+        release: Release whose clipping the attacker imitates; None for items that were not clipped.
+        prior: Prior image u, (C, *spatial), in [0, 1].
+        smoothness: Weight of the total variation, >= 0. `smoothness_for` returns a weight that suits the noise.
+        steps: Steps of the descent.
+        on_step: Callback after each step.
 
     Returns:
         (B, C, *spatial), in [0, 1].
     """
 
     def loss(images: torch.Tensor) -> torch.Tensor:
-        sent = _clipped(part(images), release)
-        return (sent - items).square().flatten(1).mean(dim=1) + smoothness * total_variation(images - usual)
+        sent = _clip_parts(part(images), release)
+        return (sent - items).square().flatten(1).mean(dim=1) + smoothness * total_variation(images - prior)
 
-    return descend(loss, usual.expand_as(items), steps, tick=tick)
+    return minimize_over_images(loss, prior.expand_as(items), steps, on_step=on_step)
 
 
 def smoothness_for(variance: float) -> float:
-    """A weight of the total variation that suits the noise of items: 1.2 of its standard deviation, at least 0.001.
+    """Return a weight of the total variation that suits the noise of items.
 
-    The weight at which total variation takes away Gaussian noise best grows with the standard deviation; the factor was
-    found on PneumoniaMNIST and BloodMNIST.
+    The weight is 1.2 times the standard deviation of the noise, at least 0.001: the best weight for removing Gaussian
+    noise by total variation is proportional to the standard deviation. The factor was found on PneumoniaMNIST and
+    BloodMNIST.
+
+    Args:
+        variance: Variance of the noise.
     """
-    return max(SMOOTHNESS, 1.2 * variance**0.5)
+    return max(DEFAULT_SMOOTHNESS, 1.2 * variance**0.5)
 
 
-def _clipped(parts: torch.Tensor, release: Release | None) -> torch.Tensor:
-    """Parts as a release clips them, in a form that has a gradient."""
+def _clip_parts(parts: torch.Tensor, release: Release | None) -> torch.Tensor:
+    """Clip parts as a release does, in a differentiable form."""
     if release is None or release.clip is None:
         return parts
     order = {"l1": 1, "l2": 2}[release.norm]
@@ -137,23 +143,25 @@ def _clipped(parts: torch.Tensor, release: Release | None) -> torch.Tensor:
     return parts * (release.clip / norms).clamp(max=1).view(-1, *[1] * (parts.dim() - 1))
 
 
-def gradients(
+def batch_gradient(
     model: nn.Module,
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    seen: torch.Tensor,
+    inputs: torch.Tensor,
     labels: torch.Tensor,
 ) -> Tensors:
-    """The gradient of a batch's loss by the name of each parameter; it can be differentiated by the images.
+    """Return the gradient of a batch's loss for each parameter name.
+
+    The gradient is differentiable with respect to the images.
 
     Args:
-        model: Maps images as networks see them to logits.
-        loss: Of logits (B, classes) and labels (B,), a scalar.
-        seen: (B, C, *spatial), as the network sees images.
-        labels: (B,), int64.
+        model: Network that maps normalised images to logits.
+        loss: Maps logits (B, classes) and labels (B,) to a scalar.
+        inputs: Normalised images, (B, C, *spatial).
+        labels: Labels, (B,), int64.
     """
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     tensors = torch.autograd.grad(
-        loss(model(seen), labels), list(named.values()), create_graph=True, materialize_grads=True
+        loss(model(inputs), labels), list(named.values()), create_graph=True, materialize_grads=True
     )
     return dict(zip(named, tensors, strict=True))
 
@@ -164,36 +172,41 @@ def invert_update(
     start: torch.Tensor,
     smoothness: float,
     steps: int,
-    tick: Tick = still,
+    on_step: StepCallback = ignore_step,
 ) -> torch.Tensor:
-    """The images of the batch whose gradient points where an update came from (Geiping et al. 2020, equation 4).
+    """Find the images of a batch whose gradient is parallel to a site's update (Geiping et al. 2020, equation 4).
 
-    Least 1 - cos(gradient(x'), -update) + smoothness TV(x'), by signed steps. The labels are known to the attacker.
+    Minimizes 1 - cos(gradient(x'), -update) + smoothness TV(x') with signed steps. The attacker knows the labels.
 
     Args:
-        update: By name of the parameter; what `gradient` has beside that is not looked at.
-        gradient: Maps images in [0, 1], (B, C, *spatial), to the gradient of the loss by name.
-        start: (B, C, *spatial), in [0, 1].
+        update: Maps each parameter name to its update. Parameters that are missing here are ignored.
+        gradient: Maps images in [0, 1], (B, C, *spatial), to the gradient of the loss by parameter name.
+        start: Initial images, (B, C, *spatial), in [0, 1].
         smoothness: Weight of the total variation, >= 0.
-        steps: Of the descent.
-        tick: Called after each step.
+        steps: Steps of the descent.
+        on_step: Callback after each step.
 
     Returns:
         (B, C, *spatial), in [0, 1].
     """
     towards = {name: -tensor.to(start) for name, tensor in update.items()}
-    size = _inner(towards, towards).sqrt()
+    size = _inner_product(towards, towards).sqrt()
 
     def loss(images: torch.Tensor) -> torch.Tensor:
         grads = gradient(images)
-        likeness = _inner(grads, towards) / (size * _inner(grads, grads, towards).sqrt()).clamp(min=1e-30)
+        likeness = _inner_product(grads, towards) / (size * _inner_product(grads, grads, towards).sqrt()).clamp(
+            min=1e-30
+        )
         return (1 - likeness + smoothness * total_variation(images).mean()).view(1)
 
-    return descend(loss, start, steps, signed=True, tick=tick)
+    return minimize_over_images(loss, start, steps, signed=True, on_step=on_step)
 
 
-def _inner(first: Tensors, other: Tensors, names: Iterable[str] | None = None) -> torch.Tensor:
-    """The inner product over all tensors of `names`, by default those of `other`, without a copy of any."""
+def _inner_product(first: Tensors, other: Tensors, names: Iterable[str] | None = None) -> torch.Tensor:
+    """Return the inner product over all tensors of `names`, without copying a tensor.
+
+    By default these are all tensors of `other`.
+    """
     return torch.stack([(first[name] * other[name]).sum() for name in names or other]).sum()
 
 
@@ -202,16 +215,18 @@ def invert_classes(
     start: torch.Tensor,
     smoothness: float,
     steps: int,
-    tick: Tick = still,
+    on_step: StepCallback = ignore_step,
 ) -> torch.Tensor:
-    """An image of each class by the model alone: greatest log p(class \\| x') - smoothness TV(x').
+    """Find an image of each class from the model alone.
+
+    Maximizes log p(class given x') - smoothness TV(x').
 
     Args:
         logits: Maps images in [0, 1] to logits (B, classes).
-        start: (classes, C, *spatial), in [0, 1]; image c becomes one of class c.
+        start: Initial images, (classes, C, *spatial), in [0, 1]; image c becomes an image of class c.
         smoothness: Weight of the total variation, >= 0.
-        steps: Of the ascent.
-        tick: Called after each step.
+        steps: Steps of the ascent.
+        on_step: Callback after each step.
 
     Returns:
         (classes, C, *spatial), in [0, 1].
@@ -223,4 +238,4 @@ def invert_classes(
             smoothness * total_variation(images)
         )
 
-    return descend(loss, start, steps, tick=tick)
+    return minimize_over_images(loss, start, steps, on_step=on_step)

@@ -1,4 +1,4 @@
-"""Inversion attacks on each of the three targets: shared images, an update, a model."""
+"""Inversion attacks on each of the three targets: shared images, the update of a site, the global model."""
 
 from __future__ import annotations
 
@@ -25,179 +25,214 @@ from medfl.task import Scale
 from medfl.types import MODEL, Dataset, Tensors
 from medfl.utils.rng import SecretStream, make_generator
 from medfl.utils.wire import prefixed, select
-from medfl_attacks.inversion.decoder import decode, fixed_point, train_decoder
+from medfl_attacks.inversion.decoder import decode, invert_by_fixed_point, train_decoder
 from medfl_attacks.inversion.gradient import (
-    Tick,
-    gradients,
+    StepCallback,
+    batch_gradient,
+    ignore_step,
     invert_classes,
     invert_items,
     invert_update,
     smoothness_for,
-    still,
 )
-from medfl_attacks.results import Attacked, Reconstruction, reconstruction
+from medfl_attacks.inversion.reconstructions import AttackReconstruction, InversionFindings, evaluate_reconstruction
 
 if TYPE_CHECKING:
     from medfl_attacks.open_run import OpenedRun
 
-CHUNK = 256
-"""Training images that are compared with an inverted class at a time."""
+NEAREST_CHUNK = 256
+"""Number of training images that are compared with a reconstructed class at a time."""
 
-UPDATES = 4
-"""Updates that are attacked at most: each needs a descent of its own, through second derivatives of the network."""
+MAX_UPDATES = 4
+"""Largest number of attacked updates: each needs its own optimization with second derivatives of the network."""
 
-CLASS_SMOOTHNESS = 100.0
-"""How much heavier the total variation weighs where a class is looked for: a log probability is no squared error."""
+CLASS_SMOOTHNESS_FACTOR = 100.0
+"""Factor of the total variation's weight in attacks on classes.
 
-GREY = 0.5
-"""What an attacker without images of his own takes for the mean image."""
+A log probability is larger than a squared error.
+"""
+
+GREY_VALUE = 0.5
+"""Value of the prior image if the attacker has no auxiliary images."""
 
 
 @dataclass(frozen=True)
-class Knowledge:
-    """The images under attack, and what the attacker has beside what the run gave away.
+class InversionSetup:
+    """Images under attack, the attacker's knowledge and the settings of the optimization.
 
     Attributes:
-        truth: (n, C, *spatial), in [0, 1].
-        labels: (n,), known to the attacker.
-        own: Images of the same kind from elsewhere, (N, C, *spatial), in [0, 1]; N may be 0.
-        training: All training images of the run, to compare with.
-        batch: Images in an update.
-        steps: Of each descent.
+        truth: Images under attack, (n, C, *spatial), in [0, 1].
+        labels: Their labels, (n,), known to the attacker.
+        auxiliary: The attacker's images of the same kind from another source, (N, C, *spatial), in [0, 1]; N may be 0.
+        training: All training images of the run, for comparisons with reconstructed classes.
+        batch: Number of images in an update.
+        steps: Steps of each optimization.
         smoothness: Weight of the total variation.
-        seed: Of all that is drawn.
-        tick: Called after each step.
+        seed: Seed of all random numbers.
+        on_step: Callback after each step.
     """
 
     truth: torch.Tensor
     labels: torch.Tensor
-    own: torch.Tensor
+    auxiliary: torch.Tensor
     training: Dataset
     batch: int
     steps: int
     smoothness: float
     seed: int
-    tick: Tick = still
+    on_step: StepCallback = ignore_step
 
     @property
-    def usual(self) -> torch.Tensor:
-        """What an image looks like to someone who knows nothing of it: the mean of the attacker's own, or grey."""
-        return self.own.mean(dim=0) if len(self.own) else torch.full_like(self.truth[0], GREY)
+    def prior(self) -> torch.Tensor:
+        """The image that an attacker guesses without any information: the mean of the auxiliary images, or grey."""
+        return self.auxiliary.mean(dim=0) if len(self.auxiliary) else torch.full_like(self.truth[0], GREY_VALUE)
 
     def generator(self, label: str) -> torch.Generator:
-        """A stream of its own for each label."""
+        """Return a random generator with a separate stream for each label."""
         return make_generator(self.seed, "inversion", label)
 
     def noise(self, *key: str | int) -> SecretStream:
-        """Noise of the law that the run used, but not the sites' own: their secrets are not the attacker's."""
+        """Return a noise stream with the distribution of the run's noise.
+
+        Its values differ from the sites' noise, because the attacker does not know their secrets.
+        """
         return SecretStream(b"medfl attacks: no secret", self.seed, *key)
 
 
 def raw_images(data: Dataset, rows: torch.Tensor, scale: Scale) -> torch.Tensor:
-    """Images in [0, 1], (n, C, *spatial), of some rows."""
+    """Return some rows of a data set as images in [0, 1], (n, C, *spatial)."""
     return scale.raw(data.batch(rows)[0]).clamp(0, 1)
 
 
-def _baseline(knowledge: Knowledge, item: str, truth: torch.Tensor) -> Reconstruction:
-    return reconstruction("mean_image", item, knowledge.usual.cpu(), truth)
+def _mean_image_baseline(setup: InversionSetup, item: str, truth: torch.Tensor) -> AttackReconstruction:
+    """Return the baseline result: the attacker's mean image as a guess of each image."""
+    return evaluate_reconstruction("mean_image", item, setup.prior.cpu(), truth)
 
 
-def _names(opened: OpenedRun, labels: torch.Tensor) -> tuple[str, ...]:
+def _class_names(opened: OpenedRun, labels: torch.Tensor) -> tuple[str, ...]:
+    """Return the class names of labels."""
     return tuple(opened.classes[label] if opened.classes else str(label) for label in labels.tolist())
 
 
 # ---- shared images
 
 
-def against_shared(opened: OpenedRun, knowledge: Knowledge) -> Attacked:
-    """Invert the shared part of images, without noise (``x_s``) and as it was sent (``x_p``)."""
+def attack_shared_images(opened: OpenedRun, setup: InversionSetup) -> InversionFindings:
+    """Reconstruct images from their shared part, without noise (``x_s``) and as it was sent (``x_p``)."""
     released = opened.released()
     assert released is not None
-    part, truth = released.part.eval().to(opened.task.device), knowledge.truth.cpu()
-    release = released.releases[0]  # copies are clipped alike, and all or none are noised
+    part, truth = released.part.eval().to(opened.task.device), setup.truth.cpu()
+    release = released.releases[0]  # all copies have the same clipping, and all or none have noise
     with torch.no_grad():
-        x_s = torch.cat([part(image) for image in knowledge.truth.split(1)])
-    results = [reconstruction("none", "raw", truth, truth), _baseline(knowledge, "none", truth)]
+        x_s = torch.cat([part(image) for image in setup.truth.split(1)])
+    results = [evaluate_reconstruction("none", "raw", truth, truth), _mean_image_baseline(setup, "none", truth)]
     shown = {"private part x_r": truth - x_s.cpu(), "shared part x_s": x_s.cpu()}
     notes: list[str] = []
     makers: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"x_s": part}
     sent = {"x_s": x_s}
     if release.noise != "none" or release.clip is not None:
-        stream = knowledge.noise("decoder")
+        stream = setup.noise("decoder")
         makers["x_p"] = lambda images: released.sent(part(images), stream)
-        sent["x_p"] = released.sent(x_s, knowledge.noise("items"))
+        sent["x_p"] = released.sent(x_s, setup.noise("items"))
         shown["sent x_p"] = sent["x_p"].cpu()
     else:
-        notes.append("Nothing was clipped or noised in this run: what was sent is x_s itself.")
+        notes.append("This run neither clipped nor noised the shared images: the sites sent x_s itself.")
     if len(released.releases) > 1:
         notes.append(
-            f"Each image was sent in {len(released.releases)} copies. The attacker takes their mean, each weighted by "
-            f"its precision: its noise has the variance {released.variance:.3g}, that of the copies is "
+            f"Each image was sent in {len(released.releases)} copies. The attacker averages the copies, weighted by "
+            f"their precision: the noise of the mean has the variance {released.variance:.3g}, that of the copies "
             f"{' and '.join(f'{release.variance:.3g}' for release in released.releases)}."
         )
-    if not len(knowledge.own):
-        notes.append("No site has validation images, so there was no decoder to train, and the mean image is grey.")
+    if not len(setup.auxiliary):
+        notes.append("No site has validation images, so no decoder was trained, and the mean image is grey.")
     for item, items in sent.items():
         known = release if item == "x_p" else None
-        smoothness = max(knowledge.smoothness, smoothness_for(released.variance)) if known else knowledge.smoothness
-        images = invert_items(items, part, known, knowledge.usual, smoothness, knowledge.steps, knowledge.tick)
-        results.append(reconstruction("gradient", item, images, truth))
-        if len(knowledge.own):
-            generator = knowledge.generator(f"decoder {item}")
-            decoder = train_decoder(knowledge.own, makers[item], knowledge.steps, generator, knowledge.tick)
-            results.append(reconstruction("decoder", item, decode(decoder, items), truth))
-        images, converged = fixed_point(items, part, tick=knowledge.tick)
-        results.append(reconstruction("fixed_point", item, images, truth, converged.cpu()))
-    return Attacked(
-        "shared", truth, _names(opened, knowledge.labels), shown, tuple(results), list(sent)[-1], tuple(notes)
+        smoothness = max(setup.smoothness, smoothness_for(released.variance)) if known else setup.smoothness
+        images = invert_items(items, part, known, setup.prior, smoothness, setup.steps, setup.on_step)
+        results.append(evaluate_reconstruction("gradient", item, images, truth))
+        if len(setup.auxiliary):
+            generator = setup.generator(f"decoder {item}")
+            decoder = train_decoder(setup.auxiliary, makers[item], setup.steps, generator, setup.on_step)
+            results.append(evaluate_reconstruction("decoder", item, decode(decoder, items), truth))
+        images, converged = invert_by_fixed_point(items, part, on_step=setup.on_step)
+        results.append(evaluate_reconstruction("fixed_point", item, images, truth, converged.cpu()))
+    return InversionFindings(
+        target="shared",
+        truth=truth,
+        names=_class_names(opened, setup.labels),
+        shown=shown,
+        reconstructions=tuple(results),
+        sent=list(sent)[-1],
+        notes=tuple(notes),
     )
 
 
 # ---- updates
 
 
-def updates(images: int, batch: int) -> tuple[int, int]:
-    """How many updates are attacked, at most `UPDATES`, and the images in them, of so many in batches of a size."""
-    count = min(UPDATES, -(-images // batch))
+def plan_updates(images: int, batch: int) -> tuple[int, int]:
+    """Plan the attacked updates: at most `MAX_UPDATES`.
+
+    Args:
+        images: Number of images under attack.
+        batch: Number of images in an update.
+
+    Returns:
+        Number of updates, and number of images in them.
+    """
+    count = min(MAX_UPDATES, -(-images // batch))
     return count, min(images, count * batch)
 
 
-def against_update(opened: OpenedRun, knowledge: Knowledge) -> Attacked:
-    """Invert what a site would send for a batch of images and one plain step from the run's last global model."""
-    rows = torch.linspace(0, len(knowledge.truth) - 1, updates(len(knowledge.truth), knowledge.batch)[1]).round().long()
-    images_, labels_ = knowledge.truth[rows], knowledge.labels[rows]
+def attack_updates(opened: OpenedRun, setup: InversionSetup) -> InversionFindings:
+    """Reconstruct images from the update that a site would send for one plain step from the run's last global model."""
+    rows = torch.linspace(0, len(setup.truth) - 1, plan_updates(len(setup.truth), setup.batch)[1]).round().long()
+    images_, labels_ = setup.truth[rows], setup.labels[rows]
     scale, truth = _scale(opened), images_.cpu()
     model = copy.deepcopy(opened.model()).eval()
-    learned = model.state_dict().keys()  # without frozen parameters, of which no gradient leaves a site
+    learned = model.state_dict().keys()  # without frozen parameters, whose gradients never leave a site
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in learned)
-    generator = knowledge.generator("update")
-    made = []
-    for number, (images, labels) in enumerate(
-        zip(images_.split(knowledge.batch), labels_.split(knowledge.batch), strict=True)
-    ):
+    generator = setup.generator("update")
+    reconstructed = []
+    for number, (images, labels) in enumerate(zip(images_.split(setup.batch), labels_.split(setup.batch), strict=True)):
 
         def gradient(guess: torch.Tensor, labels: torch.Tensor = labels) -> Tensors:
-            return gradients(model, opened.task.loss, scale.seen(guess), labels)
+            return batch_gradient(model, opened.task.loss, scale.seen(guess), labels)
 
-        update = _sent_update(opened, model, images, labels, knowledge, number)
+        update = _sent_update(opened, model, images, labels, setup, number)
         noise = torch.randn(images.shape, generator=generator).to(images.device)
-        start = (knowledge.usual + 0.1 * noise).clamp(0, 1)
-        guess = invert_update(update, gradient, start, knowledge.smoothness, knowledge.steps, knowledge.tick)
-        made.append(_matched(guess.cpu(), images.cpu()))
-    results = (_baseline(knowledge, "none", truth), reconstruction("gradient", "update", torch.cat(made), truth))
-    return Attacked("update", truth, _names(opened, labels_), {}, results, "update", _update_notes(opened))
+        start = (setup.prior + 0.1 * noise).clamp(0, 1)
+        guess = invert_update(update, gradient, start, setup.smoothness, setup.steps, setup.on_step)
+        reconstructed.append(_reorder_to_match(guess.cpu(), images.cpu()))
+    results = (
+        _mean_image_baseline(setup, "none", truth),
+        evaluate_reconstruction("gradient", "update", torch.cat(reconstructed), truth),
+    )
+    return InversionFindings(
+        target="update",
+        truth=truth,
+        names=_class_names(opened, labels_),
+        shown={},
+        reconstructions=results,
+        sent="update",
+        notes=_update_notes(opened),
+    )
 
 
 def _scale(opened: OpenedRun) -> Scale:
+    """Return the scale of the task's images, which is not None here."""
     assert opened.task.scale is not None
     return opened.task.scale
 
 
 def _sent_update(
-    opened: OpenedRun, model: nn.Module, images: torch.Tensor, labels: torch.Tensor, knowledge: Knowledge, number: int
+    opened: OpenedRun, model: nn.Module, images: torch.Tensor, labels: torch.Tensor, setup: InversionSetup, number: int
 ) -> Tensors:
-    """The update of one plain step with the run's learning rate, as the run's filters let it out of a site."""
+    """Compute the update of one plain step with the run's learning rate, after the run's filters.
+
+    Privacy noise, the mask of secure aggregation and quantisation are applied as in the run.
+    """
     settings, task, policy = opened.settings, opened.task, policy_of(opened.settings)
     seen = _scale(opened).seen(images)
     if policy.noises_training:
@@ -207,50 +242,56 @@ def _sent_update(
         assert privacy is not None
         std = release.sigma * privacy.clip
         each = [
-            clip_by_norm(_detached(gradients(model, task.loss, seen[i : i + 1], labels[i : i + 1])), privacy.clip)
+            clip_by_norm(_detach(batch_gradient(model, task.loss, seen[i : i + 1], labels[i : i + 1])), privacy.clip)
             for i in range(len(images))
         ]
-        stream = knowledge.noise("samples", number)
+        stream = setup.noise("samples", number)
         mean = {
             name: (sum(grads[name] for grads in each) + std * stream.normal(tuple(first.shape)).to(first)) / len(images)
             for name, first in each[0].items()
         }
     else:
-        mean = _detached(gradients(model, task.loss, seen, labels))
+        mean = _detach(batch_gradient(model, task.loss, seen, labels))
     rate = task.optimizer([nn.Parameter(torch.zeros(1))]).param_groups[0]["lr"]
     update = {name: -rate * tensor.cpu() for name, tensor in mean.items()}
     secure = settings.secure_aggregation
     if secure is not None:
-        return masked(update, secure, clip_of(settings), knowledge.noise("mask", number))
+        return mask_update(update, secure, clip_of(settings), setup.noise("mask", number))
     filters = Filters({MODEL: "update"}, {}, settings, settings.rounds)
     leaves = filters.outgoing(
         prefixed(update, MODEL),
         {},
         site="under attack",
-        stream_factory=lambda payload: knowledge.noise("update", number, payload),
+        stream_factory=lambda payload: setup.noise("update", number, payload),
     )
     return select(decode_update(*leaves)[0], MODEL)
 
 
-def _detached(tensors: Tensors) -> Tensors:
+def _detach(tensors: Tensors) -> Tensors:
+    """Detach tensors from the graph."""
     return {name: tensor.detach() for name, tensor in tensors.items()}
 
 
-def _matched(guess: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
-    """The images of a batch in the order in which they are closest to the true ones: a batch has no order."""
+def _reorder_to_match(guess: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+    """Reorder reconstructed images so that they match the true images best, because a batch has no order."""
     costs = (guess.unsqueeze(0) - truth.unsqueeze(1)).square().flatten(2).mean(dim=2)
     _, order = linear_sum_assignment(costs.nan_to_num(1.0).numpy())
     return guess[torch.as_tensor(order)]
 
 
 def _update_notes(opened: OpenedRun) -> tuple[str, ...]:
+    """Return sentences on the assumptions of the attack on updates."""
     privacy, compression = opened.settings.privacy, opened.settings.compression
     notes = [
-        "This is a worst case: the update of one plain gradient step on so few images, with the network in evaluation "
-        "mode and labels that the attacker knows. The update of a whole round, over many images and steps, tells less."
+        "This is a worst case: the update of one plain gradient step on very few images, with the network in "
+        "evaluation mode and labels that the attacker knows. The update of a whole round, over many images and steps, "
+        "reveals less."
     ]
     if opened.settings.secure_aggregation is not None:
-        notes.append("The update was masked, as the server has it. The sum of all updates was not attacked.")
+        notes.append(
+            "The attacker sees the update with its secure-aggregation mask, as the server does. The sum of all updates "
+            "was not attacked."
+        )
     elif privacy is not None:
         notes.append(
             f"The update was clipped and noised as in the run (unit '{privacy.unit}', epsilon {privacy.epsilon:g})."
@@ -263,40 +304,57 @@ def _update_notes(opened: OpenedRun) -> tuple[str, ...]:
 # ---- the model
 
 
-def against_model(opened: OpenedRun, knowledge: Knowledge) -> Attacked:
-    """Invert each class of the global model, and compare with the class's training images: their mean, the nearest."""
+def attack_model(opened: OpenedRun, setup: InversionSetup) -> InversionFindings:
+    """Reconstruct an image of each class from the global model.
+
+    The images are compared with the class's training images: with their mean, and with the nearest one.
+    """
     scale, model = _scale(opened), copy.deepcopy(opened.model()).eval().requires_grad_(False)
-    classes = labels_of(knowledge.training).unique()
-    noise = torch.randn(opened.task.objective.classes, *scale.shape, generator=knowledge.generator("model"))
-    start = (GREY + 0.05 * noise).clamp(0, 1).to(knowledge.truth.device)
+    classes = labels_of(setup.training).unique()
+    noise = torch.randn(opened.task.objective.classes, *scale.shape, generator=setup.generator("model"))
+    start = (GREY_VALUE + 0.05 * noise).clamp(0, 1).to(setup.truth.device)
 
     def logits(images: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = model(scale.seen(images))
         return out
 
     guesses = invert_classes(
-        logits, start, CLASS_SMOOTHNESS * knowledge.smoothness, knowledge.steps, knowledge.tick
+        logits, start, CLASS_SMOOTHNESS_FACTOR * setup.smoothness, setup.steps, setup.on_step
     ).cpu()[classes]
-    near = [
-        _nearest(knowledge.training, int(label), guess, scale) for label, guess in zip(classes, guesses, strict=True)
+    means_and_nearest = [
+        _class_mean_and_nearest(setup.training, int(label), guess, scale)
+        for label, guess in zip(classes, guesses, strict=True)
     ]
-    means, nearest = (torch.stack(images) for images in zip(*near, strict=True))
+    means, nearest = (torch.stack(images) for images in zip(*means_and_nearest, strict=True))
     results = [
-        made
+        result
         for item, truth in (("class mean", means), ("nearest image", nearest))
-        for made in (reconstruction("gradient", item, guesses, truth), _baseline(knowledge, item, truth))
+        for result in (
+            evaluate_reconstruction("gradient", item, guesses, truth),
+            _mean_image_baseline(setup, item, truth),
+        )
     ]
-    notes = ("The nearest image is the training image of the class that is most like the inverted one.",)
-    return Attacked(
-        "model", means, _names(opened, classes), {"nearest training image": nearest}, tuple(results), "", notes
+    notes = ("The nearest image is the training image of the class that is closest to the reconstructed image.",)
+    return InversionFindings(
+        target="model",
+        truth=means,
+        names=_class_names(opened, classes),
+        shown={"nearest training image": nearest},
+        reconstructions=tuple(results),
+        notes=notes,
     )
 
 
-def _nearest(data: Dataset, label: int, guess: torch.Tensor, scale: Scale) -> tuple[torch.Tensor, torch.Tensor]:
-    """The mean of a class, and its image of the least squared distance to a guess."""
+def _class_mean_and_nearest(
+    data: Dataset, label: int, guess: torch.Tensor, scale: Scale
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the mean image of a class, and its training image that is nearest to a reconstruction.
+
+    The distance is the squared error.
+    """
     rows = (labels_of(data) == label).nonzero(as_tuple=True)[0]
     total, least, nearest = torch.zeros_like(guess), torch.inf, guess
-    for some in rows.split(CHUNK):
+    for some in rows.split(NEAREST_CHUNK):
         images = raw_images(data, some, scale)
         total += images.sum(dim=0)
         distances = (images - guess).square().flatten(1).mean(dim=1)
@@ -306,17 +364,18 @@ def _nearest(data: Dataset, label: int, guess: torch.Tensor, scale: Scale) -> tu
     return total / len(rows), nearest
 
 
-def masked(update: Tensors, secure: SecureAggregation, clip: float, stream: SecretStream) -> Tensors:
-    """An update under a mask that the attacker does not know, read as numbers as if there were none.
+def mask_update(update: Tensors, secure: SecureAggregation, clip: float, stream: SecretStream) -> Tensors:
+    """Add to an update a secure-aggregation mask that the attacker does not know, and decode the result as numbers.
 
     Args:
-        update: Any floating tensors.
-        secure: The run's setting.
-        clip: L2 bound of an update.
-        stream: Gives the mask's key, of which the site's peers hold shares and the server none.
+        update: Floating-point tensors.
+        secure: Setting of secure aggregation in the run.
+        clip: Bound on the L2 norm of an update.
+        stream: Source of the mask's key. In a run, the peers of the site hold shares of the key and the server holds
+            none.
 
     Returns:
-        Tensors of the same names and shapes, float32.
+        Float32 tensors with the same names and shapes.
     """
     shapes = {name: tensor.shape for name, tensor in sorted(update.items())}
     flat = torch.cat([update[name].double().flatten() for name in shapes])

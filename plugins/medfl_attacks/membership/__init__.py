@@ -1,1 +1,1 @@
-"""Was this image among those that a site trained on?"""
+"""Membership inference: decide whether an image was in the training data of a model."""

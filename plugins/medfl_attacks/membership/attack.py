@@ -1,11 +1,11 @@
-"""Membership inference: can an attacker who has a trained model tell which images it was trained on?
+"""Membership inference on a finished run: how well can an attacker recognise the training images of a trained model?
 
-Members are training images of the sites, as they are in the files; the others are test images; there are equally many
-of each class in both groups. Two attacks on the same images:
+Members are training images of the sites, as stored, without augmentation. Non-members are test images. Both groups
+contain equally many images of each class. Two attacks use the same images:
 
-* ``loss_threshold``: the smaller the loss, the surer a member. The threshold is the mean loss of the members, which its
-  authors let the attacker know (Yeom et al., "Privacy risk in machine learning", CSF 2018).
-* ``shadow_topk``: `medfl_attacks.membership.shadow`.
+* ``loss_threshold``: an image with a smaller loss is more likely a member. The threshold is the mean loss of the
+  members, which the authors assume the attacker knows (Yeom et al., "Privacy risk in machine learning", CSF 2018).
+* ``shadow_topk``: the shadow-model attack of `medfl_attacks.membership.shadow`.
 """
 
 from __future__ import annotations
@@ -23,32 +23,48 @@ from medfl.training.predict import logits
 from medfl.types import Dataset, Meta
 from medfl.utils.rng import make_generator
 from medfl_attacks.attack_files import AttackedRun, MembershipFile, MembershipResult, results_path
-from medfl_attacks.membership.metrics import Scores, measure
-from medfl_attacks.membership.page import ATTACKS, name_of, write_page
-from medfl_attacks.membership.shadow import Chosen, ShadowAttack, epochs_of, matched, train_attack
-from medfl_attacks.membership.targets import KEPT, ShadowSet, Target, Targets, find_targets, shadow_set
+from medfl_attacks.membership.membership_page import ATTACK_NAMES, model_name, write_membership_page
+from medfl_attacks.membership.metrics import AttackScores, measure_attack
+from medfl_attacks.membership.shadow import (
+    SelectedRows,
+    TrainedShadowAttack,
+    count_epochs,
+    match_classes,
+    train_shadow_attack,
+)
+from medfl_attacks.membership.targets import (
+    ALL_KEPT_ROUNDS,
+    MembershipTarget,
+    ShadowSet,
+    TargetKind,
+    find_targets,
+    shadow_set,
+)
 from medfl_attacks.open_run import OpenedRun
 
-NAME = "membership"
+ATTACK_NAME = "membership"
+"""Kind of the attack in `medfl_attacks.attack_files.ATTACK_FILES`."""
 
 
 @dataclass(frozen=True)
 class MembershipOptions:
-    """What is attacked, and with what knowledge.
+    """Options of the membership attack: the attacked models and the attacker's knowledge.
 
     Attributes:
-        targets: ``global``, the server's model, against the images of all sites; ``sites``, each site's own model,
-            against its own images. None means the former where there is a global model.
-        shadow: Images that the attacker trains the shadow network on: ``shared``, those that the run released;
-            ``validation``, the sites' validation images; ``none``, no such attack. None means the first that there is.
-        images: Largest number of members, and of others; None means as many as there are.
-        shadow_epochs: Passes of the shadow network over its images; None means as many as the attacked model had.
-        round: Of the server's models that the run kept (setting `keep_rounds`) the one after this round, or ``kept``
-            for each of them; None means the last model.
-        seed: Of the images that are drawn and of the shadow network.
+        targets: ``global``: the server's model, attacked with the images of all sites. ``sites``: the model of each
+            site, attacked with the site's own images. None means ``global`` if the method has a global model, else
+            ``sites``.
+        shadow: Images that the shadow network is trained on. ``shared``: images that the run released. ``validation``:
+            the sites' validation images. ``none``: no shadow-model attack. None means the first of these that is
+            available.
+        images: Largest number of members, and of non-members; None means all.
+        shadow_epochs: Training epochs of the shadow network; None means as many as the attacked model had.
+        round: Round after which the server kept the attacked global model (setting `keep_rounds`), or ``kept`` for the
+            models of all kept rounds; None means the last model.
+        seed: Seed of the selection of images and of the shadow network.
     """
 
-    targets: Targets | None = None
+    targets: TargetKind | None = None
     shadow: ShadowSet | None = None
     images: int | None = None
     shadow_epochs: int | None = None
@@ -66,10 +82,11 @@ class MembershipOptions:
                     minimum=least,
                     found=value,
                 )
-        if self.round not in (None, KEPT) and not (isinstance(self.round, int) and self.round >= 1):
+        if self.round not in (None, ALL_KEPT_ROUNDS) and not (isinstance(self.round, int) and self.round >= 1):
             raise SettingsError(
                 "setting_out_of_range",
-                f"expected a round >= 1, or '{KEPT}' for all that the run kept, got {self.round!r}.",
+                f"expected a round >= 1, or '{ALL_KEPT_ROUNDS}' for all rounds whose models the run kept, got "
+                f"{self.round!r}.",
                 setting="round",
                 minimum=1,
                 found=self.round,
@@ -86,26 +103,26 @@ def run_membership(
 
     Args:
         run: The run; only its folder ``attacks`` is written.
-        options: See there.
+        options: Options of the attack; None means the defaults.
         out: Folder to write to; None means ``attacks`` in the run folder.
-        progress: Called with the training steps of shadow networks that are done, and with all of them.
+        progress: Callback that receives the number of finished training steps of the shadow networks, and the total.
 
     Returns:
-        The results.
+        A result for each target and attack.
 
     Raises:
-        SettingsError: If the run lacks what an option asks for.
+        SettingsError: If the run lacks images or models that an option requests.
         DataError: If there are too few images.
-        StoreError: If something can't be read or written.
+        StoreError: If a file can't be read or written.
     """
     options = options or MembershipOptions()
     targets = find_targets(run, options.targets, options.round)
     source, data = shadow_set(run, options.shadow)
-    needed = sorted({_shadow_of(run, target, options) for target in targets}) if data is not None else []
-    attacks: dict[tuple[str, int], ShadowAttack] = {}
-    steps, done = sum(epochs for _, epochs in needed) * _batches(run, data), 0
+    needed = sorted({_shadow_key(run, target, options) for target in targets}) if data is not None else []
+    attacks: dict[tuple[str, int], TrainedShadowAttack] = {}
+    steps, done = sum(epochs for _, epochs in needed) * _steps_per_epoch(run, data), 0
 
-    def stepped() -> None:
+    def report_step() -> None:
         nonlocal done
         done += 1
         progress(done, max(steps, done))
@@ -113,11 +130,13 @@ def run_membership(
     for network, epochs in needed:
         assert data is not None
         clip = run.method.gradient_clip
-        attacks[network, epochs] = train_attack(
-            run.task, run.settings, data, epochs, options.seed, network, clip, after_batch=stepped
+        attacks[network, epochs] = train_shadow_attack(
+            run.task, run.settings, data, epochs, options.seed, network, clip, after_batch=report_step
         )
     results = [
-        row for target in targets for row in attack(run, target, attacks.get(_shadow_of(run, target, options)), options)
+        row
+        for target in targets
+        for row in attack_model(run, target, attacks.get(_shadow_key(run, target, options)), options)
     ]
     lengths = {epochs for _, epochs in needed}
     used = vars(options) | {"targets": targets[0].name, "shadow": source}
@@ -127,90 +146,99 @@ def run_membership(
         results=tuple(results),
         run=AttackedRun(method=run.name, seed=run.settings.seed, rounds=run.settings.rounds),
         classes=run.task.objective.classes,
-        shadow=tuple(shadow.description(network) for (network, _), shadow in attacks.items()),
+        shadow=tuple(shadow.to_record(network) for (network, _), shadow in attacks.items()),
     )
-    path = results_path(run.folder, NAME, out)
+    path = results_path(run.folder, ATTACK_NAME, out)
     record.write(path)
-    write_page(record, path.with_suffix(".html"))
+    write_membership_page(record, path.with_suffix(".html"))
     return results
 
 
-def _shadow_of(run: OpenedRun, target: Target, options: MembershipOptions) -> tuple[str, int]:
-    """Network and epochs of the shadow of a target: it is trained as long as that was."""
+def _shadow_key(run: OpenedRun, target: MembershipTarget, options: MembershipOptions) -> tuple[str, int]:
+    """Return the network name and the number of epochs of a target's shadow network."""
     settings = run.settings if target.round is None else run.settings.model_copy(update={"rounds": target.round})
-    return target.network, options.shadow_epochs or epochs_of(settings, _mean_size(run))
+    return target.network, options.shadow_epochs or count_epochs(settings, _mean_training_images(run))
 
 
-def _mean_size(run: OpenedRun) -> float:
+def _mean_training_images(run: OpenedRun) -> float:
+    """Return the mean number of training images of the sites that have any."""
     sizes = [len(part.train) for part in run.sites.values() if len(part.train)]
     return sum(sizes) / max(len(sizes), 1)
 
 
-def _batches(run: OpenedRun, data: Dataset | None) -> int:
-    """Steps of an epoch over half of the shadow set, roughly."""
+def _steps_per_epoch(run: OpenedRun, data: Dataset | None) -> int:
+    """Return the approximate number of training steps in an epoch over half of the shadow set."""
     return 0 if data is None else -(-len(data) // (2 * run.settings.batch_size))
 
 
 # ---- the attacks
 
 
-def attack(
-    run: OpenedRun, target: Target, shadow: ShadowAttack | None, options: MembershipOptions
+def attack_model(
+    run: OpenedRun, target: MembershipTarget, shadow: TrainedShadowAttack | None, options: MembershipOptions
 ) -> list[MembershipResult]:
     """Run both attacks on one model, on the same images.
 
     Args:
-        run: For settings and device.
-        target: The model.
-        shadow: The trained attack; None leaves it out.
-        options: How many images, and the seed.
+        run: The run, for its settings and device.
+        target: The attacked model with its members and non-members.
+        shadow: The trained shadow-model attack; None leaves it out.
+        options: Number of images, and the seed.
 
     Returns:
         A result for each attack.
+
+    Raises:
+        DataError: If an output of the model is not finite.
     """
     stream = make_generator(options.seed, "members", target.site)
-    rows = matched(labels_of(target.members), labels_of(target.others), stream, options.images)
-    groups = [Chosen(data, chosen) for data, chosen in zip((target.members, target.others), rows, strict=True)]
-    answers = [logits(target.model, group, run.settings, run.task.device) for group in groups]
-    if not all(bool(answer.isfinite().all()) for answer in answers):
+    rows = match_classes(labels_of(target.members), labels_of(target.others), stream, options.images)
+    groups = [SelectedRows(data, chosen) for data, chosen in zip((target.members, target.others), rows, strict=True)]
+    outputs_by_group = [logits(target.model, group, run.settings, run.task.device) for group in groups]
+    if not all(bool(outputs.isfinite().all()) for outputs in outputs_by_group):
         whose = f"the model of {target.site}" if target.site else "the global model"
         raise DataError(
             "not_finite",
-            f"expected finite outputs of {whose} of the run in '{run.folder}', got others: the run diverged. Attack "
-            "one that did not.",
+            f"expected finite outputs of {whose} of the run in '{run.folder}', got NaN or infinity: the run diverged. "
+            "Attack a run that did not diverge.",
             site=target.site,
             path=run.folder,
         )
-    losses = [loss_of(answer, group.labels) for answer, group in zip(answers, groups, strict=True)]
-    rights = [
-        float((answer.argmax(dim=1) == group.labels).double().mean())
-        for answer, group in zip(answers, groups, strict=True)
+    losses = [image_losses(outputs, group.labels) for outputs, group in zip(outputs_by_group, groups, strict=True)]
+    accuracies = [
+        float((outputs.argmax(dim=1) == group.labels).double().mean())
+        for outputs, group in zip(outputs_by_group, groups, strict=True)
     ]
-    about: Meta = {"target": target.name, "site": target.site or None, "round": target.round}
-    about |= {"accuracy_members": rights[0], "accuracy_non_members": rights[1]}
+    common_fields: Meta = {"target": target.name, "site": target.site or None, "round": target.round}
+    common_fields |= {"accuracy_members": accuracies[0], "accuracy_non_members": accuracies[1]}
     known = [None if group.patients is None else group.patients.numpy() for group in groups]
     patients = known[0], known[1]
-    threshold = Scores(-losses[0].numpy(), -losses[1].numpy(), -float(losses[0].mean()), patients)
-    results = [MembershipResult(attack="loss_threshold", **about, **dict(measure(threshold)))]
+    threshold = AttackScores(-losses[0].numpy(), -losses[1].numpy(), -float(losses[0].mean()), patients)
+    results = [MembershipResult(attack="loss_threshold", **common_fields, **dict(measure_attack(threshold)))]
     if shadow is not None:
-        scores = [shadow.scores(answer).numpy() for answer in answers]
-        measures = measure(Scores(scores[0], scores[1], 0.0, patients))
-        results.append(MembershipResult(attack="shadow_topk", **about, **dict(measures)))
+        scores = [shadow.scores(outputs).numpy() for outputs in outputs_by_group]
+        measures = measure_attack(AttackScores(scores[0], scores[1], 0.0, patients))
+        results.append(MembershipResult(attack="shadow_topk", **common_fields, **dict(measures)))
     return results
 
 
-def loss_of(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy of each image, (n,), float64, from logits (n, C): by the label alone, without class weights."""
+def image_losses(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the cross-entropy of each image without class weights, (n,), float64.
+
+    Args:
+        outputs: Logits, (n, C).
+        labels: Labels, (n,), int64.
+    """
     return nn.functional.cross_entropy(outputs.double(), labels, reduction="none")
 
 
-def plain_line(result: MembershipResult) -> str:
-    """Return a result in one line."""
-    target = f"model of {result.site}" if result.site else name_of(result)
+def format_result(result: MembershipResult) -> str:
+    """Format a result as one printed line."""
+    target = f"model of {result.site}" if result.site else model_name(result)
     low, high = result.auc_interval
     return (
-        f"{target}, {ATTACKS[result.attack]}: AUC {result.auc:.3f} ({low:.3f} to {high:.3f} over "
-        f"{result.interval_over}), TPR {result.tpr_at_1_fpr:.3f} at 1 % FPR; by its own threshold recall "
-        f"{result.recall:.3f}, accuracy {result.accuracy:.3f}; recall {result.recall_balanced:.3f} when half are "
-        f"called members; {result.members} members, {result.non_members} others"
+        f"{target}, {ATTACK_NAMES[result.attack]}: AUC {result.auc:.3f} (95 % CI over {result.interval_over} {low:.3f} "
+        f"to {high:.3f}), TPR {result.tpr_at_1_fpr:.3f} at 1 % FPR, balanced recall {result.recall_balanced:.3f}; at "
+        f"the attack's own threshold recall {result.recall:.3f}, accuracy {result.accuracy:.3f}; "
+        f"{result.members} members, {result.non_members} non-members"
     )

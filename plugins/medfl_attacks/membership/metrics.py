@@ -1,6 +1,6 @@
-"""How well scores tell members from others: the numbers of a membership attack.
+"""Measures of a membership attack: how well its scores separate members from non-members.
 
-Everywhere a higher score says "member", and both groups should have equally many images.
+A higher score always means "member". Both groups should have equally many images.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from medfl.errors import SettingsError
 from medfl_attacks.attack_files import Histogram, MembershipMeasures
 
 LOW_FPR = 0.01
-"""The share of false alarms at which an attack that must not err is judged (Carlini et al., S&P 2022)."""
+"""False positive rate at which the true positive rate is reported (Carlini et al., S&P 2022)."""
 
-POINTS = 60
-"""Of the ROC curve that is kept: evenly spaced on a logarithmic axis of false alarms."""
+ROC_POINTS = 60
+"""Number of stored ROC points, evenly spaced on a logarithmic axis of the false positive rate."""
 
-BINS = 30
-"""Of the histogram that is kept."""
+HISTOGRAM_BINS = 30
+"""Number of bins of the stored histogram."""
 
 
 @dataclass(frozen=True)
-class Scores:
-    """Scores of an attack on members and on others, and the attack's own threshold: above it, it says "member".
+class AttackScores:
+    """Scores of an attack on members and non-members, with the threshold above which the attack predicts "member".
 
     Attributes:
-        members: (m,), m >= 2, finite.
-        others: (n,), n >= 2, finite.
-        threshold: One number.
-        patients: Of the members and of the others: numbers that images of one patient share, (m,) and (n,), or None if
-            each image is of another patient. Nobody is in both groups.
+        members: Scores of the members, (m,), m >= 2, finite.
+        others: Scores of the non-members, (n,), n >= 2, finite.
+        threshold: The attack's own threshold.
+        patients: Patient numbers of the members and of the non-members, (m,) and (n,); images of one patient have the
+            same number. None means that each image is of a different patient. No patient is in both groups.
     """
 
     members: np.ndarray
@@ -45,14 +45,13 @@ class Scores:
         if min(len(self.members), len(self.others)) < 2:
             raise SettingsError(
                 "too_few_images",
-                f"expected at least 2 members and 2 others to tell apart, got {len(self.members)} and "
-                f"{len(self.others)}.",
+                f"expected at least 2 members and 2 non-members, got {len(self.members)} and {len(self.others)}.",
                 minimum=2,
                 found=(len(self.members), len(self.others)),
             )
 
 
-def measure(scores: Scores) -> MembershipMeasures:
+def measure_attack(scores: AttackScores) -> MembershipMeasures:
     """Compute all measures of an attack."""
     members, others, threshold = scores.members, scores.others, scores.threshold
     recall, false_alarms = float((members > threshold).mean()), float((others > threshold).mean())
@@ -73,7 +72,7 @@ def measure(scores: Scores) -> MembershipMeasures:
 
 
 def auc(members: np.ndarray, others: np.ndarray) -> float:
-    """How often a member has the higher score of one member and one other; a tie counts half."""
+    """Return the probability that a random member has a higher score than a random non-member; a tie counts half."""
     m, n = len(members), len(others)
     ranks = rankdata(np.concatenate([members, others]))
     return float((ranks[:m].sum() - m * (m + 1) / 2) / (m * n))
@@ -85,11 +84,20 @@ def auc_interval(
     patients: tuple[np.ndarray | None, np.ndarray | None] = (None, None),
     level: float = 0.95,
 ) -> tuple[float, float]:
-    """An interval of the AUC, by the variance of DeLong et al. (Biometrics 1988), within [0, 1].
+    """Compute a confidence interval of the AUC from the variance of DeLong et al. (Biometrics 1988), clipped to [0, 1].
 
-    Images of one patient are taken together, as in Obuchowski, Nonparametric analysis of clustered ROC curve data
-    (Biometrics 1997); with one image of each patient that is the same. Where the groups don't overlap the variance is
-    0, and so is the interval's length: few images say less than that.
+    Images of one patient form a cluster, as in Obuchowski, Nonparametric analysis of clustered ROC curve data
+    (Biometrics 1997). With one image for each patient this equals DeLong's variance. If the scores of the groups don't
+    overlap, the variance is 0 and the interval has length 0, which overstates the certainty for few images.
+
+    Args:
+        members: Scores of the members.
+        others: Scores of the non-members.
+        patients: Patient numbers as in `AttackScores.patients`.
+        level: Confidence level.
+
+    Returns:
+        Lower and upper limit.
     """
     m, n = len(members), len(others)
     ranks = rankdata(np.concatenate([members, others]))
@@ -101,7 +109,7 @@ def auc_interval(
 
 
 def _variance(shares: np.ndarray, patients: np.ndarray | None) -> float:
-    """Of a mean of shares, where those of one patient go together; infinite for a single patient."""
+    """Return the variance of a mean of shares, with patients as clusters; infinite for a single patient."""
     if patients is None:
         return float(shares.var(ddof=1)) / len(shares)
     sums = np.bincount(np.unique(patients, return_inverse=True)[1], shares - shares.mean())
@@ -109,9 +117,9 @@ def _variance(shares: np.ndarray, patients: np.ndarray | None) -> float:
 
 
 def tpr_at(members: np.ndarray, others: np.ndarray, rate: float) -> float:
-    """The largest share of members found with at most a share `rate` of the others; nothing is interpolated.
+    """Return the largest true positive rate with a false positive rate of at most `rate`, without interpolation.
 
-    With fewer than 1 / rate others no false alarm at all is allowed.
+    With fewer than 1 / rate non-members no false positive is allowed at all.
     """
     allowed = math.floor(rate * len(others) + 1e-9)
     if allowed >= len(others):
@@ -120,9 +128,10 @@ def tpr_at(members: np.ndarray, others: np.ndarray, rate: float) -> float:
 
 
 def recall_balanced(members: np.ndarray, others: np.ndarray) -> float:
-    """The share of members found when as many images are called members as there are: those with the highest scores.
+    """Return the share of members among the m images with the highest scores, for m members.
 
-    So an attack gains nothing by saying "member" more often. Guessing finds m / (m + n). Ties share what is left.
+    The number of images that are classified as members is fixed, so an attack gains nothing by predicting "member" more
+    often. Guessing finds m / (m + n) of the members. Images that tie at the threshold count in proportion.
     """
     m = len(members)
     cut = np.sort(np.concatenate([members, others]))[::-1][m - 1]
@@ -132,18 +141,24 @@ def recall_balanced(members: np.ndarray, others: np.ndarray) -> float:
 
 
 def roc(members: np.ndarray, others: np.ndarray) -> tuple[tuple[float, float], ...]:
-    """Return points (false alarms, members found) of the ROC curve, from one false alarm to all."""
+    """Return points (false positive rate, true positive rate) of the ROC curve.
+
+    The first point has one false positive, in the last all non-members are false positives.
+    """
     n = len(others)
-    counts = sorted({round(count) for count in np.geomspace(1, n, POINTS)})
+    counts = sorted({round(count) for count in np.geomspace(1, n, ROC_POINTS)})
     return tuple((count / n, tpr_at(members, others, count / n)) for count in counts)
 
 
 def histogram(members: np.ndarray, others: np.ndarray) -> Histogram:
-    """Return the histogram of both groups; the outermost 1 % on each side is in the outermost bins."""
+    """Return the histogram of the scores of both groups.
+
+    The outermost 1 % of the scores on each side are counted in the outermost bins.
+    """
     both = np.concatenate([members, others])
     low, high = np.quantile(both, [0.01, 0.99])
     if not high > low:
         low, high = low - 0.5, high + 0.5
-    edges = np.linspace(low, high, BINS + 1)
+    edges = np.linspace(low, high, HISTOGRAM_BINS + 1)
     counts = [tuple(np.histogram(group.clip(low, high), edges)[0].tolist()) for group in (members, others)]
     return Histogram(edges=tuple(edges.tolist()), members=counts[0], non_members=counts[1])

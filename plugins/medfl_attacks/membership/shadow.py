@@ -1,7 +1,8 @@
-"""The shadow-model attack: a network of the attacker's own shows how a network answers on images it was trained on.
+"""Shadow-model attack: a shadow network shows how a network's outputs differ on its own training images.
 
-Source: Shokri et al., "Membership inference attacks against machine learning models", S&P 2017, with one shadow network
-and the highest probabilities as in Salem et al., "ML-Leaks", NDSS 2019.
+The attacker trains the shadow network. Source: Shokri et al., "Membership inference attacks against machine learning
+models", S&P 2017. As in Salem et al., "ML-Leaks", NDSS 2019, there is one shadow network, and the attack uses the
+highest class probabilities.
 """
 
 from __future__ import annotations
@@ -22,22 +23,27 @@ from medfl.types import Dataset
 from medfl.utils.rng import make_generator, pinned
 from medfl_attacks.attack_files import ShadowNetwork
 
-SMALLEST = 10
-"""Fewest images of a shadow set: half of them are members of the shadow network."""
+MIN_SHADOW_IMAGES = 10
+"""Minimum number of images in a shadow set; half of them are the members of the shadow network."""
 
-LIMIT = 30.0
-"""Largest log-odds of a probability that the attack looks at, either way; beyond it float32 says nothing."""
+MAX_LOG_ODDS = 30.0
+"""Largest absolute log-odds that the attack uses; larger values are rounding errors of float32."""
 
-DECAY = 1e-2
-"""Weight of the squared coefficients in the attack's logistic regression."""
+L2_PENALTY = 1e-2
+"""Weight of the L2 penalty in the attack's logistic regression."""
 
 
-class Chosen:
-    """Some rows of a data set.
+class SelectedRows:
+    """Some rows of a data set, as a data set.
 
     Args:
         data: The data set.
-        rows: (n,), int64.
+        rows: Row numbers, (n,), int64.
+
+    Attributes:
+        labels: Labels of the rows, (n,), int64.
+        class_labels: The same as `labels`; the interface of `medfl.types.Dataset` requires the name.
+        patients: Patient numbers of the rows, (n,), or None if the data set has none.
     """
 
     def __init__(self, data: Dataset, rows: torch.Tensor) -> None:
@@ -51,40 +57,48 @@ class Chosen:
         return len(self._rows)
 
     def batch(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Images and labels of some of these rows."""
+        """Return images and labels of some of the selected rows."""
         return self._data.batch(self._rows[rows])
 
     def targets(self, rows: torch.Tensor) -> torch.Tensor:
-        """The targets of some of these rows."""
+        """Return the targets of some of the selected rows."""
         return self._data.targets(self._rows[rows])
 
 
-def matched(
+def match_classes(
     first: torch.Tensor, second: torch.Tensor, generator: torch.Generator, most: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Equally many rows of each class from two sets, so that no class tells which set an image is of.
+    """Draw equally many rows of each class from two data sets.
+
+    The class then reveals nothing about the data set of an image.
 
     Args:
-        first: Labels of the one set.
-        second: Labels of the other.
-        generator: Which rows.
-        most: Largest number of rows from each set, or None; classes keep their proportions, by largest remainder.
+        first: Labels of the first data set.
+        second: Labels of the second data set.
+        generator: Random generator of the draw.
+        most: Largest number of rows from each data set, or None. Classes keep their proportions (largest remainder
+            method).
 
     Returns:
-        Rows of the first and of the second set, equally many, by class.
+        Row numbers in the first and in the second data set, equally many, sorted by class.
     """
-    ones, others = ({int(labels[rows[0]]): rows for rows in class_rows(labels)} for labels in (first, second))
-    counts = {name: min(len(ones[name]), len(others[name])) for name in sorted(ones.keys() & others.keys())}
+    first_rows, second_rows = (
+        {int(labels[rows[0]]): rows for rows in class_rows(labels)} for labels in (first, second)
+    )
+    counts = {
+        name: min(len(first_rows[name]), len(second_rows[name]))
+        for name in sorted(first_rows.keys() & second_rows.keys())
+    }
     chosen: list[list[torch.Tensor]] = [[], []]
-    for name, count in _limited(counts, most).items():
-        for rows, drawn in zip((ones[name], others[name]), chosen, strict=True):
+    for name, count in _limit_counts(counts, most).items():
+        for rows, drawn in zip((first_rows[name], second_rows[name]), chosen, strict=True):
             drawn.append(rows[torch.randperm(len(rows), generator=generator)[:count]])
     empty = torch.empty(0, dtype=torch.int64)
     return torch.cat([empty, *chosen[0]]), torch.cat([empty, *chosen[1]])
 
 
-def _limited(counts: dict[int, int], most: int | None) -> dict[int, int]:
-    """Counts that add up to at most `most`, in about the same proportions."""
+def _limit_counts(counts: dict[int, int], most: int | None) -> dict[int, int]:
+    """Reduce counts so that their sum is at most `most`, in about the same proportions (largest remainder method)."""
     total = sum(counts.values())
     if most is None or total <= most:
         return counts
@@ -97,19 +111,19 @@ def _limited(counts: dict[int, int], most: int | None) -> dict[int, int]:
 
 
 @dataclass(frozen=True)
-class ShadowAttack:
-    """A trained attack: scores by logistic regression on the log-odds of the highest probabilities.
+class TrainedShadowAttack:
+    """A trained attack: logistic regression on the log-odds of the highest class probabilities.
 
     Attributes:
-        highest: How many of them, min(3, classes).
-        mean: Of each feature on the shadow set, (k,), float64.
-        std: Likewise, > 0.
-        weights: (k + 1,), float64; the last is the constant.
-        members: Images that the shadow network was trained on.
-        others: Images that it was not.
-        epochs: Passes over the former.
-        fits: Its accuracy on the former.
-        transfers: Its accuracy on the latter.
+        highest: Number of highest probabilities that are used, k = min(3, classes).
+        mean: Mean of each feature on the shadow set, (k,), float64.
+        std: Standard deviation of each feature on the shadow set, (k,), float64, > 0.
+        weights: Coefficients, (k + 1,), float64; the last one is the intercept.
+        members: Number of images that the shadow network was trained on.
+        non_members: Number of images of the shadow set that it was not trained on.
+        epochs: Training epochs of the shadow network.
+        accuracy_members: Accuracy of the shadow network on its members.
+        accuracy_non_members: Accuracy of the shadow network on its non-members.
     """
 
     highest: int
@@ -117,13 +131,13 @@ class ShadowAttack:
     std: torch.Tensor
     weights: torch.Tensor
     members: int
-    others: int
+    non_members: int
     epochs: int
-    fits: float
-    transfers: float
+    accuracy_members: float
+    accuracy_non_members: float
 
-    def description(self, network: str) -> ShadowNetwork:
-        """Return the description of the shadow network.
+    def to_record(self, network: str) -> ShadowNetwork:
+        """Return the record of the shadow network for the results file.
 
         Args:
             network: Name of the network.
@@ -131,58 +145,73 @@ class ShadowAttack:
         return ShadowNetwork(
             network=network,
             members=self.members,
-            non_members=self.others,
+            non_members=self.non_members,
             epochs=self.epochs,
             highest=self.highest,
-            accuracy_members=self.fits,
-            accuracy_non_members=self.transfers,
+            accuracy_members=self.accuracy_members,
+            accuracy_non_members=self.accuracy_non_members,
         )
 
     def scores(self, target: torch.Tensor) -> torch.Tensor:
-        """Log-odds of being a member, (n,), float64, from a target's logits (n, C); above 0 it says "member"."""
+        """Return the log-odds of membership, (n,), float64; a positive score means "member".
+
+        Args:
+            target: Logits of the attacked model, (n, C).
+        """
         features = (highest_log_odds(target, self.highest) - self.mean) / self.std
         return features @ self.weights[:-1] + self.weights[-1]
 
 
 def highest_log_odds(outputs: torch.Tensor, count: int) -> torch.Tensor:
-    """Log-odds log(p / (1 - p)) of the highest probabilities, highest first: (n, count), float64, from logits (n, C).
+    """Return the log-odds log(p / (1 - p)) of each image's highest probabilities, in descending order.
 
-    They say the same as the probabilities, which are all but 0 or 1 where a network is sure, and spread them out.
+    Log-odds contain the same information as the probabilities, but spread out those close to 0 or 1.
+
+    Args:
+        outputs: Logits, (n, C).
+        count: Number of probabilities.
+
+    Returns:
+        (n, count), float64, limited to +- `MAX_LOG_ODDS`.
     """
     logs = outputs.double().log_softmax(dim=1)
     top = logs.topk(count, dim=1).values
-    return (top - (-torch.expm1(top)).log()).clamp(-LIMIT, LIMIT)
+    return (top - (-torch.expm1(top)).log()).clamp(-MAX_LOG_ODDS, MAX_LOG_ODDS)
 
 
 def check_shadow_set(data: Dataset, name: str) -> None:
-    """Refuse a set that is too small to train a shadow network and to judge it.
+    """Raise SettingsError if a data set is too small to train and evaluate a shadow network.
+
+    Args:
+        data: The data set.
+        name: Description of the images for the error message.
 
     Raises:
-        SettingsError: If it is.
+        SettingsError: If the set has fewer than `MIN_SHADOW_IMAGES` images.
     """
-    if len(data) < SMALLEST:
+    if len(data) < MIN_SHADOW_IMAGES:
         raise SettingsError(
             "too_few_images",
-            f"expected at least {SMALLEST} images ({name}) to train a shadow network, got {len(data)}. Choose other "
-            "images with --shadow, or --shadow none for the threshold of the loss alone.",
+            f"expected at least {MIN_SHADOW_IMAGES} images ({name}) to train a shadow network, got {len(data)}. Choose "
+            "other images with --shadow, or --shadow none to run the loss threshold attack only.",
             name=name,
-            minimum=SMALLEST,
+            minimum=MIN_SHADOW_IMAGES,
             found=len(data),
         )
 
 
-def epochs_of(settings: Settings, images: float) -> int:
-    """How often a run visits each training image: what a shadow network is trained for.
+def count_epochs(settings: Settings, images: float) -> int:
+    """Return how often the run used each training image on average; a shadow network is trained for as many epochs.
 
     Args:
-        settings: The run's.
-        images: Mean number of training images at a site.
+        settings: Settings of the run.
+        images: Mean number of training images of a site.
     """
     each = settings.epochs if settings.steps is None else settings.steps * settings.batch_size / max(images, 1)
     return max(1, round(settings.rounds * settings.fraction * each))
 
 
-def train_attack(
+def train_shadow_attack(
     task: Task,
     settings: Settings,
     data: Dataset,
@@ -191,64 +220,86 @@ def train_attack(
     network: str | None = None,
     gradient_clip: float | None = None,
     after_batch: Callable[[], None] = lambda: None,
-) -> ShadowAttack:
-    """Train a shadow network on half of a set, and the attack on its answers to both halves.
+) -> TrainedShadowAttack:
+    """Train a shadow network on half of a data set, and fit the attack to its outputs on both halves.
 
     Args:
-        task: Network, loss, optimiser, augmentation and device of the run.
-        settings: The run's; its privacy is left out, an attacker adds no noise.
-        data: The shadow set, at least `SMALLEST` images, none of them a member or another image that is attacked.
-        epochs: Passes over the shadow's members, >= 1.
-        seed: Of the halves, the network and its batches.
-        network: Its name in the task; None means the task's own.
-        gradient_clip: As the run's method has it.
-        after_batch: Called after each step.
+        task: Network, loss, optimizer, augmentation and device of the run.
+        settings: Settings of the run. Its privacy settings are ignored, because an attacker adds no noise.
+        data: Shadow set with at least `MIN_SHADOW_IMAGES` images, disjoint from the images under attack.
+        epochs: Training epochs, >= 1.
+        seed: Seed of the split into halves, the network's initial weights and its batches.
+        network: Name of the network in the task; None means the task's own.
+        gradient_clip: Gradient clipping norm of the run's method, or None.
+        after_batch: Callback after each training step.
     """
     half = stratified_share(labels_of(data), 0.5, make_generator(seed, "shadow halves"))
     outside = torch.ones(len(data), dtype=torch.bool)
     outside[half] = False
-    inner, outer = Chosen(data, half), Chosen(data, outside.nonzero(as_tuple=True)[0])
-    own = settings.model_copy(update={"epochs": epochs, "steps": None, "privacy": None})
-    weighted = task.weighted(inner.labels) if settings.balance == "loss" else task
+    member_rows, non_member_rows = SelectedRows(data, half), SelectedRows(data, outside.nonzero(as_tuple=True)[0])
+    shadow_settings = settings.model_copy(update={"epochs": epochs, "steps": None, "privacy": None})
+    weighted = task.weighted(member_rows.labels) if settings.balance == "loss" else task
     model = weighted.load(task.initial(seed, network, owner="shadow"), network)
     with pinned(seed, "shadow training"):
         train(
             model,
-            inner,
+            member_rows,
             lambda batch: weighted.loss(model(batch.images), batch.targets),
             weighted.optimizer(model.parameters()),
-            own,
+            shadow_settings,
             make_generator(seed, "shadow batches"),
             task.device,
             after_batch=after_batch,
             gradient_clip=gradient_clip,
             augment=weighted.augment(make_generator(seed, "shadow augmentation")),
         )
-    answers = [logits(model, part, settings, task.device) for part in (inner, outer)]
-    rights = [
-        float((answer.argmax(dim=1) == part.labels).double().mean())
-        for answer, part in zip(answers, (inner, outer), strict=True)
+    outputs_by_half = [logits(model, part, settings, task.device) for part in (member_rows, non_member_rows)]
+    accuracies = [
+        float((outputs.argmax(dim=1) == part.labels).double().mean())
+        for outputs, part in zip(outputs_by_half, (member_rows, non_member_rows), strict=True)
     ]
-    rows = matched(inner.labels, outer.labels, make_generator(seed, "shadow rows"))
-    attack = _fit(answers[0][rows[0]], answers[1][rows[1]], min(3, task.objective.classes))
-    return replace(attack, members=len(inner), others=len(outer), epochs=epochs, fits=rights[0], transfers=rights[1])
+    rows = match_classes(member_rows.labels, non_member_rows.labels, make_generator(seed, "shadow rows"))
+    attack = _fit_logistic_regression(
+        outputs_by_half[0][rows[0]], outputs_by_half[1][rows[1]], min(3, task.objective.classes)
+    )
+    return replace(
+        attack,
+        members=len(member_rows),
+        non_members=len(non_member_rows),
+        epochs=epochs,
+        accuracy_members=accuracies[0],
+        accuracy_non_members=accuracies[1],
+    )
 
 
-def _fit(members: torch.Tensor, others: torch.Tensor, highest: int) -> ShadowAttack:
-    """The logistic regression, by Newton's method: convex, so that there is one solution and nothing to draw."""
+def _fit_logistic_regression(members: torch.Tensor, others: torch.Tensor, highest: int) -> TrainedShadowAttack:
+    """Fit the logistic regression with Newton's method.
+
+    The problem is convex, so the solution is unique and not random.
+    """
     features = highest_log_odds(torch.cat([members, others]), highest)
     mean, std = features.mean(dim=0), features.std(dim=0).clamp(min=1e-6)
     inputs = torch.cat([(features - mean) / std, torch.ones(len(features), 1, dtype=torch.float64)], dim=1)
     truth = torch.cat([torch.ones(len(members)), torch.zeros(len(others))]).double()
     weights = torch.zeros(inputs.shape[1], dtype=torch.float64)
-    decay = DECAY * torch.eye(inputs.shape[1], dtype=torch.float64)
+    decay = L2_PENALTY * torch.eye(inputs.shape[1], dtype=torch.float64)
     for _ in range(100):
         predicted = (inputs @ weights).sigmoid()
         slope = inputs.T @ (predicted - truth) / len(truth) + decay @ weights
         curve = (inputs * (predicted * (1 - predicted))[:, None]).T @ inputs / len(truth) + decay
         step = torch.linalg.solve(curve, slope)
         size = float(step.norm())
-        weights = weights - step / max(size, 1.0)  # never further than 1: a full step may overshoot
+        weights = weights - step / max(size, 1.0)  # steps are limited to length 1: a full step may overshoot
         if size < 1e-10:
             break
-    return ShadowAttack(highest, mean, std, weights, 0, 0, 0, 0.0, 0.0)
+    return TrainedShadowAttack(
+        highest=highest,
+        mean=mean,
+        std=std,
+        weights=weights,
+        members=0,
+        non_members=0,
+        epochs=0,
+        accuracy_members=0.0,
+        accuracy_non_members=0.0,
+    )

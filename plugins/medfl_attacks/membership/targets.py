@@ -1,4 +1,4 @@
-"""What a membership attack is made on, with which images, and what the attacker learns from."""
+"""Models and images of a membership attack, and the images that the attacker trains a shadow network on."""
 
 from __future__ import annotations
 
@@ -15,30 +15,32 @@ from medfl.data.pooled import Pooled, TensorData, labels_of
 from medfl.errors import DataError, SettingsError
 from medfl.privacy.released import as_seen
 from medfl.types import Dataset
-from medfl_attacks.membership.shadow import check_shadow_set, matched
+from medfl_attacks.membership.shadow import check_shadow_set, match_classes
 from medfl_attacks.open_run import OpenedRun
 
 logger = logging.getLogger(__name__)
 
-Targets = Literal["global", "sites"]
+TargetKind = Literal["global", "sites"]
+"""Kind of attacked models: the server's model (``global``) or the models of the sites (``sites``)."""
 ShadowSet = Literal["shared", "validation", "none"]
+"""Kind of images that the shadow network is trained on."""
 
-KEPT = "kept"
-"""In place of a round: all rounds whose models the run kept."""
+ALL_KEPT_ROUNDS = "kept"
+"""Value of the option `round` that selects all rounds whose models the run kept."""
 
 
 @dataclass(frozen=True)
-class Target:
-    """A model under attack.
+class MembershipTarget:
+    """A model under attack with its members and non-members.
 
     Attributes:
         name: ``global`` or ``sites``.
-        site: Whose model it is; empty for the server's.
-        model: Images as networks see them in, logits out.
-        network: Name of its network in the task.
-        members: What it was trained on.
+        site: Name of the model's site; empty for the server's model.
+        model: Network that maps normalised images to logits.
+        network: Name of the network in the task.
+        members: Training images of the model.
         others: Test images.
-        round: After which the model was kept; None for the last one.
+        round: Round after which the server kept the model; None for the last model.
     """
 
     name: str
@@ -53,50 +55,57 @@ class Target:
 # ---- what is attacked
 
 
-def find_targets(run: OpenedRun, kind: Targets | None = None, round_: int | str | None = None) -> list[Target]:
-    """The models under attack, with the images that they are judged on.
+def find_targets(
+    run: OpenedRun, kind: TargetKind | None = None, round_: int | str | None = None
+) -> list[MembershipTarget]:
+    """Return the models under attack with their members and non-members.
 
     Args:
         run: The run.
-        kind: Whose models; None means the server's where there is one.
-        round_: Of the server's models that were kept, which one, or `KEPT` for all; None means the last model.
+        kind: Kind of models; None means the server's model if the method has one, else the models of the sites.
+        round_: Round of the kept global model, or `ALL_KEPT_ROUNDS`; None means the last model.
 
     Raises:
-        SettingsError: If the run has no global model and that was asked for.
-        DataError: If there are no members or no test images.
-        StoreError: If the model of a round was not kept.
+        SettingsError: If the run has no global model, or kept no models, and the options request them.
+        DataError: If a class has no members or no test images in all targets.
+        StoreError: If the model of the round was not kept.
     """
     if round_ is not None and kind == "sites":
         raise SettingsError(
             "incompatible_settings",
-            "Of rounds the server's models are kept, no site's: leave out --round or --targets sites.",
+            "Only the server's models of earlier rounds are kept, not those of the sites: leave out --round or "
+            "--targets sites.",
             settings=("round", "targets"),
         )
     models = _global_models(run, round_) if kind != "sites" else {}
     if not models and kind == "global":
         raise SettingsError(
             "no_global_model",
-            f"method '{run.name}' has no global model: every site has its own. Use --targets sites.",
+            f"Method '{run.name}' has no global model: every site has its own. Use --targets sites.",
             method=run.name,
         )
     parts = [data for _, data in sorted(run.sites.items())]
-    members = pooled([data.train for data in parts])
-    others = pooled([data.test for data in parts] + ([] if run.global_test is None else [run.global_test]))
+    members = pool_datasets([data.train for data in parts])
+    others = pool_datasets([data.test for data in parts] + ([] if run.global_test is None else [run.global_test]))
     targets = [
-        Target("global", "", run.predictor(model, f"round {kept}"), model.network, members, others, kept)
+        MembershipTarget("global", "", run.predictor(model, f"round {kept}"), model.network, members, others, kept)
         for kept, model in models.items()
     ] or [
-        Target("sites", name, run.predictor(model, name), model.network, run.sites[name].train, run.sites[name].test)
+        MembershipTarget(
+            "sites", name, run.predictor(model, name), model.network, run.sites[name].train, run.sites[name].test
+        )
         for name, model in run.site_models().items()
     ]
-    enough = [target for target in targets if _pairs(target) >= 2]
+    enough = [target for target in targets if _count_matched_pairs(target) >= 2]
     if left := [target.site for target in targets if target.site and target not in enough]:
-        logger.warning("Left out, too few training and test images of the same classes: %s.", ", ".join(left))
+        logger.warning(
+            "Sites with too few training and test images of the same classes are left out: %s.", ", ".join(left)
+        )
     if not enough:
         raise DataError(
             "too_few_images",
             f"expected at least 2 training images and 2 test images of the same classes in the run in '{run.folder}', "
-            "got fewer: there is nobody to tell members from. Partition the data with test images.",
+            "got fewer: an attack needs members and non-members. Partition the data with test images.",
             minimum=2,
             path=run.folder,
         )
@@ -104,44 +113,56 @@ def find_targets(run: OpenedRun, kind: Targets | None = None, round_: int | str 
 
 
 def _global_models(run: OpenedRun, round_: int | str | None) -> dict[int | None, Model]:
-    """Round to the server's model, None standing for the last one; empty for a method without one."""
+    """Return the selected global models by round; empty if the method has no global model.
+
+    The key None stands for the last model.
+    """
     if round_ is None:
         model = run.global_model()
         return {} if model is None else {None: model}
-    rounds = run.viewer.kept_rounds() if round_ == KEPT else [int(round_)]
+    rounds = run.viewer.kept_rounds() if round_ == ALL_KEPT_ROUNDS else [int(round_)]
     if not rounds:
         raise SettingsError(
             "no_kept_rounds",
-            f"The run in '{run.folder}' kept no model of an earlier round. Run it with the setting 'keep_rounds', or "
-            "leave out --round.",
+            f"The run in '{run.folder}' kept no model of an earlier round. Run again with the setting 'keep_rounds', "
+            "or leave out --round.",
             path=run.folder,
         )
     models = {number: run.global_model(number) for number in rounds}
     return {number: model for number, model in models.items() if model is not None}
 
 
-def _pairs(target: Target) -> int:
-    rows, _ = matched(labels_of(target.members), labels_of(target.others), torch.Generator().manual_seed(0))
+def _count_matched_pairs(target: MembershipTarget) -> int:
+    """Return the number of members that have a non-member of the same class."""
+    rows, _ = match_classes(labels_of(target.members), labels_of(target.others), torch.Generator().manual_seed(0))
     return len(rows)
 
 
-def pooled(parts: Sequence[Dataset]) -> Dataset:
-    """Several data sets as one."""
-    held = [part for part in parts if len(part)]
-    return Pooled(held) if held else TensorData(torch.empty(0), torch.empty(0, dtype=torch.int64))
+def pool_datasets(parts: Sequence[Dataset]) -> Dataset:
+    """Concatenate data sets; empty data sets are skipped."""
+    nonempty = [part for part in parts if len(part)]
+    return Pooled(nonempty) if nonempty else TensorData(torch.empty(0), torch.empty(0, dtype=torch.int64))
 
 
 # ---- what the attacker knows
 
 
 def shadow_set(run: OpenedRun, kind: ShadowSet | None = None) -> tuple[ShadowSet, Dataset | None]:
-    """The images of the shadow network, and what they are.
+    """Choose the images that the shadow network is trained on.
 
-    Without a wish they are what the run released, as its networks saw it (of several copies of an image, their mean by
-    precision), else the validation images; if these are too few there is no shadow network, and a warning says so.
+    By default these are the images that the run released, as its networks received them (the copies of an image are
+    averaged with their precisions as weights), else the sites' validation images. If these are too few, no shadow
+    network is trained, and a warning is logged.
+
+    Args:
+        run: The run.
+        kind: Kind of images; None means the default above.
+
+    Returns:
+        The kind of the images, and the images, or None for the kind ``none``.
 
     Raises:
-        SettingsError: If there are none of the kind that is asked for, or too few.
+        SettingsError: If the run has no images of the requested kind, or too few.
     """
     if kind == "none":
         return "none", None
@@ -154,17 +175,17 @@ def shadow_set(run: OpenedRun, kind: ShadowSet | None = None) -> tuple[ShadowSet
     if kind == "shared":
         raise SettingsError(
             "no_released_images",
-            f"the run in '{run.folder}' (method '{run.name}') has released no images that a shadow network could be "
-            "trained on. Use --shadow validation.",
+            f"The run in '{run.folder}' (method '{run.name}') released no images to train a shadow network on. Use "
+            "--shadow validation.",
             path=run.folder,
             method=run.name,
         )
-    validation = pooled([part.val for _, part in sorted(run.sites.items())])
+    validation = pool_datasets([part.val for _, part in sorted(run.sites.items())])
     try:
         check_shadow_set(validation, "the sites' validation images")
     except SettingsError as error:
         if kind is not None:
             raise
-        logger.warning("No shadow network, only the threshold of the loss: %s", error)
+        logger.warning("No shadow network is trained; only the loss threshold attack is run: %s", error)
         return "none", None
     return "validation", validation

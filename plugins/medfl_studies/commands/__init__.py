@@ -1,1 +1,1 @@
-"""Commands ``medfl study``, ``tune`` and ``demo``."""
+"""Commands ``medfl study``, ``medfl tune`` and ``medfl demo``."""

@@ -1,4 +1,4 @@
-"""``medfl demo``: small federations on made-up images."""
+"""Command ``medfl demo``: small federations on synthetic images."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from medfl.utils.imports import quick_imports
 def command(
     out: Annotated[Path, typer.Option(help="Folder for the data, the runs and the report.")] = Path("demo"),
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each run.")] = 14,
-    images: Annotated[int, typer.Option(min=20, help="Images per hospital, on average; over half for testing.")] = 200,
-    seed: Annotated[int, typer.Option(min=0, help="Of data and runs: another one makes other images.")] = 0,
+    images: Annotated[
+        int, typer.Option(min=20, help="Mean number of images per hospital; more than half are test images.")
+    ] = 200,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of data and runs; another seed makes other images.")] = 0,
 ) -> None:
-    """Make blood-cell-like images of six hospitals, prepare and partition them, train alone and together, and report.
+    """Train on synthetic images of six hospitals, locally and federated, and write a report.
 
-    Then the same for 3-D brain maps of four regions with unlike networks, in fewer rounds.
+    The images look like blood cells; the demo prepares and partitions them first. It then repeats the steps in fewer
+    rounds with synthetic 3-D brain maps at sites whose networks differ.
 
     Example: medfl demo --out demo
     """

@@ -1,4 +1,4 @@
-"""``medfl study``: methods times seeds, and the table that compares them."""
+"""Command ``medfl study``: run the methods and seeds of study files, and write tables that compare them."""
 
 from __future__ import annotations
 
@@ -9,51 +9,51 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from medfl_studies.study import Prepared
+    from medfl_studies.study import CheckedStudy
 
 
 def command(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Study files (YAML), one after the other.")],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="Study files (YAML), run one after the other.")
+    ],
     source: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of the data.", show_default="$MEDFL_DATA")
+        Path | None, typer.Option(metavar="DIR", help="Folder of the source data.", show_default="$MEDFL_DATA")
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Folder to write; of several studies, each has one of its name in there.",
+            help="Output folder. With several study files, each gets a subfolder with its name.",
             show_default="runs/<name>[-<scale>]",
         ),
     ] = None,
-    scale: Annotated[str, typer.Option(help="A scale of the study; `full` is the file as it stands.")] = "full",
-    seeds: Annotated[
-        int | None, typer.Option(min=1, help="Number of seeds.", show_default="those of the study")
-    ] = None,
+    scale: Annotated[str, typer.Option(help="Scale of the study; `full` leaves the file unchanged.")] = "full",
+    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds.", show_default="as in the study")] = None,
     data: Annotated[
-        list[str] | None, typer.Option(help="A data set of the study; may be given again.", show_default="all")
+        list[str] | None, typer.Option(help="Data set of the study to use; can be repeated.", show_default="all")
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes that train sites.", show_default="that of the bundle")
+        int | None, typer.Option(min=1, help="Number of processes that train sites.", show_default="as in the bundle")
     ] = None,
     jobs: Annotated[
-        int, typer.Option(min=1, help="Runs at the same time. With enough of them --workers 1 is fastest.")
+        int, typer.Option(min=1, help="Number of runs at the same time. With many of them --workers 1 is fastest.")
     ] = 1,
     clean: Annotated[
-        bool, typer.Option("--clean", help="Remove the state of each run that is finished, as `medfl clean` does.")
+        bool, typer.Option("--clean", help="Remove the state of each finished run, as `medfl clean` does.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check everything, print the commands, write nothing.")
+        bool, typer.Option("--dry-run", help="Check the study and print its commands, without writing anything.")
     ] = False,
 ) -> None:
     """Run the methods and seeds of study files, and write tables that compare them.
 
-    All files are checked before the first run. The same command again continues: runs that are finished are left alone.
-    A run that fails is named in the table, and the others go on; the status is then 1. What a finished run keeps to be
-    continued takes most of the room of a long study: --clean removes it, once there is no attack left to make.
+    All files are checked before the first run. Give the same command again to continue: finished runs are not repeated.
+    If a run fails, the table names it, the other runs continue, and the exit status is 1. Most of the disk space of a
+    long study is the state that finished runs keep for being continued: --clean removes it once no attack needs it.
 
     Example: medfl study studies/medmnist_quick.yaml --source downloads --scale cpu --jobs 2
     """
-    from medfl_studies.study import commands, load_study
+    from medfl_studies.study import list_commands, load_study
 
     places = [out / file.stem if out and len(files) > 1 else out for file in files]
     studies = [
@@ -66,20 +66,20 @@ def command(
         if prepared.note:
             typer.echo(f"warning: {prepared.note}", err=True)
     if dry_run:
-        for line in [line for prepared in studies for line in commands(prepared)]:
+        for line in [line for prepared in studies for line in list_commands(prepared)]:
             typer.echo(line)
         return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # end the run at work, too
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # also ends the current run
     try:
-        finished = [_carry_out(prepared, jobs, clean) for prepared in studies]
+        finished = [_run_one_study(prepared, jobs, clean) for prepared in studies]
     finally:
         signal.signal(signal.SIGTERM, before)
     if not all(finished):
         raise typer.Exit(1)
 
 
-def _carry_out(prepared: Prepared, jobs: int, clean: bool) -> bool:
-    """Run a study and name its results, and the runs that are not finished; whether all are."""
+def _run_one_study(prepared: CheckedStudy, jobs: int, clean: bool) -> bool:
+    """Run a study, print its result files and unfinished runs, and return whether all runs are finished."""
     from medfl.cli.clean import clean as clean_run
     from medfl_studies.study import run_study
 

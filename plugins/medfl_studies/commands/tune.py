@@ -1,4 +1,4 @@
-"""``medfl tune``: good settings for the rows of a study, chosen on validation images alone."""
+"""Command ``medfl tune``: search for good settings of a study's rows, using validation images only."""
 
 from __future__ import annotations
 
@@ -14,31 +14,33 @@ if TYPE_CHECKING:
 
 
 def command(
-    file: Annotated[Path, typer.Argument(metavar="STUDY", help="A study file (YAML) with a section `tune`.")],
+    file: Annotated[Path, typer.Argument(metavar="STUDY", help="Study file (YAML) with a section `tune`.")],
     source: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of the data.", show_default="$MEDFL_DATA")
+        Path | None, typer.Option(metavar="DIR", help="Folder of the source data.", show_default="$MEDFL_DATA")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder to write.", show_default="runs/<name>[-<scale>]-tune")
+        Path | None, typer.Option(metavar="DIR", help="Output folder.", show_default="runs/<name>[-<scale>]-tune")
     ] = None,
-    scale: Annotated[str, typer.Option(help="A scale of the study; `full` is the file as it stands.")] = "full",
-    data: Annotated[str | None, typer.Option(help="The data set, where the study has several.")] = None,
+    scale: Annotated[str, typer.Option(help="Scale of the study; `full` leaves the file unchanged.")] = "full",
+    data: Annotated[str | None, typer.Option(help="Name of the data set, if the study has several.")] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes that train sites.", show_default="that of the bundle")
+        int | None, typer.Option(min=1, help="Number of processes that train sites.", show_default="as in the bundle")
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Trials at the same time.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of trials at the same time.")] = 1,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check everything, print the first trials' commands, write nothing.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Check the study and print the commands of the first trials, without writing anything."
+        ),
     ] = False,
 ) -> None:
-    """Look for good settings of a study's rows, each with the same budget of trials and of rounds.
+    """Search for good settings of a study's rows, with the same budget of trials and rounds for each row.
 
-    Trials are compared on validation images; test images stay closed. Written are a study file with the winners, which
-    `medfl study` runs, and every trial. The same command again continues a search, to the same winners.
+    Trials are compared on validation images; test images are not used. The command writes a study file with the best
+    settings, to run with `medfl study`, and the results of all trials. Give the same command again to continue a
+    search, with the same outcome.
 
-    Example:
-
-        medfl tune studies/tune_breastmnist.yaml --source downloads --jobs 2
+    Example: medfl tune studies/tune_breastmnist.yaml --source downloads --jobs 2
     """
     from medfl.utils.formats import count
     from medfl_studies.tune.search import first_trials, load_search
@@ -53,26 +55,26 @@ def command(
             for trial in trials:
                 typer.echo(shlex.join(search.job(row, trial).command()))
         return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # end the trials at work, too
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # also ends the current trials
     try:
-        _carry_out(search, jobs)
+        _run_search(search, jobs)
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def _carry_out(search: Search, jobs: int) -> None:
-    """Search, and name the winners, the price and the files."""
-    from medfl_studies.tune.price import price_sentence
-    from medfl_studies.tune.results import next_command, write_results
+def _run_search(search: Search, jobs: int) -> None:
+    """Run the search, and print the best trials, the privacy cost and the written files."""
+    from medfl_studies.tune.privacy_cost import describe_privacy_cost
     from medfl_studies.tune.search import run_search
+    from medfl_studies.tune.search_report import follow_up_command, write_search_report
 
     tuned = run_search(search, at_once=jobs)
-    paths = write_results(search, tuned)
+    paths = write_search_report(search, tuned)
     for row, result in tuned.winners.items():
         values = ", ".join(f"{name}={value}" for name, value in result.trial.parameters.items())
         typer.echo(f"{row}: trial {result.trial.number}, {values} (validation {search.metric} {result.score:.4f})")
-    for price in tuned.prices:
-        typer.echo(price_sentence(price))
+    for cost in tuned.privacy_costs:
+        typer.echo(describe_privacy_cost(cost))
     for path in paths:
         typer.echo(path)
-    typer.echo(f"next: {next_command(search)}")
+    typer.echo(f"next: {follow_up_command(search)}")

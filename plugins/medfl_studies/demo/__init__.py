@@ -1,4 +1,4 @@
-"""Federations from nothing: made-up images, prepared, partitioned, trained, compared, and on a page each."""
+"""Demo federations on synthetic images: prepare, partition, train, compare, and report."""
 
 from __future__ import annotations
 
@@ -6,31 +6,32 @@ from pathlib import Path
 
 from rich.console import Console
 
-from medfl_studies.demo.brains import brains
-from medfl_studies.demo.cells import cells
+from medfl_studies.demo.brains import run_brain_demo
+from medfl_studies.demo.cells import run_cell_demo
 
 
 def demo(out: Path, rounds: int = 14, images: int = 200, seed: int = 0) -> list[Path]:
-    """Go the whole way twice: blood cells of six hospitals, and brain maps at four sites with unlike networks.
+    """Run both demos: blood cells of six hospitals, and brain maps at three or four sites with different networks.
 
-    `medfl_studies.demo.cells` and `medfl_studies.demo.brains` say what is made up there, and how.
+    `medfl_studies.demo.cells` and `medfl_studies.demo.brains` describe the synthetic data.
 
     Args:
-        out: Where everything goes; what is there is continued.
-        rounds: Rounds of the runs on blood cells; those on brains have half of them.
-        images: Images per hospital, on average; brains have a quarter of it for each of eight scanning centres.
-        seed: Of all data and runs.
+        out: Output folder; existing results in it are continued.
+        rounds: Rounds of the runs on blood cells; the runs on brain maps have half as many.
+        images: Mean number of images per hospital. The brain maps have a quarter of this number for each of eight
+            scanning centres.
+        seed: Seed of all data and runs.
 
     Returns:
-        The reports.
+        Paths of the reports.
 
     Raises:
         MedflError: If a run fails.
     """
     console = Console(highlight=False, soft_wrap=True)
     parts = {
-        "Blood cells of six hospitals": cells(out, rounds, images, seed, console),
-        "Brain maps, unlike networks that teach each other": brains(
+        "Blood cells of six hospitals": run_cell_demo(out, rounds, images, seed, console),
+        "Brain maps, different networks that learn from each other": run_brain_demo(
             out / "brains", max(rounds // 2, 1), max(images // 4, 10), seed, console
         ),
     }

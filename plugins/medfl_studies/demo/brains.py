@@ -1,13 +1,13 @@
-"""Made-up brain maps of four regions of the world, whose networks are of unlike widths and teach each other.
+"""Demo with synthetic brain maps of three regions of the world, whose networks have different widths.
 
-Each region has 16 subjects to train on and 84 to test on, of two scanning centres. In the first half of the rounds the
-models travel and learn wherever they are; in the second each site's model learns beside a copy of another's (FedSKD
-with ``start_fraction`` 0.5).
+Each region has 16 subjects to train on and 84 to test on, from two scanning centres. In the first half of the rounds
+the models visit other sites and are trained there. In the second half each site's model learns beside a copy of another
+site's model (FedSKD with ``start_fraction`` 0.5).
 
-It is here to show volumes, unlike networks and every model at every site, not a gain: the maps are easy, and where
-sites alone are good there is nothing to gain. On the seeds 0 to 2 the mean AUC goes from .891, .985 and .973 to .955,
-.977 and .977: a gain of +.064 [.037, .095], -.008 [-.024, .004] and +.005 [-.013, .023]. The page says so. It says
-nothing about data of yours.
+The demo shows volumes, different networks and every model at every site, not a gain: the task is easy, and local
+training is already good. On the seeds 0 to 2 the mean AUC changes from .891, .985 and .973 to .955, .977 and .977: a
+gain of +.064 [.037, .095], -.008 [-.024, .004] and +.005 [-.013, .023]. The report says so. These numbers say nothing
+about other data.
 """
 
 from __future__ import annotations
@@ -22,36 +22,38 @@ from medfl.data.partition.partition import partition
 from medfl.data.partition.plan import PartitionPlan
 from medfl.plugins import load_plugins
 from medfl_report.sections.holdings import draw_partition
-from medfl_studies.demo.runs import Shown, report, run
+from medfl_studies.demo.runs import DemoPart, run_method, write_demo_report
 
 METHODS = {
     "local": (),
     "fedskd": ("--method_args", "{'preset': 'paper_asd', 'p2p_scale': 1, 'start_fraction': 0.5}"),
 }
-NOTE = (
-    "The brain maps are made up. They are here to show that volumes work, that sites of unlike networks can learn from "
-    "each other (fedskd: models travel and teach, no weights are averaged), and what every model is worth at every "
-    "site. They do not show that a site gains by it: that depends on the seed and on the last bits of a processor. The "
-    "tables of this page say what this run shows."
+"""Maps each method of the demo to its options."""
+REPORT_NOTE = (
+    "The brain maps are synthetic. They show that medfl supports volumes, that sites with different networks can learn "
+    "from each other (fedskd: models visit other sites and teach; no weights are averaged), and how every model "
+    "performs at every site. They do not show that a site gains from federated learning: that depends on the seed and "
+    "on rounding errors of the processor. The tables of this page contain the results of this run."
 )
-"""What the page says at its top."""
+"""Note at the top of the report."""
 
 NETWORKS = {"US-East": "resnet10_minus2", "US-Middle": "resnet10_minus4", "US-West": "resnet10_minus6"}
+"""Maps each site to its network."""
 SIZE, TEST_SHARE = 16, 0.84
 
 
-def brains(out: Path, rounds: int, per_centre: int, seed: int, console: Console) -> Shown:
-    """From a made-up release of ABIDE, as NIfTI maps with a phenotypic file and an atlas, to a report.
+def run_brain_demo(out: Path, rounds: int, per_centre: int, seed: int, console: Console) -> DemoPart:
+    """Run the demo from a synthetic ABIDE release (NIfTI maps, a phenotypic file and an atlas) to a report.
 
     Args:
-        out: Where everything goes.
+        out: Output folder.
         rounds: Rounds of each run.
-        per_centre: Subjects of each of eight scanning centres.
-        seed: Of data and runs.
-        console: Shows what is done.
+        per_centre: Number of subjects of each of eight scanning centres.
+        seed: Seed of data and runs.
+        console: Console that shows the steps.
 
     Returns:
-        The report, and who gains.
+        Path of the report, and the summary of the gains.
     """
     data = _prepare(out, per_centre, seed, console)
     options = [
@@ -70,20 +72,20 @@ def brains(out: Path, rounds: int, per_centre: int, seed: int, console: Console)
         *("--settings#evaluate_every", "2", "--settings#cross_site_evaluation", "True"),
         *("--optimizer#lr", "0.001", "--seed", str(seed)),
     ]
-    alone, together = (
-        run("fmri_asd_classification", method, data, out / "runs" / method, [*options, *own], console)
-        for method, own in METHODS.items()
+    local_run, federated_run = (
+        run_method("fmri_asd_classification", method, data, out / "runs" / method, [*options, *method_options], console)
+        for method, method_options in METHODS.items()
     )
-    return report(alone, together, out / "report.html", ("auc", "balanced_accuracy"), NOTE)
+    return write_demo_report(local_run, federated_run, out / "report.html", ("auc", "balanced_accuracy"), REPORT_NOTE)
 
 
 def _prepare(out: Path, per_centre: int, seed: int, console: Console) -> Path:
-    """Release, pooled data set and partition, each made unless it is there."""
+    """Make release, pooled data set and partition, unless the partition exists; return its folder."""
     release, pooled, data = out / "release", out / "pooled", out / "data"
     if not data.exists():
         registry = load_plugins()
         registry.synthetic("abide")(release, per_centre, seed=seed)
-        console.print(f"\nMade-up brain maps, as ABIDE is published: {release}")
+        console.print(f"\nSynthetic brain maps, in the format of ABIDE: {release}")
         atlas = next(release.glob("*atlas.nii.gz"))
         console.print(f"\nmedfl prep abide --source {release} --atlas {atlas} --size {SIZE} --out {pooled}")
         prepare(registry.dataset("abide")(source=release, size=SIZE, atlas=atlas), pooled, force=True)

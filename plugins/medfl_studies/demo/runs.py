@@ -1,4 +1,4 @@
-"""A run as anyone can start it, and who gains."""
+"""Run a method of the demo with MONAI's own command, and summarize which sites gain."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from medfl_report.patient_tests import Pair
 from medfl_report.predictions import read_tested
 
 
-def run(bundle: str, method: str, data: Path, out: Path, options: Sequence[str], console: Console) -> Path:
-    """Run a method as MONAI's own command does, in this process: its imports take longer than a short run.
+def run_method(bundle: str, method: str, data: Path, out: Path, options: Sequence[str], console: Console) -> Path:
+    """Run a method with MONAI's bundle command, in this process, because its imports take longer than a short run.
 
     Args:
         bundle: Name of a bundle that comes with medfl.
         method: Name of the method.
-        data: The partitioned data set.
-        out: The run folder.
+        data: Folder of the partitioned data set.
+        out: Run folder.
         options: Further words of the command.
-        console: Shows the command.
+        console: Console that shows the command.
 
     Returns:
         The run folder.
 
     Raises:
-        MedflError: If it fails.
+        MedflError: If the run fails.
     """
     root = find_bundle(bundle)
     configs = [str(root / "configs" / name) for name in ("train.json", "federate.json")]
@@ -49,10 +49,10 @@ def run(bundle: str, method: str, data: Path, out: Path, options: Sequence[str],
     console.print(f"\n{shlex.join(['python', '-m', 'monai.bundle', *words])}")
     from monai.bundle import scripts
 
-    with warnings.catch_warnings():  # MONAI warns of any bundle, also of ours
+    with warnings.catch_warnings():  # MONAI logs these warnings for any bundle
         warnings.filterwarnings("ignore", category=UserWarning, module="monai.bundle.scripts")
         try:
-            fire.Fire({"run": scripts.run}, words)  # what the command does, in this process
+            fire.Fire({"run": scripts.run}, words)
         except SystemExit as error:
             raise MedflError(
                 "run_failed", f"The run of '{method}' failed; its messages are above.", method=method
@@ -61,40 +61,46 @@ def run(bundle: str, method: str, data: Path, out: Path, options: Sequence[str],
 
 
 @dataclass(frozen=True)
-class Shown:
-    """What a part of the demo leads to.
+class DemoPart:
+    """Results of one part of the demo.
 
     Attributes:
-        page: Its report.
-        gains: Who gains, a line for each metric.
+        page: Path of the report.
+        gains: Summary of the gains, a line for each metric.
     """
 
     page: Path
     gains: list[str]
 
 
-def report(alone: Path, together: Path, page: Path, metrics: Sequence[str], note: str) -> Shown:
-    """Write the page of two runs.
+def write_demo_report(local_run: Path, federated_run: Path, page: Path, metrics: Sequence[str], note: str) -> DemoPart:
+    """Write the report on two runs, and summarize the gains.
 
     Args:
-        alone: As in `who_gains`.
-        together: As in `who_gains`.
-        page: The file to write.
-        metrics: As in `who_gains`.
-        note: What the page says at its top.
+        local_run: Run folder of the method ``local``.
+        federated_run: Run folder of another method on the same data.
+        page: Path of the report.
+        metrics: Names of the metrics.
+        note: Note at the top of the report.
     """
-    return Shown(write_report([alone, together], page, notes=[note]), who_gains(alone, together, metrics))
+    return DemoPart(
+        page=write_report([local_run, federated_run], page, notes=[note]),
+        gains=summarize_gains(local_run, federated_run, metrics),
+    )
 
 
-def who_gains(alone: Path, together: Path, metrics: Sequence[str]) -> list[str]:
-    """A line for each metric: the mean gain over the sites with its 95 % interval, and how many sites gain.
+def summarize_gains(local_run: Path, federated_run: Path, metrics: Sequence[str]) -> list[str]:
+    """Summarize the gains of federated over local training, a line for each metric.
+
+    A line contains the mean gain over the sites with its 95 % confidence interval, and the numbers of sites that gain
+    and lose.
 
     Args:
-        alone: Run folder of the method ``local``.
-        together: Run folder of another method on the same data.
-        metrics: Their names.
+        local_run: Run folder of the method ``local``.
+        federated_run: Run folder of another method on the same data.
+        metrics: Names of the metrics.
     """
-    pair = Pair(read_run(alone), read_run(together))
+    pair = Pair(read_run(local_run), read_run(federated_run))
     tested = {str(run.folder): read_tested(run) for run in (pair.alone, pair.other)}
     lines = []
     for metric in metrics:
@@ -103,7 +109,7 @@ def who_gains(alone: Path, together: Path, metrics: Sequence[str]) -> list[str]:
         ends = "" if mean.low is None else f" [{signed(mean.low)}, {signed(mean.high)}]"
         gain, lose, unclear, few = (compared.count(verdict) for verdict in (GAINS, LOSES, UNCLEAR, TOO_FEW))
         lines.append(
-            f"{metric_words(metric, ())}: {score(mean.alone)} alone, {score(mean.other)} with {compared.name}; "
+            f"{metric_words(metric, ())}: {score(mean.alone)} locally, {score(mean.other)} with {compared.name}; "
             f"mean gain {signed(mean.difference)}{ends}; {gain} of {len(compared.rows)} sites gain, {lose} lose, "
             f"{unclear} show {UNCLEAR}" + (f", {few} have {TOO_FEW}" if few else "")
         )

@@ -1,1 +1,1 @@
-"""Typed records of study files and their results, one reader and one writer each."""
+"""Records of the files that a study writes, each with one reader and one writer."""

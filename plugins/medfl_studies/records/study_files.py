@@ -1,4 +1,4 @@
-"""Files that a study writes: the identity of a finished run, how a pool was prepared, and its hyperparameter search."""
+"""Files that a study writes: identity of a finished run, preparation of a pooled data set, hyperparameter search."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from medfl.records.record import FileRecord, Record
 
 
 class JobIdentity(FileRecord):
-    """Everything that decides the numbers of a study's run; the file in the run folder says that this run is over.
+    """Everything that determines the numbers of a study's run. The file in the run folder marks the run as finished.
 
     Attributes:
         options: Options of the run by name.
         configuration: Digest of the bundle's configuration files.
         data: Digest of the data lists.
-        code: Digest of the bundle's folder, if the bundle was adopted, else None.
-        data_files: Digest of the names and sizes of the data set's files, if the bundle was adopted, else None.
+        code: Digest of the bundle's folder if the bundle was adopted, else None.
+        data_files: Digest of the names and sizes of the data set's files if the bundle was adopted, else None.
     """
 
     NAME: ClassVar[str] = "study.json"
@@ -30,7 +30,7 @@ class JobIdentity(FileRecord):
 
 
 class PoolPreparation(FileRecord):
-    """The data set and the options from which a pooled data set was prepared; the file is beside the pool.
+    """The data set and options that a pooled data set was prepared with. The file is beside the pooled data set.
 
     Attributes:
         dataset: Name of the data set.
@@ -38,7 +38,7 @@ class PoolPreparation(FileRecord):
     """
 
     NAME: ClassVar[str] = "prep.json"
-    REPAIR: ClassVar[str] = "Give another --out, or remove the pooled data set beside it to prepare it again."
+    REPAIR: ClassVar[str] = "Give another --out, or remove the pooled data set beside the file to prepare it again."
 
     dataset: str
     options: dict[str, JsonValue]
@@ -48,25 +48,25 @@ class PoolPreparation(FileRecord):
 
 
 class Trial(Record):
-    """A trial of a row.
+    """A trial of a row: one combination of parameters.
 
     Attributes:
-        number: Number of the trial in its row, from 0.
-        parameters: Maps each name to its value, as in `medfl_studies.tune.space.Axis`.
+        number: Number of the trial in its row, counted from 0.
+        parameters: Maps each parameter name to its value, as in `medfl_studies.tune.space.SearchAxis`.
     """
 
     number: int
     parameters: dict[str, JsonValue]
 
 
-class Result(Record):
+class TrialResult(Record):
     """The result of a trial.
 
     Attributes:
         row: Name of the row.
         trial: The trial.
-        run: Number of the trial that was run: the trial itself, or an earlier one with the same parameters.
-        status: Status of the run at its end.
+        run: Number of the trial that was run: the trial itself, or an earlier trial with the same parameters.
+        status: Final status of the run.
         score: Score on validation images, or None.
         seconds: Seconds of training and evaluation in all rounds, summed over the sites.
     """
@@ -79,11 +79,11 @@ class Result(Record):
     seconds: float
 
 
-class Price(Record):
-    """Privacy that the trials spent together at the site that spent most, for one kind of promise.
+class PrivacyCost(Record):
+    """Privacy budget that all trials spent together at the site that spent most, for one kind of guarantee.
 
     Attributes:
-        unit: ``site`` or ``sample``.
+        unit: Unit of privacy, ``site`` or ``sample``.
         adjacency: ``add_remove`` or ``replace``.
         delta: Probability that the guarantee fails.
         trials: Number of runs that released anything.
@@ -102,12 +102,12 @@ class Price(Record):
 
 
 class SearchDefinition(Record):
-    """Everything that decides the trials of a search and their scores.
+    """Everything that determines the trials of a search and their scores.
 
     Attributes:
         study: The study, without its description and its bundle.
         bundle: Name of the bundle's folder.
-        metric: Metric that is compared.
+        metric: Metric that the search optimizes.
         optuna: Version of Optuna.
     """
 
@@ -117,7 +117,7 @@ class SearchDefinition(Record):
     optuna: str
 
     def changes(self, other: SearchDefinition) -> list[str]:
-        """Return the sorted names of the study's fields and of the other fields that differ between two definitions."""
+        """Return the sorted names of the study's fields and other fields that differ between two definitions."""
         mine, others = ({**part.study, **part.to_json(), "study": None} for part in (self, other))
         return sorted(name for name in mine.keys() | others.keys() if mine.get(name) != others.get(name))
 
@@ -128,10 +128,10 @@ class SearchOutcome(Record):
     Attributes:
         trials: Number of trials of each row.
         rounds: Number of rounds of each trial.
-        score: Whether the mean of the sites or the worst site is compared.
-        seed: Seed of the trials.
+        score: Aggregation over the sites: their mean, or the worst site.
+        seed: Seed of the trials' runs.
         winners: Maps each row to the number of its best trial.
-        prices: Spent privacy for each kind of promise; empty without privacy.
+        prices: Spent privacy budget for each kind of guarantee; empty without privacy.
     """
 
     trials: int
@@ -139,21 +139,21 @@ class SearchOutcome(Record):
     score: Literal["mean", "worst"]
     seed: int
     winners: dict[str, int]
-    prices: tuple[Price, ...]
+    prices: tuple[PrivacyCost, ...]
 
 
 class SearchRecord(FileRecord):
     """The record of a search.
 
     Attributes:
-        definition: Everything that decides the trials and their scores.
+        definition: Everything that determines the trials and their scores.
         results: Results of all trials so far, in the order of the search.
-        outcome: The outcome, or None before the search is over.
+        outcome: The outcome, or None before the search has ended.
     """
 
     NAME: ClassVar[str] = "search.json"
-    REPAIR: ClassVar[str] = "Remove it: finished trials are read again from their folders."
+    REPAIR: ClassVar[str] = "Remove the file: finished trials are read again from their folders."
 
     definition: SearchDefinition
-    results: tuple[Result, ...]
+    results: tuple[TrialResult, ...]
     outcome: SearchOutcome | None = None

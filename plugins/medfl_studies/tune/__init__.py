@@ -1,1 +1,1 @@
-"""Looking for good settings of a study's rows, on validation images alone."""
+"""Search for good settings of a study's rows, using validation images only."""

@@ -1,76 +1,83 @@
-"""History of a search: its definition and the result of every trial. A search that was killed continues from it."""
+"""History of a search: its definition and the results of its trials. A search that was killed continues from it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from medfl.errors import StoreError
-from medfl_studies.records.study_files import Result, SearchDefinition, SearchOutcome, SearchRecord, Trial
+from medfl_studies.records.study_files import SearchDefinition, SearchOutcome, SearchRecord, Trial, TrialResult
 
 
-class History:
-    """The results of a search so far, in memory and in the folder of the search.
+class SearchHistory:
+    """Results of a search so far, in memory and in the folder of the search.
 
     Args:
-        out: Folder of the search.
-        definition: Everything that decides the trials and their scores.
+        out: Output folder of the search.
+        definition: Everything that determines the trials and their scores.
+
+    Attributes:
+        results: Results in the order of the search.
 
     Raises:
-        StoreError: If the folder holds another search, or its file is damaged.
+        StoreError: If the folder contains another search, or its file is damaged.
     """
 
     def __init__(self, out: Path, definition: SearchDefinition) -> None:
         self._path, self._definition = out / SearchRecord.NAME, definition
-        self.results: list[Result] = []
+        self.results: list[TrialResult] = []
         if self._path.is_file():
             self._read()
 
-    def known(self, row: str, trial: Trial) -> Result | None:
-        """Return the result of a trial, or of an earlier one with the same parameters, or None.
+    def find_result(self, row: str, trial: Trial) -> TrialResult | None:
+        """Return the result of a trial, or of an earlier trial with the same parameters, or None.
 
         Raises:
-            StoreError: If the trial of that number had other parameters.
+            StoreError: If the trial with this number had other parameters.
         """
-        for result in self.of(row):
+        for result in self.row_results(row):
             if result.trial.number == trial.number:
                 if result.trial.parameters != trial.parameters:
                     raise StoreError(
                         "changed_trial",
-                        f"'{self._path}': trial {trial.number} of row '{row}' had {result.trial.parameters}, and "
-                        f"the sampler now names {trial.parameters}. Give another --out.",
+                        f"'{self._path}': trial {trial.number} of row '{row}' had the parameters "
+                        f"{result.trial.parameters}, but the sampler now proposes {trial.parameters}. Choose another "
+                        "folder with --out.",
                         path=self._path,
                         row=row,
                         trial=trial.number,
                     )
                 return result
-        twin = next((result for result in self.of(row) if result.trial.parameters == trial.parameters), None)
-        return None if twin is None else twin.model_copy(update={"trial": trial})
+        same_parameters = next(
+            (result for result in self.row_results(row) if result.trial.parameters == trial.parameters), None
+        )
+        return None if same_parameters is None else same_parameters.model_copy(update={"trial": trial})
 
-    def add(self, result: Result) -> None:
-        """Add a result unless it is there."""
+    def add(self, result: TrialResult) -> None:
+        """Add a result, unless the history contains it."""
         if result not in self.results:
             self.results.append(result)
 
-    def of(self, row: str) -> list[Result]:
+    def row_results(self, row: str) -> list[TrialResult]:
         """Return the results of a row, in the order of the search."""
         return [result for result in self.results if result.row == row]
 
     def write(self, outcome: SearchOutcome | None = None) -> None:
-        """Write the file.
+        """Write the history to its file.
 
         Args:
-            outcome: The outcome, once the search is over.
+            outcome: Outcome of the search, or None before the search has ended.
         """
         SearchRecord(definition=self._definition, results=tuple(self.results), outcome=outcome).write(self._path)
 
     def _read(self) -> None:
+        """Read the results from the file; raise StoreError if it belongs to another search."""
         record = SearchRecord.read(self._path)
         if record.definition != self._definition:
             keys = record.definition.changes(self._definition)
             raise StoreError(
                 "other_search",
-                f"'{self._path}' is the record of another search: {', '.join(keys)} changed. Give another --out, or "
-                "the study as it was.",
+                f"'{self._path}' is the record of another search: {', '.join(keys)} changed. Choose another folder "
+                "with --out, or undo the change of the study.",
                 path=self._path,
                 changed=keys,
             )

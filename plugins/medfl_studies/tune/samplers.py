@@ -1,7 +1,7 @@
-"""Which trials a row has: Optuna's samplers name them.
+"""Choose the trials of a row with Optuna's samplers.
 
-A sampler draws from its own seed alone, so the same scores lead to the same trials: a search that was killed is told
-again what is known, and goes on as it would have.
+A sampler uses only its own seed, so the same scores lead to the same trials. If a search was killed, the sampler
+receives the known scores again and continues as it would have.
 """
 
 from __future__ import annotations
@@ -12,70 +12,77 @@ from typing import Any
 from medfl.errors import SettingsError, pip_install
 from medfl.utils.seeds import seed_of
 from medfl_studies.records.study_files import Trial
-from medfl_studies.tune.space import Axis, Space
-from medfl_studies.tuning import Tuning
+from medfl_studies.tune.space import SearchAxis, SearchSpace
+from medfl_studies.tuning_section import Tuning
 
-Goodness = float | None
-"""A score of which more is better; None for a trial without one, as after a training that diverged."""
-
-
-Sampler = Generator[list[Trial], list[Goodness], None]
-"""Yields trials that may be carried out at the same time, and is sent their scores in the same order."""
+MaximizedScore = float | None
+"""Score to maximize; None for a trial without a score, for example after a training that diverged."""
 
 
-def make_sampler(space: Space, tuning: Tuning) -> Sampler:
+TrialSampler = Generator[list[Trial], list[MaximizedScore], None]
+"""Generator of trials.
+
+It yields trials that may run at the same time, and receives their scores in the same order.
+"""
+
+
+def make_sampler(space: SearchSpace, tuning: Tuning) -> TrialSampler:
     """Return the sampler of a row.
 
     Args:
-        space: What may be tried.
-        tuning: The section of the study file.
+        space: Search space of the row.
+        tuning: Section ``tune`` of the study file.
 
     Raises:
         SettingsError: If Optuna is not installed.
     """
-    optuna, count = load_optuna(), trials_of(space, tuning)
+    optuna, count = load_optuna(), count_trials(space, tuning)
     seed = seed_of(tuning.seed, space.row, tuning.sampler) % 2**32
     if tuning.sampler == "grid":
-        axes = tuple(Axis(axis.name, axis.grid()) for axis in space.axes)
-        places = {axis.name: list(range(len(axis.grid()))) for axis in axes}
-        sampler = optuna.samplers.GridSampler(places, seed=seed)
+        axes = tuple(SearchAxis(axis.name, axis.grid()) for axis in space.axes)
+        indices_by_name = {axis.name: list(range(len(axis.grid()))) for axis in axes}
+        sampler = optuna.samplers.GridSampler(indices_by_name, seed=seed)
     elif tuning.sampler == "random":
         axes, sampler = space.axes, optuna.samplers.RandomSampler(seed=seed)
     else:
         axes, sampler = space.axes, optuna.samplers.TPESampler(seed=seed, n_startup_trials=max(2, count // 4))
     study = optuna.create_study(direction="maximize", sampler=sampler)
-    return _conversation(optuna, study, axes, count, 1 if tuning.sampler == "tpe" else count)
+    return _generate_trials(optuna, study, axes, count, 1 if tuning.sampler == "tpe" else count)
 
 
-def trials_of(space: Space, tuning: Tuning) -> int:
+def count_trials(space: SearchSpace, tuning: Tuning) -> int:
     """Return the number of trials of a row."""
     return len(space.grid()) if tuning.trials is None or tuning.sampler == "grid" else tuning.trials
 
 
-def _conversation(optuna: Any, study: Any, axes: tuple[Axis, ...], count: int, at_once: int) -> Sampler:
-    """Ask for some trials at a time, and tell their scores. The scores of the last ones change nothing."""
+def _generate_trials(optuna: Any, study: Any, axes: tuple[SearchAxis, ...], count: int, at_once: int) -> TrialSampler:
+    """Yield trials of an Optuna study in batches, and report their scores to Optuna.
+
+    The scores of the last batch have no effect.
+    """
     for first in range(0, count, at_once):
         batch = [study.ask() for _ in range(at_once)]
-        points = [{axis.name: _suggested(trial, axis) for axis in axes} for trial in batch]
+        points = [{axis.name: _suggest_value(trial, axis) for axis in axes} for trial in batch]
         scores = yield [Trial(number=first + place, parameters=point) for place, point in enumerate(points)]
         if first + at_once < count:
             for trial, score in zip(batch, scores, strict=True):
                 study.tell(trial, score, state=optuna.trial.TrialState.FAIL if score is None else None)
 
 
-def _suggested(trial: Any, axis: Axis) -> Any:
+def _suggest_value(trial: Any, axis: SearchAxis) -> Any:
+    """Return Optuna's value of an axis for a trial."""
     if axis.values is not None:
         return axis.values[trial.suggest_categorical(axis.name, list(range(len(axis.values))))]
     assert axis.range is not None
     suggest = trial.suggest_int if axis.whole else trial.suggest_float
-    return axis.fitting(suggest(axis.name, axis.range.low, axis.range.high, log=axis.range.log))
+    return axis.round_into_range(suggest(axis.name, axis.range.low, axis.range.high, log=axis.range.log))
 
 
 def load_optuna() -> Any:
-    """Return Optuna, which is loaded when it is needed first.
+    """Import Optuna and return the module.
 
     Raises:
-        SettingsError: If it is not installed.
+        SettingsError: If Optuna is not installed.
     """
     try:
         import optuna

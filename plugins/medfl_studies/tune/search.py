@@ -1,4 +1,4 @@
-"""A search from a study file to its winners: every row gets the same number of trials, and of rounds."""
+"""Search for good settings of a study's rows: each row has the same number of trials and of rounds."""
 
 from __future__ import annotations
 
@@ -13,42 +13,51 @@ from medfl.plugins import Registry
 from medfl.utils.text import Say
 from medfl_studies.checks import check_options, check_rows
 from medfl_studies.cohorts import make_data
-from medfl_studies.jobs import Job, expand, is_adopted
+from medfl_studies.jobs import RunJob, expand_study, is_adopted_bundle
 from medfl_studies.reading import read_study
-from medfl_studies.records.study_files import Price, Result, SearchDefinition, Trial
-from medfl_studies.runner import Launch, only_study, run_jobs, study_progress
-from medfl_studies.schema import FULL, Study
-from medfl_studies.study import default_out, load_study
-from medfl_studies.tune.history import History
-from medfl_studies.tune.price import check_price, prices, with_ledger
-from medfl_studies.tune.samplers import Sampler, load_optuna, make_sampler, trials_of
-from medfl_studies.tune.space import Space, read_space, with_parameters
-from medfl_studies.tune.trials import SCORED, TrialJob, goodness, pinned, read_result, trial_job, winner
-from medfl_studies.tuning import Tuning
+from medfl_studies.records.study_files import PrivacyCost, SearchDefinition, Trial, TrialResult
+from medfl_studies.runner import Launcher, lock_study_folder, run_jobs, study_progress
+from medfl_studies.schema import FULL_SCALE, Study
+from medfl_studies.study import default_output_dir, load_study
+from medfl_studies.tune.history import SearchHistory
+from medfl_studies.tune.privacy_cost import check_privacy_budget, compute_privacy_costs, with_privacy_ledgers
+from medfl_studies.tune.samplers import TrialSampler, count_trials, load_optuna, make_sampler
+from medfl_studies.tune.space import SearchSpace, read_space, with_parameters
+from medfl_studies.tune.trials import (
+    FINAL_STATUSES,
+    TrialJob,
+    best_result,
+    fix_partition,
+    read_result,
+    score_to_maximize,
+    trial_job,
+)
+from medfl_studies.tuning_section import Tuning
 
 
 @dataclass(frozen=True)
 class Search:
-    """A search that was checked, ready to run.
+    """A search that was checked and is ready to run.
 
     Attributes:
-        study: The study, with one data set, one partition where that matters, and a ledger under privacy.
-        tuning: Its section ``tune``.
-        jobs: Row to a run of it as the study has it.
-        spaces: Row to what is tried.
-        metric: What is compared.
+        study: The study with one data set, with a fixed partition if necessary (`fix_partition`), and with a privacy
+            budget ledger for rows with privacy.
+        tuning: Section ``tune`` of the study.
+        jobs: Maps each row to one of its runs in the untuned study.
+        spaces: Maps each row to its search space.
+        metric: Metric to optimize.
         trials: Number of trials of each row.
         rounds: Number of rounds of each trial.
-        registry: What the plugins offer.
-        source: Folder of the data as they are, or None.
-        out: Folder of the search.
-        notes: What is to be said before anything runs.
+        registry: Plugins that are loaded for the search.
+        source: Folder of the source data, or None.
+        out: Output folder of the search.
+        notes: Notes for the user before the search runs.
     """
 
     study: Study
     tuning: Tuning
-    jobs: dict[str, Job]
-    spaces: dict[str, Space]
+    jobs: dict[str, RunJob]
+    spaces: dict[str, SearchSpace]
     metric: str
     trials: int
     rounds: int
@@ -66,12 +75,12 @@ class Search:
         """Return the run of a trial."""
         return trial_job(self.study, row, trial, self.jobs[row], self.source, self.out)
 
-    def samplers(self) -> dict[str, Sampler]:
-        """A new sampler for each row."""
+    def samplers(self) -> dict[str, TrialSampler]:
+        """Return a new sampler for each row."""
         return {row: make_sampler(space, self.tuning) for row, space in self.spaces.items()}
 
     def definition(self) -> SearchDefinition:
-        """Return everything that decides the trials and their scores."""
+        """Return everything that determines the trials and their scores."""
         return SearchDefinition(
             study=self.study.model_dump(mode="json", exclude={"about", "bundle"}),
             bundle=self.jobs[next(iter(self.jobs))].bundle.name,
@@ -81,47 +90,47 @@ class Search:
 
 
 @dataclass(frozen=True)
-class Tuned:
-    """What a search came to.
+class SearchResult:
+    """Result of a search.
 
     Attributes:
-        results: Of every trial, in the order of the search.
-        winners: Row to the result of its best trial.
-        prices: What it cost under privacy; empty without.
+        results: Result of every trial, in the order of the search.
+        winners: Maps each row to the result of its best trial.
+        privacy_costs: Spent privacy budget for each kind of guarantee; empty without privacy.
     """
 
-    results: list[Result]
-    winners: dict[str, Result]
-    prices: list[Price]
+    results: list[TrialResult]
+    winners: dict[str, TrialResult]
+    privacy_costs: list[PrivacyCost]
 
 
 def load_search(
     file: Path,
     source: Path | None = None,
     out: Path | None = None,
-    scale: str = FULL,
+    scale: str = FULL_SCALE,
     workers: int | None = None,
     data: str | None = None,
 ) -> Search:
-    """Read and check a search; nothing is written.
+    """Read and check a search. Nothing is written.
 
     Args:
-        file: A study file with the section ``tune``.
-        source: Folder of the data as they are; by default that of the environment variable ``MEDFL_DATA``.
-        out: Folder of the search; by default that of the study with ``-tune`` behind it.
+        file: Study file with the section ``tune``.
+        source: Folder of the source data; None means the folder in the environment variable ``MEDFL_DATA``.
+        out: Output folder; None means the study's folder with the suffix ``-tune``.
         scale: One of the study's scales, or ``full``.
-        workers: Processes that train sites, in each run.
-        data: Name of the study's data set, where it has several.
+        workers: Number of processes that train sites, in each run.
+        data: Name of the data set, required if the study has several.
 
     Raises:
-        MedflError: If anything is not as needed: the file, a field, a value, data, what privacy allows.
+        MedflError: If the file, a field, a value or the data are not valid, or privacy does not allow the search.
     """
     load_optuna()
     named = read_study(file, scale, None, [data] if data else ())
     if named.tune is None:
         raise SettingsError(
             "missing_setting",
-            f"the study '{file}' has no section 'tune' that says what to try, such as: tune: {{sampler: random, "
+            f"The study '{file}' has no section 'tune' with a search space, such as: tune: {{sampler: random, "
             "trials: 9, settings: {'optimizer#lr': {low: 0.001, high: 0.1, log: true}}}.",
             setting="tune",
             path=file,
@@ -129,31 +138,31 @@ def load_search(
     if len(named.data) > 1:
         raise SettingsError(
             "several_datasets",
-            f"a search has one data set, and the study has {sorted(named.data)}. Name it with --data.",
+            f"A search uses one data set, but the study has {sorted(named.data)}. Choose one with --data.",
             datasets=sorted(named.data),
         )
-    place = out or default_out(named, scale).with_name(f"{default_out(named, scale).name}-tune")
+    place = out or default_output_dir(named, scale).with_name(f"{default_output_dir(named, scale).name}-tune")
     prepared = load_study(file, source, place, scale, None, workers, [data] if data else ())
     if not prepared.jobs:
-        raise SettingsError("no_rows", f"the study '{file}' has no rows, so there is nothing to tune.", path=file)
-    study, note = pinned(prepared.study)
-    study, tuning = with_ledger(study, prepared.out), prepared.study.tune
+        raise SettingsError("no_rows", f"The study '{file}' has no rows, so there is nothing to tune.", path=file)
+    study, note = fix_partition(prepared.study)
+    study, tuning = with_privacy_ledgers(study, prepared.out), prepared.study.tune
     assert tuning is not None
     bundle = prepared.jobs[0].bundle
-    jobs = {job.row: job for job in reversed(expand(study, bundle, prepared.source, prepared.out, workers))}
+    jobs = {job.row: job for job in reversed(expand_study(study, bundle, prepared.source, prepared.out, workers))}
     jobs = {row: jobs[row] for row in study.rows if row in jobs}
-    rounds = _rounds(jobs, bundle)
+    rounds = _common_rounds(jobs, bundle)
     spaces = {
         row: read_space(row, study.rows[row], tuning, job.options, prepared.registry) for row, job in jobs.items()
     }
-    count = _trials(spaces, tuning)
-    check_price(study, count, rounds, is_adopted(bundle), bundle)
+    count = _common_trial_count(spaces, tuning)
+    check_privacy_budget(study, count, rounds, is_adopted_bundle(bundle), bundle)
     search = Search(
         study=study,
         tuning=tuning,
         jobs=jobs,
         spaces=spaces,
-        metric=_metric(tuning, study, bundle),
+        metric=_metric_to_optimize(tuning, study, bundle),
         trials=count,
         rounds=rounds,
         registry=prepared.registry,
@@ -161,73 +170,90 @@ def load_search(
         out=prepared.out,
         notes=tuple(text for text in (prepared.note, note) if text),
     )
-    _check_first(search)
+    _check_first_trials(search)
     return search
 
 
 def first_trials(search: Search) -> dict[str, list[Trial]]:
-    """Map each row to the trials that its sampler names first."""
+    """Map each row to the first trials that its sampler proposes."""
     return {row: next(sampler) for row, sampler in search.samplers().items()}
 
 
-def run_search(search: Search, start: Launch | None = None, at_once: int = 1) -> Tuned:
-    """Carry a search out; given again it continues, to the same winners.
+def run_search(search: Search, start: Launcher | None = None, at_once: int = 1) -> SearchResult:
+    """Run a search. A repeated call continues it, with the same outcome.
 
     Args:
-        search: From `load_search`.
-        start: Runs a command line; by default as a process.
-        at_once: How many runs are at work at the same time, >= 1.
+        search: The search, from `load_search`.
+        start: Function that runs a command line; None starts a process.
+        at_once: Number of runs at the same time, >= 1.
+
+    Returns:
+        The results, the best trials and the privacy cost.
 
     Raises:
-        StoreError: If a trial fails, another process works in the folder, or the folder has another search.
-        DataError: If there are no validation images, or no trial of a row has a score.
+        StoreError: If a trial fails, another process works in the folder, or the folder contains another search.
+        DataError: If no site has validation images, or no trial of a row has a score.
     """
-    with only_study(search.out), study_progress(search.trials * len(search.spaces)) as (say, show):
-        history = History(search.out, search.definition())
+    with lock_study_folder(search.out), study_progress(search.trials * len(search.spaces)) as (say, show):
+        history = SearchHistory(search.out, search.definition())
         make_data(search.study, search.source, search.out, search.registry, say)
         samplers = search.samplers()
         waiting = {row: next(sampler) for row, sampler in samplers.items()}
         while waiting:
-            results = _carried_out(search, waiting, history, say, start, at_once)
+            results = _run_trials(search, waiting, history, say, start, at_once)
             show(len(history.results))
             for row, sampler in samplers.items():
                 if row not in waiting:
                     continue
                 try:
-                    waiting[row] = sampler.send([goodness(result.score, search.metric) for result in results[row]])
+                    waiting[row] = sampler.send(
+                        [score_to_maximize(result.score, search.metric) for result in results[row]]
+                    )
                 except StopIteration:
                     del waiting[row]
-        return _tuned(search, history)
+        return _summarize_search(search, history)
 
 
-def _carried_out(
-    search: Search, waiting: dict[str, list[Trial]], history: History, say: Say, start: Launch | None, at_once: int
-) -> dict[str, list[Result]]:
-    """Return the results of trials, in their order: known ones, and those of runs that are carried out now."""
+def _run_trials(
+    search: Search,
+    waiting: dict[str, list[Trial]],
+    history: SearchHistory,
+    say: Say,
+    start: Launcher | None,
+    at_once: int,
+) -> dict[str, list[TrialResult]]:
+    """Return the results of trials in their order.
+
+    Trials without a result in the history are run first. The history is then written.
+    """
     jobs: dict[tuple[str, int], TrialJob] = {}
     for row, trials in waiting.items():
         first_of_equals = {str(trial.parameters): trial for trial in reversed(trials)}.values()
-        unknown = [trial for trial in first_of_equals if history.known(row, trial) is None]
+        unknown = [trial for trial in first_of_equals if history.find_result(row, trial) is None]
         jobs |= {(row, trial.number): search.job(row, trial) for trial in reversed(unknown)}
-    fresh: dict[tuple[str, int], Result] = {}
+    fresh: dict[tuple[str, int], TrialResult] = {}
     if jobs:
         outcome = run_jobs(list(jobs.values()), say, lambda runs, job: None, start, at_once, "trial")
         trials_by_key = {(row, trial.number): trial for row, trials in waiting.items() for trial in trials}
-        ended = {key: job for key, job in jobs.items() if job.status() in SCORED and outcome.status[job] in SCORED}
+        ended = {
+            key: job
+            for key, job in jobs.items()
+            if job.status() in FINAL_STATUSES and outcome.status[job] in FINAL_STATUSES
+        }
         over = search.tuning.score
         fresh = {key: read_result(job, trials_by_key[key], search.metric, over) for key, job in ended.items()}
         if failed := [job for key, job in jobs.items() if key not in ended]:
             lines = "\n".join(f"  {outcome.status[job]}: {job.title}; see {job.log}" for job in failed)
             raise StoreError(
                 "failed_trials",
-                f"the search can't go on without these trials:\n{lines}\nMend what the logs name, and give the same "
-                "command again: what is finished stays.",
+                f"The search can't continue without these trials:\n{lines}\nFix the problems in the logs, and run the "
+                "same command again: finished trials are kept.",
                 trials={job.title: outcome.status[job] for job in failed},
             )
-    results: dict[str, list[Result]] = {}
+    results: dict[str, list[TrialResult]] = {}
     for row, trials in waiting.items():
         for trial in trials:
-            result = fresh.get((row, trial.number)) or history.known(row, trial)
+            result = fresh.get((row, trial.number)) or history.find_result(row, trial)
             assert result is not None
             history.add(result)
             results.setdefault(row, []).append(result)
@@ -235,16 +261,17 @@ def _carried_out(
     return results
 
 
-def _tuned(search: Search, history: History) -> Tuned:
-    """Winners and price."""
+def _summarize_search(search: Search, history: SearchHistory) -> SearchResult:
+    """Return the best trials and the privacy cost of a search that has ended."""
     winners = {}
     for row in search.spaces:
-        best = winner(history.of(row), search.metric)
+        best = best_result(history.row_results(row), search.metric)
         if best is None:
             raise DataError(
                 "no_score",
-                f"no trial of row '{row}' has a validation score of '{search.metric}': all diverged, or it is "
-                "defined at no site. Change its values, the metric or the partition, in a new --out.",
+                f"No trial of row '{row}' has a validation score of '{search.metric}': all trials diverged, or the "
+                "metric is undefined at all sites. Change the values, the metric or the partition, and choose another "
+                "folder with --out.",
                 row=row,
                 metric=search.metric,
             )
@@ -253,45 +280,45 @@ def _tuned(search: Search, history: History) -> Tuned:
     folders = [search.job(row, Trial(number=run, parameters={})).folder for row, run in runs]
     summaries = [read_run(folder).summary for folder in folders]
     accounts = [{} if summary is None else summary.privacy for summary in summaries]
-    return Tuned(history.results, winners, prices(accounts))
+    return SearchResult(results=history.results, winners=winners, privacy_costs=compute_privacy_costs(accounts))
 
 
-def _rounds(jobs: dict[str, Job], bundle: Path) -> int:
-    """The rounds of a run, the same for all rows."""
+def _common_rounds(jobs: dict[str, RunJob], bundle: Path) -> int:
+    """Return the number of rounds of a run; raise SettingsError unless it is the same for all rows."""
     usual = bundle_values(bundle).get("rounds")
     by_row = {row: job.options.get("rounds", usual) for row, job in jobs.items()}
     if len(set(by_row.values())) > 1:
         raise SettingsError(
             "unequal_rounds",
-            f"every row gets the same budget of rounds, and the study has {by_row}. Make them equal.",
+            f"Every row must have the same number of rounds, but the study has {by_row}. Make them equal.",
             rounds=by_row,
         )
     return int(next(iter(by_row.values())) or 1)
 
 
-def _trials(spaces: dict[str, Space], tuning: Tuning) -> int:
-    """The trials of a row, the same for all."""
-    counts = {row: trials_of(space, tuning) for row, space in spaces.items()}
+def _common_trial_count(spaces: dict[str, SearchSpace], tuning: Tuning) -> int:
+    """Return the number of trials of a row; raise SettingsError unless it is the same for all rows."""
+    counts = {row: count_trials(space, tuning) for row, space in spaces.items()}
     if len(set(counts.values())) > 1:
         raise SettingsError(
             "unequal_trials",
-            f"every row gets the same budget of trials, and the grids have {counts} points. Make them equal, or choose "
-            "the sampler random or tpe.",
+            f"Every row must have the same number of trials, but the grids have {counts} points. Make them equal, or "
+            "choose the sampler random or tpe.",
             trials=counts,
         )
     count = next(iter(counts.values()))
     if tuning.trials not in (None, count):
         raise SettingsError(
             "wrong_trials",
-            f"the grids have {count} points each, and 'trials' is {tuning.trials}. Leave 'trials' out.",
+            f"Each grid has {count} points, but 'trials' is {tuning.trials}. Remove 'trials'.",
             expected=count,
             found=tuning.trials,
         )
     return count
 
 
-def _metric(tuning: Tuning, study: Study, bundle: Path) -> str:
-    """What is compared."""
+def _metric_to_optimize(tuning: Tuning, study: Study, bundle: Path) -> str:
+    """Return the metric to optimize."""
     computed = study.metrics or list(bundle_values(bundle).get("metrics", ()))
     if tuning.metric is None:
         return str(computed[0])
@@ -299,9 +326,9 @@ def _metric(tuning: Tuning, study: Study, bundle: Path) -> str:
     return tuning.metric
 
 
-def _check_first(search: Search) -> None:
-    """Make the method of every trial that is known already, and look for all options in the bundle."""
-    jobs: list[Job] = []
+def _check_first_trials(search: Search) -> None:
+    """Check the methods of the first trials, and that the bundle has all options."""
+    jobs: list[RunJob] = []
     for row, trials in first_trials(search).items():
         for trial in trials:
             tried = with_parameters(search.study.rows[row], trial.parameters)

@@ -1,4 +1,4 @@
-"""What a trial may be: fields of a row with their values, checked against the method and the settings of a run."""
+"""Search space of a row: fields with their values, checked against the method and the settings of a run."""
 
 from __future__ import annotations
 
@@ -19,61 +19,67 @@ from medfl.settings import Execution, Settings, read_settings
 from medfl.types import Meta
 from medfl.utils.dotted import placed
 from medfl.utils.field_words import model_of
-from medfl_studies.reading import RESERVED
+from medfl_studies.reading import RESERVED_SETTINGS
 from medfl_studies.schema import StudyRow
-from medfl_studies.tuning import ALL, Range, RowSpace, Tuning
+from medfl_studies.tuning_section import ALL_VALUES, RowSpace, Tuning, ValueRange
 
-ARGS = "method_args#"
-"""What the name of a method's setting begins with among the parameters of a trial, as on the command line."""
+METHOD_ARGS_PREFIX = "method_args#"
+"""Prefix of a method's settings among the parameters of a trial."""
 
-PRESET = "preset"
-"""Stands for a method's presets."""
+PRESET_KEY = "preset"
+"""Key that selects among a method's presets."""
 
-DIGITS = 4
-"""Significant digits of numbers that are drawn."""
+SIGNIFICANT_DIGITS = 4
+"""Significant digits of sampled numbers."""
 
-FIXED = {"rounds": "all trials have the same budget", "privacy": "all trials promise the same, but for 'privacy#clip'"}
-"""Settings that are not tuned, with the reason."""
+REASONS_NOT_TUNABLE = {
+    "rounds": "all trials must have the same number",
+    "privacy": "all trials must have the same guarantee; only 'privacy#clip' can be tuned",
+}
+"""Maps settings that can't be tuned to the reason."""
 
-PLACED = frozenset({"privacy#clip"})
-"""Parts of settings that are tuned; rows have the whole of it (`medfl_studies.tune.price.with_ledger`)."""
+TUNABLE_PARTS = frozenset({"privacy#clip"})
+"""Parts of settings that can be tuned.
+
+Rows must have the whole setting (`medfl_studies.tune.privacy_cost.with_privacy_ledgers`).
+"""
 
 
 @dataclass(frozen=True)
-class Axis:
-    """One field and its values.
+class SearchAxis:
+    """One field of a search space with its values.
 
     Attributes:
-        name: As on the command line: ``method_args#mu``, ``optimizer#lr``.
-        values: The values, or None for
-        range: a range.
-        whole: Whether the range has whole numbers only.
+        name: Name of the field, such as ``method_args#mu`` or ``optimizer#lr``.
+        values: Values to choose from, or None for a range.
+        range: Range of numbers, or None for values.
+        whole: Whether the range contains integers only.
     """
 
     name: str
     values: tuple[Any, ...] | None
-    range: Range | None = None
+    range: ValueRange | None = None
     whole: bool = False
 
-    def ends(self) -> tuple[Any, ...]:
-        """Its values, or both ends of its range: what must be allowed for all to be."""
+    def extreme_values(self) -> tuple[Any, ...]:
+        """Return the values, or both ends of the range; if these are valid, every value of the axis is."""
         if self.values is not None:
             return self.values
         assert self.range is not None
-        return self.fitting(self.range.low), self.fitting(self.range.high)
+        return self.round_into_range(self.range.low), self.round_into_range(self.range.high)
 
-    def fitting(self, number: float) -> int | float:
-        """A number of the range that is near another one, short enough to be read."""
+    def round_into_range(self, number: float) -> int | float:
+        """Round a number to few digits and clip it to the range."""
         assert self.range is not None
-        near = round(number) if self.whole else float(f"{number:.{DIGITS}g}")
+        near = round(number) if self.whole else float(f"{number:.{SIGNIFICANT_DIGITS}g}")
         within = min(max(near, self.range.low), self.range.high)
         return int(within) if self.whole else float(within)
 
     def grid(self) -> tuple[Any, ...]:
-        """Its values, or the points of its range.
+        """Return the values, or the points of the range.
 
         Raises:
-            SettingsError: If the range does not say how many.
+            SettingsError: If the range has no number of points.
         """
         if self.values is not None:
             return self.values
@@ -81,175 +87,176 @@ class Axis:
         if self.range.points is None:
             raise SettingsError(
                 "missing_setting",
-                f"'{self.name}': a grid needs the number of 'points' of a range, or a list of values.",
+                f"'{self.name}': a grid needs the number of 'points' of the range, or a list of values.",
                 setting="points",
                 axis=self.name,
             )
         spaced = np.geomspace if self.range.log else np.linspace
         points = spaced(float(self.range.low), float(self.range.high), self.range.points)
-        return tuple(dict.fromkeys(self.fitting(float(point)) for point in points))
+        return tuple(dict.fromkeys(self.round_into_range(float(point)) for point in points))
 
 
 @dataclass(frozen=True)
-class Space:
-    """All axes of a row.
+class SearchSpace:
+    """Search space of a row.
 
     Attributes:
-        row: Its name.
-        axes: At least one.
+        row: Name of the row.
+        axes: At least one axis.
     """
 
     row: str
-    axes: tuple[Axis, ...]
+    axes: tuple[SearchAxis, ...]
 
     def grid(self) -> list[Meta]:
-        """Every combination, the last axis fastest."""
+        """Return every combination of values; the last axis varies fastest."""
         points = itertools.product(*(axis.grid() for axis in self.axes))
         return [dict(zip([axis.name for axis in self.axes], point, strict=True)) for point in points]
 
 
-def read_space(name: str, row: StudyRow, tuning: Tuning, others: Meta, registry: Registry) -> Space:
-    """What is tuned of a row, with every value checked.
+def read_space(name: str, row: StudyRow, tuning: Tuning, others: Meta, registry: Registry) -> SearchSpace:
+    """Read the search space of a row, and check every value.
 
     Args:
-        name: Of the row.
+        name: Name of the row.
         row: The row.
-        tuning: The section of the study file.
-        others: Options of the row's runs, for settings that must fit together.
-        registry: Knows the methods.
+        tuning: Section ``tune`` of the study file.
+        others: Options of the row's runs, for settings that must be valid together.
+        registry: Registry of the methods.
 
     Raises:
-        SettingsError: If there is nothing to tune, a field is unknown, or a value is not one of it.
+        SettingsError: If the row has nothing to tune, a field is unknown, or a value is not valid.
     """
-    own = tuning.rows.get(name, RowSpace())
-    axes = [_method_axis(name, row, key, raw, registry) for key, raw in own.method_args.items()]
-    axes += [_setting_axis(name, key, raw, others) for key, raw in (tuning.settings | own.settings).items()]
+    row_space = tuning.rows.get(name, RowSpace())
+    axes = [_parse_method_axis(name, row, key, raw, registry) for key, raw in row_space.method_args.items()]
+    axes += [_parse_setting_axis(name, key, raw, others) for key, raw in (tuning.settings | row_space.settings).items()]
     if not axes:
         raise SettingsError(
             "nothing_to_tune",
-            f"row '{name}' has nothing to tune, and every row gets the same budget. Give it a field under 'tune.rows', "
-            "or all rows one under 'tune.settings', such as optimizer#lr: {low: 0.001, high: 0.1, log: true}.",
+            f"Row '{name}' has nothing to tune. Give it a field under 'tune.rows', or give all rows a field under "
+            "'tune.settings', such as optimizer#lr: {low: 0.001, high: 0.1, log: true}.",
             row=name,
         )
-    return Space(name, tuple(axes))
+    return SearchSpace(name, tuple(axes))
 
 
 def with_parameters(row: StudyRow, parameters: Meta) -> StudyRow:
-    """A row with the parameters of a trial in it.
+    """Return a row with the parameters of a trial.
 
     Args:
         row: The row.
-        parameters: Name, as in `Axis`, to value.
+        parameters: Maps names, as in `SearchAxis`, to values.
     """
     method_args, settings = dict(row.method_args), dict(row.settings)
     for name, value in parameters.items():
-        if name.startswith(ARGS):
-            method_args = placed(method_args, name.removeprefix(ARGS), value)
-        else:  # parts of the bundle's components are options of their own
-            settings = placed(settings, name, value) if name in PLACED else settings | {name: value}
+        if name.startswith(METHOD_ARGS_PREFIX):
+            method_args = placed(method_args, name.removeprefix(METHOD_ARGS_PREFIX), value)
+        else:  # a part of a bundle's component is a separate option
+            settings = placed(settings, name, value) if name in TUNABLE_PARTS else settings | {name: value}
     return row.model_copy(update={"method_args": method_args, "settings": settings})
 
 
-def _method_axis(name: str, row: StudyRow, key: str, raw: Any, registry: Registry) -> Axis:
-    """A setting of the method, whose every value makes a method."""
+def _parse_method_axis(name: str, row: StudyRow, key: str, raw: Any, registry: Registry) -> SearchAxis:
+    """Parse the values of a method's setting; check that each value builds a method."""
     place, kind = f"tune: row '{name}', method_args.{key}", registry.method_class(row.method)
-    presets = tuple(kind.presets) if key == PRESET else ()
-    axis = _axis(f"{ARGS}{key}", raw, None if presets else _declared(kind, key), presets, place)
-    with _naming(place):
-        for value in axis.ends():
+    presets = tuple(kind.presets) if key == PRESET_KEY else ()
+    axis = _parse_axis(f"{METHOD_ARGS_PREFIX}{key}", raw, None if presets else _find_field(kind, key), presets, place)
+    with _prefix_errors(place):
+        for value in axis.extreme_values():
             registry.make_method(row.method, placed(row.method_args, key, value))
     return axis
 
 
-def _setting_axis(name: str, key: str, raw: Any, others: Meta) -> Axis:
-    """An option of the run; those of medfl's own are read with every value, those of the bundle are not known here."""
+def _parse_setting_axis(name: str, key: str, raw: Any, others: Meta) -> SearchAxis:
+    """Parse the values of an option of the run.
+
+    Values of medfl's own options are validated; options of the bundle are unknown here.
+    """
     place = f"tune: row '{name}', settings.{key}"
-    _check_free(key, place)
-    axis = _axis(key, raw, _declared(Settings, key), (), place)
+    _check_tunable(key, place)
+    axis = _parse_axis(key, raw, _find_field(Settings, key), (), place)
     if key.partition("#")[0] in Settings.model_fields:
         known = {"rounds": 1} | {other: value for other, value in others.items() if other in Settings.model_fields}
-        with _naming(place):
-            for value in axis.ends():
+        with _prefix_errors(place):
+            for value in axis.extreme_values():
                 read_settings(Settings, placed(known, key, value), "the run")
     return axis
 
 
-def _check_free(key: str, place: str) -> None:
-    """Refuse settings that a search must not change."""
+def _check_tunable(key: str, place: str) -> None:
+    """Raise SettingsError for settings that a search must not change."""
     top = key.partition("#")[0]
-    if top in RESERVED:
+    if top in RESERVED_SETTINGS:
         raise SettingsError(
             "reserved_setting",
-            f"{place}: the study gives each run its own '{top}'. Remove it there.",
+            f"{place}: the study sets '{top}' for each run itself. Remove it.",
             setting=top,
             place=place,
         )
     if top in Execution.model_fields:
         raise SettingsError(
             "execution_setting",
-            f"{place}: '{top}' says how a machine computes and changes no score. Remove it.",
+            f"{place}: '{top}' controls the execution and does not change the scores. Remove it.",
             setting=top,
             place=place,
         )
-    if top in FIXED and key not in PLACED:
+    if top in REASONS_NOT_TUNABLE and key not in TUNABLE_PARTS:
         raise SettingsError(
             "setting_not_tunable",
-            f"{place}: '{top}' can't be tuned: {FIXED[top]}. Remove it.",
+            f"{place}: '{top}' can't be tuned: {REASONS_NOT_TUNABLE[top]}. Remove it.",
             setting=top,
             place=place,
         )
-    if top in Settings.model_fields and key not in (top, *PLACED):
+    if top in Settings.model_fields and key not in (top, *TUNABLE_PARTS):
         raise SettingsError(
             "setting_part_not_tunable",
-            f"{place}: parts of '{top}' are tuned together: give a list of its whole values.",
+            f"{place}: parts of '{top}' can't be tuned separately. Give a list of whole values.",
             setting=top,
             place=place,
         )
 
 
-def _axis(name: str, raw: Any, info: FieldInfo | None, presets: Sequence[str], place: str) -> Axis:
-    """A field's values as the file has them."""
-    if raw == ALL:
-        values = tuple(presets) if presets else _every(info)
+def _parse_axis(name: str, raw: Any, info: FieldInfo | None, presets: Sequence[str], place: str) -> SearchAxis:
+    """Parse the values of a field."""
+    if raw == ALL_VALUES:
+        values = tuple(presets) if presets else _all_values(info)
         if not values:
             raise SettingsError(
                 "all_not_supported",
-                f"{place}: 'all' is for presets, choices, and yes or no. Give a list, or low and high.",
+                f"{place}: 'all' is supported for presets, choices and booleans only. Give a list, or low and high.",
                 place=place,
             )
-        return Axis(name, values)
+        return SearchAxis(name, values)
     if isinstance(raw, list) and raw:
         if any(value in raw[:number] for number, value in enumerate(raw)):
-            raise SettingsError(
-                "duplicate_value", f"{place}: expected values that are unlike each other, got {raw!r}.", place=place
-            )
-        return Axis(name, tuple(raw))
+            raise SettingsError("duplicate_value", f"{place}: expected distinct values, got {raw!r}.", place=place)
+        return SearchAxis(name, tuple(raw))
     if isinstance(raw, dict):
-        limits = read_settings(Range, raw, place)
-        kinds = set() if info is None else set(_kinds(info.annotation))
-        if info is not None and not kinds & {int, float} or presets:
+        limits = read_settings(ValueRange, raw, place)
+        plain_types = set() if info is None else set(_plain_types(info.annotation))
+        if info is not None and not plain_types & {int, float} or presets:
             raise SettingsError(
                 "range_not_supported",
-                f"{place}: it is no number, so it has no range. Give a list of values.",
+                f"{place}: a range is supported for numbers only. Give a list of values.",
                 place=place,
             )
         ends_whole = isinstance(limits.low, int) and isinstance(limits.high, int)
-        if (whole := float not in kinds if info is not None else ends_whole) and not ends_whole:
+        if (whole := float not in plain_types if info is not None else ends_whole) and not ends_whole:
             raise SettingsError(
                 "not_whole_numbers",
-                f"{place}: expected whole numbers, got {limits.low} and {limits.high}.",
+                f"{place}: expected integers, got {limits.low} and {limits.high}.",
                 place=place,
                 low=limits.low,
                 high=limits.high,
             )
-        return Axis(name, None, limits, whole)
+        return SearchAxis(name, None, limits, whole)
     raise SettingsError(
         "invalid_range", f"{place}: expected a list of values, {{low: , high: }}, or 'all', got {raw!r}.", place=place
     )
 
 
-def _declared(model: type[BaseModel], key: str) -> FieldInfo | None:
-    """The field that a key names; None inside of what is no model, and for options of the bundle.
+def _find_field(model: type[BaseModel], key: str) -> FieldInfo | None:
+    """Return the field that a key names; None for parts of a value that is no model, and for options of the bundle.
 
     Raises:
         SettingsError: If a method has no such field.
@@ -261,7 +268,7 @@ def _declared(model: type[BaseModel], key: str) -> FieldInfo | None:
             return None
         info = kind.model_fields.get(part)
         if info is None and model is not Settings:
-            known = [*kind.model_fields, *([PRESET] if kind is model else [])]
+            known = [*kind.model_fields, *([PRESET_KEY] if kind is model else [])]
             raise SettingsError(
                 "unknown_setting",
                 f"tune: '{model.__name__}' has no field '{key}'. {did_you_mean(part, known)}",
@@ -272,29 +279,29 @@ def _declared(model: type[BaseModel], key: str) -> FieldInfo | None:
     return info
 
 
-def _kinds(annotation: Any) -> Iterator[Any]:
-    """The plain types that a field may have."""
+def _plain_types(annotation: Any) -> Iterator[Any]:
+    """Yield the plain types of a field."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        yield from _kinds(parts[0])
+        yield from _plain_types(parts[0])
     elif origin in (Union, UnionType):
         for part in parts:
-            yield from _kinds(part)
+            yield from _plain_types(part)
     else:
         yield annotation
 
 
-def _every(info: FieldInfo | None) -> tuple[Any, ...]:
-    """All values of a choice, or of yes and no; none of anything else."""
+def _all_values(info: FieldInfo | None) -> tuple[Any, ...]:
+    """Return all values of a choice or boolean; empty for other fields."""
     values: list[Any] = []
-    for kind in _kinds(info.annotation) if info is not None else ():
+    for kind in _plain_types(info.annotation) if info is not None else ():
         values += [False, True] if kind is bool else get_args(kind) if get_origin(kind) is Literal else []
     return tuple(values)
 
 
 @contextmanager
-def _naming(place: str) -> Iterator[None]:
-    """Say where a value stands that is refused."""
+def _prefix_errors(place: str) -> Iterator[None]:
+    """Prefix the message of a raised error with the place of the value."""
     try:
         yield
     except MedflError as error:

@@ -1,4 +1,4 @@
-"""What attackers train on and reply: closed forms, limits, and what is refused."""
+"""Poisoning attacks against closed forms: changed data, replies, limits and error messages."""
 
 import logging
 import re
@@ -15,7 +15,7 @@ from medfl.errors import PluginError, SettingsError
 from medfl.plugins import load_plugins
 from medfl.testing.cohort import CLASSES, make_data, make_task
 from medfl.utils.wire import tensors_equal
-from medfl_attacks.adversaries.alie import reach
+from medfl_attacks.adversaries.alie import supporter_quantile
 
 REGISTRY = load_plugins()
 PAGE = Path(__file__).parents[3] / "docs" / "robustness.md"
@@ -23,11 +23,11 @@ POINTS = ((1, 0), (1.2, 0.1), (0.8, -0.2), (1.1, 0.3), (0.9, 0.1), (0.6, 0.4), (
 """Six honest replies, and an attacker's."""
 
 LAST = {"a": torch.tensor([3.0, 4.0], dtype=torch.float64)}
-"""How the server's model changed last; its root mean square is sqrt(12.5)."""
+"""Last change of the server's model; its root mean square is sqrt(12.5)."""
 
 
 class Sent:
-    """Replies from memory, with a counter beside the update."""
+    """Replies in memory, with a counter beside the update."""
 
     missing: ClassVar[list[str]] = []
 
@@ -52,7 +52,7 @@ def attackers(attack, *sites, **options) -> Attackers:
 
 
 def replies(attack, *sites, sent=None, last=None, **options):
-    """What a server sees, by site."""
+    """Return the replies that the server receives, by site."""
     seen = AttackedReplies(sent or Sent(), attackers(attack, *sites, **options), 0, 1, last)
     return {site: tensors["model/a"].tolist() for site, tensors in seen}
 
@@ -82,7 +82,7 @@ def test_an_attacker_replies_with_something_else_and_nobody_else_does(attack, op
 
 
 def test_with_ipm_the_mean_of_seven_is_as_worked_out():
-    """And with epsilon = (n - m) / m it is zero."""
+    """The mean is zero for epsilon = (n - m) / m."""
     total = torch.tensor(list(replies("ipm", epsilon=0.5).values())).double().mean(dim=0)
     assert total.tolist() == pytest.approx((0.7333333333, 0.0916666667), abs=1e-6)
     still = torch.tensor(list(replies("ipm", epsilon=6).values())).double().mean(dim=0)
@@ -90,7 +90,7 @@ def test_with_ipm_the_mean_of_seven_is_as_worked_out():
 
 
 def test_a_scaled_update_makes_up_for_the_sizes_of_the_others():
-    """Attackers of one mind replace the model: others that stand still leave the weighted mean with theirs."""
+    """If the other sites reply with zero updates, the weighted mean is the attackers' own model."""
     still = Sent([(0, 0), (0, 0), (1, 2), (1, 2)], sizes=[5, 3, 1, 1])
     seen = replies("scaling", "site-3", "site-4", sent=still)
     mean = sum(size / 10 * torch.tensor(value) for size, value in zip((5, 3, 1, 1), seen.values(), strict=True))
@@ -109,7 +109,7 @@ def test_noise_is_as_long_as_the_update_and_the_same_whenever_replies_are_read()
 
 
 def test_attackers_share_one_stream():
-    """They draw one after the other, so they don't say the same."""
+    """Attackers draw one after the other from the stream, so their replies differ."""
     seen = replies("gaussian", "site-1", "site-2", sent=Sent([(1, 1), (1, 1), (1, 1)]))
     assert seen["site-1"] != seen["site-2"]
 
@@ -141,20 +141,20 @@ def test_what_attackers_know():
 
 @pytest.mark.parametrize(("sites", "bad", "z"), [(50, 24, 1.4260768723), (10, 2, 0), (20, 4, 0.1573106846)])
 def test_the_reach_of_alie(sites, bad, z):
-    assert reach(sites, bad) == pytest.approx(z, abs=1e-9)
+    assert supporter_quantile(sites, bad) == pytest.approx(z, abs=1e-9)
 
 
 def test_a_majority_reaches_as_far_as_it_likes():
-    assert reach(3, 2) == pytest.approx(6, abs=0.01)
+    assert supporter_quantile(3, 2) == pytest.approx(6, abs=0.01)
 
 
 def test_alie_among_few_sites_is_no_attack_and_says_so(caplog):
     with caplog.at_level(logging.WARNING):
-        attackers("alie").poison.check(10, 2)
-        assert "z = 0.00, next to no attack" in caplog.text
+        attackers("alie").adversary.check(10, 2)
+        assert "z = 0.00" in caplog.text
         caplog.clear()
-        attackers("alie").poison.check(50, 24)
-        attackers("alie", z=1.0).poison.check(10, 2)
+        attackers("alie").adversary.check(50, 24)
+        attackers("alie", z=1.0).adversary.check(10, 2)
     assert caplog.text == ""
 
 
@@ -162,8 +162,8 @@ def test_alie_among_few_sites_is_no_attack_and_says_so(caplog):
 
 
 def poisoned(attack, **options):
-    data, poison = make_data(12, "adversaries"), attackers(attack, **options).poison
-    return data, AttackedData(data, poison, CLASSES, make_task().scale, torch.Generator().manual_seed(0))
+    data, adversary = make_data(12, "adversaries"), attackers(attack, **options).adversary
+    return data, AttackedData(data, adversary, CLASSES, make_task().scale, torch.Generator().manual_seed(0))
 
 
 def test_labels_are_flipped():
@@ -202,7 +202,7 @@ def test_a_backdoor_is_the_brightest_square_on_a_share_of_the_images():
 # ---- the setting
 
 
-LABEL_FLIP = {"where": "the attack 'label_flip' (setting 'poison')", "settings": [""]}
+LABEL_FLIP = {"where": "the attack 'label_flip' (setting 'adversaries')", "settings": [""]}
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ LABEL_FLIP = {"where": "the attack 'label_flip' (setting 'poison')", "settings":
         (
             {"attack": "alie", "sites": ["a"], "patch": 3},
             "unknown_setting",
-            {"where": "the attack 'alie' (setting 'poison')", "settings": ["patch"]},
+            {"where": "the attack 'alie' (setting 'adversaries')", "settings": ["patch"]},
         ),
         ({"attack": "label_flip", "sites": ["a"], "target": 1}, "invalid_setting", LABEL_FLIP),
         ({"attack": "label_flip", "sites": ["a"], "target": 1, "source": 1}, "invalid_setting", LABEL_FLIP),
@@ -245,7 +245,7 @@ def test_records_say_what_the_classes_are():
 
 
 def test_anybody_adds_one(tmp_path):
-    """As the page says; and what is no attack is named."""
+    """The documentation's example works, and a class that is no attack is refused by name."""
     (block,) = re.findall(r"```python\n# half_hearted.py\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     (tmp_path / "half_hearted.py").write_text(block)
     (tmp_path / "odd.py").write_text(

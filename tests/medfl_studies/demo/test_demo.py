@@ -1,4 +1,4 @@
-"""The demo: what is made up, what it says at its end, and that federating gains there."""
+"""The demo: its synthetic data, its summary, and the gain from federated training."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from medfl_report.patient_tests import Pair
 from medfl_report.predictions import read_tested
 from medfl_studies.demo import demo
 from medfl_studies.demo.cells import HOSPITALS, write_images
-from medfl_studies.demo.runs import report, who_gains
+from medfl_studies.demo.runs import summarize_gains, write_demo_report
 
 CELL_METRICS = ("accuracy", "balanced_accuracy")
 
 
 def compared(runs, methods, metric):
-    """A federation against the sites alone."""
+    """Return the gains of federated over local training."""
     alone, together = (read_run(runs / method) for method in methods)
     return compare_sites(
         metric, methods[1], [Pair(alone, together)], {str(run.folder): read_tested(run) for run in (alone, together)}
@@ -62,14 +62,14 @@ def test_the_end_says_who_gains_as_the_page_does(tmp_path):
         make_run(tmp_path / method, method, skill=skill, images=60)
         for method, skill in (("local", 0.5), ("fedavg", 3.0))
     )
-    (line,) = who_gains(alone, together, ["accuracy"])
+    (line,) = summarize_gains(alone, together, ["accuracy"])
     expected = compared(tmp_path, ("local", "fedavg"), "accuracy")
     mean = expected.mean
     assert f"mean gain {mean.difference:+.3f} [{mean.low:+.3f}, {mean.high:+.3f}]" in line
     gain, lose, unclear = (expected.count(verdict) for verdict in (GAINS, LOSES, UNCLEAR))
     assert gain
     assert line.endswith(f"; {gain} of 3 sites gain, {lose} lose, {unclear} show no clear difference")
-    shown = report(alone, together, tmp_path / "page.html", ["accuracy"], "Nothing of this is real.")
+    shown = write_demo_report(alone, together, tmp_path / "page.html", ["accuracy"], "Nothing of this is real.")
     assert shown.gains == [line]
     assert "Nothing of this is real." in shown.page.read_text()
 
@@ -87,5 +87,5 @@ def test_most_sites_gain_clearly_and_none_is_lost_on_average(tmp_path, capsys):
     assert compared(tmp_path / "brains" / "runs", ("local", "fedskd"), "balanced_accuracy").mean.effect != LOSES
     assert f"Blood cells of six hospitals: open {cells}" in printed
     assert f"open {brains}" in printed
-    assert "The images are made up" in cells.read_text()
-    assert "unlike networks can learn" in brains.read_text()
+    assert "hospitals are synthetic" in cells.read_text()
+    assert "different networks can learn" in brains.read_text()

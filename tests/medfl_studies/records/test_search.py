@@ -1,4 +1,4 @@
-"""The record of a search: round trip, damage, and what differs between two searches."""
+"""Record of a search: round trip, damage, and differences between two searches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ import pytest
 from refusals import refused
 
 from medfl.errors import StoreError
-from medfl_studies.records.study_files import Price, Result, SearchDefinition, SearchOutcome, SearchRecord, Trial
+from medfl_studies.records.study_files import (
+    PrivacyCost,
+    SearchDefinition,
+    SearchOutcome,
+    SearchRecord,
+    Trial,
+    TrialResult,
+)
 
 DEFINITION = SearchDefinition(
     study={"name": "small", "settings": {"epochs": 1}, "tune": None}, bundle="bundle", metric="auc", optuna="4.0.0"
@@ -22,8 +29,8 @@ TRIALS = (
 RECORD = SearchRecord(
     definition=DEFINITION,
     results=(
-        Result(row="mean", trial=TRIALS[0], run=0, status="finished", score=0.1 * 3, seconds=1.125),
-        Result(row="mean", trial=TRIALS[1], run=0, status="diverged", score=None, seconds=0.0),
+        TrialResult(row="mean", trial=TRIALS[0], run=0, status="finished", score=0.1 * 3, seconds=1.125),
+        TrialResult(row="mean", trial=TRIALS[1], run=0, status="diverged", score=None, seconds=0.0),
     ),
     outcome=SearchOutcome(
         trials=2,
@@ -31,7 +38,9 @@ RECORD = SearchRecord(
         score="mean",
         seed=0,
         winners={"mean": 0},
-        prices=(Price(unit="site", adjacency="replace", delta=1e-5, trials=2, largest=1.0, epsilon=None, site="a"),),
+        prices=(
+            PrivacyCost(unit="site", adjacency="replace", delta=1e-5, trials=2, largest=1.0, epsilon=None, site="a"),
+        ),
     ),
 )
 
@@ -52,7 +61,7 @@ def test_a_result_that_no_search_writes_is_damage(key: str, value: Any) -> None:
     with refused(StoreError, "damaged_file") as caught:
         SearchRecord.from_bytes(json.dumps(values).encode(), Path(SearchRecord.NAME))
     assert f"results.1.{key}" in str(caught.value)
-    assert "Remove it" in str(caught.value)
+    assert "Remove the file" in str(caught.value)
 
 
 def test_the_changes_of_a_definition_are_named_by_the_fields_of_the_study_and_the_others() -> None:

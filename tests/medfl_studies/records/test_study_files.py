@@ -1,4 +1,4 @@
-"""Files of a study: the identity of a run and the preparation of a pool."""
+"""Files of a study: identity of a run and preparation of a pooled data set."""
 
 from __future__ import annotations
 

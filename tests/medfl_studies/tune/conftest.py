@@ -1,4 +1,4 @@
-"""A study file to tune, and its data."""
+"""Fixtures: a study file to tune, and its data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from medfl_studies.tune.search import Search, load_search
 
 @pytest.fixture(scope="session")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A partitioned cohort with a test set at every site and one at the server."""
+    """Make a partitioned cohort with a test set at every site and one at the server."""
     folder = tmp_path_factory.mktemp("source")
     make_cohort(folder / "cohort", sites=2, images_per_site=40, classes=2, size=8)
     return folder
@@ -30,8 +30,7 @@ def registry() -> Registry:
 
 @pytest.fixture
 def load(source: Path, tmp_path: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch):
-    """Check a changed small study, by dotted key; None removes."""
-
+    """Return a function that checks the small study with changes by dotted key; None removes a key."""
     monkeypatch.setattr("medfl_studies.study.load_plugins", lambda files, disabled: registry)
 
     def loaded(changes: dict[str, Any] | None = None, out: str = "out", **options: Any) -> Search:

@@ -1,4 +1,4 @@
-"""No trial opens a test image: real runs, on test data that can't be read."""
+"""No trial opens a test image: real runs on unreadable test data."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from medfl.data.leaks import find_leaks
 from medfl.data.sites import load_site, load_sites
 from medfl.errors import DataError
 from medfl.objectives import Multiclass
-from medfl_studies.tune.results import write_results
 from medfl_studies.tune.search import run_search
+from medfl_studies.tune.search_report import write_search_report
 
 CHANGES = {"tune__trials": 2, "settings__rounds": 2, "tune__rows": {}}
 CHANGES |= {"rows": {"near": {"method": "fedprox", "method_args": {"mu": 0.5}}}, "baseline": "near"}
@@ -31,7 +31,7 @@ def listen(event: str, arguments: tuple) -> None:
 
 
 def spoiled(source: Path, folder: Path) -> Path:
-    """The same cohort with test images of noise, test labels of no class, and a test list that is no list."""
+    """Make the same cohort with noise as test images, invalid test labels, and an invalid test list."""
     shutil.copytree(source / "cohort", folder / "cohort")
     (folder / "cohort" / "partition.json").unlink()  # its digests would tell that files changed
     images = np.load(folder / "cohort" / "images.npy")
@@ -49,7 +49,7 @@ def spoiled(source: Path, folder: Path) -> Path:
 def test_a_search_is_the_same_whatever_the_test_data_are_and_opens_no_test_list(load, source, tmp_path) -> None:
     global opened
     whole = load(CHANGES, out="whole")
-    write_results(whole, run_search(whole, launch_here))
+    write_search_report(whole, run_search(whole, launch_here))
     other = spoiled(source, tmp_path / "other")
     with pytest.raises(DataError):
         load_sites(other / "cohort", Multiclass(2))
@@ -57,7 +57,7 @@ def test_a_search_is_the_same_whatever_the_test_data_are_and_opens_no_test_list(
     sys.addaudithook(listen)
     opened = []
     try:
-        write_results(blind, run_search(blind, launch_here))
+        write_search_report(blind, run_search(blind, launch_here))
         names = opened
     finally:
         opened = None
@@ -72,7 +72,7 @@ def test_a_search_is_the_same_whatever_the_test_data_are_and_opens_no_test_list(
 
 
 def test_a_closed_test_leaves_the_digest_as_it_is(source: Path) -> None:
-    """By it a ledger knows the data of a site, whether a run opens its test or not."""
+    """A ledger identifies a site's data by the digest, whether or not a run opens its test set."""
     folder, scale = source / "cohort" / "site-01", (Multiclass(2), (0.5,), (0.5,))
     opened_site, closed_site = load_site(folder, *scale), load_site(folder, *scale, open_test=False)
     assert len(opened_site.test) > 0

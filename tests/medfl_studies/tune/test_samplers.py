@@ -1,4 +1,4 @@
-"""Which trials samplers name, and what they make of scores."""
+"""Trials that samplers propose, and their use of scores."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from medfl.errors import SettingsError
 from medfl.types import Meta
 from medfl_studies.records.study_files import Trial
 from medfl_studies.tune.samplers import make_sampler
-from medfl_studies.tune.space import Axis, Space
-from medfl_studies.tuning import Range, Tuning
+from medfl_studies.tune.space import SearchAxis, SearchSpace
+from medfl_studies.tuning_section import Tuning, ValueRange
 
-RATE = Axis("lr", None, Range(low=0.001, high=1.0, log=True))
-SPACE = Space("row", (RATE, Axis("deep", (True, False))))
+RATE = SearchAxis("lr", None, ValueRange(low=0.001, high=1.0, log=True))
+SPACE = SearchSpace("row", (RATE, SearchAxis("deep", (True, False))))
 
 
-def conversation(tuning: Tuning, score: Callable[[Meta], float | None], space: Space = SPACE) -> list[list[Trial]]:
-    """Return what a sampler named, batch by batch."""
+def conversation(
+    tuning: Tuning, score: Callable[[Meta], float | None], space: SearchSpace = SPACE
+) -> list[list[Trial]]:
+    """Return the trials that a sampler proposed, batch by batch."""
     sampler = make_sampler(space, tuning)
     batches = [next(sampler)]
     while True:
@@ -36,14 +38,20 @@ def near_tenth(parameters: Meta) -> float:
 
 
 def test_a_grid_has_every_combination_once() -> None:
-    grid = Space("row", (Axis("lr", None, Range(low=0.001, high=1.0, log=True, points=4)), Axis("deep", (True, False))))
+    grid = SearchSpace(
+        "row",
+        (
+            SearchAxis("lr", None, ValueRange(low=0.001, high=1.0, log=True, points=4)),
+            SearchAxis("deep", (True, False)),
+        ),
+    )
     (batch,) = conversation(Tuning(sampler="grid"), near_tenth, grid)
     assert [trial.number for trial in batch] == list(range(8))
     assert sorted(map(str, (trial.parameters for trial in batch))) == sorted(map(str, grid.grid()))
 
 
 def test_random_draws_stay_in_the_range_with_four_digits() -> None:
-    whole = Space("row", (RATE, Axis("n", None, Range(low=3, high=6), whole=True)))
+    whole = SearchSpace("row", (RATE, SearchAxis("n", None, ValueRange(low=3, high=6), whole=True)))
     (batch,) = conversation(Tuning(sampler="random", trials=100), lambda parameters: 0.0, whole)
     rates = [trial.parameters["lr"] for trial in batch]
     assert all(0.001 <= rate <= 1.0 and float(f"{rate:.4g}") == rate for rate in rates)
@@ -53,7 +61,7 @@ def test_random_draws_stay_in_the_range_with_four_digits() -> None:
 
 @pytest.mark.parametrize("sampler", ["random", "grid", "tpe"])
 def test_the_same_seed_and_scores_lead_to_the_same_trials(sampler: str) -> None:
-    space = Space("row", (Axis("lr", (0.001, 0.01, 0.1, 1.0)), Axis("deep", (True, False))))
+    space = SearchSpace("row", (SearchAxis("lr", (0.001, 0.01, 0.1, 1.0)), SearchAxis("deep", (True, False))))
     tuning = Tuning(sampler=sampler, trials=8)
     first = conversation(tuning, near_tenth, space)
     assert first == conversation(tuning, near_tenth, space)
@@ -61,7 +69,7 @@ def test_the_same_seed_and_scores_lead_to_the_same_trials(sampler: str) -> None:
 
 
 def test_tpe_learns_from_scores() -> None:
-    """Later trials are better than the first, which are drawn; a trial without a score stops nothing."""
+    """Later trials are better than the first random trials, and a trial without a score stops nothing."""
     trials = [trial for batch in conversation(Tuning(sampler="tpe", trials=40), near_tenth) for trial in batch]
     assert [trial.number for trial in trials] == list(range(40))
     scores = [near_tenth(trial.parameters) for trial in trials]

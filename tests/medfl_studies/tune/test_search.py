@@ -1,4 +1,4 @@
-"""Searches with made-up runs: budgets, winners, what is left, and what a failure leaves."""
+"""Searches with synthetic runs: budgets, winners, files and failures."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tune_toys import MadeUpTrials, best_near, without_seconds
 from medfl.errors import DataError, StoreError
 from medfl_studies.records.study_files import SearchRecord
 from medfl_studies.study import load_study
-from medfl_studies.tune.results import write_results
 from medfl_studies.tune.search import run_search
+from medfl_studies.tune.search_report import write_search_report
 
 GRID = {"tune": {"sampler": "grid", "settings": {"optimizer#lr": [0.001, 0.01, 0.1]}}}
 
@@ -46,7 +46,7 @@ def test_the_winner_is_the_best_by_the_score_that_was_asked_for(load) -> None:
 def test_the_files_have_every_trial_and_the_study_of_the_winners(load, tmp_path: Path) -> None:
     search = load({"tune__trials": 4, "tune__seed": 3})
     tuned = run_search(search, MadeUpTrials(best_near(0.01)))
-    paths = write_results(search, tuned)
+    paths = write_search_report(search, tuned)
     assert [path.name for path in paths] == ["small-tuned.yaml", "search.md", "search.csv", "search.json"]
     table = pd.read_csv(paths[2])
     assert list(table) == [
@@ -63,17 +63,17 @@ def test_the_files_have_every_trial_and_the_study_of_the_winners(load, tmp_path:
     assert record.outcome.winners == {row: result.trial.number for row, result in tuned.winners.items()}
     assert (record.outcome.trials, record.outcome.rounds) == (4, 4)
     page = paths[1].read_text()
-    assert "All trials had one seed, 0" in page
-    assert "No test image was opened." in page
+    assert "All trials had the seed 0" in page
+    assert "No test image was used." in page
     assert "Each row had the same budget: 4 trials of 4 rounds." in page
     assert f"medfl study {paths[0]} --source {search.source} --out {search.out}" in page
 
 
 def test_the_study_of_the_winners_runs_as_it_is_with_all_seeds(load, source: Path, tmp_path: Path) -> None:
-    """Each of its runs is the winning trial but for the seed, the name, and its opened test."""
+    """Each run equals the winning trial except for seed, name and opened test set."""
     search = load()
     tuned = run_search(search, MadeUpTrials(best_near(0.01)))
-    file = write_results(search, tuned)[0]
+    file = write_search_report(search, tuned)[0]
     prepared = load_study(file, source, tmp_path / "next")
     assert [(job.row, job.seed) for job in prepared.jobs] == [("mean", 0), ("near", 0), ("mean", 1), ("near", 1)]
     for job in prepared.jobs:
@@ -83,14 +83,14 @@ def test_the_study_of_the_winners_runs_as_it_is_with_all_seeds(load, source: Pat
     content = yaml.safe_load(file.read_text())
     assert content["name"] == "small-tuned"
     assert content["rows"]["near"]["method_args"] == {"mu": tuned.winners["near"].trial.parameters["method_args#mu"]}
-    assert "3 trials of 4 rounds for each, compared by auc on validation images" in content["about"]
+    assert "3 trials of 4 rounds for each row, compared by auc on validation images" in content["about"]
 
 
 @pytest.mark.parametrize("sampler", ["random", "tpe"])
 def test_a_search_that_stopped_goes_on_to_the_same_record(load, sampler: str) -> None:
     changes = {"tune__sampler": sampler, "tune__trials": 4}
     whole = load(changes, out="whole")
-    write_results(whole, run_search(whole, MadeUpTrials(best_near(0.01))))
+    write_search_report(whole, run_search(whole, MadeUpTrials(best_near(0.01))))
     stops = iter([1, 3, 2])
     broken = load(changes, out="broken")
     left = next(stops)
@@ -107,7 +107,7 @@ def test_a_search_that_stopped_goes_on_to_the_same_record(load, sampler: str) ->
         assert "failed (2)" in caught.value.fields["trials"].values()
         left = count
         if count == 1000:
-            write_results(broken, run_search(broken, runs))
+            write_search_report(broken, run_search(broken, runs))
     assert without_seconds(broken.out / "search.json") == without_seconds(whole.out / "search.json")
     assert (broken.out / "search.csv").read_bytes() == (whole.out / "search.csv").read_bytes()
     text = (whole.out / "small-tuned.yaml").read_bytes()
@@ -140,7 +140,7 @@ def test_the_folder_of_another_search_is_refused(load) -> None:
 
 @pytest.mark.parametrize("sampler", ["random", "tpe"])
 def test_parameters_that_come_again_are_the_same_run(load, sampler: str) -> None:
-    """A sampler may repeat itself: that counts as a trial, and is not computed twice."""
+    """A repeated combination counts as a trial, but is not computed twice."""
     changes = {"tune": {"sampler": sampler, "trials": 5, "settings": {"epochs": [1, 2]}}}
     runs = MadeUpTrials(lambda options: options["epochs"])
     tuned = run_search(load(changes), runs)
@@ -166,4 +166,4 @@ def test_no_seed_or_fold_tests_on_images_that_a_trial_has_seen(load, source, par
     data = {"demo": {"folder": "cohort/site-01", "partition": plan}}
     search = load({"data": data, "seeds": seeds})
     assert search.study.data["demo"].partition == plan | fixed
-    assert any("have the partition of" in note for note in search.notes) == bool(fixed)
+    assert any("use the partition of" in note for note in search.notes) == bool(fixed)

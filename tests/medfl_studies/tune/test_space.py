@@ -1,4 +1,4 @@
-"""What a study file may ask for, and what is refused before any trial."""
+"""Search spaces of a study file, and errors that are found before any trial."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from refusals import refused
 
 from medfl.errors import SettingsError
 from medfl.utils.dotted import placed
-from medfl_studies.tune.space import Axis, Space
-from medfl_studies.tuning import Range
+from medfl_studies.tune.space import SearchAxis, SearchSpace
+from medfl_studies.tuning_section import ValueRange
 
 TWO = {"tune__sampler": "grid", "tune__trials": None, "tune__settings": {"epochs": [1, 2]}}
 RATE = {"low": 0.001, "high": 0.1, "log": True}
 
 
-def space(*axes: Axis) -> Space:
-    return Space("row", axes)
+def space(*axes: SearchAxis) -> SearchSpace:
+    return SearchSpace("row", axes)
 
 
 def test_a_grid_of_a_range_has_equal_steps_or_ratios() -> None:
-    line = Axis("a", None, Range(low=0.0, high=1.0, points=5))
-    ratio = Axis("b", None, Range(low=0.001, high=10.0, log=True, points=5))
-    whole = Axis("c", None, Range(low=1, high=4, points=7), whole=True)
+    line = SearchAxis("a", None, ValueRange(low=0.0, high=1.0, points=5))
+    ratio = SearchAxis("b", None, ValueRange(low=0.001, high=10.0, log=True, points=5))
+    whole = SearchAxis("c", None, ValueRange(low=1, high=4, points=7), whole=True)
     assert line.grid() == (0.0, 0.25, 0.5, 0.75, 1.0)
     assert ratio.grid() == (0.001, 0.01, 0.1, 1.0, 10.0)
     assert whole.grid() == (1, 2, 3, 4)
     assert all(isinstance(value, int) for value in whole.grid())
-    both = space(Axis("x", ("p", "q")), whole).grid()
+    both = space(SearchAxis("x", ("p", "q")), whole).grid()
     assert [tuple(point.values()) for point in both] == [(x, c) for x in "pq" for c in (1, 2, 3, 4)]
 
 
@@ -122,7 +122,7 @@ def test_fields_have_the_values_that_methods_and_settings_declare(load) -> None:
             {"tune__settings": {"privacy": [None]}},
             "setting_not_tunable",
             {"setting": "privacy"},
-            "all trials promise the same",
+            "all trials must have the same guarantee",
         ),
         ({"tune__settings": {}}, "nothing_to_tune", {"row": "mean"}, ""),
         ({"tune__sampler": "grid"}, "missing_setting", {"setting": "points"}, ""),

@@ -1,4 +1,4 @@
-"""``medfl tune`` as a user types it."""
+"""Command ``medfl tune``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tune_toys import SMALL, MadeUpTrials, best_near, without_seconds
 from typer.testing import CliRunner
 
 from medfl.cli.main import app
-from medfl_studies.runner import Processes
+from medfl_studies.runner import RunProcesses
 
 
 def study(folder: Path, **changes: object) -> Path:
@@ -26,7 +26,7 @@ def study(folder: Path, **changes: object) -> Path:
 
 def test_it_names_winners_files_and_the_next_command(source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs, out = MadeUpTrials(best_near(0.01)), tmp_path / "out"
-    monkeypatch.setattr(Processes, "launch", lambda self, command, log: runs(command, log))
+    monkeypatch.setattr(RunProcesses, "launch", lambda self, command, log: runs(command, log))
     words = ["tune", str(study(tmp_path)), "--source", str(source), "--out", str(out)]
     looked = CliRunner().invoke(app, [*words, "--dry-run"])
     assert looked.exit_code == 0, looked.output
@@ -44,7 +44,7 @@ def test_it_names_winners_files_and_the_next_command(source, tmp_path: Path, mon
 
 @pytest.mark.slow
 def test_a_command_that_was_killed_goes_on_to_the_same_winners(source: Path, tmp_path: Path) -> None:
-    """The whole family of processes dies at once, several times."""
+    """All processes of the search are killed at once, several times."""
     tune = {"sampler": "random", "trials": 3, "settings": SMALL["tune"]["settings"]}
     file = study(tmp_path, rows={"mean": {"method": "fedavg"}}, tune=tune)
 

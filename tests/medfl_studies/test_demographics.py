@@ -1,4 +1,4 @@
-"""Studies without rows: the table of who is at the sites."""
+"""Studies without rows: the table of the demographics of the sites."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from medfl.data.datalists import Datalist, write_datalist
 from medfl.errors import SettingsError
 from medfl_datasets.abide.synthetic import write_release
 from medfl_datasets.abide.tables import FILE, read_phenotypes
-from medfl_studies.people import ALL, people_table
+from medfl_studies.demographics import ALL_SITES, demographics_table
 from medfl_studies.study import run_study
 
 CENTRES = ("LEUVEN_1", "LEUVEN_2", "UCLA_1", "NYU", "YALE")
@@ -40,7 +40,7 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_study_without_rows_tells_who_is_at_the_sites(load, tmp_path: Path, release: Path) -> None:
-    """Against the phenotypic file: counts by diagnosis, sex, centre and age, once for both folds."""
+    """The counts by diagnosis, sex, centre and age agree with the phenotypic file, and both folds share them."""
     assert run_study(load(TABLE_ONE, source=release)).status == {}
     results = tmp_path / "out" / "results"
     assert sorted(path.name for path in results.iterdir()) == ["abide.csv", "abide.md"]
@@ -49,9 +49,9 @@ def test_a_study_without_rows_tells_who_is_at_the_sites(load, tmp_path: Path, re
     table = people.set_index(["site", "centre"])
     subjects = read_phenotypes(release / "abide" / FILE).subjects
     places = sorted({(subject.site, centre) for subject in subjects for centre in ("", subject.centre)})
-    assert table.index.tolist() == [*places, (ALL, "")]
+    assert table.index.tolist() == [*places, (ALL_SITES, "")]
     for site, centre in table.index:
-        own = [subject for subject in subjects if site in (ALL, subject.site) and centre in ("", subject.centre)]
+        own = [subject for subject in subjects if site in (ALL_SITES, subject.site) and centre in ("", subject.centre)]
         row, ages = table.loc[(site, centre)], [subject.age for subject in own]
         assert (row["images"], row["people"], row["age_known"]) == (len(own), len(own), len(own))
         assert [row["class: control"], row["class: autism"]] == [
@@ -77,12 +77,12 @@ def test_a_study_without_rows_tells_who_is_at_the_sites(load, tmp_path: Path, re
 
 
 def test_a_person_with_several_images_counts_once(tmp_path: Path, source: Path) -> None:
-    """Images of nobody known count as somebody each; data that tell nothing of people have their classes."""
-    table = people_table(source / "cohort").set_index("site")
-    assert table.loc[ALL, "images"] == 40
+    """An image without a known person counts as a person. Data without demographics have their classes."""
+    table = demographics_table(source / "cohort").set_index("site")
+    assert table.loc[ALL_SITES, "images"] == 40
     assert Counter(table["centre"]) == {"": 3}
     assert not [name for name in table.columns if name.startswith("sex")]
-    assert table.loc[ALL, [name for name in table.columns if name.startswith("class")]].sum() == 40
+    assert table.loc[ALL_SITES, [name for name in table.columns if name.startswith("class")]].sum() == 40
 
 
 def test_what_needs_rows_is_refused_without_them(load) -> None:
@@ -91,7 +91,7 @@ def test_what_needs_rows_is_refused_without_them(load) -> None:
 
 
 def test_ages_and_sexes_are_those_of_persons_not_of_images(tmp_path: Path) -> None:
-    """Six persons with ages of 30 to 80, of whom the oldest has three images."""
+    """Six persons are 30 to 80 years old; the oldest has three images."""
     records = [
         {"image": row, "label": row % 2, "subject_id": f"p{min(row, 5)}", "sex": "male", "age": 30.0 + 10 * min(row, 5)}
         for row in range(8)
@@ -99,7 +99,7 @@ def test_ages_and_sexes_are_those_of_persons_not_of_images(tmp_path: Path) -> No
     (tmp_path / "site-01").mkdir()
     splits = {"training": records[:4], "validation": records[4:6], "test": records[6:]}
     write_datalist(tmp_path / "site-01", Datalist("toy", "images.npy", 2, licence="CC0 1.0", splits=splits))
-    row = people_table(tmp_path).set_index(["site", "centre"]).loc[("site-01", "")]
+    row = demographics_table(tmp_path).set_index(["site", "centre"]).loc[("site-01", "")]
     assert (row["images"], row["people"], row["sex: male"], row["age_known"]) == (8, 6, 6, 6)
     assert (row["class: 0"], row["class: 1"]) == (4, 4)
     assert (row["age_mean"], row["age_std"]) == pytest.approx((55.0, stdev(range(30, 90, 10))))

@@ -1,4 +1,4 @@
-"""Who is at the sites of a partition: images of each class, sex, age and scanning centre.
+"""Demographics of the sites of a partition: images of each class, sex, age and scanning centre.
 
 Source: Weng, Cai and Zhou, FedSKD, 2025, table 1.
 """
@@ -21,29 +21,30 @@ from medfl.utils.formats import plus_minus, table_lines
 from medfl_report.sections.holdings import PICTURE
 from medfl_report.statistics import mean_std
 
-ALL = "all sites"
-"""Stands for a site in the last row."""
+ALL_SITES = "all sites"
+"""Name in the column of sites of the last row, for all sites together."""
 
-FEWEST = 5
-"""Of fewer people no age is told, so that it is nobody's own."""
+MIN_PEOPLE_FOR_AGE = 5
+"""Minimum number of people with known age behind a published mean age, so that it reveals no person's age."""
 
-NOTES = (
-    "Training, validation and test images together, of those that were prepared.",
-    "Sex and age count each person once, by the first image. Age: mean ± standard deviation (ddof = 1) in years, of "
-    f"those whose age is known if they are {FEWEST} or more.",
+TABLE_NOTES = (
+    "All prepared images: training, validation and test images together.",
+    "Sex and age count each person once, with the data of the first image. Age: mean ± standard deviation (ddof = 1) "
+    f"in years over the people with known age, if there are at least {MIN_PEOPLE_FOR_AGE}.",
 )
-"""What the numbers mean."""
+"""Notes below the table on the meaning of the numbers."""
 
 
-def people_table(dataset_dir: Path) -> pd.DataFrame:
-    """A row for each site, below it one for each of its scanning centres where they are known, and one for all sites.
+def demographics_table(dataset_dir: Path) -> pd.DataFrame:
+    """Build a table with a row for each site, for each of its scanning centres if known, and for all sites.
 
     Args:
-        dataset_dir: The folder of a partition.
+        dataset_dir: Folder of a partition.
 
     Returns:
-        Columns: site, centre (empty in the row of a whole site), images, people (an image of nobody known is a person's
-        of its own), ``class: <name>`` in images, ``sex: <word>`` in people, age_known, age_mean and age_std.
+        Table with the columns site, centre (empty in the row of a whole site), images, people, ``class: <name>``
+            (number of images), ``sex: <word>`` (number of people), age_known, age_mean and age_std. An image without a
+            known person counts as a person.
 
     Raises:
         DataError: If a data list can't be read.
@@ -52,24 +53,24 @@ def people_table(dataset_dir: Path) -> pd.DataFrame:
     first = next(iter(lists.values()))
     names = {label: first.labels.get(str(label), str(label)) for label in range(first.num_classes)}
     held = {site: [record for split in SPLITS for record in datalist.splits[split]] for site, datalist in lists.items()}
-    everybody = [record for records in held.values() for record in records]
-    sexes = sorted({sex for record in everybody if (sex := entry_text(record, "sex"))})
+    all_records = [record for records in held.values() for record in records]
+    sexes = sorted({sex for record in all_records if (sex := entry_text(record, "sex"))})
     rows = []
     for site, records in held.items():
-        rows.append(_row(site, "", records, names, sexes))
+        rows.append(_demographics_row(site, "", records, names, sexes))
         for centre in sorted({centre for record in records if (centre := entry_text(record, "centre"))}):
-            own = [record for record in records if entry_text(record, "centre") == centre]
-            rows.append(_row(site, centre, own, names, sexes))
-    return pd.DataFrame([*rows, _row(ALL, "", everybody, names, sexes)])
+            centre_records = [record for record in records if entry_text(record, "centre") == centre]
+            rows.append(_demographics_row(site, centre, centre_records, names, sexes))
+    return pd.DataFrame([*rows, _demographics_row(ALL_SITES, "", all_records, names, sexes)])
 
 
-def people_markdown(table: pd.DataFrame, dataset_dir: Path, page: Path) -> str:
-    """The table, what its numbers mean, and the picture that the partition drew of it.
+def demographics_markdown(table: pd.DataFrame, dataset_dir: Path, page: Path) -> str:
+    """Return the table in Markdown, with notes and the figure of the partition.
 
     Args:
-        table: From `people_table`.
-        dataset_dir: The folder of the partition.
-        page: The file that it will stand in.
+        table: Table from `demographics_table`.
+        dataset_dir: Folder of the partition.
+        page: Path of the file that the text is for; the link to the figure is relative to it.
     """
     shown = [name for name in table.columns if name == "centre" or not name.startswith(("site", "age"))]
     shown = [name for name in shown if name != "centre" or table["centre"].any()]
@@ -78,17 +79,18 @@ def people_markdown(table: pd.DataFrame, dataset_dir: Path, page: Path) -> str:
         lines.append([row["site"], *(str(row[name]) for name in shown), plus_minus(row["age_mean"], row["age_std"])])
     picture = os.path.relpath(dataset_dir / PICTURE, page.parent)
     drawn = [f"![Images of each class at each site]({picture})\n"] if (dataset_dir / PICTURE).is_file() else []
-    return "\n".join([f"{table_lines(lines)}\n", *(f"- {note}" for note in NOTES), "", *drawn])
+    return "\n".join([f"{table_lines(lines)}\n", *(f"- {note}" for note in TABLE_NOTES), "", *drawn])
 
 
-def _row(
+def _demographics_row(
     site: str, centre: str, records: Sequence[CaseRecord], classes: Mapping[int, str], sexes: Sequence[str]
 ) -> dict[str, Any]:
+    """Build the row of a site, a centre or all sites."""
     people = {entry_text(record, "subject_id") or (site, record["image"]): record for record in reversed(records)}
     labels = Counter(record["label"] for record in records)
     sex = Counter(entry_text(record, "sex") for record in people.values())
     ages = [float(age) for record in people.values() if (age := entry_text(record, "age"))]
-    mean, std = mean_std(ages) if len(ages) >= FEWEST else (math.nan, None)
+    mean, std = mean_std(ages) if len(ages) >= MIN_PEOPLE_FOR_AGE else (math.nan, None)
     return {
         "site": site,
         "centre": centre,

@@ -1,4 +1,4 @@
-"""The ids of a training configuration that a federation builds: every other one has no effect in it."""
+"""Find the ids of a training configuration that a federation builds. All other ids have no effect in a run."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ from collections.abc import Collection, Iterator, Mapping
 
 from medfl.bundle.adopted import Used, is_replaced, is_within
 from medfl.errors import SettingsError
-from medfl_adopt.cases import Cases
-from medfl_adopt.config import Config, references_of
-from medfl_adopt.parts import Parts
+from medfl_adopt.cases import CaseLayout
+from medfl_adopt.config import Config, find_references
+from medfl_adopt.parts import PartIds
 
-LOADER = ("collate_fn", "batch_size")
-"""Arguments of the training loader that a federation takes."""
+USED_LOADER_ARGUMENTS = ("collate_fn", "batch_size")
+"""Arguments of the training loader that a federation uses."""
 
-DATASET = ("data", "transform")
-"""Arguments of a data set that a federation takes."""
+USED_DATASET_ARGUMENTS = ("data", "transform")
+"""Arguments of a data set that a federation uses."""
 
-RUN = ("bundle_root", "dataset_dir", "device", "seed", "imports", "_meta_", "_requires_", "initialize")
-"""Top-level ids that a run sets or MONAI itself reads."""
+RUN_IDS = ("bundle_root", "dataset_dir", "device", "seed", "imports", "_meta_", "_requires_", "initialize")
+"""Top-level ids that a run sets, or that MONAI itself reads."""
 
 
-def read_used(configs: Collection[Config], parts: Parts, cases: Cases) -> Used:
-    """Follow all references from the parts that a run builds.
+def find_used_ids(configs: Collection[Config], parts: PartIds, cases: CaseLayout) -> Used:
+    """Return all ids that can be reached through references from the parts that a run builds.
 
     Args:
-        configs: The training configuration, and the same with ``evaluate`` laid over it.
-        parts: The parts of the training configuration.
-        cases: Where a site's cases enter.
+        configs: The training configuration, and the same overlaid with ``evaluate``.
+        parts: Ids of the parts of the training configuration.
+        cases: Ids of a site's cases.
     """
-    replaced, roots = frozenset(_replaced(parts, cases)), {*RUN, *_built(parts, cases)}
+    replaced, roots = frozenset(_replaced_ids(parts, cases)), {*RUN_IDS, *_built_ids(parts, cases)}
     ids: set[str] = set()
     for config in configs:
         waiting = list(roots)
@@ -38,28 +38,29 @@ def read_used(configs: Collection[Config], parts: Parts, cases: Cases) -> Used:
             if id_ not in config or id_ in seen or is_replaced(id_, roots, replaced):
                 continue
             seen.add(id_)
-            for place, text in config.texts(id_):
+            for place, text in config.iterate_texts(id_):
                 if not is_replaced(place, {*roots, id_}, replaced):
-                    waiting += [end for name in references_of(place, text) for end in (name, config.follow(name))]
+                    waiting += [end for name in find_references(place, text) for end in (name, config.follow(name))]
         ids |= seen
     return Used(frozenset(ids), replaced)
 
 
-def _built(parts: Parts, cases: Cases) -> Iterator[str]:
-    """The ids that a run asks the configuration for."""
+def _built_ids(parts: PartIds, cases: CaseLayout) -> Iterator[str]:
+    """Yield the ids that a run builds directly."""
     ids = parts.ids()
     containers = ("trainer", "train_dataset", "train_dataloader", "train_handlers", "val_handlers", "val_dataset")
     left_out = ("train_postprocessing", "train_key_metric", "network")
     yield from (id_ for name, id_ in ids.items() if id_ is not None and name not in (*containers, *left_out))
     if parts.train_dataloader:
-        yield from (f"{parts.train_dataloader}#{name}" for name in LOADER)
+        yield from (f"{parts.train_dataloader}#{name}" for name in USED_LOADER_ARGUMENTS)
     for dataset in filter(None, (parts.train_dataset, parts.val_dataset)):
-        names = ("",) if cases.mode == "dataset_dir" else DATASET
+        names = ("",) if cases.mode == "dataset_dir" else USED_DATASET_ARGUMENTS
         yield from (f"{dataset}#{name}" if name else dataset for name in names)
     yield from filter(None, (cases.train, cases.validation, cases.test, *cases.list_files))
 
 
-def _replaced(parts: Parts, cases: Cases) -> Iterator[str]:
+def _replaced_ids(parts: PartIds, cases: CaseLayout) -> Iterator[str]:
+    """Yield the ids that a run replaces."""
     if parts.evaluator:
         yield from (f"{parts.evaluator}#{name}" for name in ("network", "val_handlers"))
     if parts.val_handlers:
@@ -70,16 +71,16 @@ def _replaced(parts: Parts, cases: Cases) -> Iterator[str]:
         yield from filter(None, (parts.train_dataset, parts.val_dataset))
 
 
-def unused_ids(config: Config, used: Used, content: Mapping[str, object], known: Collection[str]) -> Iterator[str]:
-    """Yield the ids that have no effect, the outermost of each; ids that are described elsewhere are passed over.
+def find_unused_ids(config: Config, used: Used, content: Mapping[str, object], known: Collection[str]) -> Iterator[str]:
+    """Yield the ids that have no effect, the outermost of each.
 
     Args:
         config: The training configuration.
-        used: What has an effect.
-        content: Ids at the top to their values.
-        known: Ids that are described elsewhere, with all below them.
+        used: Ids that have an effect.
+        content: Top-level ids with their values.
+        known: Ids that are described elsewhere; they and all ids below them are skipped.
     """
-    waiting = [name for name in reversed([*content]) if name not in (*RUN, "run", "finalize")]
+    waiting = [name for name in reversed([*content]) if name not in (*RUN_IDS, "run", "finalize")]
     while waiting:
         id_ = waiting.pop()
         value = config.get(id_)
@@ -92,19 +93,19 @@ def unused_ids(config: Config, used: Used, content: Mapping[str, object], known:
             yield id_
 
 
-def lost_steps(config: Config, parts: Parts) -> list[SettingsError]:
-    """Return errors for the steps of ``initialize`` or ``run`` that change the network or the optimiser.
+def find_lost_steps(config: Config, parts: PartIds) -> list[SettingsError]:
+    """Return an error for each step of ``initialize`` or ``run`` that changes the network or the optimizer.
 
-    They can't be left out. A run builds these anew for each site and each training, so what such a step does would be
-    lost.
+    Such a step can't be ignored, but its effect would be lost: a run builds network and optimizer again for each site
+    and each training.
     """
     touched = {id_ for id_ in (parts.network, parts.trained, parts.optimizer, "network") if id_}
     engines = {id_ for id_ in (parts.trainer, parts.evaluator) if id_}
     problems = []
     for sequence in ("initialize", "run"):
-        for place, text in config.texts(sequence):
+        for place, text in config.iterate_texts(sequence):
             reached: set[str] = set()
-            waiting = references_of(place, text)
+            waiting = find_references(place, text)
             while waiting:
                 id_ = waiting.pop()
                 if id_ in reached or any(is_within(id_, engine) for engine in engines):
@@ -113,8 +114,8 @@ def lost_steps(config: Config, parts: Parts) -> list[SettingsError]:
                 waiting += config.references(id_)
             if conflicts := sorted(reached & touched):
                 message = (
-                    f"'{place}' ({text}) works on '{conflicts[0]}': expected a step that leaves network and optimiser "
-                    f"as they are, for a run builds its own. Do it in the expression at '{parts.trained}'"
+                    f"'{place}' ({text}) changes '{conflicts[0]}': expected a step that changes neither network nor "
+                    f"optimizer, because a run builds its own. Make the change in the expression at '{parts.trained}'"
                 )
                 problems.append(SettingsError("lost_step", message, id=place, step=text, conflict=conflicts[0]))
     return problems

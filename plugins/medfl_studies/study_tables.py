@@ -1,4 +1,4 @@
-"""A study's tables and reports, from its run folders. A run that is not finished is named with its status."""
+"""Write a study's tables and reports from its run folders. Unfinished runs are listed with their status."""
 
 from __future__ import annotations
 
@@ -25,109 +25,111 @@ from medfl_report.patient_tests import Sets, sets_reader
 from medfl_report.rounds_markdown import rounds_markdown
 from medfl_report.scores import key_metrics
 from medfl_studies.attacks import AttackJob, attack_jobs, attack_table, attacks_markdown
-from medfl_studies.jobs import Job, dataset_dir
-from medfl_studies.people import people_markdown, people_table
-from medfl_studies.runner import Outcome
+from medfl_studies.demographics import demographics_markdown, demographics_table
+from medfl_studies.jobs import RunJob, dataset_dir
+from medfl_studies.runner import JobOutcome
 from medfl_studies.schema import Study, slug
 from medfl_studies.site_models import models_markdown, models_table
 
-OVER = ("finished", "diverged", "incomplete")
-"""Statuses of runs that have scores to compare."""
+ENDED_STATUSES = ("finished", "diverged", "incomplete")
+"""Statuses of ended runs, which have scores to compare."""
 
 
 def write_tables(
     study: Study,
-    outcome: Outcome[Job],
+    outcome: JobOutcome[RunJob],
     data: str,
     out: Path,
     registry: Registry,
-    attacked: Outcome[AttackJob] | None = None,
+    attacked: JobOutcome[AttackJob] | None = None,
     rows: str = "",
 ) -> None:
-    """Write ``results/<data>.md`` and ``.csv`` from the runs that are over.
+    """Write ``results/<data>.md`` and ``.csv`` from the runs that have ended.
 
-    The final scores of each run go to ``-scores.csv``. Where there is something to tell, there are ``-models.csv``
-    (each site's model at every site), ``-rounds.csv``, ``-claims.csv`` and ``-attacks.csv``, too.
+    The final scores of each run are written to ``-scores.csv``. If there are entries for them, the tables
+    ``-models.csv`` (each site's model at every site), ``-rounds.csv``, ``-claims.csv`` and ``-attacks.csv`` are written
+    too.
 
     Args:
         study: The study.
-        outcome: How its runs stand.
+        outcome: Status of its runs.
         data: Name of a data set.
-        out: Folder of the study.
+        out: Output folder of the study.
         registry: Registry with the attacks.
-        attacked: How the attacks on them stand, once they have begun.
-        rows: The table of the study's rows (`rows_markdown`).
+        attacked: Status of the attacks, or None before the first attack.
+        rows: Table of the study's rows (`rows_markdown`).
     """
     jobs = {job: status for job, status in outcome.status.items() if job.data == data}
-    over = _over(study, outcome, data)
-    parts = [f"# {study.name}: {data}\n", f"{study.about}\n" if study.about else "", _standing(jobs)]
+    ended = _ended_runs(study, outcome, data)
+    parts = [f"# {study.name}: {data}\n", f"{study.about}\n" if study.about else "", _list_unfinished_runs(jobs)]
     try:
-        if over:
-            parts += _tables(study, data, over, out)
-            parts += [_releases(over), _attacks(study, data, over, out, registry)]
+        if ended:
+            parts += _write_run_tables(study, data, ended, out)
+            parts += [_release_table(ended), _write_attack_table(study, data, ended, out, registry)]
     except MedflError as error:
         parts.append(f"No table: {error}\n")
-    parts += [_failed(attacked, data), rows]
-    write_atomic(_path(out, data, ".md"), "\n".join(part for part in parts if part).encode())
+    parts += [_list_failed_attacks(attacked, data), rows]
+    write_atomic(_result_path(out, data, ".md"), "\n".join(part for part in parts if part).encode())
 
 
-def write_page(study: Study, outcome: Outcome[Job], data: str, out: Path, say: Say, registry: Registry) -> None:
-    """Write ``results/<data>.html``, a page about the runs that are over, or say why there is none.
+def write_page(study: Study, outcome: JobOutcome[RunJob], data: str, out: Path, say: Say, registry: Registry) -> None:
+    """Write ``results/<data>.html``, a report on the runs that have ended, or print the reason for its absence.
 
     Args:
         study: The study.
-        outcome: How its runs stand.
+        outcome: Status of its runs.
         data: Name of a data set.
-        out: Folder of the study.
-        say: Shows a line.
-        registry: Its plugins bring the sections of the page.
+        out: Output folder of the study.
+        say: Callback that prints a line.
+        registry: Registry with the sections of the page.
     """
-    over = _over(study, outcome, data)
+    ended = _ended_runs(study, outcome, data)
     try:
-        rows = [job.row for job in over]
-        page, baselines = _path(out, data, ".html"), _baselines(study, rows)
-        say(f"writing {page.relative_to(out)} about {count(len(over), 'run')}")
-        write_report([job.folder for job in over], page, rows, baselines, registry)
+        rows = [job.row for job in ended]
+        page, baselines = _result_path(out, data, ".html"), _baselines(study, rows)
+        say(f"writing the report {page.relative_to(out)} on {count(len(ended), 'run')}")
+        write_report([job.folder for job in ended], page, rows, baselines, registry)
     except MedflError as error:
-        say(f"no page about {data}: {error}")
+        say(f"no report on {data}: {error}")
 
 
-def write_people(study: Study, data: str, source: Path | None, out: Path) -> None:
-    """Write ``results/<data>.md`` and ``.csv`` about who is at the sites, in the partition of each seed.
+def write_demographics(study: Study, data: str, source: Path | None, out: Path) -> None:
+    """Write ``results/<data>.md`` and ``.csv`` with the demographics of the sites, for each seed's partition.
 
     Args:
-        study: The study; its data are there.
+        study: The study; its data exist.
         data: Name of a data set.
-        source: Folder of the data as they are.
-        out: Folder of the study.
+        source: Folder of the source data.
+        out: Output folder of the study.
     """
-    data_set, page, tables = study.data[data], _path(out, data, ".md"), []
+    data_set, page, tables = study.data[data], _result_path(out, data, ".md"), []
     parts = [f"# {study.name}: {data}\n", f"{study.about}\n" if study.about else ""]
     for seed, fold in study.repetitions(data_set):
         if fold:
-            continue  # the folds of a seed have the same people
+            continue  # all folds of a seed contain the same people
         place = dataset_dir(out, source, data, data_set, seed, fold)
-        tables.append(people_table(place).assign(seed=seed))
-        parts += [f"### Seed {seed}\n", people_markdown(tables[-1].drop(columns="seed"), place, page)]
-    write_atomic(_path(out, data, ".csv"), csv_table(pd.concat(tables)).encode())
+        tables.append(demographics_table(place).assign(seed=seed))
+        parts += [f"### Seed {seed}\n", demographics_markdown(tables[-1].drop(columns="seed"), place, page)]
+    write_atomic(_result_path(out, data, ".csv"), csv_table(pd.concat(tables)).encode())
     write_atomic(page, "\n".join(part for part in parts if part).encode())
 
 
-def _over(study: Study, outcome: Outcome[Job], data: str) -> list[Job]:
-    """The runs with scores to compare, in the order of the rows."""
+def _ended_runs(study: Study, outcome: JobOutcome[RunJob], data: str) -> list[RunJob]:
+    """Return the ended runs on a data set, in the order of the rows."""
     order = list(study.rows)
-    over = [job for job, status in outcome.status.items() if job.data == data and status in OVER]
-    return sorted(over, key=lambda job: order.index(job.row))
+    ended = [job for job, status in outcome.status.items() if job.data == data and status in ENDED_STATUSES]
+    return sorted(ended, key=lambda job: order.index(job.row))
 
 
-def _path(out: Path, data: str, ending: str) -> Path:
+def _result_path(out: Path, data: str, ending: str) -> Path:
+    """Return the path of a result file."""
     return out / "results" / f"{slug(data)}{ending}"
 
 
-def _tables(study: Study, data: str, jobs: list[Job], out: Path) -> list[str]:
-    """Write the tables of at least one run, and say them in Markdown.
+def _write_run_tables(study: Study, data: str, jobs: list[RunJob], out: Path) -> list[str]:
+    """Write the tables of at least one run, and return their Markdown.
 
-    While a baseline has no run, the first row stands in.
+    Until the baseline has a run, the first row replaces it.
     """
     labels, runs = [job.row for job in jobs], [read_run(job.folder) for job in jobs]
     last = compare(runs, study.metrics or None, _baselines(study, labels), labels=labels)
@@ -141,7 +143,7 @@ def _tables(study: Study, data: str, jobs: list[Job], out: Path) -> list[str]:
     tables = {"": last, "-scores": scores, "-models": models, "-rounds": rounds, "-claims": claims_table(claims)}
     for ending, table in tables.items():
         if not table.empty:
-            write_atomic(_path(out, data, f"{ending}.csv"), csv_table(table).encode())
+            write_atomic(_result_path(out, data, f"{ending}.csv"), csv_table(table).encode())
     parts = [
         to_markdown(last, names_of(runs)),
         *(models_markdown(models, metric) for metric in key_metrics(groups)[:1]),
@@ -150,21 +152,21 @@ def _tables(study: Study, data: str, jobs: list[Job], out: Path) -> list[str]:
 
 
 def _baselines(study: Study, labels: Collection[str]) -> dict[str, str]:
-    """The row that each row is compared with, if that has runs."""
+    """Map each row to its baseline, if the baseline has runs."""
     named = {name: row.baseline or study.baseline for name, row in study.rows.items()}
     return {name: base for name, base in named.items() if base is not None and base in labels}
 
 
-def _attacks(study: Study, data: str, jobs: list[Job], out: Path, registry: Registry) -> str:
-    """Write what the attacks found on the runs that are over, and say it in Markdown."""
+def _write_attack_table(study: Study, data: str, jobs: list[RunJob], out: Path, registry: Registry) -> str:
+    """Write the table of attack results on the ended runs, and return its Markdown."""
     table = attack_table(attack_jobs(study, jobs, registry))
     if not table.empty:
-        write_atomic(_path(out, data, "-attacks.csv"), csv_table(table).encode())
+        write_atomic(_result_path(out, data, "-attacks.csv"), csv_table(table).encode())
     return attacks_markdown(table, registry.attacks)
 
 
-def _failed(attacked: Outcome[AttackJob] | None, data: str) -> str:
-    """A line for each attack that was tried and gave nothing."""
+def _list_failed_attacks(attacked: JobOutcome[AttackJob] | None, data: str) -> str:
+    """Return a line for each attack that was tried and failed."""
     tried = attacked.status.items() if attacked else ()
     failed = [(attack, status) for attack, status in tried if attack.run.data == data and status.startswith("failed")]
     lines = [
@@ -174,17 +176,23 @@ def _failed(attacked: Outcome[AttackJob] | None, data: str) -> str:
     return "\n".join(["Attacks that failed:\n", *lines]) + "\n" if lines else ""
 
 
-def _releases(jobs: list[Job]) -> str:
-    """What is promised for the images that sites released, a line for each row and promise; empty if none did."""
-    releases = {(job.row, *cells): None for job in jobs if (cells := _release(job.folder))}
+def _release_table(jobs: list[RunJob]) -> str:
+    """Return a table of the privacy guarantees for released images, one line for each row and guarantee.
+
+    The text is empty if no run released images.
+    """
+    releases = {(job.row, *cells): None for job in jobs if (cells := _describe_release(job.folder))}
     if not releases:
         return ""
     head = ["method", "noise", "variance", "clip", "epsilon, add or remove", "epsilon, replace"]
     return f"### Privacy of released images\n\n{table_lines([head, *map(list, releases)])}\n"
 
 
-def _release(folder: Path) -> list[str]:
-    """Noise, variance, clip and both epsilons of what a run released of each image; empty if it released none."""
+def _describe_release(folder: Path) -> list[str]:
+    """Return noise, variance, clipping and both epsilons of the images that a run released; empty without images.
+
+    The word release has the meaning of differential privacy: a noised value that leaves a site.
+    """
     from medfl.privacy.release import Release, epsilon_together
 
     sharing = read_findings(folder).meta.get("sharing", {})
@@ -201,15 +209,15 @@ def _release(folder: Path) -> list[str]:
     return [*(listed(list(dict.fromkeys(column))) for column in columns), *promised]
 
 
-def _standing(jobs: dict[Job, str]) -> str:
-    """How many runs are finished, and a line for each that is not."""
+def _list_unfinished_runs(jobs: dict[RunJob, str]) -> str:
+    """Return the number of finished runs, and a line for each run that is not finished."""
     finished = sum(status == "finished" for status in jobs.values())
     lines = [f"{finished} of {len(jobs)} runs are finished.\n"]
     lines += [f"- {job.row}, {job.repetition}: {status}" for job, status in jobs.items() if status != "finished"]
     return "\n".join(lines) + ("\n" if len(lines) > 1 else "")
 
 
-COLUMNS = (
+SCORE_COLUMNS = (
     "study",
     "data",
     "row",
@@ -226,13 +234,16 @@ COLUMNS = (
     "images",
     "patients",
 )
-"""Columns of the table. `model` is ``global`` or ``personal``; `taken_home` is true for the one that the site keeps."""
+"""Columns of the table of scores.
 
-AT_SERVER = ("global_test", "public_test")
-"""Test sets at the server, which stand in the column `site`."""
+`model` is ``global`` or ``personal``; `taken_home` is true for the model that the site exports.
+"""
 
-MOMENT = "aggregated"
-"""Final scores are those after the last evaluated aggregation."""
+SERVER_TEST_SETS = ("global_test", "public_test")
+"""Test sets of the server; their names are in the column `site`."""
+
+FINAL_MOMENT = "aggregated"
+"""Moment of the final scores: after the last evaluated aggregation."""
 
 
 def final_scores(study: str, data: str, groups: Sequence[Group], sets_of: Callable[[RunRecord], Sets]) -> pd.DataFrame:
@@ -241,29 +252,31 @@ def final_scores(study: str, data: str, groups: Sequence[Group], sets_of: Callab
     Args:
         study: Name of the study.
         data: Name of the data set.
-        groups: The rows with their runs.
+        groups: Rows with their runs.
         sets_of: Returns the test sets of a run.
 
     Returns:
-        A table with `COLUMNS`, a line for each score that is defined. `images` and `patients` are those of a site's
-        test set; they are empty for other splits, without predictions, and `patients` where they are not known.
+        A table with `SCORE_COLUMNS` and a line for each defined score. `images` and `patients` are the sizes of a
+            site's test set. They are empty for other splits and for runs without predictions; `patients` also if
+            patients are unknown.
     """
     rows = [
         {"study": study, "data": data, "row": group.label, "method": run.method, "seed": run.seed, "fold": run.fold}
         | score
         for group in groups
         for run in group.runs
-        for score in _scores(run, sets_of(run))
+        for score in _iterate_scores(run, sets_of(run))
     ]
-    table = pd.DataFrame(rows, columns=list(COLUMNS))
+    table = pd.DataFrame(rows, columns=list(SCORE_COLUMNS))
     return table.astype(dict.fromkeys(("fold", "images", "patients"), "Int64"))
 
 
-def _scores(run: RunRecord, sets: Sets) -> Iterator[dict[str, Any]]:
+def _iterate_scores(run: RunRecord, sets: Sets) -> Iterator[dict[str, Any]]:
+    """Yield the final scores of a run as rows of the table."""
     for model, splits in run.scores.items():
         for split, metrics in splits.items():
             for metric, scores in metrics.items():
-                about = {"model": model, "split": split, "moment": MOMENT, "metric": metric}
+                about = {"model": model, "split": split, "moment": FINAL_MOMENT, "metric": metric}
                 for site, value in scores.sites.items():
                     test_set = sets.get(site) if split == "test" else None
                     if value is not None:
@@ -274,6 +287,6 @@ def _scores(run: RunRecord, sets: Sets) -> Iterator[dict[str, Any]]:
                             "images": None if test_set is None else len(test_set.rows),
                             "patients": None if test_set is None else test_set.patient_count,
                         }
-                for place in AT_SERVER:
+                for place in SERVER_TEST_SETS:
                     if (value := getattr(scores, place)) is not None:
                         yield about | {"site": place, "taken_home": False, "value": value}

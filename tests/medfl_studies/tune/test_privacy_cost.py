@@ -1,4 +1,4 @@
-"""What tuning costs under privacy: every trial in the ledger, their composition in closed form, and what is refused."""
+"""Privacy cost of tuning: charges of every trial, their composition in closed form, and refusals."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from medfl.privacy.policy import policy_of
 from medfl.records.ledger import Ledger, LedgerEntry
 from medfl.records.privacy_account import PrivacyAccount
 from medfl.settings import Settings
-from medfl_studies.tune.price import price_sentence, prices
-from medfl_studies.tune.results import write_results
+from medfl_studies.tune.privacy_cost import compute_privacy_costs, describe_privacy_cost
 from medfl_studies.tune.search import run_search
+from medfl_studies.tune.search_report import write_search_report
 
 PRIVACY = {"epsilon": 4.0, "clip": 1.0, "delta": 1e-5, "adjacency": "add_remove"}
 CHANGES = {"settings__rounds": 2, "tune__trials": 2, "settings__privacy": PRIVACY}
 
 
 def account(sigma: float, releases: int, **fields: object) -> PrivacyAccount:
-    """Return the account of a run with Gaussian noise. The price depends on no epsilon in it but the stated one."""
+    """Return the account of a run with Gaussian noise. The privacy cost depends only on its stated epsilon."""
     plain = {"unit": "site", "adjacency": "add_remove", "delta": 1e-5, "rate": 1.0, "steps": 1, "threshold": None}
     plain |= {"planned": 9, "stated_epsilon": 4.0, "epsilon": 4.0, "composed": 4.0, "runs": 1, "ledger": False}
     return PrivacyAccount(**(plain | {"sigma": sigma, "releases": releases, "total_epsilon": None} | fields))
@@ -36,21 +36,21 @@ def test_every_trial_is_charged_and_the_price_is_their_composition(load, tmp_pat
     search = load(CHANGES)
     tuned = run_search(search, launch_here)
     sigma = calibrate(4.0, 2, 1e-5)
-    (price,) = tuned.prices
-    assert price.epsilon == pytest.approx(epsilon(sigma, 8, 1e-5), rel=1e-9)
-    assert (price.unit, price.adjacency, price.delta) == ("site", "add_remove", 1e-5)
-    assert (price.trials, price.largest) == (4, 4.0)
-    assert 4.0 < price.epsilon < 4 * 4.0, "together more than one, and less than their sum"
+    (cost,) = tuned.privacy_costs
+    assert cost.epsilon == pytest.approx(epsilon(sigma, 8, 1e-5), rel=1e-9)
+    assert (cost.unit, cost.adjacency, cost.delta) == ("site", "add_remove", 1e-5)
+    assert (cost.trials, cost.largest) == (4, 4.0)
+    assert 4.0 < cost.epsilon < 4 * 4.0, "together more than one, and less than their sum"
     ledgers = sorted((tmp_path / "out" / "ledger").glob("*.json"))
     assert len(ledgers) == 2, "one for each site's data"
     for ledger in ledgers:
         parts = [Part.from_entry(entry) for entry in Ledger.read(ledger).entries.values()]
         assert [(part.sigma, part.count) for part in parts] == [(sigma, 2)] * 4
-        assert composition.epsilon(tuple(parts), 1e-5) == price.epsilon
-    page = write_results(search, tuned)[1].read_text()
-    assert f"4 trials of epsilon 4 at most are together epsilon {price.epsilon:.4g} (unit site" in page
+        assert composition.epsilon(tuple(parts), 1e-5) == cost.epsilon
+    page = write_search_report(search, tuned)[1].read_text()
+    assert f"4 trials, each with epsilon 4 at most, have together epsilon {cost.epsilon:.4g} (unit site" in page
     assert "adjacency 'add_remove', delta 1e-05" in page
-    assert "That a winner was chosen by validation scores is not covered." in page
+    assert "does not cover the selection of the best trial" in page
     text = (search.out / "small-tuned.yaml").read_text()
     assert f"ledger: {search.out / 'ledger'}" in text, "the runs of the winners are charged on top"
 
@@ -59,14 +59,14 @@ def test_prices_are_those_of_the_site_that_paid_most_for_each_kind_of_promise() 
     first = {"a": account(2.0, 3), "b": account(2.0, 1)}
     second = {"b": account(1.0, 4, stated_epsilon=9.0)}
     other = {"a": account(2.0, 3, adjacency="replace")}
-    (price, replaced) = prices([first, second, other, {}])
-    assert (price.site, price.trials, price.largest) == ("b", 2, 9.0)
-    assert price.epsilon == composition.epsilon((Part(2.0, 1), Part(1.0, 4)), 1e-5)
+    (cost, replaced) = compute_privacy_costs([first, second, other, {}])
+    assert (cost.site, cost.trials, cost.largest) == ("b", 2, 9.0)
+    assert cost.epsilon == composition.epsilon((Part(2.0, 1), Part(1.0, 4)), 1e-5)
     assert (replaced.adjacency, replaced.trials) == ("replace", 1)
-    assert prices([{}, {}]) == []
-    (nothing,) = prices([{"a": account(0.0, 1)}])
+    assert compute_privacy_costs([{}, {}]) == []
+    (nothing,) = compute_privacy_costs([{"a": account(0.0, 1)}])
     assert nothing.epsilon is None
-    assert "together no bound" in price_sentence(nothing)
+    assert "together no bound" in describe_privacy_cost(nothing)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_prices_are_those_of_the_site_that_paid_most_for_each_kind_of_promise() 
             {"tune__settings": {"privacy#epsilon": [1.0, 2.0]}},
             "setting_not_tunable",
             {"setting": "privacy"},
-            "all trials promise the same, but for 'privacy#clip'",
+            "only 'privacy#clip' can be tuned",
         ),
         (
             {"tune__settings": {"privacy#clip": [1.0, -2.0]}},
@@ -135,17 +135,17 @@ def test_a_ledger_without_a_total_allows_any_number_of_trials(load, tmp_path: Pa
 
 
 def test_the_price_counts_every_step_of_every_release() -> None:
-    (price,) = prices([{"a": account(2.0, 3, steps=5)}])
-    assert price.epsilon == pytest.approx(epsilon(2.0, 15, 1e-5), rel=1e-9)
+    (cost,) = compute_privacy_costs([{"a": account(2.0, 3, steps=5)}])
+    assert cost.epsilon == pytest.approx(epsilon(2.0, 15, 1e-5), rel=1e-9)
 
 
 @pytest.mark.parametrize(("adjacency", "far"), [("add_remove", 1.0), ("replace", 2.0)])
 def test_noise_of_several_sites_is_composed_as_the_ledger_composes_it(adjacency: str, far: float) -> None:
-    """Sums carry discrete noise, for which concentrated privacy gives a bound; the exact Gaussian one is too small."""
+    """Sums have discrete noise, so concentrated privacy gives the bound; exact Gaussian composition is too small."""
     shares = account(2.0, 3, threshold=3, adjacency=adjacency)
-    (price,) = prices([{"a": shares}, {"a": shares}])
+    (cost,) = compute_privacy_costs([{"a": shares}, {"a": shares}])
     rho = 6 * (far / 2.0) ** 2 / 2
-    assert price.epsilon == pytest.approx(composition.concentrated_epsilon(rho, 1e-5), rel=1e-12)
+    assert cost.epsilon == pytest.approx(composition.concentrated_epsilon(rho, 1e-5), rel=1e-12)
     entry = LedgerEntry(
         unit="site",
         mechanism="distributed discrete gaussian",
@@ -160,8 +160,8 @@ def test_noise_of_several_sites_is_composed_as_the_ledger_composes_it(adjacency:
         threshold=3,
     )
     parts = (Part.from_entry(entry),) * 2
-    assert price.epsilon == composition.epsilon(parts, 1e-5, adjacency)
-    assert price.epsilon > epsilon(2.0, 6, 1e-5, far)
+    assert cost.epsilon == composition.epsilon(parts, 1e-5, adjacency)
+    assert cost.epsilon > epsilon(2.0, 6, 1e-5, far)
 
 
 @pytest.mark.parametrize(("factor", "allowed"), [(1.0, True), (0.999, False)])

@@ -1,0 +1,209 @@
+"""Files that a search writes: a study file with the best settings, and all trials as JSON, CSV and Markdown."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import pandas as pd
+import yaml
+
+from medfl.bundle.files import shipped
+from medfl.metrics import LOWER_IS_BETTER
+from medfl.types import Meta
+from medfl.utils.files import write_atomic
+from medfl.utils.formats import count, csv_table, duration, table_lines
+from medfl_studies.preps import with_image_size
+from medfl_studies.records.study_files import SearchOutcome, SearchRecord, TrialResult
+from medfl_studies.schema import Study
+from medfl_studies.tune.history import SearchHistory
+from medfl_studies.tune.privacy_cost import describe_privacy_cost
+from medfl_studies.tune.search import Search, SearchResult
+from medfl_studies.tune.space import with_parameters
+from medfl_studies.tune.trials import score_to_maximize
+
+SAMPLER_DESCRIPTIONS = {
+    "grid": "every combination of the values",
+    "random": "combinations drawn at random",
+    "tpe": "combinations that TPE proposes one after the other",
+}
+"""Maps each sampler to a description of the trials that it chooses."""
+
+
+def write_search_report(search: Search, search_result: SearchResult) -> list[Path]:
+    """Write all files of a search that has ended.
+
+    Args:
+        search: The search.
+        search_result: Result of the search.
+
+    Returns:
+        Paths of the tuned study file, the Markdown page, the CSV table, and the JSON record.
+    """
+    out = search.out
+    study, page, table = tuned_study_path(search), out / "search.md", out / "search.csv"
+    write_atomic(study, _tuned_study_yaml(search, search_result).encode())
+    write_atomic(table, csv_table(_trial_table(search, search_result)).encode())
+    SearchHistory(out, search.definition()).write(
+        SearchOutcome(
+            trials=search.trials,
+            rounds=search.rounds,
+            score=search.tuning.score,
+            seed=search.study.seed_list()[0],
+            winners={row: result.trial.number for row, result in search_result.winners.items()},
+            prices=tuple(search_result.privacy_costs),
+        )
+    )
+    write_atomic(page, _search_markdown(search, search_result).encode())
+    return [study, page, table, out / SearchRecord.NAME]
+
+
+def tuned_study_path(search: Search) -> Path:
+    """Return the path of the study file with the best settings."""
+    return search.out / f"{search.study.name}-tuned.yaml"
+
+
+def follow_up_command(search: Search) -> str:
+    """Return the command that runs the tuned study with all seeds, on the data that are already prepared."""
+    source = "" if search.source is None else f" --source {search.source}"
+    return f"medfl study {tuned_study_path(search)}{source} --out {search.out}"
+
+
+def build_tuned_study(search: Search, search_result: SearchResult) -> Study:
+    """Return the study at its scale, with the best settings in its rows."""
+    study = search.study
+    rows = {
+        name: with_parameters(row, search_result.winners[name].trial.parameters)
+        if name in search_result.winners
+        else row
+        for name, row in study.rows.items()
+    }
+    data = {}
+    for name, part in study.data.items():
+        preps = {key: getattr(part, key) for key in ("prep", "public")}
+        fixed = {
+            key: with_image_size(prep, part.size, search.registry) for key, prep in preps.items() if prep is not None
+        }
+        data[name] = part.model_copy(update=fixed)
+    bundle = next(iter(search.jobs.values())).bundle
+    named = study.bundle if bundle == shipped().get(study.bundle) else os.path.relpath(bundle, search.out)
+    about = f"{study.about} {_summary_sentence(search)}".strip()
+    changes = {"name": f"{study.name}-tuned", "about": about, "bundle": named, "rows": rows, "data": data, "tune": None}
+    return study.model_copy(update=changes)
+
+
+def _tuned_study_yaml(search: Search, search_result: SearchResult) -> str:
+    """Return the tuned study as YAML."""
+    values = build_tuned_study(search, search_result).model_dump(mode="json", exclude_defaults=True)
+    return "# Written by medfl tune; the results of the search are in the same folder.\n" + yaml.safe_dump(
+        values, sort_keys=False, width=110
+    )
+
+
+def _summary_sentence(search: Search) -> str:
+    """Return one sentence that summarizes the search."""
+    over = {"mean": "mean over the sites", "worst": "worst site"}[search.tuning.score]
+    return (
+        f"Rows were tuned by medfl tune ({search.tuning.sampler}): {count(search.trials, 'trial')} of "
+        f"{count(search.rounds, 'round')} for each row, compared by {search.metric} on validation images ({over}, "
+        f"seed {search.study.seed_list()[0]})."
+    )
+
+
+def _trial_table(search: Search, search_result: SearchResult) -> pd.DataFrame:
+    """Build a table with a row for each trial."""
+    names = list(dict.fromkeys(axis.name for space in search.spaces.values() for axis in space.axes))
+    lines = []
+    for result in search_result.results:
+        row_fields: Meta = {"row": result.row, "trial": result.trial.number}
+        row_fields |= {
+            "status": result.status,
+            "score": result.score,
+            "winner": result == search_result.winners[result.row],
+        }
+        row_fields |= {name: result.trial.parameters.get(name) for name in names}
+        lines.append(row_fields | {"seconds": result.seconds})
+    return pd.DataFrame(lines)
+
+
+def _search_markdown(search: Search, search_result: SearchResult) -> str:
+    """Return the page of the search in Markdown."""
+    parts = [
+        f"# {search.study.name}: search for settings on {search.data}\n",
+        f"{_summary_sentence(search)} The trials are {SAMPLER_DESCRIPTIONS[search.tuning.sampler]}. No test image was "
+        "used.\n",
+        _notes_markdown(search, search_result),
+        _winners_markdown(search, search_result),
+    ]
+    parts += [
+        _trials_markdown(search, row, [result for result in search_result.results if result.row == row])
+        for row in search.spaces
+    ]
+    parts.append(f"Run the tuned study with all seeds:\n\n```sh\n{follow_up_command(search)}\n```\n")
+    return "\n".join(parts)
+
+
+def _notes_markdown(search: Search, search_result: SearchResult) -> str:
+    """Return notes on the search as a Markdown list."""
+    smaller = search.metric in LOWER_IS_BETTER
+    lines = [
+        f"Each row had the same budget: {count(search.trials, 'trial')} of {count(search.rounds, 'round')}. "
+        f"{'Smaller' if smaller else 'Larger'} scores are better; among equal scores the first trial wins.",
+        f"All trials had the seed {search.study.seed_list()[0]}. The score of a winner is the best of several scores "
+        "on the images that selected it, so it is too optimistic. The tuned study measures the performance on test "
+        "images and over all seeds.",
+        "Seconds are the time of training and evaluation, summed over the sites.",
+    ]
+    lines += search.notes
+    for cost in search_result.privacy_costs:
+        ledgers = "Each trial is charged to the sites' privacy budget ledgers; the runs of the tuned study add to this."
+        chosen = "The guarantee does not cover the selection of the best trial by validation scores."
+        lines.append(f"{describe_privacy_cost(cost)} {ledgers} {chosen}")
+    if len(search_result.privacy_costs) > 1:
+        lines.append("These guarantees are of different kinds for the same data; their costs add up.")
+    return "\n".join(f"- {line}" for line in lines) + "\n"
+
+
+def _winners_markdown(search: Search, search_result: SearchResult) -> str:
+    """Return a table of the best trial of each row."""
+    lines = [["row", "winner", "parameters", f"validation {search.metric}", "time of its search"]]
+    for row, result in search_result.winners.items():
+        last = {known.run: known.seconds for known in search_result.results if known.row == row}
+        seconds = duration(sum(last.values()))
+        lines.append(
+            [
+                row,
+                f"trial {result.trial.number}",
+                _format_parameters(result.trial.parameters),
+                _format_score(result),
+                seconds,
+            ]
+        )
+    return f"{table_lines(lines)}\n"
+
+
+def _trials_markdown(search: Search, row: str, results: list[TrialResult]) -> str:
+    """Return a table of a row's trials, the best first and trials without a score last."""
+    names = [axis.name for axis in search.spaces[row].axes]
+    lines = [["trial", *names, f"validation {search.metric}", "seconds"]]
+    for result in sorted(results, key=lambda result: -_or_lowest(score_to_maximize(result.score, search.metric))):
+        values = [f"`{result.trial.parameters[name]}`" for name in names]
+        score = _format_score(result) if result.status == "finished" else result.status
+        lines.append([str(result.trial.number), *values, score, f"{result.seconds:.1f}"])
+    return f"### {row}\n\n{table_lines(lines)}\n"
+
+
+def _or_lowest(value: float | None) -> float:
+    """Return the value, or minus infinity for None."""
+    return -math.inf if value is None else value
+
+
+def _format_parameters(parameters: Meta) -> str:
+    """Format the parameters of a trial."""
+    return ", ".join(f"`{name}` {value}" for name, value in parameters.items())
+
+
+def _format_score(result: TrialResult) -> str:
+    """Format the score of a trial."""
+    return "-" if result.score is None else f"{result.score:.4f}"
