@@ -30,7 +30,7 @@ from pathlib import Path
 
 import psutil
 
-from medfl.bundle.files import shipped
+from medfl.bundle.bundle_folders import shipped_bundles
 from medfl.bundle.option_spelling import option_of_id
 from medfl.engine.runs.records import read_metrics
 from medfl.testing.synthetic import make_cohort
@@ -58,7 +58,7 @@ class Measured:
 
 def write_bundle(out: Path, megabytes: float) -> Path:
     """Write the MedMNIST bundle with a network of the given size in MB (float32) and return its folder."""
-    shutil.copytree(shipped()["medmnist_classification"], out)
+    shutil.copytree(shipped_bundles()["medmnist_classification"], out)
     path = out / "configs" / "train.json"
     content = json.loads(path.read_text())
     features = 8 * 2 * 2  # eight maps of two pixels' edge

@@ -34,7 +34,7 @@ import torch
 from torch import nn
 
 from medfl.data.arrays import ArrayDataset
-from medfl.engine.evaluation import Row
+from medfl.engine.evaluation import MetricRow
 from medfl.engine.plan import MethodChoice
 from medfl.engine.runs.simulation import Callbacks, RunData, SimulatedRun, simulate
 from medfl.engine.site import Splits
@@ -144,7 +144,7 @@ def run(
     rounds: int,
     precision: str = "fp32",
     passes: Passes | None = None,
-    on_round: Callable[[int, list[Row]], None] = lambda number, rows: None,
+    on_round: Callable[[int, list[MetricRow]], None] = lambda number, rows: None,
 ) -> dict[str, torch.Tensor]:
     """Run two sites and return the exported tensors of the first one.
 
@@ -245,7 +245,7 @@ def speed(name: str, work: Work, device: str, rounds: int, folder: Path, precisi
     bare = Bare(work.build().to(device), device, Counter())
     mark = [0.0]
 
-    def on_round(number: int, rows: list[Row]) -> None:
+    def on_round(number: int, rows: list[MetricRow]) -> None:
         taken.append(now(device) - mark[0])
         bare.passes = Counter(passes)  # of this round: its training, and the scores of the one before
         bare.repeat()

@@ -37,7 +37,7 @@ from pydicom.dataset import FileMetaDataset
 from pydicom.uid import UID, ExplicitVRLittleEndian, JPEG2000Lossless, JPEGLSLossless
 
 from medfl.data.ingest.pipeline import core_count, ingest
-from medfl_datasets.cbis_ddsm.pixels import Film, Options, load
+from medfl_datasets.cbis_ddsm.pixels import CbisFilm, CbisReadOptions, read_image
 
 SYNTAXES = {"none": ExplicitVRLittleEndian, "jpeg2000": JPEG2000Lossless, "jpeg-ls": JPEGLSLossless}
 MIB = 2**20
@@ -76,8 +76,8 @@ def bare(paths: list[Path], size: int, folder: Path) -> None:
 
 def medfl(paths: list[Path], size: int, folder: Path, workers: int = 1) -> None:
     """Read the images as `medfl prep cbis_ddsm` does."""
-    films = [Film((path,), ("1.2.3",), ("P_00001",), "left", crop=False) for path in paths]
-    job = functools.partial(load, Options((size, size)))
+    films = [CbisFilm((path,), ("1.2.3",), ("P_00001",), "left", crop=False) for path in paths]
+    job = functools.partial(read_image, CbisReadOptions((size, size)))
     target, work = folder / "medfl.npy", folder / "work"
     ingest(films, job, lambda film: film.files, target, (size, size), np.uint16, work=work, recipe={}, workers=workers)
 

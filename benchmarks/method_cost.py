@@ -25,7 +25,7 @@ import torch
 from round_loop import CLASSES, make_sites, make_work
 from torch import nn
 
-from medfl.engine.evaluation import Row
+from medfl.engine.evaluation import MetricRow
 from medfl.engine.plan import MethodChoice
 from medfl.engine.runs.simulation import Callbacks, RunData, SimulatedRun, simulate
 from medfl.engine.site import Splits
@@ -33,7 +33,7 @@ from medfl.networks.cnn import CNN4
 from medfl.objectives import Multiclass
 from medfl.plugins import Registry, load_plugins
 from medfl.settings import Settings
-from medfl.task import Scale, Task
+from medfl.task import ImageScale, Task
 from medfl.types import Dataset, Meta
 from medfl.utils.progress import progress_bar
 
@@ -90,9 +90,9 @@ class Bench:
             lambda parameters: torch.optim.SGD(parameters, lr=0.01),
             Multiclass(CLASSES),
             ("accuracy",),
-            scale=Scale((3, 28, 28), (0.5,) * 3, (0.5,) * 3),
+            scale=ImageScale((3, 28, 28), (0.5,) * 3, (0.5,) * 3),
         )
-        written: list[Row] = []
+        written: list[MetricRow] = []
         settings = dict(SETTINGS.get(name, {}))
         with tempfile.TemporaryDirectory() as folder:
             simulate(

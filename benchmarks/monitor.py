@@ -33,7 +33,7 @@ from medfl.plugins import load_plugins
 from medfl.records.progress import Event, ProgressLine
 from medfl.settings import Execution, Settings
 from medfl.task import Task
-from medfl.utils.pulse import Pulse, counted
+from medfl.utils.heartbeat import HeartbeatSender, count_batches
 
 ROUNDS = 4
 
@@ -51,15 +51,15 @@ def prices(event: Event) -> dict[str, float]:
     batches = range(1_000_000)
 
     def walk() -> None:
-        for _ in counted(batches, "training", len(batches)):
+        for _ in count_batches(batches, "training", len(batches)):
             pass
 
     def pulse() -> None:
-        with Pulse(lambda _: None):
+        with HeartbeatSender(lambda _: None):
             pass
 
     bare = cpu_of(walk, 1)
-    with Pulse(lambda _: None):
+    with HeartbeatSender(lambda _: None):
         measured = cpu_of(walk, 1)
     with tempfile.TemporaryDirectory() as folder:
         file = ProgressFile(Path(folder))
@@ -71,18 +71,18 @@ def prices(event: Event) -> dict[str, float]:
 @contextmanager
 def counting(counts: dict[str, int]) -> Iterator[None]:
     """Count the batches and jobs of the runs in the block."""
-    leave = Pulse.__exit__
+    leave = HeartbeatSender.__exit__
 
-    def count(pulse: Pulse, *error: object) -> None:
+    def count(pulse: HeartbeatSender, *error: object) -> None:
         leave(pulse, *error)
         counts["job"] += 1
         counts["batch"] += pulse._count
 
-    Pulse.__exit__ = count  # type: ignore[method-assign]
+    HeartbeatSender.__exit__ = count  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Pulse.__exit__ = leave  # type: ignore[method-assign]
+        HeartbeatSender.__exit__ = leave  # type: ignore[method-assign]
 
 
 def share(task: Task, sites: dict[str, Splits], settings: Settings) -> dict[str, float]:

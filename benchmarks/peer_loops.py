@@ -65,7 +65,7 @@ def plain(options: argparse.Namespace) -> None:
 def medfl(options: argparse.Namespace) -> None:
     """Run a federation in memory with medfl."""
     from medfl.data.arrays import ArrayDataset
-    from medfl.data.pooled import Empty
+    from medfl.data.pooled import EmptyDataset
     from medfl.engine.plan import MethodChoice
     from medfl.engine.runs.simulation import Callbacks, RunData, SimulatedRun, Simulation, simulate
     from medfl.engine.site import Splits
@@ -79,7 +79,7 @@ def medfl(options: argparse.Namespace) -> None:
     sites = {}
     for index, rows in enumerate(np.split(np.arange(len(labels)), np.cumsum(sizes(options))[:-1])):
         data = ArrayDataset(images, labels[rows], rows, (0.5,) * 3, (0.5,) * 3)
-        sites[f"site-{index}"] = Splits(data, Empty(), Empty())
+        sites[f"site-{index}"] = Splits(data, EmptyDataset(), EmptyDataset())
     registry = load_plugins()
     task = Task(
         {"cnn4": lambda: CNN4(3, CLASSES)},

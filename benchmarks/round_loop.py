@@ -26,7 +26,7 @@ from plain_loop import PlainLoop
 from torch import nn
 
 from medfl.data.arrays import ArrayDataset
-from medfl.engine.evaluation import Row
+from medfl.engine.evaluation import MetricRow
 from medfl.engine.plan import MethodChoice
 from medfl.engine.runs.simulation import Callbacks, RunData, SimulatedRun, Simulation, simulate
 from medfl.engine.site import Splits
@@ -35,7 +35,7 @@ from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
 from medfl.settings import Execution, Settings
 from medfl.task import Task
-from medfl.toolkit.aggregation import sample
+from medfl.toolkit.aggregation import sample_sites
 from medfl.utils.rng import make_generator
 
 CLASSES = 8
@@ -125,12 +125,12 @@ class Interleaved:
             self.meter.start()
         return False
 
-    def on_round(self, round_: int, rows: list[Row]) -> None:
+    def on_round(self, round_: int, rows: list[MetricRow]) -> None:
         """Run one round of the plain loop with the same participants after each committed round of medfl."""
         self.meter.stop()
         self.memory.append(self.meter.memory())
         if self.plain is not None and len(self.plain_wall) < self.options.rounds:
-            chosen = sample(self.names, self.options.fraction, make_generator(0, "participation", round_))
+            chosen = sample_sites(self.names, self.options.fraction, make_generator(0, "participation", round_))
             wall, cpu = time.perf_counter(), time.process_time()
             self.plain.round([self.names.index(name) for name in chosen])
             self.plain_wall.append(time.perf_counter() - wall)

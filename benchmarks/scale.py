@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from medfl.data.arrays import ArrayDataset
-from medfl.engine.evaluation import Row
+from medfl.engine.evaluation import MetricRow
 from medfl.engine.plan import MethodChoice
 from medfl.engine.runs.simulation import Callbacks, RunData, SimulatedRun, Simulation, simulate
 from medfl.engine.site import Splits
@@ -53,7 +53,7 @@ class Meter:
             self.cpu.append(self.cpu_seconds())
         return False
 
-    def note_round(self, round_: int, rows: list[Row]) -> None:
+    def note_round(self, round_: int, rows: list[MetricRow]) -> None:
         """Record the resources after a committed round."""
         self.ends.append(time.perf_counter())
         self.cpu.append(self.cpu_seconds())

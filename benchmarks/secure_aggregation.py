@@ -24,8 +24,8 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
 
 from medfl.engine.secure.discrete_gaussian import discrete_gaussian
-from medfl.engine.secure.fixed_point import FixedPoint, packed, signed, unpacked
-from medfl.engine.secure.keys import MASK, agreed, public_key
+from medfl.engine.secure.fixed_point import FixedPoint, pack_words, to_signed, unpack_words
+from medfl.engine.secure.keys import MASK, agree_key, public_key
 from medfl.engine.secure.masks import add_mask, pair_sign
 from medfl.engine.secure.shamir import combine, split
 from medfl.privacy.signatures import Signer
@@ -87,12 +87,12 @@ def measure(sites: int, megabytes: float, bits: int, dropped: int, noise: float)
         add_mask(words, own[name])
         for other in names:
             if other != name:
-                add_mask(words, agreed(masks[name], public[other], MASK, context), pair_sign(name, other))
-        sent = packed(words, bits)
+                add_mask(words, agree_key(masks[name], public[other], MASK, context), pair_sign(name, other))
+        sent = pack_words(words, bits)
         spent.append(time.process_time() - start)
         plain, up = plain + steps.numpy(), sent.numel()
         start = time.process_time()
-        words = unpacked(sent, bits)
+        words = unpack_words(sent, bits)
         total = words if total is None else total + words
         spent.append(time.process_time() - start)
     assert total is not None
@@ -103,9 +103,9 @@ def measure(sites: int, megabytes: float, bits: int, dropped: int, noise: float)
     for name in names[:dropped]:
         key = combine(dict(enumerate(dead[name], start=1)), threshold)
         for other in staying:
-            add_mask(total, agreed(key, public[other], MASK, context), -pair_sign(other, name))
+            add_mask(total, agree_key(key, public[other], MASK, context), -pair_sign(other, name))
     unmasking = time.process_time() - start + sum(spent[1::2])
-    if not (signed(total, bits) == plain).all():
+    if not (to_signed(total, bits) == plain).all():
         raise AssertionError("the sum is not the sum")
     signing = measure_signatures(sites)
     site = sum(spent[::2]) / len(staying) + sharing + signing

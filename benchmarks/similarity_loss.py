@@ -31,8 +31,8 @@ from pathlib import Path
 import psutil
 import torch
 
-from medfl.utils.memory import release
-from medfl_methods.fedskd.gram import choose_form, gram_loss
+from medfl.utils.memory import release_memory
+from medfl_methods.fedskd.gram import choose_algorithm, gram_loss
 from medfl_methods.fedskd.regions import pool
 from medfl_methods.fedskd.similarity import region_similarity_loss
 from medfl_methods.fedskd.stages import RegionGrids
@@ -60,7 +60,7 @@ def loss_of(form: str, n: int, k: int) -> Callable[[torch.Tensor, torch.Tensor],
     """Return the loss function of a form."""
     if form == "direct":
         return direct
-    square = "small" if choose_form(n, n) == "small" else "tiles"
+    square = "small" if choose_algorithm(n, n) == "small" else "tiles"
     return lambda x, y: gram_loss(x, y, "columns" if form == "k x k" else square)
 
 
@@ -113,7 +113,7 @@ def peak(form: str, n: int, k: int) -> int:
     """Return the peak memory of one loss in this process."""
     x, y = features(n, k)
     seconds(form, 64, 32, *features(64, 32), gradient=True)  # libraries load what they need
-    release()
+    release_memory()
     Path("/proc/self/clear_refs").write_text("5")
     before = psutil.Process().memory_info().rss
     seconds(form, n, k, x, y, gradient=True)
@@ -169,7 +169,7 @@ def measure_regions(edge: int, regions: int, batch: int, repetitions: int) -> di
 def figures(n: int, k: int, repetitions: int, threads: int, memory: bool) -> dict[str, float]:
     """Everything about one size."""
     times = measure_time(n, k, repetitions)
-    chosen = "k x k" if choose_form(n, k) == "columns" else "n x n"
+    chosen = "k x k" if choose_algorithm(n, k) == "columns" else "n x n"
     results = {}
     for form, taken in times.items():
         results[f"{form}: milliseconds forward"] = taken[False] * 1e3
@@ -195,7 +195,7 @@ def row(n: int, k: int, results: dict[str, float]) -> str:
     cells = [str(n), str(k)]
     for unit in ("milliseconds forward", "milliseconds forward and backward", "MiB at the peak"):
         cells.append(" / ".join(cell(f"{form}: {unit}") or "-" for form in FORMS))
-    cells.append("k x k" if choose_form(n, k) == "columns" else "n x n")
+    cells.append("k x k" if choose_algorithm(n, k) == "columns" else "n x n")
     cells += [cell("chosen / fastest: time", 2), cell("direct / chosen: time"), cell("direct / chosen: memory")]
     return f"| {' | '.join(cells)} |"
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from peers import CONTESTANTS, Contestant, Process
 
-from medfl.bundle.files import shipped
+from medfl.bundle.bundle_folders import shipped_bundles
 from medfl.engine.runs.progress import PROGRESS
 from medfl.records.progress import JobStart, ProgressLine
 from medfl.testing.synthetic import make_cohort
@@ -40,7 +40,14 @@ def seconds(words: list[str], environment: dict[str, str]) -> tuple[float, float
 
 def to_first_job(data: Path, out: Path, environment: dict[str, str]) -> float:
     """Seconds from the call of `medfl run` until the first site is told to train."""
-    words = ["run", str(shipped()["medmnist_classification"]), "--dataset-dir", str(data), "--output-dir", str(out)]
+    words = [
+        "run",
+        str(shipped_bundles()["medmnist_classification"]),
+        "--dataset-dir",
+        str(data),
+        "--output-dir",
+        str(out),
+    ]
     start, _ = seconds([*words, "--rounds", "1", "--steps", "1", "--batch-size", "2", "--workers", "2"], environment)
     lines = [ProgressLine.from_bytes(line) for line in (out / PROGRESS).read_bytes().splitlines()]
     return next(line.time for line in lines if line is not None and isinstance(line.event, JobStart)) - start

@@ -39,7 +39,7 @@ from monai.transforms import (
 )
 
 from medfl.data.transforms.dataset import TransformDataset
-from medfl.training.batches import load
+from medfl.training.batches import load_batches
 from medfl.training.loop import row_batches
 
 KEYS = ("image", "label")
@@ -116,7 +116,7 @@ class Ours:
         """Run one pass and return its number of samples."""
         generator = torch.Generator().manual_seed(number)
         batches = row_batches(len(self._data), self._batch, generator, epochs=1)
-        return sum(len(loaded.rows) for loaded in load(self._data, batches, generator))
+        return sum(len(loaded.rows) for loaded in load_batches(self._data, batches, generator))
 
 
 def filled(make: Callable[[], Plain | Ours]) -> tuple[Plain | Ours, float, float]:

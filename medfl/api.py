@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset as TorchDataset
 
     from medfl.data.datalists import Datalist
-    from medfl.engine.evaluation import Row
+    from medfl.engine.evaluation import MetricRow
     from medfl.task import Task
     from medfl.types import Dataset
 
@@ -145,14 +145,14 @@ def partition(
     """
     from medfl.data.partition.partition import partition as write_partition
     from medfl.data.partition.plan import PartitionPlan
-    from medfl.data.partition.writing import counts_by_class
+    from medfl.data.partition.writing import count_classes_by_site
 
     registry = _registry(plugins)
     values = _texts(options)
     of_plan = {name: values.pop(name) for name in list(values) if name in PartitionPlan.__dataclass_fields__}
     plan = PartitionPlan(scheme, **({"options": values} | of_plan))
     written = write_partition(data, out, plan, registry.partition(scheme), force=force)
-    counts, classes = counts_by_class(written)
+    counts, classes = count_classes_by_site(written)
     registry.notify("medfl_partition_written", folder=str(out), counts=counts, classes=classes)
     return PreparedData(Path(out), written)
 
@@ -281,7 +281,7 @@ def run(
         )
     if task is not None:
         return _run_in_memory(task, sites, method, method_args, out, plugins, on_round, progress, options)
-    from medfl.bundle.files import find_bundle
+    from medfl.bundle.bundle_folders import find_bundle
     from medfl.workflow import run_bundle
 
     if not isinstance(method, str) or isinstance(sites, Mapping):
@@ -372,18 +372,18 @@ def compare(
     return result
 
 
-def _as_rows(on_round: OnRound | None) -> Callable[[int, list[Row]], object] | None:
+def _as_rows(on_round: OnRound | None) -> Callable[[int, list[MetricRow]], object] | None:
     """Return a function that a run can call with rows of metrics; it calls `on_round` with a table. None stays None."""
     return None if on_round is None else bind(_call_with_table, on_round)
 
 
-def _call_with_table(on_round: OnRound, round_: int, rows: list[Row]) -> None:
+def _call_with_table(on_round: OnRound, round_: int, rows: list[MetricRow]) -> None:
     """Call the user's function with the rows as a table."""
     import pandas as pd
 
-    from medfl.engine.evaluation import Row
+    from medfl.engine.evaluation import MetricRow
 
-    on_round(round_, pd.DataFrame(rows, columns=list(Row._fields)))
+    on_round(round_, pd.DataFrame(rows, columns=list(MetricRow._fields)))
 
 
 def _missing_plugin(what: str, plugin: str) -> PluginError:

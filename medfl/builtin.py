@@ -67,9 +67,9 @@ def medfl_datasets() -> list[DatasetRecord]:
     return [
         DatasetRecord(
             "folder",
-            "medfl.data.ingest.own_spec:Folder",
+            "medfl.data.ingest.folder_spec:FolderSpec",
             summary="Your own image files with a table of labels. No file name and no patient's identifier is kept.",
-            synthetic="medfl.data.ingest.own_synthetic:write_release",
+            synthetic="medfl.data.ingest.folder_synthetic:write_release",
             synthetic_options={
                 "images": "images",
                 "table": "labels.csv",

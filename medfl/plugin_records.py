@@ -16,7 +16,7 @@ ATTACKS_FOLDER = "attacks"
 """Subfolder of a run folder for the results of attacks on the run."""
 
 
-class Record:
+class PluginRecord:
     """Base class of the records that hooks return.
 
     Attributes:
@@ -34,7 +34,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class NetworkRecord(Record):
+class NetworkRecord(PluginRecord):
     """Record of a network.
 
     Attributes:
@@ -51,7 +51,7 @@ class NetworkRecord(Record):
 
 
 @dataclass(frozen=True)
-class NetworkAssignmentRecord(Record):
+class NetworkAssignmentRecord(PluginRecord):
     """Record of a rule that assigns a network to each site before the first round.
 
     Attributes:
@@ -68,7 +68,7 @@ class NetworkAssignmentRecord(Record):
 
 
 @dataclass(frozen=True)
-class PartitionRecord(Record):
+class PartitionRecord(PluginRecord):
     """Record of a partition, which splits a pooled data set into sites.
 
     Attributes:
@@ -119,7 +119,7 @@ METHOD_DECLARATIONS = ("name", "family", "paper", "summary")
 
 
 @dataclass(frozen=True)
-class MethodRecord(Record):
+class MethodRecord(PluginRecord):
     """Record of a method.
 
     Attributes:
@@ -169,7 +169,7 @@ class MethodRecord(Record):
 
 
 @dataclass(frozen=True)
-class DatasetRecord(Record):
+class DatasetRecord(PluginRecord):
     """Record of a data set that ``medfl prep`` and studies can prepare.
 
     Attributes:
@@ -198,7 +198,7 @@ class DatasetRecord(Record):
 
 
 @dataclass(frozen=True)
-class ObjectiveRecord(Record):
+class ObjectiveRecord(PluginRecord):
     """Record of an objective: a kind of task, such as classification.
 
     Attributes:
@@ -215,7 +215,7 @@ class ObjectiveRecord(Record):
 
 
 @dataclass(frozen=True)
-class RobustRuleRecord(Record):
+class RobustRuleRecord(PluginRecord):
     """Record of a robust rule, for the setting ``robust.rule``.
 
     Attributes:
@@ -232,7 +232,7 @@ class RobustRuleRecord(Record):
 
 
 @dataclass(frozen=True)
-class PrivacyMechanismRecord(Record):
+class PrivacyMechanismRecord(PluginRecord):
     """Record of a mechanism of differential privacy, for the setting ``privacy.unit``.
 
     Attributes:
@@ -249,7 +249,7 @@ class PrivacyMechanismRecord(Record):
 
 
 @dataclass(frozen=True)
-class AdversaryRecord(Record):
+class AdversaryRecord(PluginRecord):
     """Record of a poisoning attack, for the setting ``adversaries`` of simulations.
 
     Attributes:
@@ -270,7 +270,7 @@ class AdversaryRecord(Record):
 
 
 @dataclass(frozen=True)
-class AttackRecord(Record):
+class AttackRecord(PluginRecord):
     """Record of an attack on finished runs, for studies and the command ``medfl attack NAME RUN``.
 
     Attributes:
@@ -297,7 +297,7 @@ class AttackRecord(Record):
 
 
 @dataclass(frozen=True)
-class SectionRecord(Record):
+class SectionRecord(PluginRecord):
     """Record of a section of the report.
 
     Attributes:
@@ -321,7 +321,7 @@ class SectionRecord(Record):
 
 
 @dataclass(frozen=True)
-class CommandRecord(Record):
+class CommandRecord(PluginRecord):
     """Record of a command of ``medfl``.
 
     Attributes:
@@ -340,7 +340,7 @@ class CommandRecord(Record):
 
 
 @dataclass(frozen=True)
-class BackendRecord(Record):
+class BackendRecord(PluginRecord):
     """Record of a backend, for ``--backend``: the machines on which a run is executed.
 
     Attributes:
@@ -371,7 +371,7 @@ class RunLocation:
     gets_more_runs: bool = False
 
 
-RECORDS: tuple[type[Record], ...] = (
+RECORDS: tuple[type[PluginRecord], ...] = (
     MethodRecord,
     NetworkRecord,
     NetworkAssignmentRecord,

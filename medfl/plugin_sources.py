@@ -15,10 +15,10 @@ from typing import Any
 from medfl.errors import PluginError, did_you_mean
 from medfl.hooks import HOOKS
 
-GROUP = "medfl"
+ENTRY_POINT_GROUP = "medfl"
 """Entry-point group of plugins."""
 
-PREFIX = "medfl_plugin_"
+MODULE_PREFIX = "medfl_plugin_"
 """Prefix of the module names of plugin files."""
 
 DISABLE_VARIABLE = "MEDFL_DISABLE"
@@ -31,7 +31,9 @@ def installed_plugins(problems: list[str]) -> list[tuple[str, importlib.metadata
     If two packages define different plugins with the same name, append a message to `problems`.
     """
     points: dict[str, tuple[str, importlib.metadata.EntryPoint]] = {}
-    for point in sorted(importlib.metadata.entry_points(group=GROUP), key=lambda point: (point.name, point.value)):
+    for point in sorted(
+        importlib.metadata.entry_points(group=ENTRY_POINT_GROUP), key=lambda point: (point.name, point.value)
+    ):
         origin = f"{point.dist.name} {point.dist.version}" if point.dist else point.value
         if point.name not in points:
             points[point.name] = (origin, point)
@@ -43,9 +45,9 @@ def installed_plugins(problems: list[str]) -> list[tuple[str, importlib.metadata
     return list(points.values())
 
 
-def load_file(path: Path, files: dict[str, ModuleType]) -> ModuleType:
+def load_plugin_file(path: Path, files: dict[str, ModuleType]) -> ModuleType:
     """Import a plugin file as the module ``medfl_plugin_<stem>``, and add the module to `files`."""
-    name = f"{PREFIX}{path.stem}"
+    name = f"{MODULE_PREFIX}{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None  # the suffix is .py
     assert spec.loader is not None

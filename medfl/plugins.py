@@ -32,8 +32,8 @@ from medfl.hooks import (
     NetworkRecord,
     ObjectiveRecord,
     PartitionRecord,
+    PluginRecord,
     PrivacyMechanismRecord,
-    Record,
     RobustRuleRecord,
     RunLocation,
     SectionRecord,
@@ -45,9 +45,9 @@ from medfl.plugin_sources import (
     disabled_plugins,
     hook_lookalike_warnings,
     installed_plugins,
-    load_file,
+    load_plugin_file,
 )
-from medfl.utils.dotted import merge_nested
+from medfl.utils.nested import merge_nested
 
 __all__ = [
     "DatasetRecord",
@@ -98,12 +98,12 @@ class Registry:
         self.report_sections: dict[str, SectionRecord] = {}
         self.commands: dict[str, CommandRecord] = {}
         self.backends: dict[str, BackendRecord] = {}
-        self._claims: dict[tuple[str, str], list[tuple[str, Record]]] = {}
+        self._claims: dict[tuple[str, str], list[tuple[str, PluginRecord]]] = {}
         self._files: dict[str, ModuleType] = {}
         self._manager = pluggy.PluginManager("medfl")
         self._manager.add_hookspecs(hooks.Hooks)
 
-    def givers(self, kind: str, name: str) -> list[str]:
+    def plugins_listing(self, kind: str, name: str) -> list[str]:
         """Return the plugins that list `name`: none if it is unknown, two or more if it is ambiguous."""
         return [plugin for plugin, _ in self._claims.get((kind, name), [])]
 
@@ -254,7 +254,7 @@ class Registry:
         plugin, record = self._claim(kind, name)
         return self._import(f"{kind.replace('_', ' ')} '{name}'", plugin, record.target)
 
-    def _claim(self, kind: str, name: str) -> tuple[str, Record]:
+    def _claim(self, kind: str, name: str) -> tuple[str, PluginRecord]:
         """Return the plugin that lists a name, and its record. Raise if the name is unknown or ambiguous."""
         claims = self._claims.get((kind, name), [])
         if not claims:
@@ -270,10 +270,10 @@ class Registry:
         if len(claims) > 1:
             raise PluginError(
                 "ambiguous_name",
-                _ambiguous(kind, name, self.givers(kind, name)),
+                _ambiguous(kind, name, self.plugins_listing(kind, name)),
                 what=kind,
                 name=name,
-                plugins=self.givers(kind, name),
+                plugins=self.plugins_listing(kind, name),
             )
         return claims[0]
 
@@ -318,7 +318,7 @@ class Registry:
                 if hook.plugin_name == name:
                     self._take(record_class, name, hook.function)
 
-    def _take(self, expected: type[Record], plugin: str, hook: Any) -> None:
+    def _take(self, expected: type[PluginRecord], plugin: str, hook: Any) -> None:
         """Collect the records of one hook of a plugin; invalid records become problems."""
         try:
             records = list(hook())
@@ -344,7 +344,7 @@ class Registry:
                 record = claims[0][1]
                 getattr(self, record.plural)[name] = record
             else:
-                self.problems.append(_ambiguous(kind, name, self.givers(kind, name)))
+                self.problems.append(_ambiguous(kind, name, self.plugins_listing(kind, name)))
 
 
 def load_plugins(files: Iterable[str | Path] = (), disabled: Iterable[str] = ()) -> Registry:
@@ -379,7 +379,7 @@ def load_plugins(files: Iterable[str | Path] = (), disabled: Iterable[str] = ())
                 name=path.stem,
                 origin=sources[path.stem][0],
             )
-        sources[path.stem] = (str(path), partial(load_file, path, registry._files))
+        sources[path.stem] = (str(path), partial(load_plugin_file, path, registry._files))
     skipped = disabled_plugins(disabled, sources)
     for name, (origin, load) in sources.items():
         if name in skipped:

@@ -24,7 +24,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from medfl.errors import SettingsError
-from medfl.utils.field_words import Device, PluginName, explain
+from medfl.utils.field_descriptions import Device, PluginName, explain
 
 
 class Remote:
@@ -34,13 +34,13 @@ class Remote:
     """
 
 
-class Strict(BaseModel):
+class StrictModel(BaseModel):
     """Frozen pydantic model that refuses unknown keys; the docstring below a field is its description."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-class Privacy(Strict):
+class Privacy(StrictModel):
     """Differential privacy of the updates, applied at each site before an update leaves it.
 
     A release is one noised value that leaves the site.
@@ -94,14 +94,14 @@ class Privacy(Strict):
         return self
 
 
-class Compression(Strict):
+class Compression(StrictModel):
     """Quantization of updates: each tensor is quantized with ``bits`` bits between its minimum and maximum."""
 
     bits: Annotated[Literal[4, 8, 16], Remote]
     """Number of bits per value."""
 
 
-class Robust(Strict):
+class Robust(StrictModel):
     """Robust aggregation rule that replaces the mean of the updates, for runs with faulty or malicious sites."""
 
     rule: Annotated[PluginName, Remote]
@@ -120,7 +120,7 @@ class Robust(Strict):
     uses the median norm or distance."""
 
 
-class SecureAggregation(Strict):
+class SecureAggregation(StrictModel):
     """Secure aggregation: the server learns only the sum of the updates (Bonawitz et al., CCS 2017)."""
 
     threshold: Annotated[int | None, Remote] = Field(None, ge=2)
@@ -150,7 +150,7 @@ class SecureAggregation(Strict):
         return self.threshold
 
 
-class Settings(Strict):
+class Settings(StrictModel):
     """Settings that determine the numbers of a run, besides method, task and data."""
 
     rounds: Annotated[int, Remote] = Field(ge=1)
@@ -252,25 +252,25 @@ class Settings(Strict):
         secure = self.secure_aggregation
         if secure is None or secure.threshold is not None:
             return self
-        threshold = max(2, 2 * participants(count, self.fraction) // 3 + 1)
+        threshold = max(2, 2 * participant_count(count, self.fraction) // 3 + 1)
         return self.model_copy(update={"secure_aggregation": secure.model_copy(update={"threshold": threshold})})
 
     @property
-    def validates(self) -> bool:
+    def needs_validation(self) -> bool:
         """True if the run needs validation scores, to choose the best round or to stop early."""
         return self.best_round or self.patience is not None
 
-    def due(self, round_: int) -> bool:
+    def is_evaluated_after(self, round_: int) -> bool:
         """Return True if models are evaluated after this round."""
         return round_ % self.evaluate_every == 0 or round_ >= self.rounds
 
 
-def participants(candidates: int, fraction: float) -> int:
+def participant_count(candidates: int, fraction: float) -> int:
     """Return how many of K candidates take part in a round: max(1, floor(fraction * K)), or 0 if K is 0 (rule G-3)."""
     return max(1, int(fraction * candidates + 1e-9)) if candidates else 0  # 1e-9: 0.1 * 30 is 3 despite rounding
 
 
-class Execution(Strict):
+class Execution(StrictModel):
     """Settings of the machine that computes. They may change the last bits of the results, but not their meaning."""
 
     workers: int = Field(1, ge=1)

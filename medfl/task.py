@@ -15,7 +15,7 @@ from medfl.errors import SettingsError, did_you_mean
 from medfl.networks.frozen import frozen_parameters, set_and_remove_frozen
 from medfl.objectives import Objective
 from medfl.types import Meta, Tensors
-from medfl.utils.rng import pinned
+from medfl.utils.rng import seeded_generators
 from medfl.utils.wire import digest
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def optimizer_factory(optimizer: torch.optim.Optimizer) -> OptimizerFactory:
 
 
 @dataclass(frozen=True)
-class Scale:
+class ImageScale:
     """Shape and normalisation of a task's images: the network input is (image - mean) / std for an image in [0, 1].
 
     Attributes:
@@ -110,15 +110,15 @@ class Scale:
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
 
-    def raw(self, images: torch.Tensor) -> torch.Tensor:
+    def to_images(self, images: torch.Tensor) -> torch.Tensor:
         """Convert network inputs (B, C, *spatial) to images in [0, 1]."""
         return images * self._per_channel(self.std, images) + self._per_channel(self.mean, images)
 
-    def seen(self, images: torch.Tensor) -> torch.Tensor:
+    def to_inputs(self, images: torch.Tensor) -> torch.Tensor:
         """Convert images in [0, 1], (B, C, *spatial), to network inputs."""
         return (images - self._per_channel(self.mean, images)) / self._per_channel(self.std, images)
 
-    def seen_difference(self, differences: torch.Tensor) -> torch.Tensor:
+    def difference_to_inputs(self, differences: torch.Tensor) -> torch.Tensor:
         """Convert the difference of two images in [0, 1] to the difference of network inputs (B, C, *spatial).
 
         The means cancel.
@@ -168,7 +168,7 @@ class Task:
     augmentation: Augmentation | None = None
     views: Augmentation | None = None
     weights: Pretrained | None = None
-    scale: Scale | None = None
+    scale: ImageScale | None = None
     inferer: Inferer | None = field(default=None, compare=False)
     schedule: Schedule | None = field(default=None, compare=False)
     epoch_rates: EpochRates | None = field(default=None, compare=False)
@@ -193,7 +193,7 @@ class Task:
             SettingsError: If `weights` don't match the network.
         """
         name = network or self.network
-        with pinned(seed, "initial", name, owner):
+        with seeded_generators(seed, "initial", name, owner):
             model = self.build(name)
         state = model.state_dict()
         if self.weights is not None and name == self.network:
@@ -221,7 +221,7 @@ class Task:
         """
         name = network or self.network
         if name not in self._frozen:
-            with pinned("frozen", name):
+            with seeded_generators("frozen", name):
                 model = self._construct(name)
             frozen = frozen_parameters(model)
             if frozen and len(frozen) == len(list(model.named_parameters(remove_duplicate=False))):
@@ -246,7 +246,7 @@ class Task:
         if not self.metrics:
             object.__setattr__(self, "metrics", self.objective.metrics)
 
-    def weighted(self, targets: torch.Tensor) -> Task:
+    def with_class_weights(self, targets: torch.Tensor) -> Task:
         """Return the task with the class weights of a site in its loss (`medfl.objectives.balance`).
 
         Args:
@@ -289,7 +289,10 @@ class Task:
         if self.augmentation is None:
             return None
         return partial(
-            self.augmentation.batch, regions=self.regions, generator=generator, in_space=self.objective.in_space
+            self.augmentation.batch,
+            regions=self.regions,
+            generator=generator,
+            has_spatial_targets=self.objective.has_spatial_targets,
         )
 
     def build(self, network: str | None = None) -> nn.Module:

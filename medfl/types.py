@@ -63,7 +63,7 @@ class Dataset(Protocol):
 
 
 @dataclass
-class Loaded:
+class LoadedBatch:
     """A batch loaded from a data set, on the CPU.
 
     Attributes:
@@ -81,10 +81,10 @@ class Loaded:
 
 
 @runtime_checkable
-class Visited(Dataset, Protocol):
+class AugmentingDataset(Dataset, Protocol):
     """Data set that augments a case at random each time it is read."""
 
-    def visits(self, batches: Iterable[torch.Tensor], stream: int) -> Iterator[Loaded]:
+    def visits(self, batches: Iterable[torch.Tensor], stream: int) -> Iterator[LoadedBatch]:
         """Yield each batch, with augmentation that depends only on (stream, row, number of earlier visits of the row).
 
         Args:
@@ -95,10 +95,10 @@ class Visited(Dataset, Protocol):
 
 
 @runtime_checkable
-class Judged(Dataset, Protocol):
+class SelfScoringDataset(Dataset, Protocol):
     """Data set of a bundle that computes its own metrics."""
 
-    def judge(self, model: torch.nn.Module, device: str) -> dict[str, float]:
+    def compute_metrics(self, model: torch.nn.Module, device: str) -> dict[str, float]:
         """Return the bundle's own metrics over all cases by name.
 
         Args:
@@ -109,7 +109,7 @@ class Judged(Dataset, Protocol):
 
 
 @runtime_checkable
-class Listed(Dataset, Protocol):
+class ListedDataset(Dataset, Protocol):
     """Data set whose cases a stock bundle reads from a list in its configuration."""
 
     @property
@@ -131,13 +131,13 @@ PUBLIC = "public"
 """Folder of the public data that the server trains on; no site may have this name."""
 
 
-NO_SITES = (GLOBAL, PUBLIC)
+NON_SITE_NAMES = (GLOBAL, PUBLIC)
 """Names that appear in score tables in place of a site but are not sites."""
 
 
-FACTS = ("sex", "centre")
+METADATA_KEYS = ("sex", "centre")
 """Columns of a data list that reports use to group test images: sex of the person, and scanning centre."""
 
 
-MODEL = "model/"
+MODEL_PREFIX = "model/"
 """Prefix of the model's shared tensors in messages."""

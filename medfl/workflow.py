@@ -11,13 +11,13 @@ from monai.bundle import ConfigParser
 from monai.bundle.utils import DEFAULT_EXP_MGMT_SETTINGS
 from monai.bundle.workflows import ConfigWorkflow
 
+from medfl.bundle.bundle_folders import shipped_bundles
 from medfl.bundle.data_fit import check_fit
 from medfl.bundle.federated_run import LOCAL
-from medfl.bundle.federation import with_own_errors
-from medfl.bundle.files import shipped
+from medfl.bundle.federation import unwrap_errors
 from medfl.bundle.option_checks import apply_options, check_ids, check_options
 from medfl.data.readers.quiet import drop_missing_codec
-from medfl.engine.evaluation import Row
+from medfl.engine.evaluation import MetricRow
 from medfl.engine.runs.console import ends_monai_command, show_log
 from medfl.engine.runs.provenance import run_files
 from medfl.errors import SettingsError, check_choice
@@ -106,7 +106,7 @@ class FederatedWorkflow(ConfigWorkflow):
         """Run the federation on this machine or on the chosen backend."""
         with ends_monai_command():
             if self._run_elsewhere is None:
-                return with_own_errors(super().run)
+                return unwrap_errors(super().run)
             show_log()
             return self._run_elsewhere()
 
@@ -133,7 +133,7 @@ def _backend(name: str) -> tuple[RunLauncher | None, Meta]:
 def run_bundle(
     root: Path,
     options: Meta,
-    on_round: Callable[[int, list[Row]], object] | None = None,
+    on_round: Callable[[int, list[MetricRow]], object] | None = None,
     shows_progress: bool = True,
 ) -> Path:
     """Run the federation of a bundle to its end.
@@ -152,13 +152,13 @@ def run_bundle(
     """
     configs = [str(config) for config in run_files(root)]
     if "dataset_dir" in options and options.get("backend", LOCAL) == LOCAL:
-        check_fit(root, Path(options["dataset_dir"]), shipped())
+        check_fit(root, Path(options["dataset_dir"]), shipped_bundles())
     logging.getLogger("monai.bundle.workflows").setLevel(logging.WARNING)  # its import sets a level of its own
     workflow = FederatedWorkflow(configs, **({"bundle_root": str(root)} | options))
     workflow.initialize()
     folder = Path(str(workflow.parser.get_parsed_content("output_dir")))
     if not workflow.runs_elsewhere:
-        federation = with_own_errors(lambda: workflow.parser.get_parsed_content("federation"))
+        federation = unwrap_errors(lambda: workflow.parser.get_parsed_content("federation"))
         federation.on_round, federation.shows_progress = on_round, shows_progress
     workflow.run()
     workflow.finalize()

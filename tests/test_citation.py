@@ -23,7 +23,7 @@ def citation():
 def methods():
     """Name to what is cited, of the methods that come with medfl and have a paper."""
     registry = load_plugins()
-    own = [name for name in sorted(registry.methods) if registry.givers("method", name) == ["medfl_methods"]]
+    own = [name for name in sorted(registry.methods) if registry.plugins_listing("method", name) == ["medfl_methods"]]
     papers = {name: registry.methods[name].paper for name in own}
     return {name: read_docstring(registry.method_class(name)).source for name in own if papers[name]}
 

@@ -22,7 +22,7 @@ from medfl.hooks import MethodRecord
 from medfl.plugins import load_plugins
 from medfl.settings import Execution, Privacy, Settings
 from medfl.toolkit.averaging import Averaging
-from medfl.utils.metadata import Count, MetaField, list_of, number
+from medfl.utils.metadata import Count, MetaField, bounded_number, list_of
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -31,7 +31,9 @@ DOCS = Path(__file__).parents[1] / "docs"
 def own():
     """The registry, and the names of the methods that come with medfl."""
     registry = load_plugins()
-    return registry, [name for name in sorted(registry.methods) if registry.givers("method", name) == ["medfl_methods"]]
+    return registry, [
+        name for name in sorted(registry.methods) if registry.plugins_listing("method", name) == ["medfl_methods"]
+    ]
 
 
 # ---- pages of methods
@@ -82,7 +84,7 @@ class Talkative(Averaging):
 
     sends: ClassVar = {"proto/": "statistic", "images/": "samples"}
     sends_meta: ClassVar = {
-        "count": MetaField("public", list_of(number(0, 1), "classes")),
+        "count": MetaField("public", list_of(bounded_number(0, 1), "classes")),
         "size": MetaField("private", Count),
     }
     supports: ClassVar = frozenset({Capability.DIFFERENT_NETWORKS, Capability.PEER_MESSAGES})

@@ -174,7 +174,7 @@ def test_a_file_becomes_a_plugin(write):
     registry = load_plugins([write("mine", METHOD, NETWORK)])
     assert registry.problems == []
     assert registry.methods["toy"].target == "medfl_plugin_mine:Toy"
-    assert registry.givers("method", "toy") == ["mine"]
+    assert registry.plugins_listing("method", "toy") == ["mine"]
     assert registry.network("net").__name__ == "Net"
     assert sys.modules["medfl_plugin_mine"].Net is registry.network("net")
 

@@ -16,9 +16,9 @@ from medfl.data.datalists import read_datalist
 from medfl.data.partition.partition import partition
 from medfl.data.partition.plan import PartitionPlan
 from medfl.data.sites import load_global, load_site, load_sites
-from medfl.engine.runs.facts import read_facts
 from medfl.engine.runs.lifecycle import RunViewer
 from medfl.engine.runs.records import PREDICTIONS, read_metrics, read_predictions, read_run
+from medfl.engine.runs.run_files import read_run_files
 from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
 
@@ -94,7 +94,7 @@ CALLS: dict[str, Callable[[Path, Convert], Any]] = {
     "load_global": shared_test,
     "load_site": lambda run, as_: load_site(as_(run.parent / "data" / "site-01"), Multiclass(4), *NORMAL).digest,
     "write_report": report,
-    "read_facts": lambda run, as_: read_facts(as_(run)),
+    "read_facts": lambda run, as_: read_run_files(as_(run)),
     "RunViewer": lambda run, as_: RunViewer(as_(run)).being_written,
     "read_run": lambda run, as_: read_run(as_(run)).run,
     "read_predictions": lambda run, as_: read_predictions(as_(run / "sites" / "site-01" / PREDICTIONS)).to_csv(),

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from medfl.data.readers.volumes import Grid, Volume, labels_onto, read_volume, share_inside
+from medfl.data.readers.volumes import SpatialGrid, Volume, read_volume, resample_labels, share_inside
 from medfl.errors import DataError
 from medfl.utils.text import MAX_NAMES, Say
 
@@ -123,7 +123,7 @@ def region_codes(labels: np.ndarray) -> list[int]:
     return codes
 
 
-def resample_atlas(atlas: Volume, grid: Grid) -> np.ndarray:
+def resample_atlas(atlas: Volume, grid: SpatialGrid) -> np.ndarray:
     """Resample an atlas to another grid by nearest neighbour.
 
     A region that is smaller than the grid's voxels may vanish.
@@ -139,7 +139,7 @@ def resample_atlas(atlas: Volume, grid: Grid) -> np.ndarray:
         DataError: If less than half of the atlas is inside the grid, because it then belongs to another space.
     """
     share = share_inside(atlas.values > 0, atlas.affine, grid)
-    labels = labels_onto(atlas, grid)
+    labels = resample_labels(atlas, grid)
     if share < MIN_SHARE_INSIDE or not labels.any():
         raise DataError(
             "different_space",
@@ -194,14 +194,14 @@ class PlacedAtlas:
     title: str
     labels: np.ndarray
     names: dict[int, str]
-    grid: Grid
+    grid: SpatialGrid
 
     def vanished(self) -> list[int]:
         """Return the codes of the regions that are too small for the grid."""
         return sorted(set(self.names) - set(region_codes(self.labels)))
 
 
-def place_atlas(path: Path, grid: Grid, say: Say = lambda _: None) -> PlacedAtlas:
+def place_atlas(path: Path, grid: SpatialGrid, say: Say = lambda _: None) -> PlacedAtlas:
     """Read an atlas and resample it to a grid.
 
     Args:

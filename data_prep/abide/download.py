@@ -15,7 +15,7 @@ from medfl.data.ingest.download import download
 from medfl.errors import DataError
 from medfl.utils.text import Say
 from medfl_datasets.abide.files import MapSelection, file_name
-from medfl_datasets.abide.tables import FILE, Subject
+from medfl_datasets.abide.tables import PHENOTYPE_FILE, Subject
 
 URL = "https://s3.amazonaws.com/fcp-indi/data/Projects/ABIDE_Initiative"
 """Address of PCP's top folder."""
@@ -33,7 +33,7 @@ def fetch_phenotypes(source: Path, url: str, say: Say) -> Path:
     Raises:
         DataError: If the download fails.
     """
-    return download(f"{url.rstrip('/')}/{FILE}", source / FILE, say=say)
+    return download(f"{url.rstrip('/')}/{PHENOTYPE_FILE}", source / PHENOTYPE_FILE, say=say)
 
 
 def fetch_maps(source: Path, maps: MapSelection, wanted: Sequence[tuple[Subject, str]], url: str, say: Say) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from medfl.data.ingest.workers import LoadedItem
 from medfl.data.readers.map_files import read_map
-from medfl.data.readers.volumes import Grid
+from medfl.data.readers.volumes import SpatialGrid
 from medfl.data.table import row_list
 
 MAX_UNREADABLE_SHARE = 0.05
@@ -21,7 +21,7 @@ MapFailures = Mapping[tuple[int, str], str]
 """Maps table row and derivative of each excluded map to the reason."""
 
 
-def read_one_map(path: Path, grid: Grid) -> LoadedItem:
+def read_one_map(path: Path, grid: SpatialGrid) -> LoadedItem:
     """Read a map; see `medfl.data.readers.map_files.read_map`."""
     return LoadedItem(read_map(path, grid))
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from medfl.data.arrays import open_array
-from medfl.data.datalists import FILE, read_datalist
+from medfl.data.datalists import DATALIST_FILE, read_datalist
 from medfl.data.sites import image_shape, site_names
 from medfl.errors import DataError
 from medfl_datasets.abide.atlas import PREPARED_ATLAS, read_labels, region_codes
@@ -28,7 +28,7 @@ def load_regions(dataset_dir: str | Path) -> torch.Tensor | None:
         DataError: If the atlas can't be read, or is on another grid than the images.
     """
     folder = Path(dataset_dir)
-    site = folder if (folder / FILE).is_file() else folder / site_names(folder)[0]
+    site = folder if (folder / DATALIST_FILE).is_file() else folder / site_names(folder)[0]
     images = site / read_datalist(site).image_array
     path = images.parent / PREPARED_ATLAS
     if not path.is_file():

@@ -25,11 +25,11 @@ from pydantic import model_validator
 
 from medfl.data.datalists import Datalist
 from medfl.data.ingest.array_file import stack_rows
-from medfl.data.ingest.choice import Choice, Outcome, exclusions
 from medfl.data.ingest.options import Words, check_mirror
 from medfl.data.ingest.pipeline import QUARANTINE
+from medfl.data.ingest.read_plan import ReadOutcome, ReadPlan, exclusions
 from medfl.data.ingest.spec import ImageSpec, folder_with
-from medfl.data.readers.volumes import Grid, common_grid
+from medfl.data.readers.volumes import SpatialGrid, common_grid
 from medfl.data.table import row_list
 from medfl.errors import DataError
 from medfl.records.datalist import CaseRecord
@@ -39,7 +39,7 @@ from medfl_datasets.abide.atlas import PlacedAtlas, place_atlas, write_atlas
 from medfl_datasets.abide.download import URL, fetch_maps, fetch_phenotypes
 from medfl_datasets.abide.files import DEFAULT_DERIVATIVES, MapSelection, find_maps, no_maps_error
 from medfl_datasets.abide.map_reading import NO_MAP, MapFailures, describe_failures, read_one_map, too_many_unreadable
-from medfl_datasets.abide.tables import CLASSES, FEDASD, FILE, AbideCohort, Subject, read_phenotypes
+from medfl_datasets.abide.tables import CLASSES, FEDASD, PHENOTYPE_FILE, AbideCohort, Subject, read_phenotypes
 
 CITATION = (
     "Di Martino et al., The autism brain imaging data exchange, Molecular Psychiatry 19, 659 (2014); "
@@ -122,13 +122,13 @@ class Abide(ImageSpec):
 
         If the study names a source, return nothing.
         """
-        return {} if "source" in options else {"source": folder_with(top, cls.dataset, FILE)}
+        return {} if "source" in options else {"source": folder_with(top, cls.dataset, PHENOTYPE_FILE)}
 
     def maps(self) -> MapSelection:
         """Return the derivatives, pipeline and strategy of the maps."""
         return MapSelection(self.derivatives, self.pipeline, self.strategy)
 
-    def grid(self) -> Grid:
+    def grid(self) -> SpatialGrid:
         """Return the voxel grid of the images."""
         return common_grid(self.size)
 
@@ -142,17 +142,17 @@ class Abide(ImageSpec):
                     path=self.phenotypes,
                 )
             return self.phenotypes
-        path = next((path for top in _TOPS if (path := self.source / top / FILE).is_file()), None)
+        path = next((path for top in _TOPS if (path := self.source / top / PHENOTYPE_FILE).is_file()), None)
         if path is None and not self.download:
             raise DataError(
                 "missing_file",
-                f"expected the phenotypic file {self.source / FILE}, found none. Add --download, or give the file "
-                "as --phenotypes.",
-                path=self.source / FILE,
+                f"expected the phenotypic file {self.source / PHENOTYPE_FILE}, found none. Add --download, or give "
+                "the file as --phenotypes.",
+                path=self.source / PHENOTYPE_FILE,
             )
         return path
 
-    def choose(self, files: Path | None, say: Say) -> Choice:
+    def choose(self, files: Path | None, say: Say) -> ReadPlan:
         """Choose the maps of subjects who have all derivatives; with `download`, download missing maps first.
 
         The index of a map is the subject's index times the number of derivatives, plus the derivative's alphabetical
@@ -177,7 +177,7 @@ class Abide(ImageSpec):
         complete = [subject for subject in subjects if all((subject.file_id, d) in paths for d in maps.derivatives)]
         _check_classes(complete)
         keys = [(subject.file_id, derivative) for subject in complete for derivative in maps.derivatives]
-        return Choice(
+        return ReadPlan(
             items=[paths[key] for key in keys],
             places=[places[key] for key in keys],
             files=lambda path: [path],
@@ -205,7 +205,7 @@ class Abide(ImageSpec):
             raise no_maps_error(self.source, maps, len(subjects))
         return files
 
-    def incomplete(self, outcome: Outcome) -> str:
+    def incomplete(self, outcome: ReadOutcome) -> str:
         """Return the error message for missing or unreadable maps if all are required."""
         failed = _unreadable(outcome)
         if not failed:
@@ -215,11 +215,11 @@ class Abide(ImageSpec):
             f"a complete set of maps is required, {len(failed)} can't be read: {describe_failures(failed)}."
         )
 
-    def none_read(self, outcome: Outcome) -> str:
+    def none_read(self, outcome: ReadOutcome) -> str:
         """Return the error message if no map can be read."""
         return self.incomplete(outcome)
 
-    def left_out(self, outcome: Outcome, listed: int) -> list[str]:
+    def left_out(self, outcome: ReadOutcome, listed: int) -> list[str]:
         """Return warnings about unreadable maps and excluded subjects.
 
         Raises:
@@ -239,13 +239,13 @@ class Abide(ImageSpec):
         count = len({row for row, _ in _failures(outcome)})
         return [*lines, f"warning: {count} subjects without all maps were left out: see {QUARANTINE}"]
 
-    def drop(self, outcome: Outcome, say: Say) -> dict[int, str]:
+    def drop(self, outcome: ReadOutcome, say: Say) -> dict[int, str]:
         """Return the rows of maps whose subject has an unreadable map, with the reason."""
         owners = [place // len(self.derivatives) for place in outcome.kept]
         counts = Counter(owners)
         return {row: INCOMPLETE for row, owner in enumerate(owners) if counts[owner] < len(self.derivatives)}
 
-    def datalist(self, outcome: Outcome, say: Say) -> Datalist:
+    def datalist(self, outcome: ReadOutcome, say: Say) -> Datalist:
         """Build the data list of the subjects whose maps were all read."""
         release: _AbideRelease = outcome.choice.release
         subjects = release.cohort.subjects
@@ -268,7 +268,7 @@ class Abide(ImageSpec):
             intensities="each map: mean 0 and standard deviation 1 over its voxels that are not 0, then resampled",
         )
 
-    def finish(self, folder: Path, outcome: Outcome, datalist: Datalist) -> None:
+    def finish(self, folder: Path, outcome: ReadOutcome, datalist: Datalist) -> None:
         """Combine the maps of each subject into channels, in place, and write the atlas into the folder."""
         stack_rows(folder / datalist.image_array, len(self.derivatives))
         release: _AbideRelease = outcome.choice.release
@@ -276,7 +276,7 @@ class Abide(ImageSpec):
             datalist.extra["atlas"] = write_atlas(folder, release.atlas)
 
 
-def _failures(outcome: Outcome) -> MapFailures:
+def _failures(outcome: ReadOutcome) -> MapFailures:
     """Return the reason of each excluded map, by table row and derivative."""
     cells = outcome.choice.cells
     failures: dict[tuple[int, str], str] = {}
@@ -286,7 +286,7 @@ def _failures(outcome: Outcome) -> MapFailures:
     return failures
 
 
-def _unreadable(outcome: Outcome) -> MapFailures:
+def _unreadable(outcome: ReadOutcome) -> MapFailures:
     """Return the excluded maps that exist but can't be read."""
     return {key: reason for key, reason in _failures(outcome).items() if reason != NO_MAP}
 

@@ -17,7 +17,7 @@ import numpy as np
 from medfl.data.readers.volumes import CENTRE_MM, SPAN_MM
 from medfl.utils.seeds import seed_of
 from medfl_datasets.abide.files import DEFAULT_DERIVATIVES, MapSelection, file_name
-from medfl_datasets.abide.tables import FILE, QUALITY_CRITERIA
+from medfl_datasets.abide.tables import PHENOTYPE_FILE, QUALITY_CRITERIA
 
 CENTRES = ("LEUVEN_1", "LEUVEN_2", "UCLA_1", "USM", "UM_1", "PITT", "NYU", "YALE")
 """Scanning sites: two of each region of FedASD."""
@@ -28,7 +28,7 @@ ATLAS_FILE = "synthetic_atlas.nii.gz"
 ATLAS_REGIONS = 8
 """Number of regions of the atlas."""
 
-REGION = 3
+EFFECT_REGION = 3
 """Code of the region in which the classes differ."""
 
 SEMI_AXES_MM = (68.0, 86.0, 70.0)
@@ -92,12 +92,12 @@ def write_release(
             rows.append(row)
             if row["FILE_ID"] == "no_filename":
                 continue
-            lower = effect * (regions == REGION) * (row["DX_GROUP"] == 1)
+            lower = effect * (regions == EFFECT_REGION) * (row["DX_GROUP"] == 1)
             for derivative in derivatives:
                 values = level * (0.3 + 0.05 * (0.5 * pattern + _smooth(brain.shape, rng) - lower))
                 target = folder / maps.folder(derivative) / file_name(row["FILE_ID"], derivative)
                 _save(target, (values.clip(0.01) * brain).astype(np.float32), affine)
-    with (folder / FILE).open("w", encoding="utf-8", newline="") as file:
+    with (folder / PHENOTYPE_FILE).open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, _HEAD)
         writer.writeheader()
         writer.writerows(rows)

@@ -20,11 +20,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from medfl.data.table import Table, read_table, row_list
+from medfl.data.table import CsvTable, read_table, row_list
 from medfl.errors import DataError, SettingsError, did_you_mean
 from medfl.utils.text import MAX_NAMES
 
-FILE = "Phenotypic_V1_0b_preprocessed1.csv"
+PHENOTYPE_FILE = "Phenotypic_V1_0b_preprocessed1.csv"
 """Name of the phenotypic file."""
 
 CLASSES = ("control", "autism")
@@ -126,7 +126,7 @@ def read_phenotypes(path: Path, sites: str = FEDASD) -> AbideCohort:
         names = ", ".join(f"'{column}'" for column in missing)
         raise DataError(
             "missing_column",
-            f"expected the columns {names} in {path}, missing. Give PCP's file, {FILE}.",
+            f"expected the columns {names} in {path}, missing. Give PCP's file, {PHENOTYPE_FILE}.",
             path=path,
             columns=missing,
         )
@@ -137,7 +137,9 @@ def read_phenotypes(path: Path, sites: str = FEDASD) -> AbideCohort:
         for place in named
         if all(table.rows[place][column] in words for column, words in QUALITY_CRITERIA.items())
     ]
-    used = Table(path, table.columns, [table.rows[place] for place in good], [table.numbers[place] for place in good])
+    used = CsvTable(
+        path, table.columns, [table.rows[place] for place in good], [table.numbers[place] for place in good]
+    )
     _check_rows(used)
     centres = [merge_site_parts(row["SITE_ID"]) for row in used.rows]
     subjects = [
@@ -166,7 +168,7 @@ def merge_site_parts(site_id: str) -> str:
     return re.sub(r"_\d+$", "", site_id)
 
 
-def _check_column(sites: str, table: Table) -> None:
+def _check_column(sites: str, table: CsvTable) -> None:
     """Raise SettingsError if the column of the sites is unknown or identifies subjects."""
     if sites == FEDASD:
         return
@@ -186,13 +188,13 @@ def _check_column(sites: str, table: Table) -> None:
         )
 
 
-def _check_rows(table: Table) -> None:
+def _check_rows(table: CsvTable) -> None:
     """Raise DataError if no subject is selected, or the cells of a selected subject are invalid."""
     if not table.rows:
         raise DataError(
             "too_few_patients",
             f"expected subjects in {table.path}, none has files (FILE_ID) and passed the raters "
-            f"({', '.join(QUALITY_CRITERIA)}). Give PCP's file, {FILE}.",
+            f"({', '.join(QUALITY_CRITERIA)}). Give PCP's file, {PHENOTYPE_FILE}.",
             path=table.path,
             minimum=1,
             found=0,
@@ -224,7 +226,7 @@ def _check_rows(table: Table) -> None:
         )
 
 
-def _refuse_rows(table: Table, code: str, column: str, wrong: Sequence[bool], expected: str) -> None:
+def _refuse_rows(table: CsvTable, code: str, column: str, wrong: Sequence[bool], expected: str) -> None:
     """Raise a DataError that names the rows for which `wrong` is True, if there are any."""
     rows = [number for number, is_wrong in zip(table.numbers, wrong, strict=True) if is_wrong]
     if rows:
@@ -239,7 +241,7 @@ def _refuse_rows(table: Table, code: str, column: str, wrong: Sequence[bool], ex
         )
 
 
-def _federation_sites(table: Table, sites: str) -> list[str]:
+def _federation_sites(table: CsvTable, sites: str) -> list[str]:
     """Return the federation site of each row."""
     if sites == FEDASD:
         region = {centre: name for name, centres in FEDASD_REGIONS.items() for centre in centres}

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from medfl.data.ingest.options import Choose
+from medfl.data.ingest.options import OneOf
 from medfl_datasets.bloodcells.cell_spec import SingleReleaseSpec
 from medfl_datasets.bloodcells.files import CellListing, CellRelease, FolderTree, read_tree
 from medfl_datasets.bloodcells.labels import LabelMap, single_release_map
@@ -136,9 +136,9 @@ class Acevedo(SingleReleaseSpec):
 
     source: Path
     """The folder PBC_dataset_normal_DIB, or the one that contains it."""
-    preset: Annotated[str, Choose(PRESETS)] = "medfl"
+    preset: Annotated[str, OneOf(PRESETS)] = "medfl"
     """medfl: no copies of files; paper: FedSDC's ten sub-classes with all files."""
-    labels: Annotated[str | None, Choose(LABEL_MAPS)] = None
+    labels: Annotated[str | None, OneOf(LABEL_MAPS)] = None
     """class (eight) or subclass (ten); by default class, for preset paper subclass."""
 
     def label_set(self) -> str:

@@ -22,8 +22,8 @@ from typing import Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from medfl.data.datalists import Datalist
-from medfl.data.ingest.choice import Choice, Outcome, exclusions
 from medfl.data.ingest.labels import number_subjects
+from medfl.data.ingest.read_plan import ReadOutcome, ReadPlan, exclusions
 from medfl.data.ingest.spec import ImageSpec, folder_or_top
 from medfl.errors import DataError, SettingsError
 from medfl.records.datalist import CaseRecord, make_record
@@ -124,7 +124,7 @@ class CellSpec(ImageSpec):
         labels.check([release for release, _ in self.releases()])
         return labels, [release.find(folder) for release, folder in self.releases()]
 
-    def choose(self, files: tuple[LabelMap, list[CellListing]], say: Say) -> Choice:
+    def choose(self, files: tuple[LabelMap, list[CellListing]], say: Say) -> ReadPlan:
         """Choose all cells that have a class, and list excluded images first."""
         labels, listings = files
         deviations = _deviations([release for release, _ in self.releases()], listings, say)
@@ -133,7 +133,7 @@ class CellSpec(ImageSpec):
         first = len(quarantined)
         names = [name for name, _ in quarantined]
         names += [f"{cell.source}/{cell.path.parent.name}/{cell.path.name}" for cell in cells]
-        return Choice(
+        return ReadPlan(
             items=[cell.path for cell in cells],
             places=range(first, len(names)),
             files=lambda path: [path],
@@ -146,7 +146,7 @@ class CellSpec(ImageSpec):
             release=CellCohort(dict(enumerate(cells, first)), labels, left_out, deviations),
         )
 
-    def drop(self, outcome: Outcome, say: Say) -> dict[int, str]:
+    def drop(self, outcome: ReadOutcome, say: Say) -> dict[int, str]:
         """Return the rows of byte-identical copies and the reasons, unless copies are kept."""
         cohort: CellCohort = outcome.choice.release
         copies = find_copies([cohort.label(place) for place in outcome.kept], _digests(outcome))
@@ -159,7 +159,7 @@ class CellSpec(ImageSpec):
         say(f"note: {total} images before, {total - len(copies)} after copies of files were left out: {described}")
         return copies
 
-    def datalist(self, outcome: Outcome, say: Say) -> Datalist:
+    def datalist(self, outcome: ReadOutcome, say: Say) -> Datalist:
         """Build the data list of the images that were read."""
         cohort: CellCohort = outcome.choice.release
         self._check_classes({cohort.class_of(place) for place in outcome.kept}, cohort.labels, say)
@@ -227,7 +227,7 @@ class SingleReleaseSpec(CellSpec):
         return [(self.release, self.source)]
 
 
-def _digests(outcome: Outcome) -> list[str]:
+def _digests(outcome: ReadOutcome) -> list[str]:
     """Return the file digest of each row of the array."""
     return [facts["digest"] for facts in outcome.facts]
 

@@ -19,15 +19,15 @@ from pathlib import Path
 from pydantic import Field
 
 from medfl.errors import SettingsError, did_you_mean
-from medfl.settings import Strict, read_settings
+from medfl.settings import StrictModel, read_settings
 from medfl.utils.strict_yaml import read_yaml
 from medfl_datasets.bloodcells.files import CellRelease
 
-SHIPPED = Path(__file__).parent / "label_maps" / "bloodcells.yaml"
+DEFAULT_LABEL_MAP = Path(__file__).parent / "label_maps" / "bloodcells.yaml"
 """medfl's own label map, for the three releases together."""
 
 
-class LabelMap(Strict):
+class LabelMap(StrictModel):
     """Map from the cell types of each release to classes.
 
     Attributes:
@@ -98,7 +98,7 @@ class LabelMap(Strict):
             )
 
 
-def read_label_map(path: Path = SHIPPED) -> LabelMap:
+def read_label_map(path: Path = DEFAULT_LABEL_MAP) -> LabelMap:
     """Read a label map.
 
     Raises:

@@ -20,7 +20,7 @@ from medfl.errors import SettingsError
 from medfl_datasets.bloodcells import acevedo, bodzas, matek
 from medfl_datasets.bloodcells.cell_spec import CellSpec
 from medfl_datasets.bloodcells.files import CellRelease
-from medfl_datasets.bloodcells.labels import SHIPPED, LabelMap, read_label_map
+from medfl_datasets.bloodcells.labels import DEFAULT_LABEL_MAP, LabelMap, read_label_map
 
 RELEASES = {release.name: release for release in (acevedo.RELEASE, matek.RELEASE, bodzas.RELEASE)}
 """Maps the name of each release to its description."""
@@ -76,4 +76,4 @@ class BloodCells(CellSpec):
 
     def class_map(self) -> LabelMap:
         """Return the user's label map, or medfl's own."""
-        return read_label_map(self.label_map or SHIPPED)
+        return read_label_map(self.label_map or DEFAULT_LABEL_MAP)

@@ -21,12 +21,12 @@ from pathlib import Path
 import numpy as np
 
 from medfl.data.ingest.labels import SPLIT_WORDS
-from medfl.data.ingest.masks import masked_picture
+from medfl.data.ingest.masks import masked_image_row
 from medfl.data.ingest.workers import LoadedItem
-from medfl.data.readers.pictures import FORMATS, read_picture
+from medfl.data.readers.pillow_images import FORMATS, read_pillow_image
 from medfl.data.readers.rgb import MIN_EDGE, resize
 from medfl.data.readers.segmentations import MASK_SUFFIXES, read_mask
-from medfl.data.table import Table, read_table, row_list
+from medfl.data.table import CsvTable, read_table, row_list
 from medfl.errors import DataError
 
 TABLE, IMAGES, MASKS = "metadata.csv", "images", "masks"
@@ -72,7 +72,7 @@ class UltrasoundRelease:
         splits: Split of each row: ``training``, ``validation`` or ``test``.
     """
 
-    table: Table
+    table: CsvTable
     images: list[Path | None]
     masks: list[Path | None]
     splits: list[str]
@@ -137,7 +137,7 @@ def read_release(source: Path) -> UltrasoundRelease:
     return UltrasoundRelease(table, [images.get(name) for name in names], [masks.get(name) for name in names], splits)
 
 
-def _raise_rows(table: Table, code: str, wrong: list[bool], expected: str, **fields: str) -> None:
+def _raise_rows(table: CsvTable, code: str, wrong: list[bool], expected: str, **fields: str) -> None:
     """Raise a DataError that names the rows for which `wrong` is True, if there are any."""
     rows = [number for number, bad in zip(table.numbers, wrong, strict=True) if bad]
     if rows:
@@ -152,7 +152,7 @@ def _raise_rows(table: Table, code: str, wrong: list[bool], expected: str, **fie
         )
 
 
-def _find_files(folder: Path, table: Table, endings: Collection[str]) -> dict[str, Path]:
+def _find_files(folder: Path, table: CsvTable, endings: Collection[str]) -> dict[str, Path]:
     """Find the file of each name (without ending) in a folder; raise DataError if a name has several."""
     named: defaultdict[str, list[Path]] = defaultdict(list)
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
@@ -177,7 +177,7 @@ def read_image(image: UltrasoundImage, size: tuple[int, int]) -> LoadedItem:
         DataError: If a file can't be read, if the image has more than 8 bits or is too small, or if the mask does not
             fit.
     """
-    pixels = read_picture(image.path)
+    pixels = read_pillow_image(image.path)
     if pixels.dtype != np.uint8 or min(pixels.shape[:2]) < MIN_EDGE:
         raise DataError(
             "unsupported_image",
@@ -185,4 +185,4 @@ def read_image(image: UltrasoundImage, size: tuple[int, int]) -> LoadedItem:
             minimum=MIN_EDGE,
         )
     grey = pixels if pixels.ndim == 2 else np.round(pixels @ np.array([0.299, 0.587, 0.114])).astype(np.uint8)
-    return LoadedItem(resize(grey, size)) if image.mask is None else masked_picture(grey, read_mask(image.mask), size)
+    return LoadedItem(resize(grey, size)) if image.mask is None else masked_image_row(grey, read_mask(image.mask), size)

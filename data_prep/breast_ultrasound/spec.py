@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Annotated
 
 from medfl.data.datalists import Datalist
-from medfl.data.ingest.choice import Choice, Outcome, exclusions, rows_to_mend
 from medfl.data.ingest.labels import number_subjects
-from medfl.data.ingest.masks import STRATA, about_empty, take_apart, with_masks
-from medfl.data.ingest.options import Choose, HeightWidth
+from medfl.data.ingest.masks import MASK_STRATA, add_masks, empty_mask_notes, separate_masks
+from medfl.data.ingest.options import HeightWidth, OneOf
+from medfl.data.ingest.read_plan import ReadOutcome, ReadPlan, exclusions, unreadable_rows_message
 from medfl.data.ingest.spec import ImageSpec
 from medfl.errors import DataError
 from medfl.records.datalist import CaseRecord, make_record
@@ -73,7 +73,7 @@ class BreastUltrasound(ImageSpec):
     """The folder of metadata.csv, images and masks."""
     size: HeightWidth = (128, 128)
     """Height and width of the images in the array: 128, or 128x160 (HxW)."""
-    target: Annotated[str, Choose(TARGETS)] = "mask"
+    target: Annotated[str, OneOf(TARGETS)] = "mask"
     """Target to learn: mask, or pathology (benign or malignant)."""
 
     def title(self) -> str:
@@ -84,7 +84,7 @@ class BreastUltrasound(ImageSpec):
         """Read the table and find the files."""
         return read_release(self.source)
 
-    def choose(self, files: UltrasoundRelease, say: Say) -> Choice:
+    def choose(self, files: UltrasoundRelease, say: Say) -> ReadPlan:
         """Choose all rows that have an image, and a mask or a pathology."""
         masked, pathologies = self.target == "mask", files.table.column("pathology")
         images: dict[int, UltrasoundImage] = {}
@@ -101,11 +101,11 @@ class BreastUltrasound(ImageSpec):
         if not images:
             raise DataError(
                 "no_readable_image",
-                rows_to_mend(missing, len(missing), files.table.numbers.__getitem__),
+                unreadable_rows_message(missing, len(missing), files.table.numbers.__getitem__),
                 count=len(missing),
                 total=len(missing),
             )
-        return Choice(
+        return ReadPlan(
             items=list(images.values()),
             places=list(images),
             files=UltrasoundImage.files,
@@ -118,12 +118,12 @@ class BreastUltrasound(ImageSpec):
             release=files,
         )
 
-    def incomplete(self, outcome: Outcome) -> str:
+    def incomplete(self, outcome: ReadOutcome) -> str:
         """Return the error message for missing or unreadable images if all are required."""
         choice = outcome.choice
-        return rows_to_mend(outcome.reasons, choice.count(), choice.release.table.numbers.__getitem__)
+        return unreadable_rows_message(outcome.reasons, choice.count(), choice.release.table.numbers.__getitem__)
 
-    def datalist(self, outcome: Outcome, say: Say) -> Datalist:
+    def datalist(self, outcome: ReadOutcome, say: Say) -> Datalist:
         """Build the data list of the images that were read."""
         release: UltrasoundRelease = outcome.choice.release
         rows = release.table.rows
@@ -135,7 +135,7 @@ class BreastUltrasound(ImageSpec):
             records.append(make_record({**label, "subject_id": subject, **known, **facts}))
         normal = 0 if self.target == "mask" else release.table.column("pathology").count(NORMAL)
         made = self.make_datalist(
-            STRATA if self.target == "mask" else PATHOLOGIES,
+            MASK_STRATA if self.target == "mask" else PATHOLOGIES,
             RECORDS[0].modality,
             records,
             [release.splits[place] for place in outcome.kept],
@@ -143,11 +143,11 @@ class BreastUltrasound(ImageSpec):
         )
         if self.target == "pathology":
             return made
-        for line in about_empty(made):
+        for line in empty_mask_notes(made):
             say(line)
-        return with_masks(made, ("background", "lesion"))
+        return add_masks(made, ("background", "lesion"))
 
-    def finish(self, folder: Path, outcome: Outcome, datalist: Datalist) -> None:
+    def finish(self, folder: Path, outcome: ReadOutcome, datalist: Datalist) -> None:
         """Split the array into images and masks, in place, if the target is the mask."""
         if self.target == "mask":
-            take_apart(folder)
+            separate_masks(folder)

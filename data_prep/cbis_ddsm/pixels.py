@@ -18,9 +18,9 @@ from medfl.data.readers.dicom import DicomImage
 from medfl.data.readers.dicom_header import MAMMOGRAPHY, open_dicom
 from medfl.data.readers.dicom_identity import refuse_identity
 from medfl.data.readers.dicom_intent import INTENTS
-from medfl.data.readers.images import kind_of
-from medfl.data.readers.mammogram_image import mirrored, open_mammogram, row_of
-from medfl.data.readers.pictures import open_picture
+from medfl.data.readers.images import file_kind
+from medfl.data.readers.mammogram_image import has_chest_wall_right, mammogram_row, open_mammogram
+from medfl.data.readers.pillow_images import open_pillow_image
 from medfl.errors import DataError
 from medfl_datasets.cbis_ddsm.files import distinct_files
 
@@ -29,7 +29,7 @@ _MASK_SHARE = 0.99
 
 
 @dataclass(frozen=True)
-class Film:
+class CbisFilm:
     """Files of one image of the data set, and the identity that their headers may have.
 
     Attributes:
@@ -52,7 +52,7 @@ class Film:
 
 
 @dataclass(frozen=True)
-class Options:
+class CbisReadOptions:
     """Options of reading, which apply to all images.
 
     Attributes:
@@ -70,7 +70,7 @@ class Options:
     check: str = "strip"
 
 
-def load(options: Options, film: Film) -> LoadedItem:
+def read_image(options: CbisReadOptions, film: CbisFilm) -> LoadedItem:
     """Read one image; `medfl.data.readers.mammograms` describes the processing of its pixels.
 
     Returns:
@@ -84,14 +84,14 @@ def load(options: Options, film: Film) -> LoadedItem:
     image = _read_crop(files, film, options) if film.crop else _read_mammogram(files, film, options)
     if options.check == "refuse":
         refuse_identity(image.identifying, image.burned_in)
-    mirror = options.align and mirrored(image, film.laterality)
-    row = row_of(image, options.size, crop=options.crop_breast and not film.crop, mirror=mirror)
+    mirror = options.align and has_chest_wall_right(image, film.laterality)
+    row = mammogram_row(image, options.size, crop=options.crop_breast and not film.crop, mirror=mirror)
     facts: dict[str, Any] = {"burned_in": True} if image.burned_in else {}
     facts |= {"identifying": True} if image.identifying else {}
     return LoadedItem(row, facts | ({"intent": image.intent} if image.intent in INTENTS else {}))
 
 
-def _read_mammogram(files: Sequence[Path], film: Film, options: Options) -> DicomImage:
+def _read_mammogram(files: Sequence[Path], film: CbisFilm, options: CbisReadOptions) -> DicomImage:
     """Read a whole mammogram; raise DataError if its series does not contain exactly one image."""
     if len(files) != 1:
         raise DataError(
@@ -104,7 +104,7 @@ def _read_mammogram(files: Sequence[Path], film: Film, options: Options) -> Dico
     return _read(files[0], film, options)
 
 
-def _read_crop(files: Sequence[Path], film: Film, options: Options) -> DicomImage:
+def _read_crop(files: Sequence[Path], film: CbisFilm, options: CbisReadOptions) -> DicomImage:
     """Read the smallest image that is not a mask; raise DataError if there is none."""
     for path in sorted(files, key=_pixel_count):
         image = _read(path, film, options)
@@ -130,14 +130,14 @@ def is_mask(pixels: np.ndarray, extent: tuple[float, float]) -> bool:
 
 def _pixel_count(path: Path) -> int:
     """Return the number of pixels of an image from its header."""
-    if kind_of(path) == "dicom":
+    if file_kind(path) == "dicom":
         header = open_dicom(path, pixels=False, modalities=MAMMOGRAPHY)
         return int(header.Rows) * int(header.Columns)
-    with open_picture(path) as picture:
+    with open_pillow_image(path) as picture:
         return picture.width * picture.height
 
 
-def _read(path: Path, film: Film, options: Options) -> DicomImage:
+def _read(path: Path, film: CbisFilm, options: CbisReadOptions) -> DicomImage:
     """Read an image; raise DataError if its header states another series."""
     image = open_mammogram(path, voi=options.voi, pseudonyms=film.names)
     if image.series and image.series not in film.series:

@@ -8,7 +8,7 @@ from pathlib import Path
 from medfl.errors import DataError
 from medfl.utils.text import Say, first_names
 from medfl_datasets.cbis_ddsm import files as cbis_files
-from medfl_datasets.cbis_ddsm.pixels import Film
+from medfl_datasets.cbis_ddsm.pixels import CbisFilm
 from medfl_datasets.cbis_ddsm.selection import CbisImage
 from medfl_datasets.cbis_ddsm.tables import TABLES, Lesion, read_tables
 
@@ -45,7 +45,7 @@ def read_release(
     return tree, read_tables({key: there[key] for key in TABLES if key in there})
 
 
-def find_image_files(tree: cbis_files.CbisTree, images: Sequence[CbisImage]) -> dict[int, Film]:
+def find_image_files(tree: cbis_files.CbisTree, images: Sequence[CbisImage]) -> dict[int, CbisFilm]:
     """Find the files of images.
 
     Returns:
@@ -69,7 +69,7 @@ def find_image_files(tree: cbis_files.CbisTree, images: Sequence[CbisImage]) -> 
     return films
 
 
-def _files_of_image(tree: cbis_files.CbisTree, image: CbisImage) -> Film:
+def _files_of_image(tree: cbis_files.CbisTree, image: CbisImage) -> CbisFilm:
     """Return the files of an image; of two copies of a film, use the first copy that exists."""
     first = image.lesions[0]
     if image.crop:
@@ -82,11 +82,11 @@ def _files_of_image(tree: cbis_files.CbisTree, image: CbisImage) -> Film:
         files = held[wanted[0]]
     names = (first.patient, *(series.subject for series in wanted))
     uids = tuple(series.series for series in wanted)
-    return Film(tuple(files), uids, names, first.side.lower(), image.crop)
+    return CbisFilm(tuple(files), uids, names, first.side.lower(), image.crop)
 
 
 def report_files(
-    tree: cbis_files.CbisTree, lesions: Sequence[Lesion], films: Mapping[int, Film], wanted: int, say: Say
+    tree: cbis_files.CbisTree, lesions: Sequence[Lesion], films: Mapping[int, CbisFilm], wanted: int, say: Say
 ) -> None:
     """Report images without a file, and image files without a table row."""
     if wanted > len(films):

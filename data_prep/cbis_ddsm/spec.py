@@ -22,19 +22,19 @@ from typing import Annotated, Any
 import numpy as np
 
 from medfl.data.datalists import Datalist
-from medfl.data.ingest import choice as ingest_choice
-from medfl.data.ingest.choice import Outcome, exclusions
-from medfl.data.ingest.options import Choose, HeightWidth
+from medfl.data.ingest import read_plan as ingest_choice
+from medfl.data.ingest.options import HeightWidth, OneOf
+from medfl.data.ingest.read_plan import ReadOutcome, exclusions
 from medfl.data.ingest.spec import ImageSpec
-from medfl.data.readers.dicom_identity import CHECKS
-from medfl.data.readers.dicom_intent import NOT_SAID, intent_records, tell_intents
-from medfl.data.readers.mammogram_image import about_reading
+from medfl.data.readers.dicom_identity import IDENTITY_CHECKS
+from medfl.data.readers.dicom_intent import INTENT_NOT_STATED, intent_records, report_intents
+from medfl.data.readers.mammogram_image import reading_entries
 from medfl.errors import DataError
 from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say, describe_counts
 from medfl_datasets.cbis_ddsm import RECORDS
 from medfl_datasets.cbis_ddsm.files import CbisTree
-from medfl_datasets.cbis_ddsm.pixels import Film, Options, load
+from medfl_datasets.cbis_ddsm.pixels import CbisFilm, CbisReadOptions, read_image
 from medfl_datasets.cbis_ddsm.release import ABNORMALITIES, find_image_files, read_release, report_files
 from medfl_datasets.cbis_ddsm.selection import (
     PATIENT_IN_TEST_PART,
@@ -82,9 +82,9 @@ class CbisDdsm(ImageSpec):
     """The folder of the four case descriptions (CSV), if they are not in --source."""
     size: HeightWidth = (224, 224)
     """Height and width of the images in the array: 224, or 448x224 (HxW)."""
-    view: Annotated[str, Choose(VIEWS)] = "full"
+    view: Annotated[str, OneOf(VIEWS)] = "full"
     """full: whole mammograms; crop: lesions cut out of them."""
-    abnormality: Annotated[str, Choose(ABNORMALITIES)] = "both"
+    abnormality: Annotated[str, OneOf(ABNORMALITIES)] = "both"
     """both, mass or calc."""
     three_classes: bool = False
     """Keep benign without callback as a class; otherwise it is benign."""
@@ -94,18 +94,18 @@ class CbisDdsm(ImageSpec):
     """Mirror right breasts, so that the chest wall is on the left."""
     voi: bool = False
     """Apply the display window (VOI LUT) of a DICOM file."""
-    deidentify_check: Annotated[str, Choose(CHECKS)] = "strip"
+    deidentify_check: Annotated[str, OneOf(IDENTITY_CHECKS)] = "strip"
     """DICOM headers that may identify the patient: strip, or refuse the file."""
 
-    def pixels(self) -> Options:
+    def pixels(self) -> CbisReadOptions:
         """Return the reading options that apply to all images."""
-        return Options(self.size, self.crop_breast, self.align, self.voi, self.deidentify_check)
+        return CbisReadOptions(self.size, self.crop_breast, self.align, self.voi, self.deidentify_check)
 
     def find(self) -> tuple[CbisTree, list[Lesion]]:
         """List the files and read the rows of the tables."""
         return read_release(self.source, self.tables, self.abnormality)
 
-    def choose(self, files: tuple[CbisTree, list[Lesion]], say: Say) -> ingest_choice.Choice:
+    def choose(self, files: tuple[CbisTree, list[Lesion]], say: Say) -> ingest_choice.ReadPlan:
         """Choose all images of the tables that have a file, without training images of patients in the test set."""
         tree, lesions = files
         differences = deviations(lesions)
@@ -118,11 +118,11 @@ class CbisDdsm(ImageSpec):
         _report_selection(choice, say)
         report_files(tree, lesions, films, len(images), say)
         places = sorted(films)
-        return ingest_choice.Choice(
+        return ingest_choice.ReadPlan(
             items=[films[place] for place in places],
             places=places,
-            files=Film.paths,
-            load=functools.partial(load, self.pixels()),
+            files=CbisFilm.paths,
+            load=functools.partial(read_image, self.pixels()),
             shape=self.size,
             dtype=np.uint16,
             recipe={"data set": NAME, "view": self.view, **asdict(self.pixels())},
@@ -132,7 +132,7 @@ class CbisDdsm(ImageSpec):
             release=(choice, differences),
         )
 
-    def datalist(self, outcome: Outcome, say: Say) -> Datalist:
+    def datalist(self, outcome: ReadOutcome, say: Say) -> Datalist:
         """Build the data list of the images that were read."""
         choice, differences = outcome.choice.release
         _report_headers(outcome.facts, say)
@@ -148,8 +148,8 @@ class CbisDdsm(ImageSpec):
             deviations=differences,
             exclusions=exclusions({PATIENT_IN_TEST_PART: choice.left_out, **Counter(outcome.reasons.values())}),
             label_rule="the worst lesion of an image counts",
-            **about_reading(reading),
-            warnings=tell_intents(_intents(used), say),
+            **reading_entries(reading),
+            warnings=report_intents(_intents(used), say),
         )
         if self.view == "crop":
             datalist.name = f"{NAME}-crop"
@@ -182,7 +182,7 @@ def _report_headers(headers: Sequence[Mapping[str, Any]], say: Say) -> None:
 
 def _intents(used: Sequence[tuple[CbisImage, Mapping[str, object]]]) -> list[str]:
     """Return the presentation intent of each image."""
-    return [str(facts.get("intent", NOT_SAID)) for _, facts in used]
+    return [str(facts.get("intent", INTENT_NOT_STATED)) for _, facts in used]
 
 
 def _check_classes(classes: Sequence[str], labels: Collection[int], failed: Mapping[int, str]) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from medfl.data.table import Table, read_table, row_list
+from medfl.data.table import CsvTable, read_table, row_list
 from medfl.errors import DataError
 from medfl.utils.text import first_names
 
@@ -164,7 +164,7 @@ def _read(path: Path, kind: str, split: str) -> list[Lesion]:
     return [_lesion(row, kind, split, number) for row, number in zip(rows, table.numbers, strict=True)]
 
 
-def _columns(table: Table) -> dict[str, str]:
+def _columns(table: CsvTable) -> dict[str, str]:
     """Return the table's column for each field; raise DataError if one is missing."""
     own = {column.lower(): column for column in table.columns}
     columns = {key: next((own[name] for name in names if name in own), None) for key, names in _NAMES.items()}
@@ -180,7 +180,7 @@ def _columns(table: Table) -> dict[str, str]:
     return {key: column for key, column in columns.items() if column is not None}
 
 
-def _check(table: Table, rows: Sequence[Mapping[str, str]], key: str, pattern: str, expected: str) -> None:
+def _check(table: CsvTable, rows: Sequence[Mapping[str, str]], key: str, pattern: str, expected: str) -> None:
     """Raise DataError if a cell of a column does not match a pattern."""
     wrong = [
         number for number, row in zip(table.numbers, rows, strict=True) if not re.fullmatch(pattern, _value(row, key))

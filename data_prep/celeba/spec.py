@@ -21,9 +21,9 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field
 
 from medfl.data.datalists import SPLITS, Datalist
-from medfl.data.ingest.choice import Choice, Outcome, exclusions
 from medfl.data.ingest.labels import number_subjects
-from medfl.data.ingest.options import Choose, HeightWidth
+from medfl.data.ingest.options import HeightWidth, OneOf
+from medfl.data.ingest.read_plan import ReadOutcome, ReadPlan, exclusions
 from medfl.data.ingest.spec import ImageSpec, folder_or_top
 from medfl.errors import DataError
 from medfl.records.datalist import CaseRecord, make_record
@@ -111,7 +111,7 @@ class CelebA(ImageSpec):
     """Height and width of the images in the array: 64, or 218x178 (HxW)."""
     crop: bool = False
     """Crop the largest centred square first."""
-    split: Annotated[str, Choose(SPLIT_OPTIONS)] = "auto"
+    split: Annotated[str, OneOf(SPLIT_OPTIONS)] = "auto"
     """official; none: all in training; auto: official if list_eval_partition exists."""
     min_images: int = Field(1, ge=1)
     """Leave out persons with fewer images (needs identity_CelebA.txt)."""
@@ -125,7 +125,7 @@ class CelebA(ImageSpec):
         """Find the images and tables."""
         return find_files(self.source)
 
-    def choose(self, files: CelebaFiles, say: Say) -> Choice:
+    def choose(self, files: CelebaFiles, say: Say) -> ReadPlan:
         """Choose all images of the table that have a file and whose person has enough images."""
         release = _read_tables(files, self.attribute, self.split, self.min_images)
         warnings = [] if release.persons else [NO_IDENTITY_WARNING]
@@ -133,7 +133,7 @@ class CelebA(ImageSpec):
         for sentence in [*differences, *warnings]:
             say(f"warning: {sentence}")
         places, missing = _select_images(release, files, self.min_images, say)
-        return Choice(
+        return ReadPlan(
             items=[files.images[release.attribute.images[place]] for place in places],
             places=places,
             files=lambda path: [path],
@@ -147,7 +147,7 @@ class CelebA(ImageSpec):
             release=_CelebaInputs(tables=release, differences=differences, warnings=warnings),
         )
 
-    def datalist(self, outcome: Outcome, say: Say) -> Datalist:
+    def datalist(self, outcome: ReadOutcome, say: Say) -> Datalist:
         """Build the data list of the images that were read."""
         inputs: _CelebaInputs = outcome.choice.release
         release, differences = inputs.tables, inputs.differences

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from medfl.data.ingest.volumes import IMAGE, LABEL, Case
+from medfl.data.ingest.volumes import IMAGE, LABEL, VolumeFiles
 from medfl.data.readers.volumes import SUFFIXES
 from medfl.errors import DataError
 from medfl.utils.text import first_names
@@ -43,7 +43,7 @@ class DecathlonTask:
         others: Number of volumes without masks.
     """
 
-    cases: list[Case]
+    cases: list[VolumeFiles]
     structures: list[str]
     channels: list[str]
     licence: str
@@ -89,7 +89,7 @@ def read_release(source: Path) -> DecathlonTask:
     )
 
 
-def _read_cases(source: Path, entries: Sequence[Any], path: Path) -> list[Case]:
+def _read_cases(source: Path, entries: Sequence[Any], path: Path) -> list[VolumeFiles]:
     """Return the files of each case in `entries`; raise DataError if a file is not named or named twice."""
     incomplete_cases = [n for n, entry in enumerate(entries, 1) if not (isinstance(entry, dict) and entry.get(IMAGE))]
     incomplete_cases += [n for n, entry in enumerate(entries, 1) if n not in incomplete_cases and not entry.get(LABEL)]
@@ -116,7 +116,7 @@ def _read_cases(source: Path, entries: Sequence[Any], path: Path) -> list[Case]:
                 what=what,
                 cases=duplicates,
             )
-    return [Case(*pair) for pair in files]
+    return [VolumeFiles(*pair) for pair in files]
 
 
 def _path_in_task(source: Path, name: Any, number: int, path: Path) -> Path:

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 from medfl.data.ingest.options import Positional
-from medfl.data.ingest.spec import folder_of
-from medfl.data.ingest.volume_spec import Volumes, VolumeSpec
-from medfl.data.table import Table, read_table, row_list
+from medfl.data.ingest.spec import study_folder
+from medfl.data.ingest.volume_spec import VolumeListing, VolumeSpec
+from medfl.data.table import CsvTable, read_table, row_list
 from medfl.errors import DataError, SettingsError
 from medfl.utils.text import Say, first_names
 from medfl_datasets.decathlon import RECORDS
@@ -66,7 +66,7 @@ class Decathlon(VolumeSpec):
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
         """Return the task's folder in a study's source folder: ``decathlon``, unless the study names another."""
-        return {} if "source" in options else {"source": folder_of(top, cls.dataset)}
+        return {} if "source" in options else {"source": study_folder(top, cls.dataset)}
 
     def named_after(self, out: Path) -> Self:
         """Return the same options with the output folder's name as `name`, unless the user gave one."""
@@ -87,14 +87,14 @@ class Decathlon(VolumeSpec):
         """Read the task's list of cases."""
         return read_release(self.source)
 
-    def volumes(self, files: DecathlonTask, say: Say) -> Volumes:
+    def volumes(self, files: DecathlonTask, say: Say) -> VolumeListing:
         """Return the cases of the task, with the site and patient of each from the table."""
         if files.others:
             say(f"note: {files.others} volumes without masks are skipped")
         facts, patients = self._read_table(files)
         if self.group_column is None:
             say("note: each case counts as a patient of its own (--table and --group-column name the patients)")
-        return Volumes(
+        return VolumeListing(
             files.cases,
             list(range(1, len(files.cases) + 1)),
             patients,
@@ -129,7 +129,7 @@ class Decathlon(VolumeSpec):
         return facts, [groups[row] for row in rows]
 
 
-def _rows_by_case(table: Table, column: str, release: DecathlonTask) -> list[int]:
+def _rows_by_case(table: CsvTable, column: str, release: DecathlonTask) -> list[int]:
     """Return the index of each case's row in the table; raise DataError if a case has no row or several."""
     rows: dict[str, int] = {}
     names = table.column(column)

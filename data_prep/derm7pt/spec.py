@@ -22,10 +22,10 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field
 
 from medfl.data.datalists import SPLITS, Datalist
-from medfl.data.ingest.choice import Choice, Outcome, exclusions, rows_to_mend
 from medfl.data.ingest.image_folder import ImageFolder
 from medfl.data.ingest.labels import number_subjects
-from medfl.data.ingest.options import Choose
+from medfl.data.ingest.options import OneOf
+from medfl.data.ingest.read_plan import ReadOutcome, ReadPlan, exclusions, unreadable_rows_message
 from medfl.data.ingest.spec import ImageSpec, folder_with
 from medfl.data.ingest.workers import LoadedItem
 from medfl.data.readers.rgb import read_rgb, resize
@@ -85,9 +85,9 @@ class Derm7pt(ImageSpec):
     """The folder release_v0, as unpacked, or the one that contains it."""
     size: int = Field(224, ge=1)
     """Height and width of the images in the array."""
-    view: Annotated[str, Choose(VIEWS)] = "derm"
+    view: Annotated[str, OneOf(VIEWS)] = "derm"
     """derm (dermoscopy) or clinic (photograph)."""
-    split: Annotated[str, Choose(SPLIT_OPTIONS)] = "official"
+    split: Annotated[str, OneOf(SPLIT_OPTIONS)] = "official"
     """official, or none: all cases in training, for cross-validation folds at each site as in FedSKD."""
 
     @classmethod
@@ -106,7 +106,7 @@ class Derm7pt(ImageSpec):
         """Read the tables; images are looked up later, when the needed ones are known."""
         return read_release(self.source)
 
-    def choose(self, files: Derm7ptRelease, say: Say) -> Choice:
+    def choose(self, files: Derm7ptRelease, say: Say) -> ReadPlan:
         """Choose the images of all cases that have the view; the index of a case in the table identifies an image."""
         differences = files.deviations()
         for sentence in differences:
@@ -117,7 +117,7 @@ class Derm7pt(ImageSpec):
         numbers = files.table.numbers
         cases = [files.table.rows[place] for place in places]
         subjects = number_subjects([case["case_num"] for case in cases])
-        return Choice(
+        return ReadPlan(
             items=ImageFolder(files.images).find(
                 [case[self.view] for case in cases], [numbers[place] for place in places]
             ),
@@ -136,12 +136,12 @@ class Derm7pt(ImageSpec):
             ),
         )
 
-    def incomplete(self, outcome: Outcome) -> str:
+    def incomplete(self, outcome: ReadOutcome) -> str:
         """Return the error message for unreadable images if all are required."""
         numbers = outcome.choice.release.release.table.numbers
-        return rows_to_mend(outcome.reasons, outcome.choice.count(), numbers.__getitem__)
+        return unreadable_rows_message(outcome.reasons, outcome.choice.count(), numbers.__getitem__)
 
-    def datalist(self, outcome: Outcome, say: Say) -> Datalist:
+    def datalist(self, outcome: ReadOutcome, say: Say) -> Datalist:
         """Build the data list of the images that were read."""
         inputs: _Derm7ptInputs = outcome.choice.release
         release = inputs.release

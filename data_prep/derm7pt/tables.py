@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from medfl.data.table import Table, read_table, row_list
+from medfl.data.table import CsvTable, read_table, row_list
 from medfl.errors import DataError, did_you_mean
 from medfl_datasets.derm7pt.splits import UNPACK_HINT, read_splits
 
@@ -86,7 +86,7 @@ class Derm7ptRelease:
     """
 
     images: Path
-    table: Table
+    table: CsvTable
     groups: list[str]
     splits: list[str]
     doubled: list[bool]
@@ -169,7 +169,7 @@ def read_release(source: Path) -> Derm7ptRelease:
     )
 
 
-def group_diagnoses(table: Table) -> list[str]:
+def group_diagnoses(table: CsvTable) -> list[str]:
     """Return the group of each case.
 
     Raises:
@@ -208,7 +208,7 @@ def _find_folder(source: Path) -> Path:
     )
 
 
-def _check_columns(table: Table) -> None:
+def _check_columns(table: CsvTable) -> None:
     """Raise DataError if a column of `HEADER` is missing."""
     columns = HEADER.split(",")
     missing = [column for column in columns if column not in table.columns]
@@ -223,7 +223,7 @@ def _check_columns(table: Table) -> None:
         )
 
 
-def _check_cells(table: Table) -> None:
+def _check_cells(table: CsvTable) -> None:
     """Raise DataError for a repeated case number, a missing image name or an unknown sex."""
     for column in ("clinic", "derm"):
         table.column(column)

@@ -18,12 +18,12 @@ import numpy as np
 
 from medfl.data.arrays import FEATURES
 from medfl.data.datalists import Datalist, write_datalist
-from medfl.data.folders import written_whole
+from medfl.data.folders import atomic_folder
 from medfl.data.ingest.array_file import new_array
-from medfl.data.ingest.checkpoint import ARRAY
-from medfl.data.ingest.choice import exclusions
-from medfl.data.ingest.options import Choose
+from medfl.data.ingest.checkpoint import ARRAY_FILE
+from medfl.data.ingest.options import OneOf
 from medfl.data.ingest.published_splits import unlike_published
+from medfl.data.ingest.read_plan import exclusions
 from medfl.data.ingest.spec import WholeSpec, folder_or_top
 from medfl.errors import DataError
 from medfl.records.datalist import CaseRecord
@@ -70,7 +70,7 @@ class FlambyHeart(WholeSpec):
 
     source: Path
     """The folder of the four files processed.NAME.data of the UCI Heart Disease data."""
-    scale: Annotated[str, Choose(SCALES)] = "centre"
+    scale: Annotated[str, OneOf(SCALES)] = "centre"
     """Standardise by the training rows of each centre (as FLamby's sites do), pooled (all centres), mixed (as FLamby
     scores its pooled model: training rows by all centres, test rows by their own), or none."""
 
@@ -110,7 +110,7 @@ class FlambyHeart(WholeSpec):
         vectors = np.concatenate(list(_scale_features(numbers, tests, self.scale).values())).astype(np.float32)
         datalist = Datalist(
             name="flamby_heart" if self.scale == "centre" else f"flamby_heart-{self.scale}",
-            image_array=ARRAY,
+            image_array=ARRAY_FILE,
             num_classes=2,
             labels={"0": "no heart disease", "1": "heart disease"},
             objective={"name": "binary"},
@@ -124,8 +124,8 @@ class FlambyHeart(WholeSpec):
             },
             exclusions=exclusions({INCOMPLETE_ROW: sum(h.incomplete for h in hospitals.values())}),
         )
-        with written_whole(out, force) as folder:
-            with new_array(folder / ARRAY, vectors.shape, vectors.dtype) as array:
+        with atomic_folder(out, force) as folder:
+            with new_array(folder / ARRAY_FILE, vectors.shape, vectors.dtype) as array:
                 array.write(0, vectors)
                 array.flush()
             write_datalist(folder, datalist)

@@ -33,14 +33,14 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 
 from medfl.data.datalists import Datalist
-from medfl.data.ingest.choice import Choice, Outcome, exclusions
 from medfl.data.ingest.labels import number_subjects
-from medfl.data.ingest.options import Choose, HeightWidth, Positional
+from medfl.data.ingest.options import HeightWidth, OneOf, Positional
 from medfl.data.ingest.published_splits import PublishedSplits, find_table, read_splits, unlike_published
+from medfl.data.ingest.read_plan import ReadOutcome, ReadPlan, exclusions
 from medfl.data.ingest.spec import ImageSpec, folder_or_top
 from medfl.data.ingest.workers import LoadedItem
 from medfl.data.readers.rgb import read_rgb
-from medfl.data.table import Table, read_table, row_list
+from medfl.data.table import CsvTable, read_table, row_list
 from medfl.errors import DataError
 from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say
@@ -133,7 +133,7 @@ class FlambyISIC2019(ImageSpec):
     """FLamby's table train_test_split, if it is not in --source."""
     size: HeightWidth = (200, 200)
     """Size of the centre crop of each image in pixels: 200, or 200x224 (HxW)."""
-    groups: Annotated[str, Choose(GROUPINGS)] = "image"
+    groups: Annotated[str, OneOf(GROUPINGS)] = "image"
     """Images that stay together: image, as FLamby splits; or lesion, which FLamby's split separates."""
 
     @classmethod
@@ -165,7 +165,7 @@ class FlambyISIC2019(ImageSpec):
             )
         return Isic2019Files(self.source / IMAGE_FOLDER, split, metadata if metadata.is_file() else None)
 
-    def choose(self, files: Isic2019Files, say: Say) -> Choice:
+    def choose(self, files: Isic2019Files, say: Say) -> ReadPlan:
         """Choose all images of the table that have a file."""
         published = read_splits(files.split, "image", "center", "fold", list(OFFICIAL_COUNTS))
         labels = _labels(published.table)
@@ -188,7 +188,7 @@ class FlambyISIC2019(ImageSpec):
                 table=files.split,
                 expected=len(paths),
             )
-        return Choice(
+        return ReadPlan(
             items=[paths[place] for place in places],
             places=places,
             files=_as_list,
@@ -203,7 +203,7 @@ class FlambyISIC2019(ImageSpec):
             ),
         )
 
-    def datalist(self, outcome: Outcome, say: Say) -> Datalist:
+    def datalist(self, outcome: ReadOutcome, say: Say) -> Datalist:
         """Build the data list of the images that were read."""
         inputs: _Isic2019Inputs = outcome.choice.release
         published, labels, metadata = inputs.published, inputs.labels, inputs.metadata
@@ -256,7 +256,7 @@ def _as_list(path: Path) -> list[Path]:
     return [path]
 
 
-def _labels(table: Table) -> list[int]:
+def _labels(table: CsvTable) -> list[int]:
     """Return the class number of each row; raise DataError for an unknown one."""
     known = {str(label): label for label in range(len(CLASSES))}
     words = table.column("target")

@@ -31,13 +31,13 @@ import numpy as np
 from pydantic import BeforeValidator
 
 from medfl.data.datalists import Datalist
-from medfl.data.ingest.choice import Choice, Outcome, exclusions, rows_to_mend
 from medfl.data.ingest.labels import number_subjects
-from medfl.data.ingest.masks import STRATA, about_empty, masked_row, take_apart, with_masks
+from medfl.data.ingest.masks import MASK_STRATA, add_masks, empty_mask_notes, masked_row, separate_masks
 from medfl.data.ingest.options import Positional, read_edges
 from medfl.data.ingest.published_splits import PublishedSplits, find_table, read_splits, unlike_published
+from medfl.data.ingest.read_plan import ReadOutcome, ReadPlan, exclusions, unreadable_rows_message
 from medfl.data.ingest.spec import ImageSpec, folder_or_top
-from medfl.data.ingest.volumes import Case
+from medfl.data.ingest.volumes import VolumeFiles
 from medfl.data.ingest.workers import LoadedItem
 from medfl.data.readers.dicom_header import decoding
 from medfl.errors import DataError, SettingsError
@@ -135,7 +135,7 @@ class FlambyIXI(ImageSpec):
             )
         return IxiFiles(subjects, {int(match[1]): match[2] for match, _ in named}, split)
 
-    def choose(self, files: IxiFiles, say: Say) -> Choice:
+    def choose(self, files: IxiFiles, say: Say) -> ReadPlan:
         """Choose all subjects of the table that have one volume and one mask."""
         if len(self.size) != 3:
             raise SettingsError(
@@ -153,10 +153,10 @@ class FlambyIXI(ImageSpec):
         surplus = len(files.subjects) - len(cases) - len(missing)
         if surplus > 0:
             say(f"note: {surplus} subjects are in no row of {SPLIT_TABLE}: they are skipped")
-        return Choice(
+        return ReadPlan(
             items=list(cases.values()),
             places=list(cases),
-            files=Case.files,
+            files=VolumeFiles.files,
             load=partial(read_resized, size=self.size),
             shape=(*self.size, 2),
             dtype=np.float32,
@@ -167,12 +167,12 @@ class FlambyIXI(ImageSpec):
             release=(published, differences),
         )
 
-    def incomplete(self, outcome: Outcome) -> str:
+    def incomplete(self, outcome: ReadOutcome) -> str:
         """Return the error message for missing or unreadable volumes if all are required."""
         published, _ = outcome.choice.release
-        return rows_to_mend(outcome.reasons, len(published.names), published.table.numbers.__getitem__)
+        return unreadable_rows_message(outcome.reasons, len(published.names), published.table.numbers.__getitem__)
 
-    def datalist(self, outcome: Outcome, say: Say) -> Datalist:
+    def datalist(self, outcome: ReadOutcome, say: Say) -> Datalist:
         """Build the data list of the volumes that were read."""
         published, differences = outcome.choice.release
         spacings = {tuple(fact.pop("spacing")) for fact in outcome.facts}
@@ -184,7 +184,7 @@ class FlambyIXI(ImageSpec):
             for place, facts in zip(outcome.kept, outcome.facts, strict=True)
         ]
         made = self.make_datalist(
-            STRATA,
+            MASK_STRATA,
             RECORDS[0].modality,
             records,
             [published.splits[place] for place in outcome.kept],
@@ -192,16 +192,16 @@ class FlambyIXI(ImageSpec):
             intensities="each volume: mean 0, SD 1",
             exclusions=exclusions(Counter(outcome.reasons.values())),
         )
-        for line in about_empty(made):
+        for line in empty_mask_notes(made):
             say(line)
-        return with_masks(made, STRUCTURES, spacings.pop() if len(spacings) == 1 else None)
+        return add_masks(made, STRUCTURES, spacings.pop() if len(spacings) == 1 else None)
 
-    def finish(self, folder: Path, outcome: Outcome, datalist: Datalist) -> None:
+    def finish(self, folder: Path, outcome: ReadOutcome, datalist: Datalist) -> None:
         """Split the array into volumes and masks, in place."""
-        take_apart(folder)
+        separate_masks(folder)
 
 
-def read_resized(case: Case, size: tuple[int, ...]) -> LoadedItem:
+def read_resized(case: VolumeFiles, size: tuple[int, ...]) -> LoadedItem:
     """Read, resize and normalise a volume and its mask as FLamby does.
 
     Args:
@@ -248,7 +248,7 @@ def read_resized(case: Case, size: tuple[int, ...]) -> LoadedItem:
     return LoadedItem(row.pixels, row.facts | {"spacing": [float(round(edge, 4)) for edge in edges]})
 
 
-def _find_cases(files: IxiFiles, published: PublishedSplits) -> tuple[dict[int, Case], dict[int, str]]:
+def _find_cases(files: IxiFiles, published: PublishedSplits) -> tuple[dict[int, VolumeFiles], dict[int, str]]:
     """Find the files of each row of the table.
 
     Returns:
@@ -257,7 +257,7 @@ def _find_cases(files: IxiFiles, published: PublishedSplits) -> tuple[dict[int, 
     Raises:
         DataError: If a folder's name states another hospital than the table.
     """
-    cases: dict[int, Case] = {}
+    cases: dict[int, VolumeFiles] = {}
     missing: dict[int, str] = {}
     for place, (name, site) in enumerate(zip(published.names, published.sites, strict=True)):
         number = int(name) if name.isdecimal() else -1
@@ -272,7 +272,7 @@ def _find_cases(files: IxiFiles, published: PublishedSplits) -> tuple[dict[int, 
             )
         images, masks = (sorted(folder.glob(f"{part}/*.nii.gz")) if folder else [] for part in ("T1", "label"))
         if len(images) == len(masks) == 1:
-            cases[place] = Case(images[0], masks[0])
+            cases[place] = VolumeFiles(images[0], masks[0])
         else:
             missing[place] = NO_FILE
     return cases, missing

@@ -25,8 +25,8 @@ from typing import Annotated, Any
 from medfl.data.ingest.options import Positional
 from medfl.data.ingest.published_splits import PublishedSplits, find_table, read_splits, unlike_published
 from medfl.data.ingest.spec import folder_or_top
-from medfl.data.ingest.volume_spec import Spacing, Volumes, VolumeSpec, Window
-from medfl.data.ingest.volumes import Case
+from medfl.data.ingest.volume_spec import Spacing, VolumeListing, VolumeSpec, Window
+from medfl.data.ingest.volumes import VolumeFiles
 from medfl.errors import DataError
 from medfl.utils.text import Say
 from medfl_datasets.flamby_kits19 import RECORDS
@@ -95,7 +95,7 @@ class FlambyKiTS19(VolumeSpec):
         path = find_table(self.source, SPLIT_TABLE, self.splits, " from FLamby's fed_kits19/metadata")
         return read_splits(path, "case_ids", "site_ids", "train_test_split", list(OFFICIAL_COUNTS))
 
-    def volumes(self, files: PublishedSplits, say: Say) -> Volumes:
+    def volumes(self, files: PublishedSplits, say: Say) -> VolumeListing:
         """Return the cases of the table; raise DataError if none has a folder."""
         differences = unlike_published(files.sites, files.splits, OFFICIAL_COUNTS, "cases")
         for sentence in differences:
@@ -113,8 +113,8 @@ class FlambyKiTS19(VolumeSpec):
                 table=SPLIT_TABLE,
             )
         paths = [folders.get(name, self.source / name) for name in files.names]
-        return Volumes(
-            [Case(path / IMAGE_FILE, path / MASK_FILE) for path in paths],
+        return VolumeListing(
+            [VolumeFiles(path / IMAGE_FILE, path / MASK_FILE) for path in paths],
             files.table.numbers,
             files.names,
             [{"centre": site} for site in files.sites],

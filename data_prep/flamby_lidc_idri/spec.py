@@ -28,8 +28,8 @@ from typing import Annotated, Any
 from medfl.data.ingest.options import Positional
 from medfl.data.ingest.published_splits import PublishedSplits, find_table, read_splits, unlike_published
 from medfl.data.ingest.spec import folder_or_top
-from medfl.data.ingest.volume_spec import Spacing, Volumes, VolumeSpec, Window
-from medfl.data.ingest.volumes import Case
+from medfl.data.ingest.volume_spec import Spacing, VolumeListing, VolumeSpec, Window
+from medfl.data.ingest.volumes import VolumeFiles
 from medfl.errors import DataError
 from medfl.utils.text import Say
 from medfl_datasets.flamby_lidc_idri import RECORDS
@@ -114,7 +114,7 @@ class FlambyLidcIdri(VolumeSpec):
             )
         return LidcScans(published, folders)
 
-    def volumes(self, files: LidcScans, say: Say) -> Volumes:
+    def volumes(self, files: LidcScans, say: Say) -> VolumeListing:
         """Return the scans of the table that have a folder."""
         published = files.published
         places = [place for place, name in enumerate(published.names) if name in files.folders]
@@ -130,8 +130,8 @@ class FlambyLidcIdri(VolumeSpec):
                 say(f"note: {count} {what}: they are skipped")
         say("note: each scan counts as a patient of its own: the table does not state which scans are of one patient")
         folders = [files.folders[published.names[place]] for place in places]
-        return Volumes(
-            [Case(path / IMAGE_FILE, path / MASK_FILE) for path in folders],
+        return VolumeListing(
+            [VolumeFiles(path / IMAGE_FILE, path / MASK_FILE) for path in folders],
             [published.table.numbers[place] for place in places],
             [published.names[place] for place in places],
             [{"centre": site} for site in sites],

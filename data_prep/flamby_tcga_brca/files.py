@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from medfl.data.table import Table, read_table, row_list
+from medfl.data.table import CsvTable, read_table, row_list
 from medfl.errors import DataError
 
 REGIONS = ("northeast", "south", "west", "midwest", "europe", "canada")
@@ -118,7 +118,7 @@ def read_patients(source: Path) -> BrcaPatients:
     )
 
 
-def _read_folds(table: Table) -> dict[str, tuple[str, str]]:
+def _read_folds(table: CsvTable) -> dict[str, tuple[str, str]]:
     """Read the table of folds.
 
     Returns:
@@ -150,7 +150,7 @@ def _read_folds(table: Table) -> dict[str, tuple[str, str]]:
     return {name: known[word] for name, word in zip(names, words, strict=True)}
 
 
-def _parse_numbers(table: Table, place: int) -> list[float]:
+def _parse_numbers(table: CsvTable, place: int) -> list[float]:
     """Parse all cells of a row except the first; raise DataError if one is not a finite number."""
     try:
         numbers = [float(table.rows[place][column]) for column in table.columns[1:]]

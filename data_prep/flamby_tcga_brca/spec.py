@@ -21,12 +21,12 @@ import numpy as np
 
 from medfl.data.arrays import FEATURES
 from medfl.data.datalists import Datalist, write_datalist
-from medfl.data.folders import written_whole
+from medfl.data.folders import atomic_folder
 from medfl.data.ingest.array_file import new_array
-from medfl.data.ingest.checkpoint import ARRAY
-from medfl.data.ingest.choice import exclusions
+from medfl.data.ingest.checkpoint import ARRAY_FILE
 from medfl.data.ingest.labels import number_subjects
 from medfl.data.ingest.published_splits import unlike_published
+from medfl.data.ingest.read_plan import exclusions
 from medfl.data.ingest.spec import WholeSpec, folder_or_top
 from medfl.records.datalist import CaseRecord
 from medfl.utils.text import Say
@@ -39,7 +39,7 @@ CITATION = (
 )
 """Publications that users of the data are asked to cite."""
 
-OFFICIAL = dict(zip(REGIONS, ((248, 63), (156, 40), (164, 42), (129, 33), (129, 33), (40, 11)), strict=True))
+OFFICIAL_COUNTS = dict(zip(REGIONS, ((248, 63), (156, 40), (164, 42), (129, 33), (129, 33), (40, 11)), strict=True))
 """Maps each region to FLamby's numbers of training and test patients."""
 
 NO_FOLD = "the patient is in no fold"
@@ -83,12 +83,12 @@ class FlambyTcgaBrca(WholeSpec):
         say(f"{self.dataset}: licence {RECORDS[0].licence}")
         say(f"Please cite: {CITATION}")
         patients = read_patients(self.source)
-        differences = unlike_published(patients.regions, patients.splits, OFFICIAL, "patients")
+        differences = unlike_published(patients.regions, patients.splits, OFFICIAL_COUNTS, "patients")
         for sentence in differences:
             say(f"warning: {sentence}")
         datalist = Datalist(
             name=self.dataset,
-            image_array=ARRAY,
+            image_array=ARRAY_FILE,
             num_classes=2,
             labels={"0": "cut short", "1": "died"},
             objective={"name": "survival"},
@@ -102,8 +102,8 @@ class FlambyTcgaBrca(WholeSpec):
             },
             exclusions=exclusions({NO_FOLD: patients.unused}),
         )
-        with written_whole(out, force) as folder:
-            with new_array(folder / ARRAY, patients.features.shape, patients.features.dtype) as array:
+        with atomic_folder(out, force) as folder:
+            with new_array(folder / ARRAY_FILE, patients.features.shape, patients.features.dtype) as array:
                 array.write(0, patients.features)
                 array.flush()
             write_datalist(folder, datalist)

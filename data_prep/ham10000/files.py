@@ -23,11 +23,11 @@ from pathlib import Path
 
 import numpy as np
 
-from medfl.data.ingest.masks import masked_picture
+from medfl.data.ingest.masks import masked_image_row
 from medfl.data.ingest.workers import LoadedItem
-from medfl.data.readers.pictures import read_picture
+from medfl.data.readers.pillow_images import read_pillow_image
 from medfl.data.readers.rgb import read_rgb, resize
-from medfl.data.readers.segmentations import SUFFIX, read_mask
+from medfl.data.readers.segmentations import SEGMENTATION_SUFFIX, read_mask
 from medfl.errors import DataError
 
 TABLE_NAME = "HAM10000_metadata"
@@ -130,7 +130,7 @@ def read_image_or_crop(image_files: HamImageFiles, size: tuple[int, int]) -> Loa
     """
     pixels = read_rgb(image_files.path)
     if image_files.mask is not None:
-        top, bottom, left, right = _lesion_box(read_picture(image_files.mask), (pixels.shape[0], pixels.shape[1]))
+        top, bottom, left, right = _lesion_box(read_pillow_image(image_files.mask), (pixels.shape[0], pixels.shape[1]))
         pixels = np.ascontiguousarray(pixels[top:bottom, left:right])
     return LoadedItem(resize(pixels, size))
 
@@ -149,7 +149,7 @@ def read_image_and_mask(image_files: HamImageFiles, size: tuple[int, int]) -> Lo
         DataError: If a file can't be read, or the mask does not fit the image.
     """
     assert image_files.mask is not None  # `HAM10000.choose` reads only images with a mask if masks are needed
-    return masked_picture(read_rgb(image_files.path), read_mask(image_files.mask), size)
+    return masked_image_row(read_rgb(image_files.path), read_mask(image_files.mask), size)
 
 
 def find_masks(folder: Path) -> dict[str, Path]:
@@ -163,7 +163,7 @@ def find_masks(folder: Path) -> dict[str, Path]:
     """
     named: defaultdict[str, list[Path]] = defaultdict(list)
     for path in sorted(folder.rglob(f"*{MASK_SUFFIX}.*")):
-        if path.suffix.lower() in (*_IMAGE_ENDINGS, SUFFIX) and not path.name.startswith("."):
+        if path.suffix.lower() in (*_IMAGE_ENDINGS, SEGMENTATION_SUFFIX) and not path.name.startswith("."):
             named[path.stem.removesuffix(MASK_SUFFIX)].append(path)
     if not named:
         raise DataError(

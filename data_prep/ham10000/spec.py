@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from medfl.data.datalists import Datalist
-from medfl.data.ingest.choice import Choice, Outcome, exclusions
 from medfl.data.ingest.labels import number_subjects
-from medfl.data.ingest.masks import STRATA, about_empty, take_apart, with_masks
-from medfl.data.ingest.options import Choose, HeightWidth
+from medfl.data.ingest.masks import MASK_STRATA, add_masks, empty_mask_notes, separate_masks
+from medfl.data.ingest.options import HeightWidth, OneOf
+from medfl.data.ingest.read_plan import ReadOutcome, ReadPlan, exclusions
 from medfl.data.ingest.spec import ImageSpec
 from medfl.errors import DataError, SettingsError
 from medfl.records.datalist import CaseRecord, make_record
@@ -101,9 +101,9 @@ class HAM10000(ImageSpec):
     """The table, if it is not in --source."""
     size: HeightWidth = (224, 224)
     """Height and width of the images in the array: 224, or 225x300 (HxW)."""
-    groups: Annotated[str | None, Choose(GROUPINGS)] = None
+    groups: Annotated[str | None, OneOf(GROUPINGS)] = None
     """Images that stay together: lesion, or image (a lesion may then be in training and test)."""
-    preset: Annotated[str, Choose(PRESETS)] = "medfl"
+    preset: Annotated[str, OneOf(PRESETS)] = "medfl"
     """medfl: --groups lesion; paper: --groups image, as in FedSDC's paper."""
     crop_lesion: bool = False
     """Crop the lesion, using the masks of the release."""
@@ -122,7 +122,7 @@ class HAM10000(ImageSpec):
         """Find the table, the images and the masks."""
         return find_files(self.source, self.metadata)
 
-    def choose(self, files: HamFiles, say: Say) -> Choice:
+    def choose(self, files: HamFiles, say: Say) -> ReadPlan:
         """Choose all images of the table that have a file, and a mask if masks are needed."""
         metadata = read_metadata(files.table, need_lesions=self.grouping() == "lesion")
         differences = metadata.deviations()
@@ -138,7 +138,7 @@ class HAM10000(ImageSpec):
                 )
             files = replace(files, masks=find_masks(self.masks))
         places, image_files, missing = _select_images(metadata, files, self.crop_lesion or self.masks is not None, say)
-        return Choice(
+        return ReadPlan(
             items=image_files,
             places=places,
             files=HamImageFiles.files,
@@ -151,7 +151,7 @@ class HAM10000(ImageSpec):
             release=_HamInputs(files=files, metadata=metadata, differences=differences, warnings=warnings),
         )
 
-    def incomplete(self, outcome: Outcome) -> str:
+    def incomplete(self, outcome: ReadOutcome) -> str:
         """Return the error message for missing or unreadable images if all are required."""
         inputs: _HamInputs = outcome.choice.release
         count = len(inputs.metadata.images)
@@ -160,7 +160,7 @@ class HAM10000(ImageSpec):
             f"missing or can't be read: {describe_counts(outcome.reasons)}. Unpack the release again."
         )
 
-    def datalist(self, outcome: Outcome, say: Say) -> Datalist:
+    def datalist(self, outcome: ReadOutcome, say: Say) -> Datalist:
         """Build the data list of the images that were read."""
         inputs: _HamInputs = outcome.choice.release
         records = make_records(inputs.metadata, outcome.kept, self.grouping())
@@ -170,7 +170,7 @@ class HAM10000(ImageSpec):
                 make_record({**r, **name, **held}) for r, name, held in zip(records, named, outcome.facts, strict=True)
             ]
         datalist = self.make_datalist(
-            list(OFFICIAL_CLASS_COUNTS) if self.masks is None else STRATA,
+            list(OFFICIAL_CLASS_COUNTS) if self.masks is None else MASK_STRATA,
             "dermoscopy",
             records,
             groups=self.grouping(),
@@ -180,14 +180,14 @@ class HAM10000(ImageSpec):
         )
         if self.masks is None:
             return datalist
-        for line in about_empty(datalist):
+        for line in empty_mask_notes(datalist):
             say(line)
-        return with_masks(datalist, ("background", "lesion"))
+        return add_masks(datalist, ("background", "lesion"))
 
-    def finish(self, folder: Path, outcome: Outcome, datalist: Datalist) -> None:
+    def finish(self, folder: Path, outcome: ReadOutcome, datalist: Datalist) -> None:
         """Split the array into images and masks, in place, if the data set has masks."""
         if self.masks is not None:
-            take_apart(folder)
+            separate_masks(folder)
 
 
 def _by_image_warnings(metadata: HamMetadata) -> list[str]:

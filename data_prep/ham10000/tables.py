@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from medfl.data.table import Table, read_table, row_list
+from medfl.data.table import CsvTable, read_table, row_list
 from medfl.errors import DataError, did_you_mean
 
 OFFICIAL_CLASS_COUNTS = {"akiec": 327, "bcc": 514, "bkl": 1099, "df": 115, "mel": 1113, "nv": 6705, "vasc": 142}
@@ -54,7 +54,7 @@ class HamMetadata:
             years.
     """
 
-    table: Table
+    table: CsvTable
     images: list[str]
     lesions: list[str] | None
     labels: list[int]
@@ -127,7 +127,7 @@ def read_metadata(path: Path, need_lesions: bool = True) -> HamMetadata:
     )
 
 
-def _image_ids(table: Table) -> list[str]:
+def _image_ids(table: CsvTable) -> list[str]:
     """Return the names of the images; raise DataError if a name is invalid or occurs twice."""
     names = table.column("image_id")
     wrong = [number for number, name in zip(table.numbers, names, strict=True) if not _IMAGE_ID.fullmatch(name)]
@@ -154,7 +154,7 @@ def _image_ids(table: Table) -> list[str]:
     return names
 
 
-def _labels(table: Table) -> list[int]:
+def _labels(table: CsvTable) -> list[int]:
     """Return the class number of each row; raise DataError for an unknown diagnosis."""
     classes = {name: label for label, name in enumerate(OFFICIAL_CLASS_COUNTS)}
     diagnoses = [diagnosis.lower() for diagnosis in table.column("dx")]

@@ -23,9 +23,9 @@ import numpy as np
 from pydantic import Field
 
 from medfl.data.datalists import Datalist
-from medfl.data.ingest.choice import Choice, Outcome, exclusions
 from medfl.data.ingest.labels import number_subjects
-from medfl.data.ingest.options import Choose
+from medfl.data.ingest.options import OneOf
+from medfl.data.ingest.read_plan import ReadOutcome, ReadPlan, exclusions
 from medfl.data.ingest.spec import ImageSpec, folder_or_top
 from medfl.errors import DataError, check_choice
 from medfl.records.datalist import CaseRecord, make_record
@@ -87,9 +87,9 @@ class LC25000(ImageSpec):
     """The folder lung_colon_image_set, or the one that contains it."""
     size: int = Field(224, ge=1)
     """Height and width of the images in the array."""
-    organ: Annotated[str, Choose(ORGANS)] = "both"
+    organ: Annotated[str, OneOf(ORGANS)] = "both"
     """both (five classes), lung (three) or colon (two)."""
-    groups: Annotated[str, Choose(GROUPINGS)] = "hash"
+    groups: Annotated[str, OneOf(GROUPINGS)] = "hash"
     """Images that stay together: hash (copies of a tile that the hash finds) or none (copies get separated)."""
 
     @classmethod
@@ -105,7 +105,7 @@ class LC25000(ImageSpec):
         """Find the image files of the chosen classes."""
         return find_files(self.source, classes_of(self.organ))
 
-    def choose(self, files: Lc25000Files, say: Say) -> Choice:
+    def choose(self, files: Lc25000Files, say: Say) -> ReadPlan:
         """Choose all tiles, and list excluded files first."""
         warnings = [COPIES_WARNING, UNDETECTED_COPIES_WARNING if self.groups == "hash" else NO_SEARCH_WARNING]
         for sentence in warnings:
@@ -115,7 +115,7 @@ class LC25000(ImageSpec):
         first = len(files.quarantined)
         names = [name for name, _ in files.quarantined]
         names += [f"{folder}/{path.name}" for folder, path in zip(files.folders, files.paths, strict=True)]
-        return Choice(
+        return ReadPlan(
             items=files.paths,
             places=range(first, len(names)),
             files=lambda path: [path],
@@ -128,7 +128,7 @@ class LC25000(ImageSpec):
             release=(files, warnings),
         )
 
-    def datalist(self, outcome: Outcome, say: Say) -> Datalist:
+    def datalist(self, outcome: ReadOutcome, say: Say) -> Datalist:
         """Build the data list of the images that were read; the copies of a tile have one ``subject_id``."""
         files, warnings = outcome.choice.release
         classes = classes_of(self.organ)
@@ -165,7 +165,7 @@ def classes_of(organ: str) -> list[str]:
     return [key for key, tissue in CLASSES.items() if organ in ("both", tissue.organ)]
 
 
-def _deviations(kept_folders: Sequence[str], classes: Sequence[str], outcome: Outcome) -> list[str]:
+def _deviations(kept_folders: Sequence[str], classes: Sequence[str], outcome: ReadOutcome) -> list[str]:
     """Describe the differences from the official release, one sentence each.
 
     Raises:
@@ -194,7 +194,9 @@ def _deviations(kept_folders: Sequence[str], classes: Sequence[str], outcome: Ou
     return sentences
 
 
-def _group_rows(kept_folders: Sequence[str], outcome: Outcome, groups: str, say: Say) -> tuple[list[str], list[str]]:
+def _group_rows(
+    kept_folders: Sequence[str], outcome: ReadOutcome, groups: str, say: Say
+) -> tuple[list[str], list[str]]:
     """Assign each row of the array to a group of copies, and report the groups.
 
     Returns:

@@ -21,8 +21,8 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from medfl.data.datalists import Datalist, make_records, write_datalist
-from medfl.data.folders import check_free, written_whole
-from medfl.data.ingest.array_file import tell_need
+from medfl.data.folders import atomic_folder, check_output_folder
+from medfl.data.ingest.array_file import report_space_needed
 from medfl.data.ingest.download import download
 from medfl.data.ingest.options import check_mirror
 from medfl.data.ingest.spec import WholeSpec
@@ -154,7 +154,7 @@ def prepare(
         DataError: If the file is missing or invalid, or `out` may not be written.
         SettingsError: If there is no such finding, or nothing to download.
     """
-    check_free(out, force, [source])
+    check_output_folder(out, force, [source])
     path = None if fetch else find_npz(source, flag)
     release = find_release(flag)
     licence = release.licence if release else "unknown: see https://medmnist.com"
@@ -176,8 +176,8 @@ def prepare(
         splits=_records(flag, labels),
         extra={"citation": CITATION, "deviations": differences},
     )
-    with written_whole(out, force) as folder:
-        tell_need(folder / datalist.image_array, (sum(content.counts), *content.shape), np.uint8, 1, say)
+    with atomic_folder(out, force) as folder:
+        report_space_needed(folder / datalist.image_array, (sum(content.counts), *content.shape), np.uint8, 1, say)
         with progress(f"unpacking {content.path.name}", sum(content.counts), "images", say) as show:
             copy_images(content, folder / datalist.image_array, show)
         write_datalist(folder, datalist)

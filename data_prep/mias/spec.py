@@ -27,12 +27,12 @@ import numpy as np
 from pydantic import model_validator
 
 from medfl.data.datalists import Datalist
-from medfl.data.ingest.choice import Choice, Outcome, exclusions
 from medfl.data.ingest.labels import number_subjects
-from medfl.data.ingest.options import Choose, HeightWidth
+from medfl.data.ingest.options import HeightWidth, OneOf
+from medfl.data.ingest.read_plan import ReadOutcome, ReadPlan, exclusions
 from medfl.data.ingest.spec import ImageSpec
 from medfl.data.partition.shares import holdout
-from medfl.data.readers.mammogram_image import about_reading
+from medfl.data.readers.mammogram_image import reading_entries
 from medfl.errors import DataError, SettingsError
 from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.seeds import seed_of
@@ -106,9 +106,9 @@ class Mias(ImageSpec):
     """The folder all-mias, as unpacked, or the one that contains it."""
     size: HeightWidth = (224, 224)
     """Height and width of the images in the array: 224, or 448x224 (HxW)."""
-    view: Annotated[str, Choose(VIEWS)] = "full"
+    view: Annotated[str, OneOf(VIEWS)] = "full"
     """full: whole films; crop: abnormalities cut out of them."""
-    labels: Annotated[str | None, Choose(LABEL_SETS)] = None
+    labels: Annotated[str | None, OneOf(LABEL_SETS)] = None
     """three-class, benign-malignant or malignant-rest; by default three-class, for crop benign-malignant."""
     test_share: float = TEST_SHARE
     """Share of the patients in the test set; with 0, medfl partition holds out test sets."""
@@ -161,14 +161,14 @@ class Mias(ImageSpec):
         """Find the table; the films are in its folder."""
         return find_table(self.source)
 
-    def choose(self, files: Path, say: Say) -> Choice:
+    def choose(self, files: Path, say: Say) -> ReadPlan:
         """Choose the images that have a table row and a file; the line number of the row identifies an image."""
         films = read_films(files)
         differences = deviations(films)
         for sentence in differences:
             say(f"warning: {sentence}")
         selection = select_images(films, find_films(files.parent), self.view, LABEL_SETS[self.label_set()], say)
-        return Choice(
+        return ReadPlan(
             items=selection.images,
             places=[finding.line for finding in selection.findings],
             files=MiasImage.files,
@@ -187,7 +187,7 @@ class Mias(ImageSpec):
             release=_MiasInputs(films=films, selection=selection, differences=differences),
         )
 
-    def incomplete(self, outcome: Outcome) -> str:
+    def incomplete(self, outcome: ReadOutcome) -> str:
         """Return the error message for missing or unreadable films if all are required."""
         lines, absent = list(outcome.reasons), len(outcome.choice.missing)
         if absent:
@@ -197,7 +197,7 @@ class Mias(ImageSpec):
             f"{', '.join(map(str, lines[:10]))}. Unpack it again."
         )
 
-    def datalist(self, outcome: Outcome, say: Say) -> Datalist:
+    def datalist(self, outcome: ReadOutcome, say: Say) -> Datalist:
         """Build the data list of the images that were read."""
         inputs: _MiasInputs = outcome.choice.release
         selection = inputs.selection
@@ -216,7 +216,7 @@ class Mias(ImageSpec):
             exclusions=exclusions(selection.left_out + Counter(failed)),
             view=self.view,
             deviations=inputs.differences,
-            **about_reading({"crop_breast": self.crop_breast, "align": self.align}),
+            **reading_entries({"crop_breast": self.crop_breast, "align": self.align}),
         )
 
 

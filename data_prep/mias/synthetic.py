@@ -13,7 +13,7 @@ from medfl_datasets.mias.tables import EDGE, TABLE_FILE
 OFFICIAL_FILM_COUNT = 322
 """Number of films in the real release."""
 
-HEAD = b"P5\n# CREATOR: GIMP PNM Filter Version 1.1\n%d %d\n255\n"
+FILE_HEADER = b"P5\n# CREATOR: GIMP PNM Filter Version 1.1\n%d %d\n255\n"
 """Header of every real file; with its 1024 x 1024 pixels a file has 1,048,632 bytes."""
 
 PROSE = """\
@@ -40,7 +40,7 @@ NOTES
 
 """
 
-KNOWN: dict[int, Sequence[str]] = {
+KNOWN_ROWS: dict[int, Sequence[str]] = {
     1: ["G CIRC B 535 425 197"],
     2: ["G CIRC B 522 280 69"],
     3: ["D NORM"],
@@ -64,7 +64,7 @@ SOME_FILMS = [1, 2, 3, 4, 5, 6, 59, 60, 143, 144, 215, 216, 239, 240]
 """Films of seven patients. They cover all diagnoses, several rows, a note and missing coordinates."""
 
 
-SOME_ROWS = {number: KNOWN.get(number, ["G NORM"]) for number in SOME_FILMS}
+SOME_ROWS = {number: KNOWN_ROWS.get(number, ["G NORM"]) for number in SOME_FILMS}
 """Maps each film of `SOME_FILMS` to its rows: seven normal films, four benign and three malignant ones."""
 
 KINDS = {"NORM": 207, "CALC": 30, "CIRC": 25, "ARCH": 19, "SPIC": 19, "MISC": 15, "ASYM": 15}
@@ -79,8 +79,8 @@ def official_rows(seed: int = 0) -> dict[int, list[str]]:
     Returns:
         Maps each film to its rows, which come from `KNOWN_ROWS` or are random.
     """
-    rows = {number: list(KNOWN.get(number, [])) for number in range(1, OFFICIAL_FILM_COUNT + 1)}
-    words = [row.split() for known in KNOWN.values() for row in known]
+    rows = {number: list(KNOWN_ROWS.get(number, [])) for number in range(1, OFFICIAL_FILM_COUNT + 1)}
+    words = [row.split() for known in KNOWN_ROWS.values() for row in known]
     rng = np.random.default_rng(seed)
     rest = [number for number in rows if not rows[number]]
     kinds = rng.permutation(_remaining(KINDS, [word[1] for word in words]))
@@ -155,7 +155,7 @@ def write_film(release: Path, number: int, rows: Sequence[str] = (), edge: int =
                 pixels[distance <= radius] = 150
                 pixels[distance <= radius / 2] = 250
     path = release / f"mdb{number:03d}.pgm"
-    path.write_bytes(HEAD % (edge, edge) + pixels.tobytes())
+    path.write_bytes(FILE_HEADER % (edge, edge) + pixels.tobytes())
     return path
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 
 from medfl.errors import MedflError
-from medfl.types import Dataset, Judged, Loaded, Visited
+from medfl.types import AugmentingDataset, Dataset, LoadedBatch, SelfScoringDataset
 
 
 class AbortedError(MedflError):
@@ -64,12 +64,12 @@ class AbortableVisits(AbortableDataset):
         site: Name of the site, for the message.
     """
 
-    def __init__(self, images: Visited, is_aborted: Callable[[], bool], site: str) -> None:
+    def __init__(self, images: AugmentingDataset, is_aborted: Callable[[], bool], site: str) -> None:
         super().__init__(images, is_aborted, site)
         self._visited = images
 
-    def visits(self, batches: Iterable[torch.Tensor], stream: int) -> Iterator[Loaded]:
-        """Yield batches, as `medfl.types.Visited.visits` does.
+    def visits(self, batches: Iterable[torch.Tensor], stream: int) -> Iterator[LoadedBatch]:
+        """Yield batches, as `medfl.types.AugmentingDataset.visits` does.
 
         Raises:
             AbortedError: If the call was aborted.
@@ -78,13 +78,14 @@ class AbortableVisits(AbortableDataset):
             self._count_batch()
             yield loaded
 
-    def judge(self, model: torch.nn.Module, device: str) -> dict[str, float]:
-        """Return the scores that `medfl.types.Judged.judge` computes, or {} if the data set computes none itself."""
-        return self._visited.judge(model, device) if isinstance(self._visited, Judged) else {}
+    def compute_metrics(self, model: torch.nn.Module, device: str) -> dict[str, float]:
+        """Return the scores that `medfl.types.SelfScoringDataset.compute_metrics` computes, or {} if the data set
+        computes none itself."""
+        return self._visited.compute_metrics(model, device) if isinstance(self._visited, SelfScoringDataset) else {}
 
 
 def make_abortable(images: Dataset, is_aborted: Callable[[], bool], site: str) -> AbortableDataset:
     """Wrap a data set so that it raises `AbortedError` at the next batch after `is_aborted` returns True."""
-    if isinstance(images, Visited):
+    if isinstance(images, AugmentingDataset):
         return AbortableVisits(images, is_aborted, site)
     return AbortableDataset(images, is_aborted, site)

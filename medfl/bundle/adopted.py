@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from medfl.errors import DataError, SettingsError
-from medfl.types import NO_SITES
+from medfl.types import NON_SITE_NAMES
 from medfl.utils.text import name_problem
 
 ADOPTED, OVERRIDES = "adopted", "overrides"
@@ -56,7 +56,7 @@ OVERLAY_IDS = frozenset(
 
 
 @dataclass(frozen=True)
-class Used:
+class UsedIds:
     """Ids of a stock configuration that a federation builds.
 
     Attributes:
@@ -68,7 +68,7 @@ class Used:
     replaced: frozenset[str]
 
     @classmethod
-    def of(cls, adopted: Mapping[str, Any]) -> Used:
+    def of(cls, adopted: Mapping[str, Any]) -> UsedIds:
         """Read the ids from the object ``adopted`` of a ``federate.json``.
 
         Args:
@@ -111,7 +111,7 @@ def is_within(id_: str, other: str) -> bool:
 
 
 def site_folders(dataset_dir: Path) -> list[str]:
-    """Return the names of the sites in a data folder, sorted: all folders except hidden ones and `NO_SITES`.
+    """Return the names of the sites in a data folder, sorted: all folders except hidden ones and `NON_SITE_NAMES`.
 
     Args:
         dataset_dir: Folder with one folder for each site.
@@ -126,7 +126,7 @@ def site_folders(dataset_dir: Path) -> list[str]:
             path=dataset_dir,
         )
     folders = [path.name for path in dataset_dir.iterdir() if path.is_dir() and not path.name.startswith(".")]
-    names = sorted(set(folders) - set(NO_SITES))
+    names = sorted(set(folders) - set(NON_SITE_NAMES))
     if problem := name_problem(names):
         raise DataError("invalid_site_name", f"{problem} It is a folder in {dataset_dir}.", path=dataset_dir)
     if not names:

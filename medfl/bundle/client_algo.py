@@ -18,10 +18,10 @@ from medfl.bundle.abortable_dataset import AbortableDataset, make_abortable
 from medfl.bundle.opened_site import OpenedSite, open_site
 from medfl.contract import Request, State
 from medfl.data.datalists import SPLITS
-from medfl.engine.evaluation import score
+from medfl.engine.evaluation import score_dataset
 from medfl.errors import DataError, MedflError, RefusedError, SettingsError, check_choice
-from medfl.types import MODEL, Dataset, Tensors
-from medfl.utils.rng import pinned
+from medfl.types import MODEL_PREFIX, Dataset, Tensors
+from medfl.utils.rng import seeded_generators
 from medfl.utils.wire import prefixed, select
 
 logger = logging.getLogger(__name__)
@@ -131,8 +131,8 @@ class MedflAlgo(ClientAlgo):
             )
         round_ = read_round(extra, progress.round + 1)
         site = opened.view(round_, copy.deepcopy(progress.state), images)
-        with pinned(opened.settings.seed, self.site, round_, "global"):
-            reply = opened.method.execute(site, Request(self.site, "fit", prefixed(received, MODEL)))
+        with seeded_generators(opened.settings.seed, self.site, round_, "global"):
+            reply = opened.method.execute(site, Request(self.site, "fit", prefixed(received, MODEL_PREFIX)))
         update, meta = opened.filters.outgoing(
             reply.tensors,
             reply.meta,
@@ -140,7 +140,7 @@ class MedflAlgo(ClientAlgo):
             stream_factory=lambda payload: site.secret_rng("noise", payload),  # never called: privacy is refused
         )
         after = {name: reply.trained["personal"].tensors[name].clone() for name in received}
-        progress.sent = TrainingResult(after, select(update, MODEL), images.batches, meta["size"])
+        progress.sent = TrainingResult(after, select(update, MODEL_PREFIX), images.batches, meta["size"])
         progress.state, progress.round = site.state, round_
 
     def get_weights(self, extra: dict | None = None) -> ExchangeObject:
@@ -204,10 +204,10 @@ class MedflAlgo(ClientAlgo):
         images = self._abortable(parts[split], extra)
         received = opened.receive(read_weights(data, self.site))
         site = opened.view(self._progress.round, self._progress.state, opened.data.train)
-        site.published = prefixed(received, MODEL)
+        site.published = prefixed(received, MODEL_PREFIX)
         (model,) = opened.method.models(site).values()
         predictor = opened.method.predictor(opened.task, [model])
-        return ExchangeObject(metrics=score(predictor, images, opened.task, opened.settings))
+        return ExchangeObject(metrics=score_dataset(predictor, images, opened.task, opened.settings))
 
     def abort(self, extra: object = None) -> None:
         """Stop a training or evaluation in another thread before its next batch. Without one, do nothing."""

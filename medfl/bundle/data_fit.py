@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from medfl.data.arrays import open_array
-from medfl.data.datalists import FILE, Datalist, parse_datalist, read_bytes
+from medfl.data.datalists import DATALIST_FILE, Datalist, parse_datalist, read_datalist_bytes
 from medfl.data.sites import image_shape, site_names
 from medfl.engine.runs.provenance import bundle_values
 from medfl.errors import DataError
@@ -53,7 +53,7 @@ def check_fit(bundle: Path, dataset_dir: Path, shipped: dict[str, Path]) -> None
     if "adopted" in bundle_values(bundle):  # a stock bundle, which reads its own files
         return
     folder = dataset_dir / site_names(dataset_dir)[0]
-    datalist = parse_datalist(read_bytes(folder), folder / FILE)
+    datalist = parse_datalist(read_datalist_bytes(folder), folder / DATALIST_FILE)
     try:
         table = len(image_shape(open_array(folder / datalist.image_array).shape)) == 1
     except DataError:
@@ -89,4 +89,4 @@ def bundle_kind(bundle: Path) -> DataKind:
 def _target_kind(datalist: Datalist) -> str:
     """Return the kind of target of a data list."""
     goal = datalist.goal
-    return "classes" if goal.has_class_labels else "masks" if goal.in_space else goal.name
+    return "classes" if goal.has_class_labels else "masks" if goal.has_spatial_targets else goal.name

@@ -32,7 +32,7 @@ def _epoch_metric(name: str, objective: Objective) -> EpochMetric:
 
     def score_inputs(output: Any) -> tuple[torch.Tensor, torch.Tensor]:
         outputs, targets = read(output)
-        return objective.judged(outputs.float(), targets, [name]), objective.kept(targets)
+        return objective.scoring_inputs(outputs.float(), targets, [name]), objective.scoring_targets(targets)
 
     def compute(rows: torch.Tensor, targets: torch.Tensor) -> float:
         rows = rows.unsqueeze(1) if rows.dim() == 1 else rows  # ignite drops an axis of length 1

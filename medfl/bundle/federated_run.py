@@ -12,20 +12,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from medfl.bundle.handlers import read_tracking, warn_of_handlers
 from medfl.bundle.option_checks import check_passed_over
+from medfl.bundle.stock_features import read_tracking, warn_of_handlers
 from medfl.data.label_map import LabelMap
 from medfl.data.partition_file import check_unchanged, drawn_fold
-from medfl.data.source import Arrays, Source
+from medfl.data.source import ArraySource, DataSource
 from medfl.engine.adversaries.simulation import read_attackers
 from medfl.engine.checks import check_names
-from medfl.engine.evaluation import Row
+from medfl.engine.evaluation import MetricRow
 from medfl.engine.plan import MethodChoice
 from medfl.engine.runs.console import ends_monai_command, round_progress, show_log, show_scores
 from medfl.engine.runs.export import SiteExport
 from medfl.engine.runs.network_assignment import read_assignment
 from medfl.engine.runs.provenance import bundle_values, setting_origins
-from medfl.engine.runs.simulation import Callbacks, Result, RunData, SimulatedRun, Simulation, simulate
+from medfl.engine.runs.simulation import Callbacks, RunData, SimulatedRun, Simulation, SimulationResult, simulate
 from medfl.engine.runs.site_bundles import export
 from medfl.engine.site import Splits
 from medfl.errors import SettingsError, check_choice
@@ -33,7 +33,7 @@ from medfl.plugins import Registry, load_plugins
 from medfl.privacy.policy import policy_of
 from medfl.records.run_file import DataOrigin, Provenance
 from medfl.settings import Execution, Settings, read_settings
-from medfl.task import Scale, Task
+from medfl.task import ImageScale, Task
 from medfl.training.loop import pick_device
 from medfl.types import PUBLIC, Meta
 from medfl.utils.imports import refuse_other_distribution
@@ -105,7 +105,7 @@ class FederatedRun:
         given_by: str = "command line",
         tracked_config: str | bool | None = None,
         site_values: Meta | None = None,
-        source: Source | None = None,
+        source: DataSource | None = None,
         backend: str = "local",
         settings: Mapping[str, Any] | None = None,
     ) -> None:
@@ -127,7 +127,7 @@ class FederatedRun:
         self.task, self.method, self.method_args = task, method, dict(method_args or {})
         self.bundle_root, self.dataset_dir, self.output_dir = Path(bundle_root), Path(dataset_dir), Path(output_dir)
         self.sites, self.mean, self.std = sites, tuple(mean), tuple(std)
-        self.source = source or Arrays(task.objective, self.mean, self.std)
+        self.source = source or ArraySource(task.objective, self.mean, self.std)
         self.plugins, self.disabled = list(plugins), list(disabled_plugins)
         self.public = public or (PUBLIC if (self.dataset_dir / PUBLIC).is_dir() else None)
         self.label_map, self.network_assignment = label_map, network_assignment
@@ -135,7 +135,7 @@ class FederatedRun:
         self.given_by, self.site_values = given_by, dict(site_values or {})
         self.backend = backend
         self.tracking = read_tracking(tracked_config, self.output_dir)
-        self.on_round: Callable[[int, list[Row]], object] | None = None
+        self.on_round: Callable[[int, list[MetricRow]], object] | None = None
         self.shows_progress = True
         values = dict(settings or {})
         self.execution = {name: values.pop(name) for name in Execution.model_fields if name in values}
@@ -156,7 +156,7 @@ class FederatedRun:
             if self.shows_progress:
                 show_scores(result.summary, self.task.metrics, self.output_dir)
 
-    def simulate(self) -> Result:
+    def simulate(self) -> SimulationResult:
         """Run the federation, write its bundles, and let plugins observe it, for example to write the report.
 
         Returns:
@@ -175,7 +175,7 @@ class FederatedRun:
             metric = self.task.metrics[0]
             show = stack.enter_context(round_progress(run.settings.rounds, metric)) if self.shows_progress else None
 
-            def on_round(round_: int, rows: list[Row]) -> None:
+            def on_round(round_: int, rows: list[MetricRow]) -> None:
                 for function in (show, self.on_round):
                     if function is not None:
                         function(round_, rows)
@@ -256,7 +256,7 @@ class FederatedRun:
             data=first.source,
             modality=first.modality,
             names=first.names,
-            facts={name: site.test_facts for name, site in data.sites.items()},
+            facts={name: site.test_metadata for name, site in data.sites.items()},
             objective=self.task.objective,
             stock=self.source.weights,
         )
@@ -267,7 +267,7 @@ class FederatedRun:
                 args=self.method_args,
                 needs_by_method={record.name: record.needs for record in registry.methods.values()},
             ),
-            task=dataclasses.replace(self.task, device=device, scale=Scale(first.shape, self.mean, self.std)),
+            task=dataclasses.replace(self.task, device=device, scale=ImageScale(first.shape, self.mean, self.std)),
             settings=settings,
             data=RunData(
                 sites={name: Splits(site.train, site.val, site.test, site.digest) for name, site in data.sites.items()},

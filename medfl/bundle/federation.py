@@ -18,7 +18,7 @@ from medfl.types import Meta
 T = TypeVar("T")
 
 
-def with_own_errors(build: Callable[[], T]) -> T:
+def unwrap_errors(build: Callable[[], T]) -> T:
     """Return the result of a call. If MONAI wraps an error of medfl in its own error, raise the error of medfl.
 
     Args:
@@ -52,7 +52,7 @@ def read_federation(root: Path, values: Meta) -> FederatedRun:
     parser.read_config([str(file) for file in files])
     check_options(parser, values)
     apply_options(parser, values)
-    run = with_own_errors(lambda: parser.get_parsed_content("federation"))
+    run = unwrap_errors(lambda: parser.get_parsed_content("federation"))
     if not isinstance(run, FederatedRun):
         raise SettingsError(
             "wrong_type",

@@ -15,13 +15,13 @@ from medfl.bundle.federated_run import FederatedRun
 from medfl.bundle.federation import read_federation
 from medfl.contract import Site, State
 from medfl.data.partition_file import check_unchanged
-from medfl.data.pooled import countable
+from medfl.data.pooled import countable_targets
 from medfl.data.sites import SiteData
 from medfl.engine.filters import Filters
 from medfl.errors import RefusedError, SettingsError
 from medfl.plugins import load_plugins
 from medfl.settings import Execution, Settings, read_settings
-from medfl.task import Scale, Task
+from medfl.task import ImageScale, Task
 from medfl.toolkit.averaging import Averaging
 from medfl.training.loop import pick_device
 from medfl.types import Dataset, Meta, Tensors
@@ -174,11 +174,13 @@ def open_site(bundle_root: Path, dataset_dir: Path, site: str, overrides: Meta) 
         logger.warning("%s", leak)
     keep_freed_memory()
     torch.set_num_threads(execution.threads)
-    scale = Scale(data.shape, run.mean, run.std)
+    scale = ImageScale(data.shape, run.mean, run.std)
     task = dataclasses.replace(run.task, device=pick_device(execution.device), scale=scale)
     start = task.initial(settings.seed, settings.networks_by_site.get(site))
     shared = method.shared(task.load(start, settings.networks_by_site.get(site)), settings.norm_sync)
-    task = task.weighted(countable(data.train, task.objective)) if settings.balance == "loss" else task
+    task = (
+        task.with_class_weights(countable_targets(data.train, task.objective)) if settings.balance == "loss" else task
+    )
     filters = Filters(method.sends, method.sends_meta, settings, settings.rounds)
     return OpenedSite(site, method, task, settings, data, filters, {name: start[name] for name in shared})
 

@@ -15,14 +15,14 @@ from monai.bundle import ConfigParser, ReferenceResolver
 from monai.bundle.config_item import ComponentLocator
 from monai.utils import optional_import
 
-from medfl.bundle.adopted import ADOPTED, OVERLAY_IDS, OVERRIDES, Used
+from medfl.bundle.adopted import ADOPTED, OVERLAY_IDS, OVERRIDES, UsedIds
+from medfl.bundle.joined_errors import join_errors
 from medfl.bundle.option_spelling import option_of_id
-from medfl.bundle.problems import joined
-from medfl.engine.runs.setting_ids import SETTINGS, bare_name, clashes, to_ids, values_in
+from medfl.engine.runs.setting_ids import SETTINGS_ID, bare_name, find_clashes, options_to_ids, setting_values
 from medfl.errors import SettingsError, did_you_mean
 from medfl.settings import run_fields
 from medfl.types import Meta
-from medfl.utils.dotted import texts
+from medfl.utils.nested import iterate_strings
 
 RUN_IDS = ("imports", "initialize", "run", "finalize")
 """Ids that MONAI evaluates when it runs a configuration. It builds another id only if one of these refers to it."""
@@ -69,7 +69,7 @@ def check_options(parser: ConfigParser, options: Meta, elsewhere: Collection[str
     Raises:
         SettingsError: If at least one option is refused. The message has a line for each.
     """
-    settings = set(values_in(parser.get()))
+    settings = set(setting_values(parser.get()))
     used = {*used_ids(parser, RUN_IDS), *RUN_IDS, *elsewhere, *settings}
     stock = _used_at_sites(parser)
     problems = []
@@ -93,7 +93,7 @@ def check_options(parser: ConfigParser, options: Meta, elsewhere: Collection[str
         text = f"Unknown network '{name}'. {did_you_mean(str(name), list(networks))}"
         problems.append(SettingsError("unknown_network", text, name=str(name)))
     if problems:
-        raise joined(problems, "\n  ")
+        raise join_errors(problems, "\n  ")
 
 
 def apply_options(parser: ConfigParser, options: Meta) -> None:
@@ -109,7 +109,7 @@ def apply_options(parser: ConfigParser, options: Meta) -> None:
     metrics = options.get("metrics")
     if isinstance(metrics, str) and metrics[:1] not in {*"$@%"}:
         options = options | {"metrics": [metrics]}
-    ids = to_ids(options, parser.get())
+    ids = options_to_ids(options, parser.get())
     parser.update(pairs=ids)
     if (stock := _used_at_sites(parser)) is not None:
         ids = {name: value for name, value in ids.items() if stock.has_effect(name)}
@@ -135,13 +135,13 @@ def check_passed_over(command: Sequence[str], configs: Iterable[Path]) -> None:
     names = [word.removeprefix("--").partition("=")[0] for word in command[1:] if word.startswith("--")]
     contents = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in configs}
     ids, overlay = {name for content in contents.values() for name in content}, contents.get("federate.json", {})
-    clashing = clashes({name: value for content in contents.values() for name, value in content.items()})
+    clashing = find_clashes({name: value for content in contents.values() for name, value in content.items()})
     tops = {name: name.replace("::", "#").partition("#")[0] for name in names}
     settings = [
         name for name in names if tops[name] in run_fields() and (tops[name] not in ids or tops[name] in clashing)
     ]
     if settings:
-        lines = ", ".join(f"--{SETTINGS}#{name} in place of --{name}" for name in settings)
+        lines = ", ".join(f"--{SETTINGS_ID}#{name} in place of --{name}" for name in settings)
         raise SettingsError(
             "misplaced_setting",
             f"MONAI's own command only sets ids, and the bundle has no ids for these settings: give {lines}, or use "
@@ -169,7 +169,7 @@ def used_ids(parser: ConfigParser, ids: Iterable[str]) -> set[str]:
     used: set[str] = set()
     rest = [name for name in ids if name in parser]
     while rest:
-        named = [ReferenceResolver.match_refs_pattern(text) for text in texts(parser[rest.pop()])]
+        named = [ReferenceResolver.match_refs_pattern(text) for text in iterate_strings(parser[rest.pop()])]
         refers = {name.partition("#")[0] for names in named for name in names}
         new = {name for name in refers - used if name in parser}
         used |= new
@@ -177,14 +177,14 @@ def used_ids(parser: ConfigParser, ids: Iterable[str]) -> set[str]:
     return used
 
 
-def _used_at_sites(parser: ConfigParser) -> Used | None:
+def _used_at_sites(parser: ConfigParser) -> UsedIds | None:
     """Return the ids that the sites of an adopted bundle build, or None if the bundle is not adopted.
 
     Raises:
         SettingsError: If an older version of medfl, which did not record these ids, adopted the bundle.
     """
     adopted = parser.get(ADOPTED)
-    return None if adopted is None else Used.of(adopted)
+    return None if adopted is None else UsedIds.of(adopted)
 
 
 def _why_unused(parser: ConfigParser, name: str) -> str:
@@ -195,13 +195,13 @@ def _why_unused(parser: ConfigParser, name: str) -> str:
     return "a run builds nothing from it. The bundle's `docs/federate.md` lists the ids that a run builds."
 
 
-def _ambiguity(parser: ConfigParser, option: str, top: str, stock: Used | None) -> SettingsError | None:
+def _ambiguity(parser: ConfigParser, option: str, top: str, stock: UsedIds | None) -> SettingsError | None:
     """Return an error if an option may name a setting of the run or an id of the bundle; otherwise None.
 
     If no run builds the id, the option names the setting.
     """
     config = parser.get()
-    if option.replace("::", "#").startswith(f"{SETTINGS}#") or top not in clashes(config):
+    if option.replace("::", "#").startswith(f"{SETTINGS_ID}#") or top not in find_clashes(config):
         return None
     if not (stock.has_effect(top) if stock is not None else top in used_ids(parser, RUN_IDS)):
         return None
@@ -209,7 +209,7 @@ def _ambiguity(parser: ConfigParser, option: str, top: str, stock: Used | None) 
     return SettingsError(
         "ambiguous_option",
         f"Option '{option_of_id(option)}' is a setting of the run and also an id of the bundle with another meaning: "
-        f"give {option_of_id(f'{SETTINGS}#{top}')} for the setting, or {other}.",
+        f"give {option_of_id(f'{SETTINGS_ID}#{top}')} for the setting, or {other}.",
         option=option,
     )
 
@@ -241,7 +241,7 @@ def check_ids(parser: ConfigParser, properties: Mapping[str, Mapping[str, Any]],
 def _problem(parser: ConfigParser, name: str) -> SettingsError | None:
     """Return an error if an option names no id, setting or part; otherwise None."""
     top, *rest = name.split("#")
-    settings = values_in(parser.get())
+    settings = setting_values(parser.get())
     known = [*(key for key in parser.get() if not key.startswith("_")), *settings]
     if top not in known:
         owners = [key for key, part in parser.get().items() if top in _names(part)]
@@ -257,9 +257,9 @@ def _problem(parser: ConfigParser, name: str) -> SettingsError | None:
         if isinstance(parent, list) and part.isdigit() and int(part) < len(parent):
             parent = parent[int(part)]
         elif isinstance(parent, Mapping):
-            names = list(run_fields()) if path == SETTINGS else _parts(parent)
+            names = list(run_fields()) if path == SETTINGS_ID else _parts(parent)
             if names is not None and part not in names:
-                hint = did_you_mean(part, names, "medfl run --help-settings" if path == SETTINGS else "")
+                hint = did_you_mean(part, names, "medfl run --help-settings" if path == SETTINGS_ID else "")
                 text = f"Unknown option '{option_of_id(name)}': '{path}' has no part '{part}'. {hint}"
                 return SettingsError("unknown_option", text, option=name, path=path, part=part)
             parent = parent.get(part)

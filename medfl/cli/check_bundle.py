@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from medfl.bundle.check import Report
+    from medfl.bundle.check import BundleReport
 
 BASE_PACKAGES = ("torch", "monai", "medfl")
 """Packages that every installation has. The report marks code of any other package."""
@@ -26,8 +26,8 @@ def command(
 
     Example: medfl check-bundle medmnist_classification
     """
+    from medfl.bundle.bundle_folders import find_bundle
     from medfl.bundle.check import check_bundle
-    from medfl.bundle.files import find_bundle
 
     report = check_bundle(find_bundle(bundle))
     for line in report_lines(report):
@@ -36,7 +36,7 @@ def command(
         raise typer.Exit(2)
 
 
-def report_lines(report: Report) -> list[str]:
+def report_lines(report: BundleReport) -> list[str]:
     """Return the lines of a report. Characters that a terminal would not show are escaped, so no text is hidden."""
     from medfl.utils.text import visible
 
@@ -47,7 +47,7 @@ def report_lines(report: Report) -> list[str]:
     return [visible(line) for line in shown]
 
 
-def _package_lines(report: Report) -> list[str]:
+def _package_lines(report: BundleReport) -> list[str]:
     """Return lines with the number of calls and imports of each target, package by package."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for code in report.code:
@@ -61,7 +61,7 @@ def _package_lines(report: Report) -> list[str]:
     return shown
 
 
-def _code_lines(report: Report) -> list[str]:
+def _code_lines(report: BundleReport) -> list[str]:
     """Return lines with all code, file by file."""
     shown = []
     for file in dict.fromkeys(code.file for code in report.code):
@@ -74,7 +74,7 @@ def _code_lines(report: Report) -> list[str]:
     return shown
 
 
-def _file_lines(report: Report) -> list[str]:
+def _file_lines(report: BundleReport) -> list[str]:
     """Return lines with the files that contain code or weights."""
     shown = [f"Files with code or weights: {len(report.files) or 'none'}"]
     return shown + [f"  {file.path}: {file.text}" for file in report.files]

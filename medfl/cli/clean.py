@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from medfl.engine.runs.facts import read_facts, sites_without_bundle, without_logs
+from medfl.engine.runs.run_files import exclude_logs, read_run_files, sites_without_bundle
 from medfl.errors import StoreError
 from medfl.hooks import ATTACKS_FOLDER
 from medfl.records.run_file import RunFile
@@ -43,11 +43,11 @@ def command(
 
     Example: medfl clean runs/fedavg runs/local
     """
-    from medfl.utils.locks import being_written
+    from medfl.utils.locks import is_being_written
 
-    folders = list(dict.fromkeys(_check(folder, everything) for folder in without_logs(runs)))
+    folders = list(dict.fromkeys(_check(folder, everything) for folder in exclude_logs(runs)))
     for folder in folders:
-        if being_written(folder):
+        if is_being_written(folder):
             raise StoreError(
                 "folder_in_use",
                 f"A run is writing '{folder}' now. Wait until it ends, or stop it; nothing was removed.",
@@ -75,11 +75,11 @@ def clean(folder: Path) -> int:
     Raises:
         StoreError: If the run is not finished, another process writes it, or the folder can't be written.
     """
-    from medfl.engine.store import only_writer
+    from medfl.engine.store import lock_for_writing
 
-    with only_writer(folder):
+    with lock_for_writing(folder):
         _check(folder, everything=False)  # again, now that no other process can change the folder
-        run, _ = read_facts(folder)
+        run, _ = read_run_files(folder)
         run.model_copy(update={"cleaned": True}).write(folder / RunFile.NAME)
         return _delete(folder / "state")
 
@@ -96,9 +96,9 @@ def remove(folder: Path) -> int:
     Raises:
         StoreError: If the folder contains files that no run writes, another process writes it, or it can't be removed.
     """
-    from medfl.engine.store import only_writer
+    from medfl.engine.store import lock_for_writing
 
-    with only_writer(folder):
+    with lock_for_writing(folder):
         _check(folder, everything=True)
         return _delete(folder)
 
@@ -121,7 +121,7 @@ def _check(folder: Path, everything: bool) -> Path:
                 path=path,
             )
     folder = folder.resolve()
-    run, summary = read_facts(folder)
+    run, summary = read_run_files(folder)
     if everything:
         _check_names(folder)
     else:

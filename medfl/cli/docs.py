@@ -27,11 +27,11 @@ import typer
 from medfl.bundle.option_spelling import option_of_id
 from medfl.cli.plugin_options import Disabled, PluginFiles, load
 from medfl.contract import Capability, ReducesTo
-from medfl.engine.needs import MEANING, OF_RUN
+from medfl.engine.needs import NEED_CONDITIONS, RUN_NEEDS
 from medfl.hooks import MethodRecord
 from medfl.plugins import Registry
 from medfl.privacy.policy import payloads_beside_updates
-from medfl.utils.field_words import default_of, flow, type_of, value_of
+from medfl.utils.field_descriptions import default_of, flow, type_of, value_of
 
 SECTIONS = ("Update rule", "When to use it", "Limits", "Limit cases", "Source")
 """Titles of the sections with prose in the class docstring of a method. All are optional."""
@@ -218,7 +218,7 @@ def _data_sent(kind: Any) -> list[str]:
 def _requirements(kind: Any) -> list[str]:
     """Return sentences about the task, networks, public data, privacy settings and weights of a method."""
     supports_privacy = not payloads_beside_updates(kind)
-    needs = "; ".join(f"`{need}`, {MEANING[need]}" for need in sorted(kind.needs - OF_RUN))
+    needs = "; ".join(f"`{need}`, {NEED_CONDITIONS[need]}" for need in sorted(kind.needs - RUN_NEEDS))
     return [
         f"Task: {needs or 'any'}.",
         f"Networks: {_networks(kind)}.",

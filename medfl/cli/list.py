@@ -15,7 +15,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from medfl.bundle.files import shipped
+from medfl.bundle.bundle_folders import shipped_bundles
 from medfl.cli.plugin_options import Disabled, PluginFiles, load
 from medfl.errors import SettingsError
 from medfl.hooks import Capability, MethodRecord
@@ -194,7 +194,7 @@ def plain_table(registry: Registry, kind: str) -> Table:
     """
     table = _table(kind.capitalize().replace("-", " "), "name", "plugin", "summary")
     for name, record in sorted(getattr(registry, kind.replace("-", "_")).items()):
-        table.add_row(name, registry.givers(record.kind, name)[0], record.summary)
+        table.add_row(name, registry.plugins_listing(record.kind, name)[0], record.summary)
     return table
 
 
@@ -204,7 +204,9 @@ def dataset_table(registry: Registry) -> Table:
     for record in sorted(registry.datasets.values(), key=lambda record: (record.order, record.name)):
         terms = "; ".join(filter(None, [record.modality, record.licence]))
         table.add_row(
-            record.name, registry.givers("dataset", record.name)[0], "\n".join(filter(None, [record.summary, terms]))
+            record.name,
+            registry.plugins_listing("dataset", record.name)[0],
+            "\n".join(filter(None, [record.summary, terms])),
         )
     return table
 
@@ -221,14 +223,14 @@ def section_table(registry: Registry) -> Table:
     """Return a table of the report's sections in the order of the page."""
     table = _table("Sections of the report", "id", "plugin", "heading")
     for record in sorted(registry.report_sections.values(), key=lambda record: (record.order, record.name)):
-        table.add_row(record.name, registry.givers("report_section", record.name)[0], record.title)
+        table.add_row(record.name, registry.plugins_listing("report_section", record.name)[0], record.title)
     return table
 
 
 def bundle_table() -> Table:
     """Return a table of the bundles that come with medfl, with task and folder."""
     table = _table("Bundles", "name", "task and folder")
-    for name, folder in shipped().items():
+    for name, folder in shipped_bundles().items():
         metadata = json.loads((folder / "configs" / "metadata.json").read_text(encoding="utf-8"))
         table.add_row(name, f"{metadata['task']}\n{folder}")
     return table

@@ -61,7 +61,7 @@ def check_name(name: str, kind: str) -> None:
             name=name,
         )
     registry = load()
-    if givers := registry.givers(kind, name):
+    if givers := registry.plugins_listing(kind, name):
         raise PluginError(
             "name_in_use",
             f"The plugin '{givers[0]}' already has a {kind} '{name}'. Choose another name.",

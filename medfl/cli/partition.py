@@ -181,7 +181,7 @@ def counts_table(lists: Mapping[str, Datalist]) -> Table:
     Args:
         lists: Maps each site, and the server's and the public data, to its data list.
     """
-    from medfl.types import NO_SITES
+    from medfl.types import NON_SITE_NAMES
 
     first = next(iter(lists.values()))
     classes = [str(number) for number in range(first.num_classes)]
@@ -190,7 +190,7 @@ def counts_table(lists: Mapping[str, Datalist]) -> Table:
     for header in (*classes, "train", "val", "test"):
         table.add_column(header, justify="right", no_wrap=True)
     rows = {name: _count_row(datalist, classes) for name, datalist in lists.items()}
-    held = {name: row for name in NO_SITES if (row := rows.pop(name, None)) is not None}
+    held = {name: row for name in NON_SITE_NAMES if (row := rows.pop(name, None)) is not None}
     for name in list(rows)[:MAX_SITES]:
         table.add_row(name, *map(str, rows[name]))
     if len(rows) > MAX_SITES:
@@ -268,12 +268,12 @@ def _print_counts(written: Mapping[str, Datalist]) -> None:
 
 def _print_notes(out: Path) -> None:
     """Print the exclusions, allowed leaks and warnings of a partition to stderr."""
-    from medfl.data.partition.overlap import images
+    from medfl.data.partition.overlap import image_count_text
     from medfl.records.partition import Partition
 
     made = Partition.read(out / Partition.NAME)
     for entry in made.exclusions:
-        typer.echo(f"left out at {entry.where}: {images(entry.count)}, {entry.reason}", err=True)
+        typer.echo(f"left out at {entry.where}: {image_count_text(entry.count)}, {entry.reason}", err=True)
     for sentence in made.allowed_leaks:
         typer.echo(f"allowed leak: {visible(sentence)}", err=True)
     for sentence in made.warnings:

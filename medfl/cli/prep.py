@@ -195,25 +195,25 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
 
 def _command_type(field: FieldInfo) -> Any:
     """Return the type of a field on the command line, where sizes and lists with commas are text."""
-    from medfl.data.ingest.options import Commas
+    from medfl.data.ingest.options import CommaSeparated
 
     optional = [part for part in get_args(field.annotation) if part is not type(None)]
     kind = optional[0] if len(optional) == 1 else field.annotation
     if get_origin(kind) is not tuple:
         return field.annotation
-    if get_args(kind)[0] is str and not any(isinstance(mark, Commas) for mark in field.metadata):
+    if get_args(kind)[0] is str and not any(isinstance(mark, CommaSeparated) for mark in field.metadata):
         return list[str] | None
     return str
 
 
 def _command_value(field: FieldInfo, kind: Any) -> Any:
     """Return the default of a field as the command line shows it."""
-    from medfl.data.ingest.options import Commas, size_text
+    from medfl.data.ingest.options import CommaSeparated, size_text
 
     value = field.get_default()
     if not isinstance(value, tuple):
         return value
-    if kind is str and any(isinstance(mark, Commas) for mark in field.metadata):
+    if kind is str and any(isinstance(mark, CommaSeparated) for mark in field.metadata):
         return ",".join(part if isinstance(part, str) else f"{part:g}" for part in value)
     if kind is str:
         return str(size_text(value))

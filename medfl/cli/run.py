@@ -16,14 +16,14 @@ from typing import Annotated, Any
 import typer
 from pydantic.fields import FieldInfo
 
-from medfl.bundle.files import LIST_BUNDLES, find_bundle, shipped
+from medfl.bundle.bundle_folders import LIST_BUNDLES, find_bundle, shipped_bundles
 from medfl.bundle.option_spelling import id_of_option, option_of_id
 from medfl.cli.repeated_options import repeated_option_message
 from medfl.cli.run_help import RunCommand
 from medfl.errors import STOPPED_RUN, SettingsError, did_you_mean, explain
 from medfl.plugins import load_plugins
 from medfl.settings import local_fields, run_fields
-from medfl.utils.field_words import default_of, flow, model_of, type_of
+from medfl.utils.field_descriptions import default_of, flow, model_of, type_of
 from medfl.utils.imports import quick_imports
 from medfl.utils.memory import keep_freed_memory
 
@@ -96,7 +96,8 @@ def command(
     if bundle.startswith("-"):
         raise SettingsError(
             "missing_argument",
-            f"Expected a bundle before the options, got '{bundle}'. {did_you_mean('', shipped(), LIST_BUNDLES)}",
+            f"Expected a bundle before the options, got '{bundle}'. "
+            f"{did_you_mean('', shipped_bundles(), LIST_BUNDLES)}",
             argument="bundle",
             text=bundle,
         )

@@ -17,12 +17,12 @@ import typer.core
 import yaml
 from pydantic.fields import FieldInfo
 
-from medfl.bundle.files import find_bundle, shipped
+from medfl.bundle.bundle_folders import find_bundle, shipped_bundles
 from medfl.bundle.option_spelling import option_of_id
 from medfl.errors import SettingsError
 from medfl.plugins import load_plugins
 from medfl.settings import run_fields
-from medfl.utils.field_words import flow, model_of, type_of, value_of
+from medfl.utils.field_descriptions import flow, model_of, type_of, value_of
 
 SHARED_IDS = {
     "method": "Federated learning method, a name from `medfl list methods`.",
@@ -225,7 +225,7 @@ def _used_ids(values: Mapping[str, Any]) -> set[str]:
 
 def _common_values() -> dict[str, Any]:
     """Return the value of each id that has the same value in all shipped bundles."""
-    first, *others = (bundle_ids(name) for name in shipped())
+    first, *others = (bundle_ids(name) for name in shipped_bundles())
     return {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
 
 

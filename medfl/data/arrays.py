@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from medfl.data.pooled import labels_in
+from medfl.data.pooled import as_class_labels
 from medfl.errors import DataError
 from medfl.utils.files import sha256_of
 
@@ -174,7 +174,7 @@ class ArrayDataset:
         else:
             values = targets.clone() if isinstance(targets, torch.Tensor) else torch.as_tensor(np.array(targets))
             self._targets = values.to(target_type)
-            self.class_labels = labels_in(self._targets)
+            self.class_labels = as_class_labels(self._targets)
         self.patients = None if patients is None else torch.tensor(patients, dtype=torch.int64)
         _check_inputs(images, index, len(self._targets))
         self._channels = channels_of(images.shape)

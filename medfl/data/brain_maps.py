@@ -10,7 +10,7 @@ import torch
 from monai.data import MetaTensor
 
 from medfl.data.arrays import ArrayDataset
-from medfl.data.datalists import FILE, read_datalist
+from medfl.data.datalists import DATALIST_FILE, read_datalist
 from medfl.data.inference import SiteImages
 from medfl.data.readers.map_files import SUFFIXES, read_map
 from medfl.data.readers.volumes import common_grid
@@ -127,7 +127,7 @@ def load_maps(
             f"expected a folder of maps at {folder}, there is none. Give another --dataset_dir.",
             path=folder,
         )
-    if (folder / FILE).is_file():
+    if (folder / DATALIST_FILE).is_file():
         return SiteImages(folder, objective, mean, std)
     return BrainMaps(folder, derivatives, size if isinstance(size, int) else size[0], mean, std)
 

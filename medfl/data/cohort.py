@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from medfl.data.datalists import FILE, parse_datalist, read_bytes
+from medfl.data.datalists import DATALIST_FILE, parse_datalist, read_datalist_bytes
 from medfl.data.label_map import LabelMap, choose_label_map, class_names, relabel_datalist
 from medfl.data.sites import SiteData, load_global, load_sites, site_data, site_names
 from medfl.errors import DataError, SettingsError
@@ -157,8 +157,8 @@ def load_public(
         DataError: If the data are missing or damaged, or no label map is given and the class names do not match.
         SettingsError: If `label_map` names unknown classes or is incomplete.
     """
-    content = read_bytes(folder)
-    datalist = parse_datalist(content, folder / FILE)
+    content = read_datalist_bytes(folder)
+    datalist = parse_datalist(content, folder / DATALIST_FILE)
     chosen = choose_label_map(datalist, classes, label_map, str(folder))
     mapped = relabel_datalist(datalist, classes, chosen, f"site '{folder.name}'")
     data = site_data(folder, content, mapped if open_test else mapped.without_test(), objective, mean, std)

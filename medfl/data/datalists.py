@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from pydantic import ValidationError
 
-from medfl.data.targets import MASK_STRUCTURES_KEY, image_file_message, integers, list_objective, record_targets
+from medfl.data.targets import MASK_STRUCTURES_KEY, image_file_message, list_objective, read_integers, record_targets
 from medfl.errors import DataError
 from medfl.records.datalist import CaseRecord, Exclusion
 from medfl.types import PathLike
@@ -42,7 +42,7 @@ from medfl.types import PathLike
 if TYPE_CHECKING:
     from medfl.objectives import Objective
 
-FILE = "datalist.json"
+DATALIST_FILE = "datalist.json"
 """File name of the data list in its folder."""
 
 SPLITS = ("training", "validation", "test")
@@ -51,7 +51,7 @@ SPLITS = ("training", "validation", "test")
 MAX_CLASSES = 10_000
 """Upper limit of ``num_classes``. A larger value is treated as a mistake: a network has one output for each class."""
 
-INTENT: Final = "presentation_intent"
+INTENT_KEY: Final = "presentation_intent"
 """Record key of a DICOM image's presentation intent, see `medfl.data.readers.dicom_intent`."""
 
 
@@ -114,7 +114,7 @@ class Datalist:
         """
         records = self.splits.get(split, [])
         place = f"{where}, split '{split}'"
-        rows = integers(records, "image", place)
+        rows = read_integers(records, "image", place)
         labels = self.strata(records, place)
         classes = self.num_classes if num_classes is None else num_classes
         wrong = labels[(labels < 0) | (labels >= classes)]
@@ -144,7 +144,7 @@ class Datalist:
             DataError: If a record has no target.
         """
         if self.goal.has_class_labels:
-            return integers(records, "label", place)
+            return read_integers(records, "label", place)
         if self.mask_array:  # the records list the structures, so the masks need not be read
             return np.array([int(bool(record.get(MASK_STRUCTURES_KEY, True))) for record in records], dtype=np.int64)
         return np.asarray(self.goal.strata(record_targets(records, self.goal, place)))
@@ -217,16 +217,16 @@ def read_datalist(folder: PathLike) -> Datalist:
         DataError: If the list is missing, is not valid JSON, or lacks a required key.
     """
     folder = Path(folder)
-    return parse_datalist(read_bytes(folder), folder / FILE)
+    return parse_datalist(read_datalist_bytes(folder), folder / DATALIST_FILE)
 
 
-def read_bytes(folder: Path) -> bytes:
+def read_datalist_bytes(folder: Path) -> bytes:
     """Return the bytes of the data list in a folder.
 
     Raises:
         DataError: If the list is missing, or is not a readable file.
     """
-    path = folder / FILE
+    path = folder / DATALIST_FILE
     if not path.is_file():  # reading a pipe would block forever
         raise DataError(
             "missing_file",
@@ -332,7 +332,7 @@ def write_datalist(folder: Path, datalist: Datalist) -> None:
             parts.append(f'"{split}": [\n  {lines}\n ]')
     if not any(datalist.splits.values()):
         parts.append('"training": []')
-    (folder / FILE).write_text("{\n " + ",\n ".join(parts) + "\n}\n", encoding="utf-8")
+    (folder / DATALIST_FILE).write_text("{\n " + ",\n ".join(parts) + "\n}\n", encoding="utf-8")
 
 
 _HEADER_KEYS = ("name", "modality", "licence", "num_classes", "labels", "image_array", "objective", "mask_array")

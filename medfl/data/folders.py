@@ -10,11 +10,11 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from medfl.data.datalists import FILE
+from medfl.data.datalists import DATALIST_FILE
 from medfl.errors import DataError
 from medfl.records.partition import Partition
 
-MARKER_FILES = (FILE, Partition.NAME)
+MARKER_FILES = (DATALIST_FILE, Partition.NAME)
 """Files that mark a folder as written by medfl, so that ``--force`` may replace it."""
 
 
@@ -22,7 +22,7 @@ _DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers for a full disk, an exhausted quota or a file size limit."""
 
 
-def check_free(out: Path, force: bool, inputs: Sequence[Path] = ()) -> None:
+def check_output_folder(out: Path, force: bool, inputs: Sequence[Path] = ()) -> None:
     """Raise if an output folder can't be written, so that the error comes before any work is done.
 
     Args:
@@ -66,7 +66,7 @@ def check_free(out: Path, force: bool, inputs: Sequence[Path] = ()) -> None:
 
 
 @contextlib.contextmanager
-def written_whole(out: Path, force: bool = False) -> Iterator[Path]:
+def atomic_folder(out: Path, force: bool = False) -> Iterator[Path]:
     """Provide a temporary folder that is renamed to `out` when the block ends without an error.
 
     Args:
@@ -80,7 +80,7 @@ def written_whole(out: Path, force: bool = False) -> Iterator[Path]:
         DataError: If `out` may not be replaced, its parent folder can't be written, or the disk is full.
     """
     out = out.resolve()  # if it is a link, keep the link and replace its target
-    check_free(out, force)
+    check_output_folder(out, force)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))

@@ -10,11 +10,11 @@ import torch
 from monai.data import MetaTensor
 
 from medfl.data.arrays import ArrayDataset
-from medfl.data.datalists import FILE
+from medfl.data.datalists import DATALIST_FILE
 from medfl.data.readers.images import IMAGE_SUFFIXES, read_image
 from medfl.data.readers.quiet import quiet_decoders
 from medfl.data.sites import load_site
-from medfl.data.table import Table, read_table, row_list
+from medfl.data.table import CsvTable, read_table, row_list
 from medfl.errors import DataError
 from medfl.objectives import Objective
 
@@ -134,7 +134,7 @@ class TableRows:
         return {"image": MetaTensor(self._data[row]["image"], meta={"filename_or_obj": f"row {self._numbers[row]}"})}
 
 
-def _read_vectors(table: Table, columns: Sequence[str]) -> np.ndarray:
+def _read_vectors(table: CsvTable, columns: Sequence[str]) -> np.ndarray:
     """Return the numbers in the given columns, (N, F), float32.
 
     Raises:
@@ -231,7 +231,7 @@ def load_images(
             f"expected a folder of images at {folder}, there is none. Give another --dataset_dir.",
             path=folder,
         )
-    if (folder / FILE).is_file():
+    if (folder / DATALIST_FILE).is_file():
         return SiteImages(folder, objective, mean, std)
     edges = [size] * spatial_dims if isinstance(size, int) else list(size)
     return ImageFiles(folder, edges, in_channels, mean, std, read)
@@ -261,7 +261,7 @@ def load_rows(
     place = Path(dataset_dir)
     if place.is_file():
         return TableRows(place, features, in_features, mean, std)
-    if (place / FILE).is_file():
+    if (place / DATALIST_FILE).is_file():
         return SiteImages(place, objective, mean, std)
     raise DataError(
         "missing_file",

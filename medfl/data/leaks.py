@@ -46,7 +46,7 @@ class Leak:
 
 
 @dataclass(frozen=True)
-class Holding:
+class PlaceContents:
     """Subjects and images of one place, as keys that can be compared with other places.
 
     Attributes:
@@ -99,7 +99,7 @@ def find_leaks(
         DataError: If a data list or an array is missing or damaged.
         SettingsError: If `public` is also a site or the server's test set.
     """
-    holdings: dict[str, Holding] = {}
+    holdings: dict[str, PlaceContents] = {}
     for name in _folder_names(dataset_dir, names, public):
         if name == GLOBAL and not open_test:
             continue
@@ -110,7 +110,7 @@ def find_leaks(
     return leaks_between(holdings)
 
 
-def leaks_between(holdings: Mapping[str, Holding]) -> list[Leak]:
+def leaks_between(holdings: Mapping[str, PlaceContents]) -> list[Leak]:
     """Return the patients and images that places share.
 
     Args:
@@ -151,10 +151,10 @@ def check_leaks(
         SettingsError: If `allow` contains an unknown kind, or as in `find_leaks`.
     """
     check_kinds(allow)
-    return refuse_leaks(find_leaks(dataset_dir, names, public, open_test), allow)
+    return raise_leaks(find_leaks(dataset_dir, names, public, open_test), allow)
 
 
-def refuse_leaks(leaks: Sequence[Leak], allow: Sequence[str] = ()) -> list[str]:
+def raise_leaks(leaks: Sequence[Leak], allow: Sequence[str] = ()) -> list[str]:
     """Raise if there are leaks of a kind that is not allowed; arguments and errors as in `check_leaks`.
 
     Returns:
@@ -228,7 +228,7 @@ def _folder_names(dataset_dir: Path, names: Sequence[str], public: str | None) -
     return folders if public is None else [*folders, public]
 
 
-def _contents_by_split(datalist: Datalist, array: Path, name: str) -> Iterator[tuple[str, Holding]]:
+def _contents_by_split(datalist: Datalist, array: Path, name: str) -> Iterator[tuple[str, PlaceContents]]:
     """Yield the name and the contents of each split that has records."""
     hashes, pool = row_digests(array), array_digest(array)
     for split, records in datalist.splits.items():
@@ -237,7 +237,7 @@ def _contents_by_split(datalist: Datalist, array: Path, name: str) -> Iterator[t
             continue
         check_rows(rows, len(hashes), f"site '{name}', split '{split}'")
         known = set(subjects_of(records)) - {None}
-        yield split, Holding({(pool, subject) for subject in known}, {hashes[row] for row in rows.tolist()})
+        yield split, PlaceContents({(pool, subject) for subject in known}, {hashes[row] for row in rows.tolist()})
 
 
 def _count_overlaps(contents: Sequence[set[Hashable]]) -> Iterator[tuple[int, int, int]]:

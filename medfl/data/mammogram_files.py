@@ -52,7 +52,7 @@ def load_mammograms(
     return load_images(dataset_dir, size, spatial_dims, in_channels, objective, mean, std, read=read)
 
 
-def how_read(dataset_dir: str | Path, otherwise: Mapping[str, bool] | None) -> dict[str, bool] | None:
+def reading_options(dataset_dir: str | Path, otherwise: Mapping[str, bool] | None) -> dict[str, bool] | None:
     """Return the reading options with which the mammograms of a partitioned data set were prepared.
 
     Args:

@@ -6,13 +6,13 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from medfl.data.datalists import FILE
+from medfl.data.datalists import DATALIST_FILE
 from medfl.data.sites import SiteData
 from medfl.errors import DataError, SettingsError, did_you_mean
-from medfl.records.partition import Fold, Partition
+from medfl.records.partition import Partition, TestFold
 
 
-def drawn_fold(dataset_dir: str | Path) -> Fold | None:
+def drawn_fold(dataset_dir: str | Path) -> TestFold | None:
     """Return the cross-validation fold that is the test set of every site.
 
     Args:
@@ -62,7 +62,9 @@ def check_unchanged(
     loaded = {os.path.relpath(path, dataset_dir): digest for part in parts for path, digest in part.files.items()}
     changed = {name for name, digest in loaded.items() if recorded.get(name, digest) != digest}
     if every_site:
-        changed |= {name for name in recorded if Path(name).name == FILE and not (dataset_dir / name).is_file()}
+        changed |= {
+            name for name in recorded if Path(name).name == DATALIST_FILE and not (dataset_dir / name).is_file()
+        }
     if refused := sorted(changed - set(allow)):
         raise DataError(
             "changed_file",

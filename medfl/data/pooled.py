@@ -15,7 +15,7 @@ from medfl.types import Dataset
 T = TypeVar("T")
 
 
-class Pooled:
+class PooledDataset:
     """Concatenation of several data sets, for methods that train on pooled data.
 
     Args:
@@ -28,7 +28,7 @@ class Pooled:
         labels = [part.class_labels for part in parts]
         present = [part_labels for part_labels in labels if part_labels is not None]
         self.class_labels = torch.cat(present) if len(present) == len(parts) else None
-        self.patients = joined([patients_of(part) for part in parts], [len(part) for part in parts])
+        self.patients = concatenate_patients([patients_of(part) for part in parts], [len(part) for part in parts])
 
     def __len__(self) -> int:
         return self._ends[-1]
@@ -80,10 +80,10 @@ def pool(parts: Sequence[Dataset]) -> Dataset:
         pooled_with: Callable[[Sequence[Dataset]], Dataset] | None = getattr(part, "pooled_with", None)
         if pooled_with is not None:
             return pooled_with(parts)
-    return Pooled(list(parts))
+    return PooledDataset(list(parts))
 
 
-def labels_in(targets: torch.Tensor) -> torch.Tensor | None:
+def as_class_labels(targets: torch.Tensor) -> torch.Tensor | None:
     """Return the targets if they are class labels, that is one integer per case; otherwise None."""
     return targets if targets.dim() == 1 and not targets.is_floating_point() else None
 
@@ -107,12 +107,12 @@ def all_targets(data: Dataset) -> torch.Tensor:
     return data.targets(torch.arange(len(data)))
 
 
-def countable(data: Dataset, objective: Objective) -> torch.Tensor:
-    """Return the targets of all cases, (n, ...), for `Objective.counts` and `Objective.teaches`.
+def countable_targets(data: Dataset, objective: Objective) -> torch.Tensor:
+    """Return the targets of all cases, (n, ...), for `Objective.counts` and `Objective.can_train_on`.
 
     Masks are large, may differ in shape and are never counted. For objectives with masks the result is empty, (n, 0).
     """
-    return torch.empty(len(data), 0) if objective.in_space else all_targets(data)
+    return torch.empty(len(data), 0) if objective.has_spatial_targets else all_targets(data)
 
 
 def patients_of(data: Dataset) -> torch.Tensor | None:
@@ -127,7 +127,7 @@ def count_patients(data: Dataset) -> int:
     return len(data) if patients is None else len(patients.unique())
 
 
-def joined(parts: Sequence[torch.Tensor | None], sizes: Sequence[int]) -> torch.Tensor | None:
+def concatenate_patients(parts: Sequence[torch.Tensor | None], sizes: Sequence[int]) -> torch.Tensor | None:
     """Concatenate the patient numbers of several data sets. Patients of different data sets get different numbers.
 
     Args:
@@ -147,7 +147,7 @@ def joined(parts: Sequence[torch.Tensor | None], sizes: Sequence[int]) -> torch.
     return torch.cat(shifted)
 
 
-class Empty:
+class EmptyDataset:
     """Data set without cases."""
 
     def __init__(self) -> None:
@@ -175,7 +175,7 @@ class TensorData:
 
     def __init__(self, images: torch.Tensor, targets: torch.Tensor) -> None:
         self.images, self._targets = images, targets
-        self.class_labels = labels_in(targets)
+        self.class_labels = as_class_labels(targets)
 
     def __len__(self) -> int:
         return len(self._targets)

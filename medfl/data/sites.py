@@ -19,16 +19,25 @@ import numpy as np
 import torch
 
 from medfl.data.arrays import CHUNK_BYTES, FEATURES, ArrayDataset, ArrayMasks, array_digest, channels_of, open_array
-from medfl.data.datalists import FILE, SPLITS, Datalist, entry_text, parse_datalist, patient_numbers, read_bytes
-from medfl.data.targets import STRUCTURES, TARGET_NAMES_KEY, integers, record_targets
+from medfl.data.datalists import (
+    DATALIST_FILE,
+    SPLITS,
+    Datalist,
+    entry_text,
+    parse_datalist,
+    patient_numbers,
+    read_datalist_bytes,
+)
+from medfl.data.targets import STRUCTURES_KEY, TARGET_NAMES_KEY, read_integers, record_targets
 from medfl.errors import DataError, did_you_mean
 from medfl.objectives import Objective
 from medfl.records.site_card import SiteCard
-from medfl.types import FACTS, GLOBAL, NO_SITES, Dataset, PathLike
+from medfl.types import GLOBAL, METADATA_KEYS, NON_SITE_NAMES, Dataset, PathLike
 from medfl.utils.text import inert_name, name_problem
 
-PATIENT = "patient"
-"""Column of a prediction file next to `FACTS`: a number that images of one patient share (`patient_numbers`)."""
+PATIENT_COLUMN = "patient"
+"""Column of a prediction file next to `METADATA_KEYS`: a number that images of one patient share
+(`patient_numbers`)."""
 
 
 @dataclass
@@ -48,8 +57,8 @@ class SiteData:
         modality: Imaging modality.
         names: Names of the network outputs if cases have no class label: structures, findings or predicted numbers.
             Empty if the data list has no names.
-        test_facts: Maps each key of `FACTS` to the entries of the test images in the data list; None where an entry is
-            unknown.
+        test_metadata: Maps each key of `METADATA_KEYS` to the entries of the test images in the data list; None where
+            an entry is unknown.
         files: Maps the data list and each array file to its SHA-256.
     """
 
@@ -63,14 +72,14 @@ class SiteData:
     source: str = ""
     modality: str = ""
     names: tuple[str, ...] = ()
-    test_facts: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
+    test_metadata: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
     files: Mapping[Path, str] = field(default_factory=dict)
 
 
 def site_names(dataset_dir: Path) -> list[str]:
     """Return the sorted names of the sites in a partitioned data set.
 
-    A site is a folder with a data list whose name is not in `NO_SITES`.
+    A site is a folder with a data list whose name is not in `NON_SITE_NAMES`.
 
     Raises:
         DataError: If there is no site, a name is invalid (`name_problem`), or a folder that looks like a site lacks its
@@ -82,10 +91,12 @@ def site_names(dataset_dir: Path) -> list[str]:
             "missing_folder", f"{expected}; there is none at {dataset_dir}. {_advise(dataset_dir)}", path=dataset_dir
         )
     folders = sorted(path for path in dataset_dir.iterdir() if path.is_dir() and not path.name.startswith("."))
-    names = [path.name for path in folders if path.name not in NO_SITES and (path / FILE).is_file()]
+    names = [path.name for path in folders if path.name not in NON_SITE_NAMES and (path / DATALIST_FILE).is_file()]
     for path in folders:
-        if path.name not in (*names, *NO_SITES) and ((path / SiteCard.NAME).exists() or path.name.startswith("site-")):
-            read_bytes(path)  # raises with the reason
+        if path.name not in (*names, *NON_SITE_NAMES) and (
+            (path / SiteCard.NAME).exists() or path.name.startswith("site-")
+        ):
+            read_datalist_bytes(path)  # raises with the reason
     if problem := name_problem(names):
         raise DataError("invalid_site_name", f"{problem} It is a folder in {dataset_dir}.", path=dataset_dir)
     if not names:
@@ -99,7 +110,7 @@ def _advise(folder: Path) -> str:
     """Return the advice for an error about a folder that contains no site."""
     advice_by_file = {
         SiteCard.NAME: f"This is one site: give the folder above it, {folder.parent}.",
-        FILE: f"This is a pooled data set: run `medfl partition {folder} --out ...` first.",
+        DATALIST_FILE: f"This is a pooled data set: run `medfl partition {folder} --out ...` first.",
     }
     general_advice = (
         "Check the path. `medfl prep` writes a pooled data set (`medfl prep folder` from your own images), and "
@@ -159,8 +170,8 @@ def load_site(
 ) -> SiteData:
     """Load one site from its folder. Arguments and errors as in `load_sites`."""
     folder = Path(folder)
-    content = read_bytes(folder)
-    datalist = parse_datalist(content, folder / FILE)
+    content = read_datalist_bytes(folder)
+    datalist = parse_datalist(content, folder / DATALIST_FILE)
     return site_data(folder, content, datalist if open_test else datalist.without_test(), objective, mean, std)
 
 
@@ -183,7 +194,7 @@ def site_data(
     where = f"site '{folder.name}'"
     array = folder / datalist.image_array
     try:
-        check_goal(datalist, objective)
+        check_objective(datalist, objective)
         images = open_array(array)
         shape = image_shape(images.shape)
         masks = None if not datalist.mask_array else open_array(folder / datalist.mask_array)
@@ -193,16 +204,16 @@ def site_data(
             rows, targets = rows_and_targets(datalist, split, where, objective, shape, masks)
             patients = patient_numbers(datalist.splits[split])
             datasets[split] = _make_dataset(images, rows, targets, objective, mean, std, patients, place)
-        files = {folder / FILE: hashlib.sha256(content).hexdigest(), array: array_digest(array)}
+        files = {folder / DATALIST_FILE: hashlib.sha256(content).hexdigest(), array: array_digest(array)}
         if masks is not None:
             files[folder / datalist.mask_array] = array_digest(folder / datalist.mask_array)
-        digests = [bytes.fromhex(files[path]) for path in files if path != folder / FILE]
+        digests = [bytes.fromhex(files[path]) for path in files if path != folder / DATALIST_FILE]
         digest = hashlib.sha256(b"".join([content, *digests])).hexdigest()
     except DataError as error:
         text = str(error) if where in str(error) else f"{where}: {error}"
         raise DataError(error.code, text, **{"where": where} | error.fields) from None
     classes = tuple(datalist.labels.get(title, title) for title in objective.titles)
-    metadata = {name: tuple(entry_text(record, name) for record in datalist.splits["test"]) for name in FACTS}
+    metadata = {name: tuple(entry_text(record, name) for record in datalist.splits["test"]) for name in METADATA_KEYS}
     return SiteData(
         name=folder.name,
         train=datasets["training"],
@@ -214,7 +225,7 @@ def site_data(
         source=datalist.name,
         modality=datalist.modality,
         names=output_names(datalist, objective),
-        test_facts=metadata,
+        test_metadata=metadata,
         files=files,
     )
 
@@ -232,7 +243,7 @@ def image_shape(array: Sequence[int]) -> tuple[int, ...]:
     return (channels or 1, *spatial)
 
 
-def fact(dataset_dir: str | Path, name: str, otherwise: Any) -> Any:
+def dataset_value(dataset_dir: str | Path, name: str, otherwise: Any) -> Any:
     """Return a property of a partitioned data set, so that a bundle's configuration can follow the data.
 
     Args:
@@ -245,7 +256,7 @@ def fact(dataset_dir: str | Path, name: str, otherwise: Any) -> Any:
     """
     try:
         folder = Path(dataset_dir) / site_names(Path(dataset_dir))[0]
-        datalist = parse_datalist(read_bytes(folder), folder / FILE)
+        datalist = parse_datalist(read_datalist_bytes(folder), folder / DATALIST_FILE)
         channels, *size = image_shape(open_array(folder / datalist.image_array).shape)
     except DataError:
         return otherwise
@@ -329,7 +340,7 @@ def rows_and_targets(
         rows, labels = datalist.rows_and_labels(split, where, objective.classes)
         return rows, torch.from_numpy(labels)
     place, records = f"{where}, split '{split}'", datalist.splits.get(split, [])
-    rows = integers(records, "image", place)
+    rows = read_integers(records, "image", place)
     if objective.target_columns:
         return rows, record_targets(records, objective, place)
     if masks is None:
@@ -358,7 +369,7 @@ def rows_and_targets(
     return rows, chosen
 
 
-def check_goal(datalist: Datalist, objective: Objective) -> None:
+def check_objective(datalist: Datalist, objective: Objective) -> None:
     """Raise if a data list does not fit the task's objective. A list of two classes also fits the objective ``binary``.
 
     Raises:
@@ -366,7 +377,7 @@ def check_goal(datalist: Datalist, objective: Objective) -> None:
             wrong.
     """
     goal = datalist.goal
-    if goal.in_space and goal.name == objective.name:
+    if goal.has_spatial_targets and goal.name == objective.name:
         facts, needed = goal.facts, objective.facts
         for key in ("channels", "overlapping", "spacing"):
             if facts[key] != needed[key]:
@@ -415,4 +426,4 @@ def output_names(datalist: Datalist, objective: Objective) -> tuple[str, ...]:
 
 def _output_names_key(objective: Objective) -> str:
     """Return the data list key of the output names for an objective."""
-    return STRUCTURES if objective.in_space else TARGET_NAMES_KEY
+    return STRUCTURES_KEY if objective.has_spatial_targets else TARGET_NAMES_KEY

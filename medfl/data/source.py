@@ -15,7 +15,7 @@ from medfl.objectives import Objective
 from medfl.settings import Execution
 
 
-class Source(Protocol):
+class DataSource(Protocol):
     """Interface for loading the data of a run from site folders.
 
     `ArraySource` implements it for data lists that address rows of one image array. `medfl_adopt` implements it for
@@ -72,7 +72,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class Arrays:
+class ArraySource:
     """Source for data lists that address rows of one image array, as ``medfl prep`` and ``medfl partition`` write them.
 
     Attributes:
@@ -95,7 +95,7 @@ class Arrays:
         public: str | None = None,
         label_map: LabelMap | None = None,
     ) -> Cohort:
-        """Load all data of a run, as `Source.cohort`."""
+        """Load all data of a run, as `DataSource.cohort`."""
         return load_cohort(
             folder,
             self.objective,
@@ -108,11 +108,11 @@ class Arrays:
         )
 
     def site(self, folder: Path, execution: Execution) -> SiteData:
-        """Load the data of one site, as `Source.site`."""
+        """Load the data of one site, as `DataSource.site`."""
         return load_site(folder, self.objective, self.mean, self.std, execution.open_test)
 
     def shared_test(self, folder: Path, execution: Execution) -> SiteData | None:
-        """Load the server's test set, as `Source.shared_test`."""
+        """Load the server's test set, as `DataSource.shared_test`."""
         return load_global(folder, self.objective, self.mean, self.std) if execution.open_test else None
 
     def check_leaks(
@@ -123,5 +123,5 @@ class Arrays:
         allow: Sequence[str] = (),
         open_test: bool = True,
     ) -> list[str]:
-        """Raise if two places share patients or images, as `Source.check_leaks`."""
+        """Raise if two places share patients or images, as `DataSource.check_leaks`."""
         return check_leaks(folder, names, public, allow, open_test)

@@ -24,7 +24,7 @@ _DELIMITERS = (",", ";", "\t")
 
 
 @dataclass(frozen=True)
-class Table:
+class CsvTable:
     """Table with named columns, read from a CSV or TSV file.
 
     Attributes:
@@ -95,7 +95,7 @@ def row_list(numbers: Sequence[int]) -> str:
     return f"table row{'s' if len(numbers) > 1 else ''} {first_names(sorted(numbers))}"
 
 
-def read_table(path: Path) -> Table:
+def read_table(path: Path) -> CsvTable:
     """Read a table from a CSV or TSV file.
 
     Args:
@@ -137,7 +137,7 @@ def read_table(path: Path) -> Table:
     return _build_table(path, filled[0][1], filled[1:])
 
 
-def _build_table(path: Path, columns: list[str], records: list[tuple[int, list[str]]]) -> Table:
+def _build_table(path: Path, columns: list[str], records: list[tuple[int, list[str]]]) -> CsvTable:
     while columns and not columns[-1]:
         columns.pop()
     duplicates = sorted({column for column in columns if columns.count(column) > 1})
@@ -158,7 +158,7 @@ def _build_table(path: Path, columns: list[str], records: list[tuple[int, list[s
             rows=wrong,
         )
     rows = [dict(zip(columns, cells, strict=False)) for _, cells in records]
-    return Table(path, columns, rows, [number for number, _ in records])
+    return CsvTable(path, columns, rows, [number for number, _ in records])
 
 
 def _is_data_row(columns: Sequence[str]) -> bool:

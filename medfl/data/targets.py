@@ -23,7 +23,7 @@ The value is a number or a list of numbers; null marks a missing number.
 """
 
 
-STRUCTURES = "structures"
+STRUCTURES_KEY = "structures"
 """Data list key of the names of the segmented structures, in mask label order from 0."""
 
 TARGET_NAMES_KEY = "target_names"
@@ -50,7 +50,7 @@ def record_targets(records: Sequence[CaseRecord], objective: Objective, place: s
     import torch  # importing torch takes seconds, and preparing images does not need it
 
     if objective.has_class_labels:
-        return torch.from_numpy(integers(records, "label", place))
+        return torch.from_numpy(read_integers(records, "label", place))
     (size,) = objective.target_shape(())
     targets = torch.empty(len(records), size, dtype=objective.target_type)
     for number, record in enumerate(records):
@@ -77,7 +77,7 @@ def _is_target_number(value: Any) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e30)
 
 
-def integers(records: Sequence[CaseRecord], key: Literal["image", "label"], place: str) -> np.ndarray:
+def read_integers(records: Sequence[CaseRecord], key: Literal["image", "label"], place: str) -> np.ndarray:
     """Return the integer stored under one key of each record, shape (n,), int64.
 
     Args:

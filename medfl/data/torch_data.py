@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
-from medfl.data.pooled import TensorData, labels_in
+from medfl.data.pooled import TensorData, as_class_labels
 from medfl.errors import DataError
 from medfl.types import Dataset
 
@@ -34,7 +34,7 @@ class TorchData:
     def __init__(self, data: PairDataset) -> None:
         self._data = data
         self._targets = default_collate([torch.as_tensor(self._data[row][1]) for row in range(len(self._data))])
-        self.class_labels = labels_in(self._targets)
+        self.class_labels = as_class_labels(self._targets)
 
     def __len__(self) -> int:
         return len(self._data)

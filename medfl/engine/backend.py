@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from medfl.contract import Method, Replies, Request
-from medfl.engine.evaluation import Row
-from medfl.engine.store import Steps
+from medfl.engine.evaluation import MetricRow
+from medfl.engine.store import StepNumbers
 from medfl.records.progress import Event
 from medfl.types import Meta, Tensors
 
@@ -48,7 +48,7 @@ class SiteResult:
     step: int
     refused: str | None = None
     meta: Meta = field(default_factory=dict)
-    rows: list[Row] = field(default_factory=list)
+    rows: list[MetricRow] = field(default_factory=list)
 
 
 class StepResult(NamedTuple):
@@ -62,7 +62,7 @@ class StepResult(NamedTuple):
 
     results: list[SiteResult]
     unavailable: list[str]
-    scores: list[Row]
+    scores: list[MetricRow]
 
 
 class Backend(Protocol):
@@ -82,7 +82,12 @@ class Backend(Protocol):
         ...
 
     def step(
-        self, step: int, round_: int, requests: list[Request], evaluation: Evaluation | None = None, keep: Steps = ()
+        self,
+        step: int,
+        round_: int,
+        requests: list[Request],
+        evaluation: Evaluation | None = None,
+        keep: StepNumbers = (),
     ) -> StepResult:
         """Send requests to the sites, wait for their results, and evaluate an earlier round meanwhile.
 
@@ -104,7 +109,7 @@ class Backend(Protocol):
         """
         ...
 
-    def evaluate_cross_site(self, evaluation: Evaluation) -> list[Row]:
+    def evaluate_cross_site(self, evaluation: Evaluation) -> list[MetricRow]:
         """Score each site's model on the test data of every other site."""
         ...
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from medfl.contract import Capability, Method, ReducesTo
-from medfl.data.pooled import countable
+from medfl.data.pooled import countable_targets
 from medfl.engine.encoding import check_filters
 from medfl.engine.filters import check_method
 from medfl.engine.needs import check_needs
@@ -28,7 +28,7 @@ from medfl.privacy.statements import describe_secure
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.training.precision import cpu_has_bf16
-from medfl.types import Dataset, Meta, Visited
+from medfl.types import AugmentingDataset, Dataset, Meta
 from medfl.utils.text import name_problem
 
 logger = logging.getLogger(__name__)
@@ -251,7 +251,9 @@ def check_training(sites: Mapping[str, Splits], objective: Objective) -> None:
     if empty:
         logger.warning("These sites have no training data and won't train: %s.", ", ".join(empty))
     training = {name: data.train for name, data in sorted(sites.items()) if len(data.train)}
-    uninformative = [name for name, train in training.items() if not objective.teaches(countable(train, objective))]
+    uninformative = [
+        name for name, train in training.items() if not objective.can_train_on(countable_targets(train, objective))
+    ]
     if len(uninformative) == len(training):
         raise DataError(
             "uninformative_targets",
@@ -273,7 +275,7 @@ def check_validation(settings: Settings, validating: Collection[str]) -> None:
     Raises:
         SettingsError: If the run compares rounds and no site has validation images.
     """
-    if settings.validates and not validating:
+    if settings.needs_validation and not validating:
         raise SettingsError(
             "no_images",
             "'best_round' and 'patience' use scores on the sites' validation images, but no site has any. Partition "
@@ -301,7 +303,7 @@ def check_targets(objective: Objective, sites: Mapping[str, Splits], others: Map
     }
     for where, data in (splits | dict(others)).items():
         size = 0 if data is None else len(data)
-        count = 1 if isinstance(data, Visited) else TARGETS_PER_BATCH  # such cases may have different sizes
+        count = 1 if isinstance(data, AugmentingDataset) else TARGETS_PER_BATCH  # such cases may have different sizes
         for start in range(0, size, count):
             rows = torch.arange(start, min(start + count, size))
             objective.check_targets(data.targets(rows), where, start)

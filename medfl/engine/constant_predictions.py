@@ -23,7 +23,7 @@ MIN_CONTRADICTIONS = 2
 
 
 @dataclass(frozen=True)
-class Predictions:
+class SitePredictions:
     """Predictions of a model for the images of a site, with the images' targets.
 
     Attributes:
@@ -38,7 +38,7 @@ class Predictions:
 
 
 def find_constant_predictions(
-    by_site: Mapping[str, Predictions], objective: Objective, classes: Sequence[str] = ()
+    by_site: Mapping[str, SitePredictions], objective: Objective, classes: Sequence[str] = ()
 ) -> list[ConstantPrediction]:
     """Find models whose prediction is the same for every image.
 

@@ -18,7 +18,7 @@ from medfl.contract import Filter, Method, PayloadKind
 from medfl.errors import ContractError, RefusedError, SettingsError
 from medfl.types import Meta, Tensors
 
-FILTERED = "_filters"
+FILTERS_KEY = "_filters"
 """Metadata key with one mapping for each filter of the method, from kinds of tensors to the metadata of `encode`."""
 
 
@@ -116,7 +116,7 @@ class Encoder:
                     self._check_hidden(own, encoded, meta, *self._encode_group(own, blank, kind, label, who))
                 tensors = rest | encoded
                 meta_by_filter[-1][kind] = meta
-        return tensors, {FILTERED: meta_by_filter} if self.filters else {}
+        return tensors, {FILTERS_KEY: meta_by_filter} if self.filters else {}
 
     def _encode_group(
         self, own: Filter, group: Tensors, kind: PayloadKind, label: str, who: str
@@ -202,9 +202,9 @@ def decode_filtered(method: Method, tensors: Tensors, meta: Meta) -> tuple[Tenso
         RefusedError: If the tensors can't be decoded: the sender has another method or version, or is not honest.
     """
     filters = method.filters()
-    if FILTERED not in meta and not filters:
+    if FILTERS_KEY not in meta and not filters:
         return tensors, meta
-    meta_by_filter = meta.get(FILTERED)
+    meta_by_filter = meta.get(FILTERS_KEY)
     try:
         for own, by_kind in zip(reversed(filters), reversed(meta_by_filter or []), strict=True):
             for kind in sorted(own.kinds):
@@ -218,7 +218,7 @@ def decode_filtered(method: Method, tensors: Tensors, meta: Meta) -> tuple[Tenso
             "need the same method and version of medfl.",
             cause=type(error).__name__,
         ) from error
-    return tensors, {key: value for key, value in meta.items() if key != FILTERED}
+    return tensors, {key: value for key, value in meta.items() if key != FILTERS_KEY}
 
 
 def _kinds_present(

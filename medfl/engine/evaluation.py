@@ -13,16 +13,16 @@ import torch
 from torch import nn
 
 from medfl.contract import Method, Model
-from medfl.metrics import LOWER_IS_BETTER, UNBOUNDED
-from medfl.networks.frozen import held_names
+from medfl.metrics import LOWER_IS_BETTER_METRICS, UNBOUNDED_METRICS
+from medfl.networks.frozen import removed_names
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.training.predict import predict
-from medfl.types import Dataset, Judged, Meta, Tensors
+from medfl.types import Dataset, Meta, SelfScoringDataset, Tensors
 from medfl.utils import wire
 
 
-class Row(NamedTuple):
+class MetricRow(NamedTuple):
     """Row of ``metrics.csv``: one score of a model, or one cost of a site.
 
     Attributes:
@@ -46,7 +46,7 @@ class Row(NamedTuple):
     value: float
 
 
-def csv_lines(rows: list[Row], header: bool = False) -> str:
+def rows_to_csv(rows: list[MetricRow], header: bool = False) -> str:
     """Format rows as CSV text.
 
     Args:
@@ -56,17 +56,17 @@ def csv_lines(rows: list[Row], header: bool = False) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     if header:
-        writer.writerow(Row._fields)
+        writer.writerow(MetricRow._fields)
     writer.writerows(rows)
     return text.getvalue()
 
 
-def predictor_of(method: Method, task: Task, model: Model) -> nn.Module:
+def build_predictor(method: Method, task: Task, model: Model) -> nn.Module:
     """Build the network that predicts with a model, with the method's own version of the task."""
     return method.predictor(method.task_of(task), [model])
 
 
-def completed(method: Method, task: Task, models: Mapping[str, Model]) -> dict[str, Model]:
+def add_frozen_tensors(method: Method, task: Task, models: Mapping[str, Model]) -> dict[str, Model]:
     """Return copies of models that include the frozen parameters of their networks.
 
     Messages and stored states leave frozen parameters out.
@@ -84,13 +84,13 @@ def _with_frozen(method: Method, task: Task, model: Model) -> Tensors:
     frozen = task.frozen(model.network)
     if not frozen:
         return model.tensors
-    predictor = predictor_of(method, replace(task, device="cpu"), model)
+    predictor = build_predictor(method, replace(task, device="cpu"), model)
     if predictor.state_dict().keys() == model.tensors.keys():  # else the method replaced the network
-        frozen = {name: predictor.get_parameter(name).detach() for name in held_names(predictor)}
+        frozen = {name: predictor.get_parameter(name).detach() for name in removed_names(predictor)}
     return model.tensors | frozen
 
 
-def score(model: nn.Module, data: Dataset, task: Task, settings: Settings) -> dict[str, float]:
+def score_dataset(model: nn.Module, data: Dataset, task: Task, settings: Settings) -> dict[str, float]:
     """Compute the task's metrics of a network on a data set, and the bundle's own metrics if it has some.
 
     Args:
@@ -105,7 +105,7 @@ def score(model: nn.Module, data: Dataset, task: Task, settings: Settings) -> di
     if not len(data):
         return {}
     scores = score_predictions(*predict_dataset(model, data, task, settings), task)
-    return scores | (data.judge(model, task.device) if isinstance(data, Judged) else {})
+    return scores | (data.compute_metrics(model, task.device) if isinstance(data, SelfScoringDataset) else {})
 
 
 def predict_dataset(
@@ -189,7 +189,7 @@ class Scorer:
         return cached
 
     def _score_splits(self, predictor: nn.Module, splits: Mapping[str, Dataset]) -> dict[str, dict[str, float]]:
-        return {split: score(predictor, data, self.task, self.settings) for split, data in splits.items()}
+        return {split: score_dataset(predictor, data, self.task, self.settings) for split, data in splits.items()}
 
     def predictor(self, method: Method, kind: str, model: Model, shared: Predictors) -> nn.Module:
         """Return the network that predicts with a model.
@@ -197,14 +197,14 @@ class Scorer:
         The predictor of the global model is built once and stored in `shared` in place.
         """
         if kind != "global":
-            return predictor_of(method, self.task, model)
+            return build_predictor(method, self.task, model)
         if kind not in shared:
-            shared[kind] = predictor_of(method, self.task, model)
+            shared[kind] = build_predictor(method, self.task, model)
         return shared[kind]
 
 
 @dataclass(frozen=True)
-class Best:
+class BestEvaluation:
     """Evaluated round with the best validation score so far.
 
     Attributes:
@@ -219,7 +219,7 @@ class Best:
     score: float = 0.0
     since: int = 0
 
-    def after(self, round_: int, step: int, rows: Iterable[Row], metric: str) -> Best:
+    def after(self, round_: int, step: int, rows: Iterable[MetricRow], metric: str) -> BestEvaluation:
         """Return the best round after one more evaluated round. A tie keeps the earlier round.
 
         Args:
@@ -227,22 +227,26 @@ class Best:
             step: Number of its last step.
             rows: Rows with the scores of the round.
             metric: Metric that rounds are compared by. Sites without a valid value are left out of the mean. A value
-                outside [0, 1] is valid only for a metric in `medfl.metrics.UNBOUNDED`.
+                outside [0, 1] is valid only for a metric in `medfl.metrics.UNBOUNDED_METRICS`.
         """
         scores_by_site: dict[str, dict[str, float]] = {}
         for row in rows:
             if (row.split, row.moment, row.metric) == ("val", "aggregated", metric):
                 scores_by_site.setdefault(row.site, {})[row.model] = row.value
         values = [models.get("personal", models.get("global", math.nan)) for models in scores_by_site.values()]
-        values = [value for value in values if 0 <= value <= 1 or (metric in UNBOUNDED and math.isfinite(value))]
+        values = [
+            value for value in values if 0 <= value <= 1 or (metric in UNBOUNDED_METRICS and math.isfinite(value))
+        ]
         score = math.fsum(values) / len(values) if values else math.nan
-        better = score < self.score if metric in LOWER_IS_BETTER else score > self.score
+        better = score < self.score if metric in LOWER_IS_BETTER_METRICS else score > self.score
         if better or (values and not self.round):
-            return Best(round_, step, score)
+            return BestEvaluation(round_, step, score)
         return replace(self, since=self.since + 1)
 
 
-def rows_of(scores: dict[str, float], round_: int, site: str, model: str, split: str, moment: str) -> list[Row]:
+def scores_to_rows(
+    scores: dict[str, float], round_: int, site: str, model: str, split: str, moment: str
+) -> list[MetricRow]:
     """Return scores as rows of metrics.
 
     Args:
@@ -253,11 +257,11 @@ def rows_of(scores: dict[str, float], round_: int, site: str, model: str, split:
         split: Name of the split.
         moment: Time of the score, as in `MetricRow`.
     """
-    return [Row(round_, site, model, split, moment, name, value) for name, value in scores.items()]
+    return [MetricRow(round_, site, model, split, moment, name, value) for name, value in scores.items()]
 
 
-def epoch_scorer(
-    method: Method, tests: Mapping[str, Dataset], task: Task, settings: Settings, round_: int, rows: list[Row]
+def make_epoch_scorer(
+    method: Method, tests: Mapping[str, Dataset], task: Task, settings: Settings, round_: int, rows: list[MetricRow]
 ) -> Callable[[Model, int], None] | None:
     """Return the callback `Server.watch`, which scores a model that the server trains after each of its epochs.
 
@@ -276,9 +280,9 @@ def epoch_scorer(
         return None
 
     def score_epoch(model: Model, epoch: int) -> None:
-        predictor = predictor_of(method, task, model)
+        predictor = build_predictor(method, task, model)
         for name, data in tests.items():
-            scores = score(predictor, data, task, settings)
-            rows.extend(rows_of(scores, round_, name, "global", "test", f"epoch {epoch}"))
+            scores = score_dataset(predictor, data, task, settings)
+            rows.extend(scores_to_rows(scores, round_, name, "global", "test", f"epoch {epoch}"))
 
     return score_epoch

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from medfl.contract import Method, PayloadKind, PeerMessage
-from medfl.engine.encoding import FILTERED, Encoder, kind_of
+from medfl.engine.encoding import FILTERS_KEY, Encoder, kind_of
 from medfl.engine.quantization import dequantise, pack, quantise, unpack
 from medfl.errors import ContractError, RefusedError, SettingsError
 from medfl.privacy.gaussian import clip_by_norm, l2_norm
@@ -39,10 +39,10 @@ from medfl.utils import wire
 from medfl.utils.metadata import MetaField, check_schema
 from medfl.utils.rng import SecretStream
 
-CODEC = "_codec"
+CODEC_KEY = "_codec"
 """Metadata key with the decoder's parameters: ``bits``, and the minimum, maximum, dtype and shape of each tensor."""
 
-DIVERGED = "The training diverged; lower the learning rate."
+DIVERGED_HINT = "The training diverged; lower the learning rate."
 """Hint in the messages about numbers that are not finite."""
 
 StreamFactory = Callable[[str], SecretStream]
@@ -103,7 +103,7 @@ class Filters:
                 of tensor.
             SettingsError: If a filter of the method would break the privacy guarantee (`Encoder.encode`).
         """
-        tensors, meta = self.checked(tensors, meta, site)
+        tensors, meta = self.check_reply(tensors, meta, site)
         who, filtered = f"Site '{site}'", Meta()
         if self._encoder is not None:
             tensors, filtered = self._encoder.encode(tensors, who, self._sigma is not None)
@@ -114,7 +114,7 @@ class Filters:
         update, codec = _quantise_update(update, self._bits)
         return sent | {name: tensor.detach().clone() for name, tensor in update.items()}, meta | filtered | codec
 
-    def checked(self, tensors: Tensors, meta: Meta, site: str) -> tuple[Tensors, Meta]:
+    def check_reply(self, tensors: Tensors, meta: Meta, site: str) -> tuple[Tensors, Meta]:
         """Check a reply, and return the tensors and metadata that may leave the site, unchanged.
 
         Raises:
@@ -147,7 +147,7 @@ class Filters:
         """Check names and numbers, and return the kind of each tensor and the metadata that may leave the site."""
         kinds = {name: kind_of(self._sends, name, f"Site '{site}'") for name in tensors}
         for key in meta:
-            if key not in self._sends_meta or key in (CODEC, FILTERED):
+            if key not in self._sends_meta or key in (CODEC_KEY, FILTERS_KEY):
                 raise ContractError(
                     "undeclared_metadata",
                     f"Site '{site}' may not send the metadata key '{key}': the method declares "
@@ -165,7 +165,8 @@ class Filters:
             if tensors[name].is_floating_point() and not bool(torch.isfinite(tensors[name]).all()):
                 raise RefusedError(
                     "not_finite",
-                    f"Site '{site}' refuses to send '{name}': expected finite numbers, got NaN or infinity. {DIVERGED}",
+                    f"Site '{site}' refuses to send '{name}': expected finite numbers, got NaN or infinity. "
+                    f"{DIVERGED_HINT}",
                     site=site,
                     tensor=name,
                 )
@@ -174,7 +175,7 @@ class Filters:
             if math.isinf(norm):
                 raise RefusedError(
                     "norm_overflow",
-                    f"Site '{site}' refuses to send a payload whose norm overflows. {DIVERGED}",
+                    f"Site '{site}' refuses to send a payload whose norm overflows. {DIVERGED_HINT}",
                     site=site,
                 )
             return
@@ -216,9 +217,9 @@ def decode(tensors: Tensors, meta: Meta) -> tuple[Tensors, Meta]:
     Raises:
         ContractError: If the codec does not fit the tensors.
     """
-    if CODEC not in meta:
+    if CODEC_KEY not in meta:
         return tensors, meta
-    codec: Any = meta[CODEC]
+    codec: Any = meta[CODEC_KEY]
     decoded = dict(tensors)
     try:
         for name, (lo, hi, dtype, shape) in codec["tensors"].items():
@@ -227,21 +228,21 @@ def decode(tensors: Tensors, meta: Meta) -> tuple[Tensors, Meta]:
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise ContractError(
             "invalid_codec",
-            f"Expected meta['{CODEC}'] to describe the quantised tensors, got {type(error).__name__} ({error}). "
+            f"Expected meta['{CODEC_KEY}'] to describe the quantised tensors, got {type(error).__name__} ({error}). "
             "Sender and receiver need the same version of medfl.",
             cause=type(error).__name__,
         ) from error
-    return decoded, {key: value for key, value in meta.items() if key != CODEC}
+    return decoded, {key: value for key, value in meta.items() if key != CODEC_KEY}
 
 
-def plain_bytes(tensors: Tensors, meta: Meta) -> int:
+def unquantised_bytes(tensors: Tensors, meta: Meta) -> int:
     """Return the size in bytes of a message without quantisation, that is, after `decode`.
 
     Args:
         tensors: Tensors as they left the site.
         meta: Metadata as they left the site.
     """
-    quantised = meta.get(CODEC, {"tensors": {}})["tensors"]
+    quantised = meta.get(CODEC_KEY, {"tensors": {}})["tensors"]
     others = {name: tensor for name, tensor in tensors.items() if name not in quantised}
     sizes = (int(math.prod(shape)) * int(getattr(torch, dtype).itemsize) for _, _, dtype, shape in quantised.values())
     return wire.payload_bytes(others) + sum(sizes)
@@ -276,7 +277,7 @@ def check_method(method: Method, settings: Settings, name: str | None = None) ->
         )
 
 
-def check_peer_messages(
+def check_receivers(
     peer_messages: Sequence[PeerMessage], allowed: bool, site: str, peers: Collection[str] | None
 ) -> None:
     """Check the receivers of the peer messages that a site would send.
@@ -313,4 +314,4 @@ def _quantise_update(update: Tensors, bits: int | None) -> tuple[Tensors, Meta]:
             codes, lo, hi = quantise(tensor, bits)
             sent[name] = pack(codes, bits)
             codec[name] = [lo, hi, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
-    return sent, {CODEC: {"bits": bits, "tensors": codec}}
+    return sent, {CODEC_KEY: {"bits": bits, "tensors": codec}}

@@ -17,9 +17,9 @@ from typing import Any
 
 from medfl.contract import Findings, Model, Request, State
 from medfl.engine.attendance import Stretches
-from medfl.engine.evaluation import Best, Row, csv_lines
+from medfl.engine.evaluation import BestEvaluation, MetricRow, rows_to_csv
 from medfl.engine.status import RUNNING
-from medfl.engine.store import Record, Store
+from medfl.engine.store import Store, StoredStep
 from medfl.errors import DamagedError, SettingsError, StoreError
 from medfl.settings import Settings
 from medfl.types import SERVER, Meta, Tensors
@@ -66,9 +66,9 @@ class Commit:
     site_info: dict[str, Meta] = field(default_factory=dict)
     csv_offset: int = 0
     csv_sha256: str = ""
-    rows: list[Row] = field(default_factory=list)
+    rows: list[MetricRow] = field(default_factory=list)
     reason: str = ""
-    best: Best = field(default_factory=Best)
+    best: BestEvaluation = field(default_factory=BestEvaluation)
     keep: list[int] = field(default_factory=list)
     requested: list[str] = field(default_factory=list)
     missed_rounds: Stretches = field(default_factory=dict)
@@ -81,7 +81,7 @@ class Commit:
 
 
 @dataclass
-class Outcome:
+class RunOutcome:
     """Result of a run at the server: its status and the models that it ended with.
 
     Attributes:
@@ -102,7 +102,7 @@ class Outcome:
     rounds: int
     round: int
     step: int
-    best: Best
+    best: BestEvaluation
     reason: str
     published: Tensors
     models: dict[str, Model]
@@ -152,7 +152,7 @@ class Journal:
         self.store.save(now.step, state, meta, keep=now.keep)
         self._append(now.rows, now.csv_offset)
 
-    def check_keeping(self, settings: Settings, models: Mapping[str, Model], rounds_done: int) -> None:
+    def check_keep_rounds(self, settings: Settings, models: Mapping[str, Model], rounds_done: int) -> None:
         """Check the setting ``keep_rounds``, and log the size of the kept models.
 
         Log a warning for each round that is over and whose model was not kept.
@@ -299,9 +299,9 @@ class Journal:
             )
         self._append(last.rows, last.csv_offset)
 
-    def _append(self, rows: list[Row], at: int) -> None:
+    def _append(self, rows: list[MetricRow], at: int) -> None:
         """Truncate ``metrics.csv`` at an offset, write rows there, and flush the file to the disk."""
-        lines = csv_lines(rows, header=at == 0).encode()
+        lines = rows_to_csv(rows, header=at == 0).encode()
         try:
             with open(self._csv, "ab") as file:
                 file.truncate(at)
@@ -320,9 +320,11 @@ class Journal:
         self._sha256.update(lines)
 
 
-def _read_commit(record: Record) -> Commit:
+def _read_commit(record: StoredStep) -> Commit:
     values: dict[str, Any] = json.loads(json.dumps(record.meta["commit"]))
-    return Commit(**(values | {"rows": [Row(*row) for row in values["rows"]], "best": Best(**values["best"])}))
+    return Commit(
+        **(values | {"rows": [MetricRow(*row) for row in values["rows"]], "best": BestEvaluation(**values["best"])})
+    )
 
 
 def request_digest(request: Request, tensors_digest: str) -> str:

@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 from medfl.contract import Method
-from medfl.data.pooled import Empty, all_targets
+from medfl.data.pooled import EmptyDataset, all_targets
 from medfl.data.torch_data import as_dataset
 from medfl.engine.adversaries.simulation import read_attackers
-from medfl.engine.evaluation import Row, completed, predictor_of
+from medfl.engine.evaluation import MetricRow, add_frozen_tensors, build_predictor
 from medfl.engine.plan import MethodChoice
 from medfl.engine.runs.console import round_progress
-from medfl.engine.runs.simulation import Callbacks, Result, RunData, SimulatedRun, Simulation, simulate
+from medfl.engine.runs.simulation import Callbacks, RunData, SimulatedRun, Simulation, SimulationResult, simulate
 from medfl.engine.runs.site_bundles import write_predictions
 from medfl.engine.site import Splits
 from medfl.errors import SettingsError, StoreError
@@ -40,7 +40,7 @@ def run_in_memory(
     options: Mapping[str, Any],
     folder: Path,
     registry: Registry,
-    on_round: Callable[[int, list[Row]], object] | None = None,
+    on_round: Callable[[int, list[MetricRow]], object] | None = None,
     shows_progress: bool = False,
 ) -> Callable[[str | None], nn.Module]:
     """Run a federation on PyTorch data sets, and return a function that loads its models.
@@ -73,7 +73,7 @@ def run_in_memory(
     with contextlib.ExitStack() as stack:
         show = stack.enter_context(round_progress(settings.rounds, task.metrics[0])) if shows_progress else None
 
-        def after_round(round_: int, rows: list[Row]) -> None:
+        def after_round(round_: int, rows: list[MetricRow]) -> None:
             for function in (show, on_round):
                 if function is not None:
                     function(round_, rows)
@@ -101,7 +101,7 @@ def run_in_memory(
                 f"'{run.method.name}', sites {', '.join(run.data.sites)}.",
                 site=site,
             )
-        return predictor_of(made, replace(task, device="cpu"), completed(made, task, models)[kind])
+        return build_predictor(made, replace(task, device="cpu"), add_frozen_tensors(made, task, models)[kind])
 
     return load_model
 
@@ -121,7 +121,7 @@ def _splits(site: str, parts: Sequence[Any]) -> Splits:
             site=site,
         )
     train, val, test = (
-        Empty() if part is None else as_dataset(part, f"{name} data of site '{site}'")
+        EmptyDataset() if part is None else as_dataset(part, f"{name} data of site '{site}'")
         for name, part in zip(SPLIT_NAMES, parts, strict=True)
     )
     return Splits(train=train, val=val, test=test)
@@ -153,11 +153,13 @@ def _digest(sites: Mapping[str, Splits]) -> str:
     return total.hexdigest()
 
 
-def _export_predictions(run: SimulatedRun, result: Result) -> None:
+def _export_predictions(run: SimulatedRun, result: SimulationResult) -> None:
     """Write the predictions of each site's model for its test data, for reports and comparisons."""
     method = run.method.make()
     for site, models in sorted(result.models.items()):
         model = models.get("personal") or models.get("global")
         if model is not None:
-            predictor = predictor_of(method, run.task, completed(method, run.task, {"model": model})["model"])
+            predictor = build_predictor(
+                method, run.task, add_frozen_tensors(method, run.task, {"model": model})["model"]
+            )
             write_predictions(run.folder / "sites" / site, predictor, run.data.sites[site], run.task, run.settings, {})

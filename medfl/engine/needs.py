@@ -8,11 +8,11 @@ from torch import nn
 
 from medfl.contract import Method, Need
 from medfl.errors import SettingsError
-from medfl.networks.parts import features_of, head_names
+from medfl.networks.parts import feature_count, head_names
 from medfl.objectives import Objective
 from medfl.task import Task
 
-MEANING: dict[Need, str] = {
+NEED_CONDITIONS: dict[Need, str] = {
     "class_labels": "each case has a class, as in 'multiclass' and 'binary'",
     "class_logits": "each case has a class, and a network outputs a logit for each class",
     "soft_targets": "outputs are probabilities of alternatives, which one model can learn from another",
@@ -26,17 +26,17 @@ MEANING: dict[Need, str] = {
 """Maps each requirement to the condition that meets it."""
 
 
-OF_OBJECTIVE = frozenset({"class_labels", "class_logits", "soft_targets"})
+OBJECTIVE_NEEDS = frozenset({"class_labels", "class_logits", "soft_targets"})
 """Requirements whose condition depends only on the objective."""
 
-OF_RUN = frozenset({"public_data", "pooled_data"})
+RUN_NEEDS = frozenset({"public_data", "pooled_data"})
 """Requirements on a run instead of a task; `medfl.engine.checks` and the backends check them."""
 
 _SHAPE_UNKNOWN = "the transforms of a stock bundle decide the shape and scale of its images"
 """Reason why the cases of an adopted bundle do not count as images of one shape."""
 
 
-def objective_lacks(need: str, objective: Objective) -> str | None:
+def unmet_objective_reason(need: str, objective: Objective) -> str | None:
     """Return the reason, in words, why an objective does not meet a requirement; None if it meets it.
 
     Args:
@@ -51,7 +51,7 @@ def objective_lacks(need: str, objective: Objective) -> str | None:
     return None if has[need] else f"the objective '{objective.name}' has none"
 
 
-def lacks(need: Need, task: Task, networks: Mapping[str, nn.Module]) -> str | None:
+def unmet_reason(need: Need, task: Task, networks: Mapping[str, nn.Module]) -> str | None:
     """Return the reason, in words, why a task does not meet a requirement.
 
     Args:
@@ -62,10 +62,10 @@ def lacks(need: Need, task: Task, networks: Mapping[str, nn.Module]) -> str | No
     Returns:
         None if the task meets the requirement, or if the requirement is in `RUN_NEEDS`.
     """
-    if need in OF_RUN:
+    if need in RUN_NEEDS:
         return None
-    if need in OF_OBJECTIVE:
-        return objective_lacks(need, task.objective)
+    if need in OBJECTIVE_NEEDS:
+        return unmet_objective_reason(need, task.objective)
     if need == "images_of_one_shape":
         if task.scale is None or len(task.scale.shape) >= 3:
             return None
@@ -75,7 +75,7 @@ def lacks(need: Need, task: Task, networks: Mapping[str, nn.Module]) -> str | No
             if need == "head":
                 head_names(network, name)
             elif need == "linear_head":
-                features_of(network, name)
+                feature_count(network, name)
             elif not getattr(network, "feature_layers", None):
                 return (
                     f"network '{name}' ({type(network).__name__}) has no `feature_layers`: expected a list of the "
@@ -103,15 +103,15 @@ def check_needs(
             methods that the task does meet.
     """
     for need in sorted(method.active_needs):
-        reason = lacks(need, task, networks)
+        reason = unmet_reason(need, task, networks)
         if reason is None:
             continue
-        unmet = {other for other in MEANING if lacks(other, task, networks) is not None}
+        unmet = {other for other in NEED_CONDITIONS if unmet_reason(other, task, networks) is not None}
         fit = sorted(other for other, needs in others.items() if not unmet & set(needs))
         hint = f"These methods fit: {', '.join(fit)}." if fit else "`medfl list methods --long` shows their needs."
         raise SettingsError(
             "unmet_need",
-            f"Method '{name}' needs '{need}' ({MEANING[need]}), which this task with the objective "
+            f"Method '{name}' needs '{need}' ({NEED_CONDITIONS[need]}), which this task with the objective "
             f"'{task.objective.name}' does not meet: {reason}. {hint}",
             method=name,
             need=need,

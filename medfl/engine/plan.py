@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from medfl.engine.backend import MethodFactory
-from medfl.engine.secure.method import secured
+from medfl.engine.secure.method import wrap_method
 from medfl.privacy.policy import policy_of
-from medfl.records.run_file import RENAMED, JoinedSite, RunIdentity, TaskIdentity, networks_brought
+from medfl.records.run_file import IDENTITY_NAMES, JoinedSite, RunIdentity, TaskIdentity, networks_of_joined_sites
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.types import Dataset, Meta
@@ -62,7 +62,7 @@ class RunPlan:
     @property
     def make_method(self) -> MethodFactory:
         """Factory of the method that the backend runs: the method itself, or its wrapper for secure aggregation."""
-        return secured(self.method.make, self.settings)
+        return wrap_method(self.method.make, self.settings)
 
     @cached_property
     def identity(self) -> RunIdentity:
@@ -70,7 +70,7 @@ class RunPlan:
 
         The settings ``rounds`` and ``keep_rounds`` are not part of it.
         """
-        late = networks_brought(self.joined)
+        late = networks_of_joined_sites(self.joined)
         at_start = {site: name for site, name in self.settings.networks_by_site.items() if site not in late}
         settings = self.settings.model_copy(update={"networks_by_site": at_start})
         values = settings.model_dump(mode="json", exclude={"rounds", "keep_rounds"})
@@ -79,7 +79,7 @@ class RunPlan:
         return RunIdentity(
             method=self.method.name,
             method_args=json.loads(json.dumps(self.method.args)),
-            settings={RENAMED.get(name, name): value for name, value in values.items()},
+            settings={IDENTITY_NAMES.get(name, name): value for name, value in values.items()},
             sites=tuple(sorted(self.sites)),
             data=self.data_digest,
             task=identify_task(self.task, settings.networks_by_site),

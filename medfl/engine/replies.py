@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 from medfl.contract import Method, Replies
 from medfl.engine.backend import SiteResult
-from medfl.engine.encoding import FILTERED, decode_filtered
-from medfl.engine.filters import CODEC, decode
+from medfl.engine.encoding import FILTERS_KEY, decode_filtered
+from medfl.engine.filters import CODEC_KEY, decode
 from medfl.types import Tensors
 
 
@@ -29,7 +29,7 @@ class StoredReplies:
     def __init__(self, read: Callable[[SiteResult], Tensors], results: list[SiteResult], missing: list[str]) -> None:
         self._read = read
         self._answers = {result.site: result for result in sorted(results, key=lambda result: result.site)}
-        self.meta = {site: {k: v for k, v in a.meta.items() if k != CODEC} for site, a in self._answers.items()}
+        self.meta = {site: {k: v for k, v in a.meta.items() if k != CODEC_KEY} for site, a in self._answers.items()}
         self.missing = sorted(missing)
 
     def __iter__(self) -> Iterator[tuple[str, Tensors]]:
@@ -57,7 +57,8 @@ class DecodedReplies:
     def __init__(self, method: Method, replies: Replies) -> None:
         self._method, self._replies, self.missing = method, replies, replies.missing
         self.meta = {
-            site: {key: value for key, value in meta.items() if key != FILTERED} for site, meta in replies.meta.items()
+            site: {key: value for key, value in meta.items() if key != FILTERS_KEY}
+            for site, meta in replies.meta.items()
         }
 
     def __iter__(self) -> Iterator[tuple[str, Tensors]]:

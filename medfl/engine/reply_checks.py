@@ -12,7 +12,7 @@ from medfl.task import Task
 from medfl.types import Meta, Tensors
 from medfl.utils.metadata import PEER_MESSAGE, AnyMetadata, MetaField, Text, check_metadata, one_of
 
-GUEST = {
+EVALUATED_MODEL_SCHEMA = {
     "owner": MetaField("public", Text, after=(PEER_MESSAGE,)),
     "network": MetaField("public", one_of("networks"), after=(PEER_MESSAGE,)),
     "meta": MetaField("public", AnyMetadata, after=(PEER_MESSAGE,)),
@@ -64,7 +64,9 @@ def check_peer_message(schema: Mapping[str, MetaField], task: Task, settings: Se
     check_metadata(meta, schema, PEER_MESSAGE, known, who, policy_of(settings).is_private)
 
 
-def check_sent(method: Method, task: Task, settings: Settings, request: Request, reply: Reply, who: str) -> None:
+def check_before_sending(
+    method: Method, task: Task, settings: Settings, request: Request, reply: Reply, who: str
+) -> None:
     """Check a site's reply and its peer messages before they leave, as the receivers will check them.
 
     Metadata keys that the method does not declare are ignored here; `medfl.engine.filters` refuses them.

@@ -16,15 +16,15 @@ from pathlib import Path
 from medfl.contract import Plan, Server, State
 from medfl.engine.attendance import add_missed_round
 from medfl.engine.backend import Backend, Evaluation, SiteResult, StepResult
-from medfl.engine.evaluation import Best, Row, epoch_scorer
-from medfl.engine.journal import Commit, Journal, Outcome
+from medfl.engine.evaluation import BestEvaluation, MetricRow, make_epoch_scorer
+from medfl.engine.journal import Commit, Journal, RunOutcome
 from medfl.engine.plan import RunPlan, ServerData
 from medfl.engine.replies import DecodedReplies
 from medfl.engine.status import DIVERGED, FINISHED, INCOMPLETE, RUNNING
 from medfl.errors import ContractError
 from medfl.types import SERVER, Tensors
-from medfl.utils.memory import all_finite, release
-from medfl.utils.rng import pinned
+from medfl.utils.memory import all_finite, release_memory
+from medfl.utils.rng import seeded_generators
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +46,8 @@ class _Exchange:
     responded: list[str]
     failed: list[str]
     has_unavailable: bool
-    scores: list[Row]
-    rows: list[Row]
+    scores: list[MetricRow]
+    rows: list[MetricRow]
 
 
 class ServerLoop:
@@ -56,7 +56,7 @@ class ServerLoop:
     Args:
         plan: Description of the run. Its method is created again before each step.
         backend: Transports requests and replies.
-        folder: Run folder. The caller holds its lock (`medfl.engine.store.only_writer`).
+        folder: Run folder. The caller holds its lock (`medfl.engine.store.lock_for_writing`).
         data: The server's own data.
         on_round: Called after each committed round as ``on_round(round, rows)``. The rows are those of all steps of the
             round that this process ran, and the scores of the previous round.
@@ -69,16 +69,16 @@ class ServerLoop:
         backend: Backend,
         folder: Path,
         data: ServerData | None = None,
-        on_round: Callable[[int, list[Row]], None] = lambda round_, rows: None,
+        on_round: Callable[[int, list[MetricRow]], None] = lambda round_, rows: None,
         on_commit: Callable[[Commit], None] = lambda commit: None,
     ) -> None:
         self._make_method, self._task, self._settings = plan.make_method, plan.task, plan.settings
         self._backend, self._data = backend, data or ServerData()
         self._on_round, self._on_commit = on_round, on_commit
         self._journal = Journal(folder)
-        self._round_rows: list[Row] = []  # rows of the steps of the current round
+        self._round_rows: list[MetricRow] = []  # rows of the steps of the current round
 
-    def run(self) -> Outcome:
+    def run(self) -> RunOutcome:
         """Run the method until it finishes, or until the run diverges or lacks replies.
 
         Raises:
@@ -140,7 +140,7 @@ class ServerLoop:
         if plan.ends_round and commit.rounds_done in self._settings.keep_rounds:
             self._journal.keep_model(commit.rounds_done, self._make_method().models(server)["global"])
         self._commit(server.state, commit)
-        release()
+        release_memory()
         self._round_rows += exchange.rows
         if plan.ends_round:
             self._on_round(plan.round, self._round_rows)
@@ -188,7 +188,7 @@ class ServerLoop:
     def _aggregate(self, server: Server, plan: Plan, exchange: _Exchange) -> None:
         """Let the method aggregate the replies of a step. Changes the server's state in place."""
         method = self._make_method()
-        server.score_epoch = epoch_scorer(
+        server.score_epoch = make_epoch_scorer(
             method, self._data.tests, self._task, self._settings, plan.round, exchange.rows
         )
         replies = self._backend.replies(exchange.accepted, exchange.failed)
@@ -222,7 +222,7 @@ class ServerLoop:
 
     def _due_evaluation(self, server: Server, last: Commit) -> Evaluation | None:
         """Return the evaluation of the last completed round if it is due and not committed yet, else None."""
-        is_due = self._settings.due(last.rounds_done) or self._is_patience_exhausted(last)
+        is_due = self._settings.is_evaluated_after(last.rounds_done) or self._is_patience_exhausted(last)
         if not is_due or last.rounds_done <= last.evaluated or last.round > last.rounds_done:
             return None
         return Evaluation(last.rounds_done, last.step, self._make_method().publish(server))
@@ -254,17 +254,17 @@ class ServerLoop:
         self._on_round(evaluation.round, rows)
         return replace(commit, status=FINISHED)
 
-    def _cross_site_rows(self, server: Server, last: Commit, best: Best) -> list[Row]:
+    def _cross_site_rows(self, server: Server, last: Commit, best: BestEvaluation) -> list[MetricRow]:
         """Score the model that each site exports on every site's test data."""
         exported_server, exported = self._exported_state(server, last, best)
         published = self._make_method().publish(exported_server)
         return self._backend.evaluate_cross_site(Evaluation(exported.rounds_done, exported.step, published))
 
-    def _outcome(self, server: Server, last: Commit) -> Outcome:
+    def _outcome(self, server: Server, last: Commit) -> RunOutcome:
         """Return the run's outcome, with the models of the round that the sites export."""
         exported_server, exported = self._exported_state(server, last, last.best)
         method = self._make_method()
-        return Outcome(
+        return RunOutcome(
             status=last.status,
             rounds=last.rounds_done,
             round=exported.rounds_done,
@@ -280,7 +280,7 @@ class ServerLoop:
 
     # ---- the best round and early stopping
 
-    def _best_round(self, last: Commit, evaluation: Evaluation | None, rows: list[Row]) -> Best:
+    def _best_round(self, last: Commit, evaluation: Evaluation | None, rows: list[MetricRow]) -> BestEvaluation:
         """Return the round with the best validation score, given the rows of an evaluation."""
         if evaluation is None:
             return last.best
@@ -297,7 +297,7 @@ class ServerLoop:
             return []
         return sorted({last.best.step, evaluation.step if evaluation else 0} - {0})
 
-    def _exported_state(self, server: Server, last: Commit, best: Best) -> tuple[Server, Commit]:
+    def _exported_state(self, server: Server, last: Commit, best: BestEvaluation) -> tuple[Server, Commit]:
         """Return the server's state after the round whose models the sites export: the last or the best one."""
         if not self._settings.best_round or not best.round:
             return server, last
@@ -308,7 +308,7 @@ class ServerLoop:
 
     def _seeded(self, server: Server) -> AbstractContextManager[None]:
         """Return a context in which torch's global generator depends only on (seed, server, round)."""
-        return pinned(self._settings.seed, SERVER, server.round, "global")
+        return seeded_generators(self._settings.seed, SERVER, server.round, "global")
 
     def _server(self, state: State, commit: Commit) -> Server:
         """Return the method's view of the server after a commit."""
@@ -375,7 +375,7 @@ class ServerLoop:
     def _check_kept_rounds(self, server: Server, last: Commit) -> None:
         """Raise if the setting `keep_rounds` asks for models that this run can't keep."""
         if self._settings.keep_rounds:
-            self._journal.check_keeping(self._settings, self._make_method().models(server), last.rounds_done)
+            self._journal.check_keep_rounds(self._settings, self._make_method().models(server), last.rounds_done)
 
 
 def _first_not_finite(tensors: Tensors) -> str | None:

@@ -15,23 +15,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from medfl.contract import Capability, Method, Model, PeerMessage, Reply, Request, Site, State
-from medfl.data.pooled import countable
+from medfl.data.pooled import countable_targets
 from medfl.engine.backend import MethodFactory, SiteResult
 from medfl.engine.encoding import Encoder
-from medfl.engine.evaluation import Predictors, Row, Scorer, predictor_of, rows_of, score
-from medfl.engine.filters import Filters, check_peer_messages, plain_bytes
+from medfl.engine.evaluation import MetricRow, Predictors, Scorer, build_predictor, score_dataset, scores_to_rows
+from medfl.engine.filters import Filters, check_receivers, unquantised_bytes
 from medfl.engine.journal import request_digest
 from medfl.engine.plan import RunPlan
-from medfl.engine.reply_checks import check_sent
-from medfl.engine.secure.method import Secured
-from medfl.engine.store import DISCARDED, KEEP, Inbox, Record, Steps, Store, copied
+from medfl.engine.reply_checks import check_before_sending
+from medfl.engine.secure.method import SecureMethod
+from medfl.engine.store import DISCARDED, RETAINED_STEPS, Inbox, StepNumbers, Store, StoredStep, copy_state
 from medfl.errors import RefusedError, StoreError
-from medfl.privacy.ledger import fingerprint, open_account
+from medfl.privacy.ledger import hash_dataset, open_account
 from medfl.privacy.policy import policy_of
-from medfl.privacy.secret_site import SecretSite, secret_run_id
-from medfl.types import NO_SITES, Dataset, Meta, Tensors
+from medfl.privacy.secret_site import SecretSite, derive_site_run_id
+from medfl.types import NON_SITE_NAMES, Dataset, Meta, Tensors
 from medfl.utils import wire
-from medfl.utils.rng import SecretStream, pinned
+from medfl.utils.rng import SecretStream, seeded_generators
 
 if TYPE_CHECKING:
     from medfl.privacy.signatures import Signer
@@ -117,12 +117,18 @@ class SiteRunner:
         self._withheld, self._peers, self._signer = frozenset(options.withheld), plan.sites, options.signer
         self._scored = [split for split in SCORED if split in options.scored]
         self.name, self.data, self.settings = name, data, settings
-        self.task = task.weighted(countable(data.train, task.objective)) if settings.balance == "loss" else task
+        self.task = (
+            task.with_class_weights(countable_targets(data.train, task.objective))
+            if settings.balance == "loss"
+            else task
+        )
         self.run_id, self._post, self.scorer = plan.run_id, post, Scorer(self.task, settings)
         self.secret = options.secret or hashlib.sha256(f"{settings.seed}/{name}/simulated secret".encode()).digest()
         self._noises_training = policy_of(settings).noises_training and len(data.train) > 0
         if self._noises_training:
-            self.run_id = secret_run_id(plan.run_id, fingerprint(data.train), task, settings.networks_by_site.get(name))
+            self.run_id = derive_site_run_id(
+                plan.run_id, hash_dataset(data.train), task, settings.networks_by_site.get(name)
+            )
         self.store, self.inbox = Store(folder), Inbox(folder)
         self.account = open_account(settings, data.train, data.digest, name, self.run_id, folder)
 
@@ -148,7 +154,7 @@ class SiteRunner:
         """
         train, objective = self.data.train, self.task.objective
         info: Meta = {
-            "trainable": objective.teaches(countable(train, objective)),
+            "trainable": objective.can_train_on(countable_targets(train, objective)),
             "validates": len(self.data.val) > 0,
         }
         frozen = self.task.frozen_digest(self.settings.networks_by_site.get(self.name))
@@ -158,7 +164,7 @@ class SiteRunner:
             if "size" in self.settings.disclose:
                 info["size"] = len(train)
             if "label_counts" in self.settings.disclose:
-                info["label_counts"] = objective.counts(countable(train, objective))
+                info["label_counts"] = objective.counts(countable_targets(train, objective))
         return info
 
     def step(
@@ -168,7 +174,7 @@ class SiteRunner:
         step: int,
         round_: int,
         tensors_digest: str,
-        keep: Steps = (),
+        keep: StepNumbers = (),
     ) -> SiteResult:
         """Execute a request and save the step, or return the stored result if the step is on disk.
 
@@ -194,9 +200,9 @@ class SiteRunner:
             tensors = wire.select(record.tensors, f"peer_message/{index}/")
             self._post(step, PeerMessage(peer_message["to"], tensors, peer_message["meta"], self.name))
         meta = record.meta
-        return SiteResult(self.name, step, meta["refused"], meta["reply"], [Row(*row) for row in meta["rows"]])
+        return SiteResult(self.name, step, meta["refused"], meta["reply"], [MetricRow(*row) for row in meta["rows"]])
 
-    def _stored(self, step: int, digest: str) -> Record | None:
+    def _stored(self, step: int, digest: str) -> StoredStep | None:
         """Return the valid record of a step on disk, or None.
 
         Raises:
@@ -226,12 +232,12 @@ class SiteRunner:
         return record
 
     def _execute_and_save(
-        self, method: Method, request: Request, step: int, round_: int, digest: str, keep: Steps
-    ) -> Record:
+        self, method: Method, request: Request, step: int, round_: int, digest: str, keep: StepNumbers
+    ) -> StoredStep:
         """Execute a request and save the step as one file. A refusal is saved with the state of the previous step."""
         # 1. Restore the site's state and its peer messages.
-        last = self.store.latest(before=step) or Record(0, {}, {"state": {}, "blobs": {}})
-        site, state_before = self._view(method, round_, last.state(), digest), copied(last.state())
+        last = self.store.latest(before=step) or StoredStep(0, {}, {"state": {}, "blobs": {}})
+        site, state_before = self._view(method, round_, last.state(), digest), copy_state(last.state())
         site.inbox = self.inbox.read(last.step, step)
         started = time.perf_counter()
 
@@ -243,7 +249,7 @@ class SiteRunner:
             refused, reply, outgoing = str(error), Reply(), _Outgoing()
             site.state = state_before
         if self.settings.compression is not None:
-            reply.log["bytes_up_plain"] = plain_bytes(wire.select(outgoing.tensors, "reply/"), outgoing.meta)
+            reply.log["bytes_up_plain"] = unquantised_bytes(wire.select(outgoing.tensors, "reply/"), outgoing.meta)
 
         # 3. Score the trained models and save everything in one file.
         rows = self._rows(method, reply, request, outgoing.tensors, round_, time.perf_counter() - started)
@@ -258,8 +264,8 @@ class SiteRunner:
         if released:
             content["released"] = released
         self.store.save(step, site.state, content, outgoing.tensors, keep)
-        self.inbox.forget([0, *self.store.steps()][-KEEP])
-        return Record(step, outgoing.tensors, content)
+        self.inbox.forget([0, *self.store.steps()][-RETAINED_STEPS])
+        return StoredStep(step, outgoing.tensors, content)
 
     def _outgoing(
         self, method: Method, site: Site, request: Request, digest: str, released: list[str]
@@ -281,18 +287,18 @@ class SiteRunner:
         noise = partial(self._noise, site, released)
         # A method may change the dictionaries of its request; the checks need the request as the server sent it.
         as_sent = replace(request, tensors=dict(request.tensors), meta=dict(request.meta))
-        if isinstance(method, Secured):
+        if isinstance(method, SecureMethod):
             method = method.at(self.store.folder, noise, self._signer, self._peers)
         reply = self._execute(method, site, request, digest, released)
         sent, meta = reply.tensors, reply.meta
-        if not isinstance(method, Secured):  # secure aggregation has already checked and filtered its inner reply
-            check_sent(method, self.task, self.settings, as_sent, reply, f"site '{self.name}'")
+        if not isinstance(method, SecureMethod):  # secure aggregation has already checked and filtered its inner reply
+            check_before_sending(method, self.task, self.settings, as_sent, reply, f"site '{self.name}'")
             sent, meta = filters.outgoing(reply.tensors, reply.meta, site=self.name, stream_factory=noise)
         outgoing = _Outgoing(
             tensors=wire.prefixed(sent, "reply/"),
             meta={key: value for key, value in meta.items() if key not in self._withheld},
         )
-        check_peer_messages(reply.peer_messages, Capability.PEER_MESSAGES in method.supports, self.name, self._peers)
+        check_receivers(reply.peer_messages, Capability.PEER_MESSAGES in method.supports, self.name, self._peers)
         for index, message in enumerate(reply.peer_messages):
             tensors, message_meta = filters.outgoing_peer_message(message.tensors, message.meta, site=self.name)
             outgoing.tensors |= wire.prefixed(tensors, f"peer_message/{index}/")
@@ -305,11 +311,11 @@ class SiteRunner:
         With privacy of the unit ``sample``, the release is recorded in the privacy account before the reply can leave.
         """
         if not isinstance(site, SecretSite):
-            with pinned(self.settings.seed, self.name, site.round, "global"):
+            with seeded_generators(self.settings.seed, self.name, site.round, "global"):
                 return method.execute(site, request)
         start = f"{site.round} {digest} {wire.digest(site.state.tensors, site.state.meta)}"
         try:
-            with pinned("secret", site.secret_seed("global")):
+            with seeded_generators("secret", site.secret_seed("global")):
                 reply = method.execute(site, request)
         except RefusedError:
             self._release(f"{start} refused", released)  # a refusal depends on the data, too
@@ -336,7 +342,7 @@ class SiteRunner:
 
     def _rows(
         self, method: Method, reply: Reply, request: Request, sent: Tensors, round_: int, seconds: float
-    ) -> list[Row]:
+    ) -> list[MetricRow]:
         costs = reply.log | {
             "work_seconds": seconds,
             "bytes_down": wire.payload_bytes(request.tensors),
@@ -345,12 +351,12 @@ class SiteRunner:
                 {name: t for name, t in sent.items() if name.startswith("peer_message/")}
             ),
         }
-        rows = rows_of(costs, round_, self.name, "personal", "train", "trained")
+        rows = scores_to_rows(costs, round_, self.name, "personal", "train", "trained")
         for kind, model in reply.trained.items() if "trained" in self.settings.moments else ():
-            predictor = predictor_of(method, self.task, model)
+            predictor = build_predictor(method, self.task, model)
             for split in self._scored:
-                scores = score(predictor, getattr(self.data, split), self.task, self.settings)
-                rows += rows_of(scores, round_, self.name, kind, split, "trained")
+                scores = score_dataset(predictor, getattr(self.data, split), self.task, self.settings)
+                rows += scores_to_rows(scores, round_, self.name, kind, split, "trained")
         return rows
 
     def _view(self, method: Method, round_: int, state: State, request: str = "") -> Site:
@@ -362,7 +368,9 @@ class SiteRunner:
         site.train, site.val, site.secret, site.run_id = self.data.train, self.data.val, self.secret, self.run_id
         return site
 
-    def evaluate(self, method: Method, published: Tensors, step: int, round_: int, shared: Predictors) -> list[Row]:
+    def evaluate(
+        self, method: Method, published: Tensors, step: int, round_: int, shared: Predictors
+    ) -> list[MetricRow]:
         """Score this site's models after a round, on its validation and test data and on shared test data.
 
         Only personal models are scored on shared test data. A personal model that is unchanged since its last scoring
@@ -387,9 +395,9 @@ class SiteRunner:
         for kind, model in self.models(method, published, step, round_).items():
             splits = every if kind == "personal" else own
             for split, scores in self.scorer.scores(method, kind, model, splits, shared).items():
-                rows += rows_of(scores, round_, self.name, kind, split, "aggregated")
-        cost = {} if self.name in NO_SITES else {"evaluate_seconds": time.perf_counter() - started}
-        return rows + rows_of(cost, round_, self.name, "personal", "train", "aggregated")
+                rows += scores_to_rows(scores, round_, self.name, kind, split, "aggregated")
+        cost = {} if self.name in NON_SITE_NAMES else {"evaluate_seconds": time.perf_counter() - started}
+        return rows + scores_to_rows(cost, round_, self.name, "personal", "train", "aggregated")
 
     def models(self, method: Method, published: Tensors, step: int, round_: int) -> dict[str, Model]:
         """Return the site's models after `step`, by kind.
@@ -400,7 +408,7 @@ class SiteRunner:
             step: Step after which the models are taken.
             round_: Round of the step.
         """
-        site = self._view(method, round_, self.store.peek(before=step + 1))
+        site = self._view(method, round_, self.store.read_state(before=step + 1))
         site.published = published
         models = method.models(site)
-        return {kind: model for kind, model in models.items() if kind == "global" or self.name not in NO_SITES}
+        return {kind: model for kind, model in models.items() if kind == "global" or self.name not in NON_SITE_NAMES}

@@ -23,31 +23,31 @@ from medfl.errors import DamagedError, StoreError
 from medfl.types import Meta, Tensors
 from medfl.utils import wire
 from medfl.utils.files import write_atomic
-from medfl.utils.locks import LOCK, held
+from medfl.utils.locks import LOCK_FILE, hold_lock
 
 logger = logging.getLogger(__name__)
 
 
-KEEP = 2
+RETAINED_STEPS = 2
 """Number of the newest steps of a participant that are kept."""
 
 
-SENT = ("reply/", "peer_message/")
+SENT_PREFIXES = ("reply/", "peer_message/")
 """Prefixes of the tensors that a site sent. They are needed until the server has committed the step."""
 
 DISCARDED = "sent_discarded"
 """Metadata key of a step whose `SENT_PREFIXES` tensors were deleted. The site can't send that reply again."""
 
-Steps = Collection[int]
+StepNumbers = Collection[int]
 """Numbers of steps."""
 
 
-PATIENCE = 1.0
+LOCK_SECONDS = 1.0
 """Seconds to wait for the lock of a run folder. After a kill, the system needs a moment to end the old processes."""
 
 
 @dataclass
-class Record:
+class StoredStep:
     """Content of the file of one step.
 
     Attributes:
@@ -87,7 +87,7 @@ class Store:
         """Return the numbers of the steps on disk, ascending, including damaged ones."""
         return sorted(int(path.name[5:13]) for path in self.folder.glob("step-????????.safetensors"))
 
-    def save(self, step: int, state: State, meta: Meta, extra: Tensors | None = None, keep: Steps = ()) -> None:
+    def save(self, step: int, state: State, meta: Meta, extra: Tensors | None = None, keep: StepNumbers = ()) -> None:
         """Write a step to one atomic file, then delete older steps and the blobs that only they refer to.
 
         Args:
@@ -106,16 +106,16 @@ class Store:
         write_atomic(self.path(step), wire.encode(tensors, content), self.flushes)
         self._prune(keep)
 
-    def load(self, step: int) -> Record:
+    def load(self, step: int) -> StoredStep:
         """Read one step and verify its checksum.
 
         Raises:
             DamagedError: If the file is truncated or was changed.
             FileNotFoundError: If the step is not stored.
         """
-        return Record(step, *wire.decode(self.path(step).read_bytes()))
+        return StoredStep(step, *wire.decode(self.path(step).read_bytes()))
 
-    def latest(self, before: int | None = None) -> Record | None:
+    def latest(self, before: int | None = None) -> StoredStep | None:
         """Read the newest valid step, and log a warning for each damaged file.
 
         Args:
@@ -145,7 +145,7 @@ class Store:
                 self.path(step).replace(self.path(step).with_suffix(".damaged"))
         return newest.step if newest else 0
 
-    def peek(self, before: int) -> State:
+    def read_state(self, before: int) -> State:
         """Read the state of the newest step below `before`. Change nothing on the disk.
 
         The other tensors of the file are not read, so the checksum is not verified. If the file can't be parsed, the
@@ -177,7 +177,7 @@ class Store:
         """Delete the file of a step, if it exists."""
         self.path(step).unlink(missing_ok=True)
 
-    def free_space(self, keep: Steps = ()) -> None:
+    def free_space(self, keep: StepNumbers = ()) -> None:
         """Delete files and tensors that a finished run does not need to be continued.
 
         These are the older steps, the blobs that only they refer to, the `SENT_PREFIXES` tensors of the remaining
@@ -195,7 +195,9 @@ class Store:
         with contextlib.suppress(OSError, StoreError):  # a file that can't be deleted only takes space
             for step in sorted(kept):
                 record = newest if step == newest.step else self.load(step)
-                tensors = {name: tensor for name, tensor in record.tensors.items() if not name.startswith(SENT)}
+                tensors = {
+                    name: tensor for name, tensor in record.tensors.items() if not name.startswith(SENT_PREFIXES)
+                }
                 if len(tensors) < len(record.tensors):
                     write_atomic(self.path(step), wire.encode(tensors, record.meta | {DISCARDED: True}))
             for step in sorted({*steps} - kept):
@@ -236,17 +238,17 @@ class Store:
     def _blob(self, digest: str) -> Path:
         return self.folder / "blobs" / f"{digest}.safetensors"
 
-    def _prune(self, keep: Steps) -> None:
+    def _prune(self, keep: StepNumbers) -> None:
         steps = self.steps()
-        kept = {*steps[-KEEP:], *(steps[bisect_right(steps, at) - 1] for at in keep)}
+        kept = {*steps[-RETAINED_STEPS:], *(steps[bisect_right(steps, at) - 1] for at in keep)}
         # The step is saved. A file that can't be deleted or read now only takes space; the next step prunes again.
         with contextlib.suppress(OSError, SafetensorError, ValueError, KeyError):
             for step in sorted({*steps} - kept):
                 self.drop(step)
-            if len(steps) > KEEP:
+            if len(steps) > RETAINED_STEPS:
                 self._delete_blobs(kept)
 
-    def _delete_blobs(self, kept: Steps) -> None:
+    def _delete_blobs(self, kept: StepNumbers) -> None:
         """Delete the blobs that no kept step refers to."""
         blobs = list((self.folder / "blobs").glob("*.safetensors"))
         named = {digest for step in kept for digest in self._blobs_named_by(step)} if blobs else set()
@@ -259,7 +261,7 @@ class Store:
             return list(json.loads(file.metadata()["medfl"])["blobs"].values())
 
 
-def copied(state: State) -> State:
+def copy_state(state: State) -> State:
     """Return a deep copy of a state."""
     meta = json.loads(json.dumps(state.meta))
     return State({name: tensor.clone() for name, tensor in state.tensors.items()}, meta, dict(state.blobs))
@@ -332,7 +334,7 @@ class Inbox:
 
 
 @contextlib.contextmanager
-def only_writer(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
+def lock_for_writing(folder: Path, patience: float = LOCK_SECONDS) -> Iterator[None]:
     """Lock a run folder for writing during a block. Delete temporary files that a killed process left in it.
 
     Other processes may read the folder meanwhile. The operating system releases the lock when the process ends, for
@@ -347,7 +349,7 @@ def only_writer(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / LOCK).touch()
+        (folder / LOCK_FILE).touch()
     except OSError as error:
         raise StoreError(
             "unwritable_folder",
@@ -355,7 +357,7 @@ def only_writer(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
             path=folder,
             reason=error.strerror,
         ) from error
-    with held(folder / LOCK, patience) as is_locked:
+    with hold_lock(folder / LOCK_FILE, patience) as is_locked:
         if not is_locked:
             raise StoreError(
                 "folder_in_use",

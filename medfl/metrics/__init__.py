@@ -27,12 +27,12 @@ METRICS: dict[str, Metric] = {
     "recall": confusion_metric(recall),
     "specificity": confusion_metric(specificity),
 }
-"""Maps each name to its metric. Larger is better, except for `LOWER_IS_BETTER`."""
+"""Maps each name to its metric. Larger is better, except for `LOWER_IS_BETTER_METRICS`."""
 
-LOWER_IS_BETTER = frozenset({"ece", "brier", "mae", "rmse", "hd95"})
+LOWER_IS_BETTER_METRICS = frozenset({"ece", "brier", "mae", "rmse", "hd95"})
 """Metrics, of all objectives, that measure an error."""
 
-UNBOUNDED = frozenset({"mae", "rmse", "r2", "pearson", "hd95"})
+UNBOUNDED_METRICS = frozenset({"mae", "rmse", "r2", "pearson", "hd95"})
 """Metrics, of all objectives, whose values may be outside [0, 1]."""
 
 
@@ -51,4 +51,4 @@ def worst(metric: str, values: Iterable[float]) -> float:
         (0.7, 0.3)
     """
     defined = [value for value in values if not math.isnan(value)]
-    return (max if metric in LOWER_IS_BETTER else min)(defined, default=math.nan)
+    return (max if metric in LOWER_IS_BETTER_METRICS else min)(defined, default=math.nan)

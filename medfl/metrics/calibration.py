@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-BINS = 15
+NUM_BINS = 15
 """Number of bins of equal width in [0, 1], as in the paper."""
 
 
@@ -35,7 +35,7 @@ def ece(probabilities: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
     predicted = probabilities.argmax(dim=1)
     confidence = probabilities.gather(1, predicted[:, None])[:, 0].double()
     gaps = (predicted == labels).double() - confidence
-    edges = torch.linspace(0, 1, BINS + 1, dtype=torch.float64)[1:-1]
-    sums = torch.zeros(BINS, weights.shape[1], dtype=torch.float64)
+    edges = torch.linspace(0, 1, NUM_BINS + 1, dtype=torch.float64)[1:-1]
+    sums = torch.zeros(NUM_BINS, weights.shape[1], dtype=torch.float64)
     sums.index_add_(0, torch.bucketize(confidence, edges), gaps[:, None] * weights)
     return sums.abs().sum(0) / weights.sum(0)

@@ -63,11 +63,11 @@ def set_and_remove_frozen(model: nn.Module, tensors: Mapping[str, torch.Tensor])
 
 def full_state_dict(model: nn.Module) -> Tensors:
     """Return a network's state dict including the frozen parameters that `set_and_remove_frozen` removed."""
-    held = {name: model.get_parameter(name).detach() for name in held_names(model)}
+    held = {name: model.get_parameter(name).detach() for name in removed_names(model)}
     return {**model.state_dict(), **held}
 
 
-def held_names(model: nn.Module) -> Iterator[str]:
+def removed_names(model: nn.Module) -> Iterator[str]:
     """Yield the names of the parameters that `set_and_remove_frozen` removed from a network's state dict."""
     for path, module in model.named_modules(remove_duplicate=False):
         yield from (f"{path}.{name}" if path else name for name in _removed_in_module(module))

@@ -56,7 +56,7 @@ class HeadKind(NamedTuple):
     activation: Activation = "none"
 
 
-def kind_of(head: nn.Module) -> HeadKind:
+def head_kind(head: nn.Module) -> HeadKind:
     """Return the arguments with which `make_head` creates such a head.
 
     Raises:
@@ -73,7 +73,7 @@ def kind_of(head: nn.Module) -> HeadKind:
     )
 
 
-def xavier(head: nn.Module) -> nn.Module:
+def initialise_xavier(head: nn.Module) -> nn.Module:
     """Initialise all linear layers of a head in place: Xavier's normal weights from torch's generator, zero biases."""
     for module in head.modules():
         if isinstance(module, nn.Linear):
@@ -82,7 +82,7 @@ def xavier(head: nn.Module) -> nn.Module:
     return head
 
 
-def unlike_widths(count: int, features: int, low: float, high: float, generator: torch.Generator) -> list[int]:
+def draw_head_widths(count: int, features: int, low: float, high: float, generator: torch.Generator) -> list[int]:
     """Draw the widths int(rho_i features) of `count` heads, one rho_i from each of `count` equal parts of [low, high].
 
     Each rho_i is uniform in its part.

@@ -35,7 +35,7 @@ def head_names(model: nn.Module, network: str) -> list[str]:
     return [name for name, tensor in model.state_dict(keep_vars=True).items() if id(tensor) in held]
 
 
-def without_head(model: nn.Module, names: list[str]) -> list[str]:
+def names_without_head(model: nn.Module, names: list[str]) -> list[str]:
     """Return the given state-dict names without the names of the head's tensors.
 
     Raises:
@@ -45,7 +45,7 @@ def without_head(model: nn.Module, names: list[str]) -> list[str]:
     return [name for name in names if name not in head]
 
 
-def features_of(model: nn.Module, network: str) -> int:
+def feature_count(model: nn.Module, network: str) -> int:
     """Return the number of features of a network's body, which is the input size of its head's first linear layer.
 
     Raises:
@@ -77,7 +77,7 @@ def features_of(model: nn.Module, network: str) -> int:
     return first.in_features
 
 
-class Split(nn.Module):
+class SplitNetwork(nn.Module):
     """Network that combines a body with any head.
 
     Args:
@@ -123,7 +123,7 @@ def single_linear(model: nn.Module, network: str, why: str) -> tuple[nn.Linear, 
     Raises:
         SettingsError: If the head is not a single linear layer with a bias.
     """
-    path = head_path(model, network)
+    path = head_prefix(model, network)
     head = body_and_head(model)[1]
     if not isinstance(head, nn.Linear) or head.bias is None:
         raise SettingsError(
@@ -136,7 +136,7 @@ def single_linear(model: nn.Module, network: str, why: str) -> tuple[nn.Linear, 
     return head, path
 
 
-def with_head(network: nn.Module, head: nn.Module) -> nn.Module:
+def replace_head(network: nn.Module, head: nn.Module) -> nn.Module:
     """Replace the network's head in place, under the same name, and return the network.
 
     Raises:
@@ -155,7 +155,7 @@ def with_head(network: nn.Module, head: nn.Module) -> nn.Module:
     )
 
 
-def head_path(model: nn.Module, network: str) -> str:
+def head_prefix(model: nn.Module, network: str) -> str:
     """Return the prefix of the state-dict names of a network's head, for example ``fc.``.
 
     Args:

@@ -21,7 +21,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from medfl.errors import SettingsError
 from medfl.networks.frozen import full_state_dict
-from medfl.networks.parts import head_path
+from medfl.networks.parts import head_prefix
 from medfl.types import Tensors
 from medfl.utils.text import names_and_more
 
@@ -63,7 +63,7 @@ class Pretrained:
                 option to set.
         """
         where = f"The weights in '{self.path.name}' don't fit network '{network}'"
-        head = head_path(model, network)
+        head = head_prefix(model, network)
         own = _body_tensors(full_state_dict(model), head)
         loaded = _body_tensors(_read_tensors(self.path, self.sha256), head)
         if _has_statistics(loaded) and not any(isinstance(module, _BatchNorm) for module in model.modules()):

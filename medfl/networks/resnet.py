@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from medfl.errors import SettingsError
-from medfl.networks.heads import Activation, TwoLayerHead, xavier
+from medfl.networks.heads import Activation, TwoLayerHead, initialise_xavier
 from medfl.networks.resnet_blocks import BasicBlock, Bottleneck, LayerSpec, act_layer, layer_type, norm_layer
 
 DEPTHS: dict[int, tuple[type[BasicBlock | Bottleneck], tuple[int, int, int, int]]] = {
@@ -221,7 +221,7 @@ def _two_layer_head(features: int, num_classes: int, share: float, dropout: floa
             choice=activation,
             known=get_args(Activation),
         )
-    return xavier(TwoLayerHead(features, max(int(share * features), 1), num_classes, dropout, activation))
+    return initialise_xavier(TwoLayerHead(features, max(int(share * features), 1), num_classes, dropout, activation))
 
 
 def _check_rates(**values: float) -> None:

@@ -86,9 +86,9 @@ class Binary(Multiclass):
         """Return probabilities (N, 2)."""
         return self.alternatives(outputs).softmax(dim=1)
 
-    def together(self, outputs: torch.Tensor) -> torch.Tensor:
+    def average_outputs(self, outputs: torch.Tensor) -> torch.Tensor:
         """Return logits whose probabilities are the mean of the members' probabilities."""
-        return mean_of_findings(outputs) if self.logits == 1 else super().together(outputs)
+        return mean_of_findings(outputs) if self.logits == 1 else super().average_outputs(outputs)
 
     def alternatives(self, outputs: torch.Tensor) -> torch.Tensor:
         """Return two logits; the first is 0 if the network has one logit."""

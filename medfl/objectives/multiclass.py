@@ -141,7 +141,7 @@ class Multiclass(Objective):
         self, judged: torch.Tensor, targets: torch.Tensor, names: Sequence[str] = ()
     ) -> ConstantAnswer | None:
         """Return the class that the model predicts for every case, if the cases have several classes."""
-        if not len(judged) or not self.gave_numbers(judged):
+        if not len(judged) or not self.is_without_nan(judged):
             return None
         predicted = judged.argmax(dim=1)
         if bool((predicted != predicted[0]).any()) or not bool((targets != targets[0]).any()):
@@ -149,7 +149,7 @@ class Multiclass(Objective):
         number = int(predicted[0])
         return ConstantAnswer(f"the class '{name_or_number(number, names)}'", int((targets != number).sum()))
 
-    def together(self, outputs: torch.Tensor) -> torch.Tensor:
+    def average_outputs(self, outputs: torch.Tensor) -> torch.Tensor:
         """Return logits whose softmax is the mean of the members' probabilities."""
         return mean_of_classes(outputs)
 
@@ -157,6 +157,6 @@ class Multiclass(Objective):
         """Return the logits."""
         return outputs
 
-    def truth(self, targets: torch.Tensor) -> torch.Tensor:
+    def true_alternatives(self, targets: torch.Tensor) -> torch.Tensor:
         """Return the class of each case."""
         return targets

@@ -141,7 +141,7 @@ class Multilabel(Objective):
         A single finding with a constant prediction is no fault, because rare findings stay below the threshold 0.5.
         Findings whose labels don't vary are ignored.
         """
-        if not len(judged) or not self.gave_numbers(judged):
+        if not len(judged) or not self.is_without_nan(judged):
             return None
         present, labelled = judged >= PROBABILITY_THRESHOLD, ~targets.isnan()
         differ = ((targets == 1).any(0) & (targets == 0).any(0)).nonzero()[:, 0]
@@ -150,7 +150,7 @@ class Multilabel(Objective):
         wrong = labelled[:, differ] & (present[:, differ] != (targets[:, differ] == 1))
         return ConstantAnswer("the same findings", int(wrong.any(1).sum()))
 
-    def together(self, outputs: torch.Tensor) -> torch.Tensor:
+    def average_outputs(self, outputs: torch.Tensor) -> torch.Tensor:
         """Return logits whose sigmoid is the mean of the members' probabilities."""
         return mean_of_findings(outputs)
 
@@ -158,7 +158,7 @@ class Multilabel(Objective):
         """Return the logits of absence, which are 0, and of presence: (N, 2, C)."""
         return torch.stack([torch.zeros_like(outputs), outputs], dim=1)
 
-    def truth(self, targets: torch.Tensor) -> torch.Tensor:
+    def true_alternatives(self, targets: torch.Tensor) -> torch.Tensor:
         """Return 0, 1, or -1 for a finding that is not labelled, (N, C)."""
         return targets.nan_to_num(-1.0).long()
 

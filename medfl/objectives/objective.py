@@ -17,7 +17,7 @@ from medfl.objectives.balance import weighted_loss
 from medfl.objectives.outputs import ConstantAnswer, constant_numbers
 from medfl.types import Meta
 
-GROUP = "group"
+GROUP_COLUMN = "group"
 """Column name of `ObjectivePresentation.groups` in a prediction file."""
 
 
@@ -82,11 +82,11 @@ class ObjectivePresentation(ABC):
         return ("label",)
 
     @property
-    def kept_columns(self) -> tuple[str, ...]:
+    def scoring_target_columns(self) -> tuple[str, ...]:
         """Column names of `Objective.scoring_targets` in tables; by default the column names of targets."""
         return self.target_columns
 
-    def gave_numbers(self, judged: torch.Tensor) -> bool:
+    def is_without_nan(self, judged: torch.Tensor) -> bool:
         """Return True if every case has a prediction without NaN, as is the case unless the training diverged.
 
         Args:
@@ -160,7 +160,7 @@ class Objective(ObjectivePresentation):
     has_soft_targets: ClassVar[bool] = False
     """True if outputs are probabilities of alternatives (`alternatives`), so that models can be distilled."""
 
-    in_space: ClassVar[bool] = False
+    has_spatial_targets: ClassVar[bool] = False
     """True if a target is spatially aligned with its image, so that both are transformed together. Cases may differ in
     shape."""
 
@@ -274,7 +274,7 @@ class Objective(ObjectivePresentation):
         """Return the number of cases of a split for each of `titles`."""
         return [len(targets)]
 
-    def teaches(self, targets: torch.Tensor) -> bool:
+    def can_train_on(self, targets: torch.Tensor) -> bool:
         """Return True if a model can be trained on these targets."""
         return len(targets) > 0
 
@@ -309,7 +309,7 @@ class Objective(ObjectivePresentation):
     def predictions(self, outputs: torch.Tensor) -> torch.Tensor:
         """Convert outputs to predictions as metrics expect them: probabilities, values, or a risk."""
 
-    def judged(
+    def scoring_inputs(
         self, outputs: torch.Tensor, targets: torch.Tensor, metrics: Sequence[str], spacing: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Return the values per case, (N, K), that metrics need besides the targets; by default the `predictions`.
@@ -323,7 +323,7 @@ class Objective(ObjectivePresentation):
         """
         return self.predictions(outputs)
 
-    def kept(self, targets: torch.Tensor) -> torch.Tensor:
+    def scoring_targets(self, targets: torch.Tensor) -> torch.Tensor:
         """Return the values of the targets, (N, ...), that metrics and tables need; by default the targets."""
         return targets
 
@@ -371,7 +371,7 @@ class Objective(ObjectivePresentation):
         Returns:
             The constant prediction; None if predictions differ, no target contradicts them, or a prediction is NaN.
         """
-        return constant_numbers(judged, targets) if self.gave_numbers(judged) else None
+        return constant_numbers(judged, targets) if self.is_without_nan(judged) else None
 
     def check_metrics(self, names: Sequence[str]) -> None:
         """Raise if this objective does not have a metric.
@@ -410,7 +410,7 @@ class Objective(ObjectivePresentation):
         """Return the probabilities of the `alternatives`, softened by a temperature > 0; None without alternatives."""
         return (self.alternatives(outputs) / temperature).softmax(dim=1) if self.has_soft_targets else None
 
-    def truth(self, targets: torch.Tensor) -> torch.Tensor:
+    def true_alternatives(self, targets: torch.Tensor) -> torch.Tensor:
         """Return the number of each case's correct alternative, int64, or -1 if it is unknown.
 
         The result has the shape of `alternatives` without axis 1.
@@ -431,23 +431,23 @@ class Objective(ObjectivePresentation):
         Raises:
             ContractError: If there are no alternatives.
         """
-        logits, truth = self.alternatives(outputs), self.truth(targets)
+        logits, truth = self.alternatives(outputs), self.true_alternatives(targets)
         if not per_case:
             return nn.functional.cross_entropy(logits, truth, ignore_index=-1)
         losses = nn.functional.cross_entropy(logits, truth, ignore_index=-1, reduction="none")
         return losses if losses.dim() == 1 else losses.flatten(1).sum(1) / (truth.flatten(1) >= 0).sum(1).clamp(min=1)
 
-    def agreement(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def case_accuracy(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Compute the share of correct alternatives of each case, (N,), float64, in [0, 1].
 
         Raises:
             ContractError: If there are no alternatives.
         """
-        logits, truth = self.alternatives(outputs), self.truth(targets)
+        logits, truth = self.alternatives(outputs), self.true_alternatives(targets)
         right = (logits.argmax(dim=1) == truth).double()
         return right if right.dim() == 1 else right.flatten(1).sum(1) / (truth.flatten(1) >= 0).sum(1).clamp(min=1)
 
-    def together(self, outputs: torch.Tensor) -> torch.Tensor:
+    def average_outputs(self, outputs: torch.Tensor) -> torch.Tensor:
         """Average the predictions of M networks. Takes outputs of shape (M, N, ...) and returns (N, ...).
 
         By default this is the mean of the outputs. For logits, the softmax or sigmoid of the result is the mean of the

@@ -27,7 +27,7 @@ from medfl.objectives.objective import Objective
 from medfl.objectives.outputs import ConstantAnswer, mean_of_classes, mean_of_findings
 from medfl.objectives.target_checks import any_in_rows, check_rows
 
-OF_CASES = "of each case"
+SPACING_OF_EACH_CASE = "of each case"
 """Value of `Segmentation.spacing` if each case has the voxel spacing of its image."""
 
 
@@ -42,9 +42,9 @@ class Segmentation(Objective):
     Attributes:
         channels: Number of classes including the background, >= 2, or of labels that may overlap, >= 1.
         overlapping: Whether labels may overlap: one sigmoid per label instead of a softmax.
-        spacing: Voxel spacing along each axis in millimetres. With `OF_CASES`, each case uses the spacing of its image,
-            and distances are undefined for a case without it. None means an unknown spacing; distances are in voxels
-            then.
+        spacing: Voxel spacing along each axis in millimetres. With `SPACING_OF_EACH_CASE`, each case uses the spacing
+            of its image, and distances are undefined for a case without it. None means an unknown spacing; distances
+            are in voxels then.
         tolerance: Tolerance of the surface Dice, in the unit of distances, >= 0.
     """
 
@@ -56,7 +56,7 @@ class Segmentation(Objective):
     figures: ClassVar[tuple[str, ...]] = ("masks",)
     target_type: ClassVar[torch.dtype] = torch.int64
     has_soft_targets: ClassVar[bool] = True
-    in_space: ClassVar[bool] = True
+    has_spatial_targets: ClassVar[bool] = True
 
     channels: int = 2
     overlapping: bool = False
@@ -74,7 +74,7 @@ class Segmentation(Objective):
                 found=self.channels,
             )
         if isinstance(self.spacing, str):
-            check_choice("spacing", self.spacing, (OF_CASES,))
+            check_choice("spacing", self.spacing, (SPACING_OF_EACH_CASE,))
         elif self.spacing is not None:
             object.__setattr__(self, "spacing", tuple(map(float, self.spacing)))  # JSON has lists and whole numbers
             if not all(0 < edge < math.inf for edge in self.spacing):
@@ -177,7 +177,7 @@ class Segmentation(Objective):
         """Convert targets to masks: (N, `labels`, *spatial), bool."""
         return targets > 0 if self.overlapping else torch.stack([class_masks(case, self.channels) for case in targets])
 
-    def judged(
+    def scoring_inputs(
         self,
         outputs: torch.Tensor,
         targets: torch.Tensor,
@@ -210,7 +210,8 @@ class Segmentation(Objective):
     def _score(
         self, kind: str, ours: torch.Tensor, theirs: torch.Tensor, spacing: torch.Tensor | None
     ) -> torch.Tensor | float:
-        """Return a score of each class of a case. `spacing` is the case's own spacing, used with `OF_CASES`."""
+        """Return a score of each class of a case. `spacing` is the case's own spacing, used with
+        `SPACING_OF_EACH_CASE`."""
         if kind in ("dice", "lesion_f1"):
             return dice(ours, theirs) if kind == "dice" else lesion_f1(ours, theirs)
         edges = self.spacing
@@ -220,7 +221,7 @@ class Segmentation(Objective):
             edges = tuple(spacing.tolist())
         return hausdorff95(ours, theirs, edges) if kind == "hd95" else surface_dice(ours, theirs, self.tolerance, edges)
 
-    def kept(self, targets: torch.Tensor) -> torch.Tensor:
+    def scoring_targets(self, targets: torch.Tensor) -> torch.Tensor:
         """Return the size of each class in the reference masks, (N, `labels`), float64, in `size_unit`."""
         sizes = [self._sizes(masks) for masks in self.references(targets)]
         return torch.stack(sizes) if sizes else torch.empty(0, len(self.labels), dtype=torch.float64)
@@ -247,11 +248,11 @@ class Segmentation(Objective):
         return ()
 
     @property
-    def kept_columns(self) -> tuple[str, ...]:
+    def scoring_target_columns(self) -> tuple[str, ...]:
         """Column names reference_1, reference_2, ...: the reference size of each class."""
         return tuple(f"reference_{label}" for label in self.labels)
 
-    def gave_numbers(self, judged: torch.Tensor) -> bool:
+    def is_without_nan(self, judged: torch.Tensor) -> bool:
         """Return True if every case has a Dice; distances may be undefined."""
         return not bool(judged[:, : len(self.labels)].isnan().any())
 
@@ -259,13 +260,13 @@ class Segmentation(Objective):
         self, judged: torch.Tensor, targets: torch.Tensor, names: Sequence[str] = ()
     ) -> ConstantAnswer | None:
         """Return the answer of a model that predicts only empty masks, if any reference mask is not empty."""
-        if not len(judged) or not self.gave_numbers(judged):
+        if not len(judged) or not self.is_without_nan(judged):
             return None
         filled = int((targets > 0).any(1).sum())
         is_empty = not bool((judged[:, -len(self.labels) :] > 0).any())
         return ConstantAnswer("an empty mask", filled) if is_empty and filled else None
 
-    def together(self, outputs: torch.Tensor) -> torch.Tensor:
+    def average_outputs(self, outputs: torch.Tensor) -> torch.Tensor:
         """Return logits whose probabilities are the mean of the members' probabilities."""
         return mean_of_findings(outputs) if self.overlapping else mean_of_classes(outputs)
 
@@ -273,11 +274,11 @@ class Segmentation(Objective):
         """Return the logits of each voxel's classes, (N, C, *spatial); of overlapping labels, (N, 2, C, *spatial)."""
         return torch.stack([torch.zeros_like(outputs), outputs], dim=1) if self.overlapping else outputs
 
-    def truth(self, targets: torch.Tensor) -> torch.Tensor:
+    def true_alternatives(self, targets: torch.Tensor) -> torch.Tensor:
         """Return the class of each voxel, (N, *spatial), or 0 or 1 for overlapping labels, (N, C, *spatial)."""
         return targets.long() if self.overlapping else targets[:, 0].long()
 
-    def agreement(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def case_accuracy(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Compute each case's mean Dice over its classes."""
         pairs = zip(self.masks(outputs), self.references(targets), strict=True)
         return torch.stack([dice(ours, theirs).mean() for ours, theirs in pairs])

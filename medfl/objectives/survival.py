@@ -87,7 +87,7 @@ class Survival(Objective):
         """Names of the strata: without and with the event."""
         return ("no event", "event")
 
-    def teaches(self, targets: torch.Tensor) -> bool:
+    def can_train_on(self, targets: torch.Tensor) -> bool:
         """Return True if there are an event and another case to compare it with."""
         return len(targets) >= self.smallest_batch and has_events(targets)
 

@@ -37,7 +37,7 @@ MAX_LOSS = 500.0
 
 
 @dataclass(frozen=True)
-class Part:
+class NoisedReleases:
     """A number of equal noised releases.
 
     Attributes:
@@ -78,7 +78,7 @@ class Part:
 
 
 @lru_cache(maxsize=256)
-def epsilon(parts: tuple[Part, ...], delta: float, adjacency: str = "add_remove") -> float:
+def epsilon(parts: tuple[NoisedReleases, ...], delta: float, adjacency: str = "add_remove") -> float:
     """Return the smallest known epsilon for a delta and all releases together.
 
     Args:
@@ -143,7 +143,7 @@ def calibrate(budget: float, count: int, rate: float, delta: float, adjacency: s
     # In the limit of many small steps, they compose to a Gaussian release, mu = rate sqrt(count (e^(1 / sigma^2) - 1)).
     mu = 1 / gaussian.calibrate(added, 1, added_delta)
     guess = math.log1p((mu / rate) ** 2 / count) ** -0.5
-    return _search_sigma(lambda sigma: epsilon((Part(sigma, count, rate),), delta, adjacency), budget, guess)
+    return _search_sigma(lambda sigma: epsilon((NoisedReleases(sigma, count, rate),), delta, adjacency), budget, guess)
 
 
 def _search_sigma(spent: Callable[[float], float], budget: float, guess: float) -> float:
@@ -193,7 +193,7 @@ def _replace_epsilon(added: Callable[[float], float], delta: float) -> float:
     return math.inf
 
 
-def _numerical_epsilon(parts: tuple[Part, ...], delta: float) -> float:
+def _numerical_epsilon(parts: tuple[NoisedReleases, ...], delta: float) -> float:
     """Return epsilon for ``add_remove`` by the PRV accountant, at most `RESOLUTION` above the true epsilon."""
     prv, error = opacus("accountants.analysis.prv"), delta / 1000
     counts = [part.count for part in parts]
@@ -216,7 +216,7 @@ def _numerical_epsilon(parts: tuple[Part, ...], delta: float) -> float:
     return upper if math.isfinite(upper) else math.inf
 
 
-def _largest_loss(parts: tuple[Part, ...], error: float) -> float:
+def _largest_loss(parts: tuple[NoisedReleases, ...], error: float) -> float:
     """Return a bound that the privacy loss exceeds with a probability of at most `error` (remark 5.6 of the paper).
 
     The bound comes from RDP accounting. It is Opacus' `compute_safe_domain_size` with fewer fractional orders, which

@@ -2,7 +2,7 @@
 
 Here a release is one noised sum that the server learns. The sum of t shares is concentrated differentially private like
 one Gaussian with t times the variance (Kairouz, Liu, Steinke, "The Distributed Discrete Gaussian Mechanism", ICML 2021,
-theorem 1; the term tau is negligible here, see `medfl.engine.secure.fixed_point.FAINTEST_NOISE`). Releases compose by
+theorem 1; the term tau is negligible here, see `medfl.engine.secure.fixed_point.MIN_SITE_NOISE`). Releases compose by
 adding their rho, and rho gives epsilon (Canonne, Kamath, Steinke, NeurIPS 2020, corollary 13). More than t sites add
 more noise. So the guarantee holds as long as t sites add their share and keep it secret.
 """
@@ -60,7 +60,7 @@ def concentrated_epsilon(rho: float, delta: float) -> float:
     return max(0.0, epsilon_at((low + high) / 2))
 
 
-def calibrated(privacy: Privacy, releases: int) -> float:
+def calibrate_sum(privacy: Privacy, releases: int) -> float:
     """Return the smallest noise multiplier of the sum (standard deviation over clip) that keeps the privacy budget.
 
     Args:

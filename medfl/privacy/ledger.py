@@ -23,16 +23,16 @@ from pathlib import Path
 import torch
 
 from medfl.errors import RefusedError, SettingsError, StoreError
-from medfl.privacy.composition import Part, epsilon
+from medfl.privacy.composition import NoisedReleases, epsilon
 from medfl.privacy.policy import mechanism_of, policy_of
 from medfl.records.ledger import Ledger, LedgerEntry, Mechanism
 from medfl.records.privacy_account import PrivacyAccount
 from medfl.settings import Privacy, Settings
-from medfl.types import Dataset, Visited
-from medfl.utils.locks import held
+from medfl.types import AugmentingDataset, Dataset
+from medfl.utils.locks import hold_lock
 from medfl.utils.wire import digest
 
-PATIENCE = 60.0
+LOCK_SECONDS = 60.0
 """Seconds to wait for another process that writes the same ledger."""
 
 
@@ -55,7 +55,7 @@ class Account:
     site: str
     run: str
     privacy: Privacy
-    step: Part
+    step: NoisedReleases
     planned: int
     copy: Path | None = None
     threshold: int | None = None
@@ -264,15 +264,15 @@ class Account:
                 site=self.site,
                 path=self.path,
             ) from error
-        with held(lock, PATIENCE) as is_locked:
+        with hold_lock(lock, LOCK_SECONDS) as is_locked:
             if not is_locked:
                 raise StoreError(
                     "file_in_use",
                     f"Another process holds the privacy ledger '{self.path}' of site '{self.site}' for more than "
-                    f"{PATIENCE:g} seconds. Find that process, and run the same command again.",
+                    f"{LOCK_SECONDS:g} seconds. Find that process, and run the same command again.",
                     site=self.site,
                     path=self.path,
-                    seconds=PATIENCE,
+                    seconds=LOCK_SECONDS,
                 )
             yield
 
@@ -287,7 +287,7 @@ def open_account(
     Args:
         settings: Settings of the run.
         data: Training data of the site.
-        data_digest: Digest of the site's data. If it is empty, the ledger is named after their `fingerprint`.
+        data_digest: Digest of the site's data. If it is empty, the ledger is named after their `hash_dataset`.
         site: Name of the site.
         run: Name of the run.
         folder: Folder of the site in the run.
@@ -305,7 +305,7 @@ def open_account(
         return None
     path, copy = folder / Ledger.NAME, None
     if privacy.ledger is not None:
-        path, copy = privacy.ledger / f"{data_digest or fingerprint(data)}.json", path
+        path, copy = privacy.ledger / f"{data_digest or hash_dataset(data)}.json", path
     account = Account(
         path=path,
         site=site,
@@ -321,9 +321,9 @@ def open_account(
     return account
 
 
-def fingerprint(data: Dataset) -> str:
+def hash_dataset(data: Dataset) -> str:
     """Return a SHA-256 of all images, as a network receives them, and their labels, in order. Read all data once."""
-    size = 1 if isinstance(data, Visited) else 256  # cases from transforms may have different sizes
+    size = 1 if isinstance(data, AugmentingDataset) else 256  # cases from transforms may have different sizes
     parts = (data.batch(rows) for rows in torch.arange(len(data)).split(size))
     return hashlib.sha256("".join(digest({"x": x, "y": y}) for x, y in parts).encode()).hexdigest()
 

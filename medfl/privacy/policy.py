@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 from medfl.errors import PluginError, RefusedError
 from medfl.hooks import Capability
 from medfl.plugins import look_up
-from medfl.privacy.composition import Part
+from medfl.privacy.composition import NoisedReleases
 from medfl.records.ledger import Adjacency, LedgerEntry
 from medfl.records.privacy_account import PrivacyAccount
 from medfl.settings import Privacy, Settings
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from medfl.contract import Method, PayloadKind, Site
     from medfl.objectives import Objective
-    from medfl.training.loop import Steps
+    from medfl.training.loop import StepStrategy
     from medfl.utils.metadata import Visibility
 
 
@@ -100,7 +100,7 @@ class PrivacyPolicy(ABC):
         site: Site,
         start: Callable[[], str],
         gradient_clip: float | None = None,
-    ) -> Steps | None:
+    ) -> StepStrategy | None:
         """Return the steps that replace the plain ones in a site's training, or None to keep the plain ones.
 
         Args:
@@ -168,7 +168,7 @@ class PrivacyPolicy(ABC):
             name = withheld[0]
             raise RefusedError(
                 "unprotected_payload",
-                unprotected(f"site '{site}'", f"'{name}' ({kinds[name]})"),
+                unprotected_message(f"site '{site}'", f"'{name}' ({kinds[name]})"),
                 site=site,
                 tensor=name,
                 payload=kinds[name],
@@ -183,7 +183,7 @@ class PrivacyPolicy(ABC):
         if not self.discloses_peer_messages():
             raise RefusedError(
                 "unprotected_payload",
-                unprotected(f"site '{site}'", "a message for another site"),
+                unprotected_message(f"site '{site}'", "a message for another site"),
                 site=site,
                 payload="peer_message",
             )
@@ -252,7 +252,7 @@ class PrivacyPolicy(ABC):
         secure = self.settings.secure_aggregation
         return secure.resolved_threshold if self.is_private and secure is not None else None
 
-    def release(self, images: int | None = None) -> Part | None:
+    def release(self, images: int | None = None) -> NoisedReleases | None:
         """Return the noised steps of one release of a site.
 
         Args:
@@ -266,12 +266,12 @@ class PrivacyPolicy(ABC):
         """
         return None
 
-    def releases_of_replies(self, replies: int) -> Part | None:
+    def releases_of_replies(self, replies: int) -> NoisedReleases | None:
         """Return the releases of a site that sent a number of replies, or None if they don't follow from replies."""
         return None
 
     @classmethod
-    def part_of(cls, entry: LedgerEntry, adjacency: Adjacency) -> Part | None:
+    def part_of(cls, entry: LedgerEntry, adjacency: Adjacency) -> NoisedReleases | None:
         """Return the releases of a ledger's entry, converted to the unit of this mechanism.
 
         Args:
@@ -384,7 +384,7 @@ def payloads_beside_updates(method: Method | type[Method]) -> list[str]:
     return other + [f"'{key}' (metadata that it requires)" for key in needed]
 
 
-def unprotected(sender: str, payload: str) -> str:
+def unprotected_message(sender: str, payload: str) -> str:
     """Return an error message about a payload that no privacy mechanism covers."""
     return (
         f"Privacy covers updates only, and {sender} would send {payload}. Choose a method that sends only updates, or "

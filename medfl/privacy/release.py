@@ -24,12 +24,12 @@ import torch
 from medfl.errors import ContractError, RefusedError, SettingsError, check_choice
 from medfl.privacy import composition
 from medfl.privacy.gaussian import SENSITIVITY
-from medfl.privacy.statements import WHAT
+from medfl.privacy.statements import ADJACENCY_WORDS
 from medfl.utils.rng import SecretStream
 
 Noise = Literal["gaussian", "laplace", "none"]
 
-PARTS = {
+IMAGE_PARTS = {
     "x_s": "the generalisable part of the image (the image less its reconstruction)",
     "raw": "the whole image",
 }
@@ -40,7 +40,7 @@ CHUNK_NUMBERS = 1 << 22
 
 
 @dataclass(frozen=True)
-class Release:
+class ImageRelease:
     """Clipping and noise of a part of each image before it leaves a site.
 
     Attributes:
@@ -69,7 +69,7 @@ class Release:
 
     def __post_init__(self) -> None:
         check_choice("noise", self.noise, get_args(Noise))
-        check_choice("part to release", self.of, PARTS)
+        check_choice("part to release", self.of, IMAGE_PARTS)
         if self.noise != "none" and not 0 < self.variance < math.inf:
             raise SettingsError(
                 "setting_out_of_range",
@@ -186,14 +186,14 @@ class Release:
 
     def statement(self) -> str:
         """Return sentences about the guarantee and its limits, for the report and the log."""
-        return " ".join(sentences([self]))
+        return " ".join(guarantee_sentences([self]))
 
     def meta(self) -> dict[str, Any]:
         """Return the fields as JSON, which `from_meta` reads."""
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_meta(cls, meta: Mapping[str, Any]) -> Release:
+    def from_meta(cls, meta: Mapping[str, Any]) -> ImageRelease:
         """Build an object from the result of `meta`.
 
         Raises:
@@ -211,7 +211,7 @@ class Release:
             ) from error
 
 
-def epsilon_together(releases: Sequence[Release], adjacency: str) -> float | None:
+def epsilon_together(releases: Sequence[ImageRelease], adjacency: str) -> float | None:
     """Compute epsilon of several releases of the same part of one image (composition).
 
     Gaussian releases compose exactly: the squares of clip / standard deviation add up. The epsilons of Laplace releases
@@ -235,20 +235,20 @@ def epsilon_together(releases: Sequence[Release], adjacency: str) -> float | Non
         18.6
     """
     check_choice("adjacency", adjacency, SENSITIVITY)
-    gaussian: list[composition.Part] = []
+    gaussian: list[composition.NoisedReleases] = []
     laplace: list[float] = []
     for release in releases:
         if release.clip is None or release.noise == "none":
             return None
         if release.noise == "gaussian":
-            gaussian.append(composition.Part(release.scale / release.clip, 1))
+            gaussian.append(composition.NoisedReleases(release.scale / release.clip, 1))
         else:
             laplace.append(SENSITIVITY[adjacency] * release.clip / release.scale)
     exact = composition.epsilon(tuple(gaussian), _delta(releases), adjacency) if gaussian else 0.0
     return exact + math.fsum(laplace)
 
 
-def sentences(releases: Sequence[Release]) -> list[str]:
+def guarantee_sentences(releases: Sequence[ImageRelease]) -> list[str]:
     """Return sentences about the common guarantee of several releases of the same part of each image.
 
     Args:
@@ -259,7 +259,7 @@ def sentences(releases: Sequence[Release]) -> list[str]:
         sentences name the unit, delta, epsilon for both adjacencies, the effect of further releases, and the limits of
         the guarantee.
     """
-    part = PARTS[releases[0].of]
+    part = IMAGE_PARTS[releases[0].of]
     limits = [
         "Not covered are the generator, the classifier and the task model: they are trained on raw images and shared.",
         "The label of each part and the number of parts of a site are sent in clear.",
@@ -278,7 +278,7 @@ def sentences(releases: Sequence[Release]) -> list[str]:
     ]
 
 
-def _delta(releases: Sequence[Release]) -> float:
+def _delta(releases: Sequence[ImageRelease]) -> float:
     """Return the common delta of the Gaussian releases; 0 without Gaussian releases, as Laplace releases have none."""
     deltas = {release.delta for release in releases if release.noise == "gaussian"}
     if len(deltas) > 1:
@@ -290,18 +290,18 @@ def _delta(releases: Sequence[Release]) -> float:
     return deltas.pop() if deltas else 0.0
 
 
-def _describe_guarantee(releases: Sequence[Release]) -> str:
+def _describe_guarantee(releases: Sequence[ImageRelease]) -> str:
     added, replaced = (epsilon_together(releases, adjacency) for adjacency in ("add_remove", "replace"))
     names = {"gaussian": "the exact (analytic) Gaussian mechanism", "laplace": "the Laplace mechanism"}
     by = " and ".join(names[kind] for kind in sorted({release.noise for release in releases}))
     return (
         f"It is (epsilon, delta)-private with delta {_delta(releases):g} and epsilon {added:.4g} for a part that is "
-        f"{WHAT['add_remove']} ('add_remove': against an empty part), or epsilon {replaced:.4g} for one that is "
-        f"{WHAT['replace']} ('replace'), by {by}."
+        f"{ADJACENCY_WORDS['add_remove']} ('add_remove': against an empty part), or epsilon {replaced:.4g} for one "
+        f"that is {ADJACENCY_WORDS['replace']} ('replace'), by {by}."
     )
 
 
-def _describe_noise(releases: Sequence[Release]) -> str:
+def _describe_noise(releases: Sequence[ImageRelease]) -> str:
     """Return a clause about the clipping and noise of each release."""
     subject = "it" if len(releases) == 1 else "one copy"
     return " and ".join(
@@ -310,13 +310,13 @@ def _describe_noise(releases: Sequence[Release]) -> str:
     )
 
 
-def _noise(release: Release) -> str:
+def _noise(release: ImageRelease) -> str:
     """Return a phrase with the kind, variance and scale of the noise of a release."""
     scale = "scale" if release.noise == "laplace" else "standard deviation"
     return f"{release.noise.capitalize()} noise of variance {release.variance:g} ({scale} {release.scale:.4g})"
 
 
-def _describe_gap(releases: Sequence[Release]) -> str:
+def _describe_gap(releases: Sequence[ImageRelease]) -> str:
     """Return the reason why the releases are not differentially private."""
     if any(release.noise == "none" for release in releases):
         return "parts of images are sent without noise"
@@ -324,7 +324,7 @@ def _describe_gap(releases: Sequence[Release]) -> str:
     return f"{unbounded} is added, but no clip bounds the norm of the part, so the noise hides no image"
 
 
-def _describe_composition(releases: Sequence[Release]) -> str:
+def _describe_composition(releases: Sequence[ImageRelease]) -> str:
     rules = {
         "gaussian": "the squares of clip / standard deviation of all Gaussian releases add up, and their sum gives one "
         "epsilon for all",

@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 from medfl.contract import Server
-from medfl.privacy.release import Release
-from medfl.task import Scale
+from medfl.privacy.release import ImageRelease
+from medfl.task import ImageScale
 from medfl.utils.rng import SecretStream
 
 
 @dataclass(frozen=True)
-class Released:
+class ReleasedImages:
     """Released parts of the sites' images, which all participants of a run know.
 
     Attributes:
@@ -35,7 +35,7 @@ class Released:
     labels: torch.Tensor
     owners: tuple[str, ...]
     part: nn.Module
-    releases: tuple[Release, ...]
+    releases: tuple[ImageRelease, ...]
 
     @property
     def images(self) -> torch.Tensor:
@@ -67,7 +67,7 @@ class Released:
         return self.mean([release.apply(parts, stream) for release in self.releases])
 
 
-def as_seen(parts: torch.Tensor, release: Release, scale: Scale) -> torch.Tensor:
+def normalise_parts(parts: torch.Tensor, release: ImageRelease, scale: ImageScale) -> torch.Tensor:
     """Normalise released parts as inputs of a network: whole images like images, residuals without the mean.
 
     Args:
@@ -75,13 +75,13 @@ def as_seen(parts: torch.Tensor, release: Release, scale: Scale) -> torch.Tensor
         release: Release of the parts, which says whether they are whole images.
         scale: Scale of the task's images.
     """
-    return scale.seen(parts) if release.of == "raw" else scale.seen_difference(parts)
+    return scale.to_inputs(parts) if release.of == "raw" else scale.difference_to_inputs(parts)
 
 
 @runtime_checkable
 class ReleasesImages(Protocol):
     """Method whose sites release synthetic images or parts of their images."""
 
-    def released(self, server: Server) -> Released | None:
+    def released(self, server: Server) -> ReleasedImages | None:
         """Return the images that were released so far, or None before the first release."""
         ...

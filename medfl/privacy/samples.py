@@ -32,7 +32,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from medfl.contract import Site
 from medfl.errors import SettingsError
 from medfl.networks.norms import buffer_names, has_batch_norm, norm_names
-from medfl.privacy.composition import Part, calibrate, opacus
+from medfl.privacy.composition import NoisedReleases, calibrate, opacus
 from medfl.privacy.secret_site import SecretSite
 from medfl.settings import Settings
 
@@ -43,7 +43,7 @@ CHUNK_NUMBERS = 1 << 26
 """Maximum number of elements of the per-image gradients that are in memory at once (256 MB)."""
 
 
-def schedule(settings: Settings, images: int) -> tuple[float, int]:
+def sampling_schedule(settings: Settings, images: int) -> tuple[float, int]:
     """Return the sampling rate of a step and the number of steps in a round.
 
     A batch has ``batch_size`` images on average. The number of steps is that without privacy: ceil(images /
@@ -57,7 +57,7 @@ def schedule(settings: Settings, images: int) -> tuple[float, int]:
     return rate, settings.steps or settings.epochs * math.ceil(images / settings.batch_size)
 
 
-def releases(settings: Settings, images: int) -> Part:
+def planned_steps(settings: Settings, images: int) -> NoisedReleases:
     """Return the noised steps of a site in the whole run, with the noise that keeps the privacy budget.
 
     The site is assumed to train in every round.
@@ -71,11 +71,11 @@ def releases(settings: Settings, images: int) -> Part:
     """
     privacy = settings.privacy
     assert privacy is not None
-    rate, steps = schedule(settings, images)
+    rate, steps = sampling_schedule(settings, images)
     count = settings.rounds * steps
     if not count:
-        return Part(math.inf, 0, rate)
-    return Part(calibrate(privacy.epsilon, count, rate, privacy.delta, privacy.adjacency), count, rate)
+        return NoisedReleases(math.inf, 0, rate)
+    return NoisedReleases(calibrate(privacy.epsilon, count, rate, privacy.delta, privacy.adjacency), count, rate)
 
 
 def check_samples(settings: Settings, networks: Sequence[nn.Module]) -> None:
@@ -140,8 +140,8 @@ class PrivateSteps:
         self.smallest = 0  # an empty batch also makes a step, by the noise alone
         if isinstance(site, SecretSite):
             site.count_training()
-        self._rate, self._steps = schedule(site.settings, len(site.train))
-        sigma = releases(site.settings, len(site.train)).sigma if sigma is None else sigma
+        self._rate, self._steps = sampling_schedule(site.settings, len(site.train))
+        sigma = planned_steps(site.settings, len(site.train)).sigma if sigma is None else sigma
         self._std = sigma * privacy.clip
         # The parameters are part of the label, so that no noise is a multiple of a noise with other parameters.
         self._label = f"of dp-sgd {sigma!r} {privacy.clip!r} {self._rate!r}"

@@ -57,7 +57,7 @@ class SecretSite(Site):
             )
 
 
-def secret_run_id(run_id: str, pixels: str, task: Task, network: str | None) -> str:
+def derive_site_run_id(run_id: str, pixels: str, task: Task, network: str | None) -> str:
     """Return an identifier of a run at one site, from which the keys of its noise and subsampling are derived.
 
     Trainings on other images or with another network have other identifiers, so they never share noise.

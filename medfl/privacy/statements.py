@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from medfl.settings import SecureAggregation
 
-WHAT = {"add_remove": "added or removed", "replace": "replaced by any other"}
+ADJACENCY_WORDS = {"add_remove": "added or removed", "replace": "replaced by any other"}
 """Maps each adjacency to the change of a unit, in words."""
 
 

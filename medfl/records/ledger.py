@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from medfl.errors import StoreError
 from medfl.records.record import FileRecord, Record
-from medfl.utils.field_words import PluginName
+from medfl.utils.field_descriptions import PluginName
 
 Adjacency = Literal["add_remove", "replace"]
 """Adjacency of data sets: neighbours differ in one unit that is added or removed, or replaced by any other."""

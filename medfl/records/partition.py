@@ -42,7 +42,7 @@ class LocatedExclusion(Exclusion):
     where: str
 
 
-class Fold(Record):
+class TestFold(Record):
     """Fold of a cross-validation that is the test set of every site.
 
     Attributes:
@@ -108,9 +108,9 @@ class PartitionSettings(Record):
         self.test_fold()
         return self
 
-    def test_fold(self) -> Fold | None:
+    def test_fold(self) -> TestFold | None:
         """Return the fold that is the test set of every site, or None if the test sets are no folds."""
-        return None if self.fold is None or self.folds is None else Fold(fold=self.fold, folds=self.folds)
+        return None if self.fold is None or self.folds is None else TestFold(fold=self.fold, folds=self.folds)
 
 
 class Partition(FileRecord):

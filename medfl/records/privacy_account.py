@@ -9,8 +9,8 @@ from pydantic import Field, model_validator
 
 from medfl.records.ledger import Adjacency
 from medfl.records.record import Record
-from medfl.utils.field_words import PluginName
-from medfl.utils.metadata import LARGEST, Count
+from medfl.utils.field_descriptions import PluginName
+from medfl.utils.metadata import MAX_COUNT, Count
 
 Epsilon = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -47,7 +47,7 @@ class PrivacyAccount(Record):
     sigma: Annotated[float, Field(ge=0)] | None
     rate: Annotated[float, Field(gt=0, le=1)] | None
     steps: Count | None
-    threshold: Annotated[int, Field(ge=1, le=LARGEST)] | None
+    threshold: Annotated[int, Field(ge=1, le=MAX_COUNT)] | None
     planned: Count
     releases: Count
     stated_epsilon: float = Field(gt=0, allow_inf_nan=False)

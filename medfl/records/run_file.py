@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
-from medfl.records.partition import Fold
+from medfl.records.partition import TestFold
 from medfl.records.record import FileRecord, Record
 from medfl.records.summary import BestRound
 from medfl.settings import Execution, Settings, read_settings
 
-RENAMED = {"networks_by_site": "networks"}
+IDENTITY_NAMES = {"networks_by_site": "networks"}
 """Maps the name of a setting to its name in `RunIdentity`, if they differ. The keys of noise streams use that name."""
 
 
@@ -102,7 +102,7 @@ class RunIdentity(Record):
         Args:
             rounds: Number of rounds.
         """
-        names = {name: field for field, name in RENAMED.items()}
+        names = {name: field for field, name in IDENTITY_NAMES.items()}
         values = {names.get(name, name): value for name, value in self.settings.items()} | {"rounds": rounds}
         return read_settings(Settings, values, "the run")
 
@@ -143,7 +143,7 @@ class JoinedSite(Record):
     network: str | None = Field(max_length=200)
 
 
-def networks_brought(joined: Mapping[str, JoinedSite]) -> dict[str, str]:
+def networks_of_joined_sites(joined: Mapping[str, JoinedSite]) -> dict[str, str]:
     """Return the networks that sites brought when they joined, by the name of the site."""
     return {site: entry.network for site, entry in joined.items() if entry.network is not None}
 
@@ -167,7 +167,7 @@ class DataOrigin(Record):
     allowed_leaks: tuple[str, ...] = ()
     allowed_changes: tuple[str, ...] = ()
     label_map: dict[str, str | None] = {}
-    fold: Fold | None = None
+    fold: TestFold | None = None
 
 
 class Provenance(Record):
@@ -192,7 +192,7 @@ class Provenance(Record):
     @property
     def late_networks(self) -> dict[str, str]:
         """Maps each site that joined later and brought a network to its name."""
-        return networks_brought(self.joined)
+        return networks_of_joined_sites(self.joined)
 
 
 class Versions(Record):

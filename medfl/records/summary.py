@@ -85,7 +85,7 @@ class BestRound(Record):
     ended_early: bool
 
 
-class Holdings(Record):
+class ImageCounts(Record):
     """Number of images of each class, by site and split.
 
     Attributes:
@@ -167,7 +167,7 @@ class Summary(FileRecord):
     scores: dict[str, dict[str, dict[str, MetricScores]]] = {}
     costs: dict[str, SiteCosts] = {}
     attendance: Attendance
-    holdings: Holdings | None = None
+    holdings: ImageCounts | None = None
     leaks: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     privacy: dict[str, PrivacyAccount] = {}

@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 import torch
 
 from medfl.data.pooled import labels_of
-from medfl.engine.encoding import FILTERED
-from medfl.engine.evaluation import predictor_of
-from medfl.engine.needs import MEANING
+from medfl.engine.encoding import FILTERS_KEY
+from medfl.engine.evaluation import build_predictor
+from medfl.engine.needs import NEED_CONDITIONS
 from medfl.engine.site import Splits
 from medfl.engine.store import Store
 from medfl.errors import MedflError, SettingsError
 from medfl.hooks import METHOD_DECLARATIONS, Capability
-from medfl.networks.parts import without_head
+from medfl.networks.parts import names_without_head
 from medfl.testing.cohort import (
     Case,
     TensorData,
@@ -47,7 +47,7 @@ def metadata_is_complete(case: Case) -> None:
     for fact in (*declared, "sends", "supports", "needs"):
         ours, theirs = getattr(record, fact), getattr(kind, fact)
         expect(ours == theirs, f"the record's {fact} is {ours!r}, the class's {theirs!r}")
-    for fact, known in (("needs", set(MEANING)), ("supports", set(Capability))):
+    for fact, known in (("needs", set(NEED_CONDITIONS)), ("supports", set(Capability))):
         unknown = sorted(set(getattr(kind, fact)) - known)
         expect(not unknown, f"unknown words in {fact}: {unknown}, there are {sorted(known)}")
     expect(
@@ -227,7 +227,7 @@ def only_declared_values_leave_sites(case: Case) -> None:
             sent = [name.split("/", 1)[1] for name in record.tensors if name.startswith("reply/")]
             loose = [name for name in sent if not name.startswith(tuple(kind.sends) or ("\0",))]
             expect(not loose, f"undeclared tensors leave a site: {loose}")
-            undeclared = set(record.meta["reply"]) - set(kind.sends_meta) - {FILTERED}
+            undeclared = set(record.meta["reply"]) - set(kind.sends_meta) - {FILTERS_KEY}
             expect(not undeclared, f"undeclared meta keys leave a site: {sorted(undeclared)}")
 
 
@@ -298,7 +298,7 @@ def equal_models_average_to_themselves(case: Case) -> None:
         method = case.make_method()
         task = method.task_of(make_task())
         start = task.initial(case.settings_of().seed)
-        body = without_head(task.build(), list(start))
+        body = names_without_head(task.build(), list(start))
         result = case.run(still, epochs=0)
         for participant, models in {"server": result.outcome.models, **result.models}.items():
             if "global" in models and "public_data" not in case.kind.needs:
@@ -328,7 +328,7 @@ def exported_networks_predict_alike(case: Case) -> None:
         network = ConfigParser({"network_def": definition}).get_parsed_content("network_def").eval()
         network.load_state_dict(model.tensors)
         with torch.no_grad():
-            outputs, expected = network(images), predictor_of(method, task, model)(images)
+            outputs, expected = network(images), build_predictor(method, task, model)(images)
         expect(torch.allclose(outputs, expected, atol=1e-5), f"the exported {kind} model has other predictions")
     begun, own = task.initial(case.settings_of().seed), method.task_of(task).initial(case.settings_of().seed)
     bodies = [{n: t for n, t in tensors.items() if n.startswith("body.") and n in own} for tensors in (begun, own)]

@@ -17,13 +17,13 @@ from medfl.contract import Method
 from medfl.data.pooled import TensorData
 from medfl.engine.adversaries.simulation import read_attackers
 from medfl.engine.plan import MethodChoice, RunPlan
-from medfl.engine.runs.simulation import Callbacks, Result, RunData, SimulatedRun, Simulation, simulate
+from medfl.engine.runs.simulation import Callbacks, RunData, SimulatedRun, Simulation, SimulationResult, simulate
 from medfl.engine.site import Splits
 from medfl.engine.store import Store
 from medfl.objectives import Multiclass
 from medfl.plugins import Registry
 from medfl.settings import Execution, Settings
-from medfl.task import Scale, Task
+from medfl.task import ImageScale, Task
 from medfl.toolkit.averaging import Averaging
 from medfl.types import Dataset, Meta, Tensors
 from medfl.utils.rng import make_generator
@@ -115,7 +115,7 @@ def make_task(network: str = "norm", loss: nn.Module | None = None) -> Task:
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
         objective=Multiclass(CLASSES),
         metrics=("accuracy",),
-        scale=Scale((1, 6, 6), (0.5,), (0.5,)),
+        scale=ImageScale((1, 6, 6), (0.5,), (0.5,)),
     )
 
 
@@ -188,7 +188,7 @@ class Case:
         return self.registry.make_method(self.name, self.args)
 
     @cached_property
-    def reference(self) -> tuple[Result, Path]:
+    def reference(self) -> tuple[SimulationResult, Path]:
         """Result and folder of the unchanged run, executed once and shared by checks that only read it."""
         folder = Path(tempfile.mkdtemp(dir=self.home)) / "reference"
         return self.run(folder, unavailable=self._present), folder
@@ -211,7 +211,7 @@ class Case:
         server_test: Dataset | None = None,
         frees_space: bool = False,
         **settings: Any,
-    ) -> Result:
+    ) -> SimulationResult:
         """Run the federation in `folder`, optionally with other sites, settings and conditions."""
         data, run_settings = sites or make_sites(), self.settings_of(**settings)
         if public is None and "public_data" in self.kind.needs:
@@ -244,7 +244,7 @@ def folders(count: int) -> Iterator[list[Path]]:
         yield [Path(root) / str(index) for index in range(count)]
 
 
-def bits(result: Result) -> dict[str, Tensors]:
+def bits(result: SimulationResult) -> dict[str, Tensors]:
     """Return the tensors of all models of a result, by participant and kind."""
     tensors_by_model = {f"server/{kind}": model.tensors for kind, model in result.outcome.models.items()}
     for site, models in result.models.items():

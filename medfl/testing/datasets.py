@@ -13,9 +13,9 @@ import numpy as np
 
 from medfl.data.datalists import Datalist
 from medfl.data.ingest import checkpoint
-from medfl.data.ingest.choice import Choice
 from medfl.data.ingest.pipeline import QUARANTINE, work_folder
 from medfl.data.ingest.prepare import prepare
+from medfl.data.ingest.read_plan import ReadPlan
 from medfl.data.ingest.spec import DatasetSpec, ImageSpec, WholeSpec, path_fields
 from medfl.data.ingest.workers import LoadedItem
 from medfl.errors import DataError
@@ -106,7 +106,7 @@ def _check_kill(spec: ImageSpec, out: Path, whole: Path, stems: Collection[str],
     """Check that a killed process leaves nothing at `out`, and that the next one ends with the same bytes."""
 
     def child() -> None:
-        checkpoint.EVERY_SECONDS = 0.0
+        checkpoint.FLUSH_SECONDS = 0.0
         prepare(_killed(spec, after), out, workers=1)
 
     _end_by_kill(child, f"after {after} images")
@@ -144,7 +144,7 @@ def _check_damaged(spec: DatasetSpec, folder: Path, whole: Path) -> None:
     """Check that an unreadable first image is left out and listed, and that nothing else changes."""
     less, none = folder / "less" / whole.name, folder / "none" / whole.name
     datalist = prepare(spec, less, workers=1, require_complete=False)
-    images, others = (np.load(out / checkpoint.ARRAY, mmap_mode="r") for out in (whole, less))
+    images, others = (np.load(out / checkpoint.ARRAY_FILE, mmap_mode="r") for out in (whole, less))
     assert _count(datalist) == len(others) == len(images) - 1, (
         f"a file that can't be read costs one image, here {len(images) - len(others)}"
     )
@@ -211,8 +211,8 @@ def _killed(spec: ImageSpec, after: int) -> ImageSpec:
     kind: Any = type(spec)
 
     class Killed(kind):
-        def choose(self, files: Any, say: Say) -> Choice:
-            choice: Choice = super().choose(files, say)
+        def choose(self, files: Any, say: Say) -> ReadPlan:
+            choice: ReadPlan = super().choose(files, say)
             choice.load = _KillAfter(choice.load, after)
             return choice
 

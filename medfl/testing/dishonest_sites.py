@@ -12,17 +12,17 @@ import torch
 
 from medfl.contract import Plan, Replies, Reply, Request, Server, Site
 from medfl.engine.reply_checks import check_reply
-from medfl.engine.store import copied
+from medfl.engine.store import copy_state
 from medfl.errors import RefusedError
 from medfl.testing.cohort import CLASSES, Case, bits, folders
 from medfl.testing.suite import expect, finite, promise
 from medfl.types import Meta, Tensors
 from medfl.utils import wire
-from medfl.utils.metadata import LARGEST, MAX_TEXT_CHARACTERS
+from medfl.utils.metadata import MAX_COUNT, MAX_TEXT_CHARACTERS
 
 FALSE_VALUES: tuple[Any, ...] = (
     None, True, "x", "x" * (MAX_TEXT_CHARACTERS + 1), [], [0], [[]], {}, {"size": {"size": [None]}}, -1, 0, 0.5, 1,
-    1e300, LARGEST, 2**63, 10**400, math.nan, math.inf, -math.inf, [0] * CLASSES, [LARGEST] * CLASSES,
+    1e300, MAX_COUNT, 2**63, 10**400, math.nan, math.inf, -math.inf, [0] * CLASSES, [MAX_COUNT] * CLASSES,
     [-1] * CLASSES, [1] * 10_000,
 )  # fmt: skip
 """False values for a site's metadata: of every type, and at and beyond the bounds."""
@@ -73,7 +73,7 @@ def dishonest_site_does_not_stop_run(case: Case) -> None:
                 others = _SentReplies({name: sent[name] for name in sent if name != site}, [*missing, site])
                 states = []
                 for replies in (emptied, others):
-                    copy = replace(server, state=copied(server.state))
+                    copy = replace(server, state=copy_state(server.state))
                     super().aggregate(copy, replies)
                     states.append(copy.state.tensors)
                 expect(
@@ -83,7 +83,7 @@ def dishonest_site_does_not_stop_run(case: Case) -> None:
 
         def check_false_reply(self, server: Server, replies: Replies, what: str) -> None:
             """Check that the server can aggregate, plan and publish with a false reply that was accepted."""
-            copy = replace(server, state=copied(server.state))
+            copy = replace(server, state=copy_state(server.state))
             try:
                 super().aggregate(copy, replies)
                 super().plan(copy)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from medfl.engine.needs import lacks
-from medfl.engine.runs.simulation import Result
+from medfl.engine.needs import unmet_reason
+from medfl.engine.runs.simulation import SimulationResult
 from medfl.errors import SettingsError
 from medfl.objectives import Objective
 from medfl.testing.cohort import Case, bits, folders, make_data
@@ -47,7 +47,9 @@ def _meets_needs(case: Case, objective: Objective) -> bool:
     """
     task = make_task_of(objective)
     networks = {task.network: task.build()}
-    missing = [need for need in sorted(case.make_method().active_needs) if lacks(need, task, networks) is not None]
+    missing = [
+        need for need in sorted(case.make_method().active_needs) if unmet_reason(need, task, networks) is not None
+    ]
     if not missing:
         return True
     with folders(1) as (folder,):
@@ -61,7 +63,7 @@ def _meets_needs(case: Case, objective: Objective) -> bool:
     raise AssertionError(f"objective '{objective.name}' is not refused, though the method needs '{missing[0]}'")
 
 
-def _run(case: Case, objective: Objective, folder: Path, rounds: int) -> Result:
+def _run(case: Case, objective: Objective, folder: Path, rounds: int) -> SimulationResult:
     """Run the federation with an objective."""
     return case.run(
         folder,

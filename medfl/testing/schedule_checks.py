@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from medfl.contract import Server
-from medfl.engine.store import copied
+from medfl.engine.store import copy_state
 from medfl.testing.cohort import Case, folders
 from medfl.testing.suite import expect, promise
-from medfl.toolkit.rounds import Due, MultiStepMethod
+from medfl.toolkit.rounds import MultiStepMethod, ScheduledStep
 from medfl.utils import wire
 
 
@@ -25,11 +25,11 @@ def schedules_are_pure(case: Case) -> None:
 
         supports: ClassVar[Any] = case.kind.supports
 
-        def schedule(self, server: Server, done: Sequence[Due]) -> Sequence[Due]:
+        def schedule(self, server: Server, done: Sequence[ScheduledStep]) -> Sequence[ScheduledStep]:
             names = [step.name for step in self.round_steps()]
             expect(len(set(names)) == len(names), f"steps of one name: {names}")
             before = wire.digest(server.state.tensors, server.state.meta)
-            again = list(super().schedule(replace(server, state=copied(server.state)), list(done)))
+            again = list(super().schedule(replace(server, state=copy_state(server.state)), list(done)))
             left = list(super().schedule(server, done))
             expect(left == again, f"round {server.round}: {again} at the first call and {left} at the second")
             expect(before == wire.digest(server.state.tensors, server.state.meta), "a schedule changes the state")

@@ -13,10 +13,10 @@ import numpy as np
 
 from medfl.data.arrays import array_digest
 from medfl.data.datalists import Datalist, make_records
-from medfl.data.folders import check_free, written_whole
-from medfl.data.partition.holdouts import local_splits
+from medfl.data.folders import atomic_folder, check_output_folder
+from medfl.data.partition.holdouts import split_site_records
 from medfl.data.partition.plan import PartitionPlan
-from medfl.data.partition.writing import Pool, write_sites
+from medfl.data.partition.writing import PoolReference, write_sites
 from medfl.errors import SettingsError
 from medfl.records.datalist import CaseRecord
 from medfl.types import GLOBAL
@@ -55,7 +55,7 @@ class CellAppearance:
     density: float = 0.0
 
 
-CELLS = (
+CELL_CLASSES = (
     CellAppearance("lymphocyte", 0.65, 1, 0.54, 0.0, 0, (0.70, 0.76, 0.92)),
     CellAppearance("neutrophil", 0.8, 4, 0.24, 0.36, 300, (0.93, 0.82, 0.86), granules=(0.85, 0.66, 0.78), density=0.3),
     CellAppearance("eosinophil", 0.8, 2, 0.31, 0.3, 180, (0.94, 0.76, 0.70), granules=(0.90, 0.42, 0.30), density=0.75),
@@ -103,7 +103,7 @@ def draw_cells(labels: np.ndarray, size: int, stain: Stain, rng: np.random.Gener
     count = len(labels)
     axis = (np.arange(size, dtype=np.float32) + 0.5) / size * 2 - 1
     place = np.stack(np.meshgrid(axis, axis, indexing="ij"), axis=-1)[None]
-    kinds = [CELLS[label] for label in labels]
+    kinds = [CELL_CLASSES[label] for label in labels]
     image = np.ones((count, size, size, 3), np.float32) * _rgb((0.96, 0.93, 0.92))
     for _ in range(3):  # surrounding red blood cells
         angle, far = rng.uniform(0, 2 * np.pi, count), rng.uniform(1.0, 1.5, count)
@@ -155,7 +155,7 @@ def make_cohort(
     for name, value, low, high in (
         ("sites", sites, 1, 10_000),
         ("images_per_site", images_per_site, 1, 1_000_000),
-        ("classes", classes, 2, len(CELLS)),
+        ("classes", classes, 2, len(CELL_CLASSES)),
         ("size", size, 8, 1024),
     ):
         if not low <= value <= high:
@@ -168,16 +168,19 @@ def make_cohort(
                 maximum=high,
             )
     out = Path(out)
-    check_free(out, force)
+    check_output_folder(out, force)
     plan = PartitionPlan(
         "phantoms", sites, seed, {"classes": classes, "size": size}, test_fraction=0.2, val_fraction=0.1
     )
     images, splits = _cohort(plan, images_per_site, classes, size)
-    with written_whole(out, force) as folder:
+    with atomic_folder(out, force) as folder:
         np.save(folder / "images.npy", images, allow_pickle=False)
         digest = array_digest(folder / "images.npy")
         write_sites(
-            folder, Pool(_empty_datalist(classes), "../images.npy", digest, folder / "images.npy"), splits, plan
+            folder,
+            PoolReference(_empty_datalist(classes), "../images.npy", digest, folder / "images.npy"),
+            splits,
+            plan,
         )
     return plan.names()
 
@@ -196,7 +199,7 @@ def _cohort(
         own = rng.choice(classes, size=count, p=rng.dirichlet(np.full(classes, 2.0)))
         foreign = np.arange(classes * GLOBAL_PER_CLASS)[number :: plan.sites] // GLOBAL_PER_CLASS
         parts.append(draw_cells(np.concatenate([own, foreign]), size, stain, rng))
-        splits[name] = local_splits(make_records(range(row, row + count), own, name), plan, name)
+        splits[name] = split_site_records(make_records(range(row, row + count), own, name), plan, name)
         test += make_records(range(row + count, row + count + len(foreign)), foreign, f"{GLOBAL}-{name}")
         row += count + len(foreign)
     splits[GLOBAL] = {"test": test}
@@ -205,7 +208,7 @@ def _cohort(
 
 def _empty_datalist(classes: int) -> Datalist:
     """Return a data list without cases."""
-    labels = {str(number): cell.name for number, cell in enumerate(CELLS[:classes])}
+    labels = {str(number): cell.name for number, cell in enumerate(CELL_CLASSES[:classes])}
     return Datalist("phantom blood cells", "../images.npy", classes, labels, "made up", "CC0 1.0")
 
 
@@ -217,7 +220,7 @@ def _nucleus(
     turn = rng.uniform(0, 2 * np.pi, count)
     lobes = np.array([kind.lobes for kind in kinds])
     cover = np.zeros((count, size, size), np.float32)
-    for number in range(max(cell.lobes for cell in CELLS)):
+    for number in range(max(cell.lobes for cell in CELL_CLASSES)):
         step = np.radians([kind.arc for kind in kinds]) / np.maximum(lobes - 1, 1)
         ring = grow * [kind.ring for kind in kinds] * rng.normal(1, 0.1, count)
         middle = centre + _polar(turn + number * step, ring)

@@ -10,8 +10,8 @@ import torch
 
 from medfl.contract import PayloadKind, Replies, Server
 from medfl.errors import RefusedError, SettingsError
-from medfl.settings import participants
-from medfl.types import MODEL, Meta, Tensors
+from medfl.settings import participant_count
+from medfl.types import MODEL_PREFIX, Meta, Tensors
 from medfl.utils.memory import pieces
 from medfl.utils.text import names_and_more
 from medfl.utils.wire import select
@@ -87,7 +87,7 @@ def check_updates(
             )
 
 
-def normalised(weights: dict[str, float], fallback: Mapping[str, Meta]) -> dict[str, float]:
+def normalised_weights(weights: dict[str, float], fallback: Mapping[str, Meta]) -> dict[str, float]:
     """Return weights that sum to 1 (rule G-5).
 
     If the weights are all zero, or one is negative or not finite, log a warning and weight by the sizes instead. If the
@@ -115,7 +115,7 @@ def _are_usable(weights: dict[str, float]) -> bool:
     return math.isfinite(total) and total > 0 and min(weights.values()) >= 0
 
 
-def mean_update(replies: Replies, weights: dict[str, float], prefix: str = MODEL) -> Tensors:
+def mean_update(replies: Replies, weights: dict[str, float], prefix: str = MODEL_PREFIX) -> Tensors:
     """Compute the weighted mean of the updates under one prefix, see `mean_updates`."""
     return mean_updates(replies, {prefix: weights})[prefix]
 
@@ -157,12 +157,12 @@ def _add_weighted(mean: Tensors, tensors: Tensors, weight: float) -> None:
                 total.copy_(piece).mul_(weight)
 
 
-def sample(names: list[str], fraction: float, generator: torch.Generator) -> list[str]:
+def sample_sites(names: list[str], fraction: float, generator: torch.Generator) -> list[str]:
     """Draw sites without replacement (rule G-3).
 
     Args:
         names: Names of the candidates, sorted as strings.
-        fraction: Share of the candidates to draw, in (0, 1], see `medfl.settings.participants`.
+        fraction: Share of the candidates to draw, in (0, 1], see `medfl.settings.participant_count`.
         generator: Random generator with the key (seed, "participation", round), so that all methods draw the same
             sites.
 
@@ -171,7 +171,7 @@ def sample(names: list[str], fraction: float, generator: torch.Generator) -> lis
     """
     if not names:
         return []
-    chosen = torch.randperm(len(names), generator=generator)[: participants(len(names), fraction)]
+    chosen = torch.randperm(len(names), generator=generator)[: participant_count(len(names), fraction)]
     return sorted(names[index] for index in chosen.tolist())
 
 

@@ -34,21 +34,21 @@ from medfl.errors import SettingsError
 from medfl.hooks import UNINHERITED_CAPABILITIES
 from medfl.networks.norms import buffer_names, norm_names
 from medfl.privacy.policy import policy_of
-from medfl.settings import participants
+from medfl.settings import participant_count
 from medfl.task import Task
 from medfl.toolkit.aggregation import (
     add_update,
     check_updates,
     mean_updates,
-    normalised,
-    sample,
+    normalised_weights,
+    sample_sites,
     subtract,
 )
-from medfl.toolkit.kept import KEPT, add_to_kept, shared_of
 from medfl.toolkit.local_training import LocalTraining, stored_personal_model
+from medfl.toolkit.participant_state import AUXILIARY_PREFIX, add_to_auxiliary_state, model_tensors
 from medfl.toolkit.robust.rule import check_rule, robust_mean
-from medfl.toolkit.rounds import MultiStepMethod, Step
-from medfl.types import MODEL, Meta, Tensors
+from medfl.toolkit.rounds import MultiStepMethod, RoundStep
+from medfl.types import MODEL_PREFIX, Meta, Tensors
 from medfl.utils.metadata import Count, MetaField
 from medfl.utils.text import names_and_more
 from medfl.utils.wire import prefixed, select
@@ -86,7 +86,7 @@ class Averaging(MultiStepMethod, LocalTraining):
     summary: ClassVar[str]
     """Summary of the method in one line, for lists of methods."""
 
-    sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update"}
+    sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL_PREFIX: "update"}
     sends_meta: ClassVar[Mapping[str, MetaField]] = {"size": MetaField("private", Count)}
     supports: ClassVar[frozenset[Capability]] = frozenset({Capability.ROBUST})
     needs: ClassVar[frozenset[Need]] = frozenset()
@@ -107,7 +107,7 @@ class Averaging(MultiStepMethod, LocalTraining):
     @property
     def weighting(self) -> Weighting:
         """Weighting of the sites' models with the current settings, derived from `weight` and `weights_of`."""
-        if MODEL not in self.sends:
+        if MODEL_PREFIX not in self.sends:
             return "none"
         if type(self).weights_of is not Averaging.weights_of:
             return "method"
@@ -119,7 +119,7 @@ class Averaging(MultiStepMethod, LocalTraining):
 
     # ---- methods to override
 
-    def shared(self, model: nn.Module, norm_sync: str) -> list[str]:
+    def shared_names(self, model: nn.Module, norm_sync: str) -> list[str]:
         """Return the state-dict names of the tensors that sites and server exchange.
 
         Args:
@@ -163,7 +163,7 @@ class Averaging(MultiStepMethod, LocalTraining):
 
     # ---- tensors besides the model
 
-    def extra_down(self, server: Server) -> Tensors:
+    def extra_request_tensors(self, server: Server) -> Tensors:
         """Return tensors for each request besides the published ones. Sites find them in `Fit.received`."""
         return {}
 
@@ -181,18 +181,18 @@ class Averaging(MultiStepMethod, LocalTraining):
                 zeros.
             replied: Number of sites that replied.
         """
-        add_to_kept(server, prefix, mean)
+        add_to_auxiliary_state(server, prefix, mean)
 
     # ---- the step of a round
 
-    def round_steps(self) -> tuple[Step, ...]:
+    def round_steps(self) -> tuple[RoundStep, ...]:
         """Return the single step ``fit``: this round's participants train, and the server averages their updates."""
-        return (Step("fit", self.requests, self.train, self.aggregate_updates),)
+        return (RoundStep("fit", self.requests, self.train, self.aggregate_updates),)
 
     def requests(self, server: Server) -> list[Request]:
         """Return requests with the server's model to the sites that are drawn for this round."""
-        chosen = sample(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
-        tensors = self.publish(server) | self.extra_down(server)
+        chosen = sample_sites(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
+        tensors = self.publish(server) | self.extra_request_tensors(server)
         return [Request(name, "fit", tensors) for name in chosen]
 
     def train(self, site: Site, request: Request) -> Reply:
@@ -200,16 +200,16 @@ class Averaging(MultiStepMethod, LocalTraining):
 
         Stores the personal tensors in the site's state.
         """
-        received = select(request.tensors, MODEL)
-        done, models = self.train_in_turn(site, request.tensors, self.start(site, received))
+        received = select(request.tensors, MODEL_PREFIX)
+        done, models = self.run_trainings(site, request.tensors, self.start(site, received))
         personal = {name: done.after[name] for name in done.after if name not in received}
-        site.state.tensors = prefixed(select(site.state.tensors, KEPT), KEPT) | personal
-        update = prefixed({name: subtract(done.after[name], old) for name, old in received.items()}, MODEL)
+        site.state.tensors = prefixed(select(site.state.tensors, AUXILIARY_PREFIX), AUXILIARY_PREFIX) | personal
+        update = prefixed({name: subtract(done.after[name], old) for name, old in received.items()}, MODEL_PREFIX)
         return Reply(update | done.extra, {"size": len(site.train)} | done.meta, log=done.log, trained=models)
 
     def aggregate_updates(self, server: Server, replies: Replies) -> None:
         """Average the updates, apply `server_update`, and aggregate the further tensors of the replies."""
-        self.average(server, replies, [prefix for prefix in self.sends if prefix != MODEL])
+        self.average(server, replies, [prefix for prefix in self.sends if prefix != MODEL_PREFIX])
 
     # ---- the contract
 
@@ -225,10 +225,10 @@ class Averaging(MultiStepMethod, LocalTraining):
                 round has.
         """
         if server.settings.robust is not None:
-            check_rule(server.settings.robust, participants(len(server.trainable()), server.settings.fraction))
+            check_rule(server.settings.robust, participant_count(len(server.trainable()), server.settings.fraction))
         tensors = server.task.initial(server.settings.seed)
         model = server.task.load(tensors)
-        names = self.shared(model, server.settings.norm_sync)
+        names = self.shared_names(model, server.settings.norm_sync)
         if policy_of(server.settings).is_private:
             refuse_noisy_statistics(model, names)
         server.state.tensors = {name: tensors[name] for name in names}
@@ -243,7 +243,7 @@ class Averaging(MultiStepMethod, LocalTraining):
 
     def publish(self, server: Server) -> Tensors:
         """Return the shared tensors."""
-        return prefixed(shared_of(server), MODEL)
+        return prefixed(model_tensors(server), MODEL_PREFIX)
 
     def findings(self, server: Server) -> Findings:
         """Return no findings besides the scores."""
@@ -257,8 +257,8 @@ class Averaging(MultiStepMethod, LocalTraining):
         """
         if isinstance(participant, Server):
             complete = participant.state.meta.get("complete", False)
-            return {"global": Model(participant.task.network, shared_of(participant))} if complete else {}
-        received = select(participant.published, MODEL)
+            return {"global": Model(participant.task.network, model_tensors(participant))} if complete else {}
+        received = select(participant.published, MODEL_PREFIX)
         tensors = self.full_state(participant, received)
         kind = "global" if len(received) == len(tensors) else "personal"
         models = {kind: Model(participant.network, tensors)}
@@ -292,14 +292,14 @@ class Averaging(MultiStepMethod, LocalTraining):
             return
         if server.settings.robust is not None:
             update = robust_mean(server, replies, server.settings.robust)
-            server.state.tensors |= self.server_update(server, shared_of(server), update)
+            server.state.tensors |= self.server_update(server, model_tensors(server), update)
             return
-        weights = {MODEL: normalised(self.weights_of(server, replies.meta), replies.meta)}
+        weights = {MODEL_PREFIX: normalised_weights(self.weights_of(server, replies.meta), replies.meta)}
         if further:
-            extra_weights = normalised(self.extra_weights(server, replies.meta), replies.meta)
+            extra_weights = normalised_weights(self.extra_weights(server, replies.meta), replies.meta)
             weights |= dict.fromkeys(further, extra_weights)
         means = mean_updates(replies, weights)
-        server.state.tensors |= self.server_update(server, shared_of(server), means[MODEL])
+        server.state.tensors |= self.server_update(server, model_tensors(server), means[MODEL_PREFIX])
         for prefix in further:
             if means[prefix]:
                 self.aggregate_extra(server, prefix, means[prefix], len(replies))

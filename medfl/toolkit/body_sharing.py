@@ -9,12 +9,12 @@ from torch import nn
 
 from medfl.contract import Capability, Model, PayloadKind, Reply, Request, Server, Site
 from medfl.errors import SettingsError
-from medfl.networks.parts import head_names, without_head
+from medfl.networks.parts import head_names, names_without_head
 from medfl.privacy.policy import policy_of
 from medfl.toolkit.aggregation import subtract
 from medfl.toolkit.averaging import Averaging, refuse_noisy_statistics
-from medfl.toolkit.kept import KEPT
-from medfl.types import MODEL, Tensors
+from medfl.toolkit.participant_state import AUXILIARY_PREFIX
+from medfl.types import MODEL_PREFIX, Tensors
 from medfl.utils.text import names_and_more
 from medfl.utils.wire import prefixed, select
 
@@ -32,9 +32,9 @@ class BodySharing(Averaging):
 
     supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DIFFERENT_HEADS})
 
-    def shared(self, model: nn.Module, norm_sync: str) -> list[str]:
+    def shared_names(self, model: nn.Module, norm_sync: str) -> list[str]:
         """Return the names of the body's tensors."""
-        return without_head(model, super().shared(model, norm_sync))
+        return names_without_head(model, super().shared_names(model, norm_sync))
 
     def setup(self, server: Server) -> None:
         """Store the initial body in the server's state.
@@ -57,7 +57,7 @@ class BodySharing(Averaging):
                 network=network,
             )
         state, common = model.state_dict(), server.state.tensors
-        names = set(self.shared(model, server.settings.norm_sync))
+        names = set(self.shared_names(model, server.settings.norm_sync))
         unlike = {name for name in names & common.keys() if state[name].shape != common[name].shape}
         unlike |= names ^ common.keys()
         if unlike:
@@ -72,7 +72,7 @@ class BodySharing(Averaging):
             )
 
 
-class MeanHead(BodySharing):
+class BodySharingWithMeanHead(BodySharing):
     """Sharing of the body, with an optional global head that is the mean of the sites' heads.
 
     Attributes:
@@ -81,7 +81,7 @@ class MeanHead(BodySharing):
             their bodies. No site trains from the mean head.
     """
 
-    sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", HEAD_PREFIX: "update"}
+    sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL_PREFIX: "update", HEAD_PREFIX: "update"}
 
     global_head: Literal["none", "average"] = "none"
 
@@ -123,11 +123,13 @@ class MeanHead(BodySharing):
             )
         if policy_of(server.settings).is_private:
             refuse_noisy_statistics(model, names)
-        server.state.tensors |= prefixed({name: tensors[name] for name in names}, KEPT + HEAD_PREFIX)
+        server.state.tensors |= prefixed({name: tensors[name] for name in names}, AUXILIARY_PREFIX + HEAD_PREFIX)
 
     def publish(self, server: Server) -> Tensors:
         """Return the body and, if heads are averaged, the mean head."""
-        return super().publish(server) | prefixed(select(server.state.tensors, KEPT + HEAD_PREFIX), HEAD_PREFIX)
+        return super().publish(server) | prefixed(
+            select(server.state.tensors, AUXILIARY_PREFIX + HEAD_PREFIX), HEAD_PREFIX
+        )
 
     def train(self, site: Site, request: Request) -> Reply:
         """Train the received body with the site's own head, and reply with the body's update.
@@ -147,5 +149,5 @@ class MeanHead(BodySharing):
         models = super().models(participant)
         published = self.publish(participant) if isinstance(participant, Server) else participant.published
         if head := select(published, HEAD_PREFIX):
-            models["global"] = Model(participant.task.network, select(published, MODEL) | head)
+            models["global"] = Model(participant.task.network, select(published, MODEL_PREFIX) | head)
         return models

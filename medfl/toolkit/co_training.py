@@ -44,7 +44,7 @@ class CompanionModel:
         self._aside = SeparateStream(site.rng("beside"), site.task.device)
         self._smallest = smallest_batch(self.model, site.settings)
 
-    def sits_out(self, batch: Batch) -> bool:
+    def skips(self, batch: Batch) -> bool:
         """Return True if the batch is too small for this model's batch-norm layers (rule G-6)."""
         return len(batch.rows) < self._smallest
 
@@ -97,7 +97,7 @@ class ModelPair:
         return self._taps[0].features
 
     @property
-    def guest_features(self) -> list[torch.Tensor]:
+    def visiting_features(self) -> list[torch.Tensor]:
         """Features of the visiting model's latest forward pass, one tensor per stage."""
         return self._taps[1].features
 

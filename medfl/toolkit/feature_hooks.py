@@ -11,7 +11,7 @@ from torch import nn
 from medfl.errors import SettingsError
 
 
-def stages(model: nn.Module, network: str) -> list[nn.Module]:
+def network_stages(model: nn.Module, network: str) -> list[nn.Module]:
     """Return the stages of a network in order.
 
     Args:
@@ -32,7 +32,7 @@ def stages(model: nn.Module, network: str) -> list[nn.Module]:
     return list(layers)
 
 
-def check_alike(networks: Mapping[str, nn.Module], layers: Sequence[int] | None) -> None:
+def check_comparable_stages(networks: Mapping[str, nn.Module], layers: Sequence[int] | None) -> None:
     """Raise if the stages of the networks can't be compared one by one.
 
     Args:
@@ -43,7 +43,7 @@ def check_alike(networks: Mapping[str, nn.Module], layers: Sequence[int] | None)
         SettingsError: If a network has no stages, if the numbers of stages differ, or if a compared stage does not
             exist.
     """
-    counts = {name: len(stages(model, name)) for name, model in networks.items()}
+    counts = {name: len(network_stages(model, name)) for name, model in networks.items()}
     if len(set(counts.values())) > 1:
         text = ", ".join(f"'{name}' has {count}" for name, count in sorted(counts.items()))
         raise SettingsError(

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from medfl.contract import Site
 from medfl.types import Tensors
 
-CHUNK_NUMBERS = 16_000_000
+MAX_GRADIENT_ENTRIES = 16_000_000
 """Maximum number of per-sample gradient entries in memory at once (64 MB)."""
 
 Estimator = Literal["per_sample", "per_batch"]
@@ -63,7 +63,7 @@ def fisher(
                     squares[name] += len(y) * gradient.square()
         else:
             own = vmap(grad(loss), in_dims=(None, 0, 0))
-            chunk = max(1, min(batch_size, CHUNK_NUMBERS // max(1, sum(p.numel() for p in wanted.values()))))
+            chunk = max(1, min(batch_size, MAX_GRADIENT_ENTRIES // max(1, sum(p.numel() for p in wanted.values()))))
             for x, y in zip(images.split(chunk), labels.split(chunk), strict=True):
                 for name, gradients in own(wanted, x[:, None], y[:, None]).items():
                     squares[name] += gradients.square().sum(dim=0)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from medfl.contract import Site
-from medfl.toolkit.trainings import Training
+from medfl.toolkit.training_specs import Training
 from medfl.training.loop import Batch
 from medfl.types import Meta, Tensors
 

@@ -13,8 +13,8 @@ from torch import nn
 from medfl.contract import Model, Site
 from medfl.privacy.policy import policy_of
 from medfl.toolkit.fit import Fit, FitResult
-from medfl.toolkit.kept import keep, kept, shared_of
-from medfl.toolkit.trainings import Training, freeze_other_part
+from medfl.toolkit.participant_state import auxiliary_state, model_tensors, set_auxiliary_state
+from medfl.toolkit.training_specs import Training, freeze_other_part
 from medfl.training.loop import Batch, train
 from medfl.training.optimizer_state import read_state, write_state
 from medfl.types import Tensors
@@ -84,7 +84,7 @@ class LocalTraining(BaseModel):
         """
         return None
 
-    def extra_up(self, fit: Fit) -> Tensors:
+    def extra_reply_tensors(self, fit: Fit) -> Tensors:
         """Return further tensors for the server, with prefixes declared in `sends`.
 
         Called after `after_fit` of the last training whose model leaves the site, if it took at least one step.
@@ -95,12 +95,12 @@ class LocalTraining(BaseModel):
 
     def full_state(self, site: Site, received: Tensors) -> Tensors:
         """Return all tensors of a site's model: its own or the initial ones, overwritten by the received tensors."""
-        own = shared_of(site)
+        own = model_tensors(site)
         if not own and len(received) < len(site.task.names(site.network)):
             own = site.task.initial(site.settings.seed, site.network)
         return own | received
 
-    def train_in_turn(self, site: Site, sent: Tensors, start: Tensors) -> tuple[FitResult, dict[str, Model]]:
+    def run_trainings(self, site: Site, sent: Tensors, start: Tensors) -> tuple[FitResult, dict[str, Model]]:
         """Run all trainings of a round, and store separate personal models in the site's state.
 
         Args:
@@ -133,7 +133,7 @@ class LocalTraining(BaseModel):
                 )
             (labelled_log if training.label else unlabelled_log).update(training.log(done.log))
             if training.apart:
-                keep(site, training.place, done.after)
+                set_auxiliary_state(site, training.place, done.after)
                 personal = {"personal": Model(site.network, done.after)}
             else:
                 result = replace(done, before=start, meta=result.meta | done.meta)
@@ -214,7 +214,7 @@ class LocalTraining(BaseModel):
             before=before,
             after=cpu_state(model),
             log=fit.log | {"loss": trained.loss, "seconds": trained.seconds},
-            extra=on_cpu(self.extra_up(fit)) if leaves and fit.steps else {},
+            extra=on_cpu(self.extra_reply_tensors(fit)) if leaves and fit.steps else {},
             optimizer={} if optimizer is None else read_state(fit.optimizer, model),
             meta=fit.meta,
         )
@@ -222,7 +222,7 @@ class LocalTraining(BaseModel):
 
 def stored_personal_model(site: Site, training: Training, start: Tensors) -> Tensors:
     """Return the stored model of a separate personal training, or `start` before the first one."""
-    return kept(site, training.place) or start
+    return auxiliary_state(site, training.place) or start
 
 
 def gpu_devices(site: Site) -> list[torch.device]:

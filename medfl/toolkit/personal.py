@@ -12,13 +12,12 @@ from medfl.contract import Capability, Model, PayloadKind, Replies, Reply, Reque
 from medfl.networks.norms import buffer_names
 from medfl.toolkit.averaging import Averaging, Weighting
 from medfl.toolkit.fit import Fit, FitResult
-from medfl.toolkit.kept import keep, kept
 from medfl.toolkit.local_training import cpu_state
-from medfl.toolkit.rounds import Due, Step
+from medfl.toolkit.participant_state import auxiliary_state, set_auxiliary_state
+from medfl.toolkit.rounds import RoundStep, ScheduledStep
 from medfl.training.loop import Batch
-from medfl.training.optimizer_state import PREFIX as OPTIMIZER
-from medfl.training.optimizer_state import split
-from medfl.types import MODEL, Tensors
+from medfl.training.optimizer_state import OPTIMIZER_PREFIX, split_optimizer_state
+from medfl.types import MODEL_PREFIX, Tensors
 from medfl.utils.metadata import MetaField
 from medfl.utils.wire import prefixed, select
 
@@ -29,7 +28,7 @@ OWN_MODEL_PREFIX = "own/"
 """Prefix of the personal model of `ProximalPersonalModels` in a site's auxiliary state."""
 
 
-class Personal(Averaging):
+class PersonalModels(Averaging):
     """A personal model at each site; the server has no model and publishes nothing.
 
     A site's state stores the model's tensors under their own names and, if `keeps_optimizer` is true, the optimiser's
@@ -75,7 +74,7 @@ class Personal(Averaging):
         return (
             {}
             if isinstance(participant, Server)
-            else {"personal": Model(participant.network, split(self.own(participant))[0])}
+            else {"personal": Model(participant.network, split_optimizer_state(self.own(participant))[0])}
         )
 
     # ---- helpers for subclasses
@@ -88,20 +87,22 @@ class Personal(Averaging):
         """Return the initial tensors of `owner`'s model, for the network that `site` trains."""
         return site.task.initial(site.settings.seed, site.network, owner if self.init == "own" else "")
 
-    def go_on(self, site: Site, kept: Tensors, extra: Mapping[str, Any] | None = None) -> tuple[FitResult, Tensors]:
+    def continue_training(
+        self, site: Site, stored: Tensors, extra: Mapping[str, Any] | None = None
+    ) -> tuple[FitResult, Tensors]:
         """Continue the training of a model; return the result, and the tensors to store.
 
         Args:
             site: The site with its data, network and settings.
-            kept: Tensors of the model and its optimiser, as from `own`.
+            stored: Tensors of the model and its optimiser, as from `own`.
             extra: Initial values of `Fit.extra`.
         """
-        model, optimizer = split(kept)
+        model, optimizer = split_optimizer_state(stored)
         done = self.fit(site, model, optimizer if self.keeps_optimizer else None, extra)
-        return done, done.after | prefixed(done.optimizer, OPTIMIZER)
+        return done, done.after | prefixed(done.optimizer, OPTIMIZER_PREFIX)
 
 
-class LastStep(Averaging):
+class FinalAdaptation(Averaging):
     """A further step in the last round: all sites with training images adapt the common model and keep the result.
 
     Sites send nothing in this step. The adapted model is the site's personal model. Before that step, and at a site
@@ -124,17 +125,17 @@ class LastStep(Averaging):
         """
         raise NotImplementedError
 
-    def round_steps(self) -> tuple[Step, ...]:
+    def round_steps(self) -> tuple[RoundStep, ...]:
         """Return the steps of the parent class and the adaptation step."""
-        return *super().round_steps(), Step(
+        return *super().round_steps(), RoundStep(
             ADAPTATION_STEP, self.adapt_requests, self.adapt_and_keep, quorum=0, updates=()
         )
 
-    def schedule(self, server: Server, done: Sequence[Due]) -> Sequence[Due]:
+    def remaining_steps(self, server: Server, done: Sequence[ScheduledStep]) -> Sequence[ScheduledStep]:
         """Return the remaining steps; the adaptation step is only in the last round."""
         last = self.adapts and server.round >= server.settings.rounds
         steps = [step.name for step in self.round_steps() if step.name != ADAPTATION_STEP or last]
-        return [Due(name) for name in steps][len(done) :]
+        return [ScheduledStep(name) for name in steps][len(done) :]
 
     def adapt_requests(self, server: Server) -> list[Request]:
         """Return requests with the common model to all sites that have training data."""
@@ -142,8 +143,8 @@ class LastStep(Averaging):
 
     def adapt_and_keep(self, site: Site, request: Request) -> Reply:
         """Adapt the common model, and store the result in the site's state."""
-        done = self.adapt(site, self.full_state(site, select(request.tensors, MODEL)), request.tensors)
-        keep(site, f"{ADAPTATION_STEP}/", done.after)
+        done = self.adapt(site, self.full_state(site, select(request.tensors, MODEL_PREFIX)), request.tensors)
+        set_auxiliary_state(site, f"{ADAPTATION_STEP}/", done.after)
         return Reply(log=done.log, trained={"personal": Model(site.network, done.after)})
 
     def models(self, participant: Server | Site) -> dict[str, Model]:
@@ -151,11 +152,13 @@ class LastStep(Averaging):
         models = super().models(participant)
         if isinstance(participant, Site):
             common = next(iter(models.values())).tensors
-            models["personal"] = Model(participant.network, kept(participant, f"{ADAPTATION_STEP}/") or common)
+            models["personal"] = Model(
+                participant.network, auxiliary_state(participant, f"{ADAPTATION_STEP}/") or common
+            )
         return models
 
 
-class HeldNear(Averaging):
+class ProximalPersonalModels(Averaging):
     """A personal model at each site, which a proximal term pulls towards the received parameters.
 
     A site takes gradient steps on F(v) + (pull/2) ||v - u||^2 over its trainable parameters, where v is its own model
@@ -172,33 +175,33 @@ class HeldNear(Averaging):
 
     # ---- proximal training
 
-    def shared(self, model: nn.Module, norm_sync: str) -> list[str]:
+    def shared_names(self, model: nn.Module, norm_sync: str) -> list[str]:
         """Return the names of the shared parameters, without buffers."""
         buffers = buffer_names(model)
-        return [name for name in super().shared(model, norm_sync) if name not in buffers]
+        return [name for name in super().shared_names(model, norm_sync) if name not in buffers]
 
     def start(self, site: Site, received: Tensors) -> Tensors:
         """Return the site's own model, or the initial model before its first training."""
-        return kept(site, OWN_MODEL_PREFIX) or site.task.initial(site.settings.seed, site.network)
+        return auxiliary_state(site, OWN_MODEL_PREFIX) or site.task.initial(site.settings.seed, site.network)
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
         """Compute the task's loss plus (pull/2) ||v - u||^2."""
         loss = super().loss(fit, batch)
         if self.pull == 0:
             return loss
-        received = select(fit.received, MODEL)
+        received = select(fit.received, MODEL_PREFIX)
         terms = [(p - received[name]).square().sum() for name, p in fit.parameters() if name in received]
         return loss + 0.5 * self.pull * torch.stack(terms).sum()
 
     def after_fit(self, fit: Fit) -> None:
         """Store the model in the site's state."""
-        keep(fit.site, OWN_MODEL_PREFIX, cpu_state(fit.model))
+        set_auxiliary_state(fit.site, OWN_MODEL_PREFIX, cpu_state(fit.model))
 
     def models(self, participant: Server | Site) -> dict[str, Model]:
         """Return each site's own model; before its first training, the initial model with the published parameters."""
         if isinstance(participant, Server):
             return {}
-        tensors = kept(participant, OWN_MODEL_PREFIX) or self.full_state(
-            participant, select(participant.published, MODEL)
+        tensors = auxiliary_state(participant, OWN_MODEL_PREFIX) or self.full_state(
+            participant, select(participant.published, MODEL_PREFIX)
         )
         return {"personal": Model(participant.network, tensors)}

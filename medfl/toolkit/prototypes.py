@@ -12,18 +12,18 @@ from torch import nn
 
 from medfl.contract import Model, Need, PayloadKind, ReducesTo, Replies, Reply, Request, Server, Site
 from medfl.errors import RefusedError, SettingsError
-from medfl.networks.parts import body_and_head, features_and_logits, features_of, single_linear
+from medfl.networks.parts import body_and_head, feature_count, features_and_logits, single_linear
 from medfl.task import Task
-from medfl.toolkit.aggregation import normalised
+from medfl.toolkit.aggregation import normalised_weights
 from medfl.toolkit.fit import Fit
-from medfl.toolkit.kept import kept
-from medfl.toolkit.personal import Personal
+from medfl.toolkit.participant_state import auxiliary_state
+from medfl.toolkit.personal import PersonalModels
 from medfl.training.loop import Batch
 from medfl.training.predict import EVALUATION_BATCH
 from medfl.types import Dataset, Meta, Tensors
 from medfl.utils.wire import prefixed, select
 
-PROTO = "proto/"
+PROTOTYPE_PREFIX = "proto/"
 """Prefix of prototypes in messages and in the state; the number of the class follows."""
 
 
@@ -67,12 +67,14 @@ def mean_prototypes(sent: Mapping[str, Tensors], weight: Callable[[str, str], fl
     means = Tensors()
     for label in sorted({label for own in sent.values() for label in own}):
         owners = {site: own[label].double() for site, own in sorted(sent.items()) if label in own}
-        shares = normalised({site: float(weight(site, label)) for site in owners}, {site: {} for site in owners})
+        shares = normalised_weights(
+            {site: float(weight(site, label)) for site in owners}, {site: {} for site in owners}
+        )
         means[label] = torch.stack([shares[site] * mean for site, mean in owners.items()]).sum(0).float()
     return means
 
 
-def table(prototypes: Mapping[str, torch.Tensor], classes: int, device: str) -> torch.Tensor | None:
+def prototype_table(prototypes: Mapping[str, torch.Tensor], classes: int, device: str) -> torch.Tensor | None:
     """Stack prototypes by class number into (classes, d), with NaN for a missing class.
 
     Return None for an empty mapping.
@@ -117,13 +119,13 @@ def nearest_prototype_layer(prototypes: torch.Tensor) -> tuple[torch.Tensor, tor
     return 2 * present / features, torch.where(absent, ABSENT_CLASS_LOGIT, -present.square().sum(1) / features)
 
 
-def scaled(prototypes: torch.Tensor) -> torch.Tensor:
+def scale_prototypes(prototypes: torch.Tensor) -> torch.Tensor:
     """Scale prototypes (classes, d) to norm sqrt(d), the norm of a standard normal vector; zero vectors stay zero."""
     norms = torch.linalg.vector_norm(prototypes, dim=1, keepdim=True)
     return torch.where(norms == 0, prototypes, prototypes * math.sqrt(prototypes.shape[1]) / norms)
 
 
-def distance(latent: torch.Tensor, prototypes: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def latent_distance(latent: torch.Tensor, prototypes: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Compute a batch's mean squared distance between each latent vector and the prototype of its class.
 
     Args:
@@ -136,7 +138,7 @@ def distance(latent: torch.Tensor, prototypes: torch.Tensor, labels: torch.Tenso
     return (latent - prototypes[labels]).square().sum(1).mean()
 
 
-class PrototypeSharing(Personal):
+class PrototypeSharing(PersonalModels):
     """Base class of methods in which sites have personal models and share the mean features of each class.
 
     A subclass implements `update_prototypes`, and may override `scale` and `reply_metadata`.
@@ -147,7 +149,7 @@ class PrototypeSharing(Personal):
             prototype.
     """
 
-    sends: ClassVar[Mapping[str, PayloadKind]] = {PROTO: "statistic"}
+    sends: ClassVar[Mapping[str, PayloadKind]] = {PROTOTYPE_PREFIX: "statistic"}
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels", "linear_head"})
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (ReducesTo("local", {"lam": 0.0}),)
 
@@ -161,7 +163,7 @@ class PrototypeSharing(Personal):
 
     # ---- methods to override
 
-    def take_in(self, server: Server, sent: Mapping[str, Tensors], metas: Mapping[str, Meta]) -> None:
+    def update_prototypes(self, server: Server, sent: Mapping[str, Tensors], metas: Mapping[str, Meta]) -> None:
         """Compute common prototypes from the sites' prototypes, and store them in the server's state.
 
         Args:
@@ -175,7 +177,7 @@ class PrototypeSharing(Personal):
         """Return the factor of the squared distance besides `lam`; by default 1/d for d features."""
         return 1 / features
 
-    def tells(self, site: Site) -> Meta:
+    def reply_metadata(self, site: Site) -> Meta:
         """Return the metadata that the site sends with its prototypes."""
         return {}
 
@@ -188,7 +190,7 @@ class PrototypeSharing(Personal):
             SettingsError: If the bodies have different numbers of features, or a head can't predict by the nearest
                 prototype.
         """
-        features = {network: features_of(server.task.build(network), network) for network in server.networks()}
+        features = {network: feature_count(server.task.build(network), network) for network in server.networks()}
         if len(set(features.values())) > 1:
             raise SettingsError(
                 "unlike_feature_counts",
@@ -208,11 +210,14 @@ class PrototypeSharing(Personal):
 
     def publish(self, server: Server) -> Tensors:
         """Return the common prototypes."""
-        return prefixed(kept(server, PROTO), PROTO)
+        return prefixed(auxiliary_state(server, PROTOTYPE_PREFIX), PROTOTYPE_PREFIX)
 
     def check_tensors(self, task: Task, request: Request, tensors: Tensors) -> None:
         """Raise if a tensor is not the prototype of a known class, a float32 vector with one entry per feature."""
-        known, shape = {f"{PROTO}{label}" for label in range(task.objective.classes)}, (request.meta["features"],)
+        known, shape = (
+            {f"{PROTOTYPE_PREFIX}{label}" for label in range(task.objective.classes)},
+            (request.meta["features"],),
+        )
         for name, tensor in tensors.items():
             if name not in known or tensor.shape != shape or tensor.dtype is not torch.float32:
                 raise RefusedError(
@@ -226,19 +231,27 @@ class PrototypeSharing(Personal):
 
     def aggregate_updates(self, server: Server, replies: Replies) -> None:
         """Pass the prototypes of all replies to `update_prototypes`."""
-        self.take_in(server, {site: select(tensors, PROTO) for site, tensors in replies}, replies.meta)
+        self.update_prototypes(
+            server, {site: select(tensors, PROTOTYPE_PREFIX) for site, tensors in replies}, replies.meta
+        )
 
     # ---- a site
 
     def train(self, site: Site, request: Request) -> Reply:
         """Train and store the site's own model; reply with the prototypes of its classes."""
-        classes, device, received = site.task.objective.classes, site.task.device, select(request.tensors, PROTO)
-        aims = table(received, classes, device)
-        done, site.state.tensors = self.go_on(site, self.own(site), {"prototypes": aims})
+        classes, device, received = (
+            site.task.objective.classes,
+            site.task.device,
+            select(request.tensors, PROTOTYPE_PREFIX),
+        )
+        aims = prototype_table(received, classes, device)
+        done, site.state.tensors = self.continue_training(site, self.own(site), {"prototypes": aims})
         model = site.task.load(done.after, site.network)
         means = prototypes(model, site.train, classes, EVALUATION_BATCH, device).cpu()
-        own = {f"{PROTO}{label}": mean for label, mean in enumerate(means) if bool(mean.isfinite().all())}
-        return Reply(own, self.tells(site), log=done.log, trained={"personal": self.scored(site, done.after, received)})
+        own = {f"{PROTOTYPE_PREFIX}{label}": mean for label, mean in enumerate(means) if bool(mean.isfinite().all())}
+        return Reply(
+            own, self.reply_metadata(site), log=done.log, trained={"personal": self.scored(site, done.after, received)}
+        )
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
         """Compute the task's loss plus `lam` times the scaled distance to the prototypes."""
@@ -255,14 +268,16 @@ class PrototypeSharing(Personal):
         """Return a personal model at each site."""
         if isinstance(participant, Server):
             return {}
-        return {"personal": self.scored(participant, self.own(participant), select(participant.published, PROTO))}
+        return {
+            "personal": self.scored(participant, self.own(participant), select(participant.published, PROTOTYPE_PREFIX))
+        }
 
     def scored(self, site: Site, tensors: Tensors, received: Tensors) -> Model:
         """Return the site's model for evaluation.
 
         With inference by prototypes, its head is the nearest-prototype layer.
         """
-        aims = table(received, site.task.objective.classes, "cpu")
+        aims = prototype_table(received, site.task.objective.classes, "cpu")
         if self.inference == "head" or aims is None:
             return Model(site.network, tensors)
         path = single_linear(site.task.build(site.network), site.network, "Inference by prototypes")[1]

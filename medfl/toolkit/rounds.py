@@ -18,7 +18,7 @@ COMMITTED_STEPS = "done"
 
 
 @dataclass(frozen=True)
-class Step:
+class RoundStep:
     """One step of a round: requests to sites, computation at the sites, aggregation at the server.
 
     Attributes:
@@ -41,7 +41,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Due:
+class ScheduledStep:
     """A step that is scheduled in the current round.
 
     Attributes:
@@ -61,11 +61,11 @@ class MultiStepMethod:
 
     # ---- methods to override
 
-    def round_steps(self) -> tuple[Step, ...]:
+    def round_steps(self) -> tuple[RoundStep, ...]:
         """Return all steps that a round may contain, each with a different name."""
         raise NotImplementedError
 
-    def schedule(self, server: Server, done: Sequence[Due]) -> Sequence[Due]:
+    def remaining_steps(self, server: Server, done: Sequence[ScheduledStep]) -> Sequence[ScheduledStep]:
         """Return the remaining steps of this round, the next step first.
 
         By default each of `round_steps` is executed once.
@@ -81,11 +81,11 @@ class MultiStepMethod:
         Returns:
             The remaining steps; at least one at the start of a round.
         """
-        return [Due(step.name) for step in self.round_steps()][len(done) :]
+        return [ScheduledStep(step.name) for step in self.round_steps()][len(done) :]
 
     # ---- helpers for subclasses
 
-    def due(self, server: Server) -> Due:
+    def current_step(self, server: Server) -> ScheduledStep:
         """Return the step that is next or in progress.
 
         In `aggregate`, call this before you change the server's state.
@@ -130,17 +130,17 @@ class MultiStepMethod:
 
     # ---- private helpers
 
-    def _left(self, server: Server) -> Sequence[Due]:
+    def _left(self, server: Server) -> Sequence[ScheduledStep]:
         """Return the remaining steps of this round. Raise if a round begins without any."""
         done = _committed_steps(server)
-        left = self.schedule(server, done)
+        left = self.remaining_steps(server, done)
         if not left and not done:
             raise ContractError(
                 "empty_schedule", f"expected a step in round {server.round}, got an empty schedule", round=server.round
             )
         return left
 
-    def _step(self, name: str) -> Step:
+    def _step(self, name: str) -> RoundStep:
         """Return the declared step of this name. Raise if there is none."""
         steps = {step.name: step for step in self.round_steps()}
         if name not in steps:
@@ -152,12 +152,12 @@ class MultiStepMethod:
         return steps[name]
 
 
-def _committed_steps(server: Server) -> list[Due]:
+def _committed_steps(server: Server) -> list[ScheduledStep]:
     """Return the committed steps of this round."""
-    return [Due(name, turn) for name, turn in server.state.meta.get(COMMITTED_STEPS, [])]
+    return [ScheduledStep(name, turn) for name, turn in server.state.meta.get(COMMITTED_STEPS, [])]
 
 
-def _quorum(server: Server, step: Step, requests: int) -> int | None:
+def _quorum(server: Server, step: RoundStep, requests: int) -> int | None:
     """Return the number of replies that a step needs, given the number of its requests."""
     if step.requests is None:
         return None

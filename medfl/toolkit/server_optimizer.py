@@ -16,7 +16,7 @@ from pydantic import Field
 from medfl.contract import Server
 from medfl.toolkit.aggregation import add_update
 from medfl.toolkit.averaging import Averaging
-from medfl.toolkit.kept import KEPT
+from medfl.toolkit.participant_state import AUXILIARY_PREFIX
 from medfl.types import Tensors
 
 
@@ -51,10 +51,10 @@ def momentum_step(
     steps: Tensors = {}
     for name in parameters:
         if name in mean:
-            velocity = beta * remembered(server, "velocity", name, mean[name]) + mean[name]
-            remember(server, "velocity", name, velocity, old[name])
+            velocity = beta * load_moment(server, "velocity", name, mean[name]) + mean[name]
+            store_moment(server, "velocity", name, velocity, old[name])
             steps[name] = server_lr * (mean[name] + beta * velocity if nesterov else velocity)
-    return stepped(old, mean | steps)
+    return apply_steps(old, mean | steps)
 
 
 class AdaptiveServer(Averaging):
@@ -91,16 +91,16 @@ class AdaptiveServer(Averaging):
         steps: Tensors = {}
         for name in server.state.meta["parameters"]:
             if name in mean:
-                first = self.beta1 * remembered(server, "first", name, mean[name]) + (1 - self.beta1) * mean[name]
-                kept = remembered(server, "second", name, mean[name], self.tau**2 if self.v0 == "tau2" else 0.0)
+                first = self.beta1 * load_moment(server, "first", name, mean[name]) + (1 - self.beta1) * mean[name]
+                kept = load_moment(server, "second", name, mean[name], self.tau**2 if self.v0 == "tau2" else 0.0)
                 second = self.second_moment(kept, mean[name].square())
-                remember(server, "first", name, first, old[name])
-                remember(server, "second", name, second, old[name])
+                store_moment(server, "first", name, first, old[name])
+                store_moment(server, "second", name, second, old[name])
                 steps[name] = self.rate(server.round) * first / (second.sqrt() + self.tau)
-        return stepped(old, mean | steps)
+        return apply_steps(old, mean | steps)
 
 
-def lengthened(server: Server, mean: Tensors, length: float) -> Tensors:
+def scale_parameter_updates(server: Server, mean: Tensors, length: float) -> Tensors:
     """Multiply the mean update of the trainable parameters by a step length; with 1, return it bit by bit.
 
     Args:
@@ -112,20 +112,20 @@ def lengthened(server: Server, mean: Tensors, length: float) -> Tensors:
     return {name: update * length if name in trained else update for name, update in mean.items()}
 
 
-def stepped(old: Tensors, steps: Tensors) -> Tensors:
+def apply_steps(old: Tensors, steps: Tensors) -> Tensors:
     """Return the old tensors plus their steps; a tensor without a step stays unchanged."""
     return {name: add_update(tensor, steps[name]) if name in steps else tensor for name, tensor in old.items()}
 
 
-def remembered(server: Server, what: str, name: str, like: torch.Tensor, start: float = 0.0) -> torch.Tensor:
+def load_moment(server: Server, what: str, name: str, like: torch.Tensor, start: float = 0.0) -> torch.Tensor:
     """Return a stored moment of a tensor in the dtype of `like`.
 
     Before the first round, return a tensor filled with `start`.
     """
-    kept = server.state.tensors.get(f"{KEPT}{what}/{name}")
+    kept = server.state.tensors.get(f"{AUXILIARY_PREFIX}{what}/{name}")
     return torch.full_like(like, start) if kept is None else kept.to(like.dtype)
 
 
-def remember(server: Server, what: str, name: str, value: torch.Tensor, like: torch.Tensor) -> None:
+def store_moment(server: Server, what: str, name: str, value: torch.Tensor, like: torch.Tensor) -> None:
     """Store a moment of a tensor in the server's state, in the dtype of `like` but at least float32."""
-    server.state.tensors[f"{KEPT}{what}/{name}"] = value.to(torch.promote_types(like.dtype, torch.float32))
+    server.state.tensors[f"{AUXILIARY_PREFIX}{what}/{name}"] = value.to(torch.promote_types(like.dtype, torch.float32))

@@ -71,7 +71,7 @@ class Augmentation:
         targets: Targets,
         regions: torch.Tensor | None,
         generator: torch.Generator,
-        in_space: bool,
+        has_spatial_targets: bool,
     ) -> tuple[torch.Tensor, Targets, torch.Tensor | None]:
         """Augment a batch with its targets.
 
@@ -82,12 +82,12 @@ class Augmentation:
             targets: Targets (B, ...); masks are (B, M, *spatial), integers.
             regions: Region labels (*spatial), the same for all images; or None.
             generator: Random generator.
-            in_space: Whether the targets are masks (`Objective.in_space`).
+            has_spatial_targets: Whether the targets are masks (`Objective.has_spatial_targets`).
 
         Returns:
             Augmented images and targets of the same shapes, and region labels (B, *spatial), or None without labels.
         """
-        if not in_space or isinstance(targets, dict):
+        if not has_spatial_targets or isinstance(targets, dict):
             changed, labels = self(images, regions, generator)
             return changed, targets, labels
         seeds = torch.randint(_SEED_LIMIT, (len(images),), generator=generator, dtype=torch.int64).tolist()

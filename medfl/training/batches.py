@@ -6,21 +6,22 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from medfl.types import Dataset, Loaded, Targets, Visited
-from medfl.utils.pulse import counted
+from medfl.types import AugmentingDataset, Dataset, LoadedBatch, Targets
+from medfl.utils.heartbeat import count_batches
 
 TRAINING, SCORING = "training", "scoring"
 """Purposes of loaded batches, as progress reports name them."""
 
 
-def load(
+def load_batches(
     data: Dataset,
     batches: Iterable[torch.Tensor],
     generator: torch.Generator | None = None,
     doing: str = TRAINING,
     total: int | None = None,
-) -> Iterator[Loaded]:
-    """Yield the batches of a data set in order, on the CPU, and count them for progress reports (`medfl.utils.pulse`).
+) -> Iterator[LoadedBatch]:
+    """Yield the batches of a data set in order, on the CPU, and count them for progress reports
+    (`medfl.utils.heartbeat`).
 
     Args:
         data: The data set. A data set with random augmentation (`AugmentingDataset`) may read batches ahead.
@@ -30,9 +31,9 @@ def load(
         doing: Purpose of the batches, `TRAINING` or `SCORING`.
         total: Number of batches; None if unknown.
     """
-    if isinstance(data, Visited):
-        return counted(data.visits(batches, 0 if generator is None else generator.initial_seed()), doing, total)
-    return counted((Loaded(rows, *data.batch(rows)) for rows in batches), doing, total)
+    if isinstance(data, AugmentingDataset):
+        return count_batches(data.visits(batches, 0 if generator is None else generator.initial_seed()), doing, total)
+    return count_batches((LoadedBatch(rows, *data.batch(rows)) for rows in batches), doing, total)
 
 
 def on_device(targets: Targets, device: str) -> Targets:

@@ -17,9 +17,9 @@ from medfl.networks.norms import freeze_norms, has_batch_norm
 from medfl.objectives.balance import sampling_weights
 from medfl.plugins import look_up
 from medfl.settings import Settings
-from medfl.training.batches import load, on_device
+from medfl.training.batches import load_batches, on_device
 from medfl.training.precision import autocast
-from medfl.types import Dataset, Loaded
+from medfl.types import Dataset, LoadedBatch
 
 if TYPE_CHECKING:
     from medfl.training.augment import AugmentFunction
@@ -110,7 +110,7 @@ def smallest_batch(model: nn.Module, settings: Settings) -> int:
     return 2 if has_batch_norm(model) and settings.norm_sync != "frozen" else 1
 
 
-class Steps(Protocol):
+class StepStrategy(Protocol):
     """Strategy that draws a training's batches and takes its steps, plainly or as DP-SGD (`medfl.privacy.samples`)."""
 
     @property
@@ -185,7 +185,7 @@ def train(
     after_batch: Callable[[], None] | None = None,
     gradient_clip: float | None = None,
     augment: AugmentFunction | None = None,
-    steps: Steps | None = None,
+    steps: StepStrategy | None = None,
     smallest: int = 1,
     before_epoch: Callable[[int], None] | None = None,
 ) -> TrainResult:
@@ -237,7 +237,7 @@ def train(
     total_loss, samples, batches = torch.zeros((), device=device), 0, 0
     batches_per_epoch = max(1, math.ceil(len(data) / settings.batch_size))
     planned = batches_per_epoch * settings.epochs if settings.steps is None else settings.steps
-    for number, loaded in enumerate(load(data, steps.batches(len(data)), generator, total=planned)):
+    for number, loaded in enumerate(load_batches(data, steps.batches(len(data)), generator, total=planned)):
         if before_epoch is not None and number % batches_per_epoch == 0:
             before_epoch(number // batches_per_epoch + 1)
         count = len(loaded.rows)
@@ -283,7 +283,7 @@ def balanced_sampling(data: Dataset) -> torch.Tensor:
     return sampling_weights(data.class_labels)
 
 
-def _to_batch(loaded: Loaded, device: str, augment: AugmentFunction | None) -> Batch | None:
+def _to_batch(loaded: LoadedBatch, device: str, augment: AugmentFunction | None) -> Batch | None:
     """Augment a loaded batch and move it to the device; return None for an empty batch."""
     if not len(loaded.rows):
         return None

@@ -8,7 +8,7 @@ from torch import nn
 from medfl.errors import SettingsError
 from medfl.types import Tensors
 
-PREFIX = "optimizer/"
+OPTIMIZER_PREFIX = "optimizer/"
 """Prefix of the optimiser's tensors when they are stored together with a model's tensors."""
 
 
@@ -72,10 +72,12 @@ def write_state(optimizer: torch.optim.Optimizer, model: nn.Module, state: Tenso
         optimizer.load_state_dict({"state": entries, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def split(kept: Tensors) -> tuple[Tensors, Tensors]:
+def split_optimizer_state(kept: Tensors) -> tuple[Tensors, Tensors]:
     """Split tensors that are stored together into the model's tensors and the state of its optimiser."""
-    model = {name: tensor for name, tensor in kept.items() if not name.startswith(PREFIX)}
-    return model, {name[len(PREFIX) :]: tensor for name, tensor in kept.items() if name.startswith(PREFIX)}
+    model = {name: tensor for name, tensor in kept.items() if not name.startswith(OPTIMIZER_PREFIX)}
+    return model, {
+        name[len(OPTIMIZER_PREFIX) :]: tensor for name, tensor in kept.items() if name.startswith(OPTIMIZER_PREFIX)
+    }
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -9,9 +9,9 @@ from torch import nn
 
 from medfl.objectives import Objective
 from medfl.settings import Settings
-from medfl.training.batches import SCORING, load, on_device
+from medfl.training.batches import SCORING, load_batches, on_device
 from medfl.training.precision import autocast
-from medfl.types import Dataset, Loaded, Visited
+from medfl.types import AugmentingDataset, Dataset, LoadedBatch
 
 EVALUATION_BATCH = 256
 """Number of images in a batch of evaluation. Larger batches are not faster on a CPU."""
@@ -25,7 +25,7 @@ Inferer = Callable[[torch.Tensor, nn.Module], torch.Tensor]
 
 def evaluation_batch(objective: Objective) -> int:
     """Return the number of images in a batch of evaluation."""
-    return SPATIAL_BATCH if objective.in_space else EVALUATION_BATCH
+    return SPATIAL_BATCH if objective.has_spatial_targets else EVALUATION_BATCH
 
 
 def logits(
@@ -77,8 +77,8 @@ def predict(
     judged, kept = [], []
     for loaded, outputs in _outputs(model, data, settings, device, evaluation_batch(objective), inferer, cases):
         objective.check_outputs(outputs, loaded.targets)
-        judged.append(objective.judged(outputs, loaded.targets, metrics, loaded.spacing))
-        kept.append(objective.kept(loaded.targets))
+        judged.append(objective.scoring_inputs(outputs, loaded.targets, metrics, loaded.spacing))
+        kept.append(objective.scoring_targets(loaded.targets))
     return (torch.cat(judged), torch.cat(kept)) if judged else (torch.empty(0, 0), torch.empty(0, 0))
 
 
@@ -111,14 +111,14 @@ def mean_loss(
     return total / cases if cases else float("nan")
 
 
-def look_at(
+def predict_cases(
     model: nn.Module,
     data: Dataset,
     rows: torch.Tensor,
     settings: Settings,
     device: str = "cpu",
     inferer: Inferer | None = None,
-) -> Iterator[tuple[Loaded, torch.Tensor]]:
+) -> Iterator[tuple[LoadedBatch, torch.Tensor]]:
     """Yield selected cases one by one, each with the model's outputs (1, C, ...), float32 on the CPU.
 
     Args:
@@ -140,9 +140,9 @@ def _outputs(
     batch: int,
     inferer: Inferer | None = None,
     cases: tuple[int, int] | None = None,
-) -> Iterator[tuple[Loaded, torch.Tensor]]:
+) -> Iterator[tuple[LoadedBatch, torch.Tensor]]:
     """Yield each batch with the model's outputs, float32 on the CPU."""
-    size = 1 if inferer is not None or isinstance(data, Visited) else batch
+    size = 1 if inferer is not None or isinstance(data, AugmentingDataset) else batch
     rows = torch.arange(*(cases or (0, len(data))))
     batches = rows.split(size) if len(rows) else ()
     return _apply(model, data, batches, settings, device, inferer)
@@ -155,11 +155,11 @@ def _apply(
     settings: Settings,
     device: str,
     inferer: Inferer | None,
-) -> Iterator[tuple[Loaded, torch.Tensor]]:
+) -> Iterator[tuple[LoadedBatch, torch.Tensor]]:
     """Yield the batches of the given rows with the model's outputs, float32 on the CPU."""
     model.eval()
     with torch.no_grad(), autocast(settings, device):
-        for loaded in load(data, batches, doing=SCORING, total=len(batches)):
+        for loaded in load_batches(data, batches, doing=SCORING, total=len(batches)):
             images = loaded.inputs.to(device)
             outputs = model(images) if inferer is None else inferer(images, model)
             yield loaded, outputs.float().cpu()

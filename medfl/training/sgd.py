@@ -33,7 +33,7 @@ def check_sgd(optimizer: torch.optim.Optimizer, why: str) -> None:
         )
 
 
-def way(group: Mapping[str, Any], steps: int, mu: float = 0.0) -> float:
+def distance_in_learning_rates(group: Mapping[str, Any], steps: int, mu: float = 0.0) -> float:
     """Return the distance that SGD covers along a constant gradient of -1, in units of its learning rate.
 
     With a proximal term (mu/2) w^2 in the loss, it is D after `steps` iterations of v <- beta v + 1 - lr mu D, D <- D +

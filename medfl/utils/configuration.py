@@ -30,7 +30,7 @@ class OpaqueError(TypeError):
     """An object can't be described, so its changes can't be detected."""
 
 
-def described(value: Any) -> Any:
+def describe_object(value: Any) -> Any:
     """Return a JSON description of a value that differs if its behaviour may differ.
 
     Attributes with random generators are left out, because they are state and not configuration.
@@ -46,12 +46,12 @@ def described(value: Any) -> Any:
 
 
 def configuration_digest(value: Any) -> str:
-    """Return the SHA-256 of `described`, 64 hexadecimal digits.
+    """Return the SHA-256 of `describe_object`, 64 hexadecimal digits.
 
     Raises:
-        OpaqueError: If `described` raises it.
+        OpaqueError: If `describe_object` raises it.
     """
-    return hashlib.sha256(json.dumps(described(value), sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(describe_object(value), sort_keys=True).encode()).hexdigest()
 
 
 def _describe(value: Any, above: tuple[int, ...]) -> Any:

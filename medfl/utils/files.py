@@ -86,7 +86,7 @@ def _temporary_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
-def mapped(path: Path) -> memoryview:
+def map_file(path: Path) -> memoryview:
     """Map a file into memory, copy-on-write. The system reads pages on access and may drop them if memory is short.
 
     The memory may be written; the file does not change. The file may be deleted, but must not be truncated while it is

@@ -53,18 +53,18 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
-def plain(value: Any) -> str:
+def setting_text(value: Any) -> str:
     """Format a setting's value: text unchanged, None as ``none``, a list with commas, anything else as JSON."""
     if value is None:
         return "none"
     if isinstance(value, str):
         return value
     if isinstance(value, list):
-        return ", ".join(plain(element) for element in value) or "none"
+        return ", ".join(setting_text(element) for element in value) or "none"
     return json.dumps(value, sort_keys=True, ensure_ascii=False)
 
 
-def listed(words: Sequence[str]) -> str:
+def join_words(words: Sequence[str]) -> str:
     """Join words as ``a, b and c``."""
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
@@ -84,7 +84,7 @@ def count(value: int, word: str, plural: str = "") -> str:
     return f"{number(value)} {word if value == 1 else plural or word + 's'}"
 
 
-def known(value: float | None) -> float | None:
+def none_if_nan(value: float | None) -> float | None:
     """Return the value, or None for NaN and None."""
     return None if value is None or math.isnan(value) else value
 
@@ -194,7 +194,7 @@ METRIC_WORDS = {
 }
 """Maps each metric to its display name and its meaning."""
 
-PARTS = {"auc": "finding", "dice": "class"}
+NUMBERED_PARTS = {"auc": "finding", "dice": "class"}
 """Maps each metric with numbered parts, such as ``dice_1``, to the meaning of the number."""
 
 
@@ -208,11 +208,11 @@ def metric_words(metric: str, names: Sequence[str] = ()) -> str:
 
     Args:
         metric: Name of the metric.
-        names: Name of each output of the networks (`medfl.engine.runs.records.names_of`); empty if unknown.
+        names: Name of each output of the networks (`medfl.engine.runs.records.common_output_names`); empty if unknown.
     """
     whole, _, number = metric.rpartition("_")
-    if whole in PARTS and number.isdigit():
-        part = names[int(number)] if int(number) < len(names) else f"{PARTS[whole]} {number}"
+    if whole in NUMBERED_PARTS and number.isdigit():
+        part = names[int(number)] if int(number) < len(names) else f"{NUMBERED_PARTS[whole]} {number}"
         return f"{METRIC_WORDS[whole][0]} of {part}"
     return METRIC_WORDS[metric][0] if metric in METRIC_WORDS else metric
 
@@ -220,6 +220,6 @@ def metric_words(metric: str, names: Sequence[str] = ()) -> str:
 def metric_meaning(metric: str) -> str:
     """Return the meaning of a metric as the rest of a sentence; empty for an unknown metric."""
     whole, _, number = metric.rpartition("_")
-    if whole in PARTS and number.isdigit():
-        return f"{METRIC_WORDS[whole][1]}, for this {PARTS[whole]} only"
+    if whole in NUMBERED_PARTS and number.isdigit():
+        return f"{METRIC_WORDS[whole][1]}, for this {NUMBERED_PARTS[whole]} only"
     return METRIC_WORDS[metric][1] if metric in METRIC_WORDS else ""

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-LOCK = ".lock"
+LOCK_FILE = ".lock"
 """Name of the locked file in a folder that is being written."""
 
 
 @contextlib.contextmanager
-def held(path: Path, patience: float = 0.0, *, remove: bool = False) -> Iterator[bool]:
+def hold_lock(path: Path, patience: float = 0.0, *, remove: bool = False) -> Iterator[bool]:
     """Try to lock a file for the duration of the block. Forked processes also hold the lock as long as they live.
 
     Args:
@@ -43,9 +43,9 @@ def held(path: Path, patience: float = 0.0, *, remove: bool = False) -> Iterator
             return
 
 
-def being_written(folder: Path) -> bool:
-    """Return True if a process holds a folder's `LOCK`, without disturbing it."""
-    lock = folder / LOCK
+def is_being_written(folder: Path) -> bool:
+    """Return True if a process holds a folder's `LOCK_FILE`, without disturbing it."""
+    lock = folder / LOCK_FILE
     if not lock.is_file():
         return False
     with lock.open() as file:

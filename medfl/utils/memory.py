@@ -2,7 +2,7 @@
 
 By default glibc returns large blocks to the system as soon as they are freed. Training allocates the same blocks again
 for the next batch, and the kernel has to clear each page of them. `keep_freed_memory` makes glibc keep them, and
-`release` returns them after a step, so that a process does not grow over the rounds of a long run.
+`release_memory` returns them after a step, so that a process does not grow over the rounds of a long run.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LITTER, LITTLE = 32 * 10**6, 16 * 10**6
 """Maximum bytes of garbage before a collection: during work, and in pauses."""
 
 
-class Sweeper:
+class GarbageSweeper:
     """Garbage collection triggered by the size of discarded objects. Python's own triggers count objects, not bytes."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Sweeper:
             self._left = 0
             _freeze()
             gc.collect()
-            release()
+            release_memory()
 
 
 @functools.cache
@@ -77,7 +77,7 @@ def _trim() -> Callable[[int], object] | None:
         return None
 
 
-def release() -> None:
+def release_memory() -> None:
     """Return freed memory to the system, if the C library supports it."""
     trim = _trim()
     if trim is not None:

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, GetCoreSchemaHandle
 from pydantic_core import CoreSchema, core_schema
 
 from medfl.errors import ContractError, RefusedError
-from medfl.utils.field_words import words_of
+from medfl.utils.field_descriptions import words_of
 
 Visibility = Literal["public", "private", "needed"]
 """Permission of metadata to leave a site under a privacy setting: only ``public`` fields may leave it.
@@ -28,7 +28,7 @@ A method declares a field that is not public but that it can't do without as ``n
 PEER_MESSAGE = "peer_message"
 """Name of peer messages among the operations in `MetaField.after`."""
 
-LARGEST = 10**12
+MAX_COUNT = 10**12
 """Maximum count. Sums over all sites stay far below 64 bits."""
 
 MAX_TEXT_CHARACTERS = 200
@@ -60,7 +60,7 @@ def _check_numbers(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-Count = Annotated[int, Field(ge=0, le=LARGEST)]
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 """Number of items."""
 
 Number = Annotated[float, BeforeValidator(_check_64_bits), Field(allow_inf_nan=False)]
@@ -139,7 +139,7 @@ class OneOf:
         return value
 
 
-def number(low: float = -math.inf, high: float = math.inf) -> Any:
+def bounded_number(low: float = -math.inf, high: float = math.inf) -> Any:
     """Return the type of a finite number in [low, high]."""
     return Annotated[Number, Field(ge=None if math.isinf(low) else low, le=None if math.isinf(high) else high)]
 
@@ -173,8 +173,9 @@ class MetaField:
 
     Attributes:
         visibility: Whether the field may leave a site under a privacy setting.
-        type: Type of its values, as pydantic reads it: `Count`, `Number`, `Text`, ``bool``, a type that `number`,
-            `list_of` or `one_of` returns, a ``TypedDict`` of such, or ``type | None``. Values are not converted.
+        type: Type of its values, as pydantic reads it: `Count`, `Number`, `Text`, ``bool``, a type that
+            `bounded_number`, `list_of` or `one_of` returns, a ``TypedDict`` of such, or ``type | None``. Values are not
+            converted.
         after: Operations of the requests whose replies must have the field; `PEER_MESSAGE` for peer messages. A field
             that a privacy setting withholds may still be missing.
     """
@@ -186,7 +187,7 @@ class MetaField:
     @property
     def words(self) -> str:
         """The type in words, without the bound of counts."""
-        return words_of(self.type).replace(f", <= {LARGEST}", "")
+        return words_of(self.type).replace(f", <= {MAX_COUNT}", "")
 
     @cached_property
     def _adapter(self) -> TypeAdapter[Any]:

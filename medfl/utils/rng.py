@@ -26,7 +26,7 @@ def make_generator(*key: str | int) -> torch.Generator:
 
 
 @contextlib.contextmanager
-def pinned(*key: str | int, gpu: bool = True) -> Iterator[None]:
+def seeded_generators(*key: str | int, gpu: bool = True) -> Iterator[None]:
     """Seed the global generators of torch, NumPy and Python from a key within the block, and restore them afterwards.
 
     Dropout, initialisers and third-party transforms use the global generators, so each step seeds them.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from medfl.types import NO_SITES, POOLED, SERVER
+from medfl.types import NON_SITE_NAMES, POOLED, SERVER
 
 Say = Callable[[str], None]
 """Function that receives a line of text for the user."""
@@ -121,7 +121,7 @@ def name_problem(names: Iterable[str]) -> str | None:
         if not _SITE_NAME.fullmatch(name):
             rule = "expected 1 to 63 letters a to z, digits, '_' or '-', a letter or digit first"
             return f"A site can't be called {name!a}: {rule}. Rename it."
-        if lower in (SERVER, *NO_SITES, POOLED, *_WINDOWS_DEVICES):
+        if lower in (SERVER, *NON_SITE_NAMES, POOLED, *_WINDOWS_DEVICES):
             return f"A site can't be called '{name}': that name is reserved. Rename it."
         if known.setdefault(lower, name) != name:
             return f"The sites '{known[lower]}' and '{name}' differ in upper and lower case only. Rename one of them."

@@ -12,8 +12,8 @@ from typing import Any
 from medfl.bundle.check import METADATA, check_bundle
 from medfl.bundle.check.reading import read_config, walk
 from medfl.bundle.check.references import check_references
-from medfl.bundle.problems import joined
-from medfl.data.transforms.cases import PICTURES
+from medfl.bundle.joined_errors import join_errors
+from medfl.data.transforms.cases import SUFFIXES_WITHOUT_SPACING
 from medfl.errors import SettingsError
 from medfl.plugins import Registry
 from medfl.types import PathLike
@@ -21,9 +21,9 @@ from medfl.utils.files import write_json
 from medfl_adopt.adoption import OVERLAY_FILE, PAGE_FILE, Adoption
 from medfl_adopt.adoption_page import render_page
 from medfl_adopt.cases import add_test_list, read_cases
-from medfl_adopt.config import LOAD_IMAGE, Config, base_name, read_file, read_files
+from medfl_adopt.config import LOAD_IMAGE, BundleConfig, base_name, list_config_files, read_config_file
 from medfl_adopt.copying import check_paths, copy_bundle
-from medfl_adopt.ignored import list_ignored_entries
+from medfl_adopt.ignored_entries import list_ignored_entries
 from medfl_adopt.objective import recognize_objective
 from medfl_adopt.parts import PartIds, find_problems, read_amp, read_parts
 from medfl_adopt.used_ids import find_lost_steps, find_used_ids
@@ -52,7 +52,7 @@ def read_bundle(root: Path, objective: str | None = None) -> Adoption:
         raise SettingsError(
             "not_a_bundle", f"'{root}' is not a MONAI bundle: expected the folder '{root / 'configs'}'.", path=root
         )
-    names = read_files(root)
+    names = list_config_files(root)
     if "federate" in names:
         raise SettingsError(
             "already_federated",
@@ -73,15 +73,15 @@ def read_bundle(root: Path, objective: str | None = None) -> Adoption:
     described, _ = read_config(root / METADATA)  # `check_bundle` reports problems of the metadata
     metadata = described if isinstance(described, Mapping) else {}
     files = {stem: names[stem] for stem in WORKFLOWS if stem in names}
-    contents = {stem: read_file(root, name) for stem, name in files.items()}
+    contents = {stem: read_config_file(root, name) for stem, name in files.items()}
     others: dict[str, Any] = {
         name: read_config(root / "configs" / name)[0] for stem, name in names.items() if stem not in files
     }
     try:
-        config = Config([contents["train"]], metadata, root)
+        config = BundleConfig([contents["train"]], metadata, root)
         over = [contents[stem] for stem in ("train", "evaluate") if stem in contents]
         dangling, _ = check_references({names["train"]: contents["train"]}, metadata, root)
-        over_train = Config(over, metadata, root)
+        over_train = BundleConfig(over, metadata, root)
         train = contents["train"]
         return _recognize_bundle(root, config, over_train, train, dangling, files, metadata, others, objective)
     except RecursionError:
@@ -98,8 +98,8 @@ def read_bundle(root: Path, objective: str | None = None) -> Adoption:
 
 def _recognize_bundle(
     root: Path,
-    config: Config,
-    evaluate: Config,
+    config: BundleConfig,
+    evaluate: BundleConfig,
     content: Mapping[str, Any],
     dangling: Sequence[str],
     files: dict[str, str],
@@ -125,7 +125,7 @@ def _recognize_bundle(
     """
     problems = [*find_problems(config), *(SettingsError("dangling_reference", text) for text in dangling)]
     if problems:
-        raise joined(problems, "\n  ", start="\n  ")
+        raise join_errors(problems, "\n  ", start="\n  ")
     parts = read_parts(config)
     cases = add_test_list(read_cases(config, parts), config, evaluate, parts)
     recognition = recognize_objective(config, parts, metadata, objective)
@@ -140,7 +140,7 @@ def _recognize_bundle(
     used = find_used_ids((config, evaluate), parts, cases)
     problems = find_lost_steps(config, parts)
     if problems:
-        raise joined(problems, "; ")
+        raise join_errors(problems, "; ")
     ignored = list_ignored_entries(config, evaluate, parts, used, content, others)
     batch_size = config.child(parts.train_dataloader, "batch_size") if parts.train_dataloader else None
     return Adoption(
@@ -156,16 +156,16 @@ def _recognize_bundle(
         own_seed="seed" in config,
         batch_size=batch_size,
         weights=find_weight_files(
-            [read_file(root, files[stem]) for stem in ("evaluate", "inference") if stem in files]
+            [read_config_file(root, files[stem]) for stem in ("evaluate", "inference") if stem in files]
         ),
     )
 
 
-def training_config(root: Path) -> Config:
+def training_config(root: Path) -> BundleConfig:
     """Return the training configuration of a bundle that `read_bundle` has accepted."""
     described, _ = read_config(root / METADATA)
-    content = read_file(root, read_files(root)["train"])
-    return Config([content], described if isinstance(described, Mapping) else {}, root)
+    content = read_config_file(root, list_config_files(root)["train"])
+    return BundleConfig([content], described if isinstance(described, Mapping) else {}, root)
 
 
 def adopt(
@@ -185,8 +185,8 @@ def adopt(
         out: Folder of the copy; it must be empty or not exist.
         objective: One of `medfl_adopt.objective.OBJECTIVE_KINDS`, or None to recognize the objective.
         registry: Registry of the methods that the page lists; None lists no methods.
-        head: Module name of the network's head, if `medfl.networks.known` does not know it.
-        stages: Module names of the network's stages, in order, if `medfl.networks.known` does not know them.
+        head: Module name of the network's head, if `medfl.networks.part_names` does not know it.
+        stages: Module names of the network's stages, in order, if `medfl.networks.part_names` does not know them.
 
     Returns:
         The adoption: everything that was read and recognized.
@@ -219,7 +219,7 @@ VOLUME_SUFFIXES = (".nii", ".nii.gz", ".nrrd", ".mha", ".mhd", ".dcm")
 """Suffixes of files that contain volumes."""
 
 
-def has_spacing(config: Config, parts: PartIds, needs: Sequence[str]) -> bool:
+def has_spacing(config: BundleConfig, parts: PartIds, needs: Sequence[str]) -> bool:
     """Return whether a transform reads the images from volume files, which have a voxel spacing.
 
     Args:
@@ -227,7 +227,7 @@ def has_spacing(config: Config, parts: PartIds, needs: Sequence[str]) -> bool:
         parts: Ids of its parts.
         needs: Patterns of the files in a site's folder.
     """
-    if parts.train_preprocessing is None or any(path.lower().endswith(PICTURES) for path in needs):
+    if parts.train_preprocessing is None or any(path.lower().endswith(SUFFIXES_WITHOUT_SPACING) for path in needs):
         return False
     transforms = config.components(parts.train_preprocessing)
     loaders = [id_ for id_, transform in transforms if base_name(str(transform["_target_"])) in LOAD_IMAGE]
@@ -235,7 +235,7 @@ def has_spacing(config: Config, parts: PartIds, needs: Sequence[str]) -> bool:
     return volumes and any("image" in config.keys(id_) for id_ in loaders)
 
 
-def spatial_dims(config: Config, network: str) -> int | None:
+def spatial_dims(config: BundleConfig, network: str) -> int | None:
     """Return the number of spatial axes of a network's images, or None if it is unknown.
 
     The number is read from the network's definition, or is the default of MONAI's network with that name.

@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from medfl.bundle.adopted import Used
+from medfl.bundle.adopted import UsedIds
 from medfl.objectives import objective_class
-from medfl.objectives.segmentation import OF_CASES
+from medfl.objectives.segmentation import SPACING_OF_EACH_CASE
 from medfl_adopt.cases import CaseLayout
-from medfl_adopt.ignored import IgnoredEntry
+from medfl_adopt.ignored_entries import IgnoredEntry
 from medfl_adopt.objective import RecognizedObjective
 from medfl_adopt.parts import PartIds
 
@@ -52,7 +52,7 @@ class Adoption:
     cases: CaseLayout
     amp: bool | None
     ignored: list[IgnoredEntry]
-    used: Used
+    used: UsedIds
     spacing: bool = False
     own_seed: bool = False
     batch_size: str | None = None
@@ -82,7 +82,7 @@ class Adoption:
                 "name": objective.name,
                 "overlapping": objective.overlapping,
                 "outputs": objective.outputs,
-                "spacing": OF_CASES if self.spacing else None,
+                "spacing": SPACING_OF_EACH_CASE if self.spacing else None,
                 "chosen": objective.chosen,
                 "signs": [sign.text for sign in objective.signs],
             },

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from medfl.bundle.check.report import Report
-from medfl.engine.needs import MEANING, OF_OBJECTIVE, OF_RUN
+from medfl.bundle.check.report import BundleReport
+from medfl.engine.needs import NEED_CONDITIONS, OBJECTIVE_NEEDS, RUN_NEEDS
 from medfl.utils.text import visible
 from medfl_adopt.adoption import Adoption
 from medfl_adopt.cases import CaseLayout
@@ -23,7 +23,7 @@ MAX_EXPRESSION_LENGTH = 500
 """
 
 
-def render_page(adoption: Adoption, report: Report, methods: Sequence[MethodFit]) -> str:
+def render_page(adoption: Adoption, report: BundleReport, methods: Sequence[MethodFit]) -> str:
     """Return the page as Markdown.
 
     Args:
@@ -169,13 +169,13 @@ def _methods_section(adoption: Adoption, methods: Sequence[MethodFit]) -> Iterat
     yield _markdown_list(f"`{name}`: {visible(text)}" for name, text in refused.items())
 
 
-NETWORK_INDEPENDENT_NEEDS = OF_OBJECTIVE | OF_RUN | {"images_of_one_shape"}
+NETWORK_INDEPENDENT_NEEDS = OBJECTIVE_NEEDS | RUN_NEEDS | {"images_of_one_shape"}
 """Needs of methods that don't depend on the network."""
 
 
 def _describe_needs(needs: Iterable[str]) -> str:
     """Return needs with their meanings as text."""
-    meanings = {str(need): text for need, text in MEANING.items()}
+    meanings = {str(need): text for need, text in NEED_CONDITIONS.items()}
     return "; ".join(f"`{need}` ({meanings[need]})" for need in needs)
 
 
@@ -190,7 +190,7 @@ def _ignored_section(adoption: Adoption) -> Iterator[str]:
     )
 
 
-def _code_section(report: Report) -> Iterator[str]:
+def _code_section(report: BundleReport) -> Iterator[str]:
     """Yield the section on the code that the configurations run."""
     yield "## Code that the configurations run"
     yield "Each entry is called or imported when the bundle runs. Review all code that is not part of MONAI or torch."
@@ -207,7 +207,7 @@ def _code_section(report: Report) -> Iterator[str]:
         yield _markdown_list(visible(sentence) for sentence in (*report.errors, *report.warnings))
 
 
-def _files_section(report: Report) -> Iterator[str]:
+def _files_section(report: BundleReport) -> Iterator[str]:
     """Yield the section on files with code or weights."""
     yield "## Files with code or weights"
     yield "These files were copied without being loaded." if report.files else "None."

@@ -20,15 +20,15 @@ import torch
 from monai.bundle import ConfigParser
 from torch import nn
 
-from medfl.bundle.adopted import Used
+from medfl.bundle.adopted import UsedIds
 from medfl.bundle.check import METADATA
 from medfl.bundle.check.reading import read_config
 from medfl.data.readers.quiet import drop_missing_codec
 from medfl.errors import SettingsError
-from medfl.networks.known import name_parts
+from medfl.networks.part_names import name_parts
 from medfl.task import OptimizerFactory, optimizer_factory
 from medfl.types import Meta
-from medfl.utils.rng import pinned
+from medfl.utils.rng import seeded_generators
 from medfl.utils.text import inert_name
 from medfl_adopt.adoption import OVERLAY_FILE
 
@@ -93,7 +93,7 @@ class AdoptedBundle:
         values: Meta = json.loads(overrides) if isinstance(overrides, str) else (overrides or {})
         plain = {id_.replace("::", "#"): value for id_, value in values.items()}
         self._overrides = {id_: value for id_, value in plain.items() if id_.split("#")[0] not in overlay}
-        used = Used.of(self.adopted)
+        used = UsedIds.of(self.adopted)
         if lost := [id_ for id_ in self._overrides if not used.has_effect(id_)]:
             raise SettingsError(
                 "option_without_effect",
@@ -127,7 +127,7 @@ class AdoptedBundle:
             SettingsError: If the bundle's code fails.
         """
         if not self._initialized and "initialize" in self.parser():
-            with pinned(0, "initialize"):
+            with seeded_generators(0, "initialize"):
                 self.build(self.parser(), "initialize")
         self._initialized = True
 

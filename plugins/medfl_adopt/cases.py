@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from medfl.errors import DataError, SettingsError
-from medfl_adopt.config import Config, base_name, is_expression
+from medfl_adopt.config import BundleConfig, base_name, is_expression
 from medfl_adopt.expressions import CaseListExpression, find_site_paths, list_files, read_listing
 from medfl_adopt.parts import PartIds
 
@@ -60,7 +60,7 @@ class CaseLayout:
     relative: bool = False
 
 
-def read_cases(config: Config, parts: PartIds) -> CaseLayout:
+def read_cases(config: BundleConfig, parts: PartIds) -> CaseLayout:
     """Find the ids of a site's cases: ``train#dataset#data`` and ``validate#dataset#data``, or else ``dataset_dir``.
 
     Raises:
@@ -104,7 +104,7 @@ def read_cases(config: Config, parts: PartIds) -> CaseLayout:
     )
 
 
-def add_test_list(cases: CaseLayout, config: Config, evaluate: Config, parts: PartIds) -> CaseLayout:
+def add_test_list(cases: CaseLayout, config: BundleConfig, evaluate: BundleConfig, parts: PartIds) -> CaseLayout:
     """Add the list that the bundle's ``evaluate`` scores, if it differs from the validation list.
 
     Args:
@@ -157,12 +157,12 @@ def check_folder(needs: Sequence[str], folder: Path, site: str) -> None:
         )
 
 
-def _depends_on_site(config: Config, id_: str) -> bool:
+def _depends_on_site(config: BundleConfig, id_: str) -> bool:
     """Return whether a list depends on the site: on files in its folder, or on a list file in its folder."""
     return DATASET_DIR in config.reachable_ids(id_) or bool(list_files(config, id_))
 
 
-def _check_datasets(config: Config, datasets: Sequence[str]) -> None:
+def _check_datasets(config: BundleConfig, datasets: Sequence[str]) -> None:
     """Check that data sets only apply transforms to the cases of their list, because medfl does no more.
 
     Raises:
@@ -183,7 +183,7 @@ def _check_datasets(config: Config, datasets: Sequence[str]) -> None:
             )
 
 
-def _read_list(config: Config, id_: str) -> CaseListExpression:
+def _read_list(config: BundleConfig, id_: str) -> CaseListExpression:
     """Read a list and its cuts.
 
     Raises:
@@ -208,12 +208,12 @@ def _read_list(config: Config, id_: str) -> CaseListExpression:
     return listing
 
 
-def _find_list_id(config: Config, dataset: str) -> str | None:
+def _find_list_id(config: BundleConfig, dataset: str) -> str | None:
     """Return the id of a data set's list, or None if it has no list."""
     return f"{dataset}#data" if config.child(dataset, "data") else None
 
 
-def _decathlon_file(config: Config, dataset: str) -> list[str]:
+def _decathlon_file(config: BundleConfig, dataset: str) -> list[str]:
     """Return the file that MONAI's ``DecathlonDataset`` reads, as a list; empty for other data sets."""
     task = config.value(f"{dataset}#task")
     known = base_name(config.target(dataset)) == "DecathlonDataset" and isinstance(task, str) and task[:1] not in "$@"
@@ -225,7 +225,7 @@ def _expression_without_cuts(listing: CaseListExpression) -> str | None:
     return listing.whole if listing.cuts else None
 
 
-def _check_one_source(config: Config, dataset: str) -> None:
+def _check_one_source(config: BundleConfig, dataset: str) -> None:
     """Raise SettingsError for a data set without a list that is composed of several data sets with lists."""
     below = config.targets([dataset, *(config.reachable_ids(dataset) - {dataset})])
     lists = sorted(f"{id_}#data" for id_ in below if id_ != dataset and config.child(id_, "data"))

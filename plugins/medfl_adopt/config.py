@@ -27,7 +27,7 @@ COMMON_KEY = re.compile(r"\$\s*monai\.utils\.(?:enums\.)?CommonKeys\.(\w+)\s*")
 _MISSING = object()
 
 
-class Config:
+class BundleConfig:
     """The configuration that MONAI would build from some files, before it is parsed.
 
     Ids are written with ``#``, as users write them.
@@ -230,7 +230,7 @@ def is_expression(value: object) -> bool:
     return isinstance(value, str) and value.startswith("$")
 
 
-def read_files(root: Path) -> dict[str, str]:
+def list_config_files(root: Path) -> dict[str, str]:
     """Map the stem of each configuration file of a bundle to its name, for example ``train`` to ``train.json``.
 
     Raises:
@@ -255,7 +255,7 @@ def read_files(root: Path) -> dict[str, str]:
     return stems
 
 
-def read_file(root: Path, name: str) -> Mapping[str, Any]:
+def read_config_file(root: Path, name: str) -> Mapping[str, Any]:
     """Return the content of a configuration file.
 
     Args:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from medfl.bundle.check.reading import inside
-from medfl.data.folders import check_free, written_whole
+from medfl.data.folders import atomic_folder, check_output_folder
 from medfl.errors import SettingsError
 
 SKIPPED_NAMES = {".git", "__pycache__", ".cache", ".DS_Store"}
@@ -35,7 +35,7 @@ def check_paths(root: Path, out: Path) -> None:
             path=out,
             bundle=root,
         )
-    check_free(out, force=False, inputs=[root])
+    check_output_folder(out, force=False, inputs=[root])
     unsupported = [path for path in _iterate_entries(root) if not _is_copied(path, root)]
     if unsupported:
         names = ", ".join(f"'{path.relative_to(root)}'" for path in unsupported[:5])
@@ -58,7 +58,7 @@ def copy_bundle(root: Path, out: Path, complete: Callable[[Path], None]) -> None
         out: Folder of the copy.
         complete: Adds new files to the copy before it is moved to its place.
     """
-    with written_whole(out) as staged:
+    with atomic_folder(out) as staged:
         for path in _iterate_entries(root):
             place = staged / path.relative_to(root)
             if path.is_symlink():

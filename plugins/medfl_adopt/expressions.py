@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from medfl_adopt.config import Config, absolute, is_expression
+from medfl_adopt.config import BundleConfig, absolute, is_expression
 
 PLACEHOLDER = re.compile(r"_reference_((?:[0-9a-f]{2})+)_")
 """Pattern of a reference within a syntax tree: a name that contains the id in hexadecimal."""
@@ -40,7 +40,7 @@ class CaseListExpression:
     cuts: list[tuple[str, str]] = field(default_factory=list)
 
 
-def read_listing(config: Config, id_: str) -> CaseListExpression:
+def read_listing(config: BundleConfig, id_: str) -> CaseListExpression:
     """Read the list of cases at an id, through its references.
 
     A cut is a slice of a list by position, such as ``@images[:-9]`` or ``sorted(glob(...))[5:]``, also in a referenced
@@ -57,7 +57,7 @@ def read_listing(config: Config, id_: str) -> CaseListExpression:
     return CaseListExpression(_unparse(tree), _unparse(expanded), short.cuts)
 
 
-def find_site_paths(config: Config, id_: str) -> list[str]:
+def find_site_paths(config: BundleConfig, id_: str) -> list[str]:
     """Return the paths below ``dataset_dir`` that an id, or anything it refers to, reads.
 
     Returns:
@@ -72,7 +72,7 @@ def find_site_paths(config: Config, id_: str) -> list[str]:
     return list(dict.fromkeys(path for path in patterns if not path.startswith("..") and path.strip("*/.")))
 
 
-def list_files(config: Config, id_: str) -> dict[str, str]:
+def list_files(config: BundleConfig, id_: str) -> dict[str, str]:
     """Map the id of each path to a file within the bundle that lists cases, for all ids that an id refers to."""
     files = {}
     for reference in sorted(config.reachable_ids(id_)):
@@ -82,7 +82,7 @@ def list_files(config: Config, id_: str) -> dict[str, str]:
     return files
 
 
-def _parse(config: Config, id_: str) -> ast.expr | None:
+def _parse(config: BundleConfig, id_: str) -> ast.expr | None:
     """Return the syntax tree of an expression, with references as placeholders.
 
     Return None if the text is not a single expression.
@@ -112,7 +112,7 @@ def _unparse(tree: ast.expr) -> str:
 
 
 def _remove_cuts(
-    config: Config, id_: str, listing: CaseListExpression, above: tuple[str, ...], deep: bool
+    config: BundleConfig, id_: str, listing: CaseListExpression, above: tuple[str, ...], deep: bool
 ) -> ast.expr | None:
     """Return the tree of an expression without cuts, and append the cuts to `listing`.
 
@@ -133,7 +133,7 @@ class _CutRemover(ast.NodeTransformer):
     """Transformer that removes slices of lists from a syntax tree and records them."""
 
     def __init__(
-        self, config: Config, id_: str, listing: CaseListExpression, above: tuple[str, ...], deep: bool
+        self, config: BundleConfig, id_: str, listing: CaseListExpression, above: tuple[str, ...], deep: bool
     ) -> None:
         self.config, self.id, self.listing, self.above, self.deep = config, id_, listing, above, deep
         self.bound: set[str] = set()
@@ -185,7 +185,7 @@ def _find_names(node: ast.AST) -> set[str]:
     return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
 
 
-def _find_paths(config: Config, tree: ast.AST) -> list[str]:
+def _find_paths(config: BundleConfig, tree: ast.AST) -> list[str]:
     """Return the longest paths below ``dataset_dir`` in a tree, including paths within their unresolved parts."""
     path = _evaluate_text(config, tree, ())
     if path is None or not path.startswith(SITE_MARKER) or len(path) > MAX_PATH_LENGTH:
@@ -194,7 +194,7 @@ def _find_paths(config: Config, tree: ast.AST) -> list[str]:
     return own + [path for part in _unresolved_parts(config, tree) for path in _find_paths(config, part)]
 
 
-def _unresolved_parts(config: Config, tree: ast.AST) -> Iterator[ast.AST]:
+def _unresolved_parts(config: BundleConfig, tree: ast.AST) -> Iterator[ast.AST]:
     """Yield the outermost parts of a path that `_evaluate_text` can't resolve, such as values read from a file."""
     for child in ast.iter_child_nodes(tree):
         if isinstance(child, ast.expr) and _evaluate_text(config, child, ()) is None:
@@ -203,7 +203,7 @@ def _unresolved_parts(config: Config, tree: ast.AST) -> Iterator[ast.AST]:
             yield from _unresolved_parts(config, child)
 
 
-def _evaluate_text(config: Config, node: ast.AST, above: tuple[str, ...]) -> str | None:
+def _evaluate_text(config: BundleConfig, node: ast.AST, above: tuple[str, ...]) -> str | None:
     """Return the text that a node evaluates to, or None if only running it can tell.
 
     The text is a path or a part of a path; its unknown parts are ``*``.
@@ -226,7 +226,7 @@ def _evaluate_text(config: Config, node: ast.AST, above: tuple[str, ...]) -> str
     return None
 
 
-def _evaluate_call(config: Config, node: ast.Call, above: tuple[str, ...]) -> str | None:
+def _evaluate_call(config: BundleConfig, node: ast.Call, above: tuple[str, ...]) -> str | None:
     """Return the path that a call such as ``os.path.join`` evaluates to, or None."""
     name = ast.unparse(node.func).rpartition(".")[2]
     parts = [_evaluate_text(config, argument, above) for argument in node.args]
@@ -235,7 +235,7 @@ def _evaluate_call(config: Config, node: ast.Call, above: tuple[str, ...]) -> st
     return posixpath.join(parts[0], *(part or "*" for part in parts[1:]))
 
 
-def _evaluate_reference(config: Config, reference: str | None, above: tuple[str, ...]) -> str | None:
+def _evaluate_reference(config: BundleConfig, reference: str | None, above: tuple[str, ...]) -> str | None:
     """Return the text that a reference evaluates to, or None."""
     known: Mapping[str, str] = {"dataset_dir": SITE_MARKER, "bundle_root": BUNDLE_MARKER}
     if reference is None or reference in known or reference in above:

@@ -26,11 +26,11 @@ from medfl.hooks import MethodRecord
 from medfl.objectives import Objective
 from medfl.plugins import Registry
 from medfl.settings import Settings
-from medfl.task import OptimizerFactory, Scale, Task
+from medfl.task import ImageScale, OptimizerFactory, Task
 from medfl.types import SERVER
-from medfl.utils.rng import pinned
+from medfl.utils.rng import seeded_generators
 from medfl_adopt.adoption import Adoption
-from medfl_adopt.config import Config, base_name
+from medfl_adopt.config import BundleConfig, base_name
 
 EXAMPLE_SITES = ["site-1", "site-2"]
 
@@ -68,7 +68,7 @@ class MethodFit:
     refusal: str | None
 
 
-def check_methods(adoption: Adoption, config: Config, registry: Registry) -> list[MethodFit]:
+def check_methods(adoption: Adoption, config: BundleConfig, registry: Registry) -> list[MethodFit]:
     """Return the installed methods, sorted by name, each with the reason why a run would refuse it.
 
     Args:
@@ -80,7 +80,7 @@ def check_methods(adoption: Adoption, config: Config, registry: Registry) -> lis
     return [MethodFit(registry.methods[name], reasons.get(name)) for name in sorted(registry.methods)]
 
 
-def find_refusals(adoption: Adoption, config: Config, registry: Registry) -> dict[str, str]:
+def find_refusals(adoption: Adoption, config: BundleConfig, registry: Registry) -> dict[str, str]:
     """Map each method that a run refuses for any network to the message of the check.
 
     Args:
@@ -102,7 +102,7 @@ def find_refusals(adoption: Adoption, config: Config, registry: Registry) -> dic
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
-def known_optimizer(config: Config, id_: str) -> OptimizerFactory | None:
+def known_optimizer(config: BundleConfig, id_: str) -> OptimizerFactory | None:
     """Return a factory of the bundle's optimizer, with the options that are written as plain values.
 
     Return None if the optimizer is not one of torch's or MONAI's, or if an option is an expression.
@@ -134,7 +134,7 @@ def known_optimizer(config: Config, id_: str) -> OptimizerFactory | None:
 def _task(objective: Objective, optimizer: OptimizerFactory) -> Task:
     """Return a task with the placeholder network."""
     build: Callable[[], nn.Module] = lambda: PlaceholderNetwork(objective.outputs)  # noqa: E731
-    return Task({"network": build}, "network", objective.default_loss(), optimizer, objective, scale=Scale(()))
+    return Task({"network": build}, "network", objective.default_loss(), optimizer, objective, scale=ImageScale(()))
 
 
 def _sgd(parameters: Any) -> torch.optim.Optimizer:
@@ -150,7 +150,7 @@ def _refusal(registry: Registry, name: str, task: Task, knows_optimizer: bool) -
         check_plan(name, method, task, settings, EXAMPLE_SITES, has_public=False)
         if knows_optimizer:
             own = method.task_of(task)
-            with tempfile.TemporaryDirectory() as folder, pinned(0, SERVER, 0, "global"):
+            with tempfile.TemporaryDirectory() as folder, seeded_generators(0, SERVER, 0, "global"):
                 store = Store(Path(folder))
                 method.setup(Server(SERVER, 0, State(), own, settings, store, EXAMPLE_SITES, {}, 0))
     except MedflError as error:

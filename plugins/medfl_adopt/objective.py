@@ -9,7 +9,7 @@ from typing import Any
 
 from medfl.errors import SettingsError, check_choice
 from medfl.objectives import Objective, objective_class, read_objective
-from medfl_adopt.config import LOAD_IMAGE, Config, base_name
+from medfl_adopt.config import LOAD_IMAGE, BundleConfig, base_name
 from medfl_adopt.parts import PartIds
 
 OBJECTIVE_KINDS = {
@@ -151,7 +151,7 @@ def make_objective(
 
 
 def recognize_objective(
-    config: Config, parts: PartIds, metadata: Mapping[str, Any], chosen: str | None = None
+    config: BundleConfig, parts: PartIds, metadata: Mapping[str, Any], chosen: str | None = None
 ) -> RecognizedObjective:
     """Recognize the objective of a bundle.
 
@@ -193,7 +193,7 @@ def _format_sign(sign: ObjectiveSign) -> str:
     return f"{sign.text}: {', '.join(sorted(sign.kinds))}"
 
 
-def _find_signs(config: Config, parts: PartIds) -> Iterator[ObjectiveSign]:
+def _find_signs(config: BundleConfig, parts: PartIds) -> Iterator[ObjectiveSign]:
     """Yield the signs of loss, transforms, postprocessing and key metric."""
     yield from _find_loss_signs(config, parts.loss)
     yield from _find_label_signs(config, parts)
@@ -207,7 +207,7 @@ def _find_signs(config: Config, parts: PartIds) -> Iterator[ObjectiveSign]:
             yield ObjectiveSign(f"the key metric '{name}' ({id_})", KINDS_BY_METRIC[name])
 
 
-def _find_loss_signs(config: Config, id_: str) -> Iterator[ObjectiveSign]:
+def _find_loss_signs(config: BundleConfig, id_: str) -> Iterator[ObjectiveSign]:
     """Yield the sign of a loss."""
     loss = config.value(id_)
     name = base_name(config.target(id_))
@@ -243,7 +243,7 @@ def _kinds_of_loss_arguments(arguments: Mapping[str, Any], otherwise: frozenset[
     return LABEL_KINDS if arguments.get("sigmoid") is True else otherwise
 
 
-def _find_label_signs(config: Config, parts: PartIds) -> Iterator[ObjectiveSign]:
+def _find_label_signs(config: BundleConfig, parts: PartIds) -> Iterator[ObjectiveSign]:
     """Yield signs about whether the label is an image.
 
     If the bundle has its own `prepare_batch`, the label is unknown and there is no sign.
@@ -276,7 +276,7 @@ def _find_label_signs(config: Config, parts: PartIds) -> Iterator[ObjectiveSign]
         )
 
 
-def _find_postprocessing_signs(config: Config, id_: str) -> Iterator[ObjectiveSign]:
+def _find_postprocessing_signs(config: BundleConfig, id_: str) -> Iterator[ObjectiveSign]:
     """Yield the signs of activation and discretization of the output."""
     for place, transform in config.components(id_):
         name = base_name(str(transform["_target_"]))
@@ -292,7 +292,7 @@ def _find_postprocessing_signs(config: Config, id_: str) -> Iterator[ObjectiveSi
                 yield ObjectiveSign(f"a threshold is applied to each channel of the output ({place})", LABEL_KINDS)
 
 
-def _argument_for_prediction(config: Config, id_: str, argument: str) -> Any:
+def _argument_for_prediction(config: BundleConfig, id_: str, argument: str) -> Any:
     """Return a transform's argument for the key ``pred``; a list contains one value for each key."""
     keys, value = config.keys(id_), config.literal(f"{id_}#{argument}")
     if isinstance(value, list):
@@ -301,7 +301,7 @@ def _argument_for_prediction(config: Config, id_: str, argument: str) -> Any:
     return value if "pred" in keys else None
 
 
-def _find_network_sign(config: Config, parts: PartIds) -> Iterator[ObjectiveSign]:
+def _find_network_sign(config: BundleConfig, parts: PartIds) -> Iterator[ObjectiveSign]:
     """Yield a sign if the network returns one vector for an image."""
     target = config.target(parts.network)
     name = base_name(target)
@@ -322,7 +322,7 @@ def _find_output_sign(outputs: tuple[int, str] | None) -> Iterator[ObjectiveSign
     yield ObjectiveSign(text, kinds.get(number, several | {"multiclass"}))
 
 
-def _find_output_count(config: Config, parts: PartIds, metadata: Mapping[str, Any]) -> tuple[int, str] | None:
+def _find_output_count(config: BundleConfig, parts: PartIds, metadata: Mapping[str, Any]) -> tuple[int, str] | None:
     """Return the number of channels of the network's output, and its place; None if it is unknown."""
     for name in OUTPUT_ARGUMENTS:
         id_ = f"{parts.network}#{name}"

@@ -8,7 +8,7 @@ from typing import Any
 
 from medfl.bundle.check.references import required_properties
 from medfl.errors import SettingsError
-from medfl_adopt.config import Config, base_name, is_expression
+from medfl_adopt.config import BundleConfig, base_name, is_expression
 
 TRAINER_CLASS, EVALUATOR_CLASS = "SupervisedTrainer", "SupervisedEvaluator"
 """Class names of MONAI's trainer and evaluator."""
@@ -105,7 +105,7 @@ class PartIds:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-def find_problems(config: Config) -> list[SettingsError]:
+def find_problems(config: BundleConfig) -> list[SettingsError]:
     """Return an error for each reason why no federation can be made from a training configuration."""
     problems = []
     id_of_trainer = engine_id(config, TRAINER_CLASS)
@@ -144,7 +144,7 @@ def find_problems(config: Config) -> list[SettingsError]:
     return problems
 
 
-def read_parts(config: Config) -> PartIds:
+def read_parts(config: BundleConfig) -> PartIds:
     """Return the ids of the parts of a configuration for which `find_problems` returns no errors."""
     trainer, evaluator = config.follow(engine_id(config, TRAINER_CLASS)), None
     if config.value(engine_id(config, EVALUATOR_CLASS)) is not None:
@@ -189,12 +189,12 @@ def read_parts(config: Config) -> PartIds:
     return PartIds(**parts)  # type: ignore[arg-type]
 
 
-def engine_id(config: Config, engine: str) -> str:
+def engine_id(config: BundleConfig, engine: str) -> str:
     """Return the id in `ENGINE_IDS` at which an engine is defined, or MONAI's id if it is not defined."""
     return next((id_ for id_ in ENGINE_IDS[engine] if config.value(id_) is not None), ENGINE_IDS[engine][0])
 
 
-def _find_network_id(config: Config, trainer: str) -> str | None:
+def _find_network_id(config: BundleConfig, trainer: str) -> str | None:
     """Return the id of the network's definition.
 
     It is ``network_def``, or the component that the trainer's network refers to.
@@ -208,7 +208,7 @@ def _find_network_id(config: Config, trainer: str) -> str | None:
     return definitions[0] if len(definitions) == 1 else None
 
 
-def _check_engine(config: Config, id_: str, expected: str) -> list[SettingsError]:
+def _check_engine(config: BundleConfig, id_: str, expected: str) -> list[SettingsError]:
     """Return an error if an engine is not MONAI's own, in a list."""
     target = config.target(id_)
     accepted = {expected, *(f"monai.engines.{module}{expected}" for module in ("", "trainer.", "evaluator."))}
@@ -223,7 +223,7 @@ def _check_engine(config: Config, id_: str, expected: str) -> list[SettingsError
     return [SettingsError("unsupported_engine", text, id=id_, expected=expected, found=written)]
 
 
-def _check_single_network(config: Config, id_: str, trainer: Mapping[str, Any]) -> list[SettingsError]:
+def _check_single_network(config: BundleConfig, id_: str, trainer: Mapping[str, Any]) -> list[SettingsError]:
     """Return an error if a trainer has several networks or several optimizers, in a list."""
     problems = []
     fields: dict[str, Any] = {}
@@ -261,7 +261,7 @@ def _is_optimizer(target: str) -> bool:
     return isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
 
 
-def read_amp(config: Config, parts: PartIds) -> bool | None:
+def read_amp(config: BundleConfig, parts: PartIds) -> bool | None:
     """Return whether the bundle trains in mixed precision; None if only running it can tell."""
     value = config.get(parts.amp) if parts.amp else False
     return None if is_expression(value) or not isinstance(value, bool | int) else bool(value)

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import Dataset as TorchDataset
 
 from medfl.errors import DataError, SettingsError
-from medfl.utils.rng import pinned
+from medfl.utils.rng import seeded_generators
 from medfl_adopt.bundle import EVALUATE, TRAIN, AdoptedBundle
 from medfl_adopt.cases import check_folder
 
@@ -133,7 +133,7 @@ class AdoptedSite:
             parser[ids["val_preprocessing"]] = transform
         if f"{ids['val_dataloader']}#num_workers" in parser:
             parser[f"{ids['val_dataloader']}#num_workers"] = 0
-        with pinned("score", self.site):
+        with seeded_generators("score", self.site):
             postprocessing = self.bundle.build(parser, ids["val_postprocessing"])
             if isinstance(postprocessing, Compose):
                 parser[f"{ids['evaluator']}#postprocessing"] = _without_savers(postprocessing)

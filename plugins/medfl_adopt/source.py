@@ -19,9 +19,9 @@ from medfl.bundle.adopted import site_folders
 from medfl.data.cohort import Cohort
 from medfl.data.datalists import entry_text
 from medfl.data.label_map import LabelMap
-from medfl.data.leaks import Holding, check_kinds, leaks_between, refuse_leaks
-from medfl.data.partition.case_list import SUBJECTS
-from medfl.data.pooled import Empty, all_targets
+from medfl.data.leaks import PlaceContents, check_kinds, leaks_between, raise_leaks
+from medfl.data.partition.case_list import SUBJECT_KEYS
+from medfl.data.pooled import EmptyDataset, all_targets
 from medfl.data.sites import SiteData
 from medfl.data.transforms.cases import case_digest
 from medfl.data.transforms.dataset import TransformDataset
@@ -48,7 +48,7 @@ METRIC_PREFIX = "bundle_"
 class AdoptedSplit(TransformDataset):
     """Cases of one split of a site, which the bundle's evaluator can score.
 
-    It implements `medfl.types.Judged` and `medfl.types.Listed`.
+    It implements `medfl.types.SelfScoringDataset` and `medfl.types.ListedDataset`.
 
     Args:
         site: The site.
@@ -66,18 +66,19 @@ class AdoptedSplit(TransformDataset):
 
     @property
     def list_id(self) -> str:
-        """Id of the list of cases, as in `medfl.types.Listed.list_id`."""
+        """Id of the list of cases, as in `medfl.types.ListedDataset.list_id`."""
         bundle = self._site.bundle
         dataset = bundle.ids["val_dataset"]
         return f"{dataset}#data" if dataset and bundle.adopted["cases"]["mode"] != "dataset_dir" else ""
 
     @property
     def listed_cases(self) -> Sequence[CaseRow]:
-        """The cases, as in `medfl.types.Listed.listed_cases`."""
+        """The cases, as in `medfl.types.ListedDataset.listed_cases`."""
         return self._rows
 
-    def judge(self, model: nn.Module, device: str) -> dict[str, float]:
-        """Return the bundle's scores of a model, as in `medfl.types.Judged.judge`; names begin with `METRIC_PREFIX`."""
+    def compute_metrics(self, model: nn.Module, device: str) -> dict[str, float]:
+        """Return the bundle's scores of a model, as in `medfl.types.SelfScoringDataset.judge`; names begin with
+        `METRIC_PREFIX`."""
         if self._kind is None:
             return {}
         scores = self._site.score(model, self._rows, device, self._kind)
@@ -192,7 +193,7 @@ class AdoptedSource:
     def _make_split(self, site: AdoptedSite, name: str, rows: list[CaseRow], transform: Any, options: Meta) -> Dataset:
         """Return one split of a site as a data set."""
         if not rows:
-            return Empty()
+            return EmptyDataset()
         kind = CONFIG_BY_SPLIT[name] if self._bundle.ids["evaluator"] is not None else None
         where = f"site '{site.site}', split '{name}'"
         part = AdoptedSplit(site, rows, kind, transform or [], patients=_number_patients(rows), where=where, **options)
@@ -218,8 +219,8 @@ class AdoptedSource:
             site = AdoptedSite(self._bundle, folder / name, name)
             for split, rows in self._split_site(site, open_test).items():
                 subjects: set[Hashable] = {(name, text) for row in rows if (text := _subject_id(row)) is not None}
-                holdings[f"{name}/{split}"] = Holding(subjects, {_image_digest(row) for row in rows})
-        return refuse_leaks(leaks_between(holdings), allow)
+                holdings[f"{name}/{split}"] = PlaceContents(subjects, {_image_digest(row) for row in rows})
+        return raise_leaks(leaks_between(holdings), allow)
 
     def _split_site(self, site: AdoptedSite, open_test: bool) -> dict[str, list[CaseRow]]:
         """Return a site's cases by split; the list of a bundle with one list is split here.
@@ -277,7 +278,7 @@ def split_cases(
 
 def _subject_id(row: CaseRow) -> str | None:
     """Return the patient of a case, or None if the case has no subject key."""
-    return next((text for key in SUBJECTS if (text := entry_text(dict(row), key))), None)
+    return next((text for key in SUBJECT_KEYS if (text := entry_text(dict(row), key))), None)
 
 
 def _image_digest(row: CaseRow) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from medfl.bundle.adopted import Used, is_replaced, is_within
+from medfl.bundle.adopted import UsedIds, is_replaced, is_within
 from medfl.errors import SettingsError
 from medfl_adopt.cases import CaseLayout
-from medfl_adopt.config import Config, find_references
+from medfl_adopt.config import BundleConfig, find_references
 from medfl_adopt.parts import PartIds
 
 USED_LOADER_ARGUMENTS = ("collate_fn", "batch_size")
@@ -20,7 +20,7 @@ RUN_IDS = ("bundle_root", "dataset_dir", "device", "seed", "imports", "_meta_", 
 """Top-level ids that a run sets, or that MONAI itself reads."""
 
 
-def find_used_ids(configs: Collection[Config], parts: PartIds, cases: CaseLayout) -> Used:
+def find_used_ids(configs: Collection[BundleConfig], parts: PartIds, cases: CaseLayout) -> UsedIds:
     """Return all ids that can be reached through references from the parts that a run builds.
 
     Args:
@@ -42,7 +42,7 @@ def find_used_ids(configs: Collection[Config], parts: PartIds, cases: CaseLayout
                 if not is_replaced(place, {*roots, id_}, replaced):
                     waiting += [end for name in find_references(place, text) for end in (name, config.follow(name))]
         ids |= seen
-    return Used(frozenset(ids), replaced)
+    return UsedIds(frozenset(ids), replaced)
 
 
 def _built_ids(parts: PartIds, cases: CaseLayout) -> Iterator[str]:
@@ -71,7 +71,9 @@ def _replaced_ids(parts: PartIds, cases: CaseLayout) -> Iterator[str]:
         yield from filter(None, (parts.train_dataset, parts.val_dataset))
 
 
-def find_unused_ids(config: Config, used: Used, content: Mapping[str, object], known: Collection[str]) -> Iterator[str]:
+def find_unused_ids(
+    config: BundleConfig, used: UsedIds, content: Mapping[str, object], known: Collection[str]
+) -> Iterator[str]:
     """Yield the ids that have no effect, the outermost of each.
 
     Args:
@@ -93,7 +95,7 @@ def find_unused_ids(config: Config, used: Used, content: Mapping[str, object], k
             yield id_
 
 
-def find_lost_steps(config: Config, parts: PartIds) -> list[SettingsError]:
+def find_lost_steps(config: BundleConfig, parts: PartIds) -> list[SettingsError]:
     """Return an error for each step of ``initialize`` or ``run`` that changes the network or the optimizer.
 
     Such a step can't be ignored, but its effect would be lost: a run builds network and optimizer again for each site

@@ -17,7 +17,7 @@ from medfl.engine.runs.records import RunRecord
 from medfl.errors import StoreError
 from medfl.hooks import ATTACKS_FOLDER
 from medfl.types import Meta
-from medfl.utils.formats import MISSING, listed, number
+from medfl.utils.formats import MISSING, join_words, number
 from medfl_attacks.attack_files import (
     ATTACK_FILES,
     AttackResult,
@@ -26,14 +26,14 @@ from medfl_attacks.attack_files import (
     read_results,
     results_path,
 )
-from medfl_report.cards.card_parts import CardPart, PartTable
-from medfl_report.curves import curves_svg, ends
+from medfl_report.cards.section_content import SectionContent, SectionTable
+from medfl_report.curves import curves_svg, last_values
 from medfl_report.figures import Curve, Look, looks
-from medfl_report.gains import mean_known
 from medfl_report.groups import Group
-from medfl_report.notices import Named
+from medfl_report.notices import NamedRun
 from medfl_report.scores import named_runs, value_over
 from medfl_report.section import ReportData, TemplateSection
+from medfl_report.site_comparison import mean_known
 
 DISPLAY_NAMES = {
     "global": "global model",
@@ -114,13 +114,13 @@ class AttacksSection(TemplateSection):
         """Return the tables and figures under the key ``attacks``, or None if no run was attacked."""
         return {"attacks": attacks} if (attacks := attacks_section(data.groups, data.folder)) else None
 
-    def card(self, data: ReportData) -> CardPart:
+    def card(self, data: ReportData) -> SectionContent:
         """Return the tables of the section for a model card, or a sentence saying that the run was not attacked."""
         values = self.values(data)
         if values is None:
-            return CardPart(texts=("Unknown: no attack was run on this model (medfl attack).",))
+            return SectionContent(texts=("Unknown: no attack was run on this model (medfl attack).",))
         attacks = values["attacks"]
-        return CardPart(
+        return SectionContent(
             tables=tuple(_card_table(kind, attacks[kind]) for kind in ATTACK_FILES if attacks[kind]),
             texts=(*attacks["notices"], "A failed attack doesn't prove that the model reveals nothing."),
         )
@@ -171,7 +171,7 @@ def _may_link(folder: Path, runs: Path) -> bool:
 
 
 def _read_results_by_run(
-    runs: Sequence[tuple[str, Named]], kind: str, start: Path | None, notices: list[str]
+    runs: Sequence[tuple[str, NamedRun]], kind: str, start: Path | None, notices: list[str]
 ) -> list[RunAttackResults]:
     """Read the results of a kind of attack for each run.
 
@@ -203,15 +203,17 @@ def _page_link(run: RunRecord, kind: str, start: Path | None) -> str:
 # ---- tables
 
 
-def _card_table(kind: str, table: Meta) -> PartTable:
+def _card_table(kind: str, table: Meta) -> SectionTable:
     """Return a table for the model card: without the column of runs, and with each interval after its value."""
     head = ["target", "attack", *(["item"] if len(table["rows"][0]["names"]) > 3 else []), "images"]
     rows = []
     for row in table["rows"]:
         pairs = zip(row["cells"], row["intervals"], strict=True)
-        cells = [cell + (" [{:.3f}, {:.3f}]".format(*ends) if ends else "") for cell, ends in pairs]
+        cells = [cell + (" [{:.3f}, {:.3f}]".format(*interval) if interval else "") for cell, interval in pairs]
         rows.append((*row["names"][1:], row["images"], *cells))
-    return PartTable(title=kind, head=(*head, *(f"{name} ({note})" for name, note in table["heads"])), rows=tuple(rows))
+    return SectionTable(
+        title=kind, head=(*head, *(f"{name} ({note})" for name, note in table["heads"])), rows=tuple(rows)
+    )
 
 
 def _table(kind: str, run_results: Sequence[RunAttackResults]) -> Meta | None:
@@ -236,7 +238,7 @@ def _table(kind: str, run_results: Sequence[RunAttackResults]) -> Meta | None:
     return {
         "heads": [(head, note) for head, note, _ in MEASURE_COLUMNS[kind].values()],
         "several": any(len(runs) > 1 for runs in rows.values()),
-        "over": listed(
+        "over": join_words(
             sorted({over for result in every if (over := getattr(result, "interval_over", None)) is not None})
         ),
         "rows": [_table_row(kind, names, list(runs.values())) for names, runs in rows.items()],
@@ -268,7 +270,7 @@ def _draw_rounds(run_results: Sequence[RunAttackResults], styles: Mapping[str, L
         curves = [Curve(name, list(series.index), list(series)) for name, series in known.items() if len(series) > 1]
         if curves:
             label = MEASURE_COLUMNS["membership"][measure][0]
-            text = f"{label} of the membership attack by round. {ends(curves)}"
+            text = f"{label} of the membership attack by round. {last_values(curves)}"
             pictures.append(curves_svg(curves, styles, label, f"attack{measure}", text))
     return pictures
 

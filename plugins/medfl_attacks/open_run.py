@@ -29,14 +29,14 @@ from medfl.engine.site import Splits
 from medfl.errors import DataError, SettingsError, StoreError
 from medfl.plugins import Registry, load_plugins
 from medfl.settings import Settings
-from medfl.task import Scale, Task
+from medfl.task import ImageScale, Task
 from medfl.training.loop import pick_device
 from medfl.types import GLOBAL, Dataset, PathLike
 from medfl.utils.text import first_names
 from medfl_attacks.rebuild_task import read_bundle, rebuild_task
 
 if TYPE_CHECKING:
-    from medfl.privacy.released import Released
+    from medfl.privacy.released import ReleasedImages
 
 
 logger = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class OpenedRun:
         """
         return self.viewer.server(*self._last_commit, self.task, self.settings)
 
-    def released(self) -> Released | None:
+    def released(self) -> ReleasedImages | None:
         """Return the images that the sites sent each other in the run, or None if the method sends no images.
 
         Raises:
@@ -179,7 +179,11 @@ class OpenedRun:
 
         If the setting `balance` is ``loss``, its loss has the site's class weights.
         """
-        return self.task.weighted(all_targets(self.sites[name].train)) if self.settings.balance == "loss" else self.task
+        return (
+            self.task.with_class_weights(all_targets(self.sites[name].train))
+            if self.settings.balance == "loss"
+            else self.task
+        )
 
     def site(self, name: str) -> Site:
         """Return a method's view of a site after the round whose models are exported, without the site's secret."""
@@ -256,7 +260,7 @@ def open_run(
     server = load_global(data_folder, task.objective, mean, std)
     _check_data(record, [*sites.values(), *([server] if server is not None else [])], data_folder)
     first = next(iter(sites.values()))
-    task = dataclasses.replace(task, device=where, scale=Scale(first.shape, mean, std))
+    task = dataclasses.replace(task, device=where, scale=ImageScale(first.shape, mean, std))
     registry = load_plugins(files=[Path(plugin) for plugin in plugins])
     _warn_of_plugins(record, registry)
     method = registry.make_method(record.method, record.run.identity.method_args)

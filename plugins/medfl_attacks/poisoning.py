@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from medfl.data.pooled import joined, labels_of, patients_of
+from medfl.data.pooled import concatenate_patients, labels_of, patients_of
 from medfl.engine.adversaries.adversary import DataAdversary
 from medfl.engine.adversaries.simulation import AttackedData, Attackers, read_attackers
 from medfl.errors import DataError, SettingsError
@@ -230,7 +230,7 @@ def _share_with_interval(
     if chosen is not None:
         known = [who if who is None else who[rows] for who, rows in zip(known, chosen, strict=True)]
     several = [(part, who) for part, who in zip(hits, known, strict=True) if len(part)]
-    patients = joined([who for _, who in several], [len(part) for part, _ in several])
+    patients = concatenate_patients([who for _, who in several], [len(part) for part, _ in several])
     flat = torch.cat([part for part, _ in several])
     return {name: float(flat.double().mean()), f"{name}_interval": wilson_over_patients(flat, patients)}
 

@@ -59,7 +59,7 @@ def medfl_run_location(path: str) -> RunLocation | None:
     if not (Path(path) / "startup").is_dir():
         return None
     from medfl_flare.kit import read_kit_kind
-    from medfl_flare.sites.file import SITE_FILE_NAME, read_site_file
+    from medfl_flare.sites.site_file import SITE_FILE_NAME, read_site_file
 
     if read_kit_kind(Path(path)) == "admin":
         raise SettingsError(

@@ -16,8 +16,8 @@ from medfl_flare.federated_statistics.statistics_request import StatisticsReques
 from medfl_flare.job_folder import copy_result
 from medfl_flare.records.offer import Offer
 from medfl_flare.server import serve
-from medfl_flare.sites.file import SITE_FILE_NAME, read_site_file
-from medfl_flare.sites.service import SiteService
+from medfl_flare.sites.site_file import SITE_FILE_NAME, read_site_file
+from medfl_flare.sites.site_service import SiteService
 
 
 class MedflController(FlareController):

@@ -22,9 +22,9 @@ from medfl.engine.runs.network_assignment import NetworkAssignment
 from medfl.engine.status import DIVERGED, INCOMPLETE
 from medfl.engine.store import Store
 from medfl.errors import MedflError, SettingsError
-from medfl.records.run_file import AssignedNetwork, JoinedSite, RunFile, networks_brought
+from medfl.records.run_file import AssignedNetwork, JoinedSite, RunFile, networks_of_joined_sites
 from medfl.types import SERVER, Dataset
-from medfl.utils.rng import pinned
+from medfl.utils.rng import seeded_generators
 from medfl_flare.backend.protocol_messages import HelloReply
 from medfl_flare.backend.remote_backend import FlareBackend
 from medfl_flare.offered_bundle import OfferedRun
@@ -130,7 +130,7 @@ def _assign_later(
     at_start, assigned = begun.settings.networks_by_site, begun.provenance.assigned_networks
     been = {site for site, site_info in last.site_info.items() if site_info} | set(last.answered_steps)
     joined = {site: entry for site, entry in begun.provenance.joined.items() if site in been}
-    known = at_start | networks_brought(joined)
+    known = at_start | networks_of_joined_sites(joined)
     agreed = AgreedNetworks(opened.with_networks(known | opened.settings.networks_by_site, joined), joined, assigned)
     for site, answer in sorted(answers.items()):
         settled = site in known or site in been
@@ -184,7 +184,7 @@ def _try_set_up(opened: OfferedRun, last: Commit, public: Dataset | None) -> Non
     """
     method, settings = opened.make_method(), opened.settings
     check_plan(opened.offer.method, method, opened.task, settings, opened.offer.sites, public is not None)
-    with tempfile.TemporaryDirectory() as nowhere, pinned(settings.seed, SERVER, 0, "global"):
+    with tempfile.TemporaryDirectory() as nowhere, seeded_generators(settings.seed, SERVER, 0, "global"):
         task, store = method.task_of(opened.task), Store(Path(nowhere))
         server = Server(SERVER, 0, State(), task, settings, store, opened.offer.sites, last.site_info, 0, public)
         method.setup(server)

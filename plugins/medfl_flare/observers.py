@@ -14,18 +14,18 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from medfl.engine.evaluation import Row
+from medfl.engine.evaluation import MetricRow
 from medfl.plugins import Registry, load_plugins
 from medfl.records.run_file import Provenance, RunFile
 from medfl.records.summary import Summary
 from medfl.types import Meta
 from medfl_flare.records.submission import (
     HookCall,
-    MetricRow,
     ObserverState,
     RoundEnded,
     RunEnded,
     RunStarted,
+    SubmissionRow,
     hook_arguments,
     read_hook_call,
 )
@@ -56,14 +56,14 @@ class Observers:
         values = {name: setting.value for name, setting in provenance.settings.items()}
         self._call(RunStarted(settings=values))
 
-    def round_ended(self, round_: int, rows: list[Row]) -> None:
+    def round_ended(self, round_: int, rows: list[MetricRow]) -> None:
         """Report that a round has ended.
 
         Args:
             round_: Number of the round, from 1.
             rows: Rows of metrics.
         """
-        self._call(RoundEnded(round=round_, rows=tuple(MetricRow(**row._asdict()) for row in rows)))
+        self._call(RoundEnded(round=round_, rows=tuple(SubmissionRow(**row._asdict()) for row in rows)))
 
     def run_ended(self, status: str) -> None:
         """Report that the run has ended."""
@@ -85,7 +85,7 @@ def keep_tracking(out: Path, tracking: Meta) -> None:
 
     Args:
         out: Run folder of the researcher who submits the run.
-        tracking: Value from `medfl.bundle.handlers.read_tracking`.
+        tracking: Value from `medfl.bundle.stock_features.read_tracking`.
     """
     _read_state(out).model_copy(update={"tracking": tracking}).write(out / ObserverState.NAME)
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from medfl.bundle.files import bundle_hash
+from medfl.bundle.bundle_folders import bundle_hash
 from medfl.engine.runs.provenance import bundle_values
 from medfl.engine.runs.setting_ids import bare_name
 from medfl.errors import SettingsError
@@ -164,7 +164,7 @@ def method_version(registry: Registry, name: str) -> str:
     """
     if name not in registry.methods:
         registry.method_class(name)  # raises with the reason
-    (plugin,) = registry.givers("method", name)
+    (plugin,) = registry.plugins_listing("method", name)
     origin = registry.plugins[plugin]
     if origin.endswith(".py"):
         return sha256_of(Path(origin))

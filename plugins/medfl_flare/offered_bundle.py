@@ -14,33 +14,33 @@ from typing import Any
 import torch
 
 from medfl.bundle.adopted import ADOPTED
+from medfl.bundle.bundle_folders import bundle_hash
 from medfl.bundle.federated_run import FederatedRun
 from medfl.bundle.federation import read_federation
-from medfl.bundle.files import bundle_hash
 from medfl.bundle.option_checks import check_ids
 from medfl.contract import Method
 from medfl.data.readers.quiet import drop_missing_codec
 from medfl.data.sites import SiteData
-from medfl.data.source import Arrays, Source
+from medfl.data.source import ArraySource, DataSource
 from medfl.engine.backend import MethodFactory
 from medfl.engine.checks import check_names
 from medfl.engine.plan import MethodChoice, RunPlan
 from medfl.engine.runs.network_assignment import NetworkAssignment, read_assignment
 from medfl.engine.runs.provenance import bundle_values, run_files
 from medfl.errors import RefusedError, SettingsError, did_you_mean
-from medfl.networks.ceiling import Ceiling, TooLargeError
+from medfl.networks.memory_limit import MemoryLimit, TooLargeError
 from medfl.objectives import Objective
 from medfl.plugins import Registry, load_plugins
 from medfl.records.run_file import JoinedSite
 from medfl.settings import Execution, Settings, read_settings
-from medfl.task import Scale, Task
+from medfl.task import ImageScale, Task
 from medfl.training.loop import pick_device
 from medfl.types import Meta
 from medfl_flare.offer import LocalVersions, bundle_version, find_differences, local_versions
 from medfl_flare.overrides import DATA_DEPENDENT_IDS, check_overrides
 from medfl_flare.records.offer import Offer
-from medfl_flare.sites.file import SiteBundle, SiteFile
 from medfl_flare.sites.policy import check_run, network_too_large_error, with_own_ledger
+from medfl_flare.sites.site_file import SiteBundle, SiteFile
 
 logger = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ def open_offer(offer: Offer, site_file: SiteFile) -> OfferedRun:
     check_names(settings, registry)
     method: Method = registry.make_method(built.method, built.method_args)
     check_run(site_file, offer, settings, built.method, method)
-    scale = Scale(_shape(built.site_values), built.mean, built.std)
+    scale = ImageScale(_shape(built.site_values), built.mean, built.std)
     task = dataclasses.replace(built.task, device=pick_device(site_file.device), scale=scale)
     return OfferedRun(offer, folder, registry, built, task, with_own_ledger(site_file, settings), site_file.execution)
 
@@ -180,7 +180,7 @@ def _build(folder: Path, overrides: Meta, site_file: SiteFile, data: Path | None
     if data is None and "regions" in bundle:
         own["regions"] = None  # the file lies beside the data; only sites compute with regions
     try:
-        with Ceiling(site_file.max_network_mb * 10**6):  # the optimizer needs the network's parameters
+        with MemoryLimit(site_file.max_network_mb * 10**6):  # the optimizer needs the network's parameters
             return read_federation(folder, overrides | own)
     except TooLargeError:
         raise network_too_large_error(site_file, overrides.get("network_name", "")) from None
@@ -232,11 +232,11 @@ def data_dependent_values(bundle: SiteBundle, dataset_dir: Path) -> Meta:
     }
 
 
-def read_source(bundle: SiteBundle, dataset_dir: Path) -> tuple[Source, Objective]:
+def read_source(bundle: SiteBundle, dataset_dir: Path) -> tuple[DataSource, Objective]:
     """Return the reader of the sites' folders, and the objective."""
     parser = _parser(bundle, dataset_dir)
     objective: Objective = parser.get_parsed_content("objective")
-    return parser.get_parsed_content("source") if "source" in parser else Arrays(objective), objective
+    return parser.get_parsed_content("source") if "source" in parser else ArraySource(objective), objective
 
 
 def required_options(bundle: SiteBundle, facts: Meta) -> str:

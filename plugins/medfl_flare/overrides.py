@@ -15,11 +15,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from medfl.engine.runs.setting_ids import values_in
+from medfl.engine.runs.setting_ids import setting_values
 from medfl.errors import RefusedError, did_you_mean
 from medfl.settings import local_fields, run_fields
 from medfl.types import Meta
-from medfl.utils.field_words import model_of
+from medfl.utils.field_descriptions import model_of
 
 LOCAL_SETTINGS = local_fields(run_fields())
 """Settings that no server can set at a site."""
@@ -70,7 +70,7 @@ def check_overrides(overrides: Meta, bundle: Meta) -> None:
             f"Expected overrides as an object of ids, got {_type_text(overrides)}.",
             found=_type_text(overrides),
         )
-    bundle = bundle | values_in(bundle)
+    bundle = bundle | setting_values(bundle)
     count = 0
     for name, value in overrides.items():
         top, *rest = _parts_of(name)

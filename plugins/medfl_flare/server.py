@@ -16,16 +16,16 @@ from medfl.data.partition_file import check_unchanged
 from medfl.data.sites import SiteData, load_site
 from medfl.engine.backend import Evaluation, EventListener, ignore_event
 from medfl.engine.checks import check_plan, check_privacy, check_shared_test, check_validation, warn_of_preset
-from medfl.engine.evaluation import Predictors, Row, completed
-from medfl.engine.journal import Outcome
+from medfl.engine.evaluation import MetricRow, Predictors, add_frozen_tensors
+from medfl.engine.journal import RunOutcome
 from medfl.engine.plan import ServerData
 from medfl.engine.runs.export import SiteExport
-from medfl.engine.runs.lifecycle import JOB_PATIENCE, Participants, RunWriter, carry_out
+from medfl.engine.runs.lifecycle import REMOTE_LOCK_SECONDS, RunParticipants, RunWriter, run_federation
 from medfl.engine.runs.provenance import bundle_values, setting_origins
 from medfl.engine.runs.site_bundles import export_global
-from medfl.engine.store import only_writer
+from medfl.engine.store import lock_for_writing
 from medfl.errors import DataError, SettingsError
-from medfl.privacy.ledger import fingerprint
+from medfl.privacy.ledger import hash_dataset
 from medfl.privacy.policy import policy_of
 from medfl.records.run_file import Provenance
 from medfl.records.summary import Summary
@@ -40,8 +40,8 @@ from medfl_flare.joining import AgreedNetworks, agree_networks
 from medfl_flare.observers import Observers
 from medfl_flare.offered_bundle import OfferedRun, open_offer
 from medfl_flare.records.offer import Offer
-from medfl_flare.sites.file import SiteFile
 from medfl_flare.sites.policy import check_networks
+from medfl_flare.sites.site_file import SiteFile
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ def serve(
     site_file: SiteFile,
     transport: Transport,
     progress: RunStatus,
-    on_round: Callable[[int, list[Row]], None] = lambda round_, rows: None,
+    on_round: Callable[[int, list[MetricRow]], None] = lambda round_, rows: None,
 ) -> Path:
     """Run a federation to its end, or resume it from the state of its folder.
 
@@ -81,16 +81,16 @@ def serve(
     progress.missing = backend.missing
     data = _ServerTestData(opened, site_file)
     answers = backend.hello(offer.to_json(), HELLO_SECONDS)
-    with only_writer(folder, JOB_PATIENCE):  # an earlier job of this run may not have ended yet
+    with lock_for_writing(folder, REMOTE_LOCK_SECONDS):  # an earlier job of this run may not have ended yet
         agreed = agree_networks(opened, answers, backend, folder, data.public_without_classes)
     participants = _RemoteParticipants(agreed, folder, backend, data, progress, on_round)
     participants.check(site_file)
-    outcome = carry_out(participants.writer, participants)
+    outcome = run_federation(participants.writer, participants)
     progress.message, progress.round, progress.state = outcome.reason, outcome.rounds, outcome.status
     return folder
 
 
-class _RemoteParticipants(Participants):
+class _RemoteParticipants(RunParticipants):
     """The sites of a run on other machines, as the run's lifecycle uses them at the server.
 
     Args:
@@ -103,7 +103,7 @@ class _RemoteParticipants(Participants):
     """
 
     backend = "flare"
-    patience = JOB_PATIENCE
+    patience = REMOTE_LOCK_SECONDS
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class _RemoteParticipants(Participants):
         backend: FlareBackend,
         data: _ServerTestData,
         progress: RunStatus,
-        on_round: Callable[[int, list[Row]], None],
+        on_round: Callable[[int, list[MetricRow]], None],
     ) -> None:
         self._agreed, self._opened, self._backend, self._data = agreed, agreed.opened, backend, data
         self._progress, self._on_round = progress, on_round
@@ -176,12 +176,12 @@ class _RemoteParticipants(Participants):
     def server_data(self) -> ServerData:
         return self._data.server_data
 
-    def end_round(self, round_: int, rows: list[Row]) -> None:
+    def end_round(self, round_: int, rows: list[MetricRow]) -> None:
         self._progress.round, self._progress.scores = round_, _mean_scores(rows) or self._progress.scores
         self._observers.round_ended(round_, rows)
         self._on_round(round_, rows)
 
-    def export(self, outcome: Outcome) -> Summary:
+    def export(self, outcome: RunOutcome) -> Summary:
         """Request that the sites export their bundles, export the server's bundle, and return the summary."""
         backend, opened = self._backend, self._opened
         blamed = dict(backend.missing) if outcome.status == "incomplete" else {}  # a site may reply again to `install`
@@ -198,14 +198,14 @@ class _RemoteParticipants(Participants):
             stock=opened.built.source.weights,
         )
         method = opened.make_method()
-        export_global(self.writer.folder, site_export, completed(method, opened.task, outcome.models), method)
+        export_global(self.writer.folder, site_export, add_frozen_tensors(method, opened.task, outcome.models), method)
         backend.missing |= {site: why for site, why in blamed.items() if site not in backend.missing}
         missing = dict(sorted(backend.missing.items()))
         known_accounts = {site: account for site, account in accounts.items() if account is not None}
         further = {"unavailable_reasons": missing, "names": names, "privacy": known_accounts}
         return self.writer.summarise(outcome, missing).model_copy(update=further)
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, outcome: RunOutcome) -> None:
         self._observers.run_ended(outcome.status)
         self._backend.note = ignore_event  # the end of the run is recorded; the last messages are not part of it
         self._backend.end()
@@ -258,7 +258,7 @@ def _drop_other_shared_tests(backend: FlareBackend, test: Dataset | None) -> Non
     """Drop each site whose shared test set differs from the server's."""
     for site, greetings in sorted(backend.greetings.items()):
         site_test = greetings["data"]["shared_test"]
-        if site_test is not None and (test is None or site_test != fingerprint(test)):
+        if site_test is not None and (test is None or site_test != hash_dataset(test)):
             backend.drop(site, "its shared test set has other images or labels than the server's shared test set")
 
 
@@ -269,7 +269,7 @@ def _reply_rules(opened: OfferedRun) -> ReplyRules:
     return ReplyRules(opened.plan().make_method(), opened.task, bound, policy.is_private)
 
 
-def _mean_scores(rows: list[Row]) -> dict[str, float]:
+def _mean_scores(rows: list[MetricRow]) -> dict[str, float]:
     """Return the mean over the sites of each validation score, computed with the model that each site keeps.
 
     A site with a personal model keeps that one; its score of the global model is ignored.
@@ -349,14 +349,14 @@ class _ServerTestData:
         """The server's data for the server loop."""
         return ServerData(public=None if self.public is None else self.public.train, tests=self.tests)
 
-    def make_scorer(self, writer: RunWriter) -> Callable[[Evaluation], list[Row]]:
+    def make_scorer(self, writer: RunWriter) -> Callable[[Evaluation], list[MetricRow]]:
         """Return a function that scores the server's models on the server's test sets."""
         opened = self._opened
         hosts = [writer.viewer(name, test) for name, test in self.tests.items()]
 
-        def view(evaluation: Evaluation) -> list[Row]:
+        def view(evaluation: Evaluation) -> list[MetricRow]:
             shared: Predictors = {}
-            rows: list[Row] = []
+            rows: list[MetricRow] = []
             for host in hosts:
                 method = opened.make_method()
                 rows += host.evaluate(method, evaluation.published, evaluation.step, evaluation.round, shared)

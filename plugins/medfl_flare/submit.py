@@ -8,7 +8,7 @@ from pathlib import Path
 
 from monai.bundle import ConfigParser
 
-from medfl.bundle.handlers import TRACKED, read_tracking
+from medfl.bundle.stock_features import TRACKING_IDS, read_tracking
 from medfl.engine.runs.provenance import bundle_values, run_files
 from medfl.engine.runs.setting_ids import bare_name
 from medfl.errors import SettingsError
@@ -19,7 +19,7 @@ from medfl_flare.offered_bundle import offered_ids
 from medfl_flare.session import Submission, submit
 
 LOCAL_OPTIONS = frozenset(
-    {"backend", "bundle_root", "dataset_dir", "output_dir", "sites", "given_by", "kit", "answer_timeout", *TRACKED}
+    {"backend", "bundle_root", "dataset_dir", "output_dir", "sites", "given_by", "kit", "answer_timeout", *TRACKING_IDS}
 )
 """Options that concern only this machine, or that have a separate field in the offer."""
 

@@ -11,8 +11,8 @@ from pydantic import Field
 from medfl.contract import Capability, Model, Reply, Request, Server, Site
 from medfl.toolkit.co_training import CompanionModel
 from medfl.toolkit.fit import Fit
-from medfl.toolkit.kept import keep, kept
 from medfl.toolkit.local_training import cpu_state
+from medfl.toolkit.participant_state import auxiliary_state, set_auxiliary_state
 from medfl.training.loop import Batch
 from medfl.types import Meta, Tensors
 from medfl_methods.fedavg import FedAvg
@@ -80,14 +80,14 @@ class APFL(FedAvg):
     def train(self, site: Site, request: Request) -> Reply:
         """Train as `fedavg` does; reply with the trained global model and the mixture as trained models."""
         reply = super().train(site, request)
-        mixed = Model(site.network, kept(site, MIXTURE_PREFIX))
+        mixed = Model(site.network, auxiliary_state(site, MIXTURE_PREFIX))
         reply.trained = {"global": reply.trained["personal"], "personal": mixed}
         return reply
 
     def before_fit(self, fit: Fit) -> None:
         """Load the personal model with an optimiser of its own, and the site's alpha."""
         site = fit.site
-        own = kept(site, PERSONAL_PREFIX) or site.task.initial(site.settings.seed, site.network)
+        own = auxiliary_state(site, PERSONAL_PREFIX) or site.task.initial(site.settings.seed, site.network)
         fit.extra["own"] = CompanionModel(site, own, site.network, frozen=False)
         fit.log["alpha"] = float(site.state.meta.get("alpha", self.alpha))
 
@@ -113,8 +113,10 @@ class APFL(FedAvg):
     def after_fit(self, fit: Fit) -> None:
         """Store the personal parameters, the mixture and alpha in the site's state."""
         own, common, alpha = cpu_state(fit.extra["own"].model), cpu_state(fit.model), fit.log["alpha"]
-        keep(fit.site, PERSONAL_PREFIX, own)
-        keep(fit.site, MIXTURE_PREFIX, own | mixture(own, common, [name for name, _ in fit.parameters()], alpha))
+        set_auxiliary_state(fit.site, PERSONAL_PREFIX, own)
+        set_auxiliary_state(
+            fit.site, MIXTURE_PREFIX, own | mixture(own, common, [name for name, _ in fit.parameters()], alpha)
+        )
         fit.site.state.meta["alpha"] = alpha
 
     # ---- models
@@ -124,7 +126,7 @@ class APFL(FedAvg):
         models = super().models(participant)
         if isinstance(participant, Site):
             common = next(iter(models.values())).tensors
-            models["personal"] = Model(participant.network, kept(participant, MIXTURE_PREFIX) or common)
+            models["personal"] = Model(participant.network, auxiliary_state(participant, MIXTURE_PREFIX) or common)
         return models
 
 

@@ -10,10 +10,10 @@ from torch import nn
 from medfl.contract import Capability, Model, Need, Participant, Reply, Request, Server, Site
 from medfl.toolkit.aggregation import subtract
 from medfl.toolkit.fit import FitResult
-from medfl.toolkit.kept import keep, kept
-from medfl.toolkit.transfer import as_host
-from medfl.training.optimizer_state import PREFIX as OPTIMIZER
-from medfl.types import MODEL
+from medfl.toolkit.model_transfer import with_host_settings
+from medfl.toolkit.participant_state import auxiliary_state, set_auxiliary_state
+from medfl.training.optimizer_state import OPTIMIZER_PREFIX
+from medfl.types import MODEL_PREFIX
 from medfl.utils.wire import prefixed, select
 from medfl_methods.fedavg import FedAvg
 
@@ -50,7 +50,7 @@ class Centralized(FedAvg):
 
     optimizer_state: Literal["reset", "persistent"] = "reset"
 
-    def shared(self, model: nn.Module, norm_sync: str) -> list[str]:
+    def shared_names(self, model: nn.Module, norm_sync: str) -> list[str]:
         """Return all state-dict names: no tensor is specific to a site."""
         return list(model.state_dict())
 
@@ -75,10 +75,12 @@ class Centralized(FedAvg):
             return super().train(site, request)
         trained, reply = dict[str, FitResult](), Reply(meta={"size": len(site.train)})
         for name in names:
-            prefix, memory = f"{MODEL}{name}/" if len(names) > 1 else MODEL, f"{OPTIMIZER}{name}/"
+            prefix, memory = f"{MODEL_PREFIX}{name}/" if len(names) > 1 else MODEL_PREFIX, f"{OPTIMIZER_PREFIX}{name}/"
             received = select(request.tensors, prefix)
-            done = self.fit(as_host(site, name), received, kept(site, memory) if is_persistent else None)
-            keep(site, memory, done.optimizer)
+            done = self.fit(
+                with_host_settings(site, name), received, auxiliary_state(site, memory) if is_persistent else None
+            )
+            set_auxiliary_state(site, memory, done.optimizer)
             update = {key: subtract(after, done.before[key]) for key, after in done.after.items()}
             reply.tensors |= prefixed(update, prefix)
             trained[name] = done
@@ -94,4 +96,8 @@ class Centralized(FedAvg):
             return super().models(participant)
         if isinstance(participant, Server):
             return {}
-        return {"personal": Model(participant.network, select(participant.published, f"{MODEL}{participant.network}/"))}
+        return {
+            "personal": Model(
+                participant.network, select(participant.published, f"{MODEL_PREFIX}{participant.network}/")
+            )
+        }

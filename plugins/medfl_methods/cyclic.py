@@ -8,9 +8,9 @@ from typing import Literal
 import torch
 
 from medfl.contract import Request, Server
-from medfl.toolkit.aggregation import sample
+from medfl.toolkit.aggregation import sample_sites
 from medfl.toolkit.averaging import Averaging, Weighting
-from medfl.toolkit.rounds import Due, Step
+from medfl.toolkit.rounds import RoundStep, ScheduledStep
 
 
 class Cyclic(Averaging):
@@ -51,17 +51,17 @@ class Cyclic(Averaging):
         """Weighting of the sites' models: ``none``, because the server averages no models."""
         return "none"
 
-    def round_steps(self) -> tuple[Step, ...]:
+    def round_steps(self) -> tuple[RoundStep, ...]:
         """Return the step of one visit, which is a step of FedAvg with one participant."""
-        return (Step("fit", self.requests, self.train, self.aggregate_updates, quorum=0),)
+        return (RoundStep("fit", self.requests, self.train, self.aggregate_updates, quorum=0),)
 
-    def schedule(self, server: Server, done: Sequence[Due]) -> Sequence[Due]:
+    def remaining_steps(self, server: Server, done: Sequence[ScheduledStep]) -> Sequence[ScheduledStep]:
         """Return one remaining visit per participant of the round."""
-        return [Due("fit", turn) for turn in range(max(1, len(self.route(server))))][len(done) :]
+        return [ScheduledStep("fit", turn) for turn in range(max(1, len(self.route(server))))][len(done) :]
 
     def route(self, server: Server) -> list[str]:
         """Return the round's participants in the order in which the model visits them."""
-        chosen = sample(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
+        chosen = sample_sites(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
         if self.order == "fixed":
             return chosen
         places = torch.randperm(len(chosen), generator=server.shared_rng("cycle"))
@@ -69,5 +69,5 @@ class Cyclic(Averaging):
 
     def requests(self, server: Server) -> list[Request]:
         """Return a request with the current model for the next site of the route."""
-        turn = self.due(server).turn
+        turn = self.current_step(server).turn
         return [Request(name, "fit", self.publish(server)) for name in self.route(server)[turn : turn + 1]]

@@ -12,15 +12,15 @@ from torch import nn
 
 from medfl.contract import Model, Need, PayloadKind, ReducesTo, Replies, Reply, Request, Server, Site
 from medfl.errors import RefusedError
-from medfl.networks.parts import body_and_head, features_and_logits, features_of, head_path, with_head
+from medfl.networks.parts import body_and_head, feature_count, features_and_logits, head_prefix, replace_head
 from medfl.task import Task
-from medfl.toolkit.aggregation import mean_update, normalised
+from medfl.toolkit.aggregation import mean_update, normalised_weights
 from medfl.toolkit.fit import Fit
-from medfl.toolkit.kept import keep, kept
-from medfl.toolkit.rounds import Due, Step
-from medfl.toolkit.trainings import Training
+from medfl.toolkit.participant_state import auxiliary_state, set_auxiliary_state
+from medfl.toolkit.rounds import RoundStep, ScheduledStep
+from medfl.toolkit.training_specs import Training
 from medfl.training.loop import Batch
-from medfl.types import MODEL, Meta, Tensors
+from medfl.types import MODEL_PREFIX, Meta, Tensors
 from medfl.utils.wire import prefixed, select
 from medfl_methods.fedavg import FedAvg
 
@@ -102,7 +102,7 @@ class DBE(FedAvg):
     summary = "FedAvg in which each site adds a personal trainable offset to the features of the global model"
     supports = frozenset()
 
-    sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", MEAN_PREFIX: "statistic"}
+    sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL_PREFIX: "update", MEAN_PREFIX: "statistic"}
     needs: ClassVar[frozenset[Need]] = frozenset({"linear_head"})
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"kappa": 50.0, "mu": 1.0}, "medfl": {}}
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (ReducesTo("fedavg", {"kappa": 0.0, "offset": False}),)
@@ -125,40 +125,40 @@ class DBE(FedAvg):
         config = {"_target_": f"{__name__}.with_shifted_head", "network": network_def, "name": model.network}
         return config if self.offset else network_def
 
-    def shared(self, model: nn.Module, norm_sync: str) -> list[str]:
+    def shared_names(self, model: nn.Module, norm_sync: str) -> list[str]:
         """Return all shared state-dict names except the offset."""
-        own = head_path(model, type(model).__name__) + "offset" if self.offset else ""
-        return [name for name in super().shared(model, norm_sync) if name != own]
+        own = head_prefix(model, type(model).__name__) + "offset" if self.offset else ""
+        return [name for name in super().shared_names(model, norm_sync) if name != own]
 
     # ---- the server
 
-    def round_steps(self) -> tuple[Step, ...]:
+    def round_steps(self) -> tuple[RoundStep, ...]:
         """Return the step that measures mean features, and the step of FedAvg."""
-        return Step(
+        return RoundStep(
             MEASURE_STEP, self.measure_requests, self.measure, self.aggregate_means, updates=()
         ), *super().round_steps()
 
-    def schedule(self, server: Server, done: Sequence[Due]) -> Sequence[Due]:
+    def remaining_steps(self, server: Server, done: Sequence[ScheduledStep]) -> Sequence[ScheduledStep]:
         """Return the remaining steps of the round; mean features are measured until the server has stored them."""
-        measures = self.kappa > 0 and not done and not kept(server, MEAN_PREFIX)
-        return [Due(MEASURE_STEP), Due("fit")] if measures else [Due("fit")]
+        measures = self.kappa > 0 and not done and not auxiliary_state(server, MEAN_PREFIX)
+        return [ScheduledStep(MEASURE_STEP), ScheduledStep("fit")] if measures else [ScheduledStep("fit")]
 
     def measure_requests(self, server: Server) -> list[Request]:
         """Return requests for mean features to all sites, with the initial model."""
         tensors, task = self.publish(server), server.task
-        meta = {FEATURES: features_of(task.build(), task.network)}
+        meta = {FEATURES: feature_count(task.build(), task.network)}
         return [Request(name, MEASURE_STEP, tensors, meta) for name in server.trainable()]
 
     def aggregate_means(self, server: Server, replies: Replies) -> None:
         """Store the weighted mean of the sites' mean features in the server's state."""
         metas = {site: replies.meta[site] for site, tensors in replies if tensors}
         if metas:
-            mean = mean_update(replies, normalised(self.weights_of(server, metas), metas), MEAN_PREFIX)
-            keep(server, MEAN_PREFIX, {name: tensor.float() for name, tensor in mean.items()})
+            mean = mean_update(replies, normalised_weights(self.weights_of(server, metas), metas), MEAN_PREFIX)
+            set_auxiliary_state(server, MEAN_PREFIX, {name: tensor.float() for name, tensor in mean.items()})
 
-    def extra_down(self, server: Server) -> Tensors:
+    def extra_request_tensors(self, server: Server) -> Tensors:
         """Return the mean features of all sites, which each request contains."""
-        return prefixed(kept(server, MEAN_PREFIX), MEAN_PREFIX)
+        return prefixed(auxiliary_state(server, MEAN_PREFIX), MEAN_PREFIX)
 
     def check_tensors(self, task: Task, request: Request, tensors: Tensors) -> None:
         """Raise RefusedError unless a reply has the expected updates or mean features.
@@ -167,7 +167,7 @@ class DBE(FedAvg):
         site had no batches. Any other reply contains updates of the request's tensors.
         """
         super().check_tensors(task, request, tensors)
-        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items() if not name.startswith(MODEL)}
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items() if not name.startswith(MODEL_PREFIX)}
         floats = all(tensors[name].is_floating_point() for name in shapes)
         expected = {MEAN_PREFIX + FEATURES: (request.meta[FEATURES],)} if request.op == MEASURE_STEP and tensors else {}
         if shapes != expected or not floats or (expected and len(tensors) > 1):
@@ -183,7 +183,7 @@ class DBE(FedAvg):
 
     def measure(self, site: Site, request: Request) -> Reply:
         """Train without offset and regulariser, and reply with the running mean of the features alone."""
-        start, training = self.full_state(site, select(request.tensors, MODEL)), Training(MEASURE_STEP)
+        start, training = self.full_state(site, select(request.tensors, MODEL_PREFIX)), Training(MEASURE_STEP)
         done = self.fit(site, start, training=training, sent=request.tensors, leaves=True)
         return Reply(done.extra, {"size": len(site.train)}, log=training.log(done.log))
 
@@ -205,7 +205,7 @@ class DBE(FedAvg):
         scale = bias_correction(self.mu, fit.steps + 1) if self.correct else 1.0
         return loss + self.kappa * 0.5 * (scale * mean - fit.received[MEAN_PREFIX + FEATURES]).square().mean()
 
-    def extra_up(self, fit: Fit) -> Tensors:
+    def extra_reply_tensors(self, fit: Fit) -> Tensors:
         """Return the mean features in the step that measures them; an empty mapping otherwise."""
         if fit.training.label != MEASURE_STEP:
             return {}
@@ -238,8 +238,8 @@ def with_shifted_head(network: nn.Module, name: str = "") -> nn.Module:
         network: Network that computes head(body(images)).
         name: Name of the network, for error messages.
     """
-    features = features_of(network, name)
-    return with_head(network, ShiftedHead(body_and_head(network)[1], features))
+    features = feature_count(network, name)
+    return replace_head(network, ShiftedHead(body_and_head(network)[1], features))
 
 
 def build_with_shifted_head(build: Callable[[], nn.Module], name: str) -> nn.Module:

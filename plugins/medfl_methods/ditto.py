@@ -10,9 +10,9 @@ from pydantic import Field
 
 from medfl.contract import Capability, Site
 from medfl.toolkit.fit import Fit
-from medfl.toolkit.trainings import Budget, Training
+from medfl.toolkit.training_specs import Training, TrainingBudget
 from medfl.training.loop import Batch
-from medfl.types import MODEL, Meta
+from medfl.types import MODEL_PREFIX, Meta
 from medfl.utils.wire import select
 from medfl_methods.fedavg import FedAvg
 
@@ -61,13 +61,13 @@ class Ditto(FedAvg):
 
     def trainings(self, site: Site) -> Sequence[Training]:
         """Return two trainings: first the personal model's, then the global model's."""
-        return Training("own", Budget(self.own_epochs), apart=True), Training()
+        return Training("own", TrainingBudget(self.own_epochs), apart=True), Training()
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
         """Return the task's loss; for the personal model plus (lam / 2) ||v - w_t||^2."""
         loss = super().loss(fit, batch)
         if not fit.training.apart or self.lam == 0:
             return loss
-        common = select(fit.received, MODEL)
+        common = select(fit.received, MODEL_PREFIX)
         terms = [(p - common[name]).square().sum() for name, p in fit.parameters() if name in common]
         return loss + 0.5 * self.lam * torch.stack(terms).sum()

@@ -12,9 +12,9 @@ from torch import nn
 
 from medfl.contract import Capability, Model, ReducesTo, Server, Site
 from medfl.toolkit.fit import Fit
-from medfl.toolkit.kept import keep, kept
 from medfl.toolkit.local_training import on_cpu
-from medfl.training.batches import load, on_device
+from medfl.toolkit.participant_state import auxiliary_state, set_auxiliary_state
+from medfl.training.batches import load_batches, on_device
 from medfl.training.loop import autocast
 from medfl.types import Meta, Tensors
 from medfl_methods.fedavg import FedAvg
@@ -87,11 +87,11 @@ class FedALA(FedAvg):
 
     def start(self, site: Site, received: Tensors) -> Tensors:
         """Learn and store W, and return the start of the training: the global model with mixed upper layers."""
-        start, own = self.full_state(site, received), kept(site, OWN_LAYERS_PREFIX)
+        start, own = self.full_state(site, received), auxiliary_state(site, OWN_LAYERS_PREFIX)
         if not self.mixes or all(torch.equal(own[name], start[name]) for name in own):
             return start
-        keep(site, MIXTURE_WEIGHTS_PREFIX, self.learn_mixture_weights(site, start, own))
-        return start | mixture(own, start, kept(site, MIXTURE_WEIGHTS_PREFIX))
+        set_auxiliary_state(site, MIXTURE_WEIGHTS_PREFIX, self.learn_mixture_weights(site, start, own))
+        return start | mixture(own, start, auxiliary_state(site, MIXTURE_WEIGHTS_PREFIX))
 
     def learn_mixture_weights(self, site: Site, common: Tensors, own: Tensors) -> Tensors:
         """Learn the weights W on a sample of the site's training images and return them.
@@ -104,7 +104,7 @@ class FedALA(FedAvg):
         task, settings, device = site.task, site.settings, site.task.device
         model = task.load(common, site.network).eval().requires_grad_(False)
         upper = {name: p.requires_grad_() for name, p in model.named_parameters() if name in own}
-        before = kept(site, MIXTURE_WEIGHTS_PREFIX)
+        before = auxiliary_state(site, MIXTURE_WEIGHTS_PREFIX)
         mine, theirs = ({name: tensors[name].to(device) for name in upper} for tensors in (own, common))
         weights = {name: before[name].to(device) if before else torch.ones_like(p) for name, p in upper.items()}
         generator, count = site.rng("mixture"), max(1, int(self.sample_fraction * len(site.train)))
@@ -112,7 +112,7 @@ class FedALA(FedAvg):
         batches = [rows for rows in drawn if len(rows) >= task.objective.smallest_batch]
         losses: list[float] = []
         for _ in range((1 if before else self.max_passes) if batches else 0):
-            for loaded in load(site.train, batches, generator):
+            for loaded in load_batches(site.train, batches, generator):
                 with torch.no_grad():
                     for name, tensor in mixture(mine, theirs, weights).items():
                         upper[name].copy_(tensor)
@@ -128,14 +128,18 @@ class FedALA(FedAvg):
     def after_fit(self, fit: Fit) -> None:
         """Store the trained upper layers in the site's state."""
         if self.mixes:
-            keep(fit.site, OWN_LAYERS_PREFIX, on_cpu(dict(upper_layers(fit.model, self.p_layers))))
+            set_auxiliary_state(fit.site, OWN_LAYERS_PREFIX, on_cpu(dict(upper_layers(fit.model, self.p_layers))))
 
     def models(self, participant: Server | Site) -> dict[str, Model]:
         """Return the global model and, for a site, its mixture."""
         models = super().models(participant)
         if isinstance(participant, Site) and self.mixes:
             full = next(iter(models.values())).tensors
-            mixed = mixture(kept(participant, OWN_LAYERS_PREFIX), full, kept(participant, MIXTURE_WEIGHTS_PREFIX))
+            mixed = mixture(
+                auxiliary_state(participant, OWN_LAYERS_PREFIX),
+                full,
+                auxiliary_state(participant, MIXTURE_WEIGHTS_PREFIX),
+            )
             models["personal"] = Model(participant.network, full | mixed)
         return models
 

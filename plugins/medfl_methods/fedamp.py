@@ -11,11 +11,11 @@ from pydantic import Field
 
 from medfl.contract import Findings, ReducesTo, Replies, Request, Server
 from medfl.errors import SettingsError
-from medfl.toolkit.aggregation import add_update, sample
+from medfl.toolkit.aggregation import add_update, sample_sites
 from medfl.toolkit.averaging import Weighting
-from medfl.toolkit.kept import keep, kept, shared_of, wide
-from medfl.toolkit.personal import HeldNear
-from medfl.types import MODEL, Tensors
+from medfl.toolkit.participant_state import as_float64, auxiliary_state, model_tensors, set_auxiliary_state
+from medfl.toolkit.personal import ProximalPersonalModels
+from medfl.types import MODEL_PREFIX, Tensors
 from medfl.utils.wire import prefixed, select
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ If the weights of all other sites are below the threshold, each site effectively
 """
 
 
-class FedAMP(HeldNear):
+class FedAMP(ProximalPersonalModels):
     """Attentive message passing (FedAMP): each site's model is pulled towards a mixture that favours similar models.
 
     Each site has a personal model; there is no global model. The server keeps the last parameters w_k that each site
@@ -115,7 +115,7 @@ class FedAMP(HeldNear):
 
     def requests(self, server: Server) -> list[Request]:
         """Return a request for each participant with its mixture; log a warning if all weights are negligible."""
-        chosen = sample(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
+        chosen = sample_sites(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
         weights = [xi for row in self.weights_between(server).values() for xi in row.values()]
         if weights and max(weights) < NEGLIGIBLE_WEIGHT * self.alpha_k / self.sigma:
             logger.warning(
@@ -124,14 +124,14 @@ class FedAMP(HeldNear):
                 server.round,
                 max(weights),
             )
-        return [Request(site, "fit", prefixed(u, MODEL)) for site, u in self.mixtures(server, chosen).items()]
+        return [Request(site, "fit", prefixed(u, MODEL_PREFIX)) for site, u in self.mixtures(server, chosen).items()]
 
     def aggregate_updates(self, server: Server, replies: Replies) -> None:
         """Store each participant's model (its mixture plus its update) in the server's state."""
         mixtures = self.mixtures(server, list(replies.meta))
         for site, tensors in replies:
-            update = {name: wide(tensor) for name, tensor in select(tensors, MODEL).items()}
-            keep(
+            update = {name: as_float64(tensor) for name, tensor in select(tensors, MODEL_PREFIX).items()}
+            set_auxiliary_state(
                 server,
                 f"{MODELS_PREFIX}{site}/",
                 {name: add_update(mixtures[site][name], update[name]) for name in update},
@@ -149,11 +149,14 @@ class FedAMP(HeldNear):
 
     def last_models(self, server: Server) -> dict[str, Tensors]:
         """Return the last model of each site; the initial model for a site that has sent no update."""
-        return {site: kept(server, f"{MODELS_PREFIX}{site}/") or shared_of(server) for site in server.trainable()}
+        return {
+            site: auxiliary_state(server, f"{MODELS_PREFIX}{site}/") or model_tensors(server)
+            for site in server.trainable()
+        }
 
     def attention(self, server: Server) -> torch.Tensor:
         """Return the weights xi, shape (K, K). The columns of sites that have sent no update are 0."""
-        sent = [bool(kept(server, f"{MODELS_PREFIX}{site}/")) for site in server.trainable()]
+        sent = [bool(auxiliary_state(server, f"{MODELS_PREFIX}{site}/")) for site in server.trainable()]
         return (
             attention(list(self.last_models(server).values()), self.alpha_k, self.sigma) * torch.tensor(sent).double()
         )
@@ -161,7 +164,7 @@ class FedAMP(HeldNear):
     def weights_between(self, server: Server) -> dict[str, dict[str, float]]:
         """Return the weights xi_kj as a nested mapping from k to j, for the sites that have sent an update."""
         xi, sites = self.attention(server), server.trainable()
-        senders = [index for index, site in enumerate(sites) if kept(server, f"{MODELS_PREFIX}{site}/")]
+        senders = [index for index, site in enumerate(sites) if auxiliary_state(server, f"{MODELS_PREFIX}{site}/")]
         return {sites[k]: {sites[j]: float(xi[k, j]) for j in senders if j != k} for k in senders}
 
     def mixtures(self, server: Server, chosen: Sequence[str]) -> dict[str, Tensors]:

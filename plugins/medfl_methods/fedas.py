@@ -11,16 +11,16 @@ from pydantic import Field
 
 from medfl.contract import Capability, Need, Site
 from medfl.networks.parts import body_and_head
-from medfl.toolkit.body_sharing import MeanHead
+from medfl.toolkit.body_sharing import BodySharingWithMeanHead
 from medfl.toolkit.fisher import Estimator, fisher_at
 from medfl.toolkit.fit import Fit
-from medfl.toolkit.kept import keep, kept
 from medfl.toolkit.local_training import on_cpu
+from medfl.toolkit.participant_state import auxiliary_state, set_auxiliary_state
 from medfl.toolkit.prototypes import prototypes
-from medfl.toolkit.trainings import Budget, Training
+from medfl.toolkit.training_specs import Training, TrainingBudget
 from medfl.training.loop import Batch
-from medfl.types import MODEL, Meta, Tensors
-from medfl.utils.metadata import Count, MetaField, number
+from medfl.types import MODEL_PREFIX, Meta, Tensors
+from medfl.utils.metadata import Count, MetaField, bounded_number
 from medfl.utils.wire import select
 
 ALIGNMENT = "align"
@@ -30,7 +30,7 @@ PREVIOUS_BODY_PREFIX = "old/"
 """State prefix of the body that the site trained last."""
 
 
-class FedAS(MeanHead):
+class FedAS(BodySharingWithMeanHead):
     """Shared body with personal heads (`fedper`), feature alignment at the sites and Fisher-weighted averaging (FedAS).
 
     A site trains in two phases. First it aligns the received body with the body from its previous training. Then it
@@ -76,7 +76,7 @@ class FedAS(MeanHead):
 
     sends_meta: ClassVar[Mapping[str, MetaField]] = {
         "size": MetaField("private", Count),
-        "trace": MetaField("private", number(0), after=("fit",)),
+        "trace": MetaField("private", bounded_number(0), after=("fit",)),
     }
     needs: ClassVar[frozenset[Need]] = frozenset({"class_logits", "linear_head"})
 
@@ -91,15 +91,18 @@ class FedAS(MeanHead):
 
     def trainings(self, site: Site) -> Sequence[Training]:
         """Return the alignment, except in a site's first round, and the training of body and head."""
-        if not self.align_epochs or not kept(site, PREVIOUS_BODY_PREFIX):
+        if not self.align_epochs or not auxiliary_state(site, PREVIOUS_BODY_PREFIX):
             return (Training(),)
-        return Training(ALIGNMENT, Budget(self.align_epochs), "body", batch_size=self.align_batch), Training()
+        return Training(ALIGNMENT, TrainingBudget(self.align_epochs), "body", batch_size=self.align_batch), Training()
 
     def before_trainings(self, site: Site, sent: Tensors) -> dict[str, Any]:
         """Return the prototypes of the previous body for `Fit.extra`, or an empty mapping without alignment."""
         if len(self.trainings(site)) == 1:
             return {}
-        task, old = site.task, self.full_state(site, select(sent, MODEL)) | kept(site, PREVIOUS_BODY_PREFIX)
+        task, old = (
+            site.task,
+            self.full_state(site, select(sent, MODEL_PREFIX)) | auxiliary_state(site, PREVIOUS_BODY_PREFIX),
+        )
         model, classes = task.load(old, site.network), task.objective.classes
         return {"prototypes": prototypes(model, site.train, classes, site.settings.batch_size, task.device)}
 
@@ -126,8 +129,8 @@ class FedAS(MeanHead):
             information = fisher_at(fit.site, fit.model, names, estimator=self.estimator)
             trace = math.fsum(float(values.double().sum()) for values in information.values())
         fit.meta["trace"] = trace
-        state, shared = fit.model.state_dict(), select(fit.sent, MODEL)
-        keep(fit.site, PREVIOUS_BODY_PREFIX, on_cpu({name: state[name] for name in shared}))
+        state, shared = fit.model.state_dict(), select(fit.sent, MODEL_PREFIX)
+        set_auxiliary_state(fit.site, PREVIOUS_BODY_PREFIX, on_cpu({name: state[name] for name in shared}))
 
 
 def alignment_loss(features: torch.Tensor, prototypes: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

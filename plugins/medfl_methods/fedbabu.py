@@ -10,21 +10,21 @@ import torch
 from pydantic import Field
 
 from medfl.contract import Capability, Model, Need, Server, Site
-from medfl.networks.parts import without_head
+from medfl.networks.parts import names_without_head
 from medfl.task import Task
 from medfl.toolkit.body_sharing import BodySharing
 from medfl.toolkit.fit import Fit, FitResult
-from medfl.toolkit.kept import shared_of
-from medfl.toolkit.personal import LastStep
-from medfl.toolkit.trainings import Budget, Part, Training
-from medfl.types import MODEL, Meta, Tensors
+from medfl.toolkit.participant_state import model_tensors
+from medfl.toolkit.personal import FinalAdaptation
+from medfl.toolkit.training_specs import TrainedPart, Training, TrainingBudget
+from medfl.types import MODEL_PREFIX, Meta, Tensors
 from medfl.utils.wire import select
 
 FINE_TUNING = "tuned"
 """Label of the fine-tuning."""
 
 
-class FedBABU(LastStep, BodySharing):
+class FedBABU(FinalAdaptation, BodySharing):
     """Body aggregation and body update (FedBABU): train only the body in the rounds, and fine-tune in the last round.
 
     All sites use the head of the initial model, which is neither trained nor sent during the rounds. The sites train
@@ -65,7 +65,7 @@ class FedBABU(LastStep, BodySharing):
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"weights": "uniform"}, "medfl": {}}
 
     weights: Literal["size", "uniform"] = "size"
-    finetune: Part = "all"
+    finetune: TrainedPart = "all"
     finetune_epochs: int = Field(5, ge=0)
     finetune_steps: int | None = Field(None, ge=1)
     finetune_lr: float | None = Field(None, gt=0, allow_inf_nan=False)
@@ -87,7 +87,7 @@ class FedBABU(LastStep, BodySharing):
 
     def adapt(self, site: Site, start: Tensors, sent: Tensors) -> FitResult:
         """Fine-tune the global model on the site's training images and return the result."""
-        training = Training(FINE_TUNING, Budget(self.finetune_epochs, self.finetune_steps), self.finetune)
+        training = Training(FINE_TUNING, TrainingBudget(self.finetune_epochs, self.finetune_steps), self.finetune)
         done = self.fit(training.at(site), start, training=training, sent=sent)
         return replace(done, log=training.log(done.log))
 
@@ -105,10 +105,10 @@ class FedBABU(LastStep, BodySharing):
         """Return the global model, if the server has all of it, and the site's personal model."""
         models, task = super().models(participant), participant.task
         if isinstance(participant, Server):
-            common = shared_of(participant)
+            common = model_tensors(participant)
             full = task.initial(participant.settings.seed) | common
         else:
-            common = select(participant.published, MODEL)
+            common = select(participant.published, MODEL_PREFIX)
             full = self.full_state(participant, common)
         if (isinstance(participant, Server) or participant.network == task.network) and is_whole_body(
             task, full, common
@@ -125,4 +125,4 @@ def is_whole_body(task: Task, full: Tensors, common: Tensors) -> bool:
         full: All tensors of the network.
         common: Shared tensors.
     """
-    return set(without_head(task.load(full), list(full))) <= common.keys()
+    return set(names_without_head(task.load(full), list(full))) <= common.keys()

@@ -52,7 +52,7 @@ class FedBN(FedAvg):
     norm_types: tuple[Literal["batch", "group", "layer", "instance"], ...] = ("batch",)
     weights: Literal["size", "uniform"] = "uniform"
 
-    def shared(self, model: nn.Module, norm_sync: str) -> list[str]:
+    def shared_names(self, model: nn.Module, norm_sync: str) -> list[str]:
         """Return all shared state-dict names outside normalisation layers."""
         personal = norm_names(model, self.norm_types)
-        return [name for name in super().shared(model, norm_sync) if name not in personal]
+        return [name for name in super().shared_names(model, norm_sync) if name not in personal]

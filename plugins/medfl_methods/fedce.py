@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing import ClassVar, Literal
 
 from medfl.contract import Findings, Replies, Reply, Request, Server, Site
-from medfl.metrics import LOWER_IS_BETTER
-from medfl.toolkit.aggregation import check_validation, mean_update, normalised
+from medfl.metrics import LOWER_IS_BETTER_METRICS
+from medfl.toolkit.aggregation import check_validation, mean_update, normalised_weights
 from medfl.toolkit.averaging import Averaging
-from medfl.toolkit.kept import keep, kept
+from medfl.toolkit.participant_state import auxiliary_state, set_auxiliary_state
 from medfl.training.predict import predict
-from medfl.types import MODEL, Meta, Tensors
-from medfl.utils.metadata import LARGEST, Count, MetaField, number
+from medfl.types import MODEL_PREFIX, Meta, Tensors
+from medfl.utils.metadata import MAX_COUNT, Count, MetaField, bounded_number
 from medfl.utils.wire import select
 
 LAST_MODEL_PREFIX = "last/"
@@ -74,7 +74,7 @@ class FedCE(Averaging):
 
     sends_meta: ClassVar[Mapping[str, MetaField]] = {
         "size": MetaField("private", Count),
-        "error": MetaField("needed", number(0, LARGEST), after=("fit",)),
+        "error": MetaField("needed", bounded_number(0, MAX_COUNT), after=("fit",)),
     }
 
     mode: ContributionMode = "plus"
@@ -114,7 +114,7 @@ class FedCE(Averaging):
         errors = {name: reply["error"] for name, reply in replies.meta.items()}
         total_weight, shares = math.fsum(before.values()), contributions(means, errors, self.mode)
         meta["shares"] |= {name: total_weight * share for name, share in shares.items()}
-        meta["last_weights"] = normalised(self.weights_of(server, replies.meta), replies.meta)
+        meta["last_weights"] = normalised_weights(self.weights_of(server, replies.meta), replies.meta)
         super().aggregate_updates(server, replies)
 
     def findings(self, server: Server) -> Findings:
@@ -129,7 +129,9 @@ class FedCE(Averaging):
         errors = [total + self.error(site, request), rounds + 1]
         reply = super().train(site, request)
         after = reply.trained["personal"].tensors
-        keep(site, LAST_MODEL_PREFIX, {name: after[name] for name in select(request.tensors, MODEL)})
+        set_auxiliary_state(
+            site, LAST_MODEL_PREFIX, {name: after[name] for name in select(request.tensors, MODEL_PREFIX)}
+        )
         site.state.meta["errors"] = errors
         reply.meta["error"] = errors[0] / errors[1]
         return reply
@@ -140,7 +142,11 @@ class FedCE(Averaging):
         Returns:
             Value >= 0; 1 if there is no last model or no finite score.
         """
-        last, weight, received = kept(site, LAST_MODEL_PREFIX), request.meta["weight"], select(request.tensors, MODEL)
+        last, weight, received = (
+            auxiliary_state(site, LAST_MODEL_PREFIX),
+            request.meta["weight"],
+            select(request.tensors, MODEL_PREFIX),
+        )
         if not last or weight >= 1:
             return 1.0
         task, metric = site.task, site.task.metrics[0]
@@ -148,8 +154,8 @@ class FedCE(Averaging):
         model = task.load(self.full_state(site, received) | remove_model(received, last, weight), site.network)
         predictions = predict(model, site.val, task.objective, (metric,), site.settings, task.device, task.inferer)
         value = task.objective.score(metric, *predictions)
-        error = value if metric in LOWER_IS_BETTER else 1 - value
-        return min(error, float(LARGEST)) if math.isfinite(error) else 1.0
+        error = value if metric in LOWER_IS_BETTER_METRICS else 1 - value
+        return min(error, float(MAX_COUNT)) if math.isfinite(error) else 1.0
 
 
 def remove_model(mean: Tensors, own: Tensors, weight: float) -> Tensors:
@@ -182,7 +188,7 @@ def cosines_to_others(replies: Replies, weights: Mapping[str, float], names: lis
     whole = math.fsum(float(total[name].square().sum()) for name in trained & total.keys())
     for site, tensors in replies:
         inner = own = others = 0.0
-        for name, update in select(tensors, MODEL).items():
+        for name, update in select(tensors, MODEL_PREFIX).items():
             if name in trained:
                 update = update.double()
                 rest = total[name] - weights[site] * update

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from medfl.contract import Capability, ReducesTo
-from medfl.toolkit.lending import Circulating
+from medfl.toolkit.circulating import CirculatingModels
 from medfl.types import Meta
 
 
-class FedCrossStar(Circulating):
+class FedCrossStar(CirculatingModels):
     """FedCross*: each site's model is trained at one other site per round and returned to its owner.
 
     The server draws the route and holds no model; model copies go directly between the sites. Every site owns the model

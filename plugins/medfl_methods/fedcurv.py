@@ -15,9 +15,9 @@ from medfl.task import Task
 from medfl.toolkit.aggregation import check_updates
 from medfl.toolkit.fisher import Estimator, fisher_at
 from medfl.toolkit.fit import Fit
-from medfl.toolkit.kept import KEPT, keep, kept
+from medfl.toolkit.participant_state import AUXILIARY_PREFIX, auxiliary_state, set_auxiliary_state
 from medfl.training.loop import Batch
-from medfl.types import MODEL, Meta, Tensors
+from medfl.types import MODEL_PREFIX, Meta, Tensors
 from medfl.utils.wire import prefixed, select
 from medfl_methods.fedavg import FedAvg
 
@@ -75,7 +75,7 @@ class FedCurv(FedAvg):
     supports = frozenset()
 
     sends: ClassVar[Mapping[str, PayloadKind]] = {
-        MODEL: "update",
+        MODEL_PREFIX: "update",
         FISHER_PREFIX: "statistic",
         WEIGHTED_PREFIX: "statistic",
     }
@@ -94,14 +94,14 @@ class FedCurv(FedAvg):
         tensors = server.state.tensors
         zeros = {name: torch.zeros_like(tensors[name]) for name in server.state.meta["parameters"]}
         for prefix in (FISHER_PREFIX, WEIGHTED_PREFIX):
-            keep(server, prefix, zeros)
+            set_auxiliary_state(server, prefix, zeros)
 
-    def extra_down(self, server: Server) -> Tensors:
+    def extra_request_tensors(self, server: Server) -> Tensors:
         """Return u and v, which each request contains; an empty mapping for ``lam = 0``."""
         if self.lam == 0:
             return {}
-        weighted = prefixed(kept(server, WEIGHTED_PREFIX), WEIGHTED_PREFIX)
-        return prefixed(kept(server, FISHER_PREFIX), FISHER_PREFIX) | weighted
+        weighted = prefixed(auxiliary_state(server, WEIGHTED_PREFIX), WEIGHTED_PREFIX)
+        return prefixed(auxiliary_state(server, FISHER_PREFIX), FISHER_PREFIX) | weighted
 
     def requests(self, server: Server) -> list[Request]:
         """Return the requests of FedAvg; each tells the site whether u and v contain its own terms."""
@@ -125,7 +125,11 @@ class FedCurv(FedAvg):
         """Aggregate as `fedavg` does; restart u and v, so that they contain the terms of this round only."""
         if len(replies):
             for prefix in (FISHER_PREFIX, WEIGHTED_PREFIX):
-                keep(server, prefix, {name: torch.zeros_like(old) for name, old in kept(server, prefix).items()})
+                set_auxiliary_state(
+                    server,
+                    prefix,
+                    {name: torch.zeros_like(old) for name, old in auxiliary_state(server, prefix).items()},
+                )
             server.state.meta["counted"] = sorted(replies.meta)
         super().aggregate_updates(server, replies)
 
@@ -148,7 +152,8 @@ class FedCurv(FedAvg):
     def before_trainings(self, site: Site, sent: Tensors) -> dict[str, Any]:
         """Return u and v without the site's own terms, unless u is 0 everywhere; delete the stored own terms."""
         sums = [
-            subtract_own_terms(select(sent, prefix), kept(site, prefix)) for prefix in (FISHER_PREFIX, WEIGHTED_PREFIX)
+            subtract_own_terms(select(sent, prefix), auxiliary_state(site, prefix))
+            for prefix in (FISHER_PREFIX, WEIGHTED_PREFIX)
         ]
         delete_own_terms(site)
         if not any(bool(values.any()) for values in sums[0].values()):
@@ -163,7 +168,7 @@ class FedCurv(FedAvg):
         u, v = fit.extra["others"]
         return loss + self.lam * penalty({name: p for name, p in fit.parameters() if name in u}, u, v)
 
-    def extra_up(self, fit: Fit) -> Tensors:
+    def extra_reply_tensors(self, fit: Fit) -> Tensors:
         """Return the site's terms F and F w, and store them in its state for the next round."""
         names = select(fit.sent, FISHER_PREFIX)
         if not names:
@@ -173,7 +178,7 @@ class FedCurv(FedAvg):
             name: information[name] * p.detach() for name, p in fit.model.named_parameters() if name in information
         }
         for prefix, terms in ((FISHER_PREFIX, information), (WEIGHTED_PREFIX, weighted)):
-            keep(fit.site, prefix, {name: tensor.cpu() for name, tensor in terms.items()})
+            set_auxiliary_state(fit.site, prefix, {name: tensor.cpu() for name, tensor in terms.items()})
         return prefixed(information, FISHER_PREFIX) | prefixed(weighted, WEIGHTED_PREFIX)
 
 
@@ -196,5 +201,5 @@ def subtract_own_terms(sums: Tensors, own: Tensors) -> Tensors:
 def delete_own_terms(site: Site) -> None:
     """Delete the site's own terms of the previous round from its state."""
     for prefix in (FISHER_PREFIX, WEIGHTED_PREFIX):
-        for name in kept(site, prefix):
-            del site.state.tensors[KEPT + prefix + name]
+        for name in auxiliary_state(site, prefix):
+            del site.state.tensors[AUXILIARY_PREFIX + prefix + name]

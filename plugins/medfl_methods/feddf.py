@@ -14,16 +14,16 @@ from medfl.contract import Capability, Model, Need, Participant, ReducesTo, Repl
 from medfl.errors import SettingsError
 from medfl.networks.norms import evaluating, freeze_norms
 from medfl.privacy.policy import policy_of
-from medfl.toolkit.aggregation import mean_update, normalised, sample
+from medfl.toolkit.aggregation import mean_update, normalised_weights, sample_sites
 from medfl.toolkit.averaging import refuse_noisy_statistics
-from medfl.toolkit.kept import wide
 from medfl.toolkit.local_training import cpu_state
 from medfl.toolkit.losses import distillation
-from medfl.toolkit.transfer import is_finite
-from medfl.training.batches import load
+from medfl.toolkit.model_transfer import is_finite
+from medfl.toolkit.participant_state import as_float64
+from medfl.training.batches import load_batches
 from medfl.training.loop import autocast, row_batches
 from medfl.training.predict import evaluation_batch, logits
-from medfl.types import MODEL, SERVER, Meta, Tensors
+from medfl.types import MODEL_PREFIX, SERVER, Meta, Tensors
 from medfl.utils.rng import make_generator
 from medfl.utils.wire import prefixed, select
 from medfl_methods.fedavg import FedAvg
@@ -128,7 +128,7 @@ class FedDF(FedAvg):
                 continue
             tensors = server.task.initial(server.settings.seed, network)
             model = server.task.load(tensors, network)
-            names = self.shared(model, server.settings.norm_sync)
+            names = self.shared_names(model, server.settings.norm_sync)
             if policy_of(server.settings).is_private:
                 refuse_noisy_statistics(model, names)
             if missing := sorted(tensors.keys() - set(names)):
@@ -146,8 +146,8 @@ class FedDF(FedAvg):
     def requests(self, server: Server) -> list[Request]:
         """Return a request for each participant with the model of its group; add missing groups first."""
         self.add_missing_groups(server)
-        chosen = sample(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
-        lent = {network: prefixed(model_of(server, network), MODEL) for network in networks(server)}
+        chosen = sample_sites(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
+        lent = {network: prefixed(model_of(server, network), MODEL_PREFIX) for network in networks(server)}
         return [Request(name, "fit", lent[server.network_of(name)]) for name in chosen]
 
     def aggregate_updates(self, server: Server, replies: Replies) -> None:
@@ -157,7 +157,7 @@ class FedDF(FedAvg):
             metas = {site: meta for site, meta in replies.meta.items() if server.network_of(site) == network}
             model = model_of(server, network)
             if metas:
-                weights = normalised(self.weights_of(server, metas), metas)
+                weights = normalised_weights(self.weights_of(server, metas), metas)
                 model = self.server_update(server, model, mean_update(replies, weights))
             if taught is not None:
                 model = self.distil(server, network, model, taught)
@@ -175,7 +175,7 @@ class FedDF(FedAvg):
         total, teachers = torch.zeros(()), 0
         for site, tensors in replies:
             network = server.network_of(site)
-            update = {name: wide(tensor) for name, tensor in select(tensors, MODEL).items()}
+            update = {name: as_float64(tensor) for name, tensor in select(tensors, MODEL_PREFIX).items()}
             model = task.load(self.server_update(server, model_of(server, network), update), network)
             outputs = logits(model, server.public, server.settings, task.device, evaluation_batch(objective))
             if not bool(outputs.isfinite().all()):
@@ -184,7 +184,7 @@ class FedDF(FedAvg):
                 )
                 continue
             if self.drop_worst:
-                accuracy = float(objective.agreement(outputs[held], server.public.targets(held)).mean())
+                accuracy = float(objective.case_accuracy(outputs[held], server.public.targets(held)).mean())
                 if accuracy < 1 / objective.classes:
                     continue
             answers = objective.alternatives(outputs)
@@ -215,7 +215,7 @@ class FedDF(FedAvg):
         cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.distil_steps)
         drawn = row_batches(len(rows), self.distil_batch, server.rng(f"distil/{network}"), 0, self.distil_steps)
         best, at, score = start, 0, self.public_accuracy(server, model, held) if self.patience else 0.0
-        for step, loaded in enumerate(load(server.public, (rows[places] for places in drawn)), start=1):
+        for step, loaded in enumerate(load_batches(server.public, (rows[places] for places in drawn)), start=1):
             with autocast(settings, task.device):
                 answers = task.objective.alternatives(model(loaded.inputs.to(task.device)).float())
                 loss = distillation(answers, taught[loaded.rows].to(task.device)).mean()
@@ -257,9 +257,9 @@ class FedDF(FedAvg):
         assert server.public is not None
         task, total = server.task, 0.0
         with torch.no_grad(), evaluating(model):
-            for loaded in load(server.public, rows.split(evaluation_batch(task.objective))):
+            for loaded in load_batches(server.public, rows.split(evaluation_batch(task.objective))):
                 outputs = model(loaded.inputs.to(task.device)).float().cpu()
-                total += float(task.objective.agreement(outputs, loaded.targets).sum())
+                total += float(task.objective.case_accuracy(outputs, loaded.targets).sum())
         return total / len(rows)
 
     def publish(self, server: Server) -> Tensors:

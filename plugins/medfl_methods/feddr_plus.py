@@ -18,7 +18,7 @@ from medfl.networks.parts import body_and_head, features_and_logits, head_names,
 from medfl.task import Task
 from medfl.toolkit.fit import Fit
 from medfl.toolkit.teacher import Teacher
-from medfl.toolkit.trainings import Training
+from medfl.toolkit.training_specs import Training
 from medfl.training.loop import Batch
 from medfl.types import Meta, Tensors
 from medfl_methods.fedavg import FedAvg

@@ -17,9 +17,9 @@ from medfl.privacy.policy import policy_of
 from medfl.toolkit.aggregation import add_update
 from medfl.toolkit.averaging import Averaging
 from medfl.toolkit.fit import Fit
-from medfl.toolkit.kept import add_to_kept, keep, kept, shared_of
+from medfl.toolkit.participant_state import add_to_auxiliary_state, auxiliary_state, model_tensors, set_auxiliary_state
 from medfl.training.loop import Batch
-from medfl.types import MODEL, Meta, Tensors
+from medfl.types import MODEL_PREFIX, Meta, Tensors
 from medfl.utils.wire import prefixed
 
 logger = logging.getLogger(__name__)
@@ -111,9 +111,9 @@ class FedDyn(Averaging):
                 setting="by_size",
                 sites=undisclosed,
             )
-        shared = shared_of(server)
-        keep(server, MEAN_MODEL_PREFIX, shared)
-        keep(
+        shared = model_tensors(server)
+        set_auxiliary_state(server, MEAN_MODEL_PREFIX, shared)
+        set_auxiliary_state(
             server,
             UPDATE_SUM_PREFIX,
             {name: torch.zeros_like(shared[name]) for name in server.state.meta["parameters"]},
@@ -125,7 +125,7 @@ class FedDyn(Averaging):
 
     def requests(self, server: Server) -> list[Request]:
         """Return requests with the start of the round, the site's alpha and the round of its last aggregated reply."""
-        folded, start = server.state.meta.get("folded", {}), prefixed(shared_of(server), MODEL)
+        folded, start = server.state.meta.get("folded", {}), prefixed(model_tensors(server), MODEL_PREFIX)
         requests = [replace(request, tensors=start) for request in super().requests(server)]
         for request in requests:
             request.meta |= {"alpha": self.alpha_of(server, request.to), "folded": folded.get(request.to)}
@@ -147,11 +147,11 @@ class FedDyn(Averaging):
     def server_update(self, server: Server, old: Tensors, mean: Tensors) -> Tensors:
         """Return the start of the next round, mean + h / K; store the mean and h / K in the server's state."""
         new = super().server_update(server, old, mean)
-        keep(server, MEAN_MODEL_PREFIX, new)
+        set_auxiliary_state(server, MEAN_MODEL_PREFIX, new)
         share = server.state.meta["replied"] / len(server.trainable())
         names = [name for name in server.state.meta["parameters"] if name in mean]
-        add_to_kept(server, UPDATE_SUM_PREFIX, {name: mean[name] * share for name in names})
-        drift = kept(server, UPDATE_SUM_PREFIX)
+        add_to_auxiliary_state(server, UPDATE_SUM_PREFIX, {name: mean[name] * share for name in names})
+        drift = auxiliary_state(server, UPDATE_SUM_PREFIX)
         if names and joint_norm(drift, names) > MAX_RELATIVE_LENGTH * joint_norm(new, names):
             logger.warning(
                 "Round %d: FedDyn's sum of updates is more than %g times as long as the model. Raise alpha, or let "
@@ -163,13 +163,17 @@ class FedDyn(Averaging):
 
     def publish(self, server: Server) -> Tensors:
         """Return the reported model."""
-        return prefixed(kept(server, MEAN_MODEL_PREFIX), MODEL) if self.report == "mean" else super().publish(server)
+        return (
+            prefixed(auxiliary_state(server, MEAN_MODEL_PREFIX), MODEL_PREFIX)
+            if self.report == "mean"
+            else super().publish(server)
+        )
 
     def models(self, participant: Server | Site) -> dict[str, Model]:
         """Return the reported model."""
         models = super().models(participant)
         if isinstance(participant, Server) and models and self.report == "mean":
-            return {"global": Model(participant.task.network, kept(participant, MEAN_MODEL_PREFIX))}
+            return {"global": Model(participant.task.network, auxiliary_state(participant, MEAN_MODEL_PREFIX))}
         return models
 
     # ---- a site
@@ -177,14 +181,15 @@ class FedDyn(Averaging):
     def train(self, site: Site, request: Request) -> Reply:
         """Add the last update to g_k if the server aggregated it, then train."""
         if request.meta["folded"] is not None and request.meta["folded"] == site.state.meta.get("replied"):
-            add_to_kept(site, UPDATE_SUM_PREFIX, kept(site, PENDING_UPDATE_PREFIX))
+            add_to_auxiliary_state(site, UPDATE_SUM_PREFIX, auxiliary_state(site, PENDING_UPDATE_PREFIX))
         site.state.meta |= {"alpha": request.meta["alpha"], "replied": site.round}
         return super().train(site, request)
 
     def before_fit(self, fit: Fit) -> None:
         """Load g_k to the task's device."""
         fit.extra["drift"] = {
-            name: tensor.to(fit.site.task.device) for name, tensor in kept(fit.site, UPDATE_SUM_PREFIX).items()
+            name: tensor.to(fit.site.task.device)
+            for name, tensor in auxiliary_state(fit.site, UPDATE_SUM_PREFIX).items()
         }
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
@@ -198,9 +203,9 @@ class FedDyn(Averaging):
 
     def after_fit(self, fit: Fit) -> None:
         """Store the site's update until the server confirms that it aggregated the reply."""
-        shared = {name for name in fit.sent if name.startswith(MODEL)}
-        moved = {n: (p.detach() - fit.start[n]).cpu() for n, p in fit.parameters() if MODEL + n in shared}
-        keep(fit.site, PENDING_UPDATE_PREFIX, moved)
+        shared = {name for name in fit.sent if name.startswith(MODEL_PREFIX)}
+        moved = {n: (p.detach() - fit.start[n]).cpu() for n, p in fit.parameters() if MODEL_PREFIX + n in shared}
+        set_auxiliary_state(fit.site, PENDING_UPDATE_PREFIX, moved)
 
 
 def joint_norm(tensors: Tensors, names: list[str]) -> float:

@@ -19,7 +19,7 @@ from medfl.toolkit.teacher import Teacher
 from medfl.training.loop import Batch
 from medfl.training.predict import evaluation_batch, logits
 from medfl.types import Meta
-from medfl.utils.metadata import Count, MetaField, number
+from medfl.utils.metadata import Count, MetaField, bounded_number
 
 
 class FedKPer(Averaging):
@@ -73,7 +73,7 @@ class FedKPer(Averaging):
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels", "soft_targets"})
     sends_meta: ClassVar[Mapping[str, MetaField]] = {
         "size": MetaField("private", Count),
-        "score": MetaField("private", number(0)),
+        "score": MetaField("private", bounded_number(0)),
     }
     presets: ClassVar[Mapping[str, Meta]] = {
         "paper": {},
@@ -159,7 +159,7 @@ def own_accuracy(fit: Fit) -> float:
     """Return the model's accuracy on the site's training images; for masks the mean Dice."""
     task, train = fit.site.task, fit.site.train
     outputs = logits(fit.model, train, fit.site.settings, task.device, evaluation_batch(task.objective))
-    return float(task.objective.agreement(outputs, all_targets(train)).mean())
+    return float(task.objective.case_accuracy(outputs, all_targets(train)).mean())
 
 
 def adaptive_weight(

@@ -14,14 +14,14 @@ from medfl.contract import Capability, Model, Need, PayloadKind, ReducesTo, Repl
 from medfl.data.pooled import TensorData, all_targets
 from medfl.errors import RefusedError, SettingsError
 from medfl.task import Task
-from medfl.toolkit.aggregation import sample
+from medfl.toolkit.aggregation import sample_sites
 from medfl.toolkit.fit import Fit
-from medfl.toolkit.personal import Personal
-from medfl.toolkit.rounds import Step
-from medfl.toolkit.trainings import Budget, Training
+from medfl.toolkit.personal import PersonalModels
+from medfl.toolkit.rounds import RoundStep
+from medfl.toolkit.training_specs import Training, TrainingBudget
 from medfl.training.loop import Batch
 from medfl.training.predict import evaluation_batch, logits
-from medfl.types import Meta, Tensors, Visited
+from medfl.types import AugmentingDataset, Meta, Tensors
 from medfl.utils.wire import prefixed, select
 
 PUBLIC_PREFIX = "public/"
@@ -40,7 +40,7 @@ ROUNDING_TOLERANCE = 1e-5
 """Differences of logits up to this value count as 0."""
 
 
-class FedMD(Personal):
+class FedMD(PersonalModels):
     """Model distillation on public images (FedMD): sites share logits only, so networks may differ.
 
     Each site has a personal model of any network. The server sends its public images with labels to each site once.
@@ -104,7 +104,7 @@ class FedMD(Personal):
         Raises:
             SettingsError: If public images have different shapes or change at each access.
         """
-        if isinstance(server.public, Visited):
+        if isinstance(server.public, AugmentingDataset):
             raise SettingsError(
                 "data_not_supported",
                 "FedMD sends public images to the sites once: expected images of one shape in a prepared data set, got "
@@ -115,11 +115,11 @@ class FedMD(Personal):
         image = server.public.batch(torch.arange(1))[0].shape[1:]
         server.state.meta |= {"holders": [], "scored": [], "shape": list(server.task.objective.output_shape(image))}
 
-    def round_steps(self) -> tuple[Step, ...]:
+    def round_steps(self) -> tuple[RoundStep, ...]:
         """Return the two steps of a round: sites send logits, then train towards the mean and on own images."""
         return (
-            Step("score", self.score_requests, self.score, self.aggregate_logits),
-            Step(DIGEST, self.digest_requests, self.digest, self.delete_mean_logits),
+            RoundStep("score", self.score_requests, self.score, self.aggregate_logits),
+            RoundStep(DIGEST, self.digest_requests, self.digest, self.delete_mean_logits),
         )
 
     def drawn_rows(self, server: Server) -> torch.Tensor:
@@ -130,7 +130,7 @@ class FedMD(Personal):
     def score_requests(self, server: Server) -> list[Request]:
         """Return requests for logits to the participants; sites without the public images receive them."""
         assert server.public is not None
-        chosen = sample(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
+        chosen = sample_sites(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
         rows, public = {"rows": self.drawn_rows(server)}, Tensors()
         sites_with_images = set(server.state.meta["holders"])
         meta = {"shape": server.state.meta["shape"]}
@@ -189,10 +189,10 @@ class FedMD(Personal):
     def train_before_first_round(self, site: Site) -> dict[str, float]:
         """Train on the public images, then on the site's own images; store the model and return the log."""
         log = dict[str, float]()
-        public = Training("public", Budget(self.public_epochs), batch_size=self.public_batch)
+        public = Training("public", TrainingBudget(self.public_epochs), batch_size=self.public_batch)
         for training, data in (
             (public, public_images(site)),
-            (Training("private", Budget(self.private_epochs)), site.train),
+            (Training("private", TrainingBudget(self.private_epochs)), site.train),
         ):
             if training.budget.total:
                 done = self.fit(training.at(replace(site, train=data)), self.own(site), training=training)
@@ -204,14 +204,14 @@ class FedMD(Personal):
         """Train towards the mean logits, then on the site's own images; store the model."""
         log = dict[str, float]()
         if self.digest_epochs:
-            training = Training(DIGEST, Budget(self.digest_epochs), batch_size=self.public_batch)
+            training = Training(DIGEST, TrainingBudget(self.digest_epochs), batch_size=self.public_batch)
             images = public_images(site, request.tensors["rows"]).images
             settings = site.settings.model_copy(update={"balance": "none"})  # the targets are logits, not classes
             task = replace(site.task, augmentation=None)  # the logits belong to images without augmentation
             there = replace(site, train=TensorData(images, request.tensors[CONSENSUS]), task=task, settings=settings)
             done = self.fit(training.at(there), self.own(site), training=training)
             site.state.tensors, log = done.after, training.log(done.log)
-        done, site.state.tensors = self.go_on(site, self.own(site))
+        done, site.state.tensors = self.continue_training(site, self.own(site))
         return Reply(log=log | done.log, trained={"personal": Model(site.network, done.after)})
 
     def make_optimizer(self, fit: Fit) -> torch.optim.Optimizer:

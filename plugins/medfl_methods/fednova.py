@@ -10,13 +10,13 @@ import torch
 from pydantic import Field
 
 from medfl.contract import ReducesTo, Replies, Server
-from medfl.toolkit.aggregation import normalised
+from medfl.toolkit.aggregation import normalised_weights
 from medfl.toolkit.averaging import Weighting
 from medfl.toolkit.fit import Fit
-from medfl.toolkit.server_optimizer import lengthened
-from medfl.training.sgd import check_sgd, way
+from medfl.toolkit.server_optimizer import scale_parameter_updates
+from medfl.training.sgd import check_sgd, distance_in_learning_rates
 from medfl.types import Meta, Tensors
-from medfl.utils.metadata import LARGEST, Count, MetaField, number
+from medfl.utils.metadata import MAX_COUNT, Count, MetaField, bounded_number
 from medfl_methods.fedprox import FedProx
 
 STEP_FACTOR = "stretch"
@@ -67,7 +67,7 @@ class FedNova(FedProx):
 
     sends_meta: ClassVar[Mapping[str, MetaField]] = {
         "size": MetaField("private", Count),
-        "effort": MetaField("needed", number(0, LARGEST), after=("fit",)),
+        "effort": MetaField("needed", bounded_number(0, MAX_COUNT), after=("fit",)),
         "steps": MetaField("needed", Count, after=("fit",)),
     }
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {}, "medfl": {}}
@@ -88,7 +88,10 @@ class FedNova(FedProx):
 
     def after_fit(self, fit: Fit) -> None:
         """Add the site's effort and number of steps to the metadata of the reply."""
-        fit.meta |= {"effort": max(way(fit.optimizer.param_groups[0], fit.steps, self.mu), 0.0), "steps": fit.steps}
+        fit.meta |= {
+            "effort": max(distance_in_learning_rates(fit.optimizer.param_groups[0], fit.steps, self.mu), 0.0),
+            "steps": fit.steps,
+        }
 
     @property
     def weighting(self) -> Weighting:
@@ -116,7 +119,7 @@ class FedNova(FedProx):
             sizes: Maps each site that took a step to its weight.
             metas: Maps each site that took a step to the metadata of its reply.
         """
-        shares = normalised(dict(sizes), metas)
+        shares = normalised_weights(dict(sizes), metas)
         if self.tau_eff == "effort" and len({meta["effort"] for meta in metas.values()}) == 1:
             return 1.0
         length = math.fsum(share * metas[name][self.tau_eff] for name, share in shares.items())
@@ -124,4 +127,4 @@ class FedNova(FedProx):
 
     def server_update(self, server: Server, old: Tensors, mean: Tensors) -> Tensors:
         """Return the new global tensors; the factor scales the updates of parameters, but not of buffers."""
-        return super().server_update(server, old, lengthened(server, mean, server.state.meta[STEP_FACTOR]))
+        return super().server_update(server, old, scale_parameter_updates(server, mean, server.state.meta[STEP_FACTOR]))

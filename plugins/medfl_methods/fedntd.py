@@ -86,7 +86,9 @@ class FedNTD(FedAvg):
         if student.shape[1] == 2:
             return loss
         teacher = objective.alternatives(fit.extra["teacher"](batch))
-        return loss + self.beta * not_true_distillation(student, teacher, objective.truth(batch.targets), self.tau)
+        return loss + self.beta * not_true_distillation(
+            student, teacher, objective.true_alternatives(batch.targets), self.tau
+        )
 
 
 def not_true_distillation(

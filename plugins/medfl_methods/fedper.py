@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from medfl.contract import Capability, Need
-from medfl.toolkit.body_sharing import MeanHead
+from medfl.toolkit.body_sharing import BodySharingWithMeanHead
 
 
-class FedPer(MeanHead):
+class FedPer(BodySharingWithMeanHead):
     """Shared body with personal heads (FedPer): body and head are trained together, and only bodies are averaged.
 
     In each round, the participants train the received body together with their own heads. The server averages the

@@ -9,8 +9,8 @@ import torch
 
 from medfl.contract import Capability, Server, Site
 from medfl.data.pooled import labels_of
-from medfl.toolkit.kept import keep
-from medfl.toolkit.prototypes import PROTO, PrototypeSharing, mean_prototypes
+from medfl.toolkit.participant_state import set_auxiliary_state
+from medfl.toolkit.prototypes import PROTOTYPE_PREFIX, PrototypeSharing, mean_prototypes
 from medfl.types import Meta, Tensors
 from medfl.utils.metadata import Count, MetaField, list_of
 
@@ -67,15 +67,17 @@ class FedProto(PrototypeSharing):
         """Return the factor of the squared distance: 1 for ``l2``, 1 / d for ``mse``."""
         return 1.0 if self.distance == "l2" else super().scale(features)
 
-    def tells(self, site: Site) -> Meta:
+    def reply_metadata(self, site: Site) -> Meta:
         """Return the metadata of a reply: the site's number of images per class, if `weights` uses them."""
         if self.weights == "uniform":
             return {}
         return {"label_counts": torch.bincount(labels_of(site.train), minlength=site.task.objective.classes).tolist()}
 
-    def take_in(self, server: Server, sent: Mapping[str, Tensors], metas: Mapping[str, Meta]) -> None:
+    def update_prototypes(self, server: Server, sent: Mapping[str, Tensors], metas: Mapping[str, Meta]) -> None:
         """Store the mean prototype of each class over the sites that sent one."""
         ones = [1] * server.task.objective.classes
-        keep(
-            server, PROTO, mean_prototypes(sent, lambda site, label: metas[site].get("label_counts", ones)[int(label)])
+        set_auxiliary_state(
+            server,
+            PROTOTYPE_PREFIX,
+            mean_prototypes(sent, lambda site, label: metas[site].get("label_counts", ones)[int(label)]),
         )

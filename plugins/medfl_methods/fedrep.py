@@ -9,12 +9,12 @@ from typing import ClassVar
 from pydantic import Field
 
 from medfl.contract import Capability, Need, Site
-from medfl.toolkit.body_sharing import MeanHead
-from medfl.toolkit.trainings import Budget, Training
+from medfl.toolkit.body_sharing import BodySharingWithMeanHead
+from medfl.toolkit.training_specs import Training, TrainingBudget
 from medfl.types import Meta
 
 
-class FedRep(MeanHead):
+class FedRep(BodySharingWithMeanHead):
     """Shared representation (FedRep): a site first trains its personal head, then the shared body.
 
     A site trains in two phases, each with a new optimiser. In the first phase, the received body is frozen and in
@@ -69,6 +69,6 @@ class FedRep(MeanHead):
         if 0 < share < 1 and total:
             total = max(total, 2)
             share = max(share, 1 / total)
-        head, body = Budget(steps=total).split(share)
+        head, body = TrainingBudget(steps=total).split(share)
         last = Training(budget=body, part="body")
         return (Training("head", head, part="head"), last) if head.total else (last,)

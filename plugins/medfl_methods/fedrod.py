@@ -11,10 +11,10 @@ from pydantic import Field
 from medfl.contract import Capability, Model, Need, Reply, Request, Server, Site
 from medfl.data.pooled import labels_of
 from medfl.errors import SettingsError
-from medfl.networks.parts import body_and_head, features_and_logits, head_path, single_linear
+from medfl.networks.parts import body_and_head, features_and_logits, head_prefix, single_linear
 from medfl.toolkit.fit import Fit
-from medfl.toolkit.kept import keep, kept
 from medfl.toolkit.local_training import on_cpu
+from medfl.toolkit.participant_state import auxiliary_state, set_auxiliary_state
 from medfl.training.loop import Batch
 from medfl.types import Tensors
 from medfl_methods.fedavg import FedAvg
@@ -92,7 +92,8 @@ class FedRoD(FedAvg):
         task = fit.site.task
         own = copy.deepcopy(body_and_head(fit.model)[1])
         own.load_state_dict(
-            kept(fit.site, SECOND_HEAD_PREFIX) or {name: torch.zeros_like(t) for name, t in own.state_dict().items()}
+            auxiliary_state(fit.site, SECOND_HEAD_PREFIX)
+            or {name: torch.zeros_like(t) for name, t in own.state_dict().items()}
         )
         counts = torch.bincount(labels_of(fit.site.train), minlength=task.objective.classes)
         fit.extra |= {"own": own, "prior": self.gamma * counts.to(task.device, torch.float32).log()}
@@ -113,7 +114,7 @@ class FedRoD(FedAvg):
 
     def after_fit(self, fit: Fit) -> None:
         """Store the second head in the site's state."""
-        keep(fit.site, SECOND_HEAD_PREFIX, on_cpu(fit.extra["own"].state_dict()))
+        set_auxiliary_state(fit.site, SECOND_HEAD_PREFIX, on_cpu(fit.extra["own"].state_dict()))
 
     def train(self, site: Site, request: Request) -> Reply:
         """Train as in FedAvg; reply with the trained global model and the personal model."""
@@ -131,6 +132,6 @@ class FedRoD(FedAvg):
 
     def with_second_head(self, site: Site, common: Tensors) -> Model:
         """Return the model whose head is the sum of the global head and the site's second head, if it has one."""
-        own = kept(site, SECOND_HEAD_PREFIX)
-        path = head_path(site.task.build(site.network), site.network) if own else ""
+        own = auxiliary_state(site, SECOND_HEAD_PREFIX)
+        path = head_prefix(site.task.build(site.network), site.network) if own else ""
         return Model(site.network, common | {path + name: common[path + name] + own[name] for name in own})

@@ -12,12 +12,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from medfl.contract import Capability, Server
-from medfl.toolkit.kept import keep, kept
 from medfl.toolkit.local_training import on_cpu
-from medfl.toolkit.prototypes import PROTO, PrototypeSharing
-from medfl.toolkit.transfer import is_finite
+from medfl.toolkit.model_transfer import is_finite
+from medfl.toolkit.participant_state import auxiliary_state, set_auxiliary_state
+from medfl.toolkit.prototypes import PROTOTYPE_PREFIX, PrototypeSharing
 from medfl.types import Meta, Tensors
-from medfl.utils.rng import pinned
+from medfl.utils.rng import seeded_generators
 
 logger = logging.getLogger(__name__)
 
@@ -77,15 +77,15 @@ class FedTGP(PrototypeSharing):
     def setup(self, server: Server) -> None:
         """Initialise the prototype generator, and store it in the server's state."""
         super().setup(server)
-        with pinned(server.settings.seed, "initial", "trainable prototypes"):
+        with seeded_generators(server.settings.seed, "initial", "trainable prototypes"):
             generator = self.build_generator(server)
-        keep(server, GENERATOR_PREFIX, on_cpu(generator.state_dict()))
+        set_auxiliary_state(server, GENERATOR_PREFIX, on_cpu(generator.state_dict()))
 
     def build_generator(self, server: Server) -> TrainablePrototypes:
         """Build a new prototype generator."""
         return TrainablePrototypes(server.task.objective.classes, server.state.meta["features"])
 
-    def take_in(self, server: Server, sent: Mapping[str, Tensors], metas: Mapping[str, Meta]) -> None:
+    def update_prototypes(self, server: Server, sent: Mapping[str, Tensors], metas: Mapping[str, Meta]) -> None:
         """Train the global prototypes on the sites' prototypes, and store them in the server's state."""
         pairs = [(int(label), mean) for _, own in sorted(sent.items()) for label, mean in sorted(own.items())]
         if not pairs:
@@ -94,7 +94,7 @@ class FedTGP(PrototypeSharing):
         rows, labels = torch.stack([mean for _, mean in pairs]), torch.tensor([label for label, _ in pairs])
         means = torch.stack([rows[labels == label].mean(0) for label in labels.unique()])
         generator = self.build_generator(server)
-        generator.load_state_dict(kept(server, GENERATOR_PREFIX))
+        generator.load_state_dict(auxiliary_state(server, GENERATOR_PREFIX))
         generator.to(device)
         optimizer = torch.optim.SGD(generator.parameters(), lr=self.server_lr)
         class_margin = adaptive_margin(means, self.tau_margin)
@@ -112,9 +112,9 @@ class FedTGP(PrototypeSharing):
                 "Round %d: the training of the prototypes diverged; the server keeps the previous ones.", server.round
             )
             return
-        known = set(kept(server, PROTO)) | {str(label) for label, _ in pairs}
-        keep(server, GENERATOR_PREFIX, state)
-        keep(server, PROTO, {label: trained[int(label)].clone() for label in sorted(known)})
+        known = set(auxiliary_state(server, PROTOTYPE_PREFIX)) | {str(label) for label, _ in pairs}
+        set_auxiliary_state(server, GENERATOR_PREFIX, state)
+        set_auxiliary_state(server, PROTOTYPE_PREFIX, {label: trained[int(label)].clone() for label in sorted(known)})
 
 
 class TrainablePrototypes(nn.Module):

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from medfl.contract import Capability, Model, Need
-from medfl.networks.parts import body_and_head, features_of
+from medfl.networks.parts import body_and_head, feature_count
 from medfl.networks.pretrained import Pretrained
 from medfl.task import Task
 from medfl.toolkit.body_sharing import BodySharing
@@ -119,9 +119,9 @@ class Fenda(BodySharing):
         }
         return config | {"name": model.network}
 
-    def shared(self, model: nn.Module, norm_sync: str) -> list[str]:
+    def shared_names(self, model: nn.Module, norm_sync: str) -> list[str]:
         """Return the state-dict names of the global body."""
-        return [name for name in super().shared(model, norm_sync) if name.startswith(GLOBAL_BODY_PREFIX)]
+        return [name for name in super().shared_names(model, norm_sync) if name.startswith(GLOBAL_BODY_PREFIX)]
 
     # ---- a site
 
@@ -153,7 +153,7 @@ def with_two_bodies(
     """
     body, head = body_and_head(network)
     own = copy.deepcopy(body) if other is None else body_and_head(other)[0]
-    wide = nn.Linear(2 * features_of(network, name), outputs) if join == "concat" else head
+    wide = nn.Linear(2 * feature_count(network, name), outputs) if join == "concat" else head
     return TwoBodies(own, body, wide, join)
 
 

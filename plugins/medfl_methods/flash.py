@@ -10,7 +10,7 @@ from pydantic import Field
 
 from medfl.contract import Capability, Server
 from medfl.toolkit.averaging import Averaging
-from medfl.toolkit.server_optimizer import remember, remembered, stepped
+from medfl.toolkit.server_optimizer import apply_steps, load_moment, store_moment
 from medfl.types import Meta, Tensors
 
 logger = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class Flash(Averaging):
         steps, not_positive = Tensors(), 0
         for name in (name for name in server.state.meta["parameters"] if name in mean):
             update = mean[name]
-            first, second, drift = (remembered(server, what, name, update) for what in ("first", "second", "drift"))
+            first, second, drift = (load_moment(server, what, name, update) for what in ("first", "second", "drift"))
             first = self.beta1 * first + (1 - self.beta1) * update
             new = self.beta2 * second + (1 - self.beta2) * update.square()
             surprise = update.square() - new
@@ -85,7 +85,7 @@ class Flash(Averaging):
             not_positive += int((denominator <= 0).sum())
             steps[name] = self.eta * first / (denominator.clamp(min=self.tau) if self.guard else denominator)
             for what, value in {"first": first, "second": new, "drift": drift}.items():
-                remember(server, what, name, value, old[name])
+                store_moment(server, what, name, value, old[name])
         if not_positive and not self.guard:
             logger.warning(
                 "Round %d: %d coordinates of FLASH's denominator are not positive, so their steps increase the loss. "
@@ -93,4 +93,4 @@ class Flash(Averaging):
                 server.round,
                 not_positive,
             )
-        return stepped(old, mean | steps)
+        return apply_steps(old, mean | steps)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from medfl.contract import Capability, Model, Need
 from medfl.data.pooled import labels_of
-from medfl.networks.parts import body_and_head, features_of, head_path, with_head
+from medfl.networks.parts import body_and_head, feature_count, head_prefix, replace_head
 from medfl.task import Task
 from medfl.toolkit.averaging import Averaging
 from medfl.toolkit.body_sharing import BodySharing
@@ -136,11 +136,11 @@ class GPFL(BodySharing):
         config = {"_target_": f"{__name__}.with_conditioned_head", "network": network_def, "classes": classes}
         return config | {"name": model.network}
 
-    def shared(self, model: nn.Module, norm_sync: str) -> list[str]:
+    def shared_names(self, model: nn.Module, norm_sync: str) -> list[str]:
         """Return all shared state-dict names except the personal head and the class shares."""
-        path = head_path(model, type(model).__name__)
+        path = head_prefix(model, type(model).__name__)
         own = (f"{path}{PERSONAL_HEAD}.", f"{path}{CLASS_SHARES}")
-        return [name for name in Averaging.shared(self, model, norm_sync) if not name.startswith(own)]
+        return [name for name in Averaging.shared_names(self, model, norm_sync) if not name.startswith(own)]
 
     # ---- a site
 
@@ -188,8 +188,8 @@ def with_conditioned_head(network: nn.Module, classes: int, name: str = "") -> n
         classes: Number of classes, >= 1.
         name: Name of the network, for error messages.
     """
-    features, own = features_of(network, name), body_and_head(network)[1]
-    return with_head(network, ConditionedHead(features, classes, own).to(next(own.parameters())))
+    features, own = feature_count(network, name), body_and_head(network)[1]
+    return replace_head(network, ConditionedHead(features, classes, own).to(next(own.parameters())))
 
 
 def build_with_conditioned_head(build: Callable[[], nn.Module], name: str, classes: int) -> nn.Module:

@@ -50,7 +50,7 @@ class LGFedAvg(FedAvg):
     needs: ClassVar[frozenset[Need]] = frozenset({"head"})
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"weights": "uniform"}, "medfl": {}}
 
-    def shared(self, model: nn.Module, norm_sync: str) -> list[str]:
+    def shared_names(self, model: nn.Module, norm_sync: str) -> list[str]:
         """Return the state-dict names of the head."""
         head = set(head_names(model, type(model).__name__))
-        return [name for name in super().shared(model, norm_sync) if name in head]
+        return [name for name in super().shared_names(model, norm_sync) if name in head]

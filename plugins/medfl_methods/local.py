@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 from medfl.contract import Capability, Model, Reply, Request, Server, Site
-from medfl.toolkit.personal import Personal
+from medfl.toolkit.personal import PersonalModels
 
 
-class Local(Personal):
+class Local(PersonalModels):
     """Local training: each site trains a model on its own images, without any exchange.
 
     All sites train in every round, independent of the participation, so each site has rounds x local epochs passes over
@@ -45,5 +45,5 @@ class Local(Personal):
 
     def train(self, site: Site, request: Request) -> Reply:
         """Train the site's own model and store it."""
-        done, site.state.tensors = self.go_on(site, self.own(site))
+        done, site.state.tensors = self.continue_training(site, self.own(site))
         return Reply(log=done.log, trained={"personal": Model(site.network, done.after)})

@@ -12,12 +12,12 @@ from pydantic import Field
 from torch import nn
 
 from medfl.contract import Capability, Model, Need, ReducesTo
-from medfl.networks.parts import body_and_head, features_of, with_head
+from medfl.networks.parts import body_and_head, feature_count, replace_head
 from medfl.task import Task
 from medfl.toolkit.fit import Fit
-from medfl.toolkit.kept import keep, kept
 from medfl.toolkit.local_training import cpu_state
 from medfl.toolkit.losses import contrastive
+from medfl.toolkit.participant_state import auxiliary_state, set_auxiliary_state
 from medfl.toolkit.teacher import Teacher
 from medfl.training.loop import Batch
 from medfl.types import Meta
@@ -121,7 +121,7 @@ class Moon(FedAvg):
         features, last = len(model.tensors[first]), first.removesuffix(PROJECTION_MARKER) + "out.bias"
         head = {"_target_": f"{__name__}.ProjectionHead", "features": features, "width": self.proj_dim}
         head |= {"outputs": len(model.tensors[last])}
-        return {"_target_": "medfl.networks.parts.with_head", "network": network_def, "head": head}
+        return {"_target_": "medfl.networks.parts.replace_head", "network": network_def, "head": head}
 
     def split_features(self, model: nn.Module) -> tuple[nn.Module, nn.Module]:
         """Split a network into the part that computes the contrasted features and the remaining layers."""
@@ -132,7 +132,7 @@ class Moon(FedAvg):
 
     def before_fit(self, fit: Fit) -> None:
         """Load the received and the previous model as teachers, if the site has a previous model."""
-        if self.mu and (previous := kept(fit.site, PREVIOUS_MODEL_PREFIX)):
+        if self.mu and (previous := auxiliary_state(fit.site, PREVIOUS_MODEL_PREFIX)):
             old = fit.site.task.load(previous, fit.site.network)
             fit.extra["others"] = [Teacher(self.split_features(model)[0], fit.site) for model in (fit.model, old)]
 
@@ -149,7 +149,7 @@ class Moon(FedAvg):
     def after_fit(self, fit: Fit) -> None:
         """Store the trained model as the previous one."""
         if self.mu:
-            keep(fit.site, PREVIOUS_MODEL_PREFIX, cpu_state(fit.model))
+            set_auxiliary_state(fit.site, PREVIOUS_MODEL_PREFIX, cpu_state(fit.model))
 
 
 def build_with_projection_head(build: Callable[[], nn.Module], name: str, width: int, outputs: int) -> nn.Module:
@@ -162,4 +162,4 @@ def build_with_projection_head(build: Callable[[], nn.Module], name: str, width:
         outputs: Number of outputs of the classifier.
     """
     network = build()
-    return with_head(network, ProjectionHead(features_of(network, name), width, outputs))
+    return replace_head(network, ProjectionHead(feature_count(network, name), width, outputs))

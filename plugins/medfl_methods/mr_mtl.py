@@ -8,11 +8,11 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from medfl.contract import Capability, ReducesTo
-from medfl.toolkit.personal import HeldNear
+from medfl.toolkit.personal import ProximalPersonalModels
 from medfl.types import Meta
 
 
-class MRMTL(HeldNear):
+class MRMTL(ProximalPersonalModels):
     """Mean-regularised multi-task learning (MR-MTL): personal models, regularised towards their mean.
 
     Each site continues the training of its own personal model v_k; there is no global model. Unlike `ditto`, a site

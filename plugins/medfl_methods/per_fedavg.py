@@ -13,14 +13,14 @@ from medfl.contract import Capability, Site
 from medfl.networks.norms import evaluating
 from medfl.toolkit.fit import Fit, FitResult
 from medfl.toolkit.local_training import cpu_state
-from medfl.toolkit.personal import LastStep
-from medfl.toolkit.trainings import Training
-from medfl.training.batches import load, on_device
+from medfl.toolkit.personal import FinalAdaptation
+from medfl.toolkit.training_specs import Training
+from medfl.training.batches import load_batches, on_device
 from medfl.training.loop import Batch, autocast
 from medfl.types import Meta, Targets, Tensors
 
 
-class PerFedAvg(LastStep):
+class PerFedAvg(FinalAdaptation):
     """Per-FedAvg: meta-learning of a global model that performs well after one gradient step at a site.
 
     Local training optimises the loss after one gradient step of length alpha (MAML). In the last round, each site with
@@ -122,7 +122,7 @@ class PerFedAvg(LastStep):
         model = task.load(start, site.network).eval()
         batches = [r for r in torch.arange(len(site.train)).split(settings.batch_size) if len(r) >= smallest]
         total = sum(len(rows) for rows in batches)
-        for loaded in load(site.train, batches):
+        for loaded in load_batches(site.train, batches):
             with autocast(settings, task.device):
                 loss = task.loss(model(loaded.inputs.to(task.device)), on_device(loaded.targets, task.device))
             (loss * (len(loaded.rows) / total)).backward()

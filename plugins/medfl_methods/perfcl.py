@@ -9,9 +9,9 @@ from pydantic import Field
 
 from medfl.contract import Capability, ReducesTo
 from medfl.toolkit.fit import Fit
-from medfl.toolkit.kept import keep, kept
 from medfl.toolkit.local_training import cpu_state
 from medfl.toolkit.losses import contrastive
+from medfl.toolkit.participant_state import auxiliary_state, set_auxiliary_state
 from medfl.toolkit.teacher import Teacher
 from medfl.training.loop import Batch
 from medfl_methods.fenda import GLOBAL_BODY_PREFIX, Fenda
@@ -64,7 +64,7 @@ class PerFCL(Fenda):
 
     def before_fit(self, fit: Fit) -> None:
         """Load the three fixed bodies as teachers: the received global, the previous global and the personal one."""
-        previous = kept(fit.site, PREVIOUS_BODY_PREFIX)
+        previous = auxiliary_state(fit.site, PREVIOUS_BODY_PREFIX)
         if (self.mu or self.gamma) and previous:
             old = fit.site.task.load(cpu_state(fit.model) | previous, fit.site.network)
             fit.extra["others"] = [Teacher(body, fit.site) for body in (fit.model.body, old.body, fit.model.own)]  # type: ignore[arg-type]
@@ -82,7 +82,7 @@ class PerFCL(Fenda):
         """Store the trained global body as the previous one."""
         if self.mu or self.gamma:
             tensors = cpu_state(fit.model)
-            keep(
+            set_auxiliary_state(
                 fit.site,
                 PREVIOUS_BODY_PREFIX,
                 {name: tensor for name, tensor in tensors.items() if name.startswith(GLOBAL_BODY_PREFIX)},

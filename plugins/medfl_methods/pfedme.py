@@ -12,9 +12,9 @@ from torch.func import functional_call
 
 from medfl.contract import Capability, Model, Reply, Request, Server, Site
 from medfl.toolkit.fit import Fit
-from medfl.toolkit.kept import keep, kept
 from medfl.toolkit.local_training import on_cpu
-from medfl.toolkit.server_optimizer import lengthened
+from medfl.toolkit.participant_state import auxiliary_state, set_auxiliary_state
+from medfl.toolkit.server_optimizer import scale_parameter_updates
 from medfl.training.loop import Batch
 from medfl.types import Meta, Tensors
 from medfl_methods.fedavg import FedAvg
@@ -80,7 +80,7 @@ class PFedMe(FedAvg):
 
     def server_update(self, server: Server, old: Tensors, mean: Tensors) -> Tensors:
         """Return the new global tensors after a step of length beta; buffers take the mean."""
-        return super().server_update(server, old, lengthened(server, mean, self.beta))
+        return super().server_update(server, old, scale_parameter_updates(server, mean, self.beta))
 
     # ---- a site
 
@@ -106,13 +106,13 @@ class PFedMe(FedAvg):
 
     def after_fit(self, fit: Fit) -> None:
         """Store the personal model in the site's state."""
-        keep(fit.site, PERSONAL_PREFIX, on_cpu(fit.extra["theta"]))
+        set_auxiliary_state(fit.site, PERSONAL_PREFIX, on_cpu(fit.extra["theta"]))
 
     def train(self, site: Site, request: Request) -> Reply:
         """Train as in FedAvg; reply with the personal model as the trained model."""
         reply = super().train(site, request)
         trained = reply.trained["personal"]
-        reply.trained = {"personal": replace(trained, tensors=trained.tensors | kept(site, PERSONAL_PREFIX))}
+        reply.trained = {"personal": replace(trained, tensors=trained.tensors | auxiliary_state(site, PERSONAL_PREFIX))}
         return reply
 
     def models(self, participant: Server | Site) -> dict[str, Model]:
@@ -120,5 +120,5 @@ class PFedMe(FedAvg):
         models = super().models(participant)
         if isinstance(participant, Site):
             common = next(iter(models.values())).tensors
-            models["personal"] = Model(participant.network, common | kept(participant, PERSONAL_PREFIX))
+            models["personal"] = Model(participant.network, common | auxiliary_state(participant, PERSONAL_PREFIX))
         return models

@@ -12,11 +12,11 @@ from medfl.contract import Capability, PayloadKind, Replies, Server
 from medfl.errors import SettingsError
 from medfl.toolkit.averaging import Averaging
 from medfl.toolkit.fit import Fit
-from medfl.toolkit.kept import add_to_kept, keep, kept
-from medfl.toolkit.server_optimizer import lengthened
+from medfl.toolkit.participant_state import add_to_auxiliary_state, auxiliary_state, set_auxiliary_state
+from medfl.toolkit.server_optimizer import scale_parameter_updates
 from medfl.training.loop import Batch
-from medfl.training.sgd import check_sgd, way
-from medfl.types import MODEL, Meta, Tensors
+from medfl.training.sgd import check_sgd, distance_in_learning_rates
+from medfl.types import MODEL_PREFIX, Meta, Tensors
 from medfl.utils.wire import prefixed, select
 
 CONTROL_PREFIX = "control/"
@@ -73,7 +73,7 @@ class Scaffold(Averaging):
     summary = "FedAvg with control variates that correct the drift of local training"
     supports = frozenset({Capability.ROBUST})
 
-    sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", CONTROL_PREFIX: "update"}
+    sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL_PREFIX: "update", CONTROL_PREFIX: "update"}
 
     server_lr: float = Field(1.0, gt=0, allow_inf_nan=False)
 
@@ -99,7 +99,7 @@ class Scaffold(Averaging):
         optimizer = server.task.optimizer([torch.nn.Parameter(torch.zeros(1))])
         check_sgd(optimizer, "SCAFFOLD computes a site's mean gradient from the distance that SGD covered")
         tensors = server.state.tensors
-        keep(
+        set_auxiliary_state(
             server, CONTROL_PREFIX, {name: torch.zeros_like(tensors[name]) for name in server.state.meta["parameters"]}
         )
 
@@ -107,9 +107,9 @@ class Scaffold(Averaging):
         """Return 1: all participants have equal weight."""
         return 1.0
 
-    def extra_down(self, server: Server) -> Tensors:
+    def extra_request_tensors(self, server: Server) -> Tensors:
         """Return the server's control variate, which each request contains."""
-        return prefixed(kept(server, CONTROL_PREFIX), CONTROL_PREFIX)
+        return prefixed(auxiliary_state(server, CONTROL_PREFIX), CONTROL_PREFIX)
 
     def aggregate_updates(self, server: Server, replies: Replies) -> None:
         """Average updates and changes of control variates; under a robust rule, aggregate the updates by the rule."""
@@ -125,10 +125,13 @@ class Scaffold(Averaging):
         if server.settings.robust is not None and server.settings.steps is not None:
             weight = torch.nn.Parameter(torch.zeros(1))
             optimizer = server.task.in_round(server.round, server.settings.lr_decay).optimizer([weight])
-            length, common = distance_covered(optimizer, server.settings.steps)[weight], kept(server, CONTROL_PREFIX)
+            length, common = (
+                distance_covered(optimizer, server.settings.steps)[weight],
+                auxiliary_state(server, CONTROL_PREFIX),
+            )
             change = {name: -mean[name] / length - tensor.double() for name, tensor in common.items()}
             self.aggregate_extra(server, CONTROL_PREFIX, change, server.state.meta["replied"])
-        return super().server_update(server, old, lengthened(server, mean, self.server_lr))
+        return super().server_update(server, old, scale_parameter_updates(server, mean, self.server_lr))
 
     def aggregate_extra(self, server: Server, prefix: str, mean: Tensors, replied: int) -> None:
         """Add |S| / N times the mean change to c, with |S| of N sites that replied."""
@@ -140,7 +143,7 @@ class Scaffold(Averaging):
     def before_fit(self, fit: Fit) -> None:
         """Compute c - c_k, unless it is 0 everywhere: adding 0 in floating point may change a result."""
         common, device = select(fit.received, CONTROL_PREFIX), fit.site.task.device
-        own = {name: tensor.to(device) for name, tensor in kept(fit.site, CONTROL_PREFIX).items()}
+        own = {name: tensor.to(device) for name, tensor in auxiliary_state(fit.site, CONTROL_PREFIX).items()}
         gaps = {name: tensor - own[name] if name in own else tensor for name, tensor in common.items()}
         if any(bool(gap.any()) for gap in gaps.values()):
             fit.extra["correction"] = gaps
@@ -151,7 +154,7 @@ class Scaffold(Averaging):
         terms = [(parameter * gaps[name]).sum() for name, parameter in fit.parameters() if name in gaps]
         return loss + torch.stack(terms).sum() if terms else loss
 
-    def extra_up(self, fit: Fit) -> Tensors:
+    def extra_reply_tensors(self, fit: Fit) -> Tensors:
         """Return the change d_k of the site's control variate, and add it to c_k in the site's state."""
         lengths, common, changes = (
             distance_covered(fit.optimizer, fit.steps),
@@ -161,7 +164,7 @@ class Scaffold(Averaging):
         for name, parameter in fit.parameters():
             if name in common:
                 changes[name] = (fit.start[name] - parameter.detach()) / lengths[parameter] - common[name]
-        add_to_kept(fit.site, CONTROL_PREFIX, {name: change.cpu() for name, change in changes.items()})
+        add_to_auxiliary_state(fit.site, CONTROL_PREFIX, {name: change.cpu() for name, change in changes.items()})
         return prefixed(changes, CONTROL_PREFIX)
 
 
@@ -177,5 +180,5 @@ def distance_covered(optimizer: torch.optim.Optimizer, steps: int) -> dict[torch
     """
     lengths: dict[torch.Tensor, float] = {}
     for group in optimizer.param_groups:
-        lengths |= dict.fromkeys(group["params"], group["lr"] * way(group, steps))
+        lengths |= dict.fromkeys(group["params"], group["lr"] * distance_in_learning_rates(group, steps))
     return lengths

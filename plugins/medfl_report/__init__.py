@@ -76,7 +76,7 @@ def medfl_report_sections() -> list[SectionRecord]:
             "centres", "Discrimination by scanning centre", "medfl_report.sections.centres:CentresSection", 110
         ),
         SectionRecord("classes", "Discrimination by class", "medfl_report.sections.classes:ClassesSection", 120),
-        SectionRecord("matrix", "Cross-site evaluation", "medfl_report.sections.matrix:MatrixSection", 130),
+        SectionRecord("matrix", "Cross-site evaluation", "medfl_report.sections.cross_site:CrossSiteSection", 130),
         SectionRecord("fairness", "Discrimination by sex", "medfl_report.sections.fairness:FairnessSection", 140),
         SectionRecord("privacy", "Differential privacy", "medfl_report.sections.privacy:PrivacySection", 300),
         SectionRecord("scores", "Test performance", "medfl_report.sections.standard:ScoresSection", 500),
@@ -121,6 +121,6 @@ def medfl_compare(folders: list[str], metrics: list[str] | None, baseline: str |
 @hookimpl
 def medfl_partition_written(folder: str, counts: dict[str, list[int]], classes: list[str]) -> None:
     """Write a figure of the number of images of each class at each site into the partition's folder."""
-    from medfl_report.sections.holdings import draw_counts
+    from medfl_report.sections.class_counts_figure import draw_counts
 
     draw_counts(Path(folder), counts, classes)

@@ -11,13 +11,20 @@ from typing import Any
 import pandas as pd
 
 from medfl.engine.runs.records import RunRecord
-from medfl.metrics import LOWER_IS_BETTER
+from medfl.metrics import LOWER_IS_BETTER_METRICS
 from medfl.utils.formats import p_value, plus_minus, table_lines
 from medfl_report import forgetting
 from medfl_report.groups import Group, folds_among, pairs
-from medfl_report.patient_tests import NO_PREDICTIONS, PatientTest, Sets, effect_over_runs, method_test, sets_reader
+from medfl_report.patient_tests import (
+    NO_PREDICTIONS,
+    PatientTest,
+    PredictionSets,
+    effect_over_runs,
+    method_test,
+    sets_reader,
+)
 from medfl_report.scores import key_metrics
-from medfl_report.sections.matrix import cross_site_score, mean_defined, spread
+from medfl_report.sections.cross_site import cross_site_score, mean_defined, spread
 from medfl_report.statistics import HEADER, Interval, PairedTests, explain, mean_std, paired_t, paired_tests
 
 
@@ -103,7 +110,7 @@ def check_claim(
     measure: str,
     better: str,
     than: str,
-    sets_of: Callable[[RunRecord], Sets] | None = None,
+    sets_of: Callable[[RunRecord], PredictionSets] | None = None,
 ) -> ClaimCheck:
     """Compare two groups of a claim, paired by seed and fold.
 
@@ -211,7 +218,7 @@ def _nan_if_none(value: float | None) -> float:
 
 def _first_metric(groups: Sequence[Group]) -> str | None:
     """Return the first of the `key_metrics` in which larger is better; None without one."""
-    return next((name for name in key_metrics(groups) if name not in LOWER_IS_BETTER), None)
+    return next((name for name in key_metrics(groups) if name not in LOWER_IS_BETTER_METRICS), None)
 
 
 def _forgetting(name: str) -> ClaimMeasure:

@@ -16,9 +16,9 @@ import pandas as pd
 
 from medfl.engine.runs.records import RunRecord
 from medfl.errors import SettingsError, StoreError, did_you_mean
-from medfl.metrics import LOWER_IS_BETTER, worst
+from medfl.metrics import LOWER_IS_BETTER_METRICS, worst
 from medfl.types import Meta
-from medfl.utils.formats import as_text, listed, metric_words, p_value, plus_minus, table_lines
+from medfl.utils.formats import as_text, join_words, metric_words, p_value, plus_minus, table_lines
 from medfl_report.groups import (
     Group,
     constant_predictions,
@@ -29,13 +29,13 @@ from medfl_report.groups import (
 from medfl_report.patient_tests import (
     NO_PREDICTIONS,
     PatientTest,
-    Sets,
+    PredictionSets,
     effect_over_runs,
     method_test,
     sets_reader,
 )
 from medfl_report.scores import Baseline, baseline_of
-from medfl_report.sections.matrix import cross_site_score
+from medfl_report.sections.cross_site import cross_site_score
 from medfl_report.statistics import HEADER, explain, mean_std, paired_t, paired_tests
 
 AT_SERVER = {
@@ -152,7 +152,9 @@ def _baseline(groups: Sequence[Group], name: str | None) -> Group:
     return matching[0]
 
 
-def comparison_row(group: Group, base: Group, metric: str, split: str, sets_of: Callable[[RunRecord], Sets]) -> Meta:
+def comparison_row(
+    group: Group, base: Group, metric: str, split: str, sets_of: Callable[[RunRecord], PredictionSets]
+) -> Meta:
     """Return a row of the table of `compare`.
 
     Args:
@@ -197,7 +199,7 @@ def comparison_row(group: Group, base: Group, metric: str, split: str, sets_of: 
 
 
 def _difference_columns(
-    group: Group, base: Group, metric: str, split: str, sets_of: Callable[[RunRecord], Sets]
+    group: Group, base: Group, metric: str, split: str, sets_of: Callable[[RunRecord], PredictionSets]
 ) -> Meta:
     """Return the columns of the difference from the reference, paired by seed and fold on the same data."""
     both = [] if group is base else pairs(group, base)
@@ -205,7 +207,7 @@ def _difference_columns(
     folds = folds_among([run for run, _ in both])
     interval, tests = paired_t(differences, folds=folds), paired_tests(differences, folds)
     test = method_test(both, metric, sets_of) if split == "test" else PatientTest(reason=NO_PREDICTIONS)
-    words = ("worse", "better") if metric in LOWER_IS_BETTER else ("better", "worse")
+    words = ("worse", "better") if metric in LOWER_IS_BETTER_METRICS else ("better", "worse")
     return {
         "baseline": base.label,
         "pairs": len(differences),
@@ -254,7 +256,8 @@ def to_markdown(table: pd.DataFrame, names: Sequence[str] = ()) -> str:
 
     Args:
         table: Table of `compare`.
-        names: Name of each network output (`medfl.engine.runs.records.names_of`), for metrics of a single output.
+        names: Name of each network output (`medfl.engine.runs.records.common_output_names`), for metrics of a single
+            output.
     """
     metrics = [_metric_table(str(name), rows, names) for name, rows in table.groupby("metric", sort=False)]
     return "\n".join([*metrics, *(f"- {note}" for note in notes(table))]) + "\n"
@@ -306,7 +309,7 @@ def notes(table: pd.DataFrame) -> list[str]:
     labels: dict[str, list[str]] = {}
     for label, text in cells[cells != "-"].items():
         labels.setdefault(text, []).append(str(label))
-    sentences += [f"{listed(same)}, {text}" for text, same in labels.items()]
+    sentences += [f"{join_words(same)}, {text}" for text, same in labels.items()]
     if table["status"].str.contains("diverged|incomplete|running").any():
         sentences.append(
             "Runs that did not finish are included with the scores of their last evaluated round; a run without "
@@ -341,7 +344,7 @@ def _metric_table(name: str, rows: pd.DataFrame, names: Sequence[str]) -> str:
         cells += [_difference(row), p_value(row["p_patients"]), row["effect"]] if several else []
         cells += [p_value(row[name]) for name in ("p_t", "p_corrected", "p_wilcoxon")] if tested else []
         lines.append(cells)
-    better = "lower" if name in LOWER_IS_BETTER else "larger"
+    better = "lower" if name in LOWER_IS_BETTER_METRICS else "larger"
     words, plain = (metric_words(name, outputs) for outputs in (names, ()))
     called = "" if words == plain else f", {as_text(words)}"
     return f"### {name}{called} ({better} is better)\n\n{table_lines(lines)}\n"

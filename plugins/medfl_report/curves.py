@@ -11,10 +11,10 @@ import pandas as pd
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from medfl.types import GLOBAL, NO_SITES, PUBLIC
+from medfl.types import GLOBAL, NON_SITE_NAMES, PUBLIC
 from medfl_report.figures import Curve, Look, curves_figure, looks, svg
 from medfl_report.groups import Group
-from medfl_report.scores import ALONE
+from medfl_report.scores import LOCAL
 from medfl_report.trajectory import Trajectory
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ EPOCH = "epoch "
 
 def group_looks(groups: Sequence[Group]) -> dict[str, Look]:
     """Return the colour, line and marker of each group, by label; they are the same in all figures of a page."""
-    return looks([group.label for group in groups], [group.label for group in groups if group.method == ALONE])
+    return looks([group.label for group in groups], [group.label for group in groups if group.method == LOCAL])
 
 
 def compare_svg(
@@ -74,7 +74,7 @@ def curves_svg(
     return compare_svg(draw, {curve.name: curve for curve in curves}, name, description)
 
 
-def ends(curves: Sequence[Curve], after: str = "round {:.0f}") -> str:
+def last_values(curves: Sequence[Curve], after: str = "round {:.0f}") -> str:
     """Return the last values of curves in words; empty without curves.
 
     Args:
@@ -105,7 +105,7 @@ def score_curve(group: Group, metric: str, band: bool) -> Curve | None:
             (table["moment"] == "aggregated")
             & (table["split"] == "test")
             & (table["metric"] == metric)
-            & ~table["site"].isin(NO_SITES)
+            & ~table["site"].isin(NON_SITE_NAMES)
         ]
         kind = "personal" if (rows["model"] == "personal").any() else "global"
         tables.append(rows[rows["model"] == kind])

@@ -29,7 +29,7 @@ INK = "#0d0e10"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b5548c")
 """Blue, vermilion, green and purple, each with a contrast of at least 3 to black and to white."""
 
-ALONE = "#7f7f7f"
+LOCAL_COLOUR = "#7f7f7f"
 """Grey, for local training."""
 
 DASHES = ("solid", (0, (5, 2)), (0, (1.5, 1.5)))
@@ -137,7 +137,7 @@ def looks(names: Sequence[str], alone: Sequence[str] = ()) -> dict[str, Look]:
     for name in names:
         turn = count // len(COLOURS)  # marks without lines differ, too
         if name in alone:
-            styles[name] = Look(ALONE, DASHES[1], "s")
+            styles[name] = Look(LOCAL_COLOUR, DASHES[1], "s")
         else:
             styles[name] = Look(COLOURS[count % len(COLOURS)], DASHES[turn % len(DASHES)], "o^Dv"[(count + turn) % 4])
             count += 1

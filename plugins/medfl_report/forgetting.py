@@ -12,7 +12,7 @@ from typing import get_args
 import pandas as pd
 
 from medfl.engine.runs.records import RunRecord
-from medfl.metrics import LOWER_IS_BETTER, UNBOUNDED
+from medfl.metrics import LOWER_IS_BETTER_METRICS, UNBOUNDED_METRICS
 from medfl_report.forgetting_scores import Mode, backward_transfer, consistency
 from medfl_report.groups import Group, repetitions
 from medfl_report.scores import key_metrics
@@ -56,7 +56,7 @@ def forgetting_metric(groups: Sequence[Group]) -> str | None:
 
     Larger is better in this metric. None if there is no such metric.
     """
-    names = [name for name in key_metrics(groups) if name not in LOWER_IS_BETTER | UNBOUNDED]
+    names = [name for name in key_metrics(groups) if name not in LOWER_IS_BETTER_METRICS | UNBOUNDED_METRICS]
     return "accuracy" if "accuracy" in names else next(iter(names), None)
 
 

@@ -14,11 +14,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from medfl.engine.runs.records import RunRecord, names_of, repetition
+from medfl.engine.runs.records import RunRecord, common_output_names, describe_repetition
 from medfl.errors import SettingsError
 from medfl.objectives import Objective
 from medfl.types import Meta
-from medfl.utils.formats import listed
+from medfl.utils.formats import join_words
 
 NETWORKS = "task.networks."
 """Prefix of the settings that name the networks."""
@@ -50,7 +50,7 @@ class Group:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the network outputs; empty if no run names them."""
-        return names_of(self.runs)
+        return common_output_names(self.runs)
 
     @property
     def repetitions(self) -> str:
@@ -60,7 +60,7 @@ class Group:
 
 def output_names(groups: Sequence[Group]) -> tuple[str, ...]:
     """Return the names of the network outputs; empty if no run names them or the runs differ in them."""
-    return names_of(run for group in groups for run in group.runs)
+    return common_output_names(run for group in groups for run in group.runs)
 
 
 def group_runs(runs: Sequence[RunRecord], labels: Sequence[str] | None = None) -> list[Group]:
@@ -125,7 +125,7 @@ def repetitions(runs: Sequence[RunRecord]) -> str:
     )
 
 
-def several(groups: Sequence[Group]) -> str:
+def repeated_word(groups: Sequence[Group]) -> str:
     """Return the difference between the runs of a group: ``seeds``, ``folds``, or ``runs`` for both; else empty."""
     repeating = [group.runs for group in groups if len(group.runs) > 1]
     seeds = any(len({run.seed for run in runs}) > 1 for runs in repeating)
@@ -178,7 +178,7 @@ def data_names(runs: Sequence[RunRecord]) -> dict[str, str]:
 _DRAWN_FOR: Mapping[str, Callable[[RunRecord], str]] = {
     "seed": lambda run: f"seed {run.seed}",
     "fold": lambda run: f"fold {run.fold}",
-    "seed and fold": lambda run: repetition(run.seed, run.fold),
+    "seed and fold": lambda run: describe_repetition(run.seed, run.fold),
 }
 
 
@@ -251,7 +251,7 @@ def _people(groups: Sequence[Group]) -> list[set[str]]:
 
 def _seeds(runs: Sequence[RunRecord]) -> str:
     seeds = sorted({run.seed for run in runs})
-    return f"seed{'s' if len(seeds) > 1 else ''} {listed([str(seed) for seed in seeds])}"
+    return f"seed{'s' if len(seeds) > 1 else ''} {join_words([str(seed) for seed in seeds])}"
 
 
 def _keys(runs: Sequence[RunRecord]) -> list[str]:
@@ -394,4 +394,4 @@ def name_runs(chosen: Collection[RunRecord], groups: Sequence[Group]) -> str:
         if runs:
             which = "" if len(runs) == len(group.runs) else f" (seed{'s' if len(runs) > 1 else ''} {repetitions(runs)})"
             labels.setdefault(which, []).append(group.label)
-    return "; ".join(f"{listed(same)}{which}" for which, same in labels.items())
+    return "; ".join(f"{join_words(same)}{which}" for which, same in labels.items())

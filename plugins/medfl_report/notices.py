@@ -6,16 +6,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 
 from medfl.engine.runs.records import RunRecord
-from medfl.engine.runs.summary import ended_on
+from medfl.engine.runs.summary import describe_unavailable
 from medfl.privacy.policy import mechanism_of
-from medfl.privacy.statements import WHAT, describe_secure
+from medfl.privacy.statements import ADJACENCY_WORDS, describe_secure
 from medfl.settings import Privacy
-from medfl.utils.formats import count, listed, number
+from medfl.utils.formats import count, join_words, number
 from medfl_report.groups import Group, data_per, name_runs
 from medfl_report.scores import named_runs
 from medfl_report.section import LEVELS, Notice
 
-Named = tuple[str, RunRecord]
+NamedRun = tuple[str, RunRecord]
 """Pair (name of the run on the page, run)."""
 
 STATUS_WORDS = {"running": "not over"}
@@ -28,18 +28,18 @@ MAX_NAMED = 8
 def headline(groups: Sequence[Group]) -> str:
     """Return the title: the methods, or their number, and the number of sites."""
     sites = {site for group in groups for run in group.runs for site in run.sites}
-    who = listed([group.label for group in groups]) if len(groups) <= MAX_NAMED else f"{len(groups)} methods"
+    who = join_words([group.label for group in groups]) if len(groups) <= MAX_NAMED else f"{len(groups)} methods"
     return f"{who} at {count(len(sites), 'site')}"
 
 
-def summary_sentence(runs: Sequence[Named]) -> str:
+def summary_sentence(runs: Sequence[NamedRun]) -> str:
     """Return a sentence with the number of runs, rounds, seeds, the data, and how the runs ended."""
     rounds = sorted({run.run.rounds for _, run in runs})
     seeds = sorted({run.seed for _, run in runs})
     states = Counter(run.status for _, run in runs)
     parts = [
         f"{count(len(runs), 'run')} over {' or '.join(map(str, rounds))} round{'s' if rounds != [1] else ''}",
-        f"with the seed{'s' if len(seeds) > 1 else ''} {listed([str(seed) for seed in seeds])}",
+        f"with the seed{'s' if len(seeds) > 1 else ''} {join_words([str(seed) for seed in seeds])}",
     ]
     folds = {run.fold for _, run in runs} - {None}
     parts += [f"in {len(folds)} folds"] if len(folds) > 1 else []
@@ -47,14 +47,14 @@ def summary_sentence(runs: Sequence[Named]) -> str:
     ended = [f"{n} {STATUS_WORDS.get(state, state)}" for state, n in states.items()]
     if len(states) == 1:
         ended = [("all " if len(runs) > 1 else "") + STATUS_WORDS.get(runs[0][1].status, runs[0][1].status)]
-    return f"{' '.join(parts)}: {listed(ended)}."
+    return f"{' '.join(parts)}: {join_words(ended)}."
 
 
 def _data(kinds: Mapping[str, RunRecord]) -> list[str]:
     """Return phrases about the data: name, sites and images; for several data sets their number and names."""
     names = sorted({name for run in kinds.values() if (name := run.run.provenance.data.name)})
     if len(kinds) > 1:
-        return [f"on {len(kinds)} data sets" + (f" made from {listed(names)}" if names else "")]
+        return [f"on {len(kinds)} data sets" + (f" made from {join_words(names)}" if names else "")]
     (run,) = kinds.values()
     named = [f"on {names[0]}"] if names else []
     return [*named, f"at {count(len(run.sites), 'site')}{_images(run)}"]
@@ -102,12 +102,12 @@ def make_notices(groups: Sequence[Group], of_sections: Sequence[Notice] = ()) ->
     return sorted(notices, key=lambda notice: LEVELS.index(notice.level))
 
 
-def _attacked(runs: Sequence[Named]) -> list[Notice]:
+def _attacked(runs: Sequence[NamedRun]) -> list[Notice]:
     """Return a notice for each run with a simulated attack."""
     return [
         Notice(
             "bad",
-            f"{name} contains a simulated attack ({adversaries['attack']} at {listed(adversaries['sites'])}).",
+            f"{name} contains a simulated attack ({adversaries['attack']} at {join_words(adversaries['sites'])}).",
         )
         for name, run in runs
         if (adversaries := run.settings.adversaries)
@@ -133,12 +133,12 @@ def _secure(groups: Sequence[Group]) -> list[Notice]:
     return [Notice("info", f"{who}: {text}") for who, text in _about(groups, words)]
 
 
-def _missing(runs: Sequence[Named]) -> list[Notice]:
+def _missing(runs: Sequence[NamedRun]) -> list[Notice]:
     """Return notices about unavailable sites, in runs that ended without some sites and in runs between machines."""
     parts = [
-        Notice("warn", f"{name} {run.status}{on}: without {listed(run.summary.attendance.unavailable)}.")
+        Notice("warn", f"{name} {run.status}{on}: without {join_words(run.summary.attendance.unavailable)}.")
         for name, run in runs
-        if run.summary is not None and (on := ended_on(run.summary)) and run.status == "finished"
+        if run.summary is not None and (on := describe_unavailable(run.summary)) and run.status == "finished"
     ]
     return parts + [
         Notice("warn", f"{name}: site {site} did not reply to the last request: {why}.")
@@ -148,7 +148,7 @@ def _missing(runs: Sequence[Named]) -> list[Notice]:
     ]
 
 
-def _endings(runs: Sequence[Named]) -> list[Notice]:
+def _endings(runs: Sequence[NamedRun]) -> list[Notice]:
     """Return notices about runs that are not over or did not finish."""
     notices = []
     for name, run in runs:
@@ -164,7 +164,7 @@ def _endings(runs: Sequence[Named]) -> list[Notice]:
             last = run.summary.evaluated_round
             scored = f"Its scores are those after round {last}." if last else "It has no scores."
             rounds = f"{run.summary.rounds} of {run.run.rounds} rounds"
-            on = ended_on(run.summary)
+            on = describe_unavailable(run.summary)
             notices.append(Notice("bad", f"{name} ended as {run.status}{on} after {rounds}: {reason}. {scored}"))
     return notices
 
@@ -175,7 +175,7 @@ def _constant(groups: Sequence[Group]) -> list[Notice]:
     return [Notice("bad", f"{who}: {sentence}") for who, sentence in findings]
 
 
-def _best_rounds(runs: Sequence[Named]) -> list[Notice]:
+def _best_rounds(runs: Sequence[NamedRun]) -> list[Notice]:
     """Return notices about model selection and early stopping by validation scores."""
     notices = []
     for name, run in runs:
@@ -252,13 +252,14 @@ def _privacy(groups: Sequence[Group], named: Set[str]) -> list[Notice]:
             promises.setdefault(_promise(settings), []).append(group.label)
     if not promises and not named:
         return []
-    summary = "; ".join(f"{promise} ({listed(names)})" for promise, names in promises.items())
+    summary = "; ".join(f"{promise} ({join_words(names)})" for promise, names in promises.items())
     text = f"Differential privacy: {summary}. The section on it has the definitions and the budget spent."
-    others = [Notice("info", f"No differential privacy: {listed(without)}.")] if without else []
+    others = [Notice("info", f"No differential privacy: {join_words(without)}.")] if without else []
     return [*([Notice("info", text)] if promises else []), *others]
 
 
 def _promise(privacy: Privacy) -> str:
     """Return the guarantee of a privacy setting in words."""
     unit = mechanism_of(privacy.unit).unit_phrase
-    return f"epsilon {privacy.epsilon:g} with delta {privacy.delta:g} for {unit} that is {WHAT[privacy.adjacency]}"
+    adjacency = ADJACENCY_WORDS[privacy.adjacency]
+    return f"epsilon {privacy.epsilon:g} with delta {privacy.delta:g} for {unit} that is {adjacency}"

@@ -15,13 +15,13 @@ from medfl.errors import SettingsError, did_you_mean
 from medfl.plugins import Registry, SectionRecord, load_plugins
 from medfl.types import PathLike
 from medfl.utils.files import write_atomic
-from medfl.utils.formats import listed
+from medfl.utils.formats import join_words
 from medfl_report import notices
 from medfl_report.groups import group_runs
 from medfl_report.paper.export import write_files
 from medfl_report.paper.page_figures import PageFigure, recorded_figures
 from medfl_report.paper.page_tables import ReportTable, recorded_tables
-from medfl_report.predictions import read_tested
+from medfl_report.predictions import read_prediction_sets
 from medfl_report.scores import Baseline, named_runs, short_folders
 from medfl_report.section import Notice, ReportData, Section, render_template
 
@@ -155,7 +155,7 @@ def make_page(
     data = ReportData(
         runs=tuple(runs),
         groups=tuple(groups),
-        predictions={str(run.folder): read_tested(run) for _, run in runs},
+        predictions={str(run.folder): read_prediction_sets(run) for _, run in runs},
         findings={str(run.folder): read_findings(run.folder) for _, run in runs},
         baseline=baseline,
         folder=folder,
@@ -174,7 +174,7 @@ def make_page(
             style=Markup("".join(section.style for section in sections)),  # noqa: S704  (of installed plugins)
             runs=runs,
             folders=short_folders([run for _, run in runs]),
-            sources=listed([source for section in sections for source in section.sources]),
+            sources=join_words([source for section in sections for source in section.sources]),
         )
     return RenderedPage(str(html), shown, tuple(tables))
 
@@ -203,7 +203,7 @@ def _render_section(registry: Registry, record: SectionRecord, data: ReportData)
         sources, style = tuple(section.sources(data)), section.style()
         return RenderedSection(record.name, record.title, html, texts, sources, style, tuple(figures), tuple(tables))
     except (Exception, SystemExit) as error:
-        (plugin,) = registry.givers("report_section", record.name)
+        (plugin,) = registry.plugins_listing("report_section", record.name)
         why = f"{type(error).__name__} in plugin '{plugin}'"  # the error's text may contain a path or patient data
         text = f"The section '{record.title}' could not be made: {why}. The rest of the page is complete."
         _logger.warning("%s", text)

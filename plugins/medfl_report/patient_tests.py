@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from medfl.engine.runs.records import RunRecord
-from medfl_report.predictions import Tested, read_tested
+from medfl_report.predictions import PredictionSet, read_prediction_sets
 from medfl_report.statistics import (
     LEVEL,
     ExchangeDistribution,
@@ -27,7 +27,7 @@ from medfl_report.statistics import (
     mean_exchange,
 )
 
-Sets = Mapping[str, Tested]
+PredictionSets = Mapping[str, PredictionSet]
 """Maps each site to its test set in one run."""
 
 RANK_METRICS = ("auc", "macro_auc", "map", "c_index")
@@ -43,7 +43,7 @@ NO_NUMBERS = "a model gives no numbers"
 
 
 @dataclass(frozen=True)
-class Pair:
+class RunPair:
     """Two runs on the same data that are compared.
 
     Attributes:
@@ -80,20 +80,20 @@ class PatientTest:
         return self.p is not None and not can_decide(self.patients)
 
 
-def sets_reader() -> Callable[[RunRecord], Sets]:
+def sets_reader() -> Callable[[RunRecord], PredictionSets]:
     """Return a function that reads a run's test sets, once for each run."""
-    sets_by_folder: dict[Path, Sets] = {}
+    sets_by_folder: dict[Path, PredictionSets] = {}
 
-    def sets_of(run: RunRecord) -> Sets:
+    def sets_of(run: RunRecord) -> PredictionSets:
         if run.folder not in sets_by_folder:
-            sets_by_folder[run.folder] = read_tested(run)
+            sets_by_folder[run.folder] = read_prediction_sets(run)
         return sets_by_folder[run.folder]
 
     return sets_of
 
 
 def method_test(
-    pairs: Sequence[tuple[RunRecord, RunRecord]], metric: str, sets_of: Callable[[RunRecord], Sets]
+    pairs: Sequence[tuple[RunRecord, RunRecord]], metric: str, sets_of: Callable[[RunRecord], PredictionSets]
 ) -> PatientTest:
     """Test the difference between two methods in the mean over the sites, for the models that the sites export.
 
@@ -105,7 +105,7 @@ def method_test(
     if not pairs:
         return PatientTest(reason=UNDEFINED)
     sites = sorted({site for run, _ in pairs for site in run.sites})
-    return PatientTests(metric, [Pair(base, run) for run, base in pairs], sets_of).over(sites)
+    return PatientTests(metric, [RunPair(base, run) for run, base in pairs], sets_of).over(sites)
 
 
 def effect_over_runs(interval: Interval | None, test: PatientTest, words: tuple[str, str]) -> str:
@@ -135,7 +135,7 @@ def is_rank_metric(metric: str) -> bool:
     return metric in RANK_METRICS or metric.startswith("auc_")
 
 
-def why_incomparable(before: Tested | None, after: Tested | None) -> str:
+def why_incomparable(before: PredictionSet | None, after: PredictionSet | None) -> str:
     """Return the reason why two models can't be compared patient by patient; an empty text if they can."""
     if before is None or after is None:
         return NO_PREDICTIONS
@@ -153,7 +153,7 @@ class PatientTests:
         sets_of: Returns the test sets of a run.
     """
 
-    def __init__(self, metric: str, pairs: Sequence[Pair], sets_of: Callable[[RunRecord], Sets]) -> None:
+    def __init__(self, metric: str, pairs: Sequence[RunPair], sets_of: Callable[[RunRecord], PredictionSets]) -> None:
         self._metric, self._sets_of = metric, sets_of
         self._families = _families(pairs)
         self._exchanges: dict[tuple[int, str, str], ExchangeDistribution | str] = {}
@@ -181,17 +181,17 @@ class PatientTests:
             tests.append(weighted[0][1] if len(weighted) == 1 else mean_exchange(weighted))
         return PatientTest(combine_p([test.p for test in tests]), min(test.patients for test in tests))
 
-    def _is_scored(self, pair: Pair, site: str) -> bool:
+    def _is_scored(self, pair: RunPair, site: str) -> bool:
         return all(run.score(site, self._metric) is not None for run in (pair.alone, pair.other))
 
-    def _exchange(self, family: int, data: str, site: str, pairs: Sequence[Pair]) -> ExchangeDistribution | str:
+    def _exchange(self, family: int, data: str, site: str, pairs: Sequence[RunPair]) -> ExchangeDistribution | str:
         """Return the cached exchanges of a site in one data set, or the reason why there are none."""
         key = (family, data, site)
         if key not in self._exchanges:
             self._exchanges[key] = self._compute_exchange(data, site, pairs)
         return self._exchanges[key]
 
-    def _compute_exchange(self, data: str, site: str, pairs: Sequence[Pair]) -> ExchangeDistribution | str:
+    def _compute_exchange(self, data: str, site: str, pairs: Sequence[RunPair]) -> ExchangeDistribution | str:
         sides = []
         for pair in pairs:
             before, after = (self._sets_of(run).get(site) for run in (pair.alone, pair.other))
@@ -213,16 +213,16 @@ class PatientTests:
         return UNDEFINED if exchange is None else exchange
 
 
-def _families(pairs: Sequence[Pair]) -> list[dict[str, list[Pair]]]:
+def _families(pairs: Sequence[RunPair]) -> list[dict[str, list[RunPair]]]:
     """Group the pairs by families of data sets, and within a family by data set.
 
     A family contains the seeds that use the same data sets. The data sets of a family are folds, which have no test
     patient in common.
     """
-    by_seed: dict[int, list[Pair]] = {}
+    by_seed: dict[int, list[RunPair]] = {}
     for pair in pairs:
         by_seed.setdefault(pair.other.seed, []).append(pair)
-    families: dict[frozenset[str], dict[str, list[Pair]]] = {}
+    families: dict[frozenset[str], dict[str, list[RunPair]]] = {}
     for same in by_seed.values():
         family = families.setdefault(frozenset(pair.other.data for pair in same), {})
         for pair in same:

@@ -10,18 +10,18 @@ import numpy as np
 import pandas as pd
 import torch
 
-from medfl.data.pooled import joined
-from medfl.data.sites import PATIENT
+from medfl.data.pooled import concatenate_patients
+from medfl.data.sites import PATIENT_COLUMN
 from medfl.engine.runs.records import PREDICTIONS, RunRecord
 from medfl.errors import StoreError
 from medfl.objectives import Objective
-from medfl.objectives.objective import GROUP
-from medfl.types import FACTS
+from medfl.objectives.objective import GROUP_COLUMN
+from medfl.types import METADATA_KEYS
 from medfl_report.statistics import Interval, ScoreFunction, bootstrap, paired_bootstrap
 
 
 @dataclass(frozen=True)
-class Tested:
+class PredictionSet:
     """A test set with the predictions of one model, for a site the model that the site exports.
 
     Attributes:
@@ -45,7 +45,7 @@ class Tested:
     patients: torch.Tensor | None = None
     groups: tuple[str, ...] = ()
 
-    def same_images(self, other: Tested) -> bool:
+    def same_images(self, other: PredictionSet) -> bool:
         """Return whether both contain the same images and targets, and predictions of the same shape."""
         return (
             torch.equal(self.rows, other.rows)
@@ -57,7 +57,7 @@ class Tested:
     @property
     def defined(self) -> bool:
         """True if there are images and the model gave a number for each of them."""
-        return len(self.rows) > 0 and self.objective.gave_numbers(self.judged)
+        return len(self.rows) > 0 and self.objective.is_without_nan(self.judged)
 
     @property
     def correct(self) -> int:
@@ -86,12 +86,12 @@ class Tested:
         """
         return bootstrap(self._score(score), self.judged, self.targets, patients=self.patients)
 
-    def gain_over(self, other: Tested, metric: str) -> Interval | None:
+    def gain_over(self, other: PredictionSet, metric: str) -> Interval | None:
         """Return the difference self - other in a metric with its interval over patients; None if not defined."""
         score = self._score(metric)
         return paired_bootstrap(score, self.judged, other.judged, self.targets, patients=self.patients)
 
-    def part(self, chosen: torch.Tensor) -> Tested:
+    def part(self, chosen: torch.Tensor) -> PredictionSet:
         """Return the subset of the chosen images.
 
         Args:
@@ -102,7 +102,7 @@ class Tested:
             tuple(texts[place] for place in places) if texts else () for texts in (self.sex, self.centre, self.groups)
         )
         patients = None if self.patients is None else self.patients[chosen]
-        return Tested(
+        return PredictionSet(
             rows=self.rows[chosen],
             targets=self.targets[chosen],
             judged=self.judged[chosen],
@@ -117,7 +117,7 @@ class Tested:
         return partial(self.objective.weighted_score, score) if isinstance(score, str) else score
 
 
-def read_tested(run: RunRecord) -> dict[str, Tested]:
+def read_prediction_sets(run: RunRecord) -> dict[str, PredictionSet]:
     """Read the test set of each site that has one in the run folder.
 
     The result is empty unless predictions and scores are of the same round. They are not in a continued run, whose
@@ -132,14 +132,14 @@ def read_tested(run: RunRecord) -> dict[str, Tested]:
     Raises:
         StoreError: If a file of predictions can't be read.
     """
-    test_sets: dict[str, Tested] = {}
+    test_sets: dict[str, PredictionSet] = {}
     if run.summary is None or run.summary.evaluated_round != run.summary.models_round:
         return test_sets
     for site in run.sites:
         try:
             table = run.predictions(site)
             if table is not None:
-                test_sets[site] = tested_of(table, run.objective)
+                test_sets[site] = prediction_set_of(table, run.objective)
         except (ValueError, KeyError, OSError) as error:
             raise StoreError(
                 "unreadable_file",
@@ -150,7 +150,7 @@ def read_tested(run: RunRecord) -> dict[str, Tested]:
     return test_sets
 
 
-def tested_of(table: pd.DataFrame, objective: Objective) -> Tested:
+def prediction_set_of(table: pd.DataFrame, objective: Objective) -> PredictionSet:
     """Return the test set in a table of predictions.
 
     Args:
@@ -160,20 +160,20 @@ def tested_of(table: pd.DataFrame, objective: Objective) -> Tested:
     Raises:
         ValueError: If the columns do not match the objective, or a label is no class.
     """
-    kept, judged = list(objective.kept_columns), list(objective.columns(()))
+    kept, judged = list(objective.scoring_target_columns), list(objective.columns(()))
     names = ["row", *kept, *judged]
-    if [name for name in table.columns if name not in (*FACTS, PATIENT, GROUP)] != names:
+    if [name for name in table.columns if name not in (*METADATA_KEYS, PATIENT_COLUMN, GROUP_COLUMN)] != names:
         raise ValueError(f"expected the columns {', '.join(names)}, got {len(table.columns)} others")
-    sex, centre = (tuple(table[name].fillna("")) if name in table else () for name in FACTS)
-    return Tested(
+    sex, centre = (tuple(table[name].fillna("")) if name in table else () for name in METADATA_KEYS)
+    return PredictionSet(
         _integers(table, "row"),
         _labels(table, objective.classes) if objective.has_class_labels else _numbers(table, kept),
         _numbers(table, judged),
         objective,
         sex,
         centre,
-        patients=_integers(table, PATIENT) if PATIENT in table else None,
-        groups=tuple(table[GROUP]) if GROUP in table else (),
+        patients=_integers(table, PATIENT_COLUMN) if PATIENT_COLUMN in table else None,
+        groups=tuple(table[GROUP_COLUMN]) if GROUP_COLUMN in table else (),
     )
 
 
@@ -192,7 +192,7 @@ def _numbers(table: pd.DataFrame, columns: list[str]) -> torch.Tensor:
     return torch.from_numpy(table[columns].to_numpy(dtype=np.float64).copy())
 
 
-def pooled(tested: dict[str, Tested]) -> Tested | None:
+def pooled(tested: dict[str, PredictionSet]) -> PredictionSet | None:
     """Concatenate test sets, each with the predictions of its own model; None if no test set has numbers.
 
     Args:
@@ -201,18 +201,20 @@ def pooled(tested: dict[str, Tested]) -> Tested | None:
     parts = [test_set for _, test_set in sorted(tested.items()) if test_set.defined]
     if not parts:
         return None
-    return Tested(
+    return PredictionSet(
         torch.cat([test_set.rows for test_set in parts]),
         torch.cat([test_set.targets for test_set in parts]),
         torch.cat([test_set.judged for test_set in parts]),
         parts[0].objective,
-        patients=joined([test_set.patients for test_set in parts], [len(test_set.rows) for test_set in parts]),
+        patients=concatenate_patients(
+            [test_set.patients for test_set in parts], [len(test_set.rows) for test_set in parts]
+        ),
         sex=_texts(parts, [test_set.sex for test_set in parts]),
         centre=_texts(parts, [test_set.centre for test_set in parts]),
     )
 
 
-def _texts(parts: Sequence[Tested], texts_by_part: Sequence[Sequence[str]]) -> tuple[str, ...]:
+def _texts(parts: Sequence[PredictionSet], texts_by_part: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """Concatenate the texts of the images, "" for an image without one; empty if no image has a text."""
     texts = [texts or ("",) * len(part.rows) for part, texts in zip(parts, texts_by_part, strict=True)]
     return tuple(text for part in texts for text in part) if any(map(any, texts)) else ()

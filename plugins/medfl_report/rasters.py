@@ -26,11 +26,11 @@ STEPS = 4
 """Number of levels of a colour overlay."""
 
 
-FOR, AGAINST = "#d7191c", "#0a64d6"
+POSITIVE, NEGATIVE = "#d7191c", "#0a64d6"
 """Colours of positive (red) and negative (blue) values; distinguishable on grey with any colour vision."""
 
 
-def plane(values: np.ndarray) -> np.ndarray:
+def thumbnail(values: np.ndarray) -> np.ndarray:
     """Return an image with row 0 at the top, averaged down to at most `SIDE` cells along each axis.
 
     Args:
@@ -48,7 +48,7 @@ def plane(values: np.ndarray) -> np.ndarray:
     return values
 
 
-def shades(image: np.ndarray) -> np.ndarray:
+def grey_levels(image: np.ndarray) -> np.ndarray:
     """Return the grey level of each cell, from 0 (darkest) to `GREYS` - 1 (brightest); all 0 in a constant image."""
     low, high = float(image.min()), float(image.max())
     share = (image - low) / (high - low) if high > low else np.zeros_like(image)
@@ -56,7 +56,7 @@ def shades(image: np.ndarray) -> np.ndarray:
     return cells
 
 
-def strengths(values: np.ndarray, full: float) -> np.ndarray:
+def overlay_levels(values: np.ndarray, full: float) -> np.ndarray:
     """Return the overlay level of each value, from -`STEPS` to `STEPS`; 0 is transparent.
 
     Args:
@@ -69,7 +69,7 @@ def strengths(values: np.ndarray, full: float) -> np.ndarray:
 
 
 def grey_layer(levels: np.ndarray) -> str:
-    """Return an image of `shades` as SVG. The most frequent level is a background rectangle below the others."""
+    """Return an image of `grey_levels` as SVG. The most frequent level is a background rectangle below the others."""
     ground = int(np.bincount(levels.ravel()).argmax())
     height, width = levels.shape
     paths = [strips(levels == level, _grey(level)) for level in range(GREYS) if level != ground]
@@ -77,10 +77,10 @@ def grey_layer(levels: np.ndarray) -> str:
 
 
 def colour_layer(levels: np.ndarray) -> str:
-    """Return values of `strengths` as a semi-transparent SVG overlay."""
-    signs = [(level, colour) for level in range(1, STEPS + 1) for colour in (FOR, AGAINST)]
+    """Return values of `overlay_levels` as a semi-transparent SVG overlay."""
+    signs = [(level, colour) for level in range(1, STEPS + 1) for colour in (POSITIVE, NEGATIVE)]
     return "".join(
-        strips(levels == (level if colour == FOR else -level), colour, f"{0.8 * level / STEPS:.2g}")
+        strips(levels == (level if colour == POSITIVE else -level), colour, f"{0.8 * level / STEPS:.2g}")
         for level, colour in signs
     )
 
@@ -102,7 +102,7 @@ def outline_layer(mask: np.ndarray, colour: str) -> str:
     return f'<path {style} d="{"".join(edges)}"/>'
 
 
-def tile(shape: Sequence[int], layers: str, description: str, alone: str = "") -> Markup:
+def thumbnail_svg(shape: Sequence[int], layers: str, description: str, alone: str = "") -> Markup:
     """Return a thumbnail as an SVG element, and record it for files.
 
     Args:
@@ -141,7 +141,7 @@ def strips(mask: np.ndarray, colour: str, opacity: str = "") -> str:
     return f'<path transform="translate(0 .5)" stroke="{colour}"{faint} d="{"".join(lines)}"/>'
 
 
-def balanced(labels: Sequence[int], most: int) -> list[int]:
+def balanced_indices(labels: Sequence[int], most: int) -> list[int]:
     """Return the indices of at most `most` images, as evenly over the classes as possible, in increasing order."""
     seen: dict[int, int] = {}
     ranked = []

@@ -10,15 +10,15 @@ from statistics import fmean
 
 import torch
 
-from medfl.engine.runs.records import RunRecord, repetition
+from medfl.engine.runs.records import RunRecord, describe_repetition
 from medfl.metrics import confusion
-from medfl.metrics.calibration import BINS
+from medfl.metrics.calibration import NUM_BINS
 from medfl.utils.text import plain_name
 from medfl_report.figures import Reliability
-from medfl_report.gains import mean_known
 from medfl_report.groups import Group
-from medfl_report.patient_tests import Sets
-from medfl_report.predictions import Tested, pooled
+from medfl_report.patient_tests import PredictionSets
+from medfl_report.predictions import PredictionSet, pooled
+from medfl_report.site_comparison import mean_known
 from medfl_report.statistics import mean_std, wilson_over_patients
 
 COLUMNS = ("mean", "worst", "global_test", "public_test")
@@ -26,7 +26,7 @@ COLUMNS = ("mean", "worst", "global_test", "public_test")
 
 
 @dataclass(frozen=True)
-class Value:
+class MeanAndSpread:
     """Mean and standard deviation of a score over the runs of a group.
 
     Attributes:
@@ -53,10 +53,10 @@ class ScoreRow:
 
     name: str
     model: str
-    mean: Value
-    worst: Value
-    global_test: Value
-    public_test: Value
+    mean: MeanAndSpread
+    worst: MeanAndSpread
+    global_test: MeanAndSpread
+    public_test: MeanAndSpread
 
 
 @dataclass(frozen=True)
@@ -117,13 +117,13 @@ def score_table(groups: Sequence[Group], split: str) -> dict[str, list[ScoreRow]
     return table
 
 
-def value_over(values: Sequence[float | None]) -> Value:
+def value_over(values: Sequence[float | None]) -> MeanAndSpread:
     """Return mean and standard deviation of the values that are not None, for example one for each seed."""
     defined = [value for value in values if value is not None]
-    return Value(*mean_std(defined)) if defined else Value(None)
+    return MeanAndSpread(*mean_std(defined)) if defined else MeanAndSpread(None)
 
 
-def pool_group(group: Group, tested: Mapping[str, Sets]) -> Tested | None:
+def pool_group(group: Group, tested: Mapping[str, PredictionSets]) -> PredictionSet | None:
     """Concatenate the test sets of all sites and runs of a group; None without predictions."""
     return pooled(
         {
@@ -140,7 +140,7 @@ def class_names(run: RunRecord) -> list[str]:
     return [plain_name(str(name), str(number)) for number, name in enumerate(names)]
 
 
-def confusion_of(name: str, tested: Tested) -> Confusion:
+def confusion_of(name: str, tested: PredictionSet) -> Confusion:
     """Return the confusion matrix of a test set.
 
     Args:
@@ -152,12 +152,12 @@ def confusion_of(name: str, tested: Tested) -> Confusion:
     return Confusion(name, counts.tolist(), shares.tolist())
 
 
-def calibration_error(tested: Tested) -> float:
+def calibration_error(tested: PredictionSet) -> float:
     """Return the expected calibration error of a test set."""
     return tested.score("ece")
 
 
-def reliability_of(name: str, tested: Tested) -> Reliability:
+def reliability_of(name: str, tested: PredictionSet) -> Reliability:
     """Return the reliability curve of a test set, in the bins of `medfl.metrics.calibration`.
 
     Args:
@@ -166,16 +166,16 @@ def reliability_of(name: str, tested: Tested) -> Reliability:
     """
     sure, predicted = tested.judged.max(dim=1)
     right = (predicted == tested.targets).double()
-    edges = torch.linspace(0, 1, BINS + 1, dtype=torch.float64)[1:-1]
+    edges = torch.linspace(0, 1, NUM_BINS + 1, dtype=torch.float64)[1:-1]
     bins = torch.bucketize(sure, edges)
-    counts = torch.bincount(bins, minlength=BINS).double()
+    counts = torch.bincount(bins, minlength=NUM_BINS).double()
     filled = counts > 0
-    means = [torch.bincount(bins, weights=part, minlength=BINS)[filled] / counts[filled] for part in (sure, right)]
+    means = [torch.bincount(bins, weights=part, minlength=NUM_BINS)[filled] / counts[filled] for part in (sure, right)]
     share = counts[filled] / len(bins)
     return Reliability(name, means[0].tolist(), means[1].tolist(), share.tolist())
 
 
-def site_scores(group: Group, metric: str, tested: Mapping[str, Sets]) -> list[SiteScore]:
+def site_scores(group: Group, metric: str, tested: Mapping[str, PredictionSets]) -> list[SiteScore]:
     """Return the score of each site; an accuracy of a single run has a Wilson interval over the test patients.
 
     Args:
@@ -198,7 +198,7 @@ def site_scores(group: Group, metric: str, tested: Mapping[str, Sets]) -> list[S
     return rows
 
 
-ALONE = "local"
+LOCAL = "local"
 """Name of the method in which each site trains on its own data only."""
 
 
@@ -224,7 +224,7 @@ def compared(groups: Sequence[Group], baseline: Baseline) -> list[tuple[Group, G
         baseline: Named references. Without one, or if no group has its label, the reference is the first group of local
             training, or else the first group.
     """
-    usual = next((group for group in groups if group.method == ALONE), groups[0])
+    usual = next((group for group in groups if group.method == LOCAL), groups[0])
     named = {group.label: group for group in groups}
     pairs = [(group, named.get(baseline_of(group.label, baseline) or "", usual)) for group in groups]
     return [(group, base) for group, base in pairs if group is not base]
@@ -238,7 +238,7 @@ def reference_phrase(bases: Collection[str]) -> str:
 def named_runs(groups: Sequence[Group]) -> list[tuple[str, RunRecord]]:
     """Return each run with its name: the label of its group, with seed and fold if the group has several runs."""
     return [
-        (group.label if len(group.runs) == 1 else f"{group.label}, {repetition(run.seed, run.fold)}", run)
+        (group.label if len(group.runs) == 1 else f"{group.label}, {describe_repetition(run.seed, run.fold)}", run)
         for group in groups
         for run in group.runs
     ]

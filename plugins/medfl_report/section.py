@@ -23,11 +23,11 @@ from medfl.engine.runs.records import RunRecord
 from medfl.types import Meta
 from medfl.utils import formats
 from medfl.utils import formats as words
-from medfl_report.cards.card_parts import CardPart
+from medfl_report.cards.section_content import SectionContent
 from medfl_report.groups import Group, output_names
 from medfl_report.paper.page_tables import ReportTable, TableCell, cell, record_table
-from medfl_report.predictions import Tested
-from medfl_report.scores import Baseline, Value
+from medfl_report.predictions import PredictionSet
+from medfl_report.scores import Baseline, MeanAndSpread
 from medfl_report.statistics import Interval
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ class ReportData:
 
     runs: tuple[tuple[str, RunRecord], ...]
     groups: tuple[Group, ...]
-    predictions: Mapping[str, Mapping[str, Tested]]
+    predictions: Mapping[str, Mapping[str, PredictionSet]]
     findings: Mapping[str, Findings]
     baseline: Baseline = None
     folder: Path | None = None
@@ -72,7 +72,7 @@ class ReportData:
         result: T = self._results[function]
         return result
 
-    def of(self, figure: str) -> Mapping[str, Mapping[str, Tested]]:
+    def of(self, figure: str) -> Mapping[str, Mapping[str, PredictionSet]]:
         """Return the predictions of runs whose objective has a figure (`Objective.figures`); empty for other runs."""
         return {
             str(run.folder): self.predictions[str(run.folder)] if figure in run.objective.figures else {}
@@ -127,7 +127,7 @@ class Section(ABC):
         """Return CSS that is added after the page's own style sheet; by default none."""
         return ""
 
-    def card(self, data: ReportData) -> CardPart | None:
+    def card(self, data: ReportData) -> SectionContent | None:
         """Return the section's part of a model card, or None for no part; by default None.
 
         Args:
@@ -201,7 +201,7 @@ def show_table(table: ReportTable) -> Markup:
     return render_template(__file__, "table.html", table=table)
 
 
-def value_cell(value: Value, sign: bool = False) -> TableCell:
+def value_cell(value: MeanAndSpread, sign: bool = False) -> TableCell:
     """Return a cell with a mean, and the standard deviation as a note."""
     spread = None if value.spread is None else f"± {formats.score(value.spread)}"
     return cell((formats.signed if sign else formats.score)(value.mean), spread)

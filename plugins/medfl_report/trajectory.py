@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from medfl.engine.runs.records import RunRecord
-from medfl.types import GLOBAL, NO_SITES
+from medfl.types import GLOBAL, NON_SITE_NAMES
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ def read_trajectory(run: RunRecord, metric: str) -> Trajectory:
     tests = table[(table["split"] == "test") & (table["metric"] == metric) & table["value"].notna()]
     after = tests[tests["moment"] == "aggregated"]
     at_server = after[(after["site"] == GLOBAL) & (after["model"] == "global")]
-    at_sites = after[~after["site"].isin(NO_SITES)]
+    at_sites = after[~after["site"].isin(NON_SITE_NAMES)]
     own = tests[(tests["moment"] == "trained") & (tests["model"] == "personal")]
     work = table[(table["split"] == "train") & (table["metric"] == "work_seconds")]
     return Trajectory(
         server=at_server.set_index("round")["value"].sort_index(),
         global_at_sites=_by_site(at_sites[at_sites["model"] == "global"]),
         personal_at_sites=_by_site(at_sites[at_sites["model"] == "personal"]),
-        trained=_by_site(own[~own["site"].isin(NO_SITES)]),
+        trained=_by_site(own[~own["site"].isin(NON_SITE_NAMES)]),
         participants=_participants(work),
         seconds=work.groupby("round")["value"].sum().cumsum(),
     )

@@ -37,8 +37,8 @@ def medfl_run_location(path: str) -> RunLocation | None:
     """Return the output folder of the study that a path names, or None if the path is not a study file."""
     if Path(path).suffix not in (".yaml", ".yml"):
         return None
-    from medfl_studies.reading import read_study
     from medfl_studies.schema import FULL_SCALE
     from medfl_studies.study import default_output_dir
+    from medfl_studies.study_reader import read_study
 
     return RunLocation(default_output_dir(read_study(Path(path), FULL_SCALE, None, ()), FULL_SCALE))

@@ -143,7 +143,7 @@ def make_plan(name: str, data: DataSet, seed: int, registry: Registry, fold: int
         raise SettingsError("wrong_setting_type", f"'data.{name}.partition': {error}", dataset=name) from None
 
 
-def difference(plan: PartitionPlan, settings: PartitionSettings) -> str | None:
+def find_plan_difference(plan: PartitionPlan, settings: PartitionSettings) -> str | None:
     """Return the first difference between a plan and the settings of an existing partition, or None.
 
     Settings that had no effect on the partition, and settings that the plan leaves open, are not compared.

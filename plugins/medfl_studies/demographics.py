@@ -18,7 +18,7 @@ from medfl.data.datalists import SPLITS, entry_text, read_datalist
 from medfl.data.sites import site_names
 from medfl.records.datalist import CaseRecord
 from medfl.utils.formats import plus_minus, table_lines
-from medfl_report.sections.holdings import PICTURE
+from medfl_report.sections.class_counts_figure import COUNTS_FIGURE
 from medfl_report.statistics import mean_std
 
 ALL_SITES = "all sites"
@@ -77,8 +77,8 @@ def demographics_markdown(table: pd.DataFrame, dataset_dir: Path, page: Path) ->
     lines = [["site", *(name.partition(": ")[2] or name for name in shown), "age"]]
     for row in table.to_dict("records"):
         lines.append([row["site"], *(str(row[name]) for name in shown), plus_minus(row["age_mean"], row["age_std"])])
-    picture = os.path.relpath(dataset_dir / PICTURE, page.parent)
-    drawn = [f"![Images of each class at each site]({picture})\n"] if (dataset_dir / PICTURE).is_file() else []
+    picture = os.path.relpath(dataset_dir / COUNTS_FIGURE, page.parent)
+    drawn = [f"![Images of each class at each site]({picture})\n"] if (dataset_dir / COUNTS_FIGURE).is_file() else []
     return "\n".join([f"{table_lines(lines)}\n", *(f"- {note}" for note in TABLE_NOTES), "", *drawn])
 
 

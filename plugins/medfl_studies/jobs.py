@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from medfl.bundle.files import bundle_hash
+from medfl.bundle.bundle_folders import bundle_hash
 from medfl.bundle.option_spelling import option_of_id
-from medfl.data.datalists import FILE
+from medfl.data.datalists import DATALIST_FILE
 from medfl.engine.runs.provenance import bundle_values, run_files
-from medfl.engine.runs.records import repetition
+from medfl.engine.runs.records import describe_repetition
 from medfl.errors import StoreError
 from medfl.records.partition import Partition
 from medfl.records.summary import Summary
@@ -58,7 +58,7 @@ class RunJob:
     @property
     def repetition(self) -> str:
         """Seed of the run and, if the study has folds, its fold, as text."""
-        return repetition(self.seed, self.fold)
+        return describe_repetition(self.seed, self.fold)
 
     @property
     def log(self) -> Path:
@@ -83,8 +83,8 @@ class RunJob:
 
     def identity(self) -> JobIdentity:
         """Return everything that determines the run's numbers: its options, and digests of the bundle and the data."""
-        closed = [] if self.options.get("open_test", True) else [self.dataset_dir / GLOBAL / FILE]
-        lists = [path for path in sorted(self.dataset_dir.glob(f"*/{FILE}")) if path not in closed]
+        closed = [] if self.options.get("open_test", True) else [self.dataset_dir / GLOBAL / DATALIST_FILE]
+        lists = [path for path in sorted(self.dataset_dir.glob(f"*/{DATALIST_FILE}")) if path not in closed]
         lists = [self.dataset_dir / Partition.NAME, *lists]
         adopted = is_adopted_bundle(self.bundle)  # adopted bundles read further configurations, code and data files
         return JobIdentity(

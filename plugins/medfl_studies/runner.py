@@ -22,7 +22,7 @@ from rich.console import Console
 
 from medfl.errors import StoreError
 from medfl.utils.formats import duration
-from medfl.utils.locks import LOCK, being_written, held
+from medfl.utils.locks import LOCK_FILE, hold_lock, is_being_written
 from medfl.utils.progress import progress_bar
 from medfl.utils.text import Say
 from medfl_studies.processes import RunProcesses
@@ -142,7 +142,7 @@ def lock_study_folder(out: Path) -> Iterator[None]:
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
-        (out / LOCK).touch()
+        (out / LOCK_FILE).touch()
     except OSError as error:
         raise StoreError(
             "unwritable_folder",
@@ -150,7 +150,7 @@ def lock_study_folder(out: Path) -> Iterator[None]:
             path=out,
             reason=error.strerror,
         ) from None
-    with held(out / LOCK) as acquired:
+    with hold_lock(out / LOCK_FILE) as acquired:
         if not acquired:
             raise StoreError(
                 "folder_in_use",
@@ -180,7 +180,7 @@ def _wait_for_orphan(job: StudyJob, say: Say, stopped: threading.Event) -> None:
     Such a process may remain from a study that was killed. Its work is then continued.
     """
     announced = False
-    while being_written(job.folder) and not stopped.is_set():
+    while is_being_written(job.folder) and not stopped.is_set():
         if not announced:
             say("  another process still writes to this run, perhaps from a study that was killed; waiting for it")
             announced = True

@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import Field, field_validator, model_validator
 
 from medfl.data.partition.plan import PartitionPlan
-from medfl.settings import Strict
-from medfl_studies.preps import Prep
+from medfl.settings import StrictModel
+from medfl_studies.preparation import PreparationSpec
 from medfl_studies.tuning_section import Tuning
 
 FULL_SCALE = "full"
@@ -19,7 +19,7 @@ DEFAULT_FOLDS = PartitionPlan.folds
 """Number of folds if a partition gives none."""
 
 
-class DataSet(Strict):
+class DataSet(StrictModel):
     """One data set of a study.
 
     Attributes:
@@ -36,8 +36,8 @@ class DataSet(Strict):
         size: Image size that replaces the sizes in `prep` and `public`; set by a scale, not by the file.
     """
 
-    prep: Prep | None = None
-    public: Prep | None = None
+    prep: PreparationSpec | None = None
+    public: PreparationSpec | None = None
     folder: str | None = None
     partition: dict[str, Any] | None = None
     options: dict[str, Any] = {}
@@ -75,7 +75,7 @@ class DataSet(Strict):
         return list(range(plan.get("folds", DEFAULT_FOLDS)))
 
 
-class StudyRow(Strict):
+class StudyRow(StrictModel):
     """One row of the study's table: a method with its settings.
 
     Attributes:
@@ -91,7 +91,7 @@ class StudyRow(Strict):
     baseline: str | None = None
 
 
-class ScaleChange(Strict):
+class ScaleChange(StrictModel):
     """Changes that a scale makes to all rows with a method.
 
     Attributes:
@@ -103,7 +103,7 @@ class ScaleChange(Strict):
     settings: dict[str, Any] = {}
 
 
-class StudyAttack(Strict):
+class StudyAttack(StrictModel):
     """An attack (``medfl attack``) on the finished runs of some rows.
 
     Attributes:
@@ -117,7 +117,7 @@ class StudyAttack(Strict):
     options: dict[str, int | float | str] = {}
 
 
-class StudyClaim(Strict):
+class StudyClaim(StrictModel):
     """A claim of a paper that one row is better than another; the study's page reports whether it holds.
 
     Attributes:
@@ -131,7 +131,7 @@ class StudyClaim(Strict):
     than: str
 
 
-class StudyScale(Strict):
+class StudyScale(StrictModel):
     """A smaller (or larger) version of a study.
 
     Attributes:
@@ -147,7 +147,7 @@ class StudyScale(Strict):
     methods: dict[str, ScaleChange] = {}
 
 
-class Study(Strict):
+class Study(StrictModel):
     """A study file.
 
     Attributes:

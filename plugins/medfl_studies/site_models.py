@@ -1,6 +1,6 @@
 """Table of each site's model on the site's own test images and on all sites' test images, for all methods.
 
-Local test and global test (cross-site evaluation) are defined in `medfl_report.sections.matrix`.
+Local test and global test (cross-site evaluation) are defined in `medfl_report.sections.cross_site`.
 
 Source: Weng, Cai and Zhou, FedSKD, 2025, tables 2 and 3.
 """
@@ -15,14 +15,14 @@ import pandas as pd
 
 from medfl.utils.formats import plus_minus, table_lines
 from medfl_report.groups import Group, same_people
-from medfl_report.sections.matrix import (
-    LARGEST,
-    Table,
-    cross_table,
+from medfl_report.sections.cross_site import (
+    MAX_SITES,
+    ScoreMatrix,
+    all_sites_share_model,
+    cross_site_scores,
     global_mean,
     local_mean,
     mean_defined,
-    one_model,
     spread,
 )
 from medfl_report.statistics import mean_std
@@ -58,7 +58,11 @@ def models_table(groups: Sequence[Group], metrics: Sequence[str]) -> pd.DataFram
     rows = []
     for metric in metrics:
         for group in groups:
-            tables = [(table, one_model(run, metric)) for run in group.runs if (table := cross_table(run, metric))]
+            tables = [
+                (table, all_sites_share_model(run, metric))
+                for run in group.runs
+                if (table := cross_site_scores(run, metric))
+            ]
             if not tables:
                 continue
             row_fields = {"metric": metric, "label": group.label, "method": group.method}
@@ -82,7 +86,7 @@ def models_markdown(table: pd.DataFrame, metric: str) -> str:
     if rows.empty:
         return ""
     sites = [site for site in rows["site"].unique() if site != MEAN_SITE]
-    sites = sorted(sites) if len(sites) <= LARGEST else []
+    sites = sorted(sites) if len(sites) <= MAX_SITES else []
     parts = []
     for name in ("local", "global"):
         lines = [["method", MEAN_SITE, "over sites", *sites]]
@@ -95,7 +99,7 @@ def models_markdown(table: pd.DataFrame, metric: str) -> str:
     return "\n".join([*parts, *(f"- {note}" for note in TABLE_NOTES)]) + "\n"
 
 
-def _site_row(site: str, run_tables: Sequence[tuple[Table, bool]]) -> dict[str, Any]:
+def _site_row(site: str, run_tables: Sequence[tuple[ScoreMatrix, bool]]) -> dict[str, Any]:
     """Summarize one site's model over the runs. A model that all sites share has no global test of its own."""
     tables = [(table[site], single) for table, single in run_tables if site in table]
     local_scores = [row.get(site, math.nan) for row, _ in tables]
@@ -111,7 +115,7 @@ def _site_row(site: str, run_tables: Sequence[tuple[Table, bool]]) -> dict[str, 
     }
 
 
-def _mean_row(tables: Sequence[Table], single: bool) -> dict[str, Any]:
+def _mean_row(tables: Sequence[ScoreMatrix], single: bool) -> dict[str, Any]:
     """Summarize the mean over the models."""
     local_scores = [[row.get(site, math.nan) for site, row in table.items()] for table in tables]
     models = [[mean_defined(row.values()) for row in table.values()] for table in tables]

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec
 
-from medfl.bundle.files import find_bundle
+from medfl.bundle.bundle_folders import find_bundle
 from medfl.plugins import Registry, load_plugins
 from medfl.utils.formats import table_lines
 from medfl_studies.attacks import AttackJob, attack_jobs
 from medfl_studies.checks import check_attacks, check_options, check_rows, find_source
-from medfl_studies.cohorts import check_data, make_data
 from medfl_studies.jobs import RunJob, expand_study, is_adopted_bundle
 from medfl_studies.pretrained_weights import find_weights
-from medfl_studies.reading import read_study
 from medfl_studies.runner import JobOutcome, JobType, Launcher, lock_study_folder, run_jobs, study_progress
 from medfl_studies.schema import FULL_SCALE, Study, slug
+from medfl_studies.study_data import check_data, make_data
+from medfl_studies.study_reader import read_study
 from medfl_studies.study_tables import write_demographics, write_page, write_tables
 
 TABLES_SHARE = 0.05

@@ -9,19 +9,19 @@ from typing import Any
 import pandas as pd
 
 from medfl.engine.runs.findings import read_findings
-from medfl.engine.runs.records import RunRecord, names_of, read_run
+from medfl.engine.runs.records import RunRecord, common_output_names, read_run
 from medfl.errors import MedflError
 from medfl.plugins import Registry
 from medfl.privacy.gaussian import SENSITIVITY
 from medfl.utils.files import write_atomic
-from medfl.utils.formats import count, csv_table, listed, table_lines
+from medfl.utils.formats import count, csv_table, join_words, table_lines
 from medfl.utils.text import Say
 from medfl_report.claims import check_claim, claims_markdown, claims_table
 from medfl_report.compare import compare, to_markdown
 from medfl_report.forgetting import forgetting_metric, forgetting_table
 from medfl_report.groups import Group, group_runs
 from medfl_report.page import write_report
-from medfl_report.patient_tests import Sets, sets_reader
+from medfl_report.patient_tests import PredictionSets, sets_reader
 from medfl_report.rounds_markdown import rounds_markdown
 from medfl_report.scores import key_metrics
 from medfl_studies.attacks import AttackJob, attack_jobs, attack_table, attacks_markdown
@@ -145,7 +145,7 @@ def _write_run_tables(study: Study, data: str, jobs: list[RunJob], out: Path) ->
         if not table.empty:
             write_atomic(_result_path(out, data, f"{ending}.csv"), csv_table(table).encode())
     parts = [
-        to_markdown(last, names_of(runs)),
+        to_markdown(last, common_output_names(runs)),
         *(models_markdown(models, metric) for metric in key_metrics(groups)[:1]),
     ]
     return [*parts, rounds_markdown(rounds), claims_markdown(claims)]
@@ -193,10 +193,10 @@ def _describe_release(folder: Path) -> list[str]:
 
     The word release has the meaning of differential privacy: a noised value that leaves a site.
     """
-    from medfl.privacy.release import Release, epsilon_together
+    from medfl.privacy.release import ImageRelease, epsilon_together
 
     sharing = read_findings(folder).meta.get("sharing", {})
-    copies = [Release.from_meta(meta) for meta in sharing.get("releases", [])]
+    copies = [ImageRelease.from_meta(meta) for meta in sharing.get("releases", [])]
     if not copies or not sharing["items"]:
         return []
     columns: list[list[str]] = [
@@ -206,7 +206,7 @@ def _describe_release(folder: Path) -> list[str]:
     ]
     epsilons = [epsilon_together(copies, adjacency) for adjacency in SENSITIVITY]
     promised = ["no differential privacy" if epsilon is None else f"{epsilon:.2f}" for epsilon in epsilons]
-    return [*(listed(list(dict.fromkeys(column))) for column in columns), *promised]
+    return [*(join_words(list(dict.fromkeys(column))) for column in columns), *promised]
 
 
 def _list_unfinished_runs(jobs: dict[RunJob, str]) -> str:
@@ -246,7 +246,9 @@ FINAL_MOMENT = "aggregated"
 """Moment of the final scores: after the last evaluated aggregation."""
 
 
-def final_scores(study: str, data: str, groups: Sequence[Group], sets_of: Callable[[RunRecord], Sets]) -> pd.DataFrame:
+def final_scores(
+    study: str, data: str, groups: Sequence[Group], sets_of: Callable[[RunRecord], PredictionSets]
+) -> pd.DataFrame:
     """Collect the final scores of all runs.
 
     Args:
@@ -271,7 +273,7 @@ def final_scores(study: str, data: str, groups: Sequence[Group], sets_of: Callab
     return table.astype(dict.fromkeys(("fold", "images", "patients"), "Int64"))
 
 
-def _iterate_scores(run: RunRecord, sets: Sets) -> Iterator[dict[str, Any]]:
+def _iterate_scores(run: RunRecord, sets: PredictionSets) -> Iterator[dict[str, Any]]:
     """Yield the final scores of a run as rows of the table."""
     for model, splits in run.scores.items():
         for split, metrics in splits.items():

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from medfl.settings import Strict
+from medfl.settings import StrictModel
 
 SamplerName = Literal["grid", "random", "tpe"]
 """Name of the sampler that chooses trials."""
@@ -21,7 +21,7 @@ ALL_VALUES = "all"
 """Value that means all possible values of a choice, a boolean, or a method's presets."""
 
 
-class ValueRange(Strict):
+class ValueRange(StrictModel):
     """Numbers from `low` to `high`, both included.
 
     Attributes:
@@ -46,7 +46,7 @@ class ValueRange(Strict):
         return self
 
 
-class RowSpace(Strict):
+class RowSpace(StrictModel):
     """Search space of one row.
 
     Attributes:
@@ -59,7 +59,7 @@ class RowSpace(Strict):
     settings: dict[str, Any] = {}
 
 
-class Tuning(Strict):
+class Tuning(StrictModel):
     """The section ``tune`` of a study file.
 
     Attributes:

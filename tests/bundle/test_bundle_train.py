@@ -16,12 +16,12 @@ from monai.fl.utils.constants import ExtraItems
 from monai.fl.utils.exchange_object import ExchangeObject
 
 from medfl.data.sites import load_split
-from medfl.engine.evaluation import score
+from medfl.engine.evaluation import score_dataset
 from medfl.objectives import Multiclass
 from medfl.settings import Settings
 from medfl.testing.synthetic import make_cohort
 from medfl.training.balance import class_weights
-from medfl.utils.rng import pinned
+from medfl.utils.rng import seeded_generators
 
 SOURCE = Path(__file__).parents[2] / "bundles" / "medmnist_classification"
 
@@ -62,7 +62,7 @@ def test_all_properties_that_monai_requires_are_there(bundle, cohort):
 
 
 def test_one_site_trains_validates_and_saves(bundle, cohort):
-    with pinned(0, "bundle"):
+    with seeded_generators(0, "bundle"):
         flow = workflow(bundle, cohort, site="site-02", max_epochs=2)
         flow.initialize()
         flow.run()
@@ -78,7 +78,7 @@ def test_a_site_without_validation_data_trains_too(bundle, cohort, tmp_path):
     values = json.loads(path.read_text())
     values["training"] += values.pop("validation")
     path.write_text(json.dumps(values))
-    with pinned(0, "bundle"):
+    with seeded_generators(0, "bundle"):
         flow = workflow(bundle, copy)
         flow.initialize()
         flow.run()
@@ -87,7 +87,7 @@ def test_a_site_without_validation_data_trains_too(bundle, cohort, tmp_path):
 
 def test_overrides_reach_the_task(bundle, cohort):
     flow = workflow(bundle, cohort, **{"optimizer#lr": 0.1, "num_classes": 5, "in_channels": 1})
-    with pinned(0, "bundle"):
+    with seeded_generators(0, "bundle"):
         flow.initialize()
         task = flow.parser.get_parsed_content("task")
         model = task.build()
@@ -103,7 +103,7 @@ def test_overrides_reach_the_task(bundle, cohort):
 
 def test_building_loaders_leaves_the_global_generator_alone(bundle, cohort):
     flow = workflow(bundle, cohort)
-    with pinned(0, "bundle"):
+    with seeded_generators(0, "bundle"):
         flow.initialize()
         flow.parser.get_parsed_content("train#dataset")
         torch.rand(3)
@@ -116,7 +116,7 @@ def test_building_loaders_leaves_the_global_generator_alone(bundle, cohort):
 def test_monai_fl_client_loads_it(bundle, cohort):
     options = {"dataset_dir": str(cohort), "num_classes": 4}
     algo = MonaiAlgo(str(bundle), train_kwargs=options, config_evaluate_filename=None)
-    with pinned(0, "bundle"):
+    with seeded_generators(0, "bundle"):
         algo.initialize({ExtraItems.CLIENT_NAME: "site-01"})
         start = {name: value.numpy().copy() for name, value in algo.trainer.network.state_dict().items()}
         algo.train(ExchangeObject(weights=start))
@@ -129,21 +129,21 @@ def test_monai_fl_client_loads_it(bundle, cohort):
 def test_monai_fl_client_evaluates_with_it(bundle, cohort):
     options = {"dataset_dir": str(cohort), "num_classes": 4, "site": "site-02"}
     algo = MonaiAlgo(str(bundle), train_kwargs=dict(options), eval_kwargs=dict(options))
-    with pinned(0, "bundle"):
+    with seeded_generators(0, "bundle"):
         algo.initialize({ExtraItems.CLIENT_NAME: "site-02"})
         weights = {name: value.numpy() for name, value in algo.trainer.network.state_dict().items()}
         metrics = algo.evaluate(ExchangeObject(weights=weights)).metrics
     task = algo.train_workflow.parser.get_parsed_content("task")
     test = load_split(cohort, "site-02", "test", Multiclass(4))
     model = task.load({name: torch.tensor(value) for name, value in weights.items()})
-    assert metrics == pytest.approx(score(model, test, task, Settings(rounds=1)), abs=1e-6)
+    assert metrics == pytest.approx(score_dataset(model, test, task, Settings(rounds=1)), abs=1e-6)
     algo.finalize()
 
 
 @pytest.mark.parametrize("balance", ["loss", "sampling"])
 def test_unlike_class_sizes_are_balanced_on_request(bundle, cohort, balance):
     flow = workflow(bundle, cohort, balance=balance)
-    with pinned(0, "bundle"):
+    with seeded_generators(0, "bundle"):
         flow.initialize()
         loader, loss = (flow.parser.get_parsed_content(name) for name in ("train#dataloader", "loss"))
         labels = torch.cat([batch["label"] for batch in loader])
@@ -158,7 +158,7 @@ def test_unlike_class_sizes_are_balanced_on_request(bundle, cohort, balance):
 
 
 def test_the_metadata_describe_the_network(bundle):
-    with pinned(0, "bundle"):
+    with seeded_generators(0, "bundle"):
         verify_net_in_out(
             net_id="network_def",
             meta_file=str(bundle / "configs" / "metadata.json"),

@@ -22,14 +22,14 @@ from medfl.bundle.client_algo import ROUND, SPLIT, CallError, MedflAlgo
 from medfl.data.sites import load_sites
 from medfl.engine.plan import MethodChoice
 from medfl.engine.runs.records import read_metrics
-from medfl.engine.runs.simulation import Result, RunData, SimulatedRun, simulate
+from medfl.engine.runs.simulation import RunData, SimulatedRun, SimulationResult, simulate
 from medfl.engine.site import Splits
 from medfl.errors import RefusedError, SettingsError
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
-from medfl.task import Scale
+from medfl.task import ImageScale
 from medfl.types import Tensors
-from medfl.utils.rng import pinned
+from medfl.utils.rng import seeded_generators
 from medfl.utils.wire import select, tensors_equal
 
 
@@ -71,7 +71,7 @@ def drive(algos: list[ClientAlgo], weights: Tensors, rounds: int = 2) -> Tensors
     return weights
 
 
-def reference(files: Files, folder: Path, **changes: Any) -> Result:
+def reference(files: Files, folder: Path, **changes: Any) -> SimulationResult:
     """Run the same federation without the code under test and return its models."""
     options = OPTIONS | changes
     parser = ConfigParser()
@@ -79,7 +79,7 @@ def reference(files: Files, folder: Path, **changes: Any) -> Result:
     parser.update(pairs=options | {"bundle_root": str(files.bundle), "dataset_dir": str(files.cohort)})
     task = parser.get_parsed_content("task")
     sites = load_sites(files.cohort, task.objective)
-    scale = Scale(sites["site-01"].shape, (0.5,), (0.5,))
+    scale = ImageScale(sites["site-01"].shape, (0.5,), (0.5,))
     known = {name: value for name, value in options.items() if name in Settings.model_fields}
     registry = load_plugins()
     run = SimulatedRun(
@@ -144,7 +144,7 @@ def test_a_server_of_monais_algo_drives_it_unchanged(files: Files) -> None:
     options = {"dataset_dir": str(files.cohort), "num_classes": 3, "size": 8, "batch_size": 4}
     start = global_weights(files)
     replies = []
-    with pinned(0, "bundle"):
+    with seeded_generators(0, "bundle"):
         for algo in (MonaiAlgo(str(files.bundle), train_kwargs=options, config_evaluate_filename=None), files.make()):
             algo.initialize(extra={ExtraItems.CLIENT_NAME: "site-01", ExtraItems.APP_ROOT: str(files.bundle)})
             algo.abort()

@@ -21,7 +21,7 @@ from medfl.data.datalists import SPLITS, read_datalist
 from medfl.errors import DataError
 from medfl.workflow import FederatedWorkflow
 from medfl_datasets.abide.regions import load_regions
-from medfl_datasets.abide.synthetic import ATLAS_FILE, REGION, write_release
+from medfl_datasets.abide.synthetic import ATLAS_FILE, EFFECT_REGION, write_release
 from medfl_datasets.derm7pt import synthetic as derm7pt
 
 BUNDLES = Path(__file__).parents[2] / "bundles"
@@ -218,7 +218,7 @@ def test_the_regions_of_a_data_set_are_numbered_from_1(made: Made) -> None:
     assert regions.shape == images.shape[1:4]
     assert regions.dtype == torch.int64
     assert regions.unique().tolist() == list(range(int(regions.max()) + 1))
-    assert int(regions.max()) >= REGION
+    assert int(regions.max()) >= EFFECT_REGION
 
 
 def test_regions_on_another_grid_are_refused(tmp_path: Path) -> None:

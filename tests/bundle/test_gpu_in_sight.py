@@ -19,7 +19,7 @@ from medfl.testing import check_method, suite
 from medfl.testing.cohort import make_sites
 from medfl.testing.synthetic import make_cohort
 from medfl.training.loop import pick_device
-from medfl.utils.rng import pinned
+from medfl.utils.rng import seeded_generators
 
 BUNDLE = Path(__file__).parents[2] / "bundles" / "medmnist_classification"
 SETTINGS = {"rounds": 1, "steps": 1, "batch_size": 8}
@@ -96,13 +96,13 @@ def test_which_device_is_taken_and_when_it_is_asked_for(gpu: Gpu) -> None:
     for device in ("auto", "cpu"):
         assert pick_device(device, workers=2) == "cpu"
     assert pick_device("cpu") == "cpu"
-    with pinned("key"):
+    with seeded_generators("key"):
         pass
     assert gpu.calls("cuda") == gpu.calls("queue") == []
     assert pick_device("auto") == "cuda:0"
     assert pick_device("cuda:1") == "cuda:1"
     assert torch.cuda.is_initialized()
-    with pinned("key"):
+    with seeded_generators("key"):
         assert len(gpu.calls("queue")) == 1, "what is started is seeded"
 
 

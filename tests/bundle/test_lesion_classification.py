@@ -14,7 +14,7 @@ from masked_cohorts import federate, make_lesions
 from monai.bundle import ckpt_export, verify_net_in_out
 from monai.bundle import run as monai_run
 
-from medfl.bundle.files import shipped
+from medfl.bundle.bundle_folders import shipped_bundles
 
 NAME = "lesion_classification"
 WIDTHS = {"busbra_toshiba": "encoder_wide", "breast_pl": "encoder_narrow"}
@@ -83,7 +83,7 @@ def test_it_exports_and_knows_what_it_takes_and_gives(home: Path, tmp_path: Path
 def test_it_differs_from_the_bundle_for_dermoscopy_only_where_it_must() -> None:
     for name in ("train.json", "federate.json", "evaluate.json", "inference.json"):
         first, other = (
-            json.loads((shipped()[bundle] / "configs" / name).read_text())
+            json.loads((shipped_bundles()[bundle] / "configs" / name).read_text())
             for bundle in ("dermoscopy_classification", NAME)
         )
         unlike = {key for key in first.keys() | other.keys() if first.get(key) != other.get(key)}
@@ -94,7 +94,7 @@ def test_it_differs_from_the_bundle_for_dermoscopy_only_where_it_must() -> None:
 
 def test_its_networks_and_changes_of_images_are_those_of_the_bundle_for_masks() -> None:
     ours, masks = (
-        json.loads((shipped()[bundle] / "configs" / "train.json").read_text())
+        json.loads((shipped_bundles()[bundle] / "configs" / "train.json").read_text())
         for bundle in (NAME, "lesion_segmentation")
     )
     shared = ("channels", "num_res_units", "norm", "dropout", "spatial_dims", "size")

@@ -21,7 +21,7 @@ from npz_makers import write_npz
 from medfl.bundle.check import check_bundle
 from medfl.cli.main import main
 from medfl.workflow import FederatedWorkflow
-from medfl_datasets.mias.synthetic import KNOWN, write_release
+from medfl_datasets.mias.synthetic import KNOWN_ROWS, write_release
 
 BUNDLES = Path(__file__).parents[2] / "bundles"
 BUNDLE = BUNDLES / "mammography_classification"
@@ -67,7 +67,7 @@ class Made:
 def films(tmp_path_factory: pytest.TempPathFactory) -> Made:
     """Prepare mammograms of 64 pixels, and train each site locally with another network."""
     place = tmp_path_factory.mktemp("films")
-    rows = {number: KNOWN.get(number, [("G NORM", "G CIRC M 9 9 9")[number % 2]]) for number in range(1, 33)}
+    rows = {number: KNOWN_ROWS.get(number, [("G NORM", "G CIRC M 9 9 9")[number % 2]]) for number in range(1, 33)}
     write_release(place, rows, edge=80)
     words = ["--labels", "malignant-rest", "--size", 64, "--test-share", 0, "--workers", 1]
     command("prep", "mias", "--source", place / "all-mias", "--out", place / "pool", *words)

@@ -24,7 +24,7 @@ FIELDS = {
 
 SCRIPT = """
 import sys
-from medfl.bundle.files import shipped
+from medfl.bundle.bundle_folders import shipped
 from medfl.cli.main import main
 from medfl_flare.overrides import check_overrides
 from medfl.errors import RefusedError

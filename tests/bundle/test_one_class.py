@@ -113,18 +113,18 @@ def test_an_auc_of_one_class_is_no_number_and_left_out_of_the_mean(made: Made) -
 
 def test_the_global_test_counts_what_it_leaves_out(made: Made) -> None:
     pytest.importorskip("medfl_report")
-    from medfl_report.sections.matrix import cross_table, global_mean, local_mean, undefined
+    from medfl_report.sections.cross_site import count_undefined, cross_site_scores, global_mean, local_mean
 
     run = read_run(made.run)
-    table = cross_table(run, "auc")
+    table = cross_site_scores(run, "auc")
     assert table is not None
     assert sorted(table) == SITES
     for row in table.values():
         assert sorted(site for site, value in row.items() if math.isnan(value)) == [RARE, ALONE]
-    assert undefined(table) == 8
+    assert count_undefined(table) == 8
     assert 0 <= local_mean(table) <= 1
     assert 0 <= global_mean(table) <= 1
-    assert undefined(cross_table(run, "accuracy") or {}) == 0
+    assert count_undefined(cross_site_scores(run, "accuracy") or {}) == 0
 
 
 def test_the_report_says_how_many_scores_there_are_not(made: Made, tmp_path: Path) -> None:

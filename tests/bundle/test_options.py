@@ -10,8 +10,8 @@ import pytest
 from monai.bundle import ConfigParser
 from refusals import refused
 
-from medfl.bundle.handlers import warn_of_handlers
 from medfl.bundle.option_checks import check_options, check_passed_over
+from medfl.bundle.stock_features import warn_of_handlers
 from medfl.errors import SettingsError
 from medfl.workflow import FederatedWorkflow
 

@@ -25,7 +25,7 @@ from medfl.data.partition.iid import iid
 from medfl.data.partition.partition import partition
 from medfl.data.partition.plan import PartitionPlan
 from medfl.data.partition.writing import feature_scale
-from medfl.data.sites import fact, load_sites
+from medfl.data.sites import dataset_value, load_sites
 from medfl.errors import DataError
 from medfl.networks.vectors import MLP
 from medfl.objectives import Binary, Multiclass, Multilabel, Objective, Regression, Survival
@@ -185,7 +185,7 @@ def test_no_unit_is_dead_on_the_real_table(tmp_path: Path) -> None:
     )
     plan = PartitionPlan("by_site", column="centre", test="official", global_test="none", allow_leaks=("pixels",))
     partition(tmp_path / "pool", tmp_path / "data", plan, by_site)
-    facts = [fact(tmp_path / "data", name, None) for name in ("feature_mean", "feature_std")]
+    facts = [dataset_value(tmp_path / "data", name, None) for name in ("feature_mean", "feature_std")]
     for (mean, std), all_alive in ((facts, True), (([0.0], [1.0]), False)):
         sites = load_sites(tmp_path / "data", Survival(), mean, std)
         rows = torch.cat([data.train.batch(torch.arange(len(data.train)))[0] for data in sites.values()])

@@ -18,7 +18,7 @@ from refusals import refused
 from medfl.cli.main import main
 from medfl.cli.run import parse_overrides
 from medfl.data.sites import load_site
-from medfl.engine.evaluation import score
+from medfl.engine.evaluation import score_dataset
 from medfl.engine.runs.provenance import setting_origins
 from medfl.engine.runs.records import read_run
 from medfl.errors import PluginError, SettingsError
@@ -185,7 +185,7 @@ def test_a_site_takes_home_a_bundle_that_scores_as_the_summary_says(finished: Pa
         network.load_state_dict(torch.load(home / "models" / "model.pt", weights_only=True))
         test = load_site(cohort / site, Multiclass(4), (0.5,), (0.5,)).test
         task: Task = parser.get_parsed_content("task")
-        assert score(network, test, task, Settings(rounds=1))["accuracy"] == pytest.approx(accuracy, abs=1e-9)
+        assert score_dataset(network, test, task, Settings(rounds=1))["accuracy"] == pytest.approx(accuracy, abs=1e-9)
 
 
 @pytest.mark.slow

@@ -7,10 +7,10 @@ from make_runs import make_run
 from refusals import refused
 
 from medfl.cli import clean as clean_command
-from medfl.engine.store import only_writer
+from medfl.engine.store import lock_for_writing
 from medfl.errors import StoreError
 from medfl.records.run_file import RunFile
-from medfl.utils.locks import being_written
+from medfl.utils.locks import is_being_written
 
 KEPT = {"run.json", "metrics.csv", "progress.jsonl", "summary.json", "sites", "global"}
 
@@ -29,10 +29,10 @@ def names(folder):
 
 
 def test_looking_does_not_keep_a_writer_out(tmp_path):
-    with only_writer(tmp_path):
-        assert being_written(tmp_path)
-    assert not being_written(tmp_path)
-    with only_writer(tmp_path):
+    with lock_for_writing(tmp_path):
+        assert is_being_written(tmp_path)
+    assert not is_being_written(tmp_path)
+    with lock_for_writing(tmp_path):
         pass
 
 
@@ -94,7 +94,7 @@ def test_a_run_that_needs_its_state_is_left_alone(medfl_command, tmp_path, optio
 @pytest.mark.parametrize("options", [[], ["--all", "--yes"]], ids=["clean", "all"])
 def test_a_run_that_is_being_written_is_left_alone(medfl_command, tmp_path, options):
     run = make_run(tmp_path / "one")
-    with only_writer(run):
+    with lock_for_writing(run):
         code, _, err = medfl_command("clean", run, *options)
     assert code == 2
     assert "Wait until it ends, or stop it; nothing was removed." in err
@@ -103,9 +103,9 @@ def test_a_run_that_is_being_written_is_left_alone(medfl_command, tmp_path, opti
 
 @pytest.mark.parametrize("act", [clean_command.clean, clean_command.remove])
 def test_a_writer_that_comes_first_keeps_cleaning_out(tmp_path, monkeypatch, act):
-    monkeypatch.setattr("medfl.engine.store.PATIENCE", 0.1)
+    monkeypatch.setattr("medfl.engine.store.LOCK_SECONDS", 0.1)
     run = make_run(tmp_path / "one")
-    with only_writer(run), refused(StoreError, "folder_in_use", path=str(run)):
+    with lock_for_writing(run), refused(StoreError, "folder_in_use", path=str(run)):
         act(run)
     assert names(run) == KEPT | {"state"}
 

@@ -11,7 +11,7 @@ import pytest
 from feature_commands import skip_without
 from PIL import Image
 
-from medfl.data.datalists import FILE
+from medfl.data.datalists import DATALIST_FILE
 from medfl.testing.synthetic import make_cohort
 
 BUNDLE = "medmnist_classification"
@@ -93,7 +93,7 @@ def test_a_data_set_that_is_not_partitioned(answer, medfl):
 def test_a_partition_of_what_is_not_prepared(answer):
     for folder in ("nowhere", "images"):
         says = answer("partition", folder, "--out", "parts")
-        assert f"expected a data list {folder}/{FILE}, there is none. Write one with `medfl prep`" in says
+        assert f"expected a data list {folder}/{DATALIST_FILE}, there is none. Write one with `medfl prep`" in says
 
 
 def test_a_bundle_that_is_mistyped_or_missing(answer):

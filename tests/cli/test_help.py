@@ -11,7 +11,7 @@ import pytest
 import typer.main
 from feature_commands import PACKAGES
 
-from medfl.bundle.files import find_bundle
+from medfl.bundle.bundle_folders import find_bundle
 from medfl.cli import examples
 from medfl.cli.main import SECTIONS, WELCOME, all_commands, app, import_target, real_command
 from medfl.cli.run import parse_overrides

@@ -11,7 +11,7 @@ import medfl
 from medfl.cli import main as cli
 from medfl.cli.list import UNMET_NEEDS
 from medfl.cli.run import check_method
-from medfl.engine.needs import OF_OBJECTIVE, objective_lacks
+from medfl.engine.needs import OBJECTIVE_NEEDS, unmet_objective_reason
 from medfl.errors import PluginError, SettingsError
 from medfl.hooks import CommandRecord
 from medfl.objectives import Binary
@@ -99,8 +99,8 @@ def test_methods_are_filtered_by_text_and_task(medfl_command):
 @pytest.mark.parametrize("name", sorted(UNMET_NEEDS.keys() - {"classification"}))
 def test_the_filter_by_task_agrees_with_the_objectives(name):
     objective = Binary() if name == "binary" else objective_class(name).example()  # one logit, the default
-    unmet = {need for need in OF_OBJECTIVE if objective_lacks(need, objective)}
-    assert UNMET_NEEDS[name] & OF_OBJECTIVE == unmet
+    unmet = {need for need in OBJECTIVE_NEEDS if unmet_objective_reason(need, objective)}
+    assert UNMET_NEEDS[name] & OBJECTIVE_NEEDS == unmet
 
 
 @pytest.mark.parametrize(("kind", "name"), [("networks", "cnn4"), ("partitions", "dirichlet_class_balanced")])

@@ -65,8 +65,8 @@ def test_a_study_prepares_it(plugin, source, tmp_path):
 def by_study(source, folder, registry):
     """Prepare the pooled data set by a study and return it."""
     pytest.importorskip("medfl_studies")
-    from medfl_studies.cohorts import check_data, make_data
-    from medfl_studies.reading import read_study
+    from medfl_studies.study_data import check_data, make_data
+    from medfl_studies.study_reader import read_study
 
     content = {
         "name": "toys",

@@ -10,15 +10,15 @@ import sys
 import pytest
 from monai.bundle import ConfigParser
 
+from medfl.bundle.bundle_folders import shipped_bundles
 from medfl.bundle.federated_run import FederatedRun
-from medfl.bundle.files import shipped
 from medfl.bundle.option_checks import RUN_IDS, used_ids
 from medfl.bundle.option_spelling import option_of_id
 from medfl.cli import run_help
 from medfl.cli.run_help import NO_OPTIONS, SHARED_IDS, bundle_ids, first_sentence, option_groups
 from medfl.plugins import load_plugins
 from medfl.settings import Compression, Execution, Privacy, Robust, SecureAggregation, Settings, run_fields
-from medfl.utils.field_words import value_of
+from medfl.utils.field_descriptions import value_of
 from medfl.workflow import STOCK_OPTIONS
 
 PARTS = {"privacy": Privacy, "secure_aggregation": SecureAggregation, "robust": Robust, "compression": Compression}
@@ -71,7 +71,7 @@ def test_the_first_group_has_what_most_runs_set():
     assert not option_groups()["Other settings"], "a setting has no group: add it to GROUPS"
 
 
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("name", shipped_bundles())
 def test_a_named_bundle_gives_defaults_and_its_own_ids(name):
     values, options = bundle_ids(name), options_of(name)
     assert options["rounds"].default == str(values["rounds"])

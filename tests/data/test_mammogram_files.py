@@ -12,13 +12,13 @@ from refusals import refused
 
 from medfl.data.datalists import read_datalist, write_datalist
 from medfl.data.inference import SiteImages
-from medfl.data.mammogram_files import how_read, load_mammograms
+from medfl.data.mammogram_files import load_mammograms, reading_options
 from medfl.data.readers.mammogram_image import read_mammogram
 from medfl.data.readers.mammograms import to_row
 from medfl.errors import DataError, SettingsError
 from medfl.objectives import Multiclass
 from medfl_datasets.mias.spec import Mias
-from medfl_datasets.mias.synthetic import KNOWN, write_release
+from medfl_datasets.mias.synthetic import KNOWN_ROWS, write_release
 
 GREY = np.random.default_rng(0).integers(100, 4000, (20, 12), dtype=np.uint16)
 EXPECTED = to_row(GREY, (8, 8))
@@ -28,7 +28,7 @@ EXPECTED = to_row(GREY, (8, 8))
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a pooled data set in the place of the only site, and return it with its release."""
     place = tmp_path_factory.mktemp("mias")
-    rows = {number: KNOWN.get(number, ["G NORM"]) for number in (1, 2, 3, 4, 143, 144)}
+    rows = {number: KNOWN_ROWS.get(number, ["G NORM"]) for number in (1, 2, 3, 4, 143, 144)}
     release = write_release(place, rows, edge=50)
     prepare_spec(Mias, release, place / "data" / "site-1", size=(16, 16), test_share=0.5, workers=1)
     return place
@@ -38,7 +38,7 @@ def test_a_film_is_read_as_prep_read_it(pool: Path) -> None:
     images = np.load(pool / "data" / "site-1" / "images.npy")
     for row, path in enumerate(sorted((pool / "all-mias").glob("*.pgm"))):
         assert np.array_equal(read_mammogram(path, (16, 16), 1), images[row])
-    films = load_mammograms(pool / "all-mias", how_read(pool / "data", None), 16, 2, 1, Multiclass(3))
+    films = load_mammograms(pool / "all-mias", reading_options(pool / "data", None), 16, 2, 1, Multiclass(3))
     assert np.allclose(films[1]["image"][0], images[1] / 65535 * 2 - 1, atol=1e-6)
     assert films[1]["image"].meta["filename_or_obj"] == "mdb002.pgm"
     assert isinstance(load_mammograms(pool / "data" / "site-1", {}, 16, 2, 1, Multiclass(3)), SiteImages)
@@ -100,9 +100,9 @@ def test_what_cannot_be_read_is_refused_and_not_named(tmp_path: Path) -> None:
 
 def test_how_a_data_set_was_read_stands_in_its_list(pool: Path, tmp_path: Path) -> None:
     everything = {"crop_breast": False, "align": False, "voi": False}
-    assert how_read(pool / "data", None) == everything
-    assert how_read(tmp_path / "absent", None) is None
-    assert how_read(tmp_path / "absent", {"align": True}) == everything | {"align": True}
+    assert reading_options(pool / "data", None) == everything
+    assert reading_options(tmp_path / "absent", None) is None
+    assert reading_options(tmp_path / "absent", {"align": True}) == everything | {"align": True}
     site = tmp_path / "data" / "site-1"
     site.mkdir(parents=True)
     datalist = read_datalist(pool / "data" / "site-1")
@@ -113,7 +113,7 @@ def test_how_a_data_set_was_read_stands_in_its_list(pool: Path, tmp_path: Path) 
         datalist.extra["reading"] = entry
         write_datalist(site, datalist)
         with refused(SettingsError, code, **fields):
-            how_read(site.parent, None)
+            reading_options(site.parent, None)
     del datalist.extra["reading"]
     write_datalist(site, datalist)
-    assert how_read(site.parent, {}) is None, "no mammograms"
+    assert reading_options(site.parent, {}) is None, "no mammograms"

@@ -15,7 +15,7 @@ from refusals import refused
 
 from medfl.cli.main import main
 from medfl.data.cohort import load_cohort
-from medfl.data.datalists import FILE
+from medfl.data.datalists import DATALIST_FILE
 from medfl.data.partition_file import check_unchanged
 from medfl.errors import DataError, SettingsError
 from medfl.objectives import Multiclass
@@ -23,7 +23,7 @@ from medfl.records.partition import Partition
 from medfl.testing.synthetic import make_cohort
 
 BUNDLE = Path(__file__).parents[2] / "bundles" / "medmnist_classification"
-LIST, ARRAY = f"site-01/{FILE}", "images.npy"
+LIST, ARRAY = f"site-01/{DATALIST_FILE}", "images.npy"
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,9 @@ from monai.transforms import Lambdad, RandFlipd, RandLambdad, Resized
 from refusals import refused
 from volumes import KEYS, NAME, make_cases, make_data, visit, write_volume
 
-from medfl.data.leaks import leaks_between, refuse_leaks
+from medfl.data.leaks import leaks_between, raise_leaks
 from medfl.data.transforms.dataset import TransformDataset
-from medfl.data.transforms.survey import holding, survey_split
+from medfl.data.transforms.survey import place_contents, survey_split
 from medfl.errors import DataError, SettingsError
 from medfl.privacy.samples import refuse_patches
 from medfl.training.loop import Batch
@@ -153,12 +153,15 @@ def test_two_sites_have_the_same_case(cases: list[dict[str, Any]], tmp_path: Pat
     image, mask = cases[2]["image"], cases[2]["label"]
     nib.save(nib.load(image), copy)
     other = make_data([{"image": str(copy), "label": mask}])
-    places = {"a/training": holding(make_data(cases), ["p1", "p2", "p3"]), "b/test": holding(other, ["p9"])}
+    places = {
+        "a/training": place_contents(make_data(cases), ["p1", "p2", "p3"]),
+        "b/test": place_contents(other, ["p9"]),
+    }
     (leak,) = leaks_between(places)
     assert (leak.kind, leak.count, leak.between) == ("pixels", 1, ("a/training", "b/test")), "whatever the file's form"
     with refused(DataError, "data_leak", leaks=[["pixels", 1, "a/training", "b/test"]]):
-        refuse_leaks([leak])
-    assert refuse_leaks([leak], ["pixels"]) == ["pixels: 1 identical image in both a/training and b/test"]
+        raise_leaks([leak])
+    assert raise_leaks([leak], ["pixels"]) == ["pixels: 1 identical image in both a/training and b/test"]
 
 
 def test_rows_are_those_of_the_list(cases: list[dict[str, Any]]):

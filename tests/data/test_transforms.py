@@ -39,10 +39,10 @@ from medfl.data.transforms.dataset import TransformDataset
 from medfl.errors import DataError
 from medfl.objectives.multiclass import Multiclass
 from medfl.settings import Settings
-from medfl.training.batches import load
+from medfl.training.batches import load_batches
 from medfl.training.loop import Batch, train
 from medfl.training.predict import predict
-from medfl.types import Visited
+from medfl.types import AugmentingDataset
 from medfl.utils.rng import make_generator
 from medfl.utils.seeds import seed_of
 
@@ -56,7 +56,7 @@ def cases(tmp_path: Path) -> list[dict[str, Any]]:
 
 def test_the_bits_are_the_same_with_any_number_of_loaders_and_any_cache(cases: list[dict[str, Any]], tmp_path: Path):
     expected = visit(make_data(cases), BATCHES)
-    assert isinstance(make_data(cases), Visited)
+    assert isinstance(make_data(cases), AugmentingDataset)
     assert [batch.rows.tolist() for batch in expected] == [[0, 0, 1, 1], [2, 2, 3, 3], [3, 3, 0, 0], []]
     disk: dict[str, Any] = {"cache": "disk", "cache_dir": tmp_path / "cache"}
     for options in ({"loaders": 1}, {"loaders": 2}, {"cache": "none"}, {"cache": "none", "loaders": 2}, disk, disk):
@@ -209,7 +209,7 @@ def test_evaluation_takes_one_case_at_a_time_through_the_inferer(tmp_path: Path)
     assert seen == [(1, 1, 12, 10, 8), (1, 1, 14, 9, 8)]
     assert torch.equal(plain, with_inferer)
     convolution = nn.Conv3d(1, 2, 1)
-    for loaded in load(data, torch.arange(2).split(1)):
+    for loaded in load_batches(data, torch.arange(2).split(1)):
         sliding = SlidingWindowInferer((8, 8, 8), overlap=0.25)(loaded.inputs, convolution)
         torch.testing.assert_close(sliding, convolution(loaded.inputs))
 

@@ -3,7 +3,7 @@
 import torch
 
 from medfl.engine.constant_predictions import (
-    Predictions,
+    SitePredictions,
     find_constant_predictions,
 )
 from medfl.objectives import Multiclass
@@ -13,7 +13,7 @@ CLASSES = ("benign", "malignant", "normal")
 
 def site(predicted, labels, split="test"):
     judged = torch.eye(3)[predicted]
-    return Predictions(judged, torch.tensor(labels), split)
+    return SitePredictions(judged, torch.tensor(labels), split)
 
 
 def find(**sites):

@@ -8,7 +8,7 @@ from refusals import refused
 
 from medfl.contract import Request
 from medfl.engine.backend import SiteResult
-from medfl.engine.encoding import FILTERED, Encoder, check_filters, decode_filtered
+from medfl.engine.encoding import FILTERS_KEY, Encoder, check_filters, decode_filtered
 from medfl.engine.filters import Filters, decode
 from medfl.engine.replies import DecodedReplies
 from medfl.errors import ContractError, RefusedError, SettingsError
@@ -335,7 +335,14 @@ def test_a_filter_for_kinds_that_the_method_does_not_send_is_refused_at_the_star
 
 @pytest.mark.parametrize(
     "meta",
-    [{}, {FILTERED: []}, {FILTERED: 3}, {FILTERED: [{}]}, {FILTERED: [{"update": {"top": "x"}}]}, {FILTERED: [[], []]}],
+    [
+        {},
+        {FILTERS_KEY: []},
+        {FILTERS_KEY: 3},
+        {FILTERS_KEY: [{}]},
+        {FILTERS_KEY: [{"update": {"top": "x"}}]},
+        {FILTERS_KEY: [[], []]},
+    ],
 )
 def test_what_can_not_be_decoded_is_refused_where_it_arrives(meta):
     with refused(RefusedError, "undecodable_tensors"):
@@ -366,4 +373,4 @@ def test_a_server_far_away_checks_what_is_decoded():
     assert isinstance(read(meta), SiteResult)
     for top, code in ((float("1e39"), "not_finite"), ("x", "undecodable_tensors")):
         with refused(RefusedError, code):
-            read({FILTERED: [{"update": {"top": top}}]})
+            read({FILTERS_KEY: [{"update": {"top": top}}]})

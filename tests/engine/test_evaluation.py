@@ -10,7 +10,7 @@ from refusals import refused
 from torch import nn
 from toys import metric_rows
 
-from medfl.engine.evaluation import Row, csv_lines, rows_of, score
+from medfl.engine.evaluation import MetricRow, rows_to_csv, score_dataset, scores_to_rows
 from medfl.engine.plan import MethodChoice
 from medfl.engine.runs.simulation import RunData, SimulatedRun, simulate
 from medfl.errors import SettingsError
@@ -75,14 +75,14 @@ def test_scores_are_the_metrics_of_the_task():
     model = task.load(task.initial(1))
     with torch.no_grad():
         right = (model.eval()(data.images).argmax(1) == data.class_labels).double().mean().item()
-    assert score(model, data, task, SETTINGS) == {"accuracy": pytest.approx(right)}
+    assert score_dataset(model, data, task, SETTINGS) == {"accuracy": pytest.approx(right)}
     assert set(METRICS) >= set(task.metrics)
 
 
 def test_an_empty_split_has_no_scores():
     task = make_task()
     empty = make_data(0, "a")
-    assert score(task.load(task.initial(1)), empty, task, SETTINGS) == {}
+    assert score_dataset(task.load(task.initial(1)), empty, task, SETTINGS) == {}
     assert len(predict(task.load(task.initial(1)), empty, GOAL, (), SETTINGS)[0]) == 0
 
 
@@ -91,20 +91,20 @@ def test_a_diverged_model_scores_nan_and_raises_nothing():
     model = task.load(
         {name: tensor * math.nan if tensor.is_floating_point() else tensor for name, tensor in task.initial(1).items()}
     )
-    assert math.isnan(score(model, make_data(9, "a"), task, SETTINGS)["accuracy"])
+    assert math.isnan(score_dataset(model, make_data(9, "a"), task, SETTINGS)["accuracy"])
 
 
 def test_rows_are_tidy_csv():
-    rows = rows_of({"accuracy": 0.1, "auc": math.nan}, 3, 'a "b", c', "personal@x", "test", "aggregated")
-    text = csv_lines(rows, header=True)
+    rows = scores_to_rows({"accuracy": 0.1, "auc": math.nan}, 3, 'a "b", c', "personal@x", "test", "aggregated")
+    text = rows_to_csv(rows, header=True)
     assert text.splitlines()[0] == "round,site,model,split,moment,metric,value"
     back = list(csv.DictReader(io.StringIO(text)))
     assert [line["metric"] for line in back] == ["accuracy", "auc"]
     assert [line["site"] for line in back] == ['a "b", c'] * 2
     assert float(back[0]["value"]) == rows[0].value == 0.1
     assert math.isnan(float(back[1]["value"]))
-    assert csv_lines(rows) == "".join(line + "\n" for line in text.splitlines()[1:])
-    assert rows[0] == Row(3, 'a "b", c', "personal@x", "test", "aggregated", "accuracy", 0.1)
+    assert rows_to_csv(rows) == "".join(line + "\n" for line in text.splitlines()[1:])
+    assert rows[0] == MetricRow(3, 'a "b", c', "personal@x", "test", "aggregated", "accuracy", 0.1)
 
 
 # ---- when and where a run scores
@@ -146,7 +146,7 @@ def test_the_global_test_scores_every_model_everywhere(tmp_path, name, kind):
         model = FedAvg().predictor(make_task(), [result.models[owner][kind]])
         for site, data in sites.items():
             (value,) = crossed[(crossed["model"] == f"{kind}@{owner}") & (crossed["site"] == site)]["value"]
-            assert value == pytest.approx(score(model, data.test, make_task(), Settings(rounds=1))["accuracy"])
+            assert value == pytest.approx(score_dataset(model, data.test, make_task(), Settings(rounds=1))["accuracy"])
     assert set(result.summary.scores) == {kind}
 
 
@@ -164,7 +164,7 @@ def test_the_shared_test_scores_every_personal_model_on_the_servers_test_set(tmp
     scores = result.summary.scores["personal"]["shared"]["accuracy"]
     for site, models in result.models.items():
         model = FedAvg().predictor(make_task(), [models["personal"]])
-        expected = score(model, shared, make_task(), SETTINGS)["accuracy"]
+        expected = score_dataset(model, shared, make_task(), SETTINGS)["accuracy"]
         assert scores.sites[site] == pytest.approx(expected)
         assert table.set_index(["round", "site"]).loc[(2, site), "value"] == pytest.approx(expected)
     assert scores.mean == pytest.approx(sum(scores.sites.values()) / 3)

@@ -7,7 +7,7 @@ import torch
 from refusals import refused
 
 from medfl.contract import Capability
-from medfl.engine.filters import CODEC, Filters, check_method, decode
+from medfl.engine.filters import CODEC_KEY, Filters, check_method, decode
 from medfl.engine.quantization import dequantise, quantise
 from medfl.errors import ContractError, RefusedError, SettingsError
 from medfl.privacy.gaussian import calibrate, clip_by_norm, l2_norm
@@ -57,16 +57,16 @@ def test_an_undeclared_tensor_is_named(name):
         leave({"model/w": torch.ones(1), name: torch.ones(1)}, sends=SENDS)
 
 
-@pytest.mark.parametrize("key", ["patients", CODEC])
+@pytest.mark.parametrize("key", ["patients", CODEC_KEY])
 def test_an_undeclared_meta_key_is_named(key):
     with refused(ContractError, "undeclared_metadata", key=key, declared=list(TELLS)):
         leave(update(), {"loss": 1.0, key: 3})
 
 
 def test_codec_is_never_a_methods_own_key():
-    filters = Filters(UPDATES, {CODEC: MetaField("public", Number)}, run(), 1)
-    with refused(ContractError, "undeclared_metadata", key=CODEC):
-        filters.outgoing(update(), {CODEC: {}}, site="a", stream_factory=stream)
+    filters = Filters(UPDATES, {CODEC_KEY: MetaField("public", Number)}, run(), 1)
+    with refused(ContractError, "undeclared_metadata", key=CODEC_KEY):
+        filters.outgoing(update(), {CODEC_KEY: {}}, site="a", stream_factory=stream)
 
 
 def test_the_longest_prefix_decides_the_kind():
@@ -75,7 +75,7 @@ def test_the_longest_prefix_decides_the_kind():
     )
     assert sent["model/w"].dtype == torch.uint8
     assert sent["model/head/w"].dtype == torch.float32
-    assert list(meta[CODEC]["tensors"]) == ["model/w"]
+    assert list(meta[CODEC_KEY]["tensors"]) == ["model/w"]
 
 
 # ---- finite and bounded
@@ -282,7 +282,7 @@ def test_a_tensor_that_would_not_shrink_is_sent_as_it_is():
     tensors = {"model/h": torch.randn(5).half(), "model/w": torch.randn(5)}
     sent, meta = leave(tensors, compression=Compression(bits=16))
     assert torch.equal(sent["model/h"], tensors["model/h"])
-    assert list(meta[CODEC]["tensors"]) == ["model/w"]
+    assert list(meta[CODEC_KEY]["tensors"]) == ["model/w"]
     assert torch.equal(decode(sent, meta)[0]["model/h"], tensors["model/h"])
 
 
@@ -315,7 +315,7 @@ def test_parcels_are_never_quantised():
 )
 def test_a_codec_that_does_not_fit_is_a_broken_contract(codec, code):
     with refused(ContractError, code):
-        decode({"x": torch.zeros(3, dtype=torch.uint8)}, {CODEC: codec})
+        decode({"x": torch.zeros(3, dtype=torch.uint8)}, {CODEC_KEY: codec})
 
 
 # ---- at configuration time

@@ -20,9 +20,9 @@ from medfl.settings import Settings
 from medfl.testing.cohort import make_task
 from medfl.toolkit.aggregation import check_updates
 from medfl.toolkit.averaging import Averaging
-from medfl.utils.field_words import words_of
+from medfl.utils.field_descriptions import words_of
 from medfl.utils.metadata import (
-    LARGEST,
+    MAX_COUNT,
     PEER_MESSAGE,
     AnyMetadata,
     Count,
@@ -30,10 +30,10 @@ from medfl.utils.metadata import (
     MetaField,
     Number,
     Text,
+    bounded_number,
     check_metadata,
     dict_of,
     list_of,
-    number,
     one_of,
 )
 
@@ -47,15 +47,15 @@ class Pair(TypedDict):
 
 
 TYPES: list[tuple[Any, list[Any], list[Any]]] = [
-    (Count, [0, 7, LARGEST], [*NO_NUMBER, 1.0, LARGEST + 1]),
+    (Count, [0, 7, MAX_COUNT], [*NO_NUMBER, 1.0, MAX_COUNT + 1]),
     (list_of(Count, "classes"), [[0, 0, 0], [1, 2, 3]],
      [*NO_NUMBER, 5, [1, 2], [1, 2, 3, 4], [1, 2, -3], [1, 2, True]]),
     (list_of(Count, "heads", "heads"), [[[1, 2], [3, 4]]],
      [[1, 2], [[1, 2]], [[1, 2], [3]], [[1, 2], 3], 4, [1] * 10_000]),
     (list_of(Count, 2, shorter=True), [[], [1], [1, 2]], [[1, 2, 3], [-1], None, 1]),
     (Number, [0, -2.5, 1e300, 2**62], [None, True, "3", [], math.nan, math.inf, -(2**63), 10**400]),
-    (number(0, 1), [0, 1, 0.5], [*NO_NUMBER, 1.5, 2]),
-    (list_of(number(0, 1), "classes"), [[0, 1, 0.5]], [[0, 1], [0, 1, 2], 0.5]),
+    (bounded_number(0, 1), [0, 1, 0.5], [*NO_NUMBER, 1.5, 2]),
+    (list_of(bounded_number(0, 1), "classes"), [[0, 1, 0.5]], [[0, 1], [0, 1, 2], 0.5]),
     (bool, [True, False], [0, 1, None, "true", []]),
     (Text, ["", "a b", "x" * 200], [None, 3, True, "x" * 201, "a\nb", [], ["a"]]),
     (list_of(Text, 2), [["a", "b"]], [["a"], "ab", [1, 2]]),
@@ -63,10 +63,10 @@ TYPES: list[tuple[Any, list[Any], list[Any]]] = [
     (one_of("networks", "model", "nobody"), ["plain", "wide", "site-1"], ["", "pla", None, 1, []]),
     (with_config(extra="forbid")(Pair), [{"n": 1, "of": [1, 2]}],
      [{}, {"n": 1}, {"n": 1, "of": [1]}, {"n": 1, "of": [1, 2], "more": 1}, None, [], [["n", 1]]]),
-    (dict_of(number(0, 9), 2), [{}, {"a": 0, "b": 9.0}],
+    (dict_of(bounded_number(0, 9), 2), [{}, {"a": 0, "b": 9.0}],
      [None, [], [1], {"a": -1}, {"a": 10}, {"a": "1"}, {"a": {}}, {"a": 1, "b": 2, "c": 3},
       {"x" * 201: 1}, {"a\n": 1}]),
-    (number(0) | None, [None, 0.5], [*NO_NUMBER[1:]]),
+    (bounded_number(0) | None, [None, 0.5], [*NO_NUMBER[1:]]),
     (AnyMetadata, [{}, {"a": [{"b": [None, "c", -1.5, True]}]}], [None, [], 1, {"a": [math.nan]}, {"b": -10**400}]),
 ]  # fmt: skip
 
@@ -83,7 +83,7 @@ def test_a_type_takes_its_values_and_no_others(kind: Any, right: list[Any], wron
     [
         (Count, "whole number, >= 0"),
         (Number, "number"),
-        (number(0.5), "number, >= 0.5"),
+        (bounded_number(0.5), "number, >= 0.5"),
         (list_of(bool, "classes", 2), "list of list of `True` or `False`, 2 entries, 'classes' entries"),
         (Text | None, "text, at most 200 characters or `None`"),
         (one_of("model", empty=True), "text, known to the receiver as 'model', or empty"),
@@ -96,7 +96,7 @@ def test_a_type_in_words(kind: Any, words: str) -> None:
 
 SCHEMA = {
     "size": MetaField("private", Count),
-    "score": MetaField("private", number(0, 1), after=("judge",)),
+    "score": MetaField("private", bounded_number(0, 1), after=("judge",)),
     "stamp": MetaField("public", Count, after=(PEER_MESSAGE,)),
 }
 

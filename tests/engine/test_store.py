@@ -14,7 +14,7 @@ import torch
 from refusals import refused
 
 from medfl.contract import PeerMessage, State
-from medfl.engine.store import DISCARDED, Inbox, Store, only_writer
+from medfl.engine.store import DISCARDED, Inbox, Store, lock_for_writing
 from medfl.errors import DamagedError, StoreError
 from medfl.utils.files import write_atomic, write_json
 from medfl.utils.wire import tensors_equal
@@ -108,8 +108,8 @@ def test_the_last_two_steps_are_kept(tmp_path: Path) -> None:
     assert store.steps() == [5, 9]
     assert store.latest(before=9).state().meta == {"value": 5}  # type: ignore[union-attr]
     assert store.latest(before=5) is None
-    assert store.peek(before=9).meta == {"value": 5}
-    assert store.peek(before=5) == State()
+    assert store.read_state(before=9).meta == {"value": 5}
+    assert store.read_state(before=5) == State()
     store.drop(9)
     assert store.steps() == [5]
 
@@ -154,7 +154,7 @@ def test_older_steps_stay_while_they_are_needed(tmp_path: Path) -> None:
     for step, keep in ((2, ()), (4, ()), (5, (3,)), (6, (3,)), (7, (3, 5)), (9, (1, 5))):
         store.save(step, state(step, **({"big": digest} if step == 5 else {})), {}, keep=keep)
     assert store.steps() == [5, 7, 9], "of step 3 the newest is step 2, needed until step 7; of step 1 there is none"
-    assert store.peek(before=7).meta == {"value": 5}
+    assert store.read_state(before=7).meta == {"value": 5}
     assert tensors_equal(store.get(digest), {"c": torch.ones(1)})
     store.save(10, state(10), {})
     assert store.steps() == [9, 10]
@@ -188,7 +188,7 @@ def test_a_damaged_step_is_passed_over_with_a_warning(
     assert "The step before it is used" in caplog.text
     assert store.mend() == 1
     assert store.steps() == [1], "set aside"
-    assert store.peek(before=3).meta == {"value": 1}
+    assert store.read_state(before=3).meta == {"value": 1}
     assert (tmp_path / "step-00000002.damaged").exists()
     damage(store.path(1))
     assert store.latest() is None
@@ -302,21 +302,21 @@ def test_a_damaged_parcel_is_named(tmp_path: Path) -> None:
 
 
 def test_only_one_process_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("medfl.engine.store.PATIENCE", 0.05)
+    monkeypatch.setattr("medfl.engine.store.LOCK_SECONDS", 0.05)
     Store(tmp_path / "a").save(1, state(1), {})
-    with only_writer(tmp_path):
+    with lock_for_writing(tmp_path):
         pid = os.fork()
         if pid == 0:
             status = 1
             try:
                 assert Store(tmp_path / "a").latest().step == 1  # type: ignore[union-attr] # reading is fine
-                with refused(StoreError, "folder_in_use", path=str(tmp_path)), only_writer(tmp_path):
+                with refused(StoreError, "folder_in_use", path=str(tmp_path)), lock_for_writing(tmp_path):
                     pass
                 status = 0
             finally:
                 os._exit(status)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    with only_writer(tmp_path):
+    with lock_for_writing(tmp_path):
         pass
 
 
@@ -325,12 +325,12 @@ def test_the_lock_waits_for_processes_that_are_ending(tmp_path: Path) -> None:
     ready, tell = os.pipe()
     pid = os.fork()
     if pid == 0:
-        with only_writer(tmp_path):
+        with lock_for_writing(tmp_path):
             os.write(tell, b"x")
             time.sleep(0.2)
             os._exit(0)
     os.read(ready, 1)
-    with only_writer(tmp_path, patience=600):
+    with lock_for_writing(tmp_path, patience=600):
         pass
     os.waitpid(pid, 0)
     os.close(ready)
@@ -342,6 +342,6 @@ def test_half_written_files_of_a_killed_process_are_removed(tmp_path: Path) -> N
     stale.parent.mkdir(parents=True)
     stale.write_bytes(b"half")
     (tmp_path / "mine.tmp").write_text("not hidden: not ours")
-    with only_writer(tmp_path):
+    with lock_for_writing(tmp_path):
         assert not stale.exists()
     assert (tmp_path / "mine.tmp").exists()

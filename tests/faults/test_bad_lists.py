@@ -17,7 +17,7 @@ import pytest
 import medfl.utils.files
 from medfl.cli.main import main
 from medfl.data import folders
-from medfl.data.datalists import FILE
+from medfl.data.datalists import DATALIST_FILE
 from medfl.testing.synthetic import make_cohort
 
 BUNDLE = Path(__file__).parents[2] / "bundles" / "medmnist_classification"
@@ -33,7 +33,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole") / "D"
     make_cohort(folder, sites=3, images_per_site=12, classes=4, size=12, seed=1)
     (folder / "partition.json").unlink()
-    for path in folder.glob(f"*/{FILE}"):
+    for path in folder.glob(f"*/{DATALIST_FILE}"):
         path.write_text(path.read_text().replace('"subject_id": "', f'"subject_id": "{SECRET}-'))
     return folder
 
@@ -63,14 +63,14 @@ def run(cohort: Path) -> tuple[object, ...]:
 
 def written(content: bytes) -> Damage:
     """Another content of a site's list."""
-    return lambda cohort: (cohort / "site-01" / FILE).write_bytes(content)
+    return lambda cohort: (cohort / "site-01" / DATALIST_FILE).write_bytes(content)
 
 
 def head(**change: Any) -> Damage:
     """Other keys of a site's list."""
 
     def damage(cohort: Path) -> None:
-        path = cohort / "site-01" / FILE
+        path = cohort / "site-01" / DATALIST_FILE
         path.write_text(json.dumps(json.loads(path.read_text()) | change))
 
     return damage
@@ -80,7 +80,7 @@ def record(**change: Any) -> Damage:
     """Other keys of a site's first record."""
 
     def damage(cohort: Path) -> None:
-        path = cohort / "site-01" / FILE
+        path = cohort / "site-01" / DATALIST_FILE
         content = json.loads(path.read_text())
         content["training"][0] |= change
         path.write_text(json.dumps(content))
@@ -110,7 +110,7 @@ def pixel(value: float, kind: type) -> Damage:
 
 
 def _first_row(cohort: Path) -> int:
-    return int(json.loads((cohort / "site-01" / FILE).read_text())["training"][0]["image"])
+    return int(json.loads((cohort / "site-01" / DATALIST_FILE).read_text())["training"][0]["image"])
 
 
 def array(images: Any) -> Damage:
@@ -133,12 +133,15 @@ def beside(*names: str) -> Damage:
 RULE = "expected 1 to 63 letters a to z, digits, '_' or '-', a letter or digit first. Rename it."
 
 CASES: dict[str, tuple[Damage, str]] = {
-    "a list nested to death": (written(b"[" * 100_000), f"site-01/{FILE} is nested too deep"),
-    "an object nested to death": (written(b'{"a":' * 100_000), f"site-01/{FILE} is nested too deep"),
+    "a list nested to death": (written(b"[" * 100_000), f"site-01/{DATALIST_FILE} is nested too deep"),
+    "an object nested to death": (written(b'{"a":' * 100_000), f"site-01/{DATALIST_FILE} is nested too deep"),
     "a number of 5000 digits": (written(b'{"num_classes": 1' + b"0" * 5000 + b"}"), "is no valid JSON"),
     "no UTF-8 in a list": (written(b'{"name": "\xff"}'), "is no valid JSON"),
     "half a character in a list": (head(labels={"0": "\ud800"}), "is no valid JSON: 'utf-8' codec can't encode"),
-    "a list that is a pipe": (pipe(f"site-01/{FILE}"), f"expected a data list .*site-01/{FILE}, there is none"),
+    "a list that is a pipe": (
+        pipe(f"site-01/{DATALIST_FILE}"),
+        f"expected a data list .*site-01/{DATALIST_FILE}, there is none",
+    ),
     "more classes than 64 bits": (
         head(num_classes=10**30),
         "'num_classes' in 2..10000 in .* got a number of more digits",

@@ -15,7 +15,7 @@ from refusals import refused
 from toys import PAIR, Ring, Toy, leftovers, snapshot
 
 from medfl.contract import State
-from medfl.engine.store import Store, only_writer
+from medfl.engine.store import Store, lock_for_writing
 from medfl.errors import MedflError, StoreError
 from medfl.testing.cohort import make_sites
 from medfl.utils.files import write_atomic
@@ -149,5 +149,5 @@ def test_what_stood_there_before_is_unchanged(tmp_path: Path, monkeypatch: pytes
     assert path.read_bytes() == b"old"
     assert store.latest().state().meta == {"a": 1}  # type: ignore[union-attr]
     assert not leftovers(tmp_path)
-    with only_writer(tmp_path):  # a lock needs no space
+    with lock_for_writing(tmp_path):  # a lock needs no space
         pass

@@ -13,7 +13,7 @@ import pytest
 from fault_harness import Child, Faults
 from toys import PAIR, Ring, Toy, builtin, digests, leftovers, snapshot
 
-from medfl.engine.runs.simulation import Result
+from medfl.engine.runs.simulation import SimulationResult
 from medfl.testing.cohort import make_sites
 
 CASES = {
@@ -23,8 +23,8 @@ CASES = {
 }
 
 
-def run(case: Any, folder: Path, workers: int = 1, **settings: Any) -> Result:
-    result: Result = case.run(folder, workers=workers, sites=make_sites(PAIR), **settings)
+def run(case: Any, folder: Path, workers: int = 1, **settings: Any) -> SimulationResult:
+    result: SimulationResult = case.run(folder, workers=workers, sites=make_sites(PAIR), **settings)
     return result
 
 

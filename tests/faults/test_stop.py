@@ -14,7 +14,7 @@ from refusals import refused
 from toys import Ring, Toy, snapshot
 
 from medfl.contract import Capability, Reply, Request, Site
-from medfl.engine.store import Store, only_writer
+from medfl.engine.store import Store, lock_for_writing
 from medfl.errors import ContractError, MedflError, StoreError
 from medfl.toolkit.averaging import Averaging
 
@@ -93,9 +93,9 @@ def test_second_process_on_one_folder(workers: int, waiting: Any) -> None:
 
 
 def test_lock_is_free_again_after_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), only_writer(tmp_path):
+    with pytest.raises(ZeroDivisionError), lock_for_writing(tmp_path):
         raise ZeroDivisionError
-    with only_writer(tmp_path):
+    with lock_for_writing(tmp_path):
         pass
 
 

@@ -15,7 +15,7 @@ from medfl.data.table import read_table
 from medfl_datasets.abide.files import MapSelection
 from medfl_datasets.abide.spec import Abide
 from medfl_datasets.abide.synthetic import write_release
-from medfl_datasets.abide.tables import FILE
+from medfl_datasets.abide.tables import PHENOTYPE_FILE
 
 TWO = MapSelection(("reho", "lfcd"))
 """The derivatives of the made-up release."""
@@ -40,7 +40,7 @@ def copied(made: Path, to: Path) -> Path:
 
 def used_rows(release: Path) -> list[dict[str, str]]:
     """The rows of the phenotypic file whose subjects are used; ``table_row`` is added."""
-    table = read_table(release / FILE)
+    table = read_table(release / PHENOTYPE_FILE)
     rows = [row | {"table_row": str(number)} for number, row in zip(table.numbers, table.rows, strict=True)]
     return [row for row in rows if row["FILE_ID"] != "no_filename" and row["qc_func_rater_3"] == "OK"]
 
@@ -53,13 +53,13 @@ def map_of(release: Path, place: int, derivative: str = "reho") -> tuple[int, Pa
 
 def rewrite_table(release: Path, change) -> None:
     """Change the rows of the phenotypic file that are used, each by a function of the row and its place."""
-    table = read_table(release / FILE)
+    table = read_table(release / PHENOTYPE_FILE)
     used = {int(row["table_row"]): place for place, row in enumerate(used_rows(release))}
     rows = [
         change(dict(row), used[number]) if number in used else row
         for number, row in zip(table.numbers, table.rows, strict=True)
     ]
-    with (release / FILE).open("w", newline="", encoding="utf-8") as file:
+    with (release / PHENOTYPE_FILE).open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)

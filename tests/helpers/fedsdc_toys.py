@@ -11,7 +11,7 @@ from medfl.contract import Server, State
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
 from medfl.testing.cohort import CLASSES, Case, SmallNet, make_task
-from medfl.utils.rng import make_generator, pinned
+from medfl.utils.rng import make_generator, seeded_generators
 from medfl.utils.wire import select
 
 REGISTRY = load_plugins()
@@ -90,7 +90,7 @@ def trained(model, data, name, round_):
     optimizer = torch.optim.SGD(moved, 0.1, 0.9)
     norms = any(isinstance(part, nn.BatchNorm2d) for part in model.modules())
     order = torch.randperm(len(data), generator=make_generator(7, name, round_, "batches"))
-    with pinned(7, name, round_, "global"):  # dropout
+    with seeded_generators(7, name, round_, "global"):  # dropout
         for rows in order.split(5):
             if len(rows) == 1 and norms:
                 continue

@@ -151,9 +151,9 @@ def recorded(log, kind, **args):
             return reply
 
         def aggregate(self, server, replies):
-            stage, before = self.due(server).name, _copy(server.state.tensors)
+            stage, before = self.current_step(server).name, _copy(server.state.tensors)
             super().aggregate(server, replies)
-            after, following = _copy(server.state.tensors), self.due(server).name
+            after, following = _copy(server.state.tensors), self.current_step(server).name
             log.folds.append(Fold(server.round, stage, following, before, after, dict(server.state.meta)))
 
     return lambda: Recorded(**(TINY | args))
@@ -293,6 +293,6 @@ def parts_of(method, site, server):
         .load(select(server.state.tensors, "kept/distiller/"), "distiller")
         .eval()
     )
-    raw = site.task.scale.raw(site.train.images)
+    raw = site.task.scale.to_images(site.train.images)
     with torch.no_grad():
         return raw - model.generator(raw).images

@@ -37,7 +37,7 @@ from medfl_flare.offer import make_offer
 from medfl_flare.provision import Project, provision
 from medfl_flare.records.offer import Offer
 from medfl_flare.session import Submission, connect, read_submission, resume, submit
-from medfl_flare.sites.file import SiteFile
+from medfl_flare.sites.site_file import SiteFile
 
 RESEARCHER = "researcher@hospital.org"
 HERE = Path(__file__).parent

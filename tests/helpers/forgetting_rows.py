@@ -2,31 +2,31 @@
 
 from make_runs import make_run
 
-from medfl.engine.evaluation import Row, csv_lines
+from medfl.engine.evaluation import MetricRow, rows_to_csv
 from medfl.engine.runs.records import read_run
 
 
 def after(round_, scores, model="global", metric="accuracy"):
     """Rows of the scores after a round; `global` is the server's test set."""
-    return [Row(round_, site, model, "test", "aggregated", metric, value) for site, value in scores.items()]
+    return [MetricRow(round_, site, model, "test", "aggregated", metric, value) for site, value in scores.items()]
 
 
 def training(round_, scores, metric="accuracy"):
     """Rows of the participants of a round, with the scores right after their training; None is not scored."""
     rows = []
     for number, (site, value) in enumerate(scores.items(), 1):
-        rows.append(Row(round_, site, "personal", "train", "trained", "work_seconds", float(number)))
-        rows.append(Row(round_, site, "personal", "train", "aggregated", "evaluate_seconds", 50.0))
+        rows.append(MetricRow(round_, site, "personal", "train", "trained", "work_seconds", float(number)))
+        rows.append(MetricRow(round_, site, "personal", "train", "aggregated", "evaluate_seconds", 50.0))
         if value is not None:
-            rows.append(Row(round_, site, "personal", "val", "trained", metric, 0.01))  # never to be used
-            rows.append(Row(round_, site, "personal", "test", "trained", metric, value))
+            rows.append(MetricRow(round_, site, "personal", "val", "trained", metric, 0.01))  # never to be used
+            rows.append(MetricRow(round_, site, "personal", "test", "trained", metric, value))
     return rows
 
 
 def record(folder, rows, **options):
     """A run with these rows as its metrics file, read."""
     make_run(folder, **({"bundles": False, "state": False} | options))
-    (folder / "metrics.csv").write_text(csv_lines(rows, header=True))
+    (folder / "metrics.csv").write_text(rows_to_csv(rows, header=True))
     return read_run(folder)
 
 

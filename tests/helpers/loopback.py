@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from medfl.bundle.files import shipped
+from medfl.bundle.bundle_folders import shipped_bundles
 from medfl.data.sites import load_global, load_site, load_sites
 from medfl.engine.plan import MethodChoice
-from medfl.engine.runs.simulation import Result, RunData, SimulatedRun, Simulation, simulate
+from medfl.engine.runs.simulation import RunData, SimulatedRun, Simulation, SimulationResult, simulate
 from medfl.engine.site import Splits
 from medfl.testing.synthetic import make_cohort
 from medfl.types import PUBLIC
@@ -23,8 +23,8 @@ from medfl_flare.offer import make_offer
 from medfl_flare.offered_bundle import open_offer
 from medfl_flare.records.offer import Offer
 from medfl_flare.server import serve
-from medfl_flare.sites.file import SiteFile, read_site_file
-from medfl_flare.sites.service import SiteService
+from medfl_flare.sites.site_file import SiteFile, read_site_file
+from medfl_flare.sites.site_service import SiteService
 
 BUNDLE = "small"
 SITES = ("site-01", "site-02", "site-03")
@@ -34,7 +34,7 @@ UNLIKE = {"site-01": "resnet4", "site-02": "resnet6", "site-03": "resnet8"}
 
 def write_bundle(out: Path) -> Path:
     """A hospital's copy of medfl's bundle for MedMNIST, with residual networks of three widths beside its own."""
-    shutil.copytree(shipped()["medmnist_classification"], out)
+    shutil.copytree(shipped_bundles()["medmnist_classification"], out)
     path = out / "configs" / "train.json"
     content = json.loads(path.read_text())
     for width in (4, 6, 8):
@@ -156,7 +156,7 @@ class Place:
         values |= FACTS | overrides
         return make_offer(self.bundle, values, run, SITES, 5)
 
-    def local(self, offer: Offer, files: Mapping[str, SiteFile], folder: Path, **options: Any) -> Result:
+    def local(self, offer: Offer, files: Mapping[str, SiteFile], folder: Path, **options: Any) -> SimulationResult:
         """The same run by the local carrier, with the sites' secrets; `options` go to `Simulation`."""
         opened = open_offer(offer, files["server"])
         built, task = opened.built, opened.task

@@ -15,7 +15,7 @@ from PIL import Image
 from medfl.bundle.check.reading import walk
 from medfl_adopt.adopting import spatial_dims
 from medfl_adopt.bundle import AdoptedBundle
-from medfl_adopt.config import Config, base_name, read_file
+from medfl_adopt.config import BundleConfig, base_name, read_config_file
 from medfl_adopt.site import AdoptedSite
 
 VOLUMES, PICTURES = (".nii.gz", ".nii"), (".png", ".jpg", ".jpeg")
@@ -40,8 +40,8 @@ class Kind:
         self.bundle, self.size = AdoptedBundle(root), size
         adopted = self.bundle.adopted
         metadata = json.loads((root / "configs" / "metadata.json").read_text())
-        self.written = read_file(root, Path(adopted["files"]["train"]).name)
-        self.config = Config([self.written], metadata, root)
+        self.written = read_config_file(root, Path(adopted["files"]["train"]).name)
+        self.config = BundleConfig([self.written], metadata, root)
         self.needs, self.list_files = adopted["cases"]["needs"], adopted["cases"]["list_files"]
         self.objective, self.outputs = adopted["objective"], adopted["objective"]["outputs"] or 2
         image = metadata.get("network_data_format", {}).get("inputs", {}).get("image", {})
@@ -211,7 +211,7 @@ def _write_arrays(kind: Kind, path: Path, count: int, rng: np.random.Generator) 
     np.savez(path, **{name: arrays[key] for name, key in names.items()})
 
 
-def _texts(config: Config) -> Iterator[str]:
+def _texts(config: BundleConfig) -> Iterator[str]:
     for name in config.reach("train") | config.reach("trainer"):
         yield from (value for _, value in config.texts(name))
 

@@ -14,18 +14,18 @@ import torch
 from run_records import run_file, summary_of, task_of
 
 from medfl.contract import Findings, State
-from medfl.engine.evaluation import Row, csv_lines
+from medfl.engine.evaluation import MetricRow, rows_to_csv
 from medfl.engine.journal import Commit, Journal
 from medfl.engine.runs.findings import write_findings
 from medfl.engine.runs.progress import ProgressFile, committed_step
 from medfl.engine.runs.records import PREDICTIONS
 from medfl.engine.status import FINISHED, RUNNING
 from medfl.metrics import METRICS, worst
-from medfl.records.partition import Fold
+from medfl.records.partition import TestFold
 from medfl.records.progress import RunEnd, RunStart
 from medfl.records.run_file import AssignedNetwork, DataOrigin, Provenance, RunFile, SettingOrigin
-from medfl.records.summary import Holdings, MetricScores, SiteCosts, Summary
-from medfl.utils.locks import LOCK
+from medfl.records.summary import ImageCounts, MetricScores, SiteCosts, Summary
+from medfl.utils.locks import LOCK_FILE
 
 CLASSES = ("basophil", "eosinophil", "lymphocyte")
 SITES = ("site-1", "site-2", "site-3")
@@ -136,12 +136,12 @@ class MadeUpRun:
     def write(self, folder: Path) -> None:
         """Write all files."""
         folder.mkdir(parents=True)
-        (folder / LOCK).touch()
+        (folder / LOCK_FILE).touch()
         self.run().write(folder / RunFile.NAME)
         write_findings(folder, self.findings)
         if self.state:
             self._journal(folder)
-        (folder / "metrics.csv").write_text(csv_lines(self.rows(), header=True))
+        (folder / "metrics.csv").write_text(rows_to_csv(self.rows(), header=True))
         self._events(folder)
         if self.status == RUNNING:
             return
@@ -191,7 +191,7 @@ class MadeUpRun:
                 name=self.data_name,
                 sites={site: f"{n:064x}" for n, site in enumerate(self.sites)},
                 folder=self.data_folder or None,
-                fold=None if self.fold is None else Fold(fold=self.fold, folds=self.folds),
+                fold=None if self.fold is None else TestFold(fold=self.fold, folds=self.folds),
             ),
             plugins={"medfl_builtin": "medfl", "medfl_methods": "medfl"},
             assigned_networks=dict(self.assigned),
@@ -200,7 +200,7 @@ class MadeUpRun:
         every = settings | {"rounds": self.rounds}
         return run_file(self.method, self.sites, every, self.method_args, task, self.data, provenance)
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[MetricRow]:
         """Scores as they are given or that grow evenly to the final ones, and the costs of each round."""
         rows = []
         for round_ in range(1, self.over + 1):
@@ -209,28 +209,32 @@ class MadeUpRun:
                 costs = {"loss": 1.0 / round_, "seconds": 1.5, "work_seconds": 2.0 + index}
                 costs |= {"bytes_down": 4000.0, "bytes_up": 4000.0, "bytes_to_peers": 0.0}
                 costs |= {} if self.plain is None else {"bytes_up_plain": self.plain}
-                rows += [Row(round_, site, "personal", "train", "trained", name, cost) for name, cost in costs.items()]
+                rows += [
+                    MetricRow(round_, site, "personal", "train", "trained", name, cost) for name, cost in costs.items()
+                ]
                 if score is not None:
-                    rows.append(Row(round_, site, "personal", "test", "trained", "accuracy", score))
+                    rows.append(MetricRow(round_, site, "personal", "test", "trained", "accuracy", score))
             if round_ % self.evaluate_every:
                 continue
             for site in self.sites:
-                rows.append(Row(round_, site, "personal", "train", "aggregated", "evaluate_seconds", 1.0))
+                rows.append(MetricRow(round_, site, "personal", "train", "aggregated", "evaluate_seconds", 1.0))
             share = round_ / self.over
             for metric, values in self.final.items():
                 for split in self.splits:
                     for site, value in values.items():
                         now = float("nan") if value is None else value * share
-                        rows.append(Row(round_, site, self.model, split, "aggregated", metric, now))
+                        rows.append(MetricRow(round_, site, self.model, split, "aggregated", metric, now))
             for metric, value in self.global_test.items():
-                rows.append(Row(round_, "global", "global", "test", "aggregated", metric, value * share))
+                rows.append(MetricRow(round_, "global", "global", "test", "aggregated", metric, value * share))
             if self.server:
-                rows.append(Row(round_, "global", "global", "test", "aggregated", "accuracy", self.server[round_ - 1]))
+                rows.append(
+                    MetricRow(round_, "global", "global", "test", "aggregated", "accuracy", self.server[round_ - 1])
+                )
         return [*rows, *self._crossed_rows()]
 
-    def _crossed_rows(self) -> list[Row]:
+    def _crossed_rows(self) -> list[MetricRow]:
         return [
-            Row(self.over, site, f"{self.model}@{owner}", "test", "aggregated", metric, value)
+            MetricRow(self.over, site, f"{self.model}@{owner}", "test", "aggregated", metric, value)
             for metric, table in self.crossed.items()
             for owner, values in table.items()
             for site, value in values.items()
@@ -271,12 +275,12 @@ class MadeUpRun:
             summary[metric] = MetricScores(mean=mean, worst=least, sites=sites)
         return summary
 
-    def _holdings(self) -> Holdings:
+    def _holdings(self) -> ImageCounts:
         sites = {}
         for site, (_, labels) in self.predictions.items():
             counts = torch.bincount(labels, minlength=len(self.classes)).tolist()
             sites[site] = {"training": [4 * n for n in counts], "validation": [0] * len(counts), "test": counts}
-        return Holdings.model_validate({"classes": self.classes, "sites": sites})
+        return ImageCounts.model_validate({"classes": self.classes, "sites": sites})
 
     def _events(self, folder: Path) -> None:
         """What happened, six seconds a round; the scores of a round come with the step after it."""

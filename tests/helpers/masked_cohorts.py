@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from medfl.bundle.bundle_folders import shipped_bundles
 from medfl.bundle.federation import read_federation
-from medfl.bundle.files import shipped
 from medfl.data.ingest.prepare import prepare
 from medfl.data.partition.by_column import by_site
 from medfl.data.partition.partition import partition
 from medfl.data.partition.plan import PartitionPlan
-from medfl.engine.runs.simulation import Result
+from medfl.engine.runs.simulation import SimulationResult
 from medfl_datasets.breast_ultrasound import synthetic as ultrasound
 from medfl_datasets.breast_ultrasound.spec import BreastUltrasound
 from medfl_datasets.decathlon import synthetic as volumes
@@ -49,8 +49,8 @@ MAKERS = {"volume_segmentation": make_volumes, "lesion_segmentation": make_lesio
 """Bundle to what makes data for it."""
 
 
-def federate(bundle: str, data: Path, out: Path, method: str, **options: Any) -> Result:
+def federate(bundle: str, data: Path, out: Path, method: str, **options: Any) -> SimulationResult:
     """A small run of a bundle."""
     values = {"dataset_dir": str(data), "output_dir": str(out), "method": method, "rounds": 1, "device": "cpu"}
-    root = shipped()[bundle]
+    root = shipped_bundles()[bundle]
     return read_federation(root, {"bundle_root": str(root)} | values | SMALL | options).simulate()

@@ -13,7 +13,7 @@ pytest.importorskip("mlflow", reason="mlflow-skinny is not installed")
 from mlflow import MlflowClient
 
 import medfl_mlflow
-from medfl.engine.evaluation import Row, csv_lines
+from medfl.engine.evaluation import MetricRow, rows_to_csv
 
 SETTINGS = {"rounds": 2, "optimizer.lr": 0.01, "method_args.mu": 0.1, "norm_bound": None, "method": "fedprox"}
 
@@ -22,23 +22,25 @@ def told(folder: Path, **more: str) -> dict[str, str]:
     return {"tracking_uri": (folder / "store").as_uri(), "experiment_name": "ours", "run_name": "first", **more}
 
 
-def rows(round_: int, evaluated: int | None) -> list[Row]:
+def rows(round_: int, evaluated: int | None) -> list[MetricRow]:
     """What a round writes: its costs, and the scores of the round before, which are ready only now."""
     written = [
-        Row(round_, site, "personal", "train", "trained", "bytes_up", size)
+        MetricRow(round_, site, "personal", "train", "trained", "bytes_up", size)
         for site, size in (("site-01", 100.0), ("site-02", 300.0))
     ]
     for site, value in (("site-01", 0.5), ("site-02", 0.75), ("site-03", float("nan")), ("global", 0.125)):
         if evaluated is not None:
-            written.append(Row(evaluated, site, "global", "test", "aggregated", "accuracy", value + evaluated / 64))
+            written.append(
+                MetricRow(evaluated, site, "global", "test", "aggregated", "accuracy", value + evaluated / 64)
+            )
     return written
 
 
-def write(folder: Path, *steps: list[Row]) -> None:
+def write(folder: Path, *steps: list[MetricRow]) -> None:
     folder.mkdir(exist_ok=True)
     with (folder / "metrics.csv").open("a") as file:
         for step in steps:
-            file.write(csv_lines(step, header=file.tell() == 0))
+            file.write(rows_to_csv(step, header=file.tell() == 0))
 
 
 def the_run(folder: Path, name: str = "ours"):

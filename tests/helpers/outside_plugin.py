@@ -20,7 +20,7 @@ from medfl.data.ingest.workers import LoadedItem
 from medfl.data.readers.rgb import read_rgb, resize
 from medfl.plugins import DatasetRecord, MethodRecord, hookimpl
 from medfl.toolkit.averaging import Averaging
-from medfl.toolkit.trainings import Budget, Training
+from medfl.toolkit.training_specs import Training, TrainingBudget
 
 PLACES = "/places"
 
@@ -92,7 +92,7 @@ class Outside(Averaging):
 
     def trainings(self, site):
         """The shared model's, then the site's own."""
-        return Training(), Training("own", apart=True, budget=Budget(epochs=self.own_epochs))
+        return Training(), Training("own", apart=True, budget=TrainingBudget(epochs=self.own_epochs))
 
 
 @hookimpl

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from medfl.data.datalists import Datalist, read_datalist
-from medfl.data.ingest.labels import Columns
-from medfl.data.ingest.own_spec import Folder
-from medfl.data.ingest.own_synthetic import write_release
+from medfl.data.ingest.folder_spec import FolderSpec
+from medfl.data.ingest.folder_synthetic import write_release
+from medfl.data.ingest.labels import TableColumns
 from medfl.data.ingest.prepare import prepare as prepare_dataset
 from medfl.settings import read_settings
 
-SOME = Columns("file", "diagnosis")
-ALL = Columns("file", "diagnosis", "patient", "hospital", "part", ("sex",))
+SOME = TableColumns("file", "diagnosis")
+ALL = TableColumns("file", "diagnosis", "patient", "hospital", "part", ("sex",))
 
 
 def make_own(folder: Path) -> tuple[Path, Path]:
@@ -28,7 +28,7 @@ def make_own(folder: Path) -> tuple[Path, Path]:
 def prepare(
     images: Path,
     table: Path,
-    columns: Columns,
+    columns: TableColumns,
     size: Sequence[int],
     out: Path,
     *,
@@ -47,7 +47,7 @@ def prepare(
         "keep_column": columns.keep or None,
     }
     values = {"images": images, "table": table, "size": size, **named, **(reading or {}), **options}
-    spec = read_settings(Folder, values, where="the test")
+    spec = read_settings(FolderSpec, values, where="the test")
     return prepare_dataset(spec, out, workers=1, require_complete=not skip_unreadable, **frame)
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import torch
 from torch import nn
 
-from medfl.data.pooled import Empty, TensorData
+from medfl.data.pooled import EmptyDataset, TensorData
 from medfl.engine.plan import MethodChoice
 from medfl.engine.runs.simulation import RunData, SimulatedRun, Simulation, simulate
 from medfl.engine.site import Splits
@@ -44,7 +44,7 @@ QUADRATIC = Task(
 def quadratic_sites():
     def site(centre, n):
         images = torch.full((n, 1, 1, 1), float(centre))
-        return Splits(TensorData(images, torch.zeros(n, dtype=torch.int64)), Empty(), Empty())
+        return Splits(TensorData(images, torch.zeros(n, dtype=torch.int64)), EmptyDataset(), EmptyDataset())
 
     return {"a": site(0, 1), "b": site(1, 1), "c": site(4, 2)}
 
@@ -93,5 +93,5 @@ def one_image(centre, curvature):
 
 def run_curved(folder, make_method, rounds, **options):
     """Quadratics h/2 (w - centre)^2 of unlike curvature, one image at each site, five steps of 0.1."""
-    sites = {site: Splits(one_image(*place), Empty(), Empty()) for site, place in CURVED.items()}
+    sites = {site: Splits(one_image(*place), EmptyDataset(), EmptyDataset()) for site, place in CURVED.items()}
     return run_quadratic(folder, make_method, rounds, CURVED_TASK, sites, **options)

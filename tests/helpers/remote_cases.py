@@ -23,8 +23,8 @@ from medfl_flare.backend.messages import Limits, Message, pack, unpack
 from medfl_flare.backend.run_progress import RunStatus
 from medfl_flare.offered_bundle import OfferedRun, open_offer
 from medfl_flare.records.offer import Offer
-from medfl_flare.sites import service as site_service
-from medfl_flare.sites.file import SiteFile
+from medfl_flare.sites import site_service as site_service
+from medfl_flare.sites.site_file import SiteFile
 
 Files = Mapping[str, SiteFile]
 LIMITS = Limits()

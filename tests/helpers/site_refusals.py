@@ -8,7 +8,7 @@ from unittest import mock
 
 from medfl.contract import Reply, Request, Site
 from medfl.engine.backend import SiteResult
-from medfl.engine.secure.method import Secured
+from medfl.engine.secure.method import SecureMethod
 from medfl.errors import RefusedError
 
 
@@ -20,16 +20,16 @@ def recorded_refusals() -> Iterator[list[RefusedError]]:
         The errors, in the order in which they were raised.
     """
     errors: list[RefusedError] = []
-    execute = Secured.execute
+    execute = SecureMethod.execute
 
-    def recorded(method: Secured, site: Site, request: Request) -> Reply:
+    def recorded(method: SecureMethod, site: Site, request: Request) -> Reply:
         try:
             return execute(method, site, request)
         except RefusedError as error:
             errors.append(error)
             raise
 
-    with mock.patch.object(Secured, "execute", recorded):
+    with mock.patch.object(SecureMethod, "execute", recorded):
         yield errors
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from medfl.data.ingest.spec import DatasetSpec
 from medfl.plugins import load_plugins
-from medfl_studies.preps import Prep, release_of
+from medfl_studies.preparation import PreparationSpec, locate_release
 
 
 def study_release(source: Path, **values: Any) -> DatasetSpec:
     """Return the release in a study's source folder for an entry ``prep``, after a look at its files."""
-    spec = release_of(Prep(**values), source, load_plugins())
+    spec = locate_release(PreparationSpec(**values), source, load_plugins())
     spec.look()
     return spec

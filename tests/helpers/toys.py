@@ -22,7 +22,7 @@ from medfl.contract import (
     Server,
     Site,
 )
-from medfl.engine.runs.simulation import Result
+from medfl.engine.runs.simulation import SimulationResult
 from medfl.engine.store import Store
 from medfl.plugins import Registry, load_plugins
 from medfl.task import Task
@@ -172,7 +172,7 @@ def snapshot(folder: Path) -> dict[str, Any]:
     return facts
 
 
-def digests(result: Result) -> dict[str, str]:
+def digests(result: SimulationResult) -> dict[str, str]:
     """The models of all participants, by their hashes."""
     return {participant: wire.digest(tensors) for participant, tensors in bits(result).items()}
 

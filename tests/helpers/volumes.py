@@ -20,7 +20,7 @@ from monai.transforms import (
 )
 
 from medfl.data.transforms.dataset import TransformDataset
-from medfl.types import Loaded
+from medfl.types import LoadedBatch
 
 KEYS = ["image", "label"]
 
@@ -70,11 +70,11 @@ def make_data(cases: Sequence[dict[str, Any]], *end: Any, **options: Any) -> Tra
     return TransformDataset(cases, Compose([*steady(), *(end or patches())]), **options)
 
 
-def visit(data: TransformDataset, batches: Sequence[Sequence[int]], stream: int = 5) -> list[Loaded]:
+def visit(data: TransformDataset, batches: Sequence[Sequence[int]], stream: int = 5) -> list[LoadedBatch]:
     return list(data.visits([torch.tensor(rows, dtype=torch.int64) for rows in batches], stream))
 
 
-def same(left: Sequence[Loaded], right: Sequence[Loaded]) -> bool:
+def same(left: Sequence[LoadedBatch], right: Sequence[LoadedBatch]) -> bool:
     """Whether batches have the same rows, inputs and targets, bit by bit."""
     return len(left) == len(right) and all(
         torch.equal(getattr(a, name), getattr(b, name))

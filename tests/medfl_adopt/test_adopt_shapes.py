@@ -13,7 +13,7 @@ from medfl.bundle.check import check_bundle
 from medfl.errors import DataError, SettingsError
 from medfl_adopt.adopting import OVERLAY_FILE, PAGE_FILE, adopt, read_bundle
 from medfl_adopt.cases import check_folder
-from medfl_adopt.ignored import UNKNOWN_HANDLER_REASON
+from medfl_adopt.ignored_entries import UNKNOWN_HANDLER_REASON
 
 SHAPES = {
     zoo_shapes.spleen: ("segmentation", "one_list", ("imagesTr/*.nii.gz", "labelsTr/*.nii.gz")),

@@ -38,7 +38,7 @@ from medfl_adopt.bundle import AdoptedBundle
 from medfl_adopt.site import AdoptedSite
 from medfl_adopt.task import AdoptedSchedule
 from medfl_report.cards.verify import verify
-from medfl_report.cards.write import card_file, write_cards
+from medfl_report.cards.write import find_card_path, write_cards
 
 WEIGHTS = {zoo_shapes.brain_tumours: "best.pt"}
 """Maps a form of bundle to its file of weights, unless the file has its usual name."""
@@ -336,7 +336,7 @@ def test_distances_are_in_the_millimetres_of_each_case(tmp_path):
         hausdorff95(ours[0], theirs[0], (1, 2, 3)).tolist(), nan_ok=True
     )
     assert not judged[0, column].isnan()
-    assert objective.judged(torch.zeros(1, 3, 2, 2, 2), torch.ones(1, 3, 2, 2, 2), ["hd95"])[0, column].isnan()
+    assert objective.scoring_inputs(torch.zeros(1, 3, 2, 2, 2), torch.ones(1, 3, 2, 2, 2), ["hd95"])[0, column].isnan()
 
 
 def test_a_method_that_needs_more_than_the_task_has_is_refused(tools):
@@ -419,7 +419,7 @@ def test_between_machines_the_bits_are_the_same(method, tmp_path):
     from loopback import BUNDLE, Loopback, write_site_file
 
     from medfl_flare.offer import make_offer
-    from medfl_flare.sites.file import read_site_file
+    from medfl_flare.sites.site_file import read_site_file
 
     adopt(zoo_shapes.tools(tmp_path / "stock"), tmp_path / BUNDLE)
     shutil.copytree(tmp_path / BUNDLE, tmp_path / "out")
@@ -513,7 +513,7 @@ def test_cards_say_what_the_stock_evaluate_scores(tmp_path):
     federate(tmp_path, rounds=1)
     write_cards(tmp_path / "run", load_plugins())
     own, shared = (
-        card_file(tmp_path / "run" / folder).read_text() for folder in (Path("sites", "north"), Path("global"))
+        find_card_path(tmp_path / "run" / folder).read_text() for folder in (Path("sites", "north"), Path("global"))
     )
     warning = "**The bundle's own `evaluate` does not score the test cases of the run.**"
     assert warning in own

@@ -20,7 +20,7 @@ STUDIES = sorted((Path(__file__).parents[2] / "studies").glob("*.yaml"))
 
 def test_every_kind_of_attack_is_listed() -> None:
     assert {
-        name for name in REGISTRY.attacks if REGISTRY.givers("attack", name) == ["medfl_attacks"]
+        name for name in REGISTRY.attacks if REGISTRY.plugins_listing("attack", name) == ["medfl_attacks"]
     } == ATTACK_FILES.keys()
 
 

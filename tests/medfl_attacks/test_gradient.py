@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from medfl.privacy.release import Release
+from medfl.privacy.release import ImageRelease
 from medfl.settings import SecureAggregation
 from medfl.utils.rng import SecretStream
 from medfl_attacks.image_metrics import compare_images
@@ -88,7 +88,7 @@ class Half(nn.Module):
 
 @pytest.mark.parametrize("clip", [None, 1.0])
 def test_items_without_noise_lead_back_to_the_image(clip):
-    release = Release("none", 0.0, clip)
+    release = ImageRelease("none", 0.0, clip)
     item = release.apply(Half()(X), SecretStream(b"0" * 16))
     image = invert_items(item, Half(), release, torch.full((1, 6, 6), 0.5), 0.0, 120)
     if clip is None:
@@ -99,7 +99,7 @@ def test_items_without_noise_lead_back_to_the_image(clip):
 
 def test_noise_makes_it_worse_and_the_usual_image_is_what_remains():
     prior = torch.full((1, 6, 6), 0.3)
-    release = Release("gaussian", 0.25, None)
+    release = ImageRelease("gaussian", 0.25, None)
     items = {"clean": Half()(X), "noisy": release.apply(Half()(X), SecretStream(b"0" * 16))}
     images = {name: invert_items(item, Half(), None, prior, DEFAULT_SMOOTHNESS, 80) for name, item in items.items()}
     assert float(compare_images(images["noisy"], X).mse) > 10 * float(compare_images(images["clean"], X).mse)

@@ -9,11 +9,11 @@ from refusals import refused
 from torch import nn
 
 from medfl.contract import Model
-from medfl.data.pooled import Empty
+from medfl.data.pooled import EmptyDataset
 from medfl.engine.site import Splits
 from medfl.errors import SettingsError
-from medfl.privacy.release import Release
-from medfl.privacy.released import Released
+from medfl.privacy.release import ImageRelease
+from medfl.privacy.released import ReleasedImages
 from medfl.settings import Settings
 from medfl.testing.cohort import make_sites, make_task
 from medfl_attacks.attack_files import read_results
@@ -48,7 +48,7 @@ class Shares:
         if not self.releases:
             return None
         copies = tuple(torch.zeros(1, 1, 6, 6) for _ in self.releases)
-        return Released(copies, torch.zeros(1).long(), ("site-1",), Keeps(self.back), self.releases)
+        return ReleasedImages(copies, torch.zeros(1).long(), ("site-1",), Keeps(self.back), self.releases)
 
 
 class ByHand(OpenedRun):
@@ -77,7 +77,7 @@ def opened(tmp_path, method, sites=None, **settings):
     )
 
 
-GAUSSIAN = Release("gaussian", 0.15, 1.0)
+GAUSSIAN = ImageRelease("gaussian", 0.15, 1.0)
 
 
 def test_all_targets_are_attacked_and_written(tmp_path):
@@ -130,7 +130,7 @@ def test_images_are_spread_over_the_classes(tmp_path):
 
 
 def test_without_noise_and_clip_what_was_sent_is_the_part_itself(tmp_path):
-    run = opened(tmp_path, Shares(Release("none", 0.0, None), back=0.0))
+    run = opened(tmp_path, Shares(ImageRelease("none", 0.0, None), back=0.0))
     (attacked,) = attack_targets(run, dataclasses.replace(QUICK, against="shared"))
     assert attacked.sent == "x_s"
     rows = {(row.attack, row.item): row for row in attacked.results()}
@@ -141,7 +141,7 @@ def test_without_noise_and_clip_what_was_sent_is_the_part_itself(tmp_path):
 
 def test_two_copies_tell_what_their_mean_by_precision_tells(tmp_path):
     """FedFed's variances 0.0225 and 0.0625 combine to 0.0165, which the attack reports. One copy reveals less."""
-    both = [Release("gaussian", std**2, None) for std in (0.15, 0.25)]
+    both = [ImageRelease("gaussian", std**2, None) for std in (0.15, 0.25)]
     options = dataclasses.replace(QUICK, against="shared", steps=1)
     noise = []
     for releases in ([both[0]], [both[1]], both):
@@ -158,7 +158,7 @@ def test_two_copies_tell_what_their_mean_by_precision_tells(tmp_path):
 
 
 def test_without_validation_images_there_is_no_decoder(tmp_path):
-    sites = {name: Splits(site.train, Empty(), site.test) for name, site in make_sites({"a": 9}).items()}
+    sites = {name: Splits(site.train, EmptyDataset(), site.test) for name, site in make_sites({"a": 9}).items()}
     (attacked,) = attack_targets(
         opened(tmp_path, Shares(GAUSSIAN), sites), dataclasses.replace(QUICK, against="shared")
     )

@@ -33,7 +33,13 @@ from medfl_attacks.membership.shadow import (
     match_classes,
     train_shadow_attack,
 )
-from medfl_attacks.membership.targets import ALL_KEPT_ROUNDS, MembershipTarget, find_targets, pool_datasets, shadow_set
+from medfl_attacks.membership.targets import (
+    ALL_KEPT_ROUNDS,
+    MembershipTarget,
+    choose_shadow_set,
+    find_targets,
+    pool_datasets,
+)
 from medfl_attacks.open_run import OpenedRun
 
 
@@ -259,15 +265,15 @@ def test_without_test_images_there_is_nobody_to_tell_from() -> None:
 
 
 def test_validation_images_teach_the_attacker_unless_there_are_too_few(caplog: pytest.LogCaptureFixture) -> None:
-    source, data = shadow_set(made(sites(val=6), {}))
+    source, data = choose_shadow_set(made(sites(val=6), {}))
     assert (source, data is not None and len(data)) == ("validation", 12)
     with refused(SettingsError, "too_few_images", name="the sites' validation images", minimum=10, found=4):
-        shadow_set(made(sites(val=2), {}), "validation")
+        choose_shadow_set(made(sites(val=2), {}), "validation")
     with refused(SettingsError, "no_released_images", method="made"):
-        shadow_set(made(sites(val=6), {}), "shared")
-    assert shadow_set(made(sites(val=2), {}), "none") == ("none", None)
+        choose_shadow_set(made(sites(val=6), {}), "shared")
+    assert choose_shadow_set(made(sites(val=2), {}), "none") == ("none", None)
     assert not caplog.messages
-    assert shadow_set(made(sites(val=2), {})) == ("none", None)
+    assert choose_shadow_set(made(sites(val=2), {})) == ("none", None)
     assert "only the loss threshold attack" in caplog.text
 
 

@@ -65,7 +65,7 @@ def test_the_data_are_those_of_the_run_as_networks_see_them(place: Path) -> None
     assert sizes == {"site-01": (28, 4, 8), "site-02": (28, 4, 8)}
     assert run.global_test is not None
     images, _ = run.sites["site-01"].train.batch(torch.arange(28))
-    raw = run.task.scale.raw(images) * 255
+    raw = run.task.scale.to_images(images) * 255
     torch.testing.assert_close(raw, raw.round(), atol=1e-3, rtol=0)
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from medfl.cli.main import main
 from medfl.contract import Model
-from medfl.data.pooled import Empty, TensorData
+from medfl.data.pooled import EmptyDataset, TensorData
 from medfl.engine.adversaries.simulation import read_attackers
 from medfl.engine.site import Splits
 from medfl.errors import DataError, SettingsError
@@ -74,7 +74,7 @@ def made(fooled: bool = True, common: bool = True, folder: Path = Path("run"), *
         "better": images([0, 1, 1, 2], [0, 1, 0, 2]),
         "bad": images([0, 1], [1, 0]),
     }
-    sites = {name: Splits(test, Empty(), test) for name, test in tests.items()}
+    sites = {name: Splits(test, EmptyDataset(), test) for name, test in tests.items()}
     run = StoredModelRun(folder, "made", Averaging(), make_task("plain"), Settings(rounds=1, **settings), sites)
     run.global_test = images([0, 1], [0, 1])
     run.common, run.net, run.registry = common, Reads(fooled), REGISTRY

@@ -21,7 +21,7 @@ from loopback import SITES, Loopback
 from refusals import refused
 from remote_cases import Place, mini_place, offered, outcome, serve, silent
 
-from medfl.engine.store import only_writer
+from medfl.engine.store import lock_for_writing
 from medfl.errors import MedflError, RefusedError, StoreError
 from medfl_flare import kit as kits
 from medfl_flare.backend.messages import Limits, Message, pack, unpack
@@ -228,9 +228,9 @@ def test_a_lock_that_a_dead_process_left_holds_nobody_up(place: Place) -> None:
 
 
 def test_a_run_that_another_process_holds_is_named(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("medfl_flare.sites.run.JOB_PATIENCE", 0.05)
+    monkeypatch.setattr("medfl_flare.sites.site_run.JOB_PATIENCE", 0.05)
     files = place.files("held")
-    with only_writer(files[SITES[0]].state / "runs" / "one"):
+    with lock_for_writing(files[SITES[0]].state / "runs" / "one"):
         _, progress, _ = serve(files, offered(place, rounds=1, min_replies=2))
     assert "'site-01' can't take part: a problem with its store" in progress.missing[SITES[0]]
 

@@ -24,7 +24,7 @@ from medfl_flare.federated_statistics.server_requests import (
 from medfl_flare.federated_statistics.statistics_request import KIND, StatisticsRequest, is_statistics_request
 from medfl_flare.job_folder import write_job
 from medfl_flare.records.audit import read_entries
-from medfl_flare.sites.audit import audit_path, entry_text
+from medfl_flare.sites.audit_log import audit_path, entry_text
 from medfl_flare.statistics.disclosure import DisclosurePolicy
 from medfl_flare.statistics.local_folder import compute_folder_statistics
 from medfl_flare.statistics.site_statistics import DISCLOSURE_KINDS, SiteStatistics

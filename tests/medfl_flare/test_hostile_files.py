@@ -12,7 +12,7 @@ from yaml_bombs import BOMB, LOOP
 from medfl.errors import SettingsError
 from medfl_flare.keys import approval
 from medfl_flare.records.audit import AuditEntry, add_entry, read_entries
-from medfl_flare.sites.audit import entry_text
+from medfl_flare.sites.audit_log import entry_text
 
 
 @pytest.mark.parametrize("line", [b"{}", b'{"time": 1}', b'{"sender": "x"}', b"[" * 100_000, b"\xff"])

@@ -17,7 +17,7 @@ from medfl_flare import server as server_run
 from medfl_flare.backend.messages import Message
 from medfl_flare.backend.protocol_messages import read_begin_reply, rows_from_json
 from medfl_flare.backend.run_progress import RunStatus
-from medfl_report.commands.status import describe
+from medfl_report.commands.status import run_status_lines
 from medfl_report.monitor.monitor_page import render_runs
 from medfl_report.monitor.monitored_folders import MonitoredFolder
 from medfl_report.page import write_report
@@ -67,7 +67,7 @@ def test_a_site_that_lies_about_its_scores_is_missing_and_the_run_goes_on(place:
     assert progress.state == "finished"
     assert LIAR in read_run(folder).summary.unavailable_reasons
     json.dumps(read_run(folder).summary.to_json(), allow_nan=False)
-    assert describe(folder)["rounds"] == "2 of 2"
+    assert run_status_lines(folder)["rounds"] == "2 of 2"
     assert "finished" in render_runs(MonitoredFolder(folder).views())
     assert "could not be made" not in write_report([folder]).read_text()
     assert not any(f",{LIAR}," in line and line.split(",")[0] not in "12" for line in lines(folder))

@@ -15,13 +15,13 @@ from hypothesis import strategies as some
 from refusals import refused
 
 import medfl
-from medfl.bundle.files import bundle_hash, shipped
+from medfl.bundle.bundle_folders import bundle_hash, shipped_bundles
 from medfl.errors import PluginError, RefusedError, SettingsError
 from medfl.plugins import Registry, load_plugins
 from medfl_flare.offer import find_differences, local_versions, make_offer, method_version
 from medfl_flare.records.offer import Offer
 
-ROOT = shipped()["medmnist_classification"]
+ROOT = shipped_bundles()["medmnist_classification"]
 
 
 @pytest.fixture(scope="module")

@@ -10,14 +10,14 @@ from hypothesis import strategies as some
 from monai.bundle import ConfigParser
 from refusals import refused
 
-from medfl.bundle.files import shipped
+from medfl.bundle.bundle_folders import shipped_bundles
 from medfl.engine.runs.provenance import bundle_values
 from medfl.errors import RefusedError
 from medfl.settings import Compression, Execution, Privacy, Settings, local_fields
-from medfl.utils.dotted import texts
+from medfl.utils.nested import iterate_strings
 from medfl_flare.overrides import COMPONENT_IDS, LOCAL_IDS, RUN_IDS, TASK_IDS, check_overrides
 
-BUNDLE: dict[str, Any] = bundle_values(shipped()["medmnist_classification"]) | {
+BUNDLE: dict[str, Any] = bundle_values(shipped_bundles()["medmnist_classification"]) | {
     "networks": {"wide": {"_target_": "a.B", "width": 64, "half": "$@width // 2", "deep": [1, 2], "bias": None}},
     "network_assignment": {"name": "b", "profiles": None, "thresholds": {"high": 0.6}, "networks": {"high": "a"}},
     "loss": {"_target_": "torch.nn.CrossEntropyLoss", "weight": "@class_weights", "label_smoothing": 0.0},
@@ -194,7 +194,7 @@ def test_what_passes_is_read_by_monai_as_it_stands(overrides: dict[str, Any]) ->
     parser.update(pairs=overrides)
     for name, value in overrides.items():
         assert parser.get_parsed_content(name) == value
-    assert not [text for text in texts(overrides) if text.startswith(("$", "@", "%"))]
+    assert not [text for text in iterate_strings(overrides) if text.startswith(("$", "@", "%"))]
 
 
 def test_no_server_poisons_a_site():

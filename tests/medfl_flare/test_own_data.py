@@ -11,16 +11,16 @@ import pytest
 from loopback import Loopback, Place, make_place
 from refusals import refused
 
-from medfl.data.datalists import FILE, read_datalist, write_datalist
+from medfl.data.datalists import DATALIST_FILE, read_datalist, write_datalist
 from medfl.errors import DataError, PluginError
 from medfl.plugins import Registry, load_plugins
 from medfl.records.run_file import DataOrigin, RunFile
 from medfl.types import GLOBAL, PUBLIC
 from medfl_flare.offered_bundle import open_offer
 from medfl_flare.server import _ServerTestData
-from medfl_flare.sites.check import check_site
+from medfl_flare.sites.site_check import check_site
 
-CHANGED = f"site-02/{FILE}"
+CHANGED = f"site-02/{DATALIST_FILE}"
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def test_a_site_refuses_its_data_if_they_changed_unless_its_file_says_so(place: 
     files = place.files("refused")
     _, progress = Loopback(files).serve(offer)
     assert list(progress.missing) == ["site-02"]
-    assert FILE not in progress.missing["site-02"], "what a site has is its own affair"
+    assert DATALIST_FILE not in progress.missing["site-02"], "what a site has is its own affair"
     (line,) = [line.text for line in check_site(files["site-02"].path) if not line.ok]
     assert f"not as `medfl partition` left them in {place.data}: {CHANGED}. Partition again" in line
     accepted = place.files("accepted", {"site-02": {"entry": {"allow_changes": [CHANGED]}}})

@@ -14,11 +14,10 @@ from hypothesis import strategies as some
 from refusals import refused
 
 from medfl.errors import RefusedError
-from medfl.networks.ceiling import MAX_TOTAL_FACTOR, TooLargeError, bytes_of
+from medfl.networks.memory_limit import MAX_TOTAL_FACTOR, TooLargeError, network_bytes
 from medfl.plugins import load_plugins
 from medfl.settings import Privacy, Settings
 from medfl_flare.records.offer import Offer
-from medfl_flare.sites.file import MinimumPrivacy, SiteFile
 from medfl_flare.sites.policy import (
     check_counts,
     check_networks,
@@ -28,6 +27,7 @@ from medfl_flare.sites.policy import (
     is_at_least,
     with_own_ledger,
 )
+from medfl_flare.sites.site_file import MinimumPrivacy, SiteFile
 
 FEDAVG = load_plugins().make_method("fedavg", {})
 OFFER = Offer(
@@ -323,7 +323,7 @@ def test_measuring_a_network_moves_no_random_numbers_and_takes_buffers_in() -> N
     torch.manual_seed(0)
     expected = torch.rand(1)
     torch.manual_seed(0)
-    assert bytes_of(lambda: torch.nn.BatchNorm1d(3), 1000) == 4 * 3 * 4 + 8
+    assert network_bytes(lambda: torch.nn.BatchNorm1d(3), 1000) == 4 * 3 * 4 + 8
     assert torch.equal(torch.rand(1), expected)
 
 
@@ -336,5 +336,5 @@ def test_many_small_tensors_are_stopped_on_the_way() -> None:
         return torch.nn.ModuleList(built)
 
     with pytest.raises(TooLargeError):
-        bytes_of(layers, 10**6)
+        network_bytes(layers, 10**6)
     assert len(built) == MAX_TOTAL_FACTOR * 10**6 // 40_000

@@ -19,7 +19,7 @@ from refusals import refused
 
 from medfl.data.arrays import ArrayDataset
 from medfl.errors import MedflError, StoreError
-from medfl.utils.locks import LOCK, held
+from medfl.utils.locks import LOCK_FILE, hold_lock
 from medfl_flare import kit as kits
 from medfl_flare.provision import Project, provision
 from medfl_flare.sites.preflight import Caution, images, machine, route
@@ -83,9 +83,9 @@ def test_a_folder_has_space_for_a_few_messages(
 def test_locks_work_and_a_held_run_is_named(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "one"
     run.mkdir(parents=True)
-    (run / LOCK).touch()  # left over by a process that died
+    (run / LOCK_FILE).touch()  # left over by a process that died
     assert check_run_locks(tmp_path) == "they work, and no process holds a run"
-    with held(run / LOCK):
+    with hold_lock(run / LOCK_FILE):
         busy = check_run_locks(tmp_path)
     assert isinstance(busy, Caution)
     assert "holds the run one" in busy

@@ -13,7 +13,7 @@ from refusals import refused
 
 from medfl.errors import RefusedError, SettingsError
 from medfl_flare.provision import ALLOWED_CLASSES, RIGHTS, Project, provision, role_rights, with_allowed_class
-from medfl_flare.sites.file import BundleEntry, MinimumPrivacy, SiteFile
+from medfl_flare.sites.site_file import BundleEntry, MinimumPrivacy, SiteFile
 
 ONE = Project("localhost", ("site-01",), "me@hospital.org", port=8112)
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from medfl.bundle.files import bundle_hash, shipped
+from medfl.bundle.bundle_folders import bundle_hash, shipped_bundles
 from medfl.data.datalists import Datalist, make_records, write_datalist
 from medfl_flare.commands.site import app
 from medfl_flare.provision import ALLOWED_CLASSES
-from medfl_flare.sites.check import CheckResult, check_site
+from medfl_flare.sites.site_check import CheckResult, check_site
 
 NAME = "medmnist_classification"
 SIZES = {"training": 24, "validation": 12, "test": 4}
@@ -63,7 +63,7 @@ def test_a_site_that_is_ready_passes_every_check(ready: Path) -> None:
     assert failed(lines) == []
     text = "\n".join(map(str, lines))
     assert all(str(line).startswith("ok: ") for line in lines)
-    assert f"version 0.1.0, hash {bundle_hash(shipped()[NAME])}" in text
+    assert f"version 0.1.0, hash {bundle_hash(shipped_bundles()[NAME])}" in text
     assert "24 training, 12 validation, fewer than 10 test images of 1 x 8 x 8" in text
     assert "benign: 12, malignant: 12" in text
     assert "needs the options num_classes 2, in_channels 1, size [8, 8]" in text
@@ -118,7 +118,7 @@ def edit(ready: Path, what: str) -> Path:
     elif what == "folder":
         return write_file(ready, {"data": "data", "folder": "nothing"})
     elif what == "federate":
-        shutil.copytree(shipped()[NAME], ready / "own")
+        shutil.copytree(shipped_bundles()[NAME], ready / "own")
         (ready / "own" / "configs" / "federate.json").unlink()
         return write_file(ready, {"data": "data", "folder": "own"})
     return write_file(ready)
@@ -158,7 +158,7 @@ def test_messages_name_the_sites_own_folder_and_no_small_number(ready: Path) -> 
 
 
 def test_a_bundle_whose_own_number_of_classes_does_not_fit_the_data_fails(ready: Path) -> None:
-    own = Path(shutil.copytree(shipped()[NAME], ready / "own"))
+    own = Path(shutil.copytree(shipped_bundles()[NAME], ready / "own"))
     path = own / "configs" / "federate.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"num_classes": 3}))
     shutil.rmtree(ready / "data")

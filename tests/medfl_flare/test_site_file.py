@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from refusals import refused
 
-from medfl.bundle.files import shipped
-from medfl.engine.runs.network_assignment import NetworkAssignment, SiteFacts
+from medfl.bundle.bundle_folders import shipped_bundles
+from medfl.engine.runs.network_assignment import MachineFacts, NetworkAssignment
 from medfl.errors import RefusedError, SettingsError, StoreError
 from medfl.records.run_file import AssignedNetwork
 from medfl.settings import Execution
-from medfl_flare.sites.file import SiteFile, read_site_file
 from medfl_flare.sites.policy import disclosed_profile
+from medfl_flare.sites.site_file import SiteFile, read_site_file
 
 WHOLE = """
 site = "site-01"
@@ -80,7 +80,7 @@ def test_all_keys_are_read_and_relative_paths_begin_at_the_file(tmp_path: Path, 
     assert site_file.bundles["own"].folder == tmp_path / "local" / ".." / "own"
     assert site_file.bundles["own"].data == tmp_path / "local" / "own-data"
     listed = site_file.bundle("medmnist_classification")
-    assert listed.folder == shipped()["medmnist_classification"], "by default the bundle that comes with medfl"
+    assert listed.folder == shipped_bundles()["medmnist_classification"], "by default the bundle that comes with medfl"
     assert (listed.data, listed.network) == (Path("/data/breast/site-01"), "cnn4")
 
 
@@ -274,7 +274,7 @@ class AsksForMemory(NetworkAssignment):
     def measure(self) -> dict[str, float]:
         return {"memory_gb": 16.0}
 
-    def check_facts(self, facts: SiteFacts, where: str) -> None:
+    def check_facts(self, facts: MachineFacts, where: str) -> None:
         if facts.keys() != {"memory_gb"}:
             raise SettingsError("wrong_names", f"{where}: expected memory_gb", place=where)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from medfl.bundle.files import bundle_hash, shipped
+from medfl.bundle.bundle_folders import bundle_hash, shipped_bundles
 from medfl.cli.main import main
 from medfl.testing.synthetic import make_cohort
 from medfl_flare import submit
@@ -36,7 +36,7 @@ def test_what_is_submitted(tmp_path: Path, submitted: list[Submission]) -> None:
     (submission,) = submitted
     offer = submission.offer
     assert (offer.run, offer.sites, offer.answer_timeout) == ("one", ["a", "b"], 60)
-    assert (offer.bundle, offer.bundle_hash) == (BUNDLE, bundle_hash(shipped()[BUNDLE]))
+    assert (offer.bundle, offer.bundle_hash) == (BUNDLE, bundle_hash(shipped_bundles()[BUNDLE]))
     assert (offer.method, submission.kit, submission.output_dir) == ("fedprox", tmp_path / "kit", tmp_path / "one")
     settings = {"method": "fedprox", "method_args#mu": 0.5, "optimizer#lr": 0.1}
     assert offer.overrides == settings | {"num_classes": 2, "in_channels": 3, "size": 28, "spatial_dims": 2}
@@ -94,7 +94,7 @@ def test_an_unknown_carrier_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
 def test_stock_monai_does_not_run_it_here_in_silence(tmp_path: Path) -> None:
     from monai.bundle import ConfigWorkflow
 
-    root = shipped()[BUNDLE]
+    root = shipped_bundles()[BUNDLE]
     files = [str(root / "configs" / name) for name in ("train.json", "federate.json")]
     stock = ConfigWorkflow(files, workflow_type="train", bundle_root=str(root), backend="flare", dataset_dir=".")
     stock.initialize()

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from medfl.contract import Request
-from medfl.task import Scale
+from medfl.task import ImageScale
 from medfl.toolkit.fit import Fit
 from medfl.training.loop import Batch
 from medfl_methods.fedfed.shared_images import SharedBatches, SharedImages
@@ -37,7 +37,7 @@ def loss_of(method, site, shared, batch):
 @pytest.mark.parametrize("copies", [1, 2])
 def test_tp_12_loss_is_the_mean_over_own_and_shared_images(copies):
     """The loss is one mean over n_l + n_s rows, with one shared image of each copy per own image (3 + 3 or 3 + 6)."""
-    task = with_scale(Scale((1, 6, 6), (0.4,), (0.25,)))
+    task = with_scale(ImageScale((1, 6, 6), (0.4,), (0.25,)))
     parts = torch.rand(copies, 1, 6, 6, generator=torch.Generator().manual_seed(3))
     shared = SharedImages(tuple(part[None].half() for part in parts), torch.tensor([2]))
     batch = Batch(DATA.images[:3], torch.tensor([0, 1, 1]), torch.arange(3))
@@ -52,10 +52,10 @@ def test_tp_12_loss_is_the_mean_over_own_and_shared_images(copies):
 
 def test_whole_shared_images_are_standardised_like_own_images():
     """The network sees, with raw+noise, (image - mean) / std of own and of shared images; the means do not cancel."""
-    task = with_scale(Scale((1, 6, 6), (0.4,), (0.25,)))
+    task = with_scale(ImageScale((1, 6, 6), (0.4,), (0.25,)))
     image = torch.rand(1, 1, 6, 6, generator=torch.Generator().manual_seed(3)).half()
     shared = SharedImages((image,), torch.tensor([1]))
-    batch = Batch(task.scale.seen(image.float()), torch.tensor([1]), torch.arange(1))
+    batch = Batch(task.scale.to_inputs(image.float()), torch.tensor([1]), torch.arange(1))
     loss = loss_of(tpf(share="raw+noise"), site_of(DATA, task), shared, batch)
     own = F.cross_entropy(Means()(batch.images), batch.targets)
     assert float(loss.detach()) == pytest.approx(float(own.detach()), rel=1e-3), "the same image, own or shared"
@@ -73,7 +73,7 @@ def test_first_stage_loss_equals_the_specification(tmp_path, make, noise):
     batch = Batch(DATA.images[:6], DATA.class_labels[:6], torch.arange(6))
     torch.manual_seed(4)
     divided = work.divide(batch)
-    x, y, seen = site.task.scale.raw(batch.images), batch.targets, site.task.scale.seen
+    x, y, seen = site.task.scale.to_images(batch.images), batch.targets, site.task.scale.seen
     torch.testing.assert_close(divided.reconstructed.images + divided.residual, x, atol=1e-6, rtol=0)
     state = torch.get_rng_state()
     loss = method.distil_loss(work, divided, site.task.loss)

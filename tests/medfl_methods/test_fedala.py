@@ -7,7 +7,7 @@ from medfl.contract import Site, State
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
 from medfl.testing.cohort import Case, SmallNet, make_data, make_task
-from medfl.toolkit.kept import keep, kept
+from medfl.toolkit.participant_state import auxiliary_state, set_auxiliary_state
 from medfl.utils.wire import tensors_equal
 from medfl_methods.fedala import MIXTURE_WEIGHTS_PREFIX, OWN_LAYERS_PREFIX, FedALA, ala_step, mixture, upper_layers
 
@@ -49,7 +49,7 @@ def site_of(own, round_=2):
     """Return a site with stored upper layers."""
     site = Site("a", round_, State(), make_task("plain"), Settings(rounds=9, seed=7, batch_size=4))
     site.train = make_data(11, "a")
-    keep(site, OWN_LAYERS_PREFIX, own)
+    set_auxiliary_state(site, OWN_LAYERS_PREFIX, own)
     return site
 
 
@@ -60,7 +60,7 @@ def test_number_of_passes_is_limited():
     for settings in ({"threshold": 1e9, "window": 2}, {"threshold": 0.0, "max_passes": 3}):
         site = site_of(own)
         FedALA(**settings).start(site, common)
-        ends.append(kept(site, MIXTURE_WEIGHTS_PREFIX))
+        ends.append(auxiliary_state(site, MIXTURE_WEIGHTS_PREFIX))
     assert tensors_equal(*ends)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from medfl.networks.parts import mlp, with_head
+from medfl.networks.parts import mlp, replace_head
 from medfl.plugins import load_plugins
 from medfl.testing.cohort import CLASSES, Case, SmallNet, make_sites, make_task
 from medfl.utils import wire
@@ -115,7 +115,7 @@ def test_global_model_is_reported_if_it_is_complete(tmp_path):
     result = run(tmp_path / "norms", norm_sync="none")
     assert "global" not in result.outcome.models
     assert set(result.models["site-1"]) == {"personal"}
-    other = lambda: with_head(SmallNet(), mlp(24, (5,), CLASSES))  # noqa: E731
+    other = lambda: replace_head(SmallNet(), mlp(24, (5,), CLASSES))  # noqa: E731
     task = dataclasses.replace(make_task(), networks={"norm": SmallNet, "other": other})
     result = run(tmp_path / "heads", task=task, networks_by_site={"site-1": "other"})
     kinds = {name: set(models) for name, models in result.models.items()}

@@ -10,7 +10,7 @@ from medfl.errors import RefusedError
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
 from medfl.testing.cohort import Case, make_task, states
-from medfl.toolkit.kept import keep, kept
+from medfl.toolkit.participant_state import auxiliary_state, set_auxiliary_state
 from medfl.types import SERVER
 from medfl_methods.fedcurv import FISHER_PREFIX, WEIGHTED_PREFIX, FedCurv, penalty
 
@@ -44,8 +44,8 @@ def test_penalty_gradient_equals_the_formula():
 
 def site_with_terms():
     site = Site("a", 2, State(), make_task("plain"), Settings(rounds=2))
-    keep(site, FISHER_PREFIX, {"w": torch.tensor([1.0, 2.0])})
-    keep(site, WEIGHTED_PREFIX, {"w": torch.tensor([3.0, 4.0])})
+    set_auxiliary_state(site, FISHER_PREFIX, {"w": torch.tensor([1.0, 2.0])})
+    set_auxiliary_state(site, WEIGHTED_PREFIX, {"w": torch.tensor([3.0, 4.0])})
     return site
 
 
@@ -55,14 +55,16 @@ def test_site_subtracts_its_terms_from_its_own_copy():
     u, v = FedCurv().before_trainings(site, sent)["others"]
     assert (u["w"].tolist(), v["w"].tolist()) == ([4.0, 0.0], [0.5, 0.0])
     assert sent[f"{FISHER_PREFIX}w"].tolist() == [5.0, 2.0]
-    assert not kept(site, FISHER_PREFIX)
-    assert not kept(site, WEIGHTED_PREFIX)
+    assert not auxiliary_state(site, FISHER_PREFIX)
+    assert not auxiliary_state(site, WEIGHTED_PREFIX)
 
 
 def test_lost_terms_are_not_subtracted(monkeypatch):
     """The site's last reply may have been lost."""
     own = {}
-    monkeypatch.setattr(FedCurv.__mro__[1], "train", lambda self, site, request: own.update(kept(site, FISHER_PREFIX)))
+    monkeypatch.setattr(
+        FedCurv.__mro__[1], "train", lambda self, site, request: own.update(auxiliary_state(site, FISHER_PREFIX))
+    )
     FedCurv().train(site_with_terms(), Request("a", "fit", meta={"counted": True}))
     assert own["w"].tolist() == [1.0, 2.0]
     own.clear()

@@ -6,7 +6,7 @@ from refusals import refused
 from torch import nn
 
 from medfl.contract import Request
-from medfl.engine.evaluation import predictor_of
+from medfl.engine.evaluation import build_predictor
 from medfl.engine.store import Store
 from medfl.errors import RefusedError, SettingsError
 from medfl.plugins import load_plugins
@@ -119,7 +119,7 @@ def test_selector_learns_to_distinguish_the_sites(tmp_path):
     sites["site-2"].train.images.add_(4)
     result = run(tmp_path, {"selector_lr": 0.02, "selector_width": 4}, sites=sites, rounds=5, epochs=3)
     method, model = FedSM(selector_width=4), result.models["site-1"]["personal"]
-    network = predictor_of(method, make_task(), model)
+    network = build_predictor(method, make_task(), model)
     with torch.no_grad():
         for number, data in enumerate(sites.values()):
             shares = network.selector(data.train.images).softmax(1)[:, number]

@@ -14,7 +14,7 @@ from medfl.plugins import load_plugins
 from medfl.settings import Settings
 from medfl.testing.cohort import Case, make_sites, make_task, states
 from medfl.toolkit.fit import Fit
-from medfl.toolkit.trainings import Training
+from medfl.toolkit.training_specs import Training
 from medfl.training.loop import Batch
 from medfl.types import SERVER
 from medfl_methods.fedkd.low_rank import (

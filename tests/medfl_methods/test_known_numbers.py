@@ -7,7 +7,7 @@ from quadratic_toys import quadratic
 from torch import nn
 
 from medfl.contract import Participant
-from medfl.data.pooled import Empty
+from medfl.data.pooled import EmptyDataset
 from medfl.engine.plan import MethodChoice
 from medfl.engine.runs.simulation import RunData, SimulatedRun, simulate
 from medfl.engine.site import Splits
@@ -16,8 +16,8 @@ from medfl.plugins import load_plugins
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.testing.cohort import Case, TensorData, bits, make_sites, make_task
-from medfl.toolkit import lending as circulating
-from medfl.toolkit.transfer import route
+from medfl.toolkit import circulating as circulating
+from medfl.toolkit.model_transfer import draw_route
 from medfl.utils.rng import make_generator
 from medfl_methods.fedcross import relay
 from medfl_methods.fedprox import FedProx, squared_distance
@@ -75,7 +75,9 @@ def test_the_fixed_point_is_the_optimum_of_the_weighted_loss(tmp_path):
 def renamed_route(new, old, hosts, held, *how):
     """Return the route of the renamed sites that corresponds to the route of the original ones."""
     before = {old[model]: old[holder] for model, holder in held.items()}
-    return {new[host]: new[model] for host, model in route(sorted(old[host] for host in hosts), before, *how).items()}
+    return {
+        new[host]: new[model] for host, model in draw_route(sorted(old[host] for host in hosts), before, *how).items()
+    }
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -154,7 +156,7 @@ def gaussian_sites(random_labels):
         images[:, 3, 0, 0] += 4.0 * labels - 2.0
         return TensorData(images, torch.randint(2, (n,), generator=rng) if random_labels else labels)
 
-    return {f"site-{index}": Splits(split(200), Empty(), split(100)) for index in range(4)}
+    return {f"site-{index}": Splits(split(200), EmptyDataset(), split(100)) for index in range(4)}
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -22,8 +22,8 @@ from medfl.engine.store import Store
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
 from medfl.testing.cohort import Case, make_sites, states
-from medfl.toolkit.aggregation import normalised
-from medfl.toolkit.kept import keep, kept
+from medfl.toolkit.aggregation import normalised_weights
+from medfl.toolkit.participant_state import auxiliary_state, set_auxiliary_state
 from medfl.types import SERVER
 from medfl_methods.apfl import APFL, MIXTURE_PREFIX, PERSONAL_PREFIX
 from medfl_methods.fedamp import attention, mix_models
@@ -40,7 +40,7 @@ def scalar_apfl(w, v, epochs, **args):
     """Return a site whose images have the value 4, after a training."""
     site = Site("c", 1, State(), QUADRATIC, Settings(rounds=1, epochs=epochs))
     site.train = quadratic_sites()["c"].train
-    keep(site, PERSONAL_PREFIX, {"w": torch.tensor(v, dtype=torch.float64)})
+    set_auxiliary_state(site, PERSONAL_PREFIX, {"w": torch.tensor(v, dtype=torch.float64)})
     reply = APFL(**args).train(site, Request("c", "fit", {"model/w": torch.tensor(w, dtype=torch.float64)}))
     return site, w + reply.tensors["model/w"].item()
 
@@ -48,8 +48,8 @@ def scalar_apfl(w, v, epochs, **args):
 def test_apfl_five_steps_equal_the_formulas():
     site, w = scalar_apfl(0.0, 0.0, 5, alpha=0.5, adaptive=False)
     assert w == pytest.approx(1.63804, abs=1e-9)
-    assert kept(site, PERSONAL_PREFIX)["w"].item() == pytest.approx(0.8630914844, abs=1e-9)
-    assert kept(site, MIXTURE_PREFIX)["w"].item() == pytest.approx(1.2505657422, abs=1e-9)
+    assert auxiliary_state(site, PERSONAL_PREFIX)["w"].item() == pytest.approx(0.8630914844, abs=1e-9)
+    assert auxiliary_state(site, MIXTURE_PREFIX)["w"].item() == pytest.approx(1.2505657422, abs=1e-9)
 
 
 def test_apfl_alpha_takes_one_step_per_round():
@@ -255,7 +255,7 @@ def test_fedas_b_9_bodies_are_weighted_by_their_traces():
     sizes = dict(zip("abc", (7, 1, 3), strict=True))
     for traces, mean in (((1, 1, 2), 2.25), ((3, 3, 3), 5 / 3)):
         metas = {site: {"size": sizes[site], "trace": trace} for site, trace in zip("abc", traces, strict=True)}
-        weights = normalised(FedAS().weights_of(None, metas), metas)
+        weights = normalised_weights(FedAS().weights_of(None, metas), metas)
         assert sum(weights[site] * body for site, body in zip("abc", (0, 1, 4), strict=True)) == pytest.approx(mean)
     metas = {site: {"size": size, "trace": 0.0} for site, size in sizes.items()}
-    assert normalised(FedAS().weights_of(None, metas), metas)["a"] == pytest.approx(7 / 11)
+    assert normalised_weights(FedAS().weights_of(None, metas), metas)["a"] == pytest.approx(7 / 11)

@@ -8,7 +8,7 @@ import torch
 from medfl.engine.store import Store
 from medfl.plugins import load_plugins
 from medfl.testing.cohort import Case, make_site, make_sites, states
-from medfl.toolkit.prototypes import mean_prototypes, nearest_prototype_layer, prototype_distance, table
+from medfl.toolkit.prototypes import mean_prototypes, nearest_prototype_layer, prototype_distance, prototype_table
 from medfl.types import SERVER
 from medfl_methods.fedfa.method import OwnAnchors, anchor_loss
 from medfl_methods.fedtgp import adaptive_margin, contrastive_loss
@@ -36,7 +36,7 @@ def test_fedproto_global_prototype_is_the_mean_over_sites_with_the_class():
 
 
 def test_fedproto_images_without_a_prototype_count_as_zero_in_the_mean():
-    aims = table({"0": torch.tensor([2.0, 1.0]), "1": torch.tensor([0.0, 2.0])}, 3, "cpu")
+    aims = prototype_table({"0": torch.tensor([2.0, 1.0]), "1": torch.tensor([0.0, 2.0])}, 3, "cpu")
     features = torch.tensor([[2.0, 2.0], [0.0, 0.0], [5.0, 5.0]], requires_grad=True)
     distance = prototype_distance(features, aims, torch.tensor([0, 1, 2]))
     assert distance.item() == pytest.approx(5 / 3)  # squared distances 1, 4, none
@@ -81,7 +81,9 @@ def test_fedproto_nearest_prototype_is_evaluated_and_exported(tmp_path):
     result = run_fedproto(tmp_path, {"inference": "prototype"})
     held = states(tmp_path)[SERVER]
     model = result.models["site-1"]["personal"].tensors
-    weight, bias = nearest_prototype_layer(table({n.removeprefix("kept/proto/"): t for n, t in held.items()}, 3, "cpu"))
+    weight, bias = nearest_prototype_layer(
+        prototype_table({n.removeprefix("kept/proto/"): t for n, t in held.items()}, 3, "cpu")
+    )
     assert torch.equal(model["head.weight"], weight)
     assert torch.equal(model["head.bias"], bias)
     assert torch.equal(model["body.0.weight"], states(tmp_path)["site-1"]["body.0.weight"])

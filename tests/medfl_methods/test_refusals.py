@@ -14,11 +14,11 @@ from refusals import refused
 from torch import nn
 from toys import Headed
 
-from medfl.data.pooled import Empty, TensorData
+from medfl.data.pooled import EmptyDataset, TensorData
 from medfl.errors import DataError, MedflError, SettingsError
 from medfl.networks.parts import mlp
 from medfl.plugins import load_plugins
-from medfl.task import Scale
+from medfl.task import ImageScale
 from medfl.testing.cohort import CLASSES, Case, SmallNet, make_data, make_sites, make_task
 from medfl.testing.tasks import OTHER_OBJECTIVES, make_sites_of, make_task_of
 
@@ -93,7 +93,7 @@ def optimizer(kind: type[torch.optim.Optimizer], **options: Any) -> dict[str, An
 def without_validation(*names: str) -> dict[str, Any]:
     """Return options of a run in which the given sites have no validation images."""
     sites = make_sites()
-    return {"sites": sites | {name: dataclasses.replace(sites[name], val=Empty()) for name in names}}
+    return {"sites": sites | {name: dataclasses.replace(sites[name], val=EmptyDataset()) for name in names}}
 
 
 def regions(labels: torch.Tensor, network: str = "norm") -> dict[str, Any]:
@@ -168,7 +168,7 @@ NO_ADAM = RefusedRun("unsupported_optimizer", run=optimizer(torch.optim.Adam), o
 NESTEROV = optimizer(torch.optim.SGD, nesterov=True, momentum=0.9)
 NO_NESTEROV = RefusedRun("unsupported_optimizer", run=NESTEROV, optimizer="SGD", options=["nesterov"])
 NO_VALIDATION = RefusedRun("no_images", run=without_validation("site-2"), split="val", sites=["site-2"])
-TINY_IMAGES = RefusedRun("image_too_small", run=on("plain", scale=Scale((1, 3, 3))), minimum=4, found=[3, 3])
+TINY_IMAGES = RefusedRun("image_too_small", run=on("plain", scale=ImageScale((1, 3, 3))), minimum=4, found=[3, 3])
 NO_SCALE = RefusedRun("missing_scale", run=on("plain", scale=None))
 SDC_PRIVATE = ["gamma", "ensemble", "privacy"]
 SDC_RANGES = ([0.9, 0.4], [0.0, 1.0], [0.4, 1.1], [0.4, math.nan])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from quadratic_toys import quadratic
 
-from medfl.engine.runs.simulation import Result
+from medfl.engine.runs.simulation import SimulationResult
 from medfl.plugins import load_plugins
 from medfl.testing.cohort import Case, make_sites, make_task, states
 from medfl_methods.cyclic import Cyclic
@@ -48,7 +48,9 @@ def test_centralized_persistent_momentum_makes_rounds_equal_to_steps(tmp_path):
 NAMES = ("site-1", "site-2", "site-3")
 
 
-def run_cyclic(folder: Path, args: dict[str, Any] | None = None, name: str = "cyclic", **options: Any) -> Result:
+def run_cyclic(
+    folder: Path, args: dict[str, Any] | None = None, name: str = "cyclic", **options: Any
+) -> SimulationResult:
     return Case(REGISTRY, name, args or {}).run(folder, **({"rounds": 1, "evaluate_every": 9} | options))
 
 

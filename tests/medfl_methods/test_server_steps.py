@@ -14,7 +14,7 @@ from medfl.errors import SettingsError
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
 from medfl.testing.cohort import Case, make_sites, make_task, states
-from medfl.training.sgd import way
+from medfl.training.sgd import distance_in_learning_rates
 from medfl.types import SERVER
 from medfl_methods.feddyn import FedDyn
 from medfl_methods.fednova import FedNova
@@ -104,7 +104,7 @@ def test_fednova_weights_and_step_factor_equal_the_specification():
     ],
 )
 def test_fednova_efforts_equal_the_formulas(optimizer, steps, mu, expected):
-    assert way(optimizer.param_groups[0], steps, mu) == pytest.approx(expected, abs=1e-9)
+    assert distance_in_learning_rates(optimizer.param_groups[0], steps, mu) == pytest.approx(expected, abs=1e-9)
 
 
 def test_fednova_effort_is_the_distance_of_sgd_along_a_constant_gradient():
@@ -114,7 +114,9 @@ def test_fednova_effort_is_the_distance_of_sgd_along_a_constant_gradient():
     for _ in range(7):
         parameter.grad = -torch.ones_like(parameter) + 0.5 * parameter.detach()
         optimizer.step()
-    assert way(optimizer.param_groups[0], 7, 0.5) == pytest.approx(parameter.item() / 0.1, abs=1e-12)
+    assert distance_in_learning_rates(optimizer.param_groups[0], 7, 0.5) == pytest.approx(
+        parameter.item() / 0.1, abs=1e-12
+    )
 
 
 def test_fednova_site_without_a_step_is_left_out():

@@ -10,13 +10,13 @@ from hypothesis import strategies as some
 from refusals import refused
 
 from medfl.contract import Server, State
-from medfl.data.pooled import Empty
+from medfl.data.pooled import EmptyDataset
 from medfl.engine.store import Store
 from medfl.errors import SettingsError
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
 from medfl.testing.cohort import Case, bits, make_site, make_sites, make_task
-from medfl.toolkit.aggregation import normalised
+from medfl.toolkit.aggregation import normalised_weights
 from medfl.types import SERVER
 from medfl.utils.wire import tensors_equal
 from medfl_methods.fedce import contributions, cosines_to_others, remove_model
@@ -157,7 +157,7 @@ def test_feddg_ga_unavailable_site_has_no_gap(tmp_path):
 
 def test_feddg_ga_requires_validation_images_and_a_fixed_number_of_rounds(tmp_path):
     sites = make_sites()
-    blind = sites | {"site-2": dataclasses.replace(sites["site-2"], val=Empty())}
+    blind = sites | {"site-2": dataclasses.replace(sites["site-2"], val=EmptyDataset())}
     with refused(SettingsError, "no_images", split="val", sites=["site-2"]):
         run_feddg_ga(tmp_path / "blind", sites=blind)
     run_feddg_ga(tmp_path / "longer", rounds=3)
@@ -177,7 +177,7 @@ def weights_feddisco(counts, **args):
     """Return the final weights of the sites."""
     server = Server("server", 1, State(), make_task(), Settings(rounds=1), sites=sorted(counts))
     metas = {site: {"size": sum(own), "label_counts": own} for site, own in counts.items()}
-    return normalised(FedDisco(**args).weights_of(server, metas), metas)
+    return normalised_weights(FedDisco(**args).weights_of(server, metas), metas)
 
 
 def test_feddisco_discrepancies():

@@ -14,7 +14,7 @@ from mlflow_toys import SETTINGS, begin, expected, rows, stored, the_run, write
 
 import medfl_mlflow
 from medfl.cli.main import main
-from medfl.engine.evaluation import Row
+from medfl.engine.evaluation import MetricRow
 from medfl.plugins import load_plugins
 from medfl.testing.synthetic import make_cohort
 
@@ -107,10 +107,10 @@ def test_names_say_the_model_and_the_moment(run_folder: Path) -> None:
     write(
         run_folder,
         [
-            Row(1, "site-01", "personal", "test", "trained", "f1", 0.5),
-            Row(1, "site-01", "personal", "test", "aggregated", "f1", 0.25),
-            Row(1, "site-01", "personal@site-02", "test", "aggregated", "f1", 0.75),
-            Row(1, "site-01", "personal", "train", "trained", "loss", float("inf")),
+            MetricRow(1, "site-01", "personal", "test", "trained", "f1", 0.5),
+            MetricRow(1, "site-01", "personal", "test", "aggregated", "f1", 0.25),
+            MetricRow(1, "site-01", "personal@site-02", "test", "aggregated", "f1", 0.75),
+            MetricRow(1, "site-01", "personal", "train", "trained", "loss", float("inf")),
         ],
     )
     medfl_mlflow.medfl_round_ended(str(run_folder))

@@ -13,7 +13,7 @@ from toys import builtin
 
 from medfl.engine.attendance import MISSED, TOOK_PART
 from medfl.engine.runs.records import RunRecord, read_run
-from medfl.engine.runs.summary import ended_on
+from medfl.engine.runs.summary import describe_unavailable
 from medfl.records.summary import Attendance, Summary
 from medfl.testing.cohort import make_sites
 from medfl_report.page import write_report
@@ -57,10 +57,10 @@ def test_a_run_in_which_a_site_came_back_ended_on_all_and_has_the_matrix(tmp_pat
 
 def test_in_words() -> None:
     some, everyone = Attendance(sites=7, unavailable=("a", "b")), Attendance(sites=7)
-    assert ended_on(None) == ""
-    assert ended_on(summary_of(run_file(), attendance=some)) == " on 5 of 7 sites"
-    assert ended_on(summary_of(run_file(), status="diverged", attendance=some)) == ""
-    assert ended_on(summary_of(run_file(), attendance=everyone)) == ""
+    assert describe_unavailable(None) == ""
+    assert describe_unavailable(summary_of(run_file(), attendance=some)) == " on 5 of 7 sites"
+    assert describe_unavailable(summary_of(run_file(), status="diverged", attendance=some)) == ""
+    assert describe_unavailable(summary_of(run_file(), attendance=everyone)) == ""
 
 
 def test_a_real_run_knows_who_was_absent_also_when_it_is_resumed(tmp_path: Path) -> None:

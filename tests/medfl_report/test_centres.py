@@ -19,16 +19,16 @@ from medfl.data.partition.plan import PartitionPlan
 from medfl.data.pooled import all_targets
 from medfl.data.sites import load_site
 from medfl.engine.runs.records import read_run
-from medfl.engine.runs.site_bundles import _csv
+from medfl.engine.runs.site_bundles import _format_predictions
 from medfl.objectives import Multiclass
 from medfl.testing.cohort import make_task
 from medfl_datasets.abide.spec import Abide
 from medfl_datasets.abide.synthetic import write_release
-from medfl_report.gains import TOO_FEW
 from medfl_report.groups import group_runs
 from medfl_report.page import write_report
-from medfl_report.predictions import read_tested
+from medfl_report.predictions import read_prediction_sets
 from medfl_report.sections.centres import centre_gains, centres_section
+from medfl_report.site_comparison import TOO_FEW_PATIENTS
 
 CENTRES = ("NYU", "NYU", "YALE", "NYU", "PITT")
 """Of the test images of each site, over and over."""
@@ -42,7 +42,7 @@ def make(tmp_path, method, **options):
 
 def read(folders):
     records = [read_run(folder) for folder in folders]
-    return group_runs(records), {str(run.folder): read_tested(run) for run in records}
+    return group_runs(records), {str(run.folder): read_prediction_sets(run) for run in records}
 
 
 def gains(folders):
@@ -105,7 +105,7 @@ def test_few_images_of_a_class_give_no_interval(tmp_path):
         rewrite(run, lambda table: table.assign(label=np.arange(len(table)) // 5))
     comparison, _ = gains(runs)
     by_name = {row.name: row for row in comparison.rows}
-    assert (by_name["YALE"].low, by_name["YALE"].effect) == (None, TOO_FEW)
+    assert (by_name["YALE"].low, by_name["YALE"].effect) == (None, TOO_FEW_PATIENTS)
     assert by_name["NYU"].low is not None
     assert by_name["YALE"].difference == pytest.approx(area(runs[1:], "YALE") - area(runs[:1], "YALE"))
     assert comparison.mean.effect == "no test at every centre"
@@ -161,7 +161,7 @@ def test_the_centre_goes_from_the_release_into_the_predictions(tmp_path):
     site = load_site(tmp_path / "sites" / "US-Middle", Multiclass(2), (0.0,), (1.0,))
     labels = all_targets(site.test)
     task = replace(make_task(), objective=Multiclass(2))
-    lines = _csv(task, labels.double()[:, None].repeat(1, 2), labels, site.test_facts).splitlines()
+    lines = _format_predictions(task, labels.double()[:, None].repeat(1, 2), labels, site.test_facts).splitlines()
     assert lines[0] == "row,label,p0,p1,sex,centre"
     assert {line.rsplit(",", 1)[1] for line in lines[1:]} == {"UM"}
     assert len(lines) == 3

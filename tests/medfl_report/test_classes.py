@@ -16,7 +16,7 @@ from medfl.engine.runs.records import read_run
 from medfl.errors import SettingsError
 from medfl_report.groups import group_runs
 from medfl_report.page import write_report
-from medfl_report.predictions import read_tested
+from medfl_report.predictions import read_prediction_sets
 from medfl_report.sections.classes import classes_section
 
 CLASSES = ("x", "y", "z")
@@ -26,7 +26,9 @@ TABLE = "AUC of each class"
 def section(folders, baseline=None):
     """What the section shows of some runs; None where there is none."""
     records = [read_run(folder) for folder in folders]
-    content = classes_section(group_runs(records), {str(run.folder): read_tested(run) for run in records}, baseline)
+    content = classes_section(
+        group_runs(records), {str(run.folder): read_prediction_sets(run) for run in records}, baseline
+    )
     if content is None:
         return None
     html = render_section("classes", content)

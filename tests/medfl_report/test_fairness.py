@@ -18,7 +18,7 @@ from medfl.objectives import Multiclass
 from medfl_report.groups import group_runs
 from medfl_report.page import write_report
 from medfl_report.predictions import Tested as Answers
-from medfl_report.predictions import read_tested
+from medfl_report.predictions import read_prediction_sets
 from medfl_report.sections.fairness import fairness_section
 from medfl_report.sections.fairness_measures import (
     AucBySex,
@@ -152,7 +152,7 @@ OPTIONS = {"classes": ("control", "autism"), "metrics": ("auc",), "state": False
 def shown(folders):
     """The section about some runs, taken apart; None where there is none."""
     records = [read_run(folder) for folder in folders]
-    content = fairness_section(group_runs(records), {str(run.folder): read_tested(run) for run in records})
+    content = fairness_section(group_runs(records), {str(run.folder): read_prediction_sets(run) for run in records})
     if content is None:
         return None
     html = render_section("fairness", content)

@@ -18,7 +18,7 @@ from medfl_report.figures import (
     reliability_figure,
     svg,
 )
-from medfl_report.sections.holdings import holdings_figure
+from medfl_report.sections.class_counts_figure import class_counts_figure
 
 ODD = "a$b$ & <i>c"
 
@@ -143,7 +143,7 @@ def test_lines_stand_out_on_a_light_and_on_a_dark_page(ground):
 def test_no_text_is_lost_on_the_way_into_a_page():
     """Class names that take two lines stand in text elements of their own, whose style ends with the font's family."""
     classes = ['benign "typical"', "carcinoma, in situ", "a very long name of a class in two lines", "Oedem"]
-    figure = holdings_figure({"site-01": [3, 4, 5, 6], "site-02": [1, 0, 2, 9]}, classes)
+    figure = class_counts_figure({"site-01": [3, 4, 5, 6], "site-02": [1, 0, 2, 9]}, classes)
     shown = " ".join(text for text in Texts(svg(figure, "held", "who holds what")).texts if text)
     for word in " ".join(classes).split():
         assert word in shown, word

@@ -12,11 +12,11 @@ from run_records import change_json
 from scipy import stats
 
 from medfl.engine.runs.records import read_run
-from medfl_report.gains import GAINS, LOSES, UNCLEAR
-from medfl_report.groups import by_people, group_runs, several
+from medfl_report.groups import by_people, group_runs, repeated_word
 from medfl_report.page import write_report
-from medfl_report.predictions import read_tested
+from medfl_report.predictions import read_prediction_sets
 from medfl_report.sections.site_results import gains_section
+from medfl_report.site_comparison import BETTER, NO_CLEAR_DIFFERENCE, WORSE
 
 BASE = (0.5, 0.55, 0.6)
 """Of each fold, at every site."""
@@ -55,7 +55,7 @@ def folders(tmp_path):
 
 def section(folders):
     records = [read_run(folder) for folder in folders]
-    return gains_section(group_runs(records), {str(run.folder): read_tested(run) for run in records})
+    return gains_section(group_runs(records), {str(run.folder): read_prediction_sets(run) for run in records})
 
 
 def corrected(differences, folds=3):
@@ -75,7 +75,7 @@ def test_folds_make_one_comparison_with_the_corrected_interval(folders):
         assert (row.difference, row.low, row.high) == pytest.approx((mean, mean - half, mean + half))
         assert (row.alone, row.other) == pytest.approx((fmean(BASE), fmean(BASE) + mean))
         assert row.spread == pytest.approx(stdev(STEPS[site]))
-    assert (rows["a"].effect, rows["b"].effect) == (GAINS, UNCLEAR)
+    assert (rows["a"].effect, rows["b"].effect) == (BETTER, NO_CLEAR_DIFFERENCE)
     assert rows["a"].images == 4 + 5 + 6, "each fold tests other images"
 
 
@@ -111,7 +111,7 @@ def test_a_loss_is_called_so(folders):
     for folder in swapped:
         change_json(folder / "run.json", lambda run: run["identity"].update(method=swaps[run["identity"]["method"]]))
     (against,) = section(swapped)["comparisons"]
-    assert against.metrics[0].rows[0].effect == LOSES
+    assert against.metrics[0].rows[0].effect == WORSE
 
 
 def test_the_page_says_folds_and_shows_each_method_once(folders, tmp_path):
@@ -166,4 +166,4 @@ def test_what_a_group_repeats(tmp_path, runs, word):
         read_run(make_run(tmp_path / str(n), seed=seed, fold=fold, bundles=False, state=False))
         for n, (seed, fold) in enumerate(runs)
     ]
-    assert several(group_runs(made)) == word
+    assert repeated_word(group_runs(made)) == word

@@ -14,9 +14,18 @@ from sklearn.metrics import balanced_accuracy_score
 
 from medfl.engine.runs.records import read_run
 from medfl.errors import StoreError
-from medfl_report.gains import GAINS, LOSES, UNCLEAR, ComparisonRow, compare_sites, mean_interval, pair_up, worst_row
 from medfl_report.groups import Group, group_runs
-from medfl_report.predictions import read_tested
+from medfl_report.predictions import read_prediction_sets
+from medfl_report.site_comparison import (
+    BETTER,
+    NO_CLEAR_DIFFERENCE,
+    WORSE,
+    ComparisonRow,
+    compare_sites,
+    mean_interval,
+    pair_up,
+    worst_row,
+)
 from medfl_report.statistics import Interval
 
 
@@ -24,7 +33,7 @@ def compare(runs, metric="accuracy"):
     """The comparison of the second method of `runs` with the first."""
     alone, other = group_runs([read_run(run) for run in runs])
     pairs = pair_up(alone, other)
-    tested = {str(run.folder): read_tested(run) for run in (*alone.runs, *other.runs)}
+    tested = {str(run.folder): read_prediction_sets(run) for run in (*alone.runs, *other.runs)}
     return compare_sites(metric, other.label, pairs, tested)
 
 
@@ -48,7 +57,7 @@ def test_a_run_against_its_like_has_no_difference(tmp_path):
         )
     comparison = compare(runs)
     for row in (*comparison.rows, comparison.mean):
-        assert (row.difference, row.low, row.high, row.effect) == (0, 0, 0, UNCLEAR)
+        assert (row.difference, row.low, row.high, row.effect) == (0, 0, 0, NO_CLEAR_DIFFERENCE)
     assert comparison.reach == 0.1
 
 
@@ -58,7 +67,7 @@ def test_differences_are_those_of_the_scores(tmp_path):
     comparison = compare(runs, "balanced_accuracy")
     wanted = []
     for row in comparison.rows:
-        before, after = (read_tested(read_run(run))[row.name] for run in runs)
+        before, after = (read_prediction_sets(read_run(run))[row.name] for run in runs)
         before_score, two = (balanced_accuracy_score(t.targets, t.judged.argmax(1)) for t in (before, after))
         assert row.alone == pytest.approx(before_score)
         assert row.other == pytest.approx(two)
@@ -72,11 +81,11 @@ def test_differences_are_those_of_the_scores(tmp_path):
     assert comparison.worst.low is None
 
 
-@pytest.mark.parametrize(("metric", "effect"), [("accuracy", GAINS), ("ece", LOSES)])
+@pytest.mark.parametrize(("metric", "effect"), [("accuracy", BETTER), ("ece", WORSE)])
 def test_more_is_a_gain_but_of_an_error(tmp_path, metric, effect):
     """The other model is always right and always says one half: more accurate, and a larger calibration error."""
     runs = [make_run(tmp_path / name, name, metrics=(metric,), sites=["site-1"]) for name in ("local", "fedavg")]
-    labels = read_tested(read_run(runs[0]))["site-1"].targets
+    labels = read_prediction_sets(read_run(runs[0]))["site-1"].targets
     sure = torch.nn.functional.one_hot((labels + 1) % 3, 3).double()
     right = torch.full((40, 3), 0.25, dtype=torch.float64).scatter(1, labels[:, None], 0.5)
     wrong = sure if metric == "accuracy" else torch.nn.functional.one_hot(labels, 3).double()
@@ -112,7 +121,7 @@ def test_seeds_that_disagree_leave_it_open(tmp_path):
     runs = []
     for seed in range(3):
         pair = [make_run(tmp_path / f"{m}{seed}", m, seed, sites=["site-1"], images=100) for m in ("local", "fedavg")]
-        labels = read_tested(read_run(pair[0]))["site-1"].targets
+        labels = read_prediction_sets(read_run(pair[0]))["site-1"].targets
         right, wrong = (torch.nn.functional.one_hot((labels + k) % 3, 3).double() for k in (0, 1))
         nearly = right.clone()
         nearly[0] = wrong[0]
@@ -121,7 +130,7 @@ def test_seeds_that_disagree_leave_it_open(tmp_path):
         runs += pair
     row = compare(runs).rows[0]
     assert row.low < 0 < row.difference
-    assert row.effect == UNCLEAR
+    assert row.effect == NO_CLEAR_DIFFERENCE
 
 
 def test_the_interval_of_a_mean_of_alike_sites_shrinks_with_the_root_of_their_number():
@@ -183,7 +192,7 @@ def test_damaged_predictions_are_named(tmp_path, text, message):
     run = make_run(tmp_path / "local", "local")
     (run / "sites/site-2/predictions.csv").write_text(text)
     with refused(StoreError, "unreadable_file", path=str(run / "sites/site-2/predictions.csv")) as error:
-        read_tested(read_run(run))
+        read_prediction_sets(read_run(run))
     assert message in str(error.value)
     assert "Give the command of that run again" in str(error.value)
 

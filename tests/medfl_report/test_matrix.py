@@ -14,7 +14,7 @@ from medfl.engine.runs.records import read_run
 from medfl.records.summary import Summary
 from medfl_report.groups import group_runs, same_people
 from medfl_report.page import write_report
-from medfl_report.sections.matrix import cross_table, global_mean, local_mean, matrix_section, undefined
+from medfl_report.sections.cross_site import count_undefined, cross_site_scores, global_mean, local_mean, matrix_section
 
 NAN = math.nan
 SITES = ("a", "b", "c")
@@ -48,7 +48,7 @@ def test_both_tests_by_hand():
     """A cell that is not defined is left out of its row, and each model counts the same."""
     assert local_mean(TABLE) == pytest.approx((0.9 + 0.8) / 2)
     assert global_mean(TABLE) == pytest.approx((1.8 / 3 + 1.4 / 2 + 0.8 / 2) / 3)
-    assert undefined(TABLE) == 2
+    assert count_undefined(TABLE) == 2
 
 
 def test_the_global_test_is_not_pooled():
@@ -64,16 +64,16 @@ def test_a_table_without_any_score_has_no_means():
 
 
 def test_the_table_is_that_of_the_run(tmp_path):
-    table = cross_table(read_run(make(tmp_path, "fedskd")), "auc")
+    table = cross_site_scores(read_run(make(tmp_path, "fedskd")), "auc")
     assert {owner: list(row) for owner, row in table.items()} == dict.fromkeys(SITES, list(SITES))
     assert all(table[o][s] == pytest.approx(TABLE[o][s], nan_ok=True) for o in SITES for s in SITES)
-    assert cross_table(read_run(tmp_path / "fedskd"), "accuracy") is None
-    assert cross_table(read_run(make(tmp_path, "local", table=None)), "auc") is None
+    assert cross_site_scores(read_run(tmp_path / "fedskd"), "accuracy") is None
+    assert cross_site_scores(read_run(make(tmp_path, "local", table=None)), "auc") is None
 
 
 def test_sites_without_test_images_are_no_columns_but_have_models(tmp_path):
     table = {owner: {"a": 0.5, "c": 0.7} for owner in SITES}
-    crossed = cross_table(read_run(make(tmp_path, "fedskd", table=table)), "auc")
+    crossed = cross_site_scores(read_run(make(tmp_path, "fedskd", table=table)), "auc")
     assert list(crossed) == list(SITES)
     assert {tuple(row) for row in crossed.values()} == {("a", "c")}
     assert local_mean(crossed) == pytest.approx(0.6)
@@ -82,10 +82,10 @@ def test_sites_without_test_images_are_no_columns_but_have_models(tmp_path):
 def test_a_test_of_an_earlier_end_is_not_shown(tmp_path):
     """A run that was given more rounds keeps the rows of its first end."""
     folder = make(tmp_path, "fedskd", status="running")
-    assert cross_table(read_run(folder), "auc") is None
+    assert cross_site_scores(read_run(folder), "auc") is None
     other = make(tmp_path, "fedskd-2")
     rewrite(Summary, other, evaluated_round=5)
-    assert cross_table(read_run(other), "auc") is None
+    assert cross_site_scores(read_run(other), "auc") is None
 
 
 def test_the_section_shows_cells_means_and_what_is_left_out(section):

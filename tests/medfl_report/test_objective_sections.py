@@ -14,13 +14,12 @@ from objective_runs import run_objective
 from read_page import Page, words
 from refusals import refused
 
-from medfl.engine.runs.records import names_of, read_run
-from medfl.engine.runs.worst_cases import FILE, read_worst, small, widest_error
+from medfl.engine.runs.records import common_output_names, read_run
+from medfl.engine.runs.worst_cases import WORST_CASES_FILE, read_worst_cases, shrink_planes, widest_error
 from medfl.errors import ContractError, SettingsError
 from medfl.objectives import Binary, Multilabel, Objective, Regression, Segmentation, Survival
 from medfl.utils.formats import metric_words
 from medfl_report.compare import compare, to_markdown
-from medfl_report.gains import GAINS, LOSES, Comparison, ComparisonRow, add_patient_test
 from medfl_report.groups import Group, group_runs
 from medfl_report.objectives.agreement import limits_of_agreement
 from medfl_report.objectives.calibration import calibration
@@ -29,8 +28,9 @@ from medfl_report.objectives.survival import at_risk, product_limit, risk_groups
 from medfl_report.page import write_report
 from medfl_report.patient_tests import PatientTest
 from medfl_report.predictions import Tested as Answers
-from medfl_report.predictions import read_tested
+from medfl_report.predictions import read_prediction_sets
 from medfl_report.rasters import outline_layer
+from medfl_report.site_comparison import BETTER, WORSE, Comparison, ComparisonRow, add_patient_test
 from medfl_report.statistics import Interval
 
 KINDS: dict[str, Objective] = {
@@ -115,13 +115,13 @@ def test_other_cases_say_which_risks_are_high() -> None:
 def test_runs_about_survival_say_the_group_of_each_test_case(made: Made) -> None:
     """By the median of the validation cases, or of the training cases; a file about anything else has no groups."""
     for folder in made("survival"):
-        for test_set in read_tested(read_run(folder)).values():
+        for test_set in read_prediction_sets(read_run(folder)).values():
             assert set(test_set.groups) <= {"higher", "lower"}
             risks = test_set.judged[:, 0]
             high = torch.tensor([group == "higher" for group in test_set.groups])
             assert len(high) == len(risks)
             assert not (high.any() and (~high).any()) or risks[high].min() >= risks[~high].max()
-    assert all(not test_set.groups for test_set in read_tested(read_run(made("agreement")[0])).values())
+    assert all(not test_set.groups for test_set in read_prediction_sets(read_run(made("agreement")[0])).values())
 
 
 def test_limits_of_agreement() -> None:
@@ -172,7 +172,7 @@ def test_the_slice_with_the_widest_error_and_small_planes() -> None:
     assert widest_error(prediction, reference) == 1, "all right: where the reference is"
     prediction[:, :2, :2, 2:5] = True
     assert widest_error(prediction, reference) == 3, "the middle of those with as many"
-    assert small(torch.linspace(3, 5, 9).reshape(1, 3, 3)).flatten().tolist() == [
+    assert shrink_planes(torch.linspace(3, 5, 9).reshape(1, 3, 3)).flatten().tolist() == [
         0,
         32,
         64,
@@ -183,7 +183,7 @@ def test_the_slice_with_the_widest_error_and_small_planes() -> None:
         223,
         255,
     ]
-    assert small(torch.ones(1, 300, 40, dtype=torch.bool)).shape == (1, 96, 40)
+    assert shrink_planes(torch.ones(1, 300, 40, dtype=torch.bool)).shape == (1, 96, 40)
     assert outline_layer(np.ones((2, 3), dtype=bool), "#000").count("M") == 10, "as many lines as the edge is long"
     assert outline_layer(np.zeros((2, 3), dtype=bool), "#000") == ""
 
@@ -196,7 +196,7 @@ def test_predictions_are_read_as_they_were_scored(made: Made, section: str) -> N
     for folder in made(section):
         run = read_run(folder)
         assert run.objective == KINDS[section]
-        sets = read_tested(run)
+        sets = read_prediction_sets(run)
         assert list(sets) == ["north", "south", "west"]
         assert [test_set.patient_count for test_set in sets.values()] == [4, None, None]
         for site, test_set in sets.items():
@@ -207,7 +207,7 @@ def test_predictions_are_read_as_they_were_scored(made: Made, section: str) -> N
 
 
 def test_labels_that_nobody_looked_for_stay_so(made: Made) -> None:
-    targets = read_tested(read_run(made("label_aucs")[0]))["south"].targets
+    targets = read_prediction_sets(read_run(made("label_aucs")[0]))["south"].targets
     assert targets[:, 0].isnan().tolist() == [place % 4 == 3 for place in range(12)]
     assert not targets[:, 1:].isnan().any()
 
@@ -218,7 +218,7 @@ def test_gains_know_which_way_is_up() -> None:
     near, far = (answers(truth, [[number + by] for (number,) in truth], Regression()) for by in (1.0, 2.0))
     interval = near.gain_over(far, "mae")
     assert interval == Interval(-1, -1, -1)
-    for metric, effect in (("mae", GAINS), ("hd95", GAINS), ("brier", GAINS), ("c_index", LOSES), ("dice", LOSES)):
+    for metric, effect in (("mae", BETTER), ("hd95", BETTER), ("brier", BETTER), ("c_index", WORSE), ("dice", WORSE)):
         row = ComparisonRow("a", 20, 2.0, 1.0, interval.difference)
         assert add_patient_test(metric, row, interval, PatientTest(0.01, 20)).effect == effect
     row = ComparisonRow("a", 20, 90.0, 50.0, -40, -50, -30)
@@ -258,7 +258,7 @@ def test_a_page_shows_what_its_objective_has(made: Made, section: str, tmp_path:
         assert [row[0] for row in rows] == ["north", "south", "west", "mean of sites", "all sites together"]
         drawn = page.tables["At risk, fedavg"]
         assert [row[0] for row in drawn[1:]] == ["lower risk", "higher risk"]
-        groups = [group for test_set in read_tested(read_run(runs[1])).values() for group in test_set.groups]
+        groups = [group for test_set in read_prediction_sets(read_run(runs[1])).values() for group in test_set.groups]
         assert [int(row[1]) for row in drawn[1:]] == [groups.count("lower"), groups.count("higher")]
         assert len(groups) == 36
     if section == "masks":
@@ -299,14 +299,14 @@ def test_names_stand_in_place_of_numbers(
     for metric in metrics[1:]:
         assert f"{metric_words(metric.partition('_')[0])} of {shown[0]}" in words(page.sections["scores"])
         records = [read_run(folder) for folder in folders]
-        line = to_markdown(compare(records, [metric]), names_of(records)).splitlines()[0]
+        line = to_markdown(compare(records, [metric]), common_output_names(records)).splitlines()[0]
         assert line == f"### {metric}, {metric_words(metric, NAMES_ESCAPED)} (larger is better)"
 
 
 def test_cases_without_a_distance_are_left_out_and_counted(made: Made) -> None:
     """A class that is in one mask only has no distance: the mean is that of the others."""
     run = read_run(made("masks")[1])
-    test_set = read_tested(run)["south"]
+    test_set = read_prediction_sets(run)["south"]
     column = run.objective.columns(()).index("hd95_1")
     test_set.judged[:, column] = torch.tensor([float(number) for number in range(11)] + [NAN])
     content = masks_section(group_runs([run]), {str(run.folder): {"south": test_set}})
@@ -326,9 +326,9 @@ def test_cases_without_a_distance_are_left_out_and_counted(made: Made) -> None:
 
 def test_a_site_that_is_not_asked_keeps_no_picture(made: Made, tmp_path: Path) -> None:
     alone, other = made("masks")
-    assert not list(alone.rglob(FILE))
-    cases = read_worst(other / "sites" / "west")
-    judged = read_tested(read_run(other))["west"].judged[:, 0]
+    assert not list(alone.rglob(WORST_CASES_FILE))
+    cases = read_worst_cases(other / "sites" / "west")
+    judged = read_prediction_sets(read_run(other))["west"].judged[:, 0]
     assert [case.dice for case in cases] == pytest.approx(judged.sort().values[:3].tolist())
     assert [judged[case.row] for case in cases] == pytest.approx([case.dice for case in cases])
     assert cases[0].image.shape == (6, 6)

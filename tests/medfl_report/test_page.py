@@ -16,7 +16,7 @@ from medfl.records.summary import Summary
 from medfl_report.groups import Group
 from medfl_report.notices import MAX_NAMED, headline
 from medfl_report.page import write_report
-from medfl_report.predictions import pooled, read_tested
+from medfl_report.predictions import pooled, read_prediction_sets
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_the_first_table_says_what_scikit_learn_says(page, tmp_path):
     document = page(("local", {"skill": 0.3, "images": 90}), ("fedavg", {"skill": 2.0, "images": 90}))
     head, *rows = document.tables["fedavg against local, accuracy"]
     assert [words(cell) for cell in head[:4]] == ["site test images", "local", "fedavg", "difference 95 % CI"]
-    tested = [read_tested(read_run(tmp_path / name)) for name in ("local", "fedavg")]
+    tested = [read_prediction_sets(read_run(tmp_path / name)) for name in ("local", "fedavg")]
     alone, other = (
         [accuracy_score(sets[site].targets, sets[site].judged.argmax(1)) for site in SITES] for sets in tested
     )
@@ -60,7 +60,7 @@ def test_alone_a_run_shows_accuracies_with_wilsons_interval(page, tmp_path):
     assert "There is no run of the method local" in words(document.sections["gains"])
     rows = document.tables["Scores of fedavg by site"]
     assert len(rows) == 6
-    for site, tested in read_tested(read_run(tmp_path / "fedavg")).items():
+    for site, tested in read_prediction_sets(read_run(tmp_path / "fedavg")).items():
         ends = binomtest(tested.correct, 40).proportion_ci(method="wilson")
         wanted = [f"{site} 40 images", f"{tested.correct / 40:.3f}{ends.low:.3f} to {ends.high:.3f}"]
         assert wanted in [[row[0], row[2]] for row in rows]
@@ -68,7 +68,7 @@ def test_alone_a_run_shows_accuracies_with_wilsons_interval(page, tmp_path):
 
 def test_the_confusion_matrix_is_scikit_learns(page, tmp_path):
     document = page(("fedavg", {}))
-    everything = pooled(read_tested(read_run(tmp_path / "fedavg")))
+    everything = pooled(read_prediction_sets(read_run(tmp_path / "fedavg")))
     wanted = confusion_matrix(everything.targets, everything.judged.argmax(1))
     head, *rows = document.tables["Confusion matrix of fedavg"]
     assert head == ["", "basophil", "eosinophil", "lymphocyte"]

@@ -20,7 +20,15 @@ from medfl_report.page import make_page, write_report
 from medfl_report.paper.export import write_files
 from medfl_report.paper.page_figures import PageFigure, record_figure, recorded_figures, write_figure
 from medfl_report.paper.page_tables import ReportTable, cell, latex, recorded_tables, to_csv, to_latex
-from medfl_report.rasters import FOR, colour_layer, grey_layer, outline_layer, shades, tile, tile_figure
+from medfl_report.rasters import (
+    POSITIVE,
+    colour_layer,
+    grey_layer,
+    grey_levels,
+    outline_layer,
+    thumbnail_svg,
+    tile_figure,
+)
 from medfl_report.section import show_table
 
 CLASSES = ("a_b & 50 %", "$c", "d\\e")
@@ -177,10 +185,12 @@ def test_an_image_is_drawn_in_its_own_greys_with_what_lies_over_it():
     values = np.arange(12.0).reshape(3, 4)
     levels, mask = np.zeros((3, 4), dtype=int), np.zeros((3, 4), dtype=bool)
     levels[1, 2], mask[:2, :2] = 4, True
-    figure = tile_figure((3, 4), grey_layer(shades(values)) + colour_layer(levels) + outline_layer(mask, "#00c2ff"))
+    figure = tile_figure(
+        (3, 4), grey_layer(grey_levels(values)) + colour_layer(levels) + outline_layer(mask, "#00c2ff")
+    )
     drawn = np.asarray(figure.axes[0].images[0].get_array())
-    greys = np.rint(255 * shades(values) / 11) / 255
-    colour = np.array([int(FOR[place : place + 2], 16) / 255 for place in (1, 3, 5)])
+    greys = np.rint(255 * grey_levels(values) / 11) / 255
+    colour = np.array([int(POSITIVE[place : place + 2], 16) / 255 for place in (1, 3, 5)])
     expected = np.repeat(greys[..., None], 3, axis=2)
     expected[1, 2] = 0.2 * expected[1, 2] + 0.8 * colour
     assert drawn == pytest.approx(expected)
@@ -189,11 +199,11 @@ def test_an_image_is_drawn_in_its_own_greys_with_what_lies_over_it():
 
 
 def test_nothing_is_kept_where_nobody_wants_it():
-    tile((1, 1), "", "nothing")
+    thumbnail_svg((1, 1), "", "nothing")
     with recorded_figures() as pictures:
-        tile((1, 1), "", "one")
+        thumbnail_svg((1, 1), "", "one")
         record_figure("named", "two", lambda: tile_figure((1, 1), ""))
-    tile((1, 1), "", "nothing")
+    thumbnail_svg((1, 1), "", "nothing")
     assert [(picture.name, picture.description) for picture in pictures] == [("image0", "one"), ("named", "two")]
     assert isinstance(pictures[0], PageFigure)
 

@@ -15,10 +15,10 @@ from medfl.engine.runs.records import read_run
 from medfl.objectives import Multiclass
 from medfl_report.claims import check_claim
 from medfl_report.compare import compare
-from medfl_report.gains import GAINS, TOO_FEW, UNCLEAR, compare_sites, pair_up
 from medfl_report.groups import group_runs
 from medfl_report.patient_tests import PatientTest, effect_over_runs
-from medfl_report.predictions import read_tested
+from medfl_report.predictions import read_prediction_sets
+from medfl_report.site_comparison import BETTER, NO_CLEAR_DIFFERENCE, TOO_FEW_PATIENTS, compare_sites, pair_up
 from medfl_report.statistics import (
     ExchangeDistribution,
     Interval,
@@ -136,7 +136,7 @@ def test_p_values_of_seeds_with_unknown_overlap_are_combined():
 
 def compared(folders):
     alone, other = group_runs([read_run(folder) for folder in folders])
-    tested = {str(run.folder): read_tested(run) for run in (*alone.runs, *other.runs)}
+    tested = {str(run.folder): read_prediction_sets(run) for run in (*alone.runs, *other.runs)}
     return compare_sites("accuracy", other.label, pair_up(alone, other), tested)
 
 
@@ -144,8 +144,8 @@ def test_three_test_images_that_all_change_are_too_few(tmp_path):
     """The difference is the same in each resample, which is no certainty."""
     runs = [make_run(tmp_path / name, name, images=3, skill=skill) for name, skill in (("local", -50), ("fedavg", 50))]
     comparison = compared(runs)
-    assert [(row.difference, row.effect, row.low) for row in comparison.rows] == [(1.0, TOO_FEW, None)] * 3
-    assert (comparison.mean.effect, comparison.mean.p) == (GAINS, 2 / 2**9)
+    assert [(row.difference, row.effect, row.low) for row in comparison.rows] == [(1.0, TOO_FEW_PATIENTS, None)] * 3
+    assert (comparison.mean.effect, comparison.mean.p) == (BETTER, 2 / 2**9)
 
 
 def test_models_that_differ_in_few_answers_are_not_told_apart_by_many_images(tmp_path):
@@ -155,7 +155,7 @@ def test_models_that_differ_in_few_answers_are_not_told_apart_by_many_images(tmp
     table.loc[:2, ["p0", "p1", "p2"]] = table.loc[:2, ["p2", "p0", "p1"]].to_numpy()
     table.to_csv(path, index=False)
     row = compared(runs).rows[0]
-    assert row.effect == UNCLEAR
+    assert row.effect == NO_CLEAR_DIFFERENCE
     assert row.p == pytest.approx(0.25, abs=0.04), "three answers differ, all in one direction: 2 of 8 exchanges"
 
 
@@ -166,7 +166,7 @@ def test_seeds_share_their_patients(tmp_path):
         for seed in range(3)
         for name, skill in (("local", -50), ("fedavg", 50))
     ]
-    assert compared(runs).mean.effect == TOO_FEW
+    assert compared(runs).mean.effect == TOO_FEW_PATIENTS
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ import torch
 from make_runs import MadeUpRun
 from torch import nn
 
-from medfl.data.datalists import FILE, patient_numbers
-from medfl.data.pooled import Pooled, TensorData, count_patients, patients_of
+from medfl.data.datalists import DATALIST_FILE, patient_numbers
+from medfl.data.pooled import PooledDataset, TensorData, count_patients, patients_of
 from medfl.data.sites import load_site
 from medfl.engine.runs.site_bundles import write_predictions
 from medfl.engine.site import Splits
@@ -111,16 +111,16 @@ def test_patients_of_two_sets_are_two() -> None:
     data = TensorData(torch.zeros(3, 1), torch.zeros(3, dtype=torch.int64))
     data.patients = torch.tensor([0, 1, 1])  # type: ignore[attr-defined]
     plain = TensorData(torch.zeros(2, 1), torch.zeros(2, dtype=torch.int64))
-    pooled = Pooled([data, plain, data])
+    pooled = PooledDataset([data, plain, data])
     assert pooled.patients is not None
     assert pooled.patients.tolist() == [0, 1, 1, 2, 3, 4, 5, 5]
     assert (count_patients(pooled), count_patients(plain)) == (6, 2)
-    assert patients_of(Pooled([plain, plain])) is None
+    assert patients_of(PooledDataset([plain, plain])) is None
 
 
 def test_a_site_writes_numbers_and_no_names(tmp_path: Path) -> None:
     make_cohort(tmp_path, images_per_site=30)
-    path = tmp_path / "site-01" / FILE
+    path = tmp_path / "site-01" / DATALIST_FILE
     content = json.loads(path.read_text())
     plain = load_site(path.parent, Multiclass(9), (0.5,), (0.5,)).test
     for record in content["test"]:

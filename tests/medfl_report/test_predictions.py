@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from medfl.objectives import Multiclass
-from medfl_report.predictions import Tested
+from medfl_report.predictions import PredictionSet
 
-SET = Tested(
+SET = PredictionSet(
     rows=torch.tensor([3, 5, 8]),
     targets=torch.tensor([0, 1, 1]),
     judged=torch.tensor([[0.9, 0.1], [0.4, 0.6], [0.7, 0.3]], dtype=torch.float64),

@@ -3,7 +3,7 @@
 import pandas as pd
 from make_runs import make_run
 
-from medfl.engine.evaluation import Row, csv_lines
+from medfl.engine.evaluation import MetricRow, rows_to_csv
 from medfl.engine.runs.records import read_run
 from medfl_report.curves import epoch_curve, global_curve, public_metrics
 from medfl_report.groups import group_runs
@@ -16,12 +16,12 @@ def groups(folder):
     """A run whose global model is scored on public images: twice in three rounds, once in the last one only."""
     make_run(folder)
     rows = [
-        Row(round_ if len(values) > 1 else 3, "public", "global", "test", "aggregated", metric, value)
+        MetricRow(round_ if len(values) > 1 else 3, "public", "global", "test", "aggregated", metric, value)
         for metric, values in VALUES.items()
         for round_, value in enumerate(values, start=1)
     ]
     with (folder / "metrics.csv").open("a") as file:
-        file.write(csv_lines(rows))
+        file.write(rows_to_csv(rows))
     return group_runs([read_run(folder)])
 
 
@@ -47,13 +47,13 @@ def test_a_student_is_drawn_over_its_epochs_beside_the_others_rounds(tmp_path):
     make_run(tmp_path / "pfedcdp", "pfedcdp", seed=1)
     values = [0.3, 0.6, 0.8, 0.7]
     rows = [
-        Row(3, site, "global", "test", f"epoch {epoch}", "auc", value + shift)
+        MetricRow(3, site, "global", "test", f"epoch {epoch}", "auc", value + shift)
         for epoch, value in enumerate(values, start=1)
         for site, shift in (("public", 0.0), ("global", 0.1))
     ]
-    rows.append(Row(2, "public", "global", "test", "epoch 1", "auc", 0.99))  # of a run that had ended and went on
+    rows.append(MetricRow(2, "public", "global", "test", "epoch 1", "auc", 0.99))  # of a run that had ended and went on
     with (tmp_path / "pfedcdp" / "metrics.csv").open("a") as file:
-        file.write(csv_lines(rows))
+        file.write(rows_to_csv(rows))
     (pfedcdp,) = group_runs([read_run(tmp_path / "pfedcdp")])
     curve = epoch_curve(pfedcdp, "auc", "public")
     assert (curve.name, list(curve.rounds), list(curve.middle)) == ("pfedcdp, student by epoch", [1, 2, 3, 4], values)

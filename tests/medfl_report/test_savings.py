@@ -7,14 +7,14 @@ import torch
 from make_runs import SITES, make_run
 from read_page import Page
 
-from medfl.engine.filters import Filters, decode, plain_bytes
+from medfl.engine.filters import Filters, decode, unquantised_bytes
 from medfl.engine.runs.records import read_metrics, read_run
 from medfl.plugins import load_plugins
 from medfl.settings import Compression, Settings
 from medfl.testing.cohort import Case, make_task
 from medfl.utils.wire import payload_bytes
 from medfl_report.page import write_report
-from medfl_report.sections.costs import savings
+from medfl_report.sections.run_tables import savings
 
 
 @pytest.mark.parametrize("bits", [4, 8, 16])
@@ -28,7 +28,7 @@ def test_plain_bytes_are_those_of_what_is_decoded(bits):
     }
     filters = Filters({"u/": "update"}, {}, Settings(rounds=1, compression=Compression(bits=bits)), 1)
     sent, meta = filters.outgoing(update, {}, site="a", stream_factory=lambda payload: pytest.fail("no noise"))
-    assert plain_bytes(sent, meta) == payload_bytes(decode(sent, meta)[0]) == payload_bytes(update)
+    assert unquantised_bytes(sent, meta) == payload_bytes(decode(sent, meta)[0]) == payload_bytes(update)
 
 
 def test_a_run_notes_down_what_it_would_have_sent(tmp_path):

@@ -87,7 +87,7 @@ def notices(html):
 
 def test_the_sections_of_medfl_stand_in_this_order():
     registry = load_plugins()
-    owners = {name: registry.givers("report_section", name)[0] for name in registry.report_sections}
+    owners = {name: registry.plugins_listing("report_section", name)[0] for name in registry.report_sections}
     own = [record for name, record in registry.report_sections.items() if owners[name] in PLUGINS]
     records = sorted(own, key=lambda record: (record.order, record.name))
     assert {record.name: record.title for record in records} == ORDER

@@ -11,7 +11,7 @@ from study_releases import study_release
 from medfl.data.datalists import read_datalist
 from medfl.data.ingest.prepare import prepare
 from medfl.errors import DataError, SettingsError
-from medfl_datasets.bloodcells.labels import SHIPPED
+from medfl_datasets.bloodcells.labels import DEFAULT_LABEL_MAP
 from medfl_datasets.bloodcells.synthetic import ACEVEDO, BODZAS, write_acevedo, write_bodzas, write_matek
 
 
@@ -38,7 +38,7 @@ def test_each_release_is_found_by_its_name_and_prepared(source, tmp_path, monkey
     assert (eight.num_classes, len(eight.splits["training"])) == (8, sum(ACEVEDO.values()))
     assert pooled(source, tmp_path / "3", dataset="matek").num_classes == 15
     assert pooled(source, tmp_path / "4", dataset="bodzas").num_classes == 9
-    shutil.copy(SHIPPED, source / "map.yaml")
+    shutil.copy(DEFAULT_LABEL_MAP, source / "map.yaml")
     for extra in ({}, {"label_map": "map.yaml"}):
         some = pooled(source, tmp_path / f"5{len(extra)}", dataset="bloodcells", bodzas="bodzas", **extra)
         assert (some.num_classes, sum(map(len, some.splits.values()))) == (13, sum(BODZAS.values()))

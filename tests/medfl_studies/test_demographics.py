@@ -14,7 +14,7 @@ from refusals import refused
 from medfl.data.datalists import Datalist, write_datalist
 from medfl.errors import SettingsError
 from medfl_datasets.abide.synthetic import write_release
-from medfl_datasets.abide.tables import FILE, read_phenotypes
+from medfl_datasets.abide.tables import PHENOTYPE_FILE, read_phenotypes
 from medfl_studies.demographics import ALL_SITES, demographics_table
 from medfl_studies.study import run_study
 
@@ -47,7 +47,7 @@ def test_a_study_without_rows_tells_who_is_at_the_sites(load, tmp_path: Path, re
     people = pd.read_csv(results / "abide.csv", keep_default_na=False, na_values={"age_std": "", "age_mean": ""})
     assert people.pop("seed").unique().tolist() == [0]
     table = people.set_index(["site", "centre"])
-    subjects = read_phenotypes(release / "abide" / FILE).subjects
+    subjects = read_phenotypes(release / "abide" / PHENOTYPE_FILE).subjects
     places = sorted({(subject.site, centre) for subject in subjects for centre in ("", subject.centre)})
     assert table.index.tolist() == [*places, (ALL_SITES, "")]
     for site, centre in table.index:

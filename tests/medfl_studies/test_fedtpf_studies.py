@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from medfl_studies.reading import read_study
+from medfl_studies.study_reader import read_study
 
 STUDIES = sorted((Path(__file__).parents[2] / "studies").glob("fedtpf_*.yaml"))
 

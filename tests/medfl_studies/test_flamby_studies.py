@@ -15,10 +15,10 @@ from medfl.cli.run import parse_overrides
 from medfl.data.sites import load_sites
 from medfl.objectives import Binary, Objective, Survival
 from medfl_datasets.flamby_heart.synthetic import write_release as write_heart
-from medfl_datasets.flamby_tcga_brca.spec import OFFICIAL
+from medfl_datasets.flamby_tcga_brca.spec import OFFICIAL_COUNTS
 from medfl_datasets.flamby_tcga_brca.synthetic import write_release as write_brca
-from medfl_studies.cohorts import make_data
 from medfl_studies.study import CheckedStudy, load_study
+from medfl_studies.study_data import make_data
 
 STUDIES = Path(__file__).parents[2] / "studies"
 REAL = Path(os.environ.get("MEDFL_DATA", "nowhere"), "flamby")
@@ -97,7 +97,7 @@ def test_all_seeds_share_the_published_split_of_the_real_patients(tmp_path: Path
     make_data(study.study, study.source, study.out, study.registry, lambda line: None)
     (folder,) = {job.dataset_dir for job in study.jobs}
     sites = load_sites(folder, Survival(), (0.0,), (1.0,))
-    assert {name: (len(site.train), len(site.test)) for name, site in sites.items()} == OFFICIAL
+    assert {name: (len(site.train), len(site.test)) for name, site in sites.items()} == OFFICIAL_COUNTS
 
 
 def accuracy(outputs: torch.Tensor, labels: torch.Tensor) -> float:

@@ -9,7 +9,7 @@ from refusals import refused
 from yaml_bombs import EXPLOSIVE
 
 from medfl.errors import SettingsError
-from medfl_studies.reading import read_study
+from medfl_studies.study_reader import read_study
 
 
 @pytest.mark.parametrize("text", EXPLOSIVE)

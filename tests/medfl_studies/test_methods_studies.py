@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from medfl.plugins import load_plugins
-from medfl_studies.reading import read_study
 from medfl_studies.study import rows_markdown
+from medfl_studies.study_reader import read_study
 
 REGISTRY = load_plugins()
 STUDIES = Path(__file__).parents[2] / "studies"

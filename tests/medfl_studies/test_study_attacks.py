@@ -20,10 +20,10 @@ from medfl.contract import Findings
 from medfl.engine.runs.findings import write_findings
 from medfl.errors import MedflError, PluginError, SettingsError
 from medfl.plugins import load_plugins
-from medfl.privacy.release import Release
+from medfl.privacy.release import ImageRelease
 from medfl_studies.attacks import attack_table, attacks_markdown
-from medfl_studies.reading import read_study
 from medfl_studies.study import list_commands, run_study
+from medfl_studies.study_reader import read_study
 
 ATTACKS = {
     "guess": {"options": {"images": 500}},
@@ -276,10 +276,10 @@ def test_a_scale_changes_the_rows_of_a_method(write) -> None:
 
 def test_the_privacy_of_released_images_is_told(load, tmp_path: Path) -> None:
     """The table has the epsilons of the analytic Gaussian mechanism at delta 1e-5, which another test checks."""
-    clipped = Release("gaussian", 0.15, 1.0)
-    copies = [clipped, Release("gaussian", 0.25, 1.0)]
+    clipped = ImageRelease("gaussian", 0.15, 1.0)
+    copies = [clipped, ImageRelease("gaussian", 0.25, 1.0)]
     cases = {
-        ("alone", 0): {"releases": [Release("gaussian", 0.15, None).meta()]},
+        ("alone", 0): {"releases": [ImageRelease("gaussian", 0.15, None).meta()]},
         ("fedprox-mu-0.1", 0): {"releases": [clipped.meta()]},
         ("fedprox-mu-0.1", 1): {"releases": [release.meta() for release in copies]},
         ("alone", 1): {"releases": [clipped.meta()], "items": {}},

@@ -22,7 +22,7 @@ from medfl.cli.main import main
 from medfl.contract import State
 from medfl.engine.journal import Commit, Journal
 from medfl.testing.synthetic import make_cohort
-from medfl.utils.locks import being_written
+from medfl.utils.locks import is_being_written
 from medfl_studies.study import load_study, run_study
 
 STUDY = {
@@ -131,7 +131,7 @@ def test_a_killed_study_continues_and_leaves_what_is_finished_untouched(folder: 
     assert work.pid is not None
     os.killpg(work.pid, signal.SIGKILL)
     work.join()
-    wait_until(lambda: not being_written(out) and not being_written(together))  # processes of the group still end
+    wait_until(lambda: not is_being_written(out) and not is_being_written(together))  # processes of the group still end
     assert json.loads((alone / "summary.json").read_text())["status"] == "finished"
     assert not (together / "study.json").exists(), "killed at work"
     before = contents(alone)

@@ -11,8 +11,8 @@ from refusals import refused
 from medfl.errors import SettingsError
 from medfl.plugins import load_plugins
 from medfl_studies.checks import check_rows
-from medfl_studies.reading import read_study
 from medfl_studies.schema import slug
+from medfl_studies.study_reader import read_study
 
 ROOT = Path(__file__).parents[2]
 

@@ -19,7 +19,7 @@ from medfl.data.partition.plan import PartitionPlan
 from medfl.data.partition_file import drawn_fold
 from medfl.data.sites import site_names
 from medfl.errors import DataError, SettingsError, StoreError
-from medfl.records.partition import Fold, Partition
+from medfl.records.partition import Partition, TestFold
 from medfl.records.run_file import RunFile
 from medfl_studies.study import list_commands, run_study
 
@@ -77,7 +77,7 @@ def test_the_folds_of_a_seed_share_the_dealing_and_test_each_image_once(dealt: P
     held = {}
     for seed in (0, 1):
         places = [dealt / "data" / "breast" / f"sites-seed-{seed}-fold-{fold}" for fold in range(3)]
-        assert [drawn_fold(place) for place in places] == [Fold(fold=fold, folds=3) for fold in range(3)]
+        assert [drawn_fold(place) for place in places] == [TestFold(fold=fold, folds=3) for fold in range(3)]
         everything = [dict(rows_of(place, ("training", "validation", "test"))) for place in places]
         assert everything[0] == everything[1] == everything[2], "the same images at each site"
         tested = [dict(rows_of(place, ("test",))) for place in places]
@@ -177,7 +177,7 @@ def test_a_real_run_knows_its_fold(load, source: Path, tmp_path: Path) -> None:
     assert not run_study(load(changes), here).unfinished()
     records = [tmp_path / "out" / "runs" / "breast" / "alone" / f"seed-0-fold-{fold}" / "run.json" for fold in (0, 1)]
     runs = [RunFile.read(path) for path in records]
-    assert [run.provenance.data.fold for run in runs] == [Fold(fold=0, folds=2), Fold(fold=1, folds=2)]
+    assert [run.provenance.data.fold for run in runs] == [TestFold(fold=0, folds=2), TestFold(fold=1, folds=2)]
     assert runs[0].identity.data != runs[1].identity.data
     (seeds,) = pd.read_csv(tmp_path / "out" / "results" / "breast.csv")["seeds"]
     assert seeds == "0 (folds 0, 1)"
@@ -186,7 +186,7 @@ def test_a_real_run_knows_its_fold(load, source: Path, tmp_path: Path) -> None:
 def test_the_fold_of_a_partition_is_read(tmp_path: Path) -> None:
     assert drawn_fold(tmp_path) is None, "nobody made a partition"
     for plan, fold in (
-        (PartitionPlan("iid", 2, test="k_fold", folds=3, fold=1), Fold(fold=1, folds=3)),
+        (PartitionPlan("iid", 2, test="k_fold", folds=3, fold=1), TestFold(fold=1, folds=3)),
         (PartitionPlan("iid", 2, fold=1), None),
     ):
         made = Partition(dataset="toy", settings=plan.effective_settings(2))

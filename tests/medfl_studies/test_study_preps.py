@@ -14,9 +14,9 @@ from medfl.data.datalists import read_datalist
 from medfl.errors import DataError, PluginError, SettingsError, StoreError
 from medfl.plugins import load_plugins
 from medfl_datasets.abide.synthetic import ATLAS_FILE, write_release
-from medfl_studies.cohorts import check_data, make_data
 from medfl_studies.jobs import expand_study, public_dir
-from medfl_studies.reading import read_study
+from medfl_studies.study_data import check_data, make_data
+from medfl_studies.study_reader import read_study
 
 REGISTRY = load_plugins()
 

@@ -10,8 +10,8 @@ from refusals import refused
 from medfl.errors import DataError
 from medfl_studies.commands.study import command
 from medfl_studies.pretrained_weights import find_weights
-from medfl_studies.reading import read_study
 from medfl_studies.study import default_output_dir
+from medfl_studies.study_reader import read_study
 
 ROOT = Path(__file__).parents[2]
 FILE = "imagenet/resnet50.safetensors"

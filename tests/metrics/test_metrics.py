@@ -11,7 +11,7 @@ from refusals import refused
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support, roc_auc_score
 
 from medfl.errors import ContractError
-from medfl.metrics import LOWER_IS_BETTER, METRICS, confusion, worst
+from medfl.metrics import LOWER_IS_BETTER_METRICS, METRICS, confusion, worst
 from medfl.metrics.auc import binary_auc
 
 BY_CLASS = ("precision", "recall", "f1", "specificity")
@@ -232,7 +232,7 @@ def test_what_does_not_fit_is_named(metric):
 
 def test_the_worst_value_knows_which_way_is_up():
     values = [0.4, math.nan, 0.1, 0.9]
-    assert {worst(name, values) for name in METRICS if name not in LOWER_IS_BETTER} == {0.1}
+    assert {worst(name, values) for name in METRICS if name not in LOWER_IS_BETTER_METRICS} == {0.1}
     assert worst("ece", values) == 0.9
     assert math.isnan(worst("accuracy", [math.nan]))
     assert math.isnan(worst("ece", []))

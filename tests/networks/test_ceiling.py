@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from medfl.networks.ceiling import TooLargeError, bytes_of
+from medfl.networks.memory_limit import TooLargeError, network_bytes
 
 
 def small() -> nn.Module:
@@ -19,16 +19,16 @@ SIZE = 8 * 4 + 2 * 2 * 4 + 2 * 2 * 4 + 8
 
 def test_parameters_buffers_and_counters_are_counted_in_bytes():
     before = torch.random.get_rng_state()
-    assert bytes_of(small, 1000) == SIZE
-    assert bytes_of(small, SIZE) == SIZE
+    assert network_bytes(small, 1000) == SIZE
+    assert network_bytes(small, SIZE) == SIZE
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
 def test_a_byte_more_than_allowed_is_refused():
     with pytest.raises(TooLargeError):
-        bytes_of(small, SIZE - 1)
+        network_bytes(small, SIZE - 1)
 
 
 def test_a_huge_network_is_refused_before_it_is_made():
     with pytest.raises(TooLargeError):
-        bytes_of(lambda: nn.Linear(10**9, 10**6), 10**6)
+        network_bytes(lambda: nn.Linear(10**9, 10**6), 10**6)

@@ -12,7 +12,7 @@ import torch
 from refusals import refused
 from torch import nn
 
-from medfl.engine.evaluation import completed
+from medfl.engine.evaluation import add_frozen_tensors
 from medfl.engine.store import Store
 from medfl.errors import RefusedError, SettingsError, StoreError
 from medfl.networks.frozen import full_state_dict
@@ -124,7 +124,7 @@ def test_noise_leaves_frozen_parameters_bit_identical(unit, tmp_path):
     result = run.run(tmp_path, task=task)
     assert result.outcome.status == "finished"
     assert Store(tmp_path / "state" / "site-1").read(1, "reply/").keys() == {"model/head.weight", "model/head.bias"}
-    model = completed(run.make_method(), task, result.outcome.models)["global"]
+    model = add_frozen_tensors(run.make_method(), task, result.outcome.models)["global"]
     assert tensors_equal({name: model.tensors[f"body.0.{name}"] for name in ("weight", "bias")}, FixedConv.original())
     assert model.tensors.keys() == Plain().state_dict().keys()
 
@@ -135,7 +135,7 @@ def test_a_completed_model_has_every_tensor_of_its_network(method, tmp_path):
     run, task = case(method, rounds=1), replace(make_task(), networks={"norm": drawn})
     result = run.run(tmp_path, task=task)
     kind = run.make_method()
-    for model in completed(kind, task, result.models["site-1"]).values():
+    for model in add_frozen_tensors(kind, task, result.models["site-1"]).values():
         predictor = kind.predictor(kind.task_of(task), [model])
         assert model.tensors.keys() == full_state_dict(predictor).keys()
         copies = [tensor for name, tensor in model.tensors.items() if name.endswith("body.0.weight")]

@@ -7,8 +7,8 @@ from torch import nn
 
 from medfl.errors import SettingsError
 from medfl.networks.convnet import ConvNet
-from medfl.networks.heads import HeadKind, TwoLayerHead, kind_of, make_head, unlike_widths, xavier
-from medfl.networks.parts import features_of, head_path, with_head
+from medfl.networks.heads import HeadKind, TwoLayerHead, draw_head_widths, head_kind, initialise_xavier, make_head
+from medfl.networks.parts import feature_count, head_prefix, replace_head
 from medfl.networks.resnet import ResNet
 from medfl.testing.cohort import SmallNet
 from medfl.utils.rng import make_generator
@@ -42,7 +42,7 @@ def test_dropout_stands_between_the_layers():
 @pytest.mark.parametrize("kind", [HeadKind(0), HeadKind(5, 0.3), HeadKind(7, 0.0, "relu")])
 def test_a_head_is_made_again_as_it_is(kind):
     made = make_head(8, kind.width, 3, kind.dropout, kind.activation)
-    assert kind_of(made) == kind
+    assert head_kind(made) == kind
     assert made(FEATURES).shape == (4, 3)
     width = kind.width
     parameters = (8 + 1) * width + (width + 1) * 3 if width else (8 + 1) * 3
@@ -51,11 +51,11 @@ def test_a_head_is_made_again_as_it_is(kind):
 
 def test_other_kinds_of_heads_are_refused():
     with refused(SettingsError, "unsupported_head", found="Sequential"):
-        kind_of(nn.Sequential(nn.Linear(8, 3)))
+        head_kind(nn.Sequential(nn.Linear(8, 3)))
 
 
 def test_xaviers_normal_weights():
-    head = xavier(TwoLayerHead(300, 200, 100))
+    head = initialise_xavier(TwoLayerHead(300, 200, 100))
     for layer in (head.hidden, head.out):
         assert torch.count_nonzero(layer.bias) == 0
         variance = 2 / (layer.in_features + layer.out_features)
@@ -70,7 +70,7 @@ def test_xaviers_normal_weights():
 @pytest.mark.parametrize("count", [1, 4, 15])
 def test_one_width_in_each_equal_part(count):
     for seed in range(50):
-        widths = unlike_widths(count, 2048, 0.4, 1.0, make_generator("widths", seed))
+        widths = draw_head_widths(count, 2048, 0.4, 1.0, make_generator("widths", seed))
         assert len(widths) == count
         for place, width in enumerate(widths):
             low, high = (0.4 + 0.6 * (place + end) / count for end in (0, 1))
@@ -79,7 +79,7 @@ def test_one_width_in_each_equal_part(count):
 
 
 def test_widths_are_uniform_in_their_part():
-    drawn = [unlike_widths(2, 10**6, 0.4, 1.0, make_generator("widths", seed)) for seed in range(1000)]
+    drawn = [draw_head_widths(2, 10**6, 0.4, 1.0, make_generator("widths", seed)) for seed in range(1000)]
     shares = (torch.tensor(drawn) / 1e6 - torch.tensor([0.4, 0.7])) / 0.3
     bound = 4 * (1 / 12 / 1000) ** 0.5
     assert all(abs(mean - 0.5) < bound for mean in shares.mean(0).tolist())
@@ -87,14 +87,14 @@ def test_widths_are_uniform_in_their_part():
 
 
 def test_the_ends_of_the_range():
-    assert unlike_widths(3, 100, 0.5, 0.5, make_generator("widths")) == [50, 50, 50]
-    assert unlike_widths(2, 1, 0.1, 0.2, make_generator("widths")) == [1, 1]
+    assert draw_head_widths(3, 100, 0.5, 0.5, make_generator("widths")) == [50, 50, 50]
+    assert draw_head_widths(2, 1, 0.1, 0.2, make_generator("widths")) == [1, 1]
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (-0.1, 0.5), (0.6, 0.5)])
 def test_impossible_shares_are_refused(low, high):
     with refused(SettingsError, "setting_out_of_range", low=low, high=high):
-        unlike_widths(3, 8, low, high, make_generator("widths"))
+        draw_head_widths(3, 8, low, high, make_generator("widths"))
 
 
 # ---- in a network
@@ -112,10 +112,10 @@ def test_impossible_shares_are_refused(low, high):
 def test_another_head_in_place_of_the_own_one(build, path):
     """The new head has the same name, and the body's tensors keep their names."""
     network = build().eval()
-    assert head_path(network, "it") == path
+    assert head_prefix(network, "it") == path
     before = {name for name in network.state_dict() if not name.startswith(path)}
-    head = make_head(features_of(network, "it"), 5, 4).eval()
-    changed = with_head(network, head)
+    head = make_head(feature_count(network, "it"), 5, 4).eval()
+    changed = replace_head(network, head)
     images = torch.randn(2, 1, 28, 28)
     assert changed.head is head
     assert torch.equal(changed(images), head(changed.body(images)))
@@ -125,6 +125,6 @@ def test_another_head_in_place_of_the_own_one(build, path):
 
 def test_a_head_that_is_missing_is_named():
     with refused(SettingsError, "missing_head", network="Flatten"):
-        with_head(nn.Flatten(), nn.Linear(2, 2))
+        replace_head(nn.Flatten(), nn.Linear(2, 2))
     with refused(SettingsError, "missing_head", network="it", type="Flatten"):
-        head_path(nn.Flatten(), "it")
+        head_prefix(nn.Flatten(), "it")

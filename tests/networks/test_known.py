@@ -12,9 +12,9 @@ from refusals import refused
 from torch import nn
 
 from medfl.errors import SettingsError
-from medfl.networks.known import MEDFL_SUBCLASSES, PART_NAMES, name_parts
-from medfl.networks.parts import head_names, head_path
-from medfl.toolkit.feature_hooks import FeatureHooks, check_alike, stages
+from medfl.networks.part_names import MEDFL_SUBCLASSES, PART_NAMES, name_parts
+from medfl.networks.parts import head_names, head_prefix
+from medfl.toolkit.feature_hooks import FeatureHooks, check_comparable_stages, network_stages
 
 CASES: dict[str, tuple[Callable[[], nn.Module], str, int, tuple[int, ...]]] = {
     "UNet": (lambda: nets.UNet(3, 1, 2, (2, 4, 8), (2, 2), num_res_units=1), "model.2.", 3, (1, 8, 8, 8)),
@@ -69,10 +69,10 @@ def test_monais_networks_have_a_head_and_stages_and_stay_as_they_are(name):
     assert torch.equal(before[-1] if isinstance(before, list | tuple) else before, after)
     assert list(network.state_dict()) == names
     assert parts == [[*network.parameters()], [*network.modules()]]
-    assert head_path(network, name) == head
+    assert head_prefix(network, name) == head
     assert {n.startswith(head) for n in head_names(network, name)} == {True}
     assert len(head_names(network, name)) < len(names)
-    hooks = FeatureHooks(stages(network, name))
+    hooks = FeatureHooks(network_stages(network, name))
     network(images)
     features = hooks.features
     assert len(features) == count
@@ -94,7 +94,7 @@ def test_a_copy_has_its_own_parts():
     assert other.head is other.final_conv
     assert other.head is not network.head
     assert other.feature_layers[0] is other.conv_0
-    check_alike({"a": network, "b": other}, None)
+    check_comparable_stages({"a": network, "b": other}, None)
 
 
 def test_gradients_of_features_reach_the_network_through_activations_in_place():

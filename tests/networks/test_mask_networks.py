@@ -14,11 +14,11 @@ from torch import nn
 from medfl.errors import SettingsError
 from medfl.networks import swinunetr
 from medfl.networks.dynunet import DynUNet
-from medfl.networks.parts import head_names, with_head, without_head
+from medfl.networks.parts import head_names, names_without_head, replace_head
 from medfl.networks.segresnet import SegResNet
 from medfl.networks.swinunetr import SwinUNETR
 from medfl.networks.unet import UNet
-from medfl.toolkit.feature_hooks import FeatureHooks, check_alike, stages
+from medfl.toolkit.feature_hooks import FeatureHooks, check_comparable_stages, network_stages
 
 SMALL: dict[str, dict[str, Any]] = {
     "UNet": {"channels": (4, 8, 12)},
@@ -86,13 +86,13 @@ def test_the_head_is_the_last_layer(name, head):
     names = head_names(model, name)
     assert names
     assert all(tensor.startswith(head) for tensor in names)
-    body = without_head(model, list(model.state_dict()))
+    body = names_without_head(model, list(model.state_dict()))
     assert sorted(names + body) == sorted(model.state_dict())
     assert not any(tensor.startswith(head) for tensor in body)
     other = small(name, out_channels=5)
     shapes = {name: tensor.shape for name, tensor in other.state_dict().items()}
     assert all(shapes[tensor] == model.state_dict()[tensor].shape for tensor in body), "the body knows no classes"
-    assert with_head(model, other.head)(batch).shape == (2, 5, 16, 16)
+    assert replace_head(model, other.head)(batch).shape == (2, 5, 16, 16)
     assert head_names(model, name) == names
 
 
@@ -105,7 +105,7 @@ def test_a_plain_unets_head_is_a_transposed_convolution():
 @pytest.mark.parametrize("name", SMALL)
 def test_stages_are_maps_from_the_image_to_the_bottom(name):
     model = small(name, 3)
-    hooks = FeatureHooks(stages(model, name))
+    hooks = FeatureHooks(network_stages(model, name))
     model(images(3)).sum().backward()
     edges = [features.shape[2:] for features in hooks.features]
     assert [tuple(edge) for edge in edges] == [(e, e, e) for e in ((8, 4, 4) if name == "UNet" else (16, 8, 4))]
@@ -117,11 +117,11 @@ def test_stages_are_maps_from_the_image_to_the_bottom(name):
     [("UNet", {"channels": (6, 8, 10)}), ("DynUNet", {"filters": (5, 7, 9)}), ("SegResNet", {"init_filters": 16})],
 )
 def test_networks_of_other_widths_can_be_compared(name, wider):
-    check_alike({"a": small(name), "b": small(name, **wider)}, None)
+    check_comparable_stages({"a": small(name), "b": small(name, **wider)}, None)
     assert small(name, **wider)(images(2)).shape == (2, 3, 16, 16)
     deeper = UNet(channels=(2, 2, 2, 2), spatial_dims=2)
     with refused(SettingsError, "unlike_stage_counts", counts={"a": 3, "b": 4}):
-        check_alike({"a": small(name), "b": deeper}, None)
+        check_comparable_stages({"a": small(name), "b": deeper}, None)
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -197,7 +197,7 @@ def test_the_transformer_is_monais():
     theirs = nets.SwinUNETR(**options, spatial_dims=2)
     batch = images(2, 64)
     assert list(ours.state_dict()) == list(theirs.state_dict())
-    hooks = FeatureHooks(stages(ours, "swinunetr"))
+    hooks = FeatureHooks(network_stages(ours, "swinunetr"))
     assert torch.allclose(ours(batch), theirs(batch), atol=1e-5)
     assert [tuple(features.shape[1:]) for features in hooks.features] == [
         (12, 64, 64),

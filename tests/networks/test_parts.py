@@ -11,7 +11,15 @@ from medfl.errors import SettingsError
 from medfl.networks.cnn import CNN4
 from medfl.networks.convnet import ConvNet
 from medfl.networks.heads import TwoLayerHead
-from medfl.networks.parts import Split, body_and_head, features_and_logits, features_of, head_names, head_path, mlp
+from medfl.networks.parts import (
+    SplitNetwork,
+    body_and_head,
+    feature_count,
+    features_and_logits,
+    head_names,
+    head_prefix,
+    mlp,
+)
 from medfl.networks.resnet import ResNet
 from medfl.testing.cohort import CLASSES, SmallNet
 
@@ -59,7 +67,7 @@ class Wrapped(nn.Module):
 
 def test_a_head_under_another_name_in_the_state_dict():
     assert head_names(Wrapped(), "wrapped") == ["inner.head.weight", "inner.head.bias"]
-    assert features_of(Wrapped(), "wrapped") == 24
+    assert feature_count(Wrapped(), "wrapped") == 24
 
 
 @pytest.mark.parametrize(
@@ -77,8 +85,8 @@ def test_networks_of_the_package_are_body_then_head(build):
     model = build().eval()
     body, head = body_and_head(model)
     images = torch.randn(2, 1, 28, 28)
-    assert torch.equal(Split(body, head)(images), model(images))
-    assert body(images).shape == (2, features_of(model, "it"))
+    assert torch.equal(SplitNetwork(body, head)(images), model(images))
+    assert body(images).shape == (2, feature_count(model, "it"))
     held = {id(tensor) for part in (body, head) for tensor in part.state_dict(keep_vars=True).values()}
     assert held == {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
     assert len(head_names(model, "it")) == 2
@@ -98,7 +106,7 @@ class Function(Headless):
 
 
 @pytest.mark.parametrize("kind", [Headless, Function])
-@pytest.mark.parametrize("ask", [head_names, features_of])
+@pytest.mark.parametrize("ask", [head_names, feature_count])
 def test_a_network_without_a_head_is_refused(kind, ask):
     with refused(SettingsError, "missing_head", network="bare", type=kind.__name__):
         ask(kind(), "bare")
@@ -108,9 +116,9 @@ def test_a_network_without_a_head_is_refused(kind, ask):
 def test_features_are_what_the_first_layer_of_a_head_takes(activation):
     model = SmallNet()
     model.head = TwoLayerHead(24, 7, CLASSES, activation=activation)
-    assert features_of(model, "it") == 24
-    assert head_path(model, "it") == "head."
-    assert features_of(Named(), "named") == 6
+    assert feature_count(model, "it") == 24
+    assert head_prefix(model, "it") == "head."
+    assert feature_count(Named(), "named") == 6
 
 
 def test_a_body_that_is_missing_and_a_head_without_a_linear_layer_are_refused():
@@ -118,16 +126,16 @@ def test_a_body_that_is_missing_and_a_head_without_a_linear_layer_are_refused():
     bodyless.features = bodyless.body
     del bodyless.body
     with refused(SettingsError, "missing_feature_layer", network="it", type="SmallNet", found="Linear"):
-        features_of(bodyless, "it")
+        feature_count(bodyless, "it")
     unlinear = SmallNet()
     unlinear.head = nn.Sequential(nn.ReLU())
     with refused(SettingsError, "missing_feature_layer", network="it", found="Sequential"):
-        features_of(unlinear, "it")
+        feature_count(unlinear, "it")
 
 
 def test_another_head_on_the_same_body_shares_its_tensors():
     model = SmallNet().eval()
-    other = Split(model.body, mlp(24, (5,), 2)).eval()
+    other = SplitNetwork(model.body, mlp(24, (5,), 2)).eval()
     before = copy.deepcopy(other.head.state_dict())
     images = torch.randn(3, 1, 6, 6)
     assert other(images).shape == (3, 2)
@@ -150,7 +158,7 @@ def test_the_layers_of_an_mlp():
 
 
 def test_features_and_logits_are_those_of_one_pass():
-    model = Split(nn.Sequential(nn.Conv2d(1, 3, 2), nn.ReLU()), nn.Sequential(nn.Flatten(), nn.Linear(12, 2)))
+    model = SplitNetwork(nn.Sequential(nn.Conv2d(1, 3, 2), nn.ReLU()), nn.Sequential(nn.Flatten(), nn.Linear(12, 2)))
     images = torch.randn(4, 1, 3, 3, generator=torch.Generator().manual_seed(0))
     features, logits = features_and_logits(model, images)
     assert torch.equal(features, model.body(images).flatten(1))

@@ -11,7 +11,7 @@ from resnet_toys import images, small
 from torch import nn
 
 from medfl.errors import SettingsError
-from medfl.networks.parts import Split, body_and_head, features_of, head_names
+from medfl.networks.parts import SplitNetwork, body_and_head, feature_count, head_names
 from medfl.networks.resnet import ResNet
 
 
@@ -22,7 +22,7 @@ def test_its_width_is_a_share_of_the_features(depth, share, features, hidden):
     model = small(depth, head_share=share)
     assert model.fc.hidden.weight.shape == (hidden, features)
     assert model.fc.out.weight.shape == (3, hidden)
-    assert features_of(model, "it") == features
+    assert feature_count(model, "it") == features
     assert head_names(model, "it") == ["fc.hidden.weight", "fc.hidden.bias", "fc.out.weight", "fc.out.bias"]
 
 
@@ -35,7 +35,7 @@ def test_logits_are_two_linear_maps_of_the_features(activation):
     between = between.clamp(min=0) if activation == "relu" else between
     expected = between @ model.fc.out.weight.T + model.fc.out.bias
     assert torch.allclose(model(images(2)), expected, atol=1e-5)
-    assert torch.equal(Split(*body_and_head(model))(images(2)), model(images(2)))
+    assert torch.equal(SplitNetwork(*body_and_head(model))(images(2)), model(images(2)))
     assert torch.equal(torch.jit.script(model)(images(2)), model(images(2)))
 
 

@@ -10,9 +10,9 @@ from refusals import refused
 from torch import nn
 
 from medfl.errors import SettingsError
-from medfl.networks.parts import body_and_head, features_of, head_names
+from medfl.networks.parts import body_and_head, feature_count, head_names
 from medfl.networks.unet import UNet, UNetClassifier
-from medfl.toolkit.feature_hooks import FeatureHooks, check_alike, stages
+from medfl.toolkit.feature_hooks import FeatureHooks, check_comparable_stages, network_stages
 
 SMALL = {"in_channels": 1, "channels": (4, 6, 8), "num_res_units": 1, "norm": "batch"}
 
@@ -46,7 +46,7 @@ def test_its_parts_are_a_body_and_a_linear_head() -> None:
     model = UNetClassifier(**SMALL)
     body, head = body_and_head(model)
     assert isinstance(head, nn.Linear)
-    assert features_of(model, "encoder") == 8
+    assert feature_count(model, "encoder") == 8
     assert head_names(model, "encoder") == ["head.weight", "head.bias"]
     assert torch.equal(model.eval()(batch()), head(body(batch())))
     assert len({tensor.data_ptr() for tensor in model.state_dict().values()}) == len(model.state_dict())
@@ -54,8 +54,8 @@ def test_its_parts_are_a_body_and_a_linear_head() -> None:
 
 def test_networks_of_unlike_widths_can_be_compared() -> None:
     wide = UNetClassifier(**SMALL | {"channels": (6, 9, 12)})
-    check_alike({"encoder": UNetClassifier(**SMALL), "wide": wide}, None)
-    hooks = FeatureHooks(stages(wide, "wide"))
+    check_comparable_stages({"encoder": UNetClassifier(**SMALL), "wide": wide}, None)
+    hooks = FeatureHooks(network_stages(wide, "wide"))
     wide(batch())
     assert [tuple(features.shape[1:]) for features in hooks.features] == [(6, 8, 8), (9, 4, 4), (12, 4, 4)]
 

@@ -9,9 +9,9 @@ from torch import nn
 
 from medfl.errors import SettingsError
 from medfl.networks.norms import has_batch_norm, norm_names
-from medfl.networks.parts import features_of, head_names, with_head, without_head
+from medfl.networks.parts import feature_count, head_names, names_without_head, replace_head
 from medfl.networks.vectors import MLP, Linear
-from medfl.toolkit.feature_hooks import check_alike
+from medfl.toolkit.feature_hooks import check_comparable_stages
 
 
 def test_a_linear_layer_is_all_head():
@@ -19,8 +19,8 @@ def test_a_linear_layer_is_all_head():
     assert model(samples).shape == (4, 1)
     assert torch.equal(model(samples), samples @ model.head.weight.T + model.head.bias)
     assert list(model.state_dict()) == head_names(model, "linear") == ["head.weight", "head.bias"]
-    assert without_head(model, list(model.state_dict())) == []
-    assert features_of(model, "linear") == 13
+    assert names_without_head(model, list(model.state_dict())) == []
+    assert feature_count(model, "linear") == 13
 
 
 @pytest.mark.parametrize("widths", [(5,), (8, 4), (6, 6, 6)])
@@ -33,9 +33,9 @@ def test_layers_with_relu_between_them(widths):
     assert torch.equal(model.head(model.body(samples)), model(samples))
     sizes = [7, *widths, 3]
     assert sum(p.numel() for p in model.parameters()) == sum((a + 1) * b for a, b in zip(sizes, sizes[1:]))
-    assert features_of(model, "mlp") == widths[-1]
+    assert feature_count(model, "mlp") == widths[-1]
     assert head_names(model, "mlp") == ["head.weight", "head.bias"]
-    assert all(name.startswith("body.stage") for name in without_head(model, list(model.state_dict())))
+    assert all(name.startswith("body.stage") for name in names_without_head(model, list(model.state_dict())))
 
 
 def test_options():
@@ -47,13 +47,13 @@ def test_options():
     assert not torch.equal(dropped.train()(samples), dropped(samples))
     assert torch.equal(dropped.eval()(samples), dropped(samples))
     wide, narrow = MLP(4, widths=(16, 8)), MLP(4, widths=(5, 3))
-    check_alike({"wide": wide, "narrow": narrow}, None)
+    check_comparable_stages({"wide": wide, "narrow": narrow}, None)
     with refused(SettingsError, "unlike_stage_counts", counts={"wide": 2, "deep": 3}):
-        check_alike({"wide": wide, "deep": MLP(4, widths=(8, 8, 8))}, None)
+        check_comparable_stages({"wide": wide, "deep": MLP(4, widths=(8, 8, 8))}, None)
 
 
 def test_another_head_takes_the_place_of_its_own():
-    model = with_head(MLP(4, 2, (6,)), nn.Linear(6, 5))
+    model = replace_head(MLP(4, 2, (6,)), nn.Linear(6, 5))
     assert model(torch.randn(3, 4)).shape == (3, 5)
 
 

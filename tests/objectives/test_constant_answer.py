@@ -11,7 +11,7 @@ FINDINGS = "the same findings"
 
 def judge(objective, outputs, targets):
     outputs, targets = torch.tensor(outputs), torch.tensor(targets)
-    return objective.judged(outputs, targets, objective.metrics), objective.kept(targets)
+    return objective.scoring_inputs(outputs, targets, objective.metrics), objective.scoring_targets(targets)
 
 
 @pytest.mark.parametrize(
@@ -45,14 +45,21 @@ def test_masks_that_are_all_empty(overlapping):
     if not overlapping:
         empty[:, 0] = 1
     metrics = objective.metrics
-    none = objective.constant_answer(objective.judged(empty, targets, metrics), objective.kept(targets))
+    none = objective.constant_answer(
+        objective.scoring_inputs(empty, targets, metrics), objective.scoring_targets(targets)
+    )
     assert none is None, "no case has anything to draw"
     targets[:2, 0, 1] = 1
-    answer = objective.constant_answer(objective.judged(empty, targets, metrics), objective.kept(targets))
+    answer = objective.constant_answer(
+        objective.scoring_inputs(empty, targets, metrics), objective.scoring_targets(targets)
+    )
     assert (answer.words, answer.contradicted) == ("an empty mask", 2)
     drawn = empty.clone()
     drawn[2, -1, 0, 0] = 3
-    assert objective.constant_answer(objective.judged(drawn, targets, metrics), objective.kept(targets)) is None
+    assert (
+        objective.constant_answer(objective.scoring_inputs(drawn, targets, metrics), objective.scoring_targets(targets))
+        is None
+    )
 
 
 def test_no_cases_have_no_answer():

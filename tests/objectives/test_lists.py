@@ -13,7 +13,7 @@ from refusals import refused
 from torch import nn
 
 from medfl.data.cohort import load_cohort
-from medfl.data.datalists import FILE, Datalist, parse_datalist, read_datalist, write_datalist
+from medfl.data.datalists import DATALIST_FILE, Datalist, parse_datalist, read_datalist, write_datalist
 from medfl.data.partition.iid import iid
 from medfl.data.partition.partition import partition
 from medfl.data.partition.plan import PartitionPlan
@@ -120,23 +120,23 @@ def test_other_masks_are_other_data(tmp_path: Path) -> None:
 
 def test_a_list_comes_back_as_it_was_written(tmp_path: Path) -> None:
     source = pool(tmp_path / "pool", Survival(), TABLES["survival"][1])
-    head = json.loads((source / FILE).read_text())
+    head = json.loads((source / DATALIST_FILE).read_text())
     assert head["objective"] == {"name": "survival"}
     assert "num_classes" not in head
     assert read_datalist(source).goal == Survival()
     again = tmp_path / "again"
     again.mkdir()
     write_datalist(again, read_datalist(source))
-    assert (again / FILE).read_text() == (source / FILE).read_text()
+    assert (again / DATALIST_FILE).read_text() == (source / DATALIST_FILE).read_text()
 
 
 def named(folder: Path, objective: Objective, **entries: Any) -> Path:
     """Write a pooled data set whose list has further entries."""
     arrays = {"images.npy": np.zeros((2, 4, 4), dtype=np.uint8), "masks.npy": np.zeros((2, 4, 4), dtype=np.uint8)}
-    targets = [None] * 2 if objective.in_space else TABLES[objective.name][1][:2]
-    source = pool(folder, objective, targets, arrays if objective.in_space else None)
-    head = json.loads((source / FILE).read_text())
-    (source / FILE).write_text(json.dumps(entries | head))
+    targets = [None] * 2 if objective.has_spatial_targets else TABLES[objective.name][1][:2]
+    source = pool(folder, objective, targets, arrays if objective.has_spatial_targets else None)
+    head = json.loads((source / DATALIST_FILE).read_text())
+    (source / DATALIST_FILE).write_text(json.dumps(entries | head))
     return source
 
 
@@ -198,8 +198,8 @@ def test_a_list_for_another_objective_is_refused(tmp_path: Path) -> None:
     classes = pool(tmp_path / "classes", Multiclass(2), [0, 1])
     assert load_site(classes, Binary(), (0.0,), (1.0,)).train.class_labels.tolist() == [0, 1]
     head = {"image_array": "images.npy", "training": [], "objective": {"name": "regresion"}}
-    with refused(DataError, "invalid_objective", path=str(tmp_path / FILE)):
-        parse_datalist(json.dumps(head).encode(), tmp_path / FILE)
+    with refused(DataError, "invalid_objective", path=str(tmp_path / DATALIST_FILE)):
+        parse_datalist(json.dumps(head).encode(), tmp_path / DATALIST_FILE)
     head["objective"] = 7
-    with refused(DataError, "invalid_objective", path=str(tmp_path / FILE)):
-        parse_datalist(json.dumps(head).encode(), tmp_path / FILE)
+    with refused(DataError, "invalid_objective", path=str(tmp_path / DATALIST_FILE)):
+        parse_datalist(json.dumps(head).encode(), tmp_path / DATALIST_FILE)

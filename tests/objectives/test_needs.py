@@ -13,12 +13,12 @@ import torch
 from refusals import refused
 from torch import nn
 
-from medfl.engine.needs import MEANING, lacks
+from medfl.engine.needs import NEED_CONDITIONS, unmet_reason
 from medfl.errors import DataError, SettingsError
 from medfl.objectives import Binary, Multiclass, Multilabel, Objective, Regression, Segmentation, Survival
 from medfl.plugins import load_plugins
 from medfl.settings import Privacy
-from medfl.task import Scale
+from medfl.task import ImageScale
 from medfl.testing.cohort import Case, TensorData, bits, make_data, make_task
 from medfl.testing.tasks import make_sites_of, make_task_of, with_targets_of
 
@@ -59,10 +59,12 @@ def test_what_a_task_lacks() -> None:
     for objective, missing in kinds.items():
         task = dataclasses.replace(make_task(), objective=objective)
         networks = {"norm": task.build()}
-        assert {need for need in MEANING if lacks(need, task, networks) is not None} == missing, objective
+        assert {need for need in NEED_CONDITIONS if unmet_reason(need, task, networks) is not None} == missing, (
+            objective
+        )
     bare = {"bare": nn.Linear(3, 2)}
-    vectors = dataclasses.replace(make_task(), scale=Scale((3,)))
-    missing = {need for need in MEANING if lacks(need, vectors, bare) is not None}
+    vectors = dataclasses.replace(make_task(), scale=ImageScale((3,)))
+    missing = {need for need in NEED_CONDITIONS if unmet_reason(need, vectors, bare) is not None}
     assert missing == {"features", "head", "linear_head", "images_of_one_shape"}
 
 
@@ -153,6 +155,6 @@ def test_bad_targets_stop_a_run_before_it_begins(tmp_path: Path) -> None:
     ids=str,
 )
 def test_images_and_volumes_have_one_shape_and_vectors_have_none(shape: tuple[int, ...], why: str | None) -> None:
-    task = dataclasses.replace(make_task(), scale=Scale(shape))
-    lacking = lacks("images_of_one_shape", task, {})
+    task = dataclasses.replace(make_task(), scale=ImageScale(shape))
+    lacking = unmet_reason("images_of_one_shape", task, {})
     assert lacking is None if why is None else str(lacking).startswith(why)

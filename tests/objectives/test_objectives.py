@@ -25,7 +25,7 @@ from medfl.objectives import (
     objective_class,
     read_objective,
 )
-from medfl.objectives.segmentation import OF_CASES
+from medfl.objectives.segmentation import SPACING_OF_EACH_CASE
 from medfl.plugins import load_plugins
 
 NAN = math.nan
@@ -65,25 +65,25 @@ def test_each_objective_keeps_its_own_rules(objective: Objective) -> None:
     assert loss.dim() == 0
     assert bool(torch.autograd.grad(loss, outputs)[0].abs().sum() > 0)
     names = tuple(objective.scores)
-    judged = objective.judged(outputs.detach(), targets, names)
+    judged = objective.scoring_inputs(outputs.detach(), targets, names)
     assert judged.shape == (12, len(objective.columns(names)))
-    kept = objective.kept(targets)
-    assert kept.reshape(12, -1).shape[1] == len(objective.kept_columns)
+    kept = objective.scoring_targets(targets)
+    assert kept.reshape(12, -1).shape[1] == len(objective.scoring_target_columns)
     assert all(math.isfinite(objective.score(name, judged, kept)) for name in objective.metrics)
     strata = objective.strata(targets)
     assert (strata.shape, strata.dtype) == ((12,), torch.int64)
     assert len(objective.counts(targets)) == len(objective.titles)
     assert sum(objective.counts(targets)) == 12
     assert (objective.class_labels(targets) is not None) == objective.has_class_labels
-    assert objective.teaches(targets)
-    assert not objective.teaches(targets[:0])
+    assert objective.can_train_on(targets)
+    assert not objective.can_train_on(targets[:0])
 
 
 @pytest.mark.parametrize("objective", EACH, ids=repr)
 def test_a_case_that_counts_twice_is_a_case_that_is_there_twice(objective: Objective) -> None:
     outputs, targets = some(objective)
     names = tuple(objective.scores)
-    judged, kept = objective.judged(outputs, targets, names), objective.kept(targets)
+    judged, kept = objective.scoring_inputs(outputs, targets, names), objective.scoring_targets(targets)
     rows = torch.tensor([0, 0, 0, 1, 2, 2, 4, 5, 6, 7, 8, 9, 10, 11])
     weights = torch.bincount(rows, minlength=12).double()[:, None]
     for name in names:
@@ -103,14 +103,14 @@ def test_soft_targets_are_probabilities_of_alternatives(objective: Objective) ->
     assert (soft is not None) == objective.has_soft_targets
     if soft is None:
         with refused(ContractError, "objective_not_supported", expected="soft_targets"):
-            objective.truth(targets)
+            objective.true_alternatives(targets)
         return
     torch.testing.assert_close(soft.sum(1), torch.ones_like(soft.sum(1)))
-    assert objective.truth(targets).shape == soft.sum(1).shape
+    assert objective.true_alternatives(targets).shape == soft.sum(1).shape
     each = objective.cross_entropy(outputs, targets, per_case=True)
     assert each.shape == (12,)
     torch.testing.assert_close(each.mean(), objective.cross_entropy(outputs, targets))
-    agreement = objective.agreement(outputs, targets)
+    agreement = objective.case_accuracy(outputs, targets)
     assert (agreement.shape, agreement.dtype) == ((12,), torch.float64)
     assert bool(((agreement >= 0) & (agreement <= 1)).all())
 
@@ -118,10 +118,12 @@ def test_soft_targets_are_probabilities_of_alternatives(objective: Objective) ->
 @pytest.mark.parametrize("objective", EACH, ids=repr)
 def test_without_cases_nothing_is_defined(objective: Objective) -> None:
     outputs, targets = some(objective)
-    judged, kept = objective.judged(outputs, targets, objective.metrics), objective.kept(targets)
+    judged, kept = objective.scoring_inputs(outputs, targets, objective.metrics), objective.scoring_targets(targets)
     for name in objective.metrics:
         assert math.isnan(objective.score(name, judged[:0], kept[:0]))
-        assert math.isnan(objective.score(name, objective.judged(outputs * NAN, targets, (name,)), kept)), "diverged"
+        assert math.isnan(objective.score(name, objective.scoring_inputs(outputs * NAN, targets, (name,)), kept)), (
+            "diverged"
+        )
 
 
 @pytest.mark.parametrize("objective", EACH, ids=repr)
@@ -186,8 +188,8 @@ def test_what_is_not_labelled_counts_for_nothing() -> None:
     assert torch.equal(loss(outputs, targets), loss(other, targets))
     assert torch.equal(objective.cross_entropy(outputs, targets), objective.cross_entropy(other, targets))
     torch.testing.assert_close(objective.cross_entropy(outputs, targets), loss(outputs, targets))
-    assert torch.equal(objective.agreement(outputs, targets), torch.ones(3).double())
-    assert objective.score("auc_1", objective.judged(other, targets, ()), targets) == 1
+    assert torch.equal(objective.case_accuracy(outputs, targets), torch.ones(3).double())
+    assert objective.score("auc_1", objective.scoring_inputs(other, targets, ()), targets) == 1
     assert objective.strata(targets).tolist() == [1, 2, 1], "the second finding is rarer"
 
 
@@ -199,7 +201,7 @@ def test_a_mask_of_one_label_is_a_mask_of_two_classes() -> None:
     torch.testing.assert_close(
         classes.judged(outputs, targets, names), label.judged(single, targets, names), equal_nan=True
     )
-    torch.testing.assert_close(classes.agreement(outputs, targets), label.agreement(single, targets))
+    torch.testing.assert_close(classes.case_accuracy(outputs, targets), label.case_accuracy(single, targets))
     torch.testing.assert_close(classes.cross_entropy(outputs, targets), label.cross_entropy(single, targets))
 
 
@@ -211,8 +213,8 @@ def test_dice_is_a_mean_over_cases_and_not_over_voxels() -> None:
     outputs = torch.zeros(3, 2, 1, 8)
     outputs[0, 1] = 1.0  # all eight voxels right
     outputs[1:, 0] = 1.0  # the single voxel missed; nothing where nothing is
-    judged = objective.judged(outputs, targets, ("dice",))
-    assert objective.score("dice", judged, objective.kept(targets)) == pytest.approx((1 + 0 + 1) / 3)
+    judged = objective.scoring_inputs(outputs, targets, ("dice",))
+    assert objective.score("dice", judged, objective.scoring_targets(targets)) == pytest.approx((1 + 0 + 1) / 3)
     assert objective.strata(targets).tolist() == [1, 1, 0]
 
 
@@ -226,9 +228,9 @@ def test_quantiles_and_events_are_strata() -> None:
 def test_without_events_there_is_nothing_to_learn() -> None:
     targets = torch.tensor([[1.0, 0.0], [2.0, 0.0]])
     Survival().check_targets(targets, "here")
-    assert not Survival().teaches(targets)
-    assert Survival().teaches(torch.tensor([[1.0, 0.0], [2.0, 1.0]]))
-    assert not Survival().teaches(torch.tensor([[2.0, 1.0]])), "alone an event says nothing"
+    assert not Survival().can_train_on(targets)
+    assert Survival().can_train_on(torch.tensor([[1.0, 0.0], [2.0, 1.0]]))
+    assert not Survival().can_train_on(torch.tensor([[2.0, 1.0]])), "alone an event says nothing"
     risks = torch.zeros(2, 1, requires_grad=True)
     loss = Survival().default_loss()(risks, targets)
     assert float(loss.detach()) == 0
@@ -319,7 +321,7 @@ def test_each_mask_is_measured_in_the_spacing_of_its_own_case():
     outputs, targets = torch.full((4, 1, 5, 5), -1.0), torch.zeros(4, 1, 5, 5)
     outputs[:, 0, 1, 1], targets[:, 0, 1, 3] = 1.0, 1.0
     spacing = torch.tensor([[9.0, 1.0], [9.0, 2.0], [9.0, 5.0], [math.nan, 1.0]], dtype=torch.float64)
-    goal = Segmentation(1, overlapping=True, spacing=OF_CASES, tolerance=4.0)
+    goal = Segmentation(1, overlapping=True, spacing=SPACING_OF_EACH_CASE, tolerance=4.0)
     judged = goal.judged(outputs, targets, ("hd95", "surface_dice"), spacing)
     columns = goal.columns(())
     distances = judged[:, columns.index("hd95_0")].tolist()

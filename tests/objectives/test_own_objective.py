@@ -46,7 +46,7 @@ def test_an_objective_of_a_plugin_file_trains_and_is_read_again(tmp_path: Path) 
     run = read_run(tmp_path / "run")
     assert run.objective == objective
     outputs, targets = torch.tensor([[0.0], [1.0]]), torch.tensor([[1.0], [0.0]])
-    assert objective.score("mae", objective.judged(outputs, targets, ["mae"]), targets) == pytest.approx(
+    assert objective.score("mae", objective.scoring_inputs(outputs, targets, ["mae"]), targets) == pytest.approx(
         torch.tensor(1.0).exp().item() / 2
     )
 

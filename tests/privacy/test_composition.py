@@ -10,7 +10,7 @@ from refusals import refused
 
 from medfl.errors import SettingsError
 from medfl.privacy import composition, gaussian
-from medfl.privacy.composition import Part, calibrate, epsilon
+from medfl.privacy.composition import NoisedReleases, calibrate, epsilon
 from medfl.settings import Privacy
 
 DELTA = 1e-5
@@ -41,7 +41,7 @@ def zcdp(sigma: float, releases: int, delta: float = DELTA) -> float:
     ],
 )
 def test_published_table(sigma, releases, adjacency, exact):
-    assert epsilon((Part(sigma, releases),), DELTA, adjacency) == pytest.approx(exact, abs=0.005)
+    assert epsilon((NoisedReleases(sigma, releases),), DELTA, adjacency) == pytest.approx(exact, abs=0.005)
 
 
 @pytest.mark.parametrize(("bound", "sigma", "at_code"), [(rdp, 4.26025, 31.43), (zcdp, 4.71602, 32.80)])
@@ -49,19 +49,19 @@ def test_looser_accountants_are_upper_bounds_with_the_published_numbers(bound, s
     assert bound(sigma, 20) == pytest.approx(5.0, abs=1e-4)
     assert bound(0.96896, 20) == pytest.approx(at_code, abs=0.005)
     for noise in (0.5, 1.0, 3.98856, 20.0):
-        assert bound(noise, 20) > epsilon((Part(noise, 20),), DELTA)
+        assert bound(noise, 20) > epsilon((NoisedReleases(noise, 20),), DELTA)
 
 
 @pytest.mark.parametrize(("sigma", "releases"), [(3.98856, 20), (7.977, 20), (0.96896, 1), (0.96896, 20), (30.0, 400)])
 def test_numerical_composition_is_within_a_fiftieth_of_the_exact_one(sigma, releases):
     exact = gaussian.epsilon(sigma, releases, DELTA)
-    assert 0 <= composition._numerical_epsilon((Part(sigma, releases),), DELTA) - exact <= 0.02
+    assert 0 <= composition._numerical_epsilon((NoisedReleases(sigma, releases),), DELTA) - exact <= 0.02
 
 
 def test_unlike_gaussian_releases_add_in_squares():
-    together = epsilon((Part(2.0, 3), Part(5.0, 40), Part(math.inf, 7)), DELTA)
+    together = epsilon((NoisedReleases(2.0, 3), NoisedReleases(5.0, 40), NoisedReleases(math.inf, 7)), DELTA)
     assert together == pytest.approx(gaussian.epsilon(1 / math.sqrt(3 / 4 + 40 / 25), 1, DELTA), rel=1e-9)
-    numerical = composition._numerical_epsilon((Part(2.0, 3), Part(5.0, 40)), DELTA)
+    numerical = composition._numerical_epsilon((NoisedReleases(2.0, 3), NoisedReleases(5.0, 40)), DELTA)
     assert 0 <= numerical - together <= 0.02
 
 
@@ -75,7 +75,7 @@ def test_one_drawn_release_is_what_the_definition_says(sigma, rate):
         pairs = ((mixed, out), (out, mixed))
         return max(float(torch.trapezoid((p - math.exp(budget) * q).clamp(min=0), x)) for p, q in pairs)
 
-    spent = epsilon((Part(sigma, 1, rate),), 1e-3)
+    spent = epsilon((NoisedReleases(sigma, 1, rate),), 1e-3)
     assert delta(spent) <= 1e-3, "what is stated holds"
     assert delta(spent - 0.02) > 1e-3, "and hardly less would"
 
@@ -83,7 +83,7 @@ def test_one_drawn_release_is_what_the_definition_says(sigma, rate):
 @pytest.mark.parametrize(("sigma", "rate", "count"), [(1.0, 0.05, 200), (2.0, 0.3, 50)])
 def test_numerical_composition_is_opacus_and_below_rdp(sigma, rate, count):
     accountants = importlib.import_module("opacus.accountants")
-    spent = epsilon((Part(sigma, count, rate),), DELTA)
+    spent = epsilon((NoisedReleases(sigma, count, rate),), DELTA)
     for kind, within in ((accountants.PRVAccountant, (-1e-4, 1e-4)), (accountants.RDPAccountant, (0.0, math.inf))):
         accountant = kind()
         accountant.history = [(sigma, rate, count)]
@@ -93,7 +93,7 @@ def test_numerical_composition_is_opacus_and_below_rdp(sigma, rate, count):
 
 
 def test_drawing_helps_and_replacing_costs():
-    parts = [(Part(4.0, 30, rate),) for rate in (0.1, 0.4, 1.0)]
+    parts = [(NoisedReleases(4.0, 30, rate),) for rate in (0.1, 0.4, 1.0)]
     added = [epsilon(part, DELTA) for part in parts]
     assert added == sorted(added)
     for part, single in zip(parts[:2], added, strict=False):
@@ -114,14 +114,14 @@ def test_drawing_helps_and_replacing_costs():
 )
 def test_calibrated_noise_keeps_the_budget_and_is_hardly_more_than_needed(budget, count, rate, adjacency):
     sigma = calibrate(budget, count, rate, DELTA, adjacency)
-    assert epsilon((Part(sigma, count, rate),), DELTA, adjacency) <= budget * (1 + 1e-9)
-    assert epsilon((Part(0.97 * sigma, count, rate),), DELTA, adjacency) > budget
+    assert epsilon((NoisedReleases(sigma, count, rate),), DELTA, adjacency) <= budget * (1 + 1e-9)
+    assert epsilon((NoisedReleases(0.97 * sigma, count, rate),), DELTA, adjacency) > budget
 
 
 def test_edges():
-    assert epsilon((), DELTA) == epsilon((Part(1.0, 0, 0.1),), DELTA) == 0.0
-    assert epsilon((Part(0.0, 1, 0.1), Part(1.0, 1)), DELTA) == math.inf
-    assert epsilon((Part(0.05, 100, 0.5),), DELTA) == math.inf, "too much to reckon with"
+    assert epsilon((), DELTA) == epsilon((NoisedReleases(1.0, 0, 0.1),), DELTA) == 0.0
+    assert epsilon((NoisedReleases(0.0, 1, 0.1), NoisedReleases(1.0, 1)), DELTA) == math.inf
+    assert epsilon((NoisedReleases(0.05, 100, 0.5),), DELTA) == math.inf, "too much to reckon with"
 
 
 @pytest.mark.parametrize(("adjacency", "budget", "least"), [("add_remove", 0.04, 0.05), ("replace", 0.08, 0.1)])

@@ -10,7 +10,7 @@ from scipy import stats
 
 from medfl.engine.secure.discrete_gaussian import discrete_gaussian
 from medfl.privacy import gaussian
-from medfl.privacy.concentrated import calibrated, concentrated_epsilon, rho_of, sum_epsilon
+from medfl.privacy.concentrated import calibrate_sum, concentrated_epsilon, rho_of, sum_epsilon
 from medfl.settings import Privacy
 from medfl.utils.rng import SecretStream
 
@@ -49,7 +49,7 @@ def test_out_of_range() -> None:
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace"])
 def test_calibration_keeps_the_budget_and_no_more(epsilon: float, adjacency: str) -> None:
     privacy = Privacy.model_validate({"epsilon": epsilon, "clip": 1.0, "adjacency": adjacency})
-    sigma = calibrated(privacy, 20)
+    sigma = calibrate_sum(privacy, 20)
     assert sum_epsilon(sigma, 20, 1e-5, adjacency) == pytest.approx(epsilon, rel=1e-9)
     exact = gaussian.noise_multiplier(privacy, 20)
     assert 1.0 < sigma / exact < 1.35, "concentrated differential privacy asks for more than the exact reckoning"
@@ -83,5 +83,5 @@ def test_epsilon_is_that_of_dp_accounting(sigma: float, releases: int) -> None:
 def test_ten_sites_need_a_third_of_the_epsilon_for_the_same_noise_in_the_mean(epsilon: float, rounds: int) -> None:
     """Compare a sum with the noise of seven of ten sites with a mean of ten separately noised updates."""
     alone, shared = (Privacy(epsilon=budget, clip=1.0) for budget in (epsilon, epsilon / 3))
-    of_mean = calibrated(shared, rounds) * math.sqrt(10 / 7) / 10
+    of_mean = calibrate_sum(shared, rounds) * math.sqrt(10 / 7) / 10
     assert of_mean <= gaussian.noise_multiplier(alone, rounds) / math.sqrt(10)

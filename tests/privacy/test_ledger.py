@@ -15,20 +15,22 @@ from refusals import refused
 
 from medfl.errors import RefusedError, SettingsError, StoreError
 from medfl.privacy import gaussian
-from medfl.privacy.composition import Part, epsilon
-from medfl.privacy.ledger import Account, fingerprint, open_account
+from medfl.privacy.composition import NoisedReleases, epsilon
+from medfl.privacy.ledger import Account, hash_dataset, open_account
 from medfl.records.ledger import Ledger
 from medfl.settings import Privacy, Settings, read_settings
 from medfl.testing.cohort import make_data
-from medfl.utils.locks import held
+from medfl.utils.locks import hold_lock
 
 PRIVACY = {"epsilon": 4.0, "clip": 1.0, "adjacency": "add_remove"}
 
 
-def account(folder: Path, run: str = "one", planned: int = 3, step: Part | None = None, **privacy: object) -> Account:
+def account(
+    folder: Path, run: str = "one", planned: int = 3, step: NoisedReleases | None = None, **privacy: object
+) -> Account:
     settings = Privacy(**(PRIVACY | {"ledger": folder} | privacy))
     if step is None:
-        step = Part(gaussian.noise_multiplier(settings, planned), 1)
+        step = NoisedReleases(gaussian.noise_multiplier(settings, planned), 1)
     return Account(folder / "data.json", "north", run, settings, step, planned)
 
 
@@ -149,9 +151,9 @@ def test_releases_at_the_same_time_are_all_written(tmp_path: Path) -> None:
 
 
 def test_a_ledger_that_is_held_is_waited_for_and_then_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("medfl.privacy.ledger.PATIENCE", 0.05)
+    monkeypatch.setattr("medfl.privacy.ledger.LOCK_SECONDS", 0.05)
     path = tmp_path / "data.json"
-    with held(path.with_suffix(".lock")), refused(StoreError, "file_in_use", site="north", path=str(path)):
+    with hold_lock(path.with_suffix(".lock")), refused(StoreError, "file_in_use", site="north", path=str(path)):
         account(tmp_path).release("a")
 
 
@@ -193,17 +195,17 @@ def test_a_ledger_that_can_not_be_written_stops_the_release(tmp_path: Path) -> N
 
 def test_units_do_not_mix_for_free(tmp_path: Path) -> None:
     def of_images(run: str) -> Account:
-        return account(tmp_path, run, unit="sample", accountant="prv", step=Part(3.0, 4, 0.2))
+        return account(tmp_path, run, unit="sample", accountant="prv", step=NoisedReleases(3.0, 4, 0.2))
 
     drawn = spend(of_images("one"))
     alone = drawn.report().composed
-    assert alone == pytest.approx(epsilon((Part(3.0, 12, 0.2),), 1e-5), rel=1e-9)
+    assert alone == pytest.approx(epsilon((NoisedReleases(3.0, 12, 0.2),), 1e-5), rel=1e-9)
     by_site = spend(account(tmp_path, "two", epsilon=1.0))
     assert by_site.report().composed is None, "trainings that hide images promise a site nothing"
     with refused(SettingsError, "budget_spent", spent=math.inf, total_epsilon=90.0):
         account(tmp_path, "three", total_epsilon=90.0).check()
-    doubled = Part(by_site.step.sigma / 2, 3)  # an image moves a clipped update by twice the bound at most
-    expected = epsilon((Part(3.0, 12, 0.2), doubled), 1e-5)
+    doubled = NoisedReleases(by_site.step.sigma / 2, 3)  # an image moves a clipped update by twice the bound at most
+    expected = epsilon((NoisedReleases(3.0, 12, 0.2), doubled), 1e-5)
     assert of_images("one").report().composed == pytest.approx(expected, rel=1e-9)
     assert expected > alone
 
@@ -211,7 +213,7 @@ def test_units_do_not_mix_for_free(tmp_path: Path) -> None:
 def test_the_key_of_a_run_stays_the_same(tmp_path: Path) -> None:
     """Check the key of a run: another key would count the releases of a stored run again."""
     settings = Privacy(**PRIVACY)
-    fixed = Account(tmp_path / "data.json", "north", "run", settings, Part(1.25, 4, 0.5), 3)
+    fixed = Account(tmp_path / "data.json", "north", "run", settings, NoisedReleases(1.25, 4, 0.5), 3)
     assert fixed.key == "d3eaa50e8eaa75ad"
 
 
@@ -222,7 +224,7 @@ def test_a_data_set_is_known_by_its_content(tmp_path: Path) -> None:
     assert path == open_account(settings, make_data(9, "x"), "", "b", "other", tmp_path).path
     assert path.parent == tmp_path
     changed = replace_label(data)
-    assert fingerprint(changed) != fingerprint(data) == path.stem
+    assert hash_dataset(changed) != hash_dataset(data) == path.stem
     assert open_account(settings, data, "given", "a", "run", tmp_path).path == tmp_path / "given.json"
     private = Settings(rounds=3, privacy=PRIVACY)
     assert open_account(private, data, "given", "a", "run", tmp_path / "a").path == tmp_path / "a" / "privacy.json"
@@ -238,9 +240,11 @@ def test_sites_with_the_same_data_each_pay(tmp_path: Path) -> None:
 
 def test_an_image_moves_a_replaced_update_by_twice_the_bound_and_no_more(tmp_path: Path) -> None:
     by_site = spend(account(tmp_path, epsilon=1.0, adjacency="replace"))
-    of_images = account(tmp_path, "two", unit="sample", accountant="prv", step=Part(3.0, 4), adjacency="replace")
+    of_images = account(
+        tmp_path, "two", unit="sample", accountant="prv", step=NoisedReleases(3.0, 4), adjacency="replace"
+    )
     assert of_images.report().composed == pytest.approx(1.0, rel=1e-9)
-    expected = epsilon((Part(by_site.step.sigma, 3), Part(3.0, 12)), 1e-5, "replace")
+    expected = epsilon((NoisedReleases(by_site.step.sigma, 3), NoisedReleases(3.0, 12)), 1e-5, "replace")
     assert spend(of_images).report().composed == pytest.approx(expected, rel=1e-9)
 
 

@@ -14,7 +14,7 @@ from medfl.engine.site import SiteRunner
 from medfl.engine.store import Store
 from medfl.errors import SettingsError
 from medfl.plugins import load_plugins
-from medfl.privacy.composition import Part, epsilon
+from medfl.privacy.composition import NoisedReleases, epsilon
 from medfl.records.ledger import Ledger, LedgerEntry
 from medfl.testing.cohort import Case, bits, make_plan, make_sites, make_task
 from medfl.utils.wire import prefixed
@@ -43,7 +43,7 @@ def test_runs_share_a_ledger_until_it_is_spent(tmp_path: Path) -> None:
     facts = summary.privacy["site-2"]
     assert (facts.runs, facts.releases, facts.total_epsilon) == (2, 2, 9.0)
     assert facts.epsilon == pytest.approx(5.0)
-    assert facts.composed == pytest.approx(epsilon((Part(facts.sigma, 4),), 1e-5, "replace"))
+    assert facts.composed == pytest.approx(epsilon((NoisedReleases(facts.sigma, 4),), 1e-5, "replace"))
     moved = case().run(tmp_path / "2", privacy=privacy | {"ledger": None, "total_epsilon": None}, seed=8)
     assert moved.outcome.status == "finished", "where the ledger is, is no part of what the run is"
 

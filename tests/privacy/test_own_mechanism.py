@@ -12,7 +12,7 @@ from medfl.engine.checks import check_names
 from medfl.engine.runs.records import read_run
 from medfl.errors import PluginError, SettingsError
 from medfl.plugins import load_plugins
-from medfl.privacy.composition import Part
+from medfl.privacy.composition import NoisedReleases
 from medfl.privacy.policy import mechanism_of, policy_of
 from medfl.records.ledger import Ledger, LedgerEntry
 from medfl.settings import Settings
@@ -45,7 +45,7 @@ def test_other_mechanisms_count_its_releases_as_far_as_a_bound_is_known(case: Ca
         unit="site_zcdp", mechanism="gaussian", adjacency="replace", sigma=4.0, rate=1.0, steps=1, delta=1e-5,
         epsilon=5.0, planned=3, releases=("a", "b"), threshold=None,
     )  # fmt: skip
-    assert mechanism_of("sample").part_of(entry, "replace") == Part(4.0, 2)
+    assert mechanism_of("sample").part_of(entry, "replace") == NoisedReleases(4.0, 2)
     assert mechanism_of("site").part_of(entry, "replace") is None
     of_images = entry.model_copy(update={"unit": "sample"})
     assert mechanism_of("site_zcdp").part_of(of_images, "replace") is None

@@ -16,11 +16,11 @@ from medfl.errors import ContractError, PluginError, RefusedError, SettingsError
 from medfl.objectives import Survival
 from medfl.plugins import load_plugins
 from medfl.privacy import composition, gaussian
-from medfl.privacy.composition import Part
+from medfl.privacy.composition import NoisedReleases
 from medfl.privacy.mechanisms.dp_sgd import DPSGD
 from medfl.privacy.mechanisms.site_updates import DistributedNoise, SiteUpdates
 from medfl.privacy.policy import NoPrivacy, PrivacyPolicy, mechanism_of, policy_of
-from medfl.privacy.samples import PrivateSteps, releases, schedule
+from medfl.privacy.samples import PrivateSteps, planned_steps, sampling_schedule
 from medfl.records.ledger import LedgerEntry
 from medfl.records.privacy_account import PrivacyAccount
 from medfl.settings import Settings
@@ -274,11 +274,11 @@ def test_delta_is_compared_with_the_number_of_units() -> None:
 def test_releases_of_a_run() -> None:
     """Check the releases of each mechanism: exact for updates, concentrated for sums, steps for trainings."""
     run = settings("sample")
-    rate, steps = schedule(run, 20)
-    assert policy("site").release() == Part(gaussian.calibrate(5.0, ROUNDS, 1e-5), 1)
-    assert policy("distributed").release() == Part(policy("distributed").sum_noise(), 1, concentrated=True)
+    rate, steps = sampling_schedule(run, 20)
+    assert policy("site").release() == NoisedReleases(gaussian.calibrate(5.0, ROUNDS, 1e-5), 1)
+    assert policy("distributed").release() == NoisedReleases(policy("distributed").sum_noise(), 1, concentrated=True)
     assert policy("sample").release() is None, "the noise depends on the number of images"
-    assert policy("sample").release(20) == Part(releases(run, 20).sigma, 4, 0.25)
+    assert policy("sample").release(20) == NoisedReleases(planned_steps(run, 20).sigma, 4, 0.25)
     assert (rate, steps) == (0.25, 4)
     for name in ("none", "masked"):
         assert policy(name).release(20) is None
@@ -296,7 +296,7 @@ def test_all_releases_together_spend_the_budget() -> None:
 
 
 def test_replies_tell_the_releases_of_single_updates_alone() -> None:
-    expected = dict.fromkeys(RUNS) | {"site": Part(gaussian.calibrate(5.0, ROUNDS, 1e-5), 3)}
+    expected = dict.fromkeys(RUNS) | {"site": NoisedReleases(gaussian.calibrate(5.0, ROUNDS, 1e-5), 3)}
     assert {name: policy(name).releases_of_replies(3) for name in RUNS} == expected
 
 
@@ -304,15 +304,15 @@ def test_replies_tell_the_releases_of_single_updates_alone() -> None:
 def test_entries_of_another_unit_count_as_far_as_a_bound_is_known(adjacency: str) -> None:
     site, sample = mechanism_of("site"), mechanism_of("sample")
     update, training = entry("site"), entry("sample", "poisson-subsampled gaussian", rate=0.25, steps=4)
-    assert site.part_of(update, adjacency) == Part(4.0, 3)
-    assert mechanism_of("site").for_sums().part_of(update, adjacency) == Part(4.0, 3)
-    assert sample.part_of(training, adjacency) == Part(4.0, 12, 0.25)
+    assert site.part_of(update, adjacency) == NoisedReleases(4.0, 3)
+    assert mechanism_of("site").for_sums().part_of(update, adjacency) == NoisedReleases(4.0, 3)
+    assert sample.part_of(training, adjacency) == NoisedReleases(4.0, 12, 0.25)
     assert site.part_of(training, adjacency) is None
     unused = training.model_copy(update={"releases": ()})
-    assert site.part_of(unused, adjacency) == Part(4.0, 0, 0.25), "no release, no cost"
-    assert sample.part_of(update, adjacency) == Part(2.0 if adjacency == "add_remove" else 4.0, 3)
+    assert site.part_of(unused, adjacency) == NoisedReleases(4.0, 0, 0.25), "no release, no cost"
+    assert sample.part_of(update, adjacency) == NoisedReleases(2.0 if adjacency == "add_remove" else 4.0, 3)
     shares = entry("site", "distributed discrete gaussian", threshold=3)
-    assert site.part_of(shares, adjacency) == Part(4.0, 3, concentrated=True)
+    assert site.part_of(shares, adjacency) == NoisedReleases(4.0, 3, concentrated=True)
     assert NoPrivacy.part_of(update, adjacency) is None
 
 
@@ -344,7 +344,7 @@ def test_accounts_that_leave_a_site() -> None:
 
 
 def test_the_guarantee_for_the_other_adjacency() -> None:
-    part = replace(policy("site").release() or Part(0.0, 0), count=ROUNDS)
+    part = replace(policy("site").release() or NoisedReleases(0.0, 0), count=ROUNDS)
     other = policy("site").other_guarantee()
     assert other is not None
     assert (other.delta, other.is_upper_bound) == (1e-5, False)

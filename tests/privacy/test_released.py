@@ -1,4 +1,4 @@
-"""Tests of `Released`: the precision-weighted mean of noised copies, its variance, and copies without noise."""
+"""Tests of `ReleasedImages`: the precision-weighted mean of noised copies, its variance, and copies without noise."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import nn
 
-from medfl.privacy.release import Release
-from medfl.privacy.released import Released
+from medfl.privacy.release import ImageRelease
+from medfl.privacy.released import ReleasedImages
 from medfl.utils.rng import SecretStream
 
 
-def released(variances: tuple[float, ...], values: tuple[float, ...], noise: str = "gaussian") -> Released:
+def released(variances: tuple[float, ...], values: tuple[float, ...], noise: str = "gaussian") -> ReleasedImages:
     copies = tuple(torch.full((2, 1, 2, 2), value).half() for value in values)
-    releases = tuple(Release(noise, variance, None) for variance in variances)
-    return Released(copies, torch.zeros(2, dtype=torch.int64), ("a", "b"), nn.Identity(), releases)
+    releases = tuple(ImageRelease(noise, variance, None) for variance in variances)
+    return ReleasedImages(copies, torch.zeros(2, dtype=torch.int64), ("a", "b"), nn.Identity(), releases)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +47,6 @@ def test_without_noise_there_is_one_copy_without_variance() -> None:
 
 
 def test_one_copy_without_noise_among_others_tells_all() -> None:
-    releases = (Release("gaussian", 0.1, None), Release("none", 0.1, None))
+    releases = (ImageRelease("gaussian", 0.1, None), ImageRelease("none", 0.1, None))
     copies = (torch.zeros(1, 1, 2, 2), torch.ones(1, 1, 2, 2))
-    assert Released(copies, torch.zeros(1).long(), ("a",), nn.Identity(), releases).variance == 0
+    assert ReleasedImages(copies, torch.zeros(1).long(), ("a",), nn.Identity(), releases).variance == 0

@@ -12,12 +12,12 @@ from torch import nn
 from medfl.contract import Site, State
 from medfl.errors import ContractError, SettingsError
 from medfl.privacy import samples
-from medfl.privacy.composition import Part, epsilon
-from medfl.privacy.samples import PrivateSteps, check_samples, releases, schedule
+from medfl.privacy.composition import NoisedReleases, epsilon
+from medfl.privacy.samples import PrivateSteps, check_samples, planned_steps, sampling_schedule
 from medfl.settings import Settings
 from medfl.testing.cohort import SmallNet, TensorData, make_data, make_task
 from medfl.training.loop import PlainSteps, train
-from medfl.utils.rng import make_generator, pinned
+from medfl.utils.rng import make_generator, seeded_generators
 
 HUGE = 1e9
 
@@ -37,7 +37,7 @@ def site_of(data: TensorData, secret: bytes = b"0" * 16, run_id: str = "run", **
 
 
 def fresh(kind: type[nn.Module] = GroupNet) -> nn.Module:
-    with pinned("network"):
+    with seeded_generators("network"):
         return kind()
 
 
@@ -239,8 +239,8 @@ def test_a_training_that_forgets_to_be_private_is_stopped():
 
 def test_schedule_is_that_of_plain_training():
     settings = Settings(rounds=4, epochs=2, batch_size=5)
-    assert schedule(settings, 21) == (5 / 21, 10)
-    assert schedule(Settings(rounds=4, steps=7, batch_size=5), 3) == (1.0, 7)
+    assert sampling_schedule(settings, 21) == (5 / 21, 10)
+    assert sampling_schedule(Settings(rounds=4, steps=7, batch_size=5), 3) == (1.0, 7)
     model = fresh(lambda: SmallNet(norm=False))
     plain = PlainSteps(model, torch.optim.SGD(model.parameters(), lr=0.1), settings, make_generator("b"))
     assert len(list(plain.batches(21))) == 10
@@ -249,14 +249,14 @@ def test_schedule_is_that_of_plain_training():
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace"])
 def test_noise_keeps_the_budget_of_all_rounds(adjacency):
     settings = site_of(make_data(1, "x"), batch_size=50, privacy={"adjacency": adjacency}).settings
-    part = releases(settings, 40)
+    part = planned_steps(settings, 40)
     assert part.count == 2 * 3
     assert part.rate == 1.0
     assert epsilon((part,), 1e-5, adjacency) == pytest.approx(5.0, rel=1e-6)
 
 
 def test_without_steps_nothing_is_released():
-    assert releases(site_of(make_data(1, "x"), epochs=0).settings, 30) == Part(math.inf, 0, 1.0)
+    assert planned_steps(site_of(make_data(1, "x"), epochs=0).settings, 30) == NoisedReleases(math.inf, 0, 1.0)
 
 
 # ---- what can't be private

@@ -18,7 +18,7 @@ from medfl.engine.runs.simulation import RunData, SimulatedRun, simulate
 from medfl.engine.store import Store
 from medfl.errors import SettingsError
 from medfl.plugins import load_plugins
-from medfl.privacy.composition import RESOLUTION, Part, calibrate, epsilon
+from medfl.privacy.composition import RESOLUTION, NoisedReleases, calibrate, epsilon
 from medfl.privacy.policy import policy_of
 from medfl.records.privacy_account import PrivacyAccount
 from medfl.records.summary import Summary
@@ -200,7 +200,7 @@ def test_drawn_batches_are_stated_by_site(tmp_path: Path, caplog: pytest.LogCapt
         assert part in claim
     facts = result.summary.privacy["a"]
     assert (facts.rate, facts.steps, facts.releases, facts.planned) == (0.25, 4, 2, 2)
-    assert facts.epsilon == pytest.approx(epsilon((Part(facts.sigma, 8, 0.25),), 1e-5))
+    assert facts.epsilon == pytest.approx(epsilon((NoisedReleases(facts.sigma, 8, 0.25),), 1e-5))
     assert 7.9 < facts.epsilon <= facts.stated_epsilon == 8.0
     assert Summary.read(tmp_path / "summary.json").privacy["a"] == facts
 
@@ -235,7 +235,7 @@ def test_accounts_in_words(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("adjacency", "other"), [("add_remove", "replace"), ("replace", "add_remove")])
 def test_what_is_said_of_the_other_adjacency_holds(adjacency: str, other: str, rate: float, count: int) -> None:
     privacy = Privacy(**(PRIVACY | {"epsilon": 3.0, "adjacency": adjacency}))
-    part = Part(calibrate(3.0, count, rate, 1e-5, adjacency), count, rate)
+    part = NoisedReleases(calibrate(3.0, count, rate, 1e-5, adjacency), count, rate)
     policy = policy_of(Settings(rounds=2, privacy=privacy))
     bound = policy.other_guarantee()
     assert bound is not None

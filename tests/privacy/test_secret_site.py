@@ -19,7 +19,7 @@ from medfl.engine.site import SiteRunner, Splits
 from medfl.engine.store import Store
 from medfl.errors import ContractError, StoreError
 from medfl.plugins import load_plugins
-from medfl.privacy.secret_site import secret_run_id
+from medfl.privacy.secret_site import derive_site_run_id
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.testing.cohort import CLASSES, Case, SmallNet, TensorData, make_data, make_plan, make_site, make_task
@@ -113,9 +113,9 @@ def test_masks_and_changes_of_images_are_secret(tmp_path: Path, kind: str, monke
 
 def test_other_pixels_and_other_layers_are_other_trainings() -> None:
     cases = [("run", "pixels", 0.5), ("other", "pixels", 0.5), ("run", "others", 0.5), ("run", "pixels", 0.4)]
-    names = [secret_run_id(run_id, pixels, dropout(share), None) for run_id, pixels, share in cases]
+    names = [derive_site_run_id(run_id, pixels, dropout(share), None) for run_id, pixels, share in cases]
     assert len(set(names)) == 4
-    assert secret_run_id("run", "pixels", dropout(), "plain") == names[0]
+    assert derive_site_run_id("run", "pixels", dropout(), "plain") == names[0]
 
 
 def run(folder: Path, data: Splits, task: Task, ledger: Path, **more):

@@ -12,7 +12,7 @@ from refusals import refused
 
 from medfl.errors import DataError
 from medfl.records.datalist import Exclusion
-from medfl.records.partition import CasePartition, Fold, LocatedExclusion, Partition, PartitionSettings
+from medfl.records.partition import CasePartition, LocatedExclusion, Partition, PartitionSettings, TestFold
 from medfl.records.record import FileRecord
 from medfl.records.site_card import SiteCard
 
@@ -94,12 +94,12 @@ def test_the_place_of_the_damage_is_named_and_no_value(tmp_path: Path, change: d
 
 
 def test_the_fold_is_part_of_the_settings() -> None:
-    assert SETTINGS.test_fold() == Fold(fold=2, folds=5)
-    assert Fold(fold=2, folds=5).to_json() == {"fold": 2, "folds": 5}
+    assert SETTINGS.test_fold() == TestFold(fold=2, folds=5)
+    assert TestFold(fold=2, folds=5).to_json() == {"fold": 2, "folds": 5}
     plain = PartitionSettings(scheme="iid", sites=2, seed=0, test="none", val_fraction=0.0, global_test="none")
     assert plain.test_fold() is None
     with pytest.raises(ValidationError):
-        Fold(fold=5, folds=5)
+        TestFold(fold=5, folds=5)
 
 
 def test_an_exclusion_counts_no_less_than_nothing() -> None:

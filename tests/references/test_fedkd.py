@@ -36,14 +36,14 @@ from reference_training import (
 from torch import nn
 from torch.nn import functional as F
 
-from medfl.utils.rng import pinned
+from medfl.utils.rng import seeded_generators
 
 WIDTH = 8
 TASK = dataclasses.replace(task_of(), networks={"net": Net, "wide": lambda: Net(width=WIDTH)})
 
 
 def first_adapter():
-    with pinned(SEED, "initial", "adapter", "wide"):
+    with seeded_generators(SEED, "initial", "adapter", "wide"):
         return nn.Linear(6, WIDTH, bias=False).double().state_dict()
 
 

@@ -37,14 +37,14 @@ from reference_training import (
 )
 from torch.nn import functional as F
 
-from medfl.utils.rng import make_generator, pinned
+from medfl.utils.rng import make_generator, seeded_generators
 from medfl_methods.fedkf.generator import Generator
 
 GAMMA, OH, A, NOISE, WIDTH, GEN_LR, UNAVAILABLE = 0.8, 0.3, 0.2, 5, 2, 1e-3, ("site-2", 2)
 
 
 def first_generator():
-    with pinned(SEED, "initial", "generator"):
+    with seeded_generators(SEED, "initial", "generator"):
         generator = Generator((1, 6, 6), NOISE, WIDTH)
     return generator, torch.optim.Adam(generator.parameters(), lr=GEN_LR)
 

@@ -27,14 +27,14 @@ from reference_training import (
 from torch import nn
 from torch.nn import functional as F
 
-from medfl.utils.rng import pinned
+from medfl.utils.rng import seeded_generators
 
 EPOCHS, SERVER_LR = 30, 0.05
 
 
 def server_network():
     """Return the initial embedding and both initial layers of the server."""
-    with pinned(SEED, "initial", "trainable prototypes"):
+    with seeded_generators(SEED, "initial", "trainable prototypes"):
         return nn.Embedding(3, 6), nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6))
 
 

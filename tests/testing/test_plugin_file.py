@@ -9,7 +9,7 @@ import pytest
 import torch
 from refusals import refused
 
-from medfl.engine.encoding import FILTERED
+from medfl.engine.encoding import FILTERS_KEY
 from medfl.engine.store import Store
 from medfl.errors import PluginError, SettingsError
 from medfl.plugins import load_plugins
@@ -53,7 +53,7 @@ def test_what_leaves_is_encoded_and_what_is_folded_has_the_models_shapes(registr
         assert sent[name].dtype == torch.float16
         changed = int((model[name] != tensor).sum())
         assert 0 < changed <= 3 * count  # three sites, each with entries of its own
-    assert set(record.meta["reply"]) == {"size", FILTERED}
+    assert set(record.meta["reply"]) == {"size", FILTERS_KEY}
 
 
 def test_a_site_has_the_model_of_its_second_training(registry, tmp_path):

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from monai.bundle import ConfigParser
 
+from medfl.bundle.bundle_folders import shipped_bundles
 from medfl.bundle.check import check_bundle
-from medfl.bundle.files import shipped
 
 CALL = "os.mkdir"
 
@@ -31,7 +31,7 @@ HIDDEN: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("way", HIDDEN)
 def test_what_monai_would_call_is_listed_wherever_it_stands(tmp_path: Path, way: str) -> None:
     made = tmp_path / "made"
-    bundle = shutil.copytree(shipped()["medmnist_classification"], tmp_path / "bundle")
+    bundle = shutil.copytree(shipped_bundles()["medmnist_classification"], tmp_path / "bundle")
     path = bundle / "configs" / "train.json"
     content = json.loads(path.read_text()) | json.loads(json.dumps(HIDDEN[way]).replace("MADE", str(made)))
     path.write_text(json.dumps(content))
@@ -49,7 +49,7 @@ def test_what_monai_would_call_is_listed_wherever_it_stands(tmp_path: Path, way:
 
 @pytest.mark.parametrize("key", ["_mode_", "_disabled_", "_requires_"])
 def test_what_changes_a_call_is_listed_where_it_is_laid_into_a_part(tmp_path: Path, key: str) -> None:
-    bundle = shutil.copytree(shipped()["medmnist_classification"], tmp_path / "bundle")
+    bundle = shutil.copytree(shipped_bundles()["medmnist_classification"], tmp_path / "bundle")
     path = bundle / "configs" / "train.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {f"network_def::{key}": "debug"}))
     (code,) = [code for code in check_bundle(bundle).code if code.text == "debug"]
@@ -58,7 +58,7 @@ def test_what_changes_a_call_is_listed_where_it_is_laid_into_a_part(tmp_path: Pa
 
 @pytest.mark.parametrize("target", ["@name", "%name", "$@name", "$'os.' + 'mkdir'"])
 def test_a_target_that_only_running_tells_is_said_to_be_one(tmp_path: Path, target: str) -> None:
-    bundle = shutil.copytree(shipped()["medmnist_classification"], tmp_path / "bundle")
+    bundle = shutil.copytree(shipped_bundles()["medmnist_classification"], tmp_path / "bundle")
     path = bundle / "configs" / "train.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"name": CALL, "evil::_target_": target, "evil": {}}))
     (code,) = [code for code in check_bundle(bundle).code if code.id == "evil::_target_"]

@@ -18,7 +18,7 @@ from medfl.plugins import load_plugins
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.testing.cohort import CLASSES, Case, SmallNet, make_data, make_sites, make_task
-from medfl.toolkit.aggregation import add_update, mean_update, normalised, subtract
+from medfl.toolkit.aggregation import add_update, mean_update, normalised_weights, subtract
 from medfl.toolkit.averaging import Averaging
 from medfl.toolkit.fit import Fit
 from medfl.training.loop import Batch
@@ -217,8 +217,8 @@ def test_fedbn_keeps_every_normalisation_layer_at_its_site(tmp_path, kinds):
 )
 def test_policies_for_normalisation_layers(tmp_path, policy, personal):
     model = Block()
-    assert set(model.state_dict()) - set(Averaging().shared(model, policy)) == personal
-    assert set(model.state_dict()) - set(FedBN().shared(model, policy)) == BATCH
+    assert set(model.state_dict()) - set(Averaging().shared_names(model, policy)) == personal
+    assert set(model.state_dict()) - set(FedBN().shared_names(model, policy)) == BATCH
     result = Case(REGISTRY, "fedavg").run(tmp_path, task=BLOCK, norm_sync=policy)
     assert set(result.outcome.models) == (set() if personal else {"global"})
     kind = "personal" if personal else "global"
@@ -236,7 +236,7 @@ def test_policies_for_normalisation_layers(tmp_path, policy, personal):
 
 @given(some.lists(some.floats(0, 1e6), min_size=1, max_size=9).filter(any))
 def test_weights_are_a_convex_combination(values):
-    weights = normalised({str(index): value for index, value in enumerate(values)}, {})
+    weights = normalised_weights({str(index): value for index, value in enumerate(values)}, {})
     assert all(weight >= 0 for weight in weights.values())
     assert math.fsum(weights.values()) == pytest.approx(1, abs=1e-9)
     largest = max(range(len(values)), key=values.__getitem__)
@@ -248,14 +248,14 @@ def test_weights_are_a_convex_combination(values):
 )
 def test_unusable_weights_fall_back_to_the_sizes(bad, caplog):
     sizes = {"a": {"size": 1}, "b": {"size": 2}, "c": {}}
-    assert normalised(dict(zip("abc", bad, strict=True)), sizes) == {"a": 0.25, "b": 0.5, "c": 0.25}
+    assert normalised_weights(dict(zip("abc", bad, strict=True)), sizes) == {"a": 0.25, "b": 0.5, "c": 0.25}
     assert "Aggregation weights are not usable (not finite, negative, or all zero); weighing by size." in caplog.text
 
 
 @pytest.mark.parametrize("bad", [[0, 0], [5, -3], [math.nan, 1]])
 def test_unusable_sizes_count_alike(bad):
     sizes = {"a": {"size": bad[0]}, "b": {"size": bad[1]}}
-    assert normalised({name: meta["size"] for name, meta in sizes.items()}, sizes) == {"a": 0.5, "b": 0.5}
+    assert normalised_weights({name: meta["size"] for name, meta in sizes.items()}, sizes) == {"a": 0.5, "b": 0.5}
 
 
 class Replies(list):

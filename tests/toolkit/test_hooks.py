@@ -11,20 +11,20 @@ from refusals import refused
 
 from medfl.contract import Capability, Model
 from medfl.engine.checks import check_plan
-from medfl.engine.evaluation import predictor_of
+from medfl.engine.evaluation import build_predictor
 from medfl.engine.runs.export import SiteExport
 from medfl.engine.runs.site_bundles import export_global
 from medfl.engine.store import Store
 from medfl.errors import ContractError
-from medfl.networks.parts import mlp, with_head
+from medfl.networks.parts import mlp, replace_head
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
 from medfl.testing.cohort import CLASSES, Case, bits, make_site, make_sites, make_task, scores
 from medfl.toolkit.averaging import Averaging
-from medfl.toolkit.kept import keep, kept
 from medfl.toolkit.local_training import LocalTraining
-from medfl.toolkit.trainings import Budget, Training
-from medfl.types import MODEL, SERVER
+from medfl.toolkit.participant_state import auxiliary_state, set_auxiliary_state
+from medfl.toolkit.training_specs import Training, TrainingBudget
+from medfl.types import MODEL_PREFIX, SERVER
 from medfl.utils.wire import prefixed, select, tensors_equal
 
 BUNDLE = Path(__file__).parents[2] / "bundles" / "medmnist_classification"
@@ -110,16 +110,16 @@ def test_logits_are_computed_once_a_batch_and_never_without_a_graph_by_mistake(t
 class Counting(Averaging):
     """Method that sums the steps of all sites besides the model."""
 
-    sends: ClassVar = {MODEL: "update", "steps/": "update"}
+    sends: ClassVar = {MODEL_PREFIX: "update", "steps/": "update"}
 
     def setup(self, server):
         super().setup(server)
-        keep(server, "steps/", {"all": torch.zeros(1)})
+        set_auxiliary_state(server, "steps/", {"all": torch.zeros(1)})
 
-    def extra_down(self, server):
-        return prefixed(kept(server, "steps/"), "steps/")
+    def extra_request_tensors(self, server):
+        return prefixed(auxiliary_state(server, "steps/"), "steps/")
 
-    def extra_up(self, fit):
+    def extra_reply_tensors(self, fit):
         NOTES.append(select(fit.received, "steps/")["all"].item())
         return {"steps/all": torch.tensor([float(fit.steps)])}
 
@@ -170,7 +170,7 @@ class InTurn(Averaging):
     """Method that trains the head, then the whole network."""
 
     def trainings(self, site):
-        return Training("head", Budget(steps=2), part="head"), Training(budget=Budget(steps=3))
+        return Training("head", TrainingBudget(steps=2), part="head"), Training(budget=TrainingBudget(steps=3))
 
     def loss(self, fit, batch):
         NOTES.append((fit.training.label, fit.training.part, sorted(name for name, _ in fit.parameters())))
@@ -205,7 +205,7 @@ class Still(Averaging):
     """Method with two trainings, the second with frozen batch norm; both see the same object."""
 
     def before_trainings(self, site, sent):
-        assert select(sent, MODEL).keys() == make_task().initial(0).keys()
+        assert select(sent, MODEL_PREFIX).keys() == make_task().initial(0).keys()
         return {"shared": object()}
 
     def trainings(self, site):
@@ -230,9 +230,12 @@ def test_a_training_may_leave_batch_norm_as_it_is_and_all_trainings_of_an_order_
 
 
 def test_budgets_are_shared_out():
-    assert Budget.of(Settings(rounds=1, epochs=5)).split(0.4) == (Budget(2), Budget(3))
-    assert Budget.of(Settings(rounds=1, epochs=5, steps=9)).split(0.99) == (Budget(steps=8), Budget(steps=1))
-    assert Budget(3).split(1.0) == (Budget(3), Budget(0))
+    assert TrainingBudget.of(Settings(rounds=1, epochs=5)).split(0.4) == (TrainingBudget(2), TrainingBudget(3))
+    assert TrainingBudget.of(Settings(rounds=1, epochs=5, steps=9)).split(0.99) == (
+        TrainingBudget(steps=8),
+        TrainingBudget(steps=1),
+    )
+    assert TrainingBudget(3).split(1.0) == (TrainingBudget(3), TrainingBudget(0))
 
 
 @pytest.mark.slow
@@ -248,7 +251,9 @@ def test_where_single_images_are_hidden_there_is_one_training(tmp_path):
 
 
 def test_the_hooks_of_a_site_are_in_one_file():
-    assert {"start", "trainings", "before_trainings", "make_optimizer", "extra_up"} <= vars(LocalTraining).keys()
+    assert {"start", "trainings", "before_trainings", "make_optimizer", "extra_reply_tensors"} <= vars(
+        LocalTraining
+    ).keys()
 
 
 # ---- H7
@@ -264,12 +269,12 @@ class Deeper(Averaging):
 
     def task_of(self, task):
         for name, build in task.networks.items():
-            task = task.with_network(name, lambda build=build: with_head(build(), mlp(**self.head())))
+            task = task.with_network(name, lambda build=build: replace_head(build(), mlp(**self.head())))
         return task
 
     def network_config(self, model, network_def):
         head = {"_target_": "medfl.networks.parts.mlp", **self.head()}
-        return {"_target_": "medfl.networks.parts.with_head", "network": network_def, "head": head}
+        return {"_target_": "medfl.networks.parts.replace_head", "network": network_def, "head": head}
 
 
 def test_a_methods_own_networks_are_trained_scored_and_predict(tmp_path):
@@ -309,7 +314,7 @@ def test_what_is_taken_home_is_built_as_the_method_says(tmp_path):
     network = parser.get_parsed_content("network_def").eval()
     network.load_state_dict(model.tensors)
     images, _ = make_site(4, "x").train.batch(torch.arange(4))
-    torch.testing.assert_close(network(images), predictor_of(method, task, model)(images))
+    torch.testing.assert_close(network(images), build_predictor(method, task, model)(images))
     for kind, own in ((method, True), (Averaging(), False)):
         export_global(tmp_path / str(own), SiteExport(BUNDLE), {"global": model}, kind)
         for name in ("train.json", "inference.json"):

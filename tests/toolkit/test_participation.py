@@ -8,13 +8,13 @@ from hypothesis import strategies as some
 from medfl.contract import Server, State
 from medfl.settings import Settings
 from medfl.testing.cohort import make_task
-from medfl.toolkit.aggregation import sample
+from medfl.toolkit.aggregation import sample_sites
 from medfl_methods.fedavg import FedAvg
 from medfl_methods.scaffold import Scaffold
 
 
 def chosen(k, fraction, seed=0):
-    return sample([f"{index:03}" for index in range(k)], fraction, torch.Generator().manual_seed(seed))
+    return sample_sites([f"{index:03}" for index in range(k)], fraction, torch.Generator().manual_seed(seed))
 
 
 @given(k=some.integers(1, 60), percent=some.integers(1, 100), seed=some.integers(0, 9))
@@ -33,7 +33,7 @@ def test_shares_that_floating_point_gets_wrong(k, fraction, count):
 
 
 def test_nobody_is_chosen_from_nobody():
-    assert sample([], 0.5, torch.Generator()) == []
+    assert sample_sites([], 0.5, torch.Generator()) == []
 
 
 def test_a_round_is_decided_by_seed_and_round():

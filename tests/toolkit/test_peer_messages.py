@@ -11,7 +11,7 @@ import torch
 from toys import SIZES, Ring, Toy, snapshot
 
 from medfl.contract import PeerMessage, Plan, Reply, Request, Server, Site
-from medfl.engine.journal import Outcome
+from medfl.engine.journal import RunOutcome
 from medfl.engine.store import Store
 from medfl.testing import CHECKS
 from medfl.testing.cohort import make_sites, scores
@@ -139,7 +139,7 @@ def test_it_continues_at_every_step(alone: bool) -> None:
     CHECKS["run_resumes_at_every_step"](Toy(Ring, alone=alone))
 
 
-def outcomes(folder: Path, unavailable: Any) -> Iterator[Outcome]:
+def outcomes(folder: Path, unavailable: Any) -> Iterator[RunOutcome]:
     yield Toy(Ring).run(folder, unavailable=unavailable).outcome
     yield Toy(Ring).run(folder, unavailable=unavailable).outcome
     yield Toy(Ring).run(folder).outcome

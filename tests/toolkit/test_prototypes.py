@@ -7,7 +7,7 @@ import torch
 
 from medfl.data.pooled import TensorData
 from medfl.testing.cohort import SmallNet, make_data
-from medfl.toolkit.prototypes import distance, prototypes, scaled
+from medfl.toolkit.prototypes import latent_distance, prototypes, scale_prototypes
 
 
 @pytest.mark.parametrize("norm", [True, False])
@@ -33,7 +33,7 @@ def test_a_class_without_images_has_none():
     assert rows.isnan().all(1).tolist() == [False, True, False, True]
     assert not rows[[0, 2]].isnan().any()
     latent = torch.zeros(2, rows.shape[1], requires_grad=True)
-    loss = distance(latent, rows, torch.tensor([0, 2]))
+    loss = latent_distance(latent, rows, torch.tensor([0, 2]))
     loss.backward()
     assert math.isfinite(float(loss.detach()))
     assert latent.grad.isfinite().all()
@@ -60,7 +60,7 @@ def test_the_distance_sums_over_numbers_and_is_the_mean_over_images():
     """TP-03, with the prototype of each image's class: ((1 + 4) + (9 + 0) + (0 + 1)) / 3."""
     rows = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
     latent = torch.tensor([[1.0, 2.0], [4.0, 1.0], [0.0, -1.0]], requires_grad=True)
-    loss = distance(latent, rows, torch.tensor([0, 1, 0]))
+    loss = latent_distance(latent, rows, torch.tensor([0, 1, 0]))
     assert float(loss.detach()) == pytest.approx(5.0)
     loss.backward()
     torch.testing.assert_close(latent.grad, 2 * torch.tensor([[1.0, 2.0], [3.0, 0.0], [0.0, -1.0]]) / 3)
@@ -69,7 +69,7 @@ def test_the_distance_sums_over_numbers_and_is_the_mean_over_images():
 def test_scaled_ones_have_the_norm_of_a_standard_normal_vector():
     """The norm is sqrt(d) and the direction is kept; zeros and missing classes stay unchanged."""
     rows = torch.tensor([[3.0, 4.0, 0.0, 0.0], [1e-20, 0.0, 0.0, 0.0], [0.0] * 4, [math.nan] * 4])
-    made = scaled(rows)
+    made = scale_prototypes(rows)
     torch.testing.assert_close(made[0], torch.tensor([1.2, 1.6, 0.0, 0.0]))
     assert made[1].tolist() == pytest.approx([2.0, 0.0, 0.0, 0.0], abs=1e-4)
     assert made[2].tolist() == [0.0] * 4

@@ -14,9 +14,9 @@ from medfl.plugins import load_plugins
 from medfl.settings import Robust, Settings
 from medfl.testing.cohort import Case, bits, make_task
 from medfl.toolkit.averaging import Averaging
-from medfl.toolkit.personal import Personal
+from medfl.toolkit.personal import PersonalModels
 from medfl.toolkit.robust.krum import bulyan_selection, krum_scores
-from medfl.toolkit.robust.rule import chance_of_more, check_rule, least_replies, robust_mean
+from medfl.toolkit.robust.rule import check_rule, least_replies, probability_of_more_attackers, robust_mean
 from medfl.toolkit.robust.updates import squared_distances, stacked_updates
 from medfl.utils.wire import tensors_equal
 
@@ -194,9 +194,9 @@ def test_a_setting_of_another_rule_is_refused(options):
 
 
 def test_how_likely_too_many_attackers_are_drawn():
-    assert chance_of_more(10, 2, 5, 1) == pytest.approx(0.2222222222)
-    assert chance_of_more(10, 2, 10, 2) == 0
-    assert chance_of_more(10, 3, 10, 2) == 1
+    assert probability_of_more_attackers(10, 2, 5, 1) == pytest.approx(0.2222222222)
+    assert probability_of_more_attackers(10, 2, 10, 2) == 0
+    assert probability_of_more_attackers(10, 3, 10, 2) == 1
 
 
 # ---- in a run
@@ -297,7 +297,7 @@ def test_each_class_declares_itself_that_a_robust_rule_can_replace_its_mean():
 
 
 def test_a_subclass_keeps_capabilities_that_are_no_promises():
-    class Child(Personal):
+    class Child(PersonalModels):
         pass
 
     assert Child().active_supports == {Capability.DIFFERENT_NETWORKS}

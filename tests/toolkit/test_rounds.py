@@ -16,7 +16,7 @@ from medfl.settings import Settings
 from medfl.testing import CHECKS
 from medfl.testing.cohort import make_data, make_task
 from medfl.toolkit.averaging import Averaging
-from medfl.toolkit.rounds import COMMITTED_STEPS, Due, Step
+from medfl.toolkit.rounds import COMMITTED_STEPS, RoundStep, ScheduledStep
 from medfl.utils.rng import make_generator
 
 NAMES = ["site-1", "site-2", "site-3"]
@@ -41,16 +41,16 @@ class Counting(Averaging):
     def round_steps(self):
         return (
             *super().round_steps(),
-            Step("count", self.count_requests, self.count, self.add, quorum=self.expected),
-            Step("note", aggregate=self.note),
+            RoundStep("count", self.count_requests, self.count, self.add, quorum=self.expected),
+            RoundStep("note", aggregate=self.note),
         )
 
-    def schedule(self, server, done):
-        counts = [Due("count", turn) for turn in range(server.round)]
-        return [Due("fit"), *counts, Due("note")][len(done) :]
+    def remaining_steps(self, server, done):
+        counts = [ScheduledStep("count", turn) for turn in range(server.round)]
+        return [ScheduledStep("fit"), *counts, ScheduledStep("note")][len(done) :]
 
     def count_requests(self, server):
-        turn = self.due(server).turn
+        turn = self.current_step(server).turn
         return [Request(name, "count", meta={"turn": turn}) for name in server.trainable()]
 
     def count(self, site, request):
@@ -59,10 +59,12 @@ class Counting(Averaging):
 
     def add(self, server, replies):
         sizes = server.state.meta.setdefault("sizes", [])
-        sizes.append([server.round, self.due(server).turn, sum(meta["size"] for meta in replies.meta.values())])
+        sizes.append(
+            [server.round, self.current_step(server).turn, sum(meta["size"] for meta in replies.meta.values())]
+        )
 
     def expected(self, server):
-        return 1 + self.due(server).turn
+        return 1 + self.current_step(server).turn
 
     def note(self, server, replies):
         assert len(replies) == 0
@@ -115,7 +117,7 @@ def test_steps_follow_the_schedule_and_the_last_one_ends_the_round():
 def test_by_default_each_step_is_taken_once_in_its_turn():
     class Twice(Averaging):
         def round_steps(self):
-            return *super().round_steps(), Step("rest", lambda server: [Request("site-1", "rest")], quorum=0)
+            return *super().round_steps(), RoundStep("rest", lambda server: [Request("site-1", "rest")], quorum=0)
 
     server, method = server_of(rounds=1, min_replies=9), Twice()
     method.setup(server)
@@ -144,13 +146,13 @@ def test_a_round_ends_where_changed_settings_leave_nothing_of_it():
 
     class Final(Averaging):
         def round_steps(self):
-            return *super().round_steps(), Step(
+            return *super().round_steps(), RoundStep(
                 "last", aggregate=lambda server, replies: server.state.meta.update(last=1)
             )
 
-        def schedule(self, server, done):
+        def remaining_steps(self, server, done):
             names = ["fit", "last"] if server.round == server.settings.rounds else ["fit"]
-            return [Due(name) for name in names][len(done) :]
+            return [ScheduledStep(name) for name in names][len(done) :]
 
     server, method = server_of(rounds=1), Final()
     method.setup(server)
@@ -168,7 +170,7 @@ def test_a_round_ends_where_changed_settings_leave_nothing_of_it():
 
 def test_a_round_without_a_step_and_a_step_with_other_orders_are_refused():
     class Idle(Averaging):
-        def schedule(self, server, done):
+        def remaining_steps(self, server, done):
             return []
 
     class Mistaken(Averaging):
@@ -188,15 +190,15 @@ def test_a_round_without_a_step_and_a_step_with_other_orders_are_refused():
 @pytest.mark.parametrize(
     ("shows_as", "schedule"),
     [
-        ("at the second", lambda server, done: [Due("fit", int(torch.randint(10**6, ())))]),
-        ("changes the state", lambda server, done: server.state.meta.update(asked=1) or [Due("fit")]),
-        ("has a step twice", lambda server, done: [Due("fit"), Due("fit")][len(done) :]),
-        ("not all among the steps", lambda server, done: [Due("fit"), Due("rest")][len(done) :]),
+        ("at the second", lambda server, done: [ScheduledStep("fit", int(torch.randint(10**6, ())))]),
+        ("changes the state", lambda server, done: server.state.meta.update(asked=1) or [ScheduledStep("fit")]),
+        ("has a step twice", lambda server, done: [ScheduledStep("fit"), ScheduledStep("fit")][len(done) :]),
+        ("not all among the steps", lambda server, done: [ScheduledStep("fit"), ScheduledStep("rest")][len(done) :]),
     ],
 )
 def test_the_suite_notices_a_schedule_that_is_not_pure(shows_as, schedule):
     class Broken(Averaging):
-        def schedule(self, server, done):
+        def remaining_steps(self, server, done):
             return schedule(server, done)
 
     with pytest.raises(AssertionError, match=shows_as):
@@ -207,8 +209,8 @@ def test_a_schedule_may_draw_from_what_all_share():
     """It draws the same numbers at each call in a round, and others in the next round."""
 
     class Drawn(Averaging):
-        def schedule(self, server, done):
-            return [Due("fit", int(torch.randint(10**6, (), generator=server.shared_rng("turn"))))]
+        def remaining_steps(self, server, done):
+            return [ScheduledStep("fit", int(torch.randint(10**6, (), generator=server.shared_rng("turn"))))]
 
     CHECKS["schedules_are_pure"](Toy(Drawn))
     server = server_of()

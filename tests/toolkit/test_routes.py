@@ -8,7 +8,7 @@ import torch
 from medfl.contract import Site, State
 from medfl.settings import Settings
 from medfl.testing.cohort import make_task
-from medfl.toolkit.transfer import ModelInTransit, arrived, pack, route
+from medfl.toolkit.model_transfer import ModelInTransit, draw_route, pack_model, receive_model
 from medfl.utils.rng import make_generator
 
 FOUR = ["a", "b", "c", "d"]
@@ -17,7 +17,7 @@ FOUR = ["a", "b", "c", "d"]
 def draw(kind, hosts=FOUR, held=None, rounds=1, start=0):
     at_home = {name: name for name in hosts}
     return [
-        route(hosts, at_home if held is None else held, kind, make_generator(7, "route", start + number))
+        draw_route(hosts, at_home if held is None else held, kind, make_generator(7, "route", start + number))
         for number in range(rounds)
     ]
 
@@ -99,12 +99,12 @@ def test_only_the_parcel_of_this_turn_has_arrived():
     site = Site("b", 2, State(), make_task(), Settings(rounds=3))
     kept = {"w": torch.ones(1), "optimizer/w/step": torch.tensor(3.0)}
     late, wrong, right = (
-        pack("b", ModelInTransit(owner, "norm", {name: value * tensor for name, tensor in kept.items()}), stamp)
+        pack_model("b", ModelInTransit(owner, "norm", {name: value * tensor for name, tensor in kept.items()}), stamp)
         for owner, stamp, value in (("a", [1, 0], 5), ("c", [2, 0], 6), ("a", [2, 0], 7))
     )
     site.inbox = [late, wrong]
-    assert arrived(site, "a", [2, 0]) is None
+    assert receive_model(site, "a", [2, 0]) is None
     site.inbox = [late, wrong, right]
-    message = arrived(site, "a", [2, 0])
+    message = receive_model(site, "a", [2, 0])
     assert message is not None
     assert {name: float(tensor) for name, tensor in message.kept.items()} == {"w": 7, "optimizer/w/step": 21}

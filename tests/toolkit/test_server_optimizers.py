@@ -11,7 +11,7 @@ from medfl.plugins import load_plugins
 from medfl.settings import Settings
 from medfl.testing.cohort import Case, make_task
 from medfl.toolkit.averaging import Averaging
-from medfl.toolkit.kept import shared_of
+from medfl.toolkit.participant_state import model_tensors
 from medfl.toolkit.server_optimizer import momentum_step
 from medfl.utils.wire import tensors_equal
 from medfl_methods.fedavgm import FedAvgM
@@ -109,15 +109,15 @@ def mean_updates(server, seed=0):
     rng = torch.Generator().manual_seed(seed)
     return {
         name: 0.02 * torch.randn(t.shape, generator=rng, dtype=torch.float64) if t.is_floating_point() else t * 0 + 1
-        for name, t in shared_of(server).items()
+        for name, t in model_tensors(server).items()
     }
 
 
 def after(toy, server, *means):
     """Return the shared tensors after rounds with these mean updates."""
     for server.round, mean in enumerate(means, start=1):
-        server.state.tensors |= toy.server_update(server, shared_of(server), mean)
-    return shared_of(server)
+        server.state.tensors |= toy.server_update(server, model_tensors(server), mean)
+    return model_tensors(server)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -149,12 +149,12 @@ def test_masks_move_with_their_images_and_other_targets_stay():
         padding_mode="zeros",
     )
     augmentation = Augmentation(Compose([turn]))
-    images, moved, regions = augmentation.batch(masks.float(), masks, None, stream(), in_space=True)
+    images, moved, regions = augmentation.batch(masks.float(), masks, None, stream(), has_spatial_targets=True)
     assert torch.equal(moved.float(), images)
     assert not torch.equal(moved, masks)
     assert moved.dtype == torch.int64
     assert regions is None
-    alone, labels, _ = augmentation.batch(masks.float(), LABELS[:6], None, stream(), in_space=False)
+    alone, labels, _ = augmentation.batch(masks.float(), LABELS[:6], None, stream(), has_spatial_targets=False)
     assert torch.equal(alone, images)
     assert torch.equal(labels, LABELS[:6])
 

@@ -6,7 +6,7 @@ from refusals import refused
 
 from medfl.errors import SettingsError
 from medfl.testing.cohort import SmallNet
-from medfl.training.optimizer_state import read_state, split, write_state
+from medfl.training.optimizer_state import read_state, split_optimizer_state, write_state
 from medfl.utils import wire
 from medfl.utils.wire import tensors_equal
 
@@ -102,6 +102,6 @@ def test_an_optimiser_that_keeps_more_than_tensors_is_refused():
 
 def test_a_model_and_its_optimiser_come_apart():
     kept = {"body.weight": torch.zeros(1), "optimizer/body.weight/step": torch.ones(())}
-    model, state = split(kept)
+    model, state = split_optimizer_state(kept)
     assert list(model) == ["body.weight"]
     assert list(state) == ["body.weight/step"]

@@ -16,7 +16,7 @@ from medfl.testing.cohort import SmallNet, TensorData, make_data, make_task
 from medfl.training.loop import row_batches, train
 from medfl.training.precision import autocast
 from medfl.training.predict import mean_loss
-from medfl.utils.rng import make_generator, pinned
+from medfl.utils.rng import make_generator, seeded_generators
 
 
 def batches(n, size, epochs, steps=None, seed=0):
@@ -101,7 +101,7 @@ def fit(model, data, after_batch=None, **settings):
 
 
 def net(norm=True):
-    with pinned("net"):
+    with seeded_generators("net"):
         return SmallNet(norm=norm)
 
 

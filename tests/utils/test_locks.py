@@ -8,29 +8,29 @@ from pathlib import Path
 
 import pytest
 
-from medfl.utils.locks import LOCK, being_written, held
+from medfl.utils.locks import LOCK_FILE, hold_lock, is_being_written
 
 
 @pytest.mark.parametrize("remove", [False, True])
 def test_one_holder_at_a_time(tmp_path: Path, remove: bool) -> None:
-    path = tmp_path / LOCK
-    with held(path, remove=remove) as first:
+    path = tmp_path / LOCK_FILE
+    with hold_lock(path, remove=remove) as first:
         assert first
-        assert being_written(tmp_path)
-        with held(path, remove=remove) as second:
+        assert is_being_written(tmp_path)
+        with hold_lock(path, remove=remove) as second:
             assert not second
         assert path.exists(), "only the holder removes it"
-        assert being_written(tmp_path)
+        assert is_being_written(tmp_path)
     assert path.exists() is not remove
-    assert not being_written(tmp_path)
-    with held(path) as again:
+    assert not is_being_written(tmp_path)
+    with hold_lock(path) as again:
         assert again
 
 
 def count(path: Path, number: int) -> None:
     """Increment the number in a file many times, slowly enough for conflicts."""
     for _ in range(number):
-        with held(path.with_name(LOCK), patience=600, remove=True) as alone:
+        with hold_lock(path.with_name(LOCK_FILE), patience=600, remove=True) as alone:
             assert alone
             value = int(path.read_text())
             time.sleep(0.0005)

@@ -69,7 +69,7 @@ def test_freed_memory_stays_until_it_is_released() -> None:
         ctypes.memset(block, 1, LARGE)
         library.free(block)
         freed = resident()
-        memory.release()
+        memory.release_memory()
         return freed - before > 0.9 * LARGE, resident() - before < 0.1 * LARGE
 
     assert in_child(look) == "(True, True)"

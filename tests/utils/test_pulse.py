@@ -8,65 +8,65 @@ import pytest
 import torch
 
 from medfl.testing.cohort import make_data
-from medfl.training.batches import load
-from medfl.utils.pulse import Beat, Pulse, counted
+from medfl.training.batches import load_batches
+from medfl.utils.heartbeat import HeartbeatSender, HeartbeatSignal, count_batches
 
 
-def never(beat: Beat) -> None:
+def never(beat: HeartbeatSignal) -> None:
     raise AssertionError("no heartbeat is due in an hour")
 
 
 def test_without_anybody_around_batches_pass_as_they_are() -> None:
-    assert list(counted([3, 1, 2], "training", 3)) == [3, 1, 2]
+    assert list(count_batches([3, 1, 2], "training", 3)) == [3, 1, 2]
 
 
 def test_a_heartbeat_says_what_is_done_and_whether_it_moved() -> None:
-    with Pulse(never, 3600) as pulse:
-        assert pulse.beat() == Beat("", None, False)
-        batches = counted(range(8), "training", 8)
+    with HeartbeatSender(never, 3600) as pulse:
+        assert pulse.beat() == HeartbeatSignal("", None, False)
+        batches = count_batches(range(8), "training", 8)
         next(batches)
-        assert pulse.beat() == Beat("training", 0.0, False)
+        assert pulse.beat() == HeartbeatSignal("training", 0.0, False)
         next(batches), next(batches)
-        assert pulse.beat() == Beat("training", 0.25, True)
-        assert pulse.beat() == Beat("training", 0.25, False)
+        assert pulse.beat() == HeartbeatSignal("training", 0.25, True)
+        assert pulse.beat() == HeartbeatSignal("training", 0.25, False)
         assert list(batches) == [3, 4, 5, 6, 7]
-        assert pulse.beat() == Beat("training", 1.0, True)
+        assert pulse.beat() == HeartbeatSignal("training", 1.0, True)
 
 
 def test_only_the_outer_of_two_loops_has_a_share_and_both_move() -> None:
-    with Pulse(never, 3600) as pulse:
-        outer = counted("ab", "training", 2)
+    with HeartbeatSender(never, 3600) as pulse:
+        outer = count_batches("ab", "training", 2)
         next(outer)
-        for _ in counted(range(10), "scoring", 10):
+        for _ in count_batches(range(10), "scoring", 10):
             pass
-        assert pulse.beat() == Beat("training", 0.0, True)
+        assert pulse.beat() == HeartbeatSignal("training", 0.0, True)
         next(outer)
-        assert pulse.beat() == Beat("training", 0.5, True)
+        assert pulse.beat() == HeartbeatSignal("training", 0.5, True)
 
 
 @pytest.mark.parametrize("total", [None, 0])
 def test_without_a_known_number_of_batches_there_is_no_share(total: int | None) -> None:
-    with Pulse(never, 3600) as pulse:
-        assert list(counted("abc", "scoring", total)) == ["a", "b", "c"]
-        assert pulse.beat() == Beat("scoring", None, True)
+    with HeartbeatSender(never, 3600) as pulse:
+        assert list(count_batches("abc", "scoring", total)) == ["a", "b", "c"]
+        assert pulse.beat() == HeartbeatSignal("scoring", None, True)
 
 
 def test_more_batches_than_were_planned_are_the_whole() -> None:
-    with Pulse(never, 3600) as pulse:
-        list(counted(range(5), "training", 2))
+    with HeartbeatSender(never, 3600) as pulse:
+        list(count_batches(range(5), "training", 2))
         assert pulse.beat().share == 1.0
 
 
 def test_heartbeats_come_again_and_again_and_none_after_the_block() -> None:
-    beats: list[Beat] = []
+    beats: list[HeartbeatSignal] = []
     enough = threading.Event()
 
-    def hear(beat: Beat) -> None:
+    def hear(beat: HeartbeatSignal) -> None:
         beats.append(beat)
         if len(beats) == 3:
             enough.set()
 
-    with Pulse(hear, 0.001) as pulse:
+    with HeartbeatSender(hear, 0.001) as pulse:
         assert enough.wait(60)
     count = len(beats)
     assert not pulse._thread.is_alive()
@@ -74,18 +74,18 @@ def test_heartbeats_come_again_and_again_and_none_after_the_block() -> None:
 
 
 def test_the_work_of_another_thread_is_not_counted() -> None:
-    with Pulse(never, 3600) as pulse:
-        thread = threading.Thread(target=lambda: list(counted("ab", "training", 2)))
+    with HeartbeatSender(never, 3600) as pulse:
+        thread = threading.Thread(target=lambda: list(count_batches("ab", "training", 2)))
         thread.start()
         thread.join()
-        assert pulse.beat() == Beat()
+        assert pulse.beat() == HeartbeatSignal()
 
 
 def test_batches_of_a_data_set_are_the_same_with_and_without_heartbeats() -> None:
     data = make_data(9, "pulse")
     rows = torch.arange(9).split(4)
-    plain = [loaded.inputs for loaded in load(data, rows)]
-    with Pulse(never, 3600) as pulse:
-        watched = [loaded.inputs for loaded in load(data, rows, total=len(rows))]
-        assert pulse.beat() == Beat("training", 1.0, True)
+    plain = [loaded.inputs for loaded in load_batches(data, rows)]
+    with HeartbeatSender(never, 3600) as pulse:
+        watched = [loaded.inputs for loaded in load_batches(data, rows, total=len(rows))]
+        assert pulse.beat() == HeartbeatSignal("training", 1.0, True)
     assert all(map(torch.equal, plain, watched))

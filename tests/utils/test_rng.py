@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from medfl.utils.rng import SecretStream, make_generator, pinned
+from medfl.utils.rng import SecretStream, make_generator, seeded_generators
 from medfl.utils.seeds import seed_of
 
 SECRET = b"a secret of sixteen or more bytes"
@@ -147,10 +147,10 @@ def test_pinned_depends_on_its_key_alone():
         torch.manual_seed(past)
         np.random.seed(past)
         random.seed(past)
-        with pinned(0, "site", 3, "global"):
+        with seeded_generators(0, "site", 3, "global"):
             results.append(draw())
     assert results[0] == results[1]
-    with pinned(0, "site", 4, "global"):
+    with seeded_generators(0, "site", 4, "global"):
         assert all(a != b for a, b in zip(draw(), results[0], strict=True))
 
 
@@ -164,7 +164,7 @@ def test_pinned_puts_everything_back(fails):
     np.random.seed(5)
     random.seed(5)
     try:
-        with pinned("k"):
+        with seeded_generators("k"):
             draw()
             if fails:
                 raise KeyError("inside")

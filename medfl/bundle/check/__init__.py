@@ -12,19 +12,19 @@ from medfl.bundle.check.listing import find_code, find_logging_code
 from medfl.bundle.check.metadata import OLD_PACKAGES, SCHEMA, check_metadata
 from medfl.bundle.check.reading import SUFFIXES, inside, macro_file, read_config, walk
 from medfl.bundle.check.references import check_references, missing_properties
-from medfl.bundle.check.report import Code, FileNote, Report
-from medfl.engine.runs.setting_ids import SETTINGS
+from medfl.bundle.check.report import BundleReport, CodeEntry, FileNote
+from medfl.engine.runs.setting_ids import SETTINGS_ID
 from medfl.errors import SettingsError, did_you_mean
 from medfl.settings import run_fields
 from medfl.types import PathLike
 
-__all__ = ["Code", "FileNote", "Report", "check_bundle"]
+__all__ = ["BundleReport", "CodeEntry", "FileNote", "check_bundle"]
 
 METADATA = "configs/metadata.json"
 """Relative path of a bundle's metadata."""
 
 
-def check_bundle(root: PathLike) -> Report:
+def check_bundle(root: PathLike) -> BundleReport:
     """Check a bundle's metadata, configurations and files.
 
     The configurations are all JSON and YAML files under ``configs/``, and the files that a macro reads. The check reads
@@ -44,7 +44,7 @@ def check_bundle(root: PathLike) -> Report:
         raise SettingsError(
             "not_a_bundle", f"'{root}' is not a MONAI bundle: expected the folder '{root / 'configs'}'.", path=root
         )
-    report = Report(root)
+    report = BundleReport(root)
     contents = _read_all(report)
     metadata = contents.get(METADATA)
     _check_metadata(report, metadata)
@@ -57,7 +57,7 @@ def check_bundle(root: PathLike) -> Report:
     return report
 
 
-def _read_all(report: Report) -> dict[str, Any]:
+def _read_all(report: BundleReport) -> dict[str, Any]:
     """Return the content of each readable configuration by its path in the bundle. Add other errors to the report."""
     root = report.root
     files = sorted(path for path in (root / "configs").rglob("*") if path.suffix.lower() in SUFFIXES)
@@ -86,7 +86,7 @@ def _pulled_in(content: Any, root: Path) -> list[Path]:
     return files
 
 
-def _list_logging(report: Report) -> None:
+def _list_logging(report: BundleReport) -> None:
     """Add the code in logging configurations to the report."""
     for path in sorted((report.root / "configs").rglob("*.conf")):
         name = path.relative_to(report.root).as_posix()
@@ -98,7 +98,7 @@ def _list_logging(report: Report) -> None:
             report.errors.append(f"{name}: can't be read: {error}")
 
 
-def _check_metadata(report: Report, metadata: Any) -> None:
+def _check_metadata(report: BundleReport, metadata: Any) -> None:
     """Check the metadata and add problems, notes and the title to the report."""
     if not (report.root / METADATA).is_file():
         report.errors.append(f"{METADATA} is missing")
@@ -118,7 +118,7 @@ def _check_metadata(report: Report, metadata: Any) -> None:
         report.notes.append(f"{package}: made with {metadata.get(key, 'an unknown version')}, installed is {installed}")
 
 
-def _check_configs(report: Report, contents: dict[str, Any], metadata: Any) -> None:
+def _check_configs(report: BundleReport, contents: dict[str, Any], metadata: Any) -> None:
     """Check required ids, settings and references of the configurations, and add problems to the report."""
     configs = {}
     for name, content in contents.items():
@@ -147,14 +147,14 @@ def _check_configs(report: Report, contents: dict[str, Any], metadata: Any) -> N
 
 def _settings(content: dict[str, Any]) -> list[str]:
     """Return the problems with the names of a federation's settings. Values may be expressions and are not checked."""
-    federation, settings = content.get("federation"), content.get(SETTINGS)
-    if not isinstance(federation, dict) or federation.get(SETTINGS) != f"@{SETTINGS}" or settings is None:
+    federation, settings = content.get("federation"), content.get(SETTINGS_ID)
+    if not isinstance(federation, dict) or federation.get(SETTINGS_ID) != f"@{SETTINGS_ID}" or settings is None:
         return []
     if not isinstance(settings, dict):
-        return [f"expected '{SETTINGS}' as an object of settings by name, got a {type(settings).__name__}"]
+        return [f"expected '{SETTINGS_ID}' as an object of settings by name, got a {type(settings).__name__}"]
     fields = list(run_fields())
     unknown = [str(name) for name in settings if name not in fields]
     return [
-        f"'{SETTINGS}' has an unknown setting '{name}'. {did_you_mean(name, fields, 'medfl run --help-settings')}"
+        f"'{SETTINGS_ID}' has an unknown setting '{name}'. {did_you_mean(name, fields, 'medfl run --help-settings')}"
         for name in unknown
     ]

@@ -6,7 +6,7 @@ import zipfile
 from pathlib import Path
 
 from medfl.bundle.check.reading import inside
-from medfl.bundle.check.report import FileNote, Report
+from medfl.bundle.check.report import BundleReport, FileNote
 
 CODE = {
     ".py": "Python code",
@@ -29,7 +29,7 @@ MAX_PICKLE = 50_000_000
 """Largest size in bytes of the unpacked pickle in a checkpoint. A small forged file may unpack to any size."""
 
 
-def check_files(report: Report) -> None:
+def check_files(report: BundleReport) -> None:
     """Check the files of a report's bundle, and add problems and the files with code or weights to the report."""
     root = report.root
     names = {path.name.lower() for folder in (root, root / "docs") if folder.is_dir() for path in folder.iterdir()}
@@ -45,7 +45,7 @@ def check_files(report: Report) -> None:
             _check_file(report, path, name)
 
 
-def _check_file(report: Report, path: Path, name: str) -> None:
+def _check_file(report: BundleReport, path: Path, name: str) -> None:
     """Add a file to the report if it contains code or weights."""
     suffix = path.suffix.lower()
     if suffix in CODE:
@@ -59,7 +59,7 @@ def _check_file(report: Report, path: Path, name: str) -> None:
         _check_weights(report, path, name)
 
 
-def _check_weights(report: Report, path: Path, name: str) -> None:
+def _check_weights(report: BundleReport, path: Path, name: str) -> None:
     """Add a checkpoint and the Python names that loading it would import, read from its pickle without loading it."""
     from torch.serialization import get_unsafe_globals_in_checkpoint
 

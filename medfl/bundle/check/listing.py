@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from medfl.bundle.check.reading import Place, id_of, read_text, walk
-from medfl.bundle.check.report import Code, CodeKind
+from medfl.bundle.check.reading import KeyPath, id_of, read_text, walk
+from medfl.bundle.check.report import CodeEntry, CodeKind
 
 if TYPE_CHECKING:
     from monai.bundle.config_item import ComponentLocator
@@ -21,10 +21,11 @@ SPECIAL: dict[str, CodeKind] = {"_mode_": "mode", "_disabled_": "disabled", "_re
 """Maps MONAI's keys that change what runs to the kind of code."""
 
 THIS_BUNDLE, PYTHON, COMPUTED = "this bundle", "python", "computed"
-"""Values of `Code.package` for the bundle's own modules, for Python itself, and for names that only running reveals."""
+"""Values of `CodeEntry.package` for the bundle's own modules, for Python itself, and for names that only running
+reveals."""
 
 
-def find_code(file: str, content: Any, own: Collection[str]) -> list[Code]:
+def find_code(file: str, content: Any, own: Collection[str]) -> list[CodeEntry]:
     """Return the code of one configuration, in the order of the file.
 
     Args:
@@ -37,11 +38,11 @@ def find_code(file: str, content: Any, own: Collection[str]) -> list[Code]:
         kind = _kind(_as_monai_reads(place), value)
         if kind is not None:
             text = value if isinstance(value, str) else str(value).lower()
-            codes.append(Code(file, id_of(place), kind, text, _package(kind, text, own)))
+            codes.append(CodeEntry(file, id_of(place), kind, text, _package(kind, text, own)))
     return codes
 
 
-def find_logging_code(path: Path, file: str) -> list[Code]:
+def find_logging_code(path: Path, file: str) -> list[CodeEntry]:
     """Return the code of a ``logging.conf``. Python evaluates the classes and arguments in it.
 
     Args:
@@ -58,19 +59,19 @@ def find_logging_code(path: Path, file: str) -> list[Code]:
     except configparser.Error as error:
         raise ValueError(" ".join(str(error).split())) from error
     return [
-        Code(file, f"{section}#{key}", "logging", value)
+        CodeEntry(file, f"{section}#{key}", "logging", value)
         for section in parser.sections()
         for key, value in parser.items(section)
         if key in ("class", "args", "kwargs")
     ]
 
 
-def _as_monai_reads(place: Place) -> Place:
+def _as_monai_reads(place: KeyPath) -> KeyPath:
     """Split the keys of a place as MONAI does, which merges the value of ``net::_target_`` or ``+net`` into ``net``."""
     return tuple(part.lstrip("+") for key in place for part in re.split("::|#", key))
 
 
-def _kind(place: Place, value: Any) -> CodeKind | None:
+def _kind(place: KeyPath, value: Any) -> CodeKind | None:
     """Return the kind of code of a value, or None if it is no code."""
     if isinstance(value, (dict, list)):
         return None
@@ -89,7 +90,7 @@ def _kind(place: Place, value: Any) -> CodeKind | None:
 
 
 def _package(kind: CodeKind, text: str, own: Collection[str]) -> str:
-    """Return the top-level package of a target or an import, as in `Code.package`."""
+    """Return the top-level package of a target or an import, as in `CodeEntry.package`."""
     if kind == "import":
         top = _imported(text).partition(".")[0]
     elif kind != "target":

@@ -19,7 +19,7 @@ MAX_BYTES = 1_000_000
 SUFFIXES = (".json", ".yaml", ".yml")
 """Suffixes of configurations."""
 
-Place = tuple[str, ...]
+KeyPath = tuple[str, ...]
 """Keys and indices from the top of a configuration to a value."""
 
 
@@ -76,9 +76,9 @@ def inside(path: Path, root: Path) -> bool:
         return False
 
 
-def walk(content: Any) -> Iterator[tuple[Place, Any]]:
+def walk(content: Any) -> Iterator[tuple[KeyPath, Any]]:
     """Yield each value of a configuration with its place, in file order and containers before their content."""
-    stack: list[tuple[Place, Any]] = [((), content)]
+    stack: list[tuple[KeyPath, Any]] = [((), content)]
     while stack:
         place, value = stack.pop()
         yield place, value
@@ -112,7 +112,7 @@ def macro_file(text: str, root: Path) -> Path | None:
     return file
 
 
-def id_of(place: Place) -> str:
+def id_of(place: KeyPath) -> str:
     """Return a place as an id, for example ``train#dataset``."""
     return "#".join(place)
 

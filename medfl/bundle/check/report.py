@@ -20,7 +20,7 @@ CodeKind = Literal["target", "expression", "import", "macro", "mode", "disabled"
 
 
 @dataclass(frozen=True)
-class Code:
+class CodeEntry:
     """A value of a configuration that makes MONAI run code.
 
     Attributes:
@@ -54,7 +54,7 @@ class FileNote:
 
 
 @dataclass
-class Report:
+class BundleReport:
     """Result of the check of a bundle.
 
     Attributes:
@@ -72,5 +72,5 @@ class Report:
     errors: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    code: list[Code] = field(default_factory=list)
+    code: list[CodeEntry] = field(default_factory=list)
     files: list[FileNote] = field(default_factory=list)

@@ -152,7 +152,7 @@ def new_array(path: Path, shape: Sequence[int], dtype: DTypeLike) -> ArrayFile:
     return ArrayFile(path)
 
 
-def tell_need(path: Path, shape: Sequence[int], dtype: DTypeLike, processes: int, say: Say) -> None:
+def report_space_needed(path: Path, shape: Sequence[int], dtype: DTypeLike, processes: int, say: Say) -> None:
     """Report the disk space and memory that a preparation needs, before the work begins.
 
     Args:

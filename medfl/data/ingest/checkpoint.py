@@ -19,10 +19,10 @@ import numpy as np
 
 from medfl.data.ingest.array_file import ArrayFile, new_array, writing
 
-ARRAY = "images.npy"
+ARRAY_FILE = "images.npy"
 """File name of the image array, in the work folder and in the prepared data set."""
 
-EVERY_SECONDS = 2.0
+FLUSH_SECONDS = 2.0
 """Seconds between two writes of the journal: the most work that is lost when the machine stops."""
 
 _VERSION = 2
@@ -67,7 +67,7 @@ class Checkpoint:
     def __init__(
         self, work: Path, stamps: Sequence[str], shape: Sequence[int], dtype: np.dtype, recipe: dict[str, Any]
     ) -> None:
-        self.array = work / ARRAY
+        self.array = work / ARRAY_FILE
         self.done: dict[int, dict[str, Any]] = {}
         self._path, self._stamps = work / "journal.jsonl", stamps
         head = {"version": _VERSION, "shape": list(shape), "dtype": dtype.str, "recipe": recipe}
@@ -80,10 +80,10 @@ class Checkpoint:
         self._written = time.monotonic()
 
     def add(self, row: int, facts: dict[str, Any]) -> None:
-        """Record that a row is finished; write to the journal every `EVERY_SECONDS`."""
+        """Record that a row is finished; write to the journal every `FLUSH_SECONDS`."""
         self.done[row] = facts
         self._waiting.append(json.dumps({"row": row, "stamp": self._stamps[row], "facts": facts}))
-        if time.monotonic() - self._written >= EVERY_SECONDS:
+        if time.monotonic() - self._written >= FLUSH_SECONDS:
             self.flush()
 
     def flush(self) -> None:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from medfl.errors import DataError, SettingsError
-from medfl.utils.locks import held
+from medfl.utils.locks import hold_lock
 from medfl.utils.progress import progress
 from medfl.utils.text import Say
 from medfl.version import __version__
@@ -132,7 +132,7 @@ def download(
     job = _Download(url=url, target=target, checksum=checksum, size=size, timeout=timeout, say=say)
     with _disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-    with _disk_errors(target), held(target.with_name(f".{target.name}.lock"), remove=True) as alone:
+    with _disk_errors(target), hold_lock(target.with_name(f".{target.name}.lock"), remove=True) as alone:
         if not alone:
             raise DataError(
                 "file_in_use",

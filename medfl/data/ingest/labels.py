@@ -7,8 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from medfl.data.datalists import INTENT
-from medfl.data.table import Table, row_list
+from medfl.data.datalists import INTENT_KEY
+from medfl.data.table import CsvTable, row_list
 from medfl.errors import DataError, SettingsError
 
 SPLIT_WORDS = {
@@ -21,12 +21,12 @@ SPLIT_WORDS = {
 }
 """Maps each word that a split column may contain, in lower case, to the split that it means."""
 
-_RESERVED_KEYS = ("image", "label", "subject_id", "site", INTENT)
+_RESERVED_KEYS = ("image", "label", "subject_id", "site", INTENT_KEY)
 """Record keys that medfl writes itself, so that no kept column may have their name."""
 
 
 @dataclass(frozen=True)
-class Columns:
+class TableColumns:
     """Names of the table columns with each kind of information.
 
     Attributes:
@@ -73,7 +73,7 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Rows:
+class LabelledRows:
     """Rows of a table, one entry per image; all lists have the same length except `classes`.
 
     Attributes:
@@ -95,7 +95,7 @@ class Rows:
     others: list[dict[str, str]]
 
 
-def read_rows(table: Table, columns: Columns) -> Rows:
+def read_rows(table: CsvTable, columns: TableColumns) -> LabelledRows:
     """Read labels, patients, sites and splits from a table.
 
     Args:
@@ -113,7 +113,7 @@ def read_rows(table: Table, columns: Columns) -> Rows:
     splits = _splits(table, columns.split)
     groups = table.column(columns.group) if columns.group else [str(number) for number in table.numbers]
     _check_splits(groups, splits)
-    return Rows(
+    return LabelledRows(
         numbers=table.numbers,
         images=table.column(columns.image),
         labels=[classes.index(label) for label in labels],
@@ -174,7 +174,7 @@ def _check_classes(column: str, classes: int, rows: int) -> None:
         )
 
 
-def _splits(table: Table, column: str | None) -> list[str]:
+def _splits(table: CsvTable, column: str | None) -> list[str]:
     if column is None:
         return ["training"] * len(table.rows)
     words = [word.lower() for word in table.column(column)]
@@ -208,7 +208,7 @@ def _check_splits(groups: Sequence[str], splits: Sequence[str]) -> None:
         )
 
 
-def _other_entries(table: Table, columns: Columns) -> list[dict[str, str]]:
+def _other_entries(table: CsvTable, columns: TableColumns) -> list[dict[str, str]]:
     sites = table.column(columns.site) if columns.site else None
     entries = []
     for place, row in enumerate(table.rows):

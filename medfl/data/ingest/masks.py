@@ -16,13 +16,13 @@ import numpy as np
 
 from medfl.data.datalists import Datalist
 from medfl.data.ingest.array_file import new_array
-from medfl.data.ingest.checkpoint import ARRAY
+from medfl.data.ingest.checkpoint import ARRAY_FILE
 from medfl.data.ingest.workers import LoadedItem
 from medfl.data.readers.rgb import resize
-from medfl.data.targets import MASK_STRUCTURES_KEY, STRUCTURES
+from medfl.data.targets import MASK_STRUCTURES_KEY, STRUCTURES_KEY
 from medfl.errors import DataError
 
-MASKS = "masks.npy"
+MASK_FILE = "masks.npy"
 """File name of the mask array in the folder of a pooled data set."""
 
 CHUNK_BYTES = 16 << 20
@@ -65,7 +65,7 @@ def masked_row(pixels: np.ndarray, mask: np.ndarray, structures: int) -> LoadedI
     return LoadedItem(row, {MASK_STRUCTURES_KEY: [int(value) for value in values if value > 0]})
 
 
-def masked_picture(image: np.ndarray, mask: np.ndarray, size: tuple[int, int]) -> LoadedItem:
+def masked_image_row(image: np.ndarray, mask: np.ndarray, size: tuple[int, int]) -> LoadedItem:
     """Return a resized row with a 2-D image and its binary lesion mask as last channel.
 
     A pixel of the resized mask is lesion if at least half of the area it covers is lesion.
@@ -103,7 +103,7 @@ def masked_picture(image: np.ndarray, mask: np.ndarray, size: tuple[int, int]) -
     return masked_row(pixels.reshape(*size, -1), (share >= 128).astype(np.uint8), 2)
 
 
-def take_apart(folder: Path) -> None:
+def separate_masks(folder: Path) -> None:
     """Split the array of rows with masks in a folder into an image array and a mask array (`MASK_FILE`), in place.
 
     Images of one channel lose the channel axis; masks become uint8. Neither array is held in memory.
@@ -114,13 +114,13 @@ def take_apart(folder: Path) -> None:
     Raises:
         DataError: If the disk is full.
     """
-    both = np.load(folder / ARRAY, mmap_mode="r", allow_pickle=False)
+    both = np.load(folder / ARRAY_FILE, mmap_mode="r", allow_pickle=False)
     shape = both.shape[:-1] if both.shape[-1] == 2 else (*both.shape[:-1], both.shape[-1] - 1)
     step = max(1, CHUNK_BYTES // max(1, both[:1].nbytes))
     images_only = folder / "alone.npy"
     with (
         new_array(images_only, shape, both.dtype) as images,
-        new_array(folder / MASKS, both.shape[:-1], np.uint8) as masks,
+        new_array(folder / MASK_FILE, both.shape[:-1], np.uint8) as masks,
     ):
         for start in range(0, len(both), step):
             some = np.asarray(both[start : start + step])
@@ -128,10 +128,10 @@ def take_apart(folder: Path) -> None:
             masks.write(start, some[..., -1])
         images.flush()
         masks.flush()
-    os.replace(images_only, folder / ARRAY)
+    os.replace(images_only, folder / ARRAY_FILE)
 
 
-def with_masks(datalist: Datalist, structures: Sequence[str], spacing: Sequence[float] | None = None) -> Datalist:
+def add_masks(datalist: Datalist, structures: Sequence[str], spacing: Sequence[float] | None = None) -> Datalist:
     """Return the data list with the objective and the entries that describe the masks in `MASK_FILE`.
 
     Args:
@@ -143,15 +143,15 @@ def with_masks(datalist: Datalist, structures: Sequence[str], spacing: Sequence[
     if spacing is not None:
         objective["spacing"] = list(map(float, spacing))
     return replace(
-        datalist, objective=objective, mask_array=MASKS, extra={STRUCTURES: list(structures)} | datalist.extra
+        datalist, objective=objective, mask_array=MASK_FILE, extra={STRUCTURES_KEY: list(structures)} | datalist.extra
     )
 
 
-STRATA = ("nothing in the mask", "something in the mask")
+MASK_STRATA = ("nothing in the mask", "something in the mask")
 """Names of the strata in which masks are counted (`medfl.objectives.Segmentation.stratum_names`)."""
 
 
-def about_empty(datalist: Datalist) -> list[str]:
+def empty_mask_notes(datalist: Datalist) -> list[str]:
     """Return a note about empty masks for the user, or an empty list. Images with empty masks stay in the data set."""
     empty = sum(not record[MASK_STRUCTURES_KEY] for records in datalist.splits.values() for record in records)
     return [f"note: {empty} masks are empty: these images contain no structure"] if empty else []

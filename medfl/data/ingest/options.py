@@ -15,7 +15,7 @@ class Positional:
     """Annotation of the field that the command takes as positional argument."""
 
 
-class Commas:
+class CommaSeparated:
     """Annotation of a field with several words or numbers that the command takes as one comma-separated argument."""
 
 
@@ -98,7 +98,7 @@ def check_mirror(url: str | None, download: bool) -> None:
         )
 
 
-def Choose(known: Collection[str]) -> AfterValidator:  # noqa: N802
+def OneOf(known: Collection[str]) -> AfterValidator:  # noqa: N802
     """Return a validator that accepts one of the known values. Its error names the closest known value."""
 
     def check(value: str | None, info: ValidationInfo) -> str | None:
@@ -117,5 +117,5 @@ HeightWidth = Annotated[
 ]
 """Field type for a size in pixels: 224, or 448x224 (HxW)."""
 
-Words = Annotated[tuple[str, ...], BeforeValidator(_split_words), Commas()]
+Words = Annotated[tuple[str, ...], BeforeValidator(_split_words), CommaSeparated()]
 """Field type for words separated by commas, or a list of words."""

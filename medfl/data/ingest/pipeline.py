@@ -34,11 +34,11 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import DTypeLike
 
-from medfl.data.ingest.array_file import keep_rows, tell_need
-from medfl.data.ingest.checkpoint import ARRAY, Checkpoint, item_stamp
+from medfl.data.ingest.array_file import keep_rows, report_space_needed
+from medfl.data.ingest.checkpoint import ARRAY_FILE, Checkpoint, item_stamp
 from medfl.data.ingest.workers import LoadedItem, read_all
 from medfl.errors import DataError, SettingsError
-from medfl.utils.locks import LOCK, held
+from medfl.utils.locks import LOCK_FILE, hold_lock
 from medfl.utils.progress import progress
 from medfl.utils.text import Say
 
@@ -115,7 +115,7 @@ def ingest(
             found=workers,
         )
     _make_work_folder(work)
-    with held(work / LOCK) as is_locked:
+    with hold_lock(work / LOCK_FILE) as is_locked:
         if not is_locked:
             raise DataError(
                 "folder_in_use",
@@ -123,7 +123,7 @@ def ingest(
                 path=work,
             )
         whole = (len(items), *shape)
-        tell_need(work / ARRAY, whole, dtype, workers, say)
+        report_space_needed(work / ARRAY_FILE, whole, dtype, workers, say)
         stamps = [item_stamp(item, files(item)) for item in items]
         journal = Checkpoint(work, stamps, whole, np.dtype(dtype), dict(recipe))
         failed = _read_pending(journal, items, load, workers, what, say)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from medfl.data.datalists import Datalist, write_datalist
-from medfl.data.folders import check_free, written_whole
+from medfl.data.folders import atomic_folder, check_output_folder
 from medfl.data.ingest.array_file import keep_rows
-from medfl.data.ingest.checkpoint import ARRAY
-from medfl.data.ingest.choice import make_outcome
+from medfl.data.ingest.checkpoint import ARRAY_FILE
 from medfl.data.ingest.pipeline import QUARANTINE, ingest, work_folder, write_quarantine
+from medfl.data.ingest.read_plan import make_outcome
 from medfl.data.ingest.spec import DatasetSpec, ImageSpec, WholeSpec
 from medfl.errors import DataError
 from medfl.utils.text import Say
@@ -47,7 +47,7 @@ def prepare(
     """
     if require_complete is None:
         require_complete = spec.unreadable == "option skip_unreadable"
-    check_free(out, force, spec.inputs())
+    check_output_folder(out, force, spec.inputs())
     if isinstance(spec, WholeSpec):
         return spec.make(out, force=force, workers=workers, require_complete=require_complete, say=say)
     assert isinstance(spec, ImageSpec)  # the only other kind
@@ -66,12 +66,12 @@ def _read_images(
         raise DataError(
             "unreadable_image", spec.incomplete(make_outcome(choice)), count=len(choice.missing), total=choice.count()
         )
-    with written_whole(out, force) as folder:
+    with atomic_folder(out, force) as folder:
         done = ingest(
             items=choice.items,
             load=choice.load,
             files=choice.files,
-            target=folder / ARRAY,
+            target=folder / ARRAY_FILE,
             shape=choice.shape,
             dtype=choice.dtype,
             work=work_folder(out),
@@ -97,7 +97,7 @@ def _read_images(
             write_quarantine(folder / QUARANTINE, (*choice.columns, "reason"), rows)
         dropped = spec.drop(outcome, say)
         if dropped:
-            keep_rows(folder / ARRAY, [row for row in range(len(outcome.kept)) if row not in dropped])
+            keep_rows(folder / ARRAY_FILE, [row for row in range(len(outcome.kept)) if row not in dropped])
             outcome = outcome.without(dropped)
         datalist = spec.datalist(outcome, say)
         spec.finish(folder, outcome, datalist)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from medfl.data.ingest.labels import SPLIT_WORDS
-from medfl.data.table import Table, read_table, row_list
+from medfl.data.table import CsvTable, read_table, row_list
 from medfl.errors import DataError
 
 
@@ -23,7 +23,7 @@ class PublishedSplits:
         splits: ``training`` or ``test``, for each case.
     """
 
-    table: Table
+    table: CsvTable
     names: list[str]
     sites: list[str]
     splits: list[str]

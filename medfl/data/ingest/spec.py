@@ -19,9 +19,9 @@ from pydantic import BaseModel, ConfigDict
 from pydantic.fields import FieldInfo
 
 from medfl.data.datalists import SPLITS, Datalist
-from medfl.data.ingest.checkpoint import ARRAY
-from medfl.data.ingest.choice import Choice, Outcome
+from medfl.data.ingest.checkpoint import ARRAY_FILE
 from medfl.data.ingest.pipeline import QUARANTINE
+from medfl.data.ingest.read_plan import ReadOutcome, ReadPlan
 from medfl.errors import DataError
 from medfl.records.datalist import CaseRecord, Exclusion, make_record
 from medfl.utils.text import Say, describe_counts
@@ -62,7 +62,7 @@ class DatasetSpec(BaseModel, ABC):
         Raises:
             DataError: If the release does not exist.
         """
-        return {"source": folder_of(top, cls.dataset)}
+        return {"source": study_folder(top, cls.dataset)}
 
     def inputs(self) -> list[Path]:
         """Return the paths that the output must not replace: by default the values of all path fields."""
@@ -130,7 +130,7 @@ class ImageSpec(DatasetSpec):
         return self.find()
 
     @abstractmethod
-    def choose(self, files: Any, say: Say) -> Choice:
+    def choose(self, files: Any, say: Say) -> ReadPlan:
         """Read the tables and plan the images to read; report to the user what they should know before reading starts.
 
         Args:
@@ -141,7 +141,7 @@ class ImageSpec(DatasetSpec):
             DataError: If a table is wrong, or nothing can be read.
         """
 
-    def left_out(self, outcome: Outcome, listed: int) -> list[str]:
+    def left_out(self, outcome: ReadOutcome, listed: int) -> list[str]:
         """Return warnings about excluded images.
 
         Args:
@@ -156,7 +156,7 @@ class ImageSpec(DatasetSpec):
             count = f"{listed} of {outcome.choice.count()} images can't be read and"
         return [f"warning: {count} were left out: see {QUARANTINE}"]
 
-    def drop(self, outcome: Outcome, say: Say) -> dict[int, str]:
+    def drop(self, outcome: ReadOutcome, say: Say) -> dict[int, str]:
         """Return rows to remove from the array now that all images are read, such as copies; by default none.
 
         Args:
@@ -169,7 +169,7 @@ class ImageSpec(DatasetSpec):
         return {}
 
     @abstractmethod
-    def datalist(self, outcome: Outcome, say: Say) -> Datalist:
+    def datalist(self, outcome: ReadOutcome, say: Say) -> Datalist:
         """Return the data list of the images that were read.
 
         Args:
@@ -180,7 +180,7 @@ class ImageSpec(DatasetSpec):
             DataError: If no image of a class is left.
         """
 
-    def finish(self, folder: Path, outcome: Outcome, datalist: Datalist) -> None:
+    def finish(self, folder: Path, outcome: ReadOutcome, datalist: Datalist) -> None:
         """Change the array or write further files into the output folder, as the last step; by default do nothing.
 
         Args:
@@ -189,7 +189,7 @@ class ImageSpec(DatasetSpec):
             datalist: Data list, which is written afterwards.
         """
 
-    def incomplete(self, outcome: Outcome) -> str:
+    def incomplete(self, outcome: ReadOutcome) -> str:
         """Return the error message for missing or unreadable images if all images are required.
 
         It is used before reading if images are missing by then, otherwise after reading.
@@ -199,7 +199,7 @@ class ImageSpec(DatasetSpec):
             f"be read: {describe_counts(outcome.reasons)}. Unpack the release again."
         )
 
-    def none_read(self, outcome: Outcome) -> str:
+    def none_read(self, outcome: ReadOutcome) -> str:
         """Return the error message if no image can be read."""
         if self.unreadable == "option skip_unreadable":
             return self.incomplete(outcome)
@@ -239,7 +239,7 @@ class ImageSpec(DatasetSpec):
             by_split[split].append(make_record({"image": row, **record}))
         return Datalist(
             name=self.title(),
-            image_array=ARRAY,
+            image_array=ARRAY_FILE,
             num_classes=len(classes),
             labels={str(label): name for label, name in enumerate(classes)},
             modality=modality,
@@ -261,7 +261,7 @@ def is_path(option: FieldInfo) -> bool:
     return option.annotation in (Path, Path | None)
 
 
-def folder_of(top: Path, name: str) -> Path:
+def study_folder(top: Path, name: str) -> Path:
     """Return the folder `name` in the source folder of a study.
 
     Raises:

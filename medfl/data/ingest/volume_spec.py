@@ -15,13 +15,13 @@ import numpy as np
 from pydantic import BeforeValidator
 
 from medfl.data.datalists import Datalist
-from medfl.data.ingest.choice import Choice, Outcome, exclusions
 from medfl.data.ingest.labels import number_subjects
-from medfl.data.ingest.masks import STRATA, about_empty, take_apart, with_masks
-from medfl.data.ingest.options import Commas, Positional, read_edges
+from medfl.data.ingest.masks import MASK_STRATA, add_masks, empty_mask_notes, separate_masks
+from medfl.data.ingest.options import CommaSeparated, Positional, read_edges
 from medfl.data.ingest.pipeline import QUARANTINE
+from medfl.data.ingest.read_plan import ReadOutcome, ReadPlan, exclusions
 from medfl.data.ingest.spec import ImageSpec
-from medfl.data.ingest.volumes import NEAR, Case, Grid, grid_of, read_case
+from medfl.data.ingest.volumes import GRID_TOLERANCE, VolumeFiles, VolumeGrid, grid_of, read_case
 from medfl.errors import DataError, SettingsError
 from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say, first_names
@@ -29,12 +29,12 @@ from medfl.utils.text import Say, first_names
 if TYPE_CHECKING:
     from medfl.data.transforms.frame import Frame
 
-MULTIPLE = 16
+EDGE_DIVISOR = 16
 """Divisor of the edges of an automatically chosen size, because networks halve an image up to four times."""
 
 
 @dataclass(frozen=True)
-class Volumes:
+class VolumeListing:
     """Metadata of the volumes before reading; lists have one entry for each case.
 
     Attributes:
@@ -49,7 +49,7 @@ class Volumes:
         extra: Further entries of the data list.
     """
 
-    cases: Sequence[Case]
+    cases: Sequence[VolumeFiles]
     numbers: Sequence[int]
     patients: Sequence[str]
     facts: Sequence[Mapping[str, str]]
@@ -64,7 +64,7 @@ class Volumes:
 class _PlannedVolumes:
     """Metadata of the volumes, and their common voxel spacing in the array."""
 
-    volumes: Volumes
+    volumes: VolumeListing
     spacing: tuple[float, ...]
 
 
@@ -84,7 +84,7 @@ def _read_numbers(text: Any) -> Any:
 Spacing = Annotated[tuple[float, ...] | None, BeforeValidator(_read_numbers)]
 """Field type for millimetres along each axis, as 1x1x2.5."""
 
-Window = Annotated[tuple[float, ...] | None, BeforeValidator(_read_numbers), Commas()]
+Window = Annotated[tuple[float, ...] | None, BeforeValidator(_read_numbers), CommaSeparated()]
 """Field type for two intensities, as -100,240."""
 
 
@@ -115,7 +115,7 @@ class VolumeSpec(ImageSpec):
     """Lowest and highest intensity, mapped to 0 and 1, as -100,240; by default each volume is normalised by itself."""
 
     @abstractmethod
-    def volumes(self, files: Any, say: Say) -> Volumes:
+    def volumes(self, files: Any, say: Say) -> VolumeListing:
         """Return the metadata of the volumes before they are read; report to the user what they should know first.
 
         Args:
@@ -126,7 +126,7 @@ class VolumeSpec(ImageSpec):
             DataError: If a table is wrong.
         """
 
-    def choose(self, files: Any, say: Say) -> Choice:
+    def choose(self, files: Any, say: Say) -> ReadPlan:
         """Plan to read all cases whose headers are readable. The headers decide the size."""
         volumes = self.volumes(files, say)
         grids, missing = _read_grids(volumes)
@@ -140,10 +140,10 @@ class VolumeSpec(ImageSpec):
         spacing = self._spacing(grids)
         frame = self._frame(grids, spacing)
         say(f"note: volumes become {'x'.join(map(str, frame.size))} voxels of {_spacing_text(spacing)} mm")
-        return Choice(
+        return ReadPlan(
             items=[volumes.cases[place] for place in grids],
             places=list(grids),
-            files=Case.files,
+            files=VolumeFiles.files,
             load=partial(read_case, frame=frame, structures=len(volumes.structures)),
             shape=(*frame.size, len(volumes.channels) + 1),
             dtype=np.float32,
@@ -154,11 +154,11 @@ class VolumeSpec(ImageSpec):
             release=_PlannedVolumes(volumes, spacing),
         )
 
-    def incomplete(self, outcome: Outcome) -> str:
+    def incomplete(self, outcome: ReadOutcome) -> str:
         """Return the error message that lists the unreadable cases."""
         return self._unreadable_cases_message(outcome.reasons, outcome.choice.release.volumes)
 
-    def datalist(self, outcome: Outcome, say: Say) -> Datalist:
+    def datalist(self, outcome: ReadOutcome, say: Say) -> Datalist:
         """Return the data list of the cases that were read."""
         planned: _PlannedVolumes = outcome.choice.release
         volumes = planned.volumes
@@ -168,7 +168,7 @@ class VolumeSpec(ImageSpec):
             for place, facts in zip(outcome.kept, outcome.facts, strict=True)
         ]
         datalist = self.make_datalist(
-            STRATA,
+            MASK_STRATA,
             ", ".join(volumes.channels),
             records,
             None if volumes.splits is None else [volumes.splits[place] for place in outcome.kept],
@@ -178,15 +178,15 @@ class VolumeSpec(ImageSpec):
             window=self.window,
             exclusions=exclusions(dict(Counter(outcome.reasons.values()).most_common())),
         )
-        for line in about_empty(datalist):
+        for line in empty_mask_notes(datalist):
             say(line)
-        return with_masks(datalist, volumes.structures, planned.spacing)
+        return add_masks(datalist, volumes.structures, planned.spacing)
 
-    def finish(self, folder: Path, outcome: Outcome, datalist: Datalist) -> None:
+    def finish(self, folder: Path, outcome: ReadOutcome, datalist: Datalist) -> None:
         """Split the array into volumes and masks."""
-        take_apart(folder)
+        separate_masks(folder)
 
-    def _frame(self, grids: Mapping[int, Grid], spacing: Sequence[float]) -> Frame:
+    def _frame(self, grids: Mapping[int, VolumeGrid], spacing: Sequence[float]) -> Frame:
         from medfl.data.transforms.frame import Frame  # MONAI takes seconds to import
 
         for what, values, count in (("size", self.size, 3), ("spacing", self.spacing, 3), ("window", self.window, 2)):
@@ -207,11 +207,11 @@ class VolumeSpec(ImageSpec):
             )
         shapes = np.array([grid.shape for grid in grids.values()])
         edges = np.array([grid.spacing for grid in grids.values()])
-        largest = np.ceil(shapes * edges / np.array(spacing) - NEAR if self.spacing else shapes).max(axis=0)
-        size = self.size or tuple(int(-(-edge // MULTIPLE) * MULTIPLE) for edge in largest)
+        largest = np.ceil(shapes * edges / np.array(spacing) - GRID_TOLERANCE if self.spacing else shapes).max(axis=0)
+        size = self.size or tuple(int(-(-edge // EDGE_DIVISOR) * EDGE_DIVISOR) for edge in largest)
         return Frame(size, self.spacing, None if self.window is None else (self.window[0], self.window[1]))
 
-    def _spacing(self, grids: Mapping[int, Grid]) -> tuple[float, ...]:
+    def _spacing(self, grids: Mapping[int, VolumeGrid]) -> tuple[float, ...]:
         """Return the common spacing in the array.
 
         Raises:
@@ -221,7 +221,7 @@ class VolumeSpec(ImageSpec):
             return self.spacing
         edges = np.array([grid.spacing for grid in grids.values()])
         lowest, highest = edges.min(axis=0), edges.max(axis=0)
-        if (highest - lowest > NEAR * highest).any():
+        if (highest - lowest > GRID_TOLERANCE * highest).any():
             raise DataError(
                 "mixed_spacing",
                 f"expected volumes of one spacing, got {_spacing_text(lowest)} to {_spacing_text(highest)} mm. "
@@ -231,7 +231,7 @@ class VolumeSpec(ImageSpec):
             )
         return tuple(float(round(edge, 4)) for edge in np.median(edges, axis=0))
 
-    def _unreadable_cases_message(self, reasons: Mapping[int, str], volumes: Volumes) -> str:
+    def _unreadable_cases_message(self, reasons: Mapping[int, str], volumes: VolumeListing) -> str:
         """Return the error message for cases that can't be read."""
         numbers: dict[str, list[int]] = {}
         for place, reason in reasons.items():
@@ -243,9 +243,9 @@ class VolumeSpec(ImageSpec):
         )
 
 
-def _read_grids(volumes: Volumes) -> tuple[dict[int, Grid], dict[int, str]]:
+def _read_grids(volumes: VolumeListing) -> tuple[dict[int, VolumeGrid], dict[int, str]]:
     """Return the grid of each readable case by its place, and the reason for each unreadable one."""
-    grids: dict[int, Grid] = {}
+    grids: dict[int, VolumeGrid] = {}
     missing: dict[int, str] = {}
     for place, case in enumerate(volumes.cases):
         try:

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 IMAGE, LABEL = "image", "label"
 """Keys of a case in the transforms, as in `medfl.data.transforms.frame`."""
 
-NEAR = 0.01
+GRID_TOLERANCE = 0.01
 """Tolerance, in millimetres, for the grids of an image and its mask; also the relative tolerance for equal spacings."""
 
 
 @dataclass(frozen=True)
-class Case:
+class VolumeFiles:
     """Files of a volume and its mask.
 
     Attributes:
@@ -47,7 +47,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Grid:
+class VolumeGrid:
     """Grid of a volume after rotation to the axes of `medfl.data.transforms.frame.Frame`.
 
     Attributes:
@@ -59,7 +59,7 @@ class Grid:
     spacing: tuple[float, ...]
 
 
-def grid_of(case: Case, channels: int) -> Grid:
+def grid_of(case: VolumeFiles, channels: int) -> VolumeGrid:
     """Return the grid of a case from the headers of its files. Voxels are not read.
 
     Raises:
@@ -104,17 +104,17 @@ def grid_of(case: Case, channels: int) -> Grid:
             found=mask.shape,
         )
     corners = np.array([[x, y, z, 1] for x in (0, axes[0]) for y in (0, axes[1]) for z in (0, axes[2])]).T
-    if not np.abs((image.affine - mask.affine) @ corners).max() <= NEAR:
+    if not np.abs((image.affine - mask.affine) @ corners).max() <= GRID_TOLERANCE:
         raise DataError(
             "misaligned_mask",
             "the mask lies at another place than its image, by their affines: it lies on another grid",
         )
     order = np.argsort(nibabel.io_orientation(image.affine)[:, 0])
     edges = np.linalg.norm(image.affine[:3, :3], axis=0)
-    return Grid(tuple(int(axes[axis]) for axis in order), tuple(float(edges[axis]) for axis in order))
+    return VolumeGrid(tuple(int(axes[axis]) for axis in order), tuple(float(edges[axis]) for axis in order))
 
 
-def read_case(case: Case, frame: Frame, structures: int) -> LoadedItem:
+def read_case(case: VolumeFiles, frame: Frame, structures: int) -> LoadedItem:
     """Read a volume and its mask onto a frame.
 
     Args:

@@ -20,7 +20,7 @@ import numpy as np
 from medfl.data.ingest.array_file import ArrayFile
 from medfl.data.readers.quiet import quiet_decoders
 from medfl.errors import DataError, SettingsError
-from medfl.plugin_sources import PREFIX, load_file
+from medfl.plugin_sources import MODULE_PREFIX, load_plugin_file
 from medfl.utils.processes import fresh_context, live_with_parent
 
 
@@ -168,8 +168,8 @@ class _WorkerTask:
 
     def __init__(self, load: LoadFunction | None, plugin: Path | None) -> None:
         self.load, self.plugin = load, plugin
-        if plugin is not None and f"{PREFIX}{plugin.stem}" not in sys.modules:
-            load_file(plugin, {})
+        if plugin is not None and f"{MODULE_PREFIX}{plugin.stem}" not in sys.modules:
+            load_plugin_file(plugin, {})
 
     def __reduce__(self) -> Any:
         # the state is unpickled after the call, so that the plugin file is imported before `load`, which it defines
@@ -179,7 +179,7 @@ class _WorkerTask:
 def _plugin_file(load: LoadFunction) -> Path | None:
     """Return the plugin file that defines the reading function, or None if it is from an installed package."""
     module = sys.modules[_modules_of(load)[0]]
-    return Path(module.__file__) if module.__name__.startswith(PREFIX) and module.__file__ else None
+    return Path(module.__file__) if module.__name__.startswith(MODULE_PREFIX) and module.__file__ else None
 
 
 def _modules_of(load: LoadFunction) -> list[str]:

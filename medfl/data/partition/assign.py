@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from medfl.data.datalists import Datalist, subjects_of
-from medfl.data.partition.holdouts import choose_per_class, local_splits, official_tests
+from medfl.data.partition.holdouts import choose_per_class, official_tests, split_site_records
 from medfl.data.partition.overlap import (
     OF_PUBLIC,
     OF_SITES,
@@ -20,10 +20,10 @@ from medfl.data.partition.overlap import (
     ComparedSets,
     PublicPool,
     find_overlap,
-    images,
+    image_count_text,
     raise_overlap,
 )
-from medfl.data.partition.schemes import Scheme, check_column, deal
+from medfl.data.partition.schemes import Scheme, assign_units, check_column
 from medfl.data.partition.units import (
     column_entries,
     find_units,
@@ -32,7 +32,7 @@ from medfl.data.partition.units import (
     strata_by_columns,
     union_by_unit,
 )
-from medfl.data.partition.writing import PartitionNotes, not_distributed
+from medfl.data.partition.writing import PartitionNotes, count_undistributed
 from medfl.errors import DataError, SettingsError
 from medfl.records.datalist import CaseRecord, Exclusion
 from medfl.types import GLOBAL, PUBLIC, LeakKind
@@ -123,7 +123,7 @@ class UnitAssignment:
         free = np.flatnonzero(self.owner == UNASSIGNED)
         labels, values = majority_by_unit(self.units, self.labels), self._column_values()
         sets = None if self.sets is None else union_by_unit(self.units, self.sets)[free]
-        parts = deal(scheme, labels[free], None if values is None else values[free], self.plan, sets)
+        parts = assign_units(scheme, labels[free], None if values is None else values[free], self.plan, sets)
         self.names = list(parts)
         for number, positions in enumerate(parts.values()):
             self.owner[free[positions]] = number
@@ -215,7 +215,7 @@ class UnitAssignment:
         strata = strata_by_columns(self.records, columns) if columns else None
         for number, name in enumerate(self.names):
             rows = np.flatnonzero(self.owner[self.units] == number)
-            by_site[name] = local_splits(
+            by_site[name] = split_site_records(
                 [self.records[row] for row in rows.tolist()],
                 self.plan,
                 name,
@@ -258,7 +258,7 @@ class UnitAssignment:
         share = self.plan.public_test_fraction
         plan = replace(self.plan, test="fraction", test_fraction=share, val_fraction=0.0)
         labels, sets = self.source.strata(kept, self.place), label_sets(self.source, kept, self.place)
-        return local_splits(kept, plan, PUBLIC, units, labels=labels, sets=sets)
+        return split_site_records(kept, plan, PUBLIC, units, labels=labels, sets=sets)
 
     def _warn_about_label_conflicts(self, rows: np.ndarray) -> None:
         """Add a warning if identical images have different labels, since one of the labels must be wrong."""
@@ -283,7 +283,7 @@ class UnitAssignment:
         moved = int((values[self.units] != entries).sum())
         if moved:
             self._warn(
-                f"{images(moved)} at another site than the column '{self.plan.column}' states, because a "
+                f"{image_count_text(moved)} at another site than the column '{self.plan.column}' states, because a "
                 "patient's images and identical images stay together"
             )
         return values
@@ -304,7 +304,7 @@ class UnitAssignment:
         if notes.unassigned:
             classes = ", ".join(f"{count} of class {label}" for label, count in notes.unassigned.items())
             self._warn(f"the scheme left {sum(notes.unassigned.values())} training images at no site: {classes}")
-        for split, count in not_distributed(self.source, self.plan).items():
+        for split, count in count_undistributed(self.source, self.plan).items():
             self._warn(f"the {count} {split} images of the pooled data set are at no site")
         if self.plan.global_test == "official" and not self.test:
             self._warn("the pooled data set has no test images, so the server has no test set")

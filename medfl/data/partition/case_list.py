@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from medfl.data.datalists import entry_text
-from medfl.data.folders import check_free, written_whole
+from medfl.data.folders import atomic_folder, check_output_folder
 from medfl.data.partition.plan import PartitionPlan
-from medfl.data.partition.schemes import Scheme, check_column, deal, needs_column
+from medfl.data.partition.schemes import Scheme, assign_units, check_column, needs_column
 from medfl.data.partition.units import column_entries, find_units, majority_by_unit
 from medfl.errors import DataError, SettingsError
 from medfl.records.partition import CasePartition
@@ -25,14 +25,14 @@ BundleCase = dict[str, Any]
 SCHEMES_WITHOUT_LABELS = ("iid",)
 """Schemes that need no label of a case, besides schemes that use a column."""
 
-SUBJECTS = ("subject_id", "patient_id", "patient", "subject")
+SUBJECT_KEYS = ("subject_id", "patient_id", "patient", "subject")
 """Keys that may contain the subject of a case; the first one present is used."""
 
 
 def partition_cases(source: Path, out: Path, plan: PartitionPlan, scheme: Scheme) -> dict[str, dict[str, int]]:
     """Split the cases of a list into sites and write a folder for each site.
 
-    Cases of one patient (`SUBJECTS`) and cases that share a file stay together, across all sections of the list. A
+    Cases of one patient (`SUBJECT_KEYS`) and cases that share a file stay together, across all sections of the list. A
     site's folder contains a list of the same name with the site's cases in their sections, all other entries of the
     list, and a link to each file under the same relative path. It is therefore what a bundle expects under
     ``dataset_dir``.
@@ -53,7 +53,7 @@ def partition_cases(source: Path, out: Path, plan: PartitionPlan, scheme: Scheme
             not empty.
         SettingsError: If the scheme needs class labels and the cases have none, or does not accept an option.
     """
-    check_free(out, force=False, inputs=[source])
+    check_output_folder(out, force=False, inputs=[source])
     content = _read_list(source)
     sections = {key: value for key, value in content.items() if _is_section(value)}
     placed = [(section, case) for section, cases in sections.items() for case in cases]
@@ -67,7 +67,7 @@ def partition_cases(source: Path, out: Path, plan: PartitionPlan, scheme: Scheme
     files = _files_of_cases(cases, source.parent)
     owner, names = _assign_cases(cases, files, plan, scheme)
     counts = {name: dict.fromkeys(sections, 0) for name in names}
-    with written_whole(out) as folder:
+    with atomic_folder(out) as folder:
         for number, name in enumerate(names):
             positions = np.flatnonzero(owner == number).tolist()
             for position in positions:
@@ -185,7 +185,7 @@ def _assign_cases(
         Site number of each case, shape (n,), -1 for no site; and the names of the sites.
     """
     check_column(scheme, plan)
-    subjects = [next((text for key in SUBJECTS if (text := entry_text(case, key))), None) for case in cases]
+    subjects = [next((text for key in SUBJECT_KEYS if (text := entry_text(case, key))), None) for case in cases]
     entries = [(row, name) for row, names in enumerate(files) for name in names or [""]]
     joined = find_units(
         [row for row, _ in entries],
@@ -196,7 +196,7 @@ def _assign_cases(
     values = (
         majority_by_unit(units, column_entries(cases, plan.column)) if needs_column(scheme) and plan.column else None
     )
-    parts = deal(scheme, majority_by_unit(units, _class_labels(cases, plan, scheme)), values, plan)
+    parts = assign_units(scheme, majority_by_unit(units, _class_labels(cases, plan, scheme)), values, plan)
     owner = np.full(units.max() + 1, -1, dtype=np.int64)
     for number, positions in enumerate(parts.values()):
         owner[positions] = number

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from medfl.data.partition.iid import iid
-from medfl.data.partition.plan import numbered
+from medfl.data.partition.plan import numbered_site_names
 from medfl.data.partition.shares import check_labels, check_share, class_shares, cut, split_by_draws, split_evenly
 from medfl.errors import SettingsError
 
@@ -227,7 +227,7 @@ def limited_classes(
 
     Source: Gao et al., "FedSDC", MICCAI 2025, figure 1.
     """
-    labels, names = np.asarray(labels).reshape(-1), numbered(sites)
+    labels, names = np.asarray(labels).reshape(-1), numbered_site_names(sites)
     _check_choices("classes", classes, np.unique(labels).tolist())
     _check_choices("at", at, names)
     check_share(share)

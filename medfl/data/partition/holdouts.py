@@ -14,7 +14,7 @@ import numpy as np
 
 from medfl.data.datalists import subjects_of
 from medfl.data.partition.iid import iid
-from medfl.data.partition.schemes import Scheme, deal
+from medfl.data.partition.schemes import Scheme, assign_units
 from medfl.data.partition.shares import holdout
 from medfl.data.partition.units import column_entries, find_units, majority_by_unit, union_by_unit
 from medfl.errors import DataError, SettingsError
@@ -133,7 +133,7 @@ def choose_per_class(units: np.ndarray, labels: np.ndarray, count: int, rng: np.
     return chosen
 
 
-def local_splits(
+def split_site_records(
     records: Sequence[CaseRecord],
     plan: PartitionPlan,
     name: str,
@@ -201,7 +201,7 @@ def official_tests(
     if not records or plan.column is None:
         return {}
     values = column_entries(records, plan.column)
-    parts = deal(scheme, np.zeros(len(records), dtype=np.int64), values, replace(plan, sites=None))
+    parts = assign_units(scheme, np.zeros(len(records), dtype=np.int64), values, replace(plan, sites=None))
     unknown = sorted(parts.keys() - set(names))
     if unknown:
         raise DataError(

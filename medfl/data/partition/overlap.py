@@ -37,7 +37,7 @@ class ComparedSets:
         relation = (
             f"of subjects who are in {self.held} too" if kind == "subjects" else f"identical to images of {self.held}"
         )
-        return f"{kind}: {images(count, f'{self.what} image')} {relation}"
+        return f"{kind}: {image_count_text(count, f'{self.what} image')} {relation}"
 
 
 OF_TRAINING = ComparedSets("training", "the server's test set", "the training split and the pooled test split")
@@ -91,7 +91,7 @@ def find_overlap(
     }
 
 
-def images(count: int, what: str = "image") -> str:
+def image_count_text(count: int, what: str = "image") -> str:
     """Return a number of images in words: ``1 image``, ``2 images``."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 

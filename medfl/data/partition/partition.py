@@ -6,14 +6,14 @@ import os
 from pathlib import Path
 
 from medfl.data.arrays import array_digest, check_finite, open_array
-from medfl.data.datalists import FILE, Datalist, read_datalist
-from medfl.data.folders import check_free, written_whole
+from medfl.data.datalists import DATALIST_FILE, Datalist, read_datalist
+from medfl.data.folders import atomic_folder, check_output_folder
 from medfl.data.leaks import check_rows, row_digests
 from medfl.data.partition.assign import distribute
 from medfl.data.partition.overlap import PublicPool
 from medfl.data.partition.plan import NO_PUBLIC, VALIDATION, PartitionPlan
 from medfl.data.partition.schemes import Scheme
-from medfl.data.partition.writing import Pool, write_sites
+from medfl.data.partition.writing import PoolReference, write_sites
 from medfl.errors import DataError, SettingsError
 from medfl.types import PathLike
 
@@ -41,12 +41,12 @@ def partition(
         SettingsError: If the scheme does not accept an option, or the settings can't be fulfilled.
     """
     pool, out = Path(pool), Path(out)
-    check_free(out, force, [pool])
+    check_output_folder(out, force, [pool])
     source, array = _read_pool(pool)
     other = _read_public(plan, out, force)
     public = None if other is None else _public_pool(*other, array)
     splits, notes = distribute(source, row_digests(array), plan, scheme, public)
-    with written_whole(out, force) as folder:
+    with atomic_folder(out, force) as folder:
         public_reference = None if other is None else _pool_reference(*other, Path(plan.public), out)
         return write_sites(folder, _pool_reference(source, array, pool, out), splits, plan, notes, public_reference)
 
@@ -75,15 +75,15 @@ def _read_public(plan: PartitionPlan, out: Path, force: bool) -> tuple[Datalist,
     if plan.public in (NO_PUBLIC, VALIDATION):
         return None
     folder = Path(plan.public)
-    if not (folder / FILE).is_file():
+    if not (folder / DATALIST_FILE).is_file():
         raise SettingsError(
             "unknown_choice",
             f"unknown '{plan.public}' for public: expected {NO_PUBLIC}, {VALIDATION}, or the folder of a pooled data "
-            f"set, with its {FILE}.",
+            f"set, with its {DATALIST_FILE}.",
             what="public",
             choice=plan.public,
         )
-    check_free(out, force, [folder])
+    check_output_folder(out, force, [folder])
     return _read_pool(folder)
 
 
@@ -92,7 +92,7 @@ def _public_pool(datalist: Datalist, array: Path, pooled: Path) -> PublicPool:
     return PublicPool(datalist.splits, row_digests(array), array_digest(array) == array_digest(pooled))
 
 
-def _pool_reference(datalist: Datalist, array: Path, folder: Path, out: Path) -> Pool:
+def _pool_reference(datalist: Datalist, array: Path, folder: Path, out: Path) -> PoolReference:
     """Return the reference to a pooled data set that sites in `out` store."""
 
     def relative(path: Path) -> str:
@@ -100,7 +100,7 @@ def _pool_reference(datalist: Datalist, array: Path, folder: Path, out: Path) ->
         return Path(os.path.relpath(path.resolve(), out.resolve() / "site")).as_posix()
 
     masks = folder / datalist.mask_array if datalist.mask_array else None
-    return Pool(
+    return PoolReference(
         datalist=datalist,
         relative_path=relative(array),
         digest=array_digest(array),

@@ -188,10 +188,10 @@ class PartitionPlan:
 
     def names(self) -> list[str]:
         """Return the names of numbered sites, zero-padded so that they sort in numerical order."""
-        return numbered(self.sites or 0)
+        return numbered_site_names(self.sites or 0)
 
 
-def numbered(count: int) -> list[str]:
+def numbered_site_names(count: int) -> list[str]:
     """Return the names of `count` numbered sites, zero-padded so that they sort as numbers: ``site-01``, ..."""
     width = max(2, len(str(count)))
     return [f"site-{number:0{width}d}" for number in range(1, count + 1)]

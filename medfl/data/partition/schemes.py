@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from medfl.data.partition.plan import numbered
+from medfl.data.partition.plan import numbered_site_names
 from medfl.errors import DataError, PluginError, SettingsError, did_you_mean
 from medfl.utils.seeds import seed_of
 from medfl.utils.text import name_problem
@@ -28,7 +28,7 @@ _SCHEME_INPUTS = ("labels", "sites", "values", "sets", "rng")
 """Parameters of a scheme that are not options."""
 
 
-def deal(
+def assign_units(
     scheme: Scheme,
     labels: np.ndarray,
     values: np.ndarray | None,
@@ -68,7 +68,7 @@ def deal(
             expected=plan.sites,
             found=len(parts),
         )
-    named = parts if isinstance(parts, Mapping) else dict(zip(numbered(len(parts)), parts, strict=True))
+    named = parts if isinstance(parts, Mapping) else dict(zip(numbered_site_names(len(parts)), parts, strict=True))
     named = {name: np.asarray(part, dtype=np.int64).reshape(-1) for name, part in sorted(named.items())}
     if problem := name_problem(named):
         raise DataError(

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from medfl.data.arrays import FEATURE_MEAN, FEATURE_STD, open_array
-from medfl.data.datalists import FILE, Datalist, write_datalist
+from medfl.data.datalists import DATALIST_FILE, Datalist, write_datalist
 from medfl.records.datalist import CaseRecord, Exclusion
 from medfl.records.partition import LocatedExclusion, Partition
 from medfl.records.site_card import SiteCard
-from medfl.types import NO_SITES, PUBLIC
+from medfl.types import NON_SITE_NAMES, PUBLIC
 from medfl.utils.files import sha256_of
 from medfl.version import __version__
 
@@ -30,7 +30,7 @@ POOLED = "pooled data set"
 
 
 @dataclass(frozen=True)
-class Pool:
+class PoolReference:
     """Reference to a pooled data set, as the lists of sites store it.
 
     Attributes:
@@ -70,11 +70,11 @@ class PartitionNotes:
 
 def write_sites(
     folder: Path,
-    pool: Pool,
+    pool: PoolReference,
     splits: Mapping[str, dict[str, list[CaseRecord]]],
     plan: PartitionPlan,
     notes: PartitionNotes | None = None,
-    public: Pool | None = None,
+    public: PoolReference | None = None,
 ) -> dict[str, Datalist]:
     """Write the data lists and cards of all sites, and ``partition.json``.
 
@@ -91,7 +91,7 @@ def write_sites(
     """
     notes = notes or PartitionNotes()
     public_dataset = None if public is None else public.datalist.name
-    settings = plan.effective_settings(sum(name not in NO_SITES for name in splits))
+    settings = plan.effective_settings(sum(name not in NON_SITE_NAMES for name in splits))
     scale = feature_scale(open_array(pool.path), splits)
     written: dict[str, Datalist] = {}
     digests: dict[str, str] = {}
@@ -105,7 +105,7 @@ def write_sites(
             written[name].extra = written[name].extra | scale
         write_datalist(place, written[name])
         digests |= {
-            f"{name}/{FILE}": sha256_of(place / FILE),
+            f"{name}/{DATALIST_FILE}": sha256_of(place / DATALIST_FILE),
             os.path.normpath(f"{name}/{origin.relative_path}"): origin.digest,
         }
         if origin.relative_mask_path:
@@ -137,7 +137,7 @@ def write_sites(
         allowed_leaks=tuple(notes.allowed_leaks),
         warnings=tuple(notes.warnings),
         exclusions=(*_located(pool.datalist.exclusions, POOLED), *at_sites),
-        not_distributed=not_distributed(pool.datalist, plan),
+        not_distributed=count_undistributed(pool.datalist, plan),
         sha256_by_file=digests,
     )
     (folder / Partition.NAME).write_bytes(record.to_bytes())
@@ -157,7 +157,9 @@ def feature_scale(array: np.ndarray, splits: Mapping[str, dict[str, list[CaseRec
     Returns:
         `FEATURE_MEAN` and `FEATURE_STD` with F numbers each; empty for images, or without training rows.
     """
-    records = [record for name, split in splits.items() if name not in NO_SITES for record in split.get("training", [])]
+    records = [
+        record for name, split in splits.items() if name not in NON_SITE_NAMES for record in split.get("training", [])
+    ]
     if array.ndim != 2 or not records:
         return {}
     top = float(np.iinfo(array.dtype).max) if array.dtype.kind == "u" else 1.0
@@ -168,18 +170,18 @@ def feature_scale(array: np.ndarray, splits: Mapping[str, dict[str, list[CaseRec
 
 def class_balance(datalist: Datalist) -> dict[str, float]:
     """Return the share of each class in the images of all splits, rounded to four digits."""
-    by_class = totals(datalist)
+    by_class = count_by_class(datalist)
     total = max(sum(by_class), 1)
     return {str(label): round(count / total, 4) for label, count in enumerate(by_class)}
 
 
-def totals(datalist: Datalist) -> list[int]:
+def count_by_class(datalist: Datalist) -> list[int]:
     """Return the number of images of each class over all splits."""
     counts = datalist.counts().values()
     return [sum(split[str(label)] for split in counts) for label in range(datalist.num_classes)]
 
 
-def counts_by_class(written: Mapping[str, Datalist]) -> tuple[dict[str, list[int]], list[str]]:
+def count_classes_by_site(written: Mapping[str, Datalist]) -> tuple[dict[str, list[int]], list[str]]:
     """Return each site's number of images of each class, and the names of the classes.
 
     Args:
@@ -187,10 +189,10 @@ def counts_by_class(written: Mapping[str, Datalist]) -> tuple[dict[str, list[int
     """
     datalist = next(iter(written.values()))
     classes = [datalist.labels.get(str(label), str(label)) for label in range(datalist.num_classes)]
-    return {name: totals(records) for name, records in written.items() if name not in NO_SITES}, classes
+    return {name: count_by_class(records) for name, records in written.items() if name not in NON_SITE_NAMES}, classes
 
 
-def not_distributed(source: Datalist, plan: PartitionPlan) -> dict[str, int]:
+def count_undistributed(source: Datalist, plan: PartitionPlan) -> dict[str, int]:
     """Return the size of each pooled split that is not used in the partition."""
     kept = {"training", "test"} if "official" in (plan.global_test, plan.test) else {"training"}
     kept |= {"validation"} if plan.public == "validation" else set()

@@ -22,14 +22,14 @@ import numpy as np
 
 from medfl.data.readers.dicom_header import decoding, open_dicom
 from medfl.data.readers.dicom_identity import check_identity, is_burned_in
-from medfl.data.readers.dicom_intent import NOT_SAID, intent_of
+from medfl.data.readers.dicom_intent import INTENT_NOT_STATED, intent_of
 from medfl.data.readers.mammograms import extent_of
 from medfl.errors import DataError
 
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-SIDES = {"L": "left", "R": "right"}
+LATERALITY_NAMES = {"L": "left", "R": "right"}
 """Maps DICOM's codes of a side to medfl's names."""
 
 VIEWS = ("CC", "MLO", "ML", "LM", "LMO", "SIO", "FB", "XCC", "XCCL", "XCCM", "AT", "ISO")
@@ -79,7 +79,7 @@ class DicomImage:
     burned_in: bool = False
     identifying: tuple[str, ...] = ()
     series: str = ""
-    intent: str = NOT_SAID
+    intent: str = INTENT_NOT_STATED
 
     def values(self) -> np.ndarray:
         """Return the modality values, (H, W), float32. An inverted image stays inverted."""
@@ -118,7 +118,7 @@ def read_dicom(
             extent=extent,
             slope=slope,
             intercept=intercept,
-            laterality=SIDES.get(str(dataset.get("ImageLaterality") or dataset.get("Laterality") or ""), ""),
+            laterality=LATERALITY_NAMES.get(str(dataset.get("ImageLaterality") or dataset.get("Laterality") or ""), ""),
             view=_view_position(dataset),
             toward_right=_toward_right(dataset),
             burned_in=is_burned_in(dataset),

@@ -19,7 +19,7 @@ from medfl.errors import DataError
 if TYPE_CHECKING:
     from pydicom import DataElement, Dataset
 
-CHECKS = ("strip", "refuse")
+IDENTITY_CHECKS = ("strip", "refuse")
 """Treatments of files that may identify the patient: read them and keep nothing of these elements, or refuse them."""
 
 PSEUDONYMIZABLE = ("PatientName", "PatientID")

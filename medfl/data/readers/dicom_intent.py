@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from medfl.data.datalists import INTENT
+from medfl.data.datalists import INTENT_KEY
 from medfl.utils.text import Say
 
 if TYPE_CHECKING:
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 INTENTS = ("FOR PROCESSING", "FOR PRESENTATION")
 """Presentation intents of an X-ray image: detector output for further processing, or processed for display."""
 
-NOT_SAID = "not said"
+INTENT_NOT_STATED = "not said"
 """Presentation intent of a file that does not state one."""
 
 
 def intent_of(dataset: Dataset) -> str:
     """Return the presentation intent that a file states: one of `INTENTS`, or `INTENT_NOT_STATED`."""
     stated = str(dataset.get("PresentationIntentType") or "")
-    return stated if stated in INTENTS else NOT_SAID
+    return stated if stated in INTENTS else INTENT_NOT_STATED
 
 
 def intent_records(intents: Sequence[str]) -> list[dict[str, str]]:
@@ -35,10 +35,10 @@ def intent_records(intents: Sequence[str]) -> list[dict[str, str]]:
         intents: As for `report_intents`.
     """
     stated = any(intent in INTENTS for intent in intents)
-    return [{INTENT: intent or NOT_SAID} if stated else {} for intent in intents]
+    return [{INTENT_KEY: intent or INTENT_NOT_STATED} if stated else {} for intent in intents]
 
 
-def tell_intents(intents: Sequence[str], say: Say) -> list[str]:
+def report_intents(intents: Sequence[str], say: Say) -> list[str]:
     """Report the presentation intents of a data set's files.
 
     Args:

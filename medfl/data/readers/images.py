@@ -32,7 +32,14 @@ from medfl.data.readers.dicom_header import decoding, is_dicom, open_dicom, unop
 from medfl.data.readers.dicom_identity import check_identity, is_burned_in, refuse_identity
 from medfl.data.readers.dicom_intent import intent_of
 from medfl.data.readers.itk_files import ITK_SUFFIXES, open_itk
-from medfl.data.readers.pictures import FORMATS, is_colour, is_deep, open_picture, read_picture, scale_to_unit
+from medfl.data.readers.pillow_images import (
+    FORMATS,
+    is_colour,
+    is_deep,
+    open_pillow_image,
+    read_pillow_image,
+    scale_to_unit,
+)
 from medfl.data.readers.volumes import SUFFIXES
 from medfl.errors import DataError, SettingsError
 
@@ -65,14 +72,14 @@ def inspect_image(path: Path, check: str = "strip") -> ImageKind:
 
     Args:
         path: Path of the file.
-        check: One of `medfl.data.readers.dicom_identity.CHECKS`: treatment of DICOM files that may identify the
-            patient.
+        check: One of `medfl.data.readers.dicom_identity.IDENTITY_CHECKS`: treatment of DICOM files that may identify
+            the patient.
 
     Raises:
         DataError: If the file is no image, is of an unsupported kind, or may identify the patient and `check` is
             ``refuse``.
     """
-    kind = kind_of(path)
+    kind = file_kind(path)
     if kind == "volume":
         with decoding():
             volume = _open_volume(path)
@@ -85,7 +92,7 @@ def inspect_image(path: Path, check: str = "strip") -> ImageKind:
                 refuse_identity(check_identity(header), is_burned_in(header))
         colour = header.SamplesPerPixel == 3
         return ImageKind(2, colour=colour, deep=not colour, intent="" if colour else intent_of(header))
-    with open_picture(path) as image:
+    with open_pillow_image(path) as image:
         return ImageKind(2, colour=is_colour(image), deep=is_deep(image))
 
 
@@ -113,8 +120,8 @@ def read_image(path: Path, size: tuple[int, ...], channels: int) -> np.ndarray:
             expected=[1, 3],
             found=channels,
         )
-    kind = kind_of(path)
-    pixels = {"volume": _read_volume, "dicom": _read_dicom}.get(kind, read_picture)(path)
+    kind = file_kind(path)
+    pixels = {"volume": _read_volume, "dicom": _read_dicom}.get(kind, read_pillow_image)(path)
     if kind == "volume" and pixels.ndim == 3:
         return _resize_volume(pixels, size, channels)
     if len(size) != 2:
@@ -133,8 +140,8 @@ def image_size(path: Path) -> tuple[int, ...]:
     Raises:
         DataError: As in `read_image`.
     """
-    kind = kind_of(path)
-    pixels = {"volume": _read_volume, "dicom": _read_dicom}.get(kind, read_picture)(path)
+    kind = file_kind(path)
+    pixels = {"volume": _read_volume, "dicom": _read_dicom}.get(kind, read_pillow_image)(path)
     return tuple(pixels.shape if kind == "volume" else pixels.shape[:2])
 
 
@@ -176,7 +183,7 @@ def _resample(plane: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     return np.asarray(Image.fromarray(plane).resize((size[1], size[0]), Image.Resampling.BILINEAR))
 
 
-def kind_of(path: Path) -> str:
+def file_kind(path: Path) -> str:
     """Return the kind of reader for a file: ``volume``, ``dicom`` or ``picture``.
 
     The suffix decides; without a known suffix, the first bytes decide whether the file is DICOM. A file with a suffix

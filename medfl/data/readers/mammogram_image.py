@@ -13,9 +13,9 @@ import numpy as np
 
 from medfl.data.readers.dicom import DicomImage, read_dicom
 from medfl.data.readers.dicom_header import MAMMOGRAPHY
-from medfl.data.readers.images import kind_of
+from medfl.data.readers.images import file_kind
 from medfl.data.readers.mammograms import extent_of, needs_mirror, to_row
-from medfl.data.readers.pictures import read_picture
+from medfl.data.readers.pillow_images import read_pillow_image
 from medfl.errors import DataError, SettingsError, did_you_mean
 
 READING = {"crop_breast": False, "align": False, "voi": False}
@@ -65,7 +65,7 @@ def read_mammogram(
             "the file does not state which breast it shows, so its chest wall can't be aligned to the left as in the "
             "other images. Give DICOM files with ImageLaterality or PatientOrientation.",
         )
-    row = row_of(image, (size[0], size[1]), crop=crop_breast, mirror=align and mirrored(image))
+    row = mammogram_row(image, (size[0], size[1]), crop=crop_breast, mirror=align and has_chest_wall_right(image))
     return row if channels == 1 else np.repeat(row[..., np.newaxis], 3, axis=-1)
 
 
@@ -111,8 +111,8 @@ def open_mammogram(
     Raises:
         DataError: If the file can't be read, or is a colour DICOM file.
     """
-    if kind_of(path) != "dicom":
-        pixels = read_picture(path)
+    if file_kind(path) != "dicom":
+        pixels = read_pillow_image(path)
         grey = pixels[..., 0] if pixels.ndim == 3 else pixels  # JPEG copies may store grey as colour
         return DicomImage(grey, inverted=False, extent=extent_of(grey))
     image = read_dicom(path, voi=voi, modalities=modalities, pseudonyms=pseudonyms)
@@ -121,13 +121,13 @@ def open_mammogram(
     return image
 
 
-def row_of(image: DicomImage, size: tuple[int, int], *, crop: bool, mirror: bool) -> np.ndarray:
+def mammogram_row(image: DicomImage, size: tuple[int, int], *, crop: bool, mirror: bool) -> np.ndarray:
     """Convert an image to a row of shape `size`; see `medfl.data.readers.mammograms.to_row`."""
     inverted = image.inverted != (image.slope < 0)
     return to_row(image.pixels, size, extent=image.extent, inverted=inverted, crop=crop, mirror=mirror)
 
 
-def mirrored(image: DicomImage, laterality: str = "") -> bool:
+def has_chest_wall_right(image: DicomImage, laterality: str = "") -> bool:
     """Return True if the chest wall is on the right edge of an image.
 
     Args:
@@ -137,7 +137,7 @@ def mirrored(image: DicomImage, laterality: str = "") -> bool:
     return needs_mirror(laterality or image.laterality, image.toward_right)
 
 
-def about_reading(reading: Mapping[str, bool]) -> dict[str, Any]:
+def reading_entries(reading: Mapping[str, bool]) -> dict[str, Any]:
     """Return the data list entries that describe how mammograms were read.
 
     Args:

@@ -20,8 +20,8 @@ from monai.data.image_reader import ImageReader
 
 from medfl.data.readers.dicom import read_dicom
 from medfl.data.readers.dicom_header import MAMMOGRAPHY
-from medfl.data.readers.images import IMAGE_SUFFIXES, kind_of
-from medfl.data.readers.pictures import read_picture
+from medfl.data.readers.images import IMAGE_SUFFIXES, file_kind
+from medfl.data.readers.pillow_images import read_pillow_image
 from medfl.data.readers.quiet import quiet_decoders
 from medfl.errors import DataError
 
@@ -89,8 +89,8 @@ class MammogramReader(ImageReader):
         return (values.min() + values.max() - values if inverted else values), about
 
     def _values(self, path: Path) -> tuple[np.ndarray, bool, dict[str, str]]:
-        if kind_of(path) != "dicom":
-            return read_picture(path).astype(np.float32), False, {"laterality": "", "view": ""}
+        if file_kind(path) != "dicom":
+            return read_pillow_image(path).astype(np.float32), False, {"laterality": "", "view": ""}
         image = read_dicom(path, voi=self.voi, modalities=MAMMOGRAPHY)
         values = image.values() if image.pixels.ndim == 2 else image.pixels
         return values, image.inverted, {"laterality": image.laterality, "view": image.view}

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from medfl.data.readers.volumes import Grid, onto, read_volume, share_inside
+from medfl.data.readers.volumes import SpatialGrid, read_volume, resample_map, share_inside
 from medfl.errors import DataError
 
-LEAST_INSIDE = 0.9
+MIN_SHARE_INSIDE = 0.9
 """Minimum share of the brain inside the common grid; in published maps it is above 0.99."""
 
 
@@ -17,7 +17,7 @@ SUFFIXES = (".nii.gz", ".nii")
 """File name suffixes of maps."""
 
 
-def read_map(path: Path, grid: Grid) -> np.ndarray:
+def read_map(path: Path, grid: SpatialGrid) -> np.ndarray:
     """Read a map, normalise its intensities and resample it to a grid.
 
     Args:
@@ -34,12 +34,12 @@ def read_map(path: Path, grid: Grid) -> np.ndarray:
     volume = read_volume(path)
     values = normalised(volume.values)
     share = share_inside(volume.values != 0, volume.affine, grid)
-    if share < LEAST_INSIDE:
+    if share < MIN_SHARE_INSIDE:
         raise DataError(
             "different_space",
             "a part of the brain lies outside the common grid: the map is not in MNI152 space, or its affine is wrong",
         )
-    return onto(type(volume)(values, volume.affine), grid)
+    return resample_map(type(volume)(values, volume.affine), grid)
 
 
 def normalised(values: np.ndarray) -> np.ndarray:

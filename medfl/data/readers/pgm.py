@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from medfl.data.readers.dicom_header import decoding
-from medfl.data.readers.pictures import open_picture
+from medfl.data.readers.pillow_images import open_pillow_image
 from medfl.errors import DataError
 
 
@@ -30,7 +30,7 @@ def read_pgm(path: Path) -> np.ndarray:
     Raises:
         DataError: If the file can't be opened, is no PGM file, is damaged or truncated. The message does not name it.
     """
-    with open_picture(path) as image:
+    with open_pillow_image(path) as image:
         if image.mode not in ("L", "I", "I;16", "I;16B"):
             raise DataError(
                 "unsupported_pixel_format",

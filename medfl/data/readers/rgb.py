@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from medfl.data.readers.pictures import read_picture
+from medfl.data.readers.pillow_images import read_pillow_image
 from medfl.errors import DataError
 
 MIN_EDGE = 8
@@ -25,7 +25,7 @@ def read_rgb(path: Path) -> np.ndarray:
     Raises:
         DataError: If the file can't be read, has more than 8 bits per channel, or an edge below `MIN_EDGE`.
     """
-    pixels = read_picture(path)
+    pixels = read_pillow_image(path)
     if pixels.dtype != np.uint8:
         raise DataError(
             "too_many_bits",

@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 
 from medfl.data.readers.dicom_header import MAX_PIXELS, check_start, decoding
-from medfl.data.readers.pictures import FORMATS, read_picture
+from medfl.data.readers.pillow_images import FORMATS, read_pillow_image
 from medfl.errors import DataError, pip_install
 
-SUFFIX = ".dcm"
+SEGMENTATION_SUFFIX = ".dcm"
 """File name suffix of a DICOM-SEG, in lower case."""
 
-MASK_SUFFIXES = (*FORMATS, SUFFIX)
+MASK_SUFFIXES = (*FORMATS, SEGMENTATION_SUFFIX)
 """File name suffixes of masks, in lower case."""
 
 MIN_FRACTION = 0.5
@@ -40,7 +40,7 @@ def read_mask(path: Path) -> np.ndarray:
     Raises:
         DataError: If the file can't be read; see `read_pillow_image` and `read_segmentation`.
     """
-    return read_segmentation(path) if path.suffix.lower() == SUFFIX else read_picture(path)
+    return read_segmentation(path) if path.suffix.lower() == SEGMENTATION_SUFFIX else read_pillow_image(path)
 
 
 def read_segmentation(path: Path) -> np.ndarray:

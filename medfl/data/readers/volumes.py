@@ -185,7 +185,7 @@ MAX_SAMPLES_PER_EDGE = 4
 
 
 @dataclass(frozen=True)
-class Grid:
+class SpatialGrid:
     """Grid of an array in space.
 
     Attributes:
@@ -197,7 +197,7 @@ class Grid:
     affine: np.ndarray
 
 
-def common_grid(size: int) -> Grid:
+def common_grid(size: int) -> SpatialGrid:
     """Return the cube of MNI152 space to which all maps of a data set are resampled.
 
     Args:
@@ -218,10 +218,10 @@ def common_grid(size: int) -> Grid:
     edge = SPAN_MM / size
     affine = np.diag([edge, edge, edge, 1.0])
     affine[:3, 3] = np.array(CENTRE_MM) - SPAN_MM / 2 + edge / 2
-    return Grid((size, size, size), affine)
+    return SpatialGrid((size, size, size), affine)
 
 
-def onto(volume: Volume, grid: Grid) -> np.ndarray:
+def resample_map(volume: Volume, grid: SpatialGrid) -> np.ndarray:
     """Resample a map to a grid by trilinear interpolation; see the module.
 
     Args:
@@ -238,7 +238,7 @@ def onto(volume: Volume, grid: Grid) -> np.ndarray:
     return (_resample_along_axes if parallel else _resample_general)(volume.values, to_source, grid.shape, parts)
 
 
-def labels_onto(volume: Volume, grid: Grid) -> np.ndarray:
+def resample_labels(volume: Volume, grid: SpatialGrid) -> np.ndarray:
     """Resample labels to a grid by the nearest voxel; 0 outside of the volume.
 
     Args:
@@ -256,7 +256,7 @@ def labels_onto(volume: Volume, grid: Grid) -> np.ndarray:
     return labels
 
 
-def share_inside(mask: np.ndarray, affine: np.ndarray, grid: Grid) -> float:
+def share_inside(mask: np.ndarray, affine: np.ndarray, grid: SpatialGrid) -> float:
     """Return the share of a volume's marked voxels that lie inside a grid, in [0, 1].
 
     Args:
@@ -297,7 +297,7 @@ def _apply_affine(matrix: np.ndarray, places: np.ndarray) -> np.ndarray:
     return moved
 
 
-def _samples_per_edge(volume: Volume, grid: Grid) -> int:
+def _samples_per_edge(volume: Volume, grid: SpatialGrid) -> int:
     """Return the samples along each edge of the grid's voxels that skip no voxel of the volume, within the maximum."""
     ratio = voxel_edges(grid.affine).max() / voxel_edges(volume.affine).min()
     return int(np.clip(np.ceil(ratio - 1e-6), 1, MAX_SAMPLES_PER_EDGE))

@@ -12,7 +12,7 @@ from typing import Any
 
 from medfl.data.readers.itk_files import missing_reader_text
 from medfl.errors import DataError
-from medfl.utils.configuration import described
+from medfl.utils.configuration import describe_object
 from medfl.utils.files import sha256_of
 
 Case = Mapping[str, Any]
@@ -24,7 +24,7 @@ Values are files, folders (a DICOM series), lists of files, numbers, text or arr
 MULTI_FILE_SUFFIXES = (".hdr", ".img", ".mhd", ".nhdr")
 """Suffixes of formats that store an image in several files of the same name."""
 
-PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".gif")
+SUFFIXES_WITHOUT_SPACING = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".gif")
 """Suffixes of image files without a reliable pixel size in millimetres."""
 
 
@@ -98,14 +98,14 @@ def case_digest(case: Case) -> str:
 
 def lacks_spacing(value: Any) -> bool:
     """Return True if an entry of a case names an image file without pixel size in millimetres."""
-    return any(path.suffix.lower() in PICTURES for path in _paths_in(value))
+    return any(path.suffix.lower() in SUFFIXES_WITHOUT_SPACING for path in _paths_in(value))
 
 
 def _entry_digest(value: Any) -> Any:
     """Return the digests of the files that an entry names, or a description of any other value."""
     paths = [path for path in _paths_in(value) if os.path.exists(path)]  # never raises, not even for very long texts
     if not paths:
-        return described(value)
+        return describe_object(value)
     return ["files", [_file_digest(file) for path in paths for file in _files_of(path)]]
 
 

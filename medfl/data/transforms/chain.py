@@ -26,7 +26,7 @@ from monai.transforms.traits import RandomizableTrait
 from medfl.data.transforms.cases import Case
 from medfl.errors import DataError
 from medfl.utils.configuration import OpaqueError, configuration_digest
-from medfl.utils.rng import pinned
+from medfl.utils.rng import seeded_generators
 
 Item = dict[str, Any] | list[dict[str, Any]]
 """Result of a chain for one case: a dictionary, or several dictionaries if the chain crops patches."""
@@ -97,7 +97,7 @@ class Chain:
         Raises:
             DataError: If a transform fails or returns no dictionary. The message names the row.
         """
-        with _row_in_errors(row, where), pinned("transforms", "beginning", gpu=False), one_thread():
+        with _row_in_errors(row, where), seeded_generators("transforms", "beginning", gpu=False), one_thread():
             item = self.transform(copy.deepcopy(dict(case)), end=self.end)
         return _strip_metadata(_check_item(item, row, where))
 
@@ -115,7 +115,7 @@ class Chain:
         """
         if self.end == len(self.transform.transforms):
             return item
-        with _row_in_errors(row, where), pinned("transforms", seed, gpu=False), one_thread():
+        with _row_in_errors(row, where), seeded_generators("transforms", seed, gpu=False), one_thread():
             self.transform.set_random_state(seed=seed % _SEED_LIMIT)
             ready = self.transform(item, start=self.end)
         return _check_item(ready, row, where)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from monai.data import list_data_collate
 
-from medfl.data.pooled import joined
+from medfl.data.pooled import concatenate_patients
 from medfl.data.transforms.cache import DiskCache, MemoryCache
 from medfl.data.transforms.cases import Case, case_digest, check_cases
 from medfl.data.transforms.chain import Chain
@@ -23,7 +23,7 @@ from medfl.data.transforms.loaders import load_ahead
 from medfl.data.transforms.loading import CaseLoader, Collate, Sample, TargetCheck, Visit, plain_targets, samples_of
 from medfl.data.transforms.packing import Packed
 from medfl.errors import DataError, SettingsError
-from medfl.types import Dataset, Loaded, Targets
+from medfl.types import Dataset, LoadedBatch, Targets
 from medfl.utils.seeds import seed_of
 
 CacheKind = Literal["memory", "disk", "none"]
@@ -38,7 +38,7 @@ MAX_CACHED_TARGET_SIZE = 64
 
 
 class TransformDataset:
-    """Cases of one split of one site, transformed at each visit; implements `medfl.types.Visited`.
+    """Cases of one split of one site, transformed at each visit; implements `medfl.types.AugmentingDataset`.
 
     The transforms before the first random one run once for each case. `cache` decides where their result is stored. Its
     key contains the content of the case's files and the transforms, so that any change is noticed. The other transforms
@@ -179,8 +179,8 @@ class TransformDataset:
             self._targets |= {row: target.clone() for row, target in zip(wanted, targets, strict=True)}
         return torch.stack([self._targets[row] for row in wanted])
 
-    def visits(self, batches: Iterable[torch.Tensor], stream: int) -> Iterator[Loaded]:
-        """Yield each batch in turn, as in `medfl.types.Visited.visits`.
+    def visits(self, batches: Iterable[torch.Tensor], stream: int) -> Iterator[LoadedBatch]:
+        """Yield each batch in turn, as in `medfl.types.AugmentingDataset.visits`.
 
         Args:
             batches: Rows of each batch, each shape (B,).
@@ -231,7 +231,7 @@ class TransformDataset:
                 "chain, or choose a method that pools no data.",
             )
         labels = [part.class_labels for part in chained if part.class_labels is not None]
-        patients = joined([part.patients for part in chained], [len(part) for part in chained])
+        patients = concatenate_patients([part.patients for part in chained], [len(part) for part in chained])
         return TransformDataset(
             cases=[case for part in chained for case in part._loading.cases],
             transform=loading.chain.transform,
@@ -264,7 +264,7 @@ class TransformDataset:
             raise IndexError(f"row {row} is outside this split of {len(self)} cases")
         return Visit(row, seed_of(stream, "visit", row, count))
 
-    def _load(self, visits: Sequence[Visit]) -> Loaded:
+    def _load(self, visits: Sequence[Visit]) -> LoadedBatch:
         """Load a batch in this process."""
         loaded, new_items = self._loading.load([self._look_up(visit) for visit in visits])
         for key, content in new_items.items():

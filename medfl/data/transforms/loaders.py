@@ -24,7 +24,7 @@ from monai.data import get_track_meta, set_track_meta
 from medfl.data.transforms.loading import CaseLoader, Visit
 from medfl.data.transforms.packing import Packed
 from medfl.errors import DataError, SettingsError
-from medfl.types import Loaded, Tensors
+from medfl.types import LoadedBatch, Tensors
 from medfl.utils.processes import fresh_context, live_with_parent
 
 BATCHES_AHEAD = 2
@@ -70,7 +70,7 @@ def load_ahead(
     loaders: int,
     keep: Callable[[str, Packed], None],
     look_up: Callable[[Visit], Visit],
-) -> Iterator[Loaded]:
+) -> Iterator[LoadedBatch]:
     """Load batches in processes and yield them in order.
 
     Args:
@@ -175,9 +175,9 @@ def _load_batch(visits: list[Visit]) -> tuple[Any, dict[str, tuple[Any, TensorBy
     return (_to_bytes(tensors), _to_bytes(targets)), sent
 
 
-def _decode_batch(loaded: tuple[TensorBytes, TensorBytes]) -> Loaded:
+def _decode_batch(loaded: tuple[TensorBytes, TensorBytes]) -> LoadedBatch:
     beside, targets = map(_from_bytes, loaded)
-    return Loaded(beside["rows"], beside["inputs"], targets.get("", targets), beside.get("spacing"))
+    return LoadedBatch(beside["rows"], beside["inputs"], targets.get("", targets), beside.get("spacing"))
 
 
 def _encode_visit(visit: Visit) -> Visit:

@@ -16,7 +16,7 @@ from medfl.data.transforms.cases import Case, case_digest, lacks_spacing
 from medfl.data.transforms.chain import Chain, Item, one_thread
 from medfl.data.transforms.packing import Packed, pack_item, unpack_item
 from medfl.errors import DataError
-from medfl.types import Loaded, Targets
+from medfl.types import LoadedBatch, Targets
 
 Collate = Callable[[Sequence[Any]], Any]
 """Function that makes a batch of several cases: MONAI's `list_data_collate` and similar functions."""
@@ -106,7 +106,7 @@ class CaseLoader:
             self.cache.put(visit.key, content)
         return unpack_item(content, case, copy=True), content
 
-    def load(self, visits: Sequence[Visit]) -> tuple[Loaded, dict[str, Packed]]:
+    def load(self, visits: Sequence[Visit]) -> tuple[LoadedBatch, dict[str, Packed]]:
         """Load a batch.
 
         Returns:
@@ -117,7 +117,7 @@ class CaseLoader:
         """
         if not visits:
             targets = dict.fromkeys(self.targets, torch.empty(0))
-            return Loaded(torch.empty(0, dtype=torch.int64), torch.empty(0), plain_targets(targets)), {}
+            return LoadedBatch(torch.empty(0, dtype=torch.int64), torch.empty(0), plain_targets(targets)), {}
         items, new_items = [], dict[str, Packed]()
         for visit in visits:
             item, content = self.begun(visit)
@@ -132,7 +132,7 @@ class CaseLoader:
     def _begin(self, row: int) -> Item:
         return self.chain.begin(self.cases[row], row, self.where)
 
-    def _collate(self, rows: Sequence[int], items: Sequence[Item]) -> Loaded:
+    def _collate(self, rows: Sequence[int], items: Sequence[Item]) -> LoadedBatch:
         samples = [samples_of(item) for item in items]
         owners = torch.tensor([row for row, some in zip(rows, samples, strict=True) for _ in some], dtype=torch.int64)
         spacing = [self.check_sample(row, each) for row, some in zip(rows, samples, strict=True) for each in some]
@@ -166,7 +166,7 @@ class CaseLoader:
             )
         targets = {key: self.target(batch[key]) for key in self.targets}
         self._check_targets(owners, targets)
-        return Loaded(owners, inputs, plain_targets(targets), torch.stack(spacing))
+        return LoadedBatch(owners, inputs, plain_targets(targets), torch.stack(spacing))
 
     def _check_targets(self, owners: torch.Tensor, targets: dict[str, torch.Tensor]) -> None:
         """Run the objective's check on the targets of cases that were not checked before."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from medfl.data.leaks import Holding
+from medfl.data.leaks import PlaceContents
 from medfl.data.transforms.dataset import TransformDataset
 
 
@@ -47,11 +47,11 @@ def survey_split(data: TransformDataset) -> SplitSurvey:
     return SplitSurvey(tuple(pixels), tuple(shapes), empty)
 
 
-def holding(data: TransformDataset, subjects: Iterable[Hashable] = ()) -> Holding:
+def place_contents(data: TransformDataset, subjects: Iterable[Hashable] = ()) -> PlaceContents:
     """Return the subjects and images of a split, for `medfl.data.leaks.leaks_between`.
 
     Args:
         data: The split.
         subjects: Subjects of its cases, if known.
     """
-    return Holding(set(subjects), set(survey_split(data).pixels))
+    return PlaceContents(set(subjects), set(survey_split(data).pixels))

@@ -19,14 +19,14 @@ import torch
 from pydantic import Field
 
 from medfl.contract import Replies
-from medfl.settings import Strict
-from medfl.task import Scale
+from medfl.settings import StrictModel
+from medfl.task import ImageScale
 from medfl.toolkit.aggregation import mean_update
-from medfl.types import MODEL, Tensors
+from medfl.types import MODEL_PREFIX, Tensors
 from medfl.utils.wire import select
 
 
-class DataAdversary(Strict, ABC):
+class DataAdversary(StrictModel, ABC):
     """Attack that changes the labels, and possibly the pixels, of attackers' training images.
 
     Attributes:
@@ -58,7 +58,7 @@ class DataAdversary(Strict, ABC):
         """
         return torch.ones(len(labels), dtype=torch.bool)
 
-    def change(self, inputs: torch.Tensor, scale: Scale | None) -> torch.Tensor:
+    def change(self, inputs: torch.Tensor, scale: ImageScale | None) -> torch.Tensor:
         """Return changed images, before any augmentation. By default, return the images unchanged.
 
         Args:
@@ -67,7 +67,7 @@ class DataAdversary(Strict, ABC):
         """
         return inputs
 
-    def check(self, classes: int, scale: Scale | None) -> None:
+    def check(self, classes: int, scale: ImageScale | None) -> None:
         """Check that the attack is possible on a task. By default, accept every task.
 
         Args:
@@ -81,7 +81,7 @@ class DataAdversary(Strict, ABC):
 
 
 @dataclass(frozen=True)
-class Knowledge:
+class AttackerKnowledge:
     """Information that attackers have when they reply: all replies of the step, and the server's last model change.
 
     Attributes:
@@ -116,12 +116,12 @@ class Knowledge:
         squares = {name: torch.zeros_like(mean) for name, mean in self.honest_mean.items()}
         for site, tensors in self.replies:
             if site in self.honest:
-                for name, update in _floats(select(tensors, MODEL)).items():
+                for name, update in _floats(select(tensors, MODEL_PREFIX)).items():
                     squares[name] += (update.double() - self.honest_mean[name]).square()
         return {name: (total / max(len(self.honest) - 1, 1)).sqrt() for name, total in squares.items()}
 
 
-class ReplyAdversary(Strict, ABC):
+class ReplyAdversary(StrictModel, ABC):
     """Attack that changes the replies of attackers."""
 
     @property
@@ -130,7 +130,7 @@ class ReplyAdversary(Strict, ABC):
         return False
 
     @abstractmethod
-    def reply(self, update: Tensors, knowledge: Knowledge, generator: torch.Generator) -> Tensors:
+    def reply(self, update: Tensors, knowledge: AttackerKnowledge, generator: torch.Generator) -> Tensors:
         """Return the tensors that an attacker sends instead of its update.
 
         Args:

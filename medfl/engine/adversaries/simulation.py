@@ -18,18 +18,18 @@ import torch
 from pydantic import Field
 
 from medfl.contract import Method, Replies, Request, State
-from medfl.data.pooled import Empty, labels_of, patients_of
-from medfl.engine.adversaries.adversary import DataAdversary, Knowledge, ReplyAdversary
+from medfl.data.pooled import EmptyDataset, labels_of, patients_of
+from medfl.engine.adversaries.adversary import AttackerKnowledge, DataAdversary, ReplyAdversary
 from medfl.engine.backend import Evaluation, SiteResult, StepResult
 from medfl.engine.backends.local import LocalBackend
 from medfl.engine.site import Splits
-from medfl.engine.store import Steps, Store
+from medfl.engine.store import StepNumbers, Store
 from medfl.errors import PluginError, SettingsError
 from medfl.plugins import Registry
-from medfl.settings import Settings, Strict, participants, read_settings
-from medfl.task import Scale, Task
-from medfl.toolkit.robust.rule import chance_of_more
-from medfl.types import MODEL, Dataset, Tensors, Visited
+from medfl.settings import Settings, StrictModel, participant_count, read_settings
+from medfl.task import ImageScale, Task
+from medfl.toolkit.robust.rule import probability_of_more_attackers
+from medfl.types import MODEL_PREFIX, AugmentingDataset, Dataset, Tensors
 from medfl.utils.rng import make_generator
 from medfl.utils.wire import prefixed, select
 
@@ -39,7 +39,7 @@ RECEIVED, CHANGE = "received/", "change/"
 """Prefixes of tensors that attackers store at a step: the model in their request, and its change since the last one."""
 
 
-class _AttackSetting(Strict):
+class _AttackSetting(StrictModel):
     """Part of the setting ``adversaries`` that all attacks have.
 
     Attributes:
@@ -127,7 +127,7 @@ def check_attackers(
         )
     if isinstance(adversary, DataAdversary):
         data = [sites[name].train for name in attackers.sites]
-        if any(train.class_labels is None or isinstance(train, Visited) for train in data):
+        if any(train.class_labels is None or isinstance(train, AugmentingDataset) for train in data):
             raise SettingsError(
                 "data_not_supported",
                 f"The attack '{attack}' needs images in an array, each with a class.",
@@ -135,7 +135,7 @@ def check_attackers(
                 attack=attack,
             )
         adversary.check(len(task.objective.titles), task.scale)
-    elif method.sends.get(MODEL) != "update" or method.filters():
+    elif method.sends.get(MODEL_PREFIX) != "update" or method.filters():
         raise SettingsError(
             "method_not_supported",
             f"The attack '{attack}' changes updates of a model, but this method sends no updates, or encodes them.",
@@ -147,8 +147,10 @@ def check_attackers(
     if isinstance(adversary, ReplyAdversary):
         adversary.check(len(candidates), count)
     logger.warning("POISONED simulation: attack '%s' at %s.", attack, ", ".join(attackers.sites))
-    drawn = participants(len(candidates), settings.fraction)
-    if settings.robust is not None and (chance := chance_of_more(len(candidates), count, drawn, settings.robust.f)):
+    drawn = participant_count(len(candidates), settings.fraction)
+    if settings.robust is not None and (
+        chance := probability_of_more_attackers(len(candidates), count, drawn, settings.robust.f)
+    ):
         logger.warning(
             "In a round, more than f = %d of the %d drawn sites are attackers with probability %.4f.",
             settings.robust.f,
@@ -177,7 +179,7 @@ def attacked_sites(sites: Mapping[str, Splits], attackers: Attackers, task: Task
         train = data.train
         if isinstance(adversary, DataAdversary) and len(train):
             train = AttackedData(train, adversary, len(task.objective.titles), task.scale, generator)
-        attacked[name] = replace(data, train=train, test=Empty(), shared=None)
+        attacked[name] = replace(data, train=train, test=EmptyDataset(), shared=None)
     return attacked
 
 
@@ -197,7 +199,12 @@ class AttackedData:
     """
 
     def __init__(
-        self, data: Dataset, adversary: DataAdversary, classes: int, scale: Scale | None, generator: torch.Generator
+        self,
+        data: Dataset,
+        adversary: DataAdversary,
+        classes: int,
+        scale: ImageScale | None,
+        generator: torch.Generator,
     ) -> None:
         self._data, self._adversary, self._scale = data, adversary, scale
         labels = labels_of(data)
@@ -246,7 +253,12 @@ class AttackedBackend(LocalBackend):
         self._round = 0
 
     def step(
-        self, step: int, round_: int, requests: list[Request], evaluation: Evaluation | None = None, keep: Steps = ()
+        self,
+        step: int,
+        round_: int,
+        requests: list[Request],
+        evaluation: Evaluation | None = None,
+        keep: StepNumbers = (),
     ) -> StepResult:
         """Execute the requests of a step, after the attackers have stored the model that they received."""
         self._round = round_  # a continued run has the same rounds and may have other step numbers
@@ -269,7 +281,7 @@ class AttackedBackend(LocalBackend):
 
         A repeated step thus finds the same model.
         """
-        models = [select(request.tensors, MODEL) for request in requests if request.to in self._attackers.sites]
+        models = [select(request.tensors, MODEL_PREFIX) for request in requests if request.to in self._attackers.sites]
         if not any(models) or self._memory.path(step).exists():
             return
         received = {name: x for name, x in next(filter(None, models)).items() if x.is_floating_point()}
@@ -309,13 +321,15 @@ class AttackedReplies:
     def __iter__(self) -> Iterator[tuple[str, Tensors]]:
         generator, adversary = make_generator(self._seed, "poison", self._round), self._attackers.adversary
         for site, tensors in self._replies:
-            updates = {name: x for name, x in select(tensors, MODEL).items() if x.is_floating_point()}
+            updates = {name: x for name, x in select(tensors, MODEL_PREFIX).items() if x.is_floating_point()}
             if site in self._attackers.sites and updates and isinstance(adversary, ReplyAdversary):
                 changed = adversary.reply(updates, self._knowledge, generator)
-                tensors = tensors | prefixed({name: x.to(updates[name].dtype) for name, x in changed.items()}, MODEL)
+                tensors = tensors | prefixed(
+                    {name: x.to(updates[name].dtype) for name, x in changed.items()}, MODEL_PREFIX
+                )
             yield site, tensors
 
     @cached_property
-    def _knowledge(self) -> Knowledge:
+    def _knowledge(self) -> AttackerKnowledge:
         present = tuple(site for site in self._attackers.sites if site in self.meta)
-        return Knowledge(self._replies, present, self._last_change)
+        return AttackerKnowledge(self._replies, present, self._last_change)

@@ -69,7 +69,7 @@ class StepJob(BackendJob):
         """Name of the site, in a list."""
         return [self.request["to"]]
 
-    def unpacked(self) -> Request:
+    def to_request(self) -> Request:
         """Return the request with the job's tensors."""
         return Request(**self.request, tensors=self.tensors)
 

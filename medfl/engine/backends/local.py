@@ -17,19 +17,26 @@ from medfl.contract import Replies, Request
 from medfl.engine.backend import Evaluation, EventListener, MethodFactory, SiteResult, StepResult, ignore_event
 from medfl.engine.backends.jobs import BackendJob, CrossSiteJob, EvaluateJob, PredictJob, StepJob
 from medfl.engine.backends.pool import JobResult, Stage, WorkerPool, describe_bug
-from medfl.engine.evaluation import Predictors, Row, predict_dataset, rows_of, score, score_predictions
+from medfl.engine.evaluation import (
+    MetricRow,
+    Predictors,
+    predict_dataset,
+    score_dataset,
+    score_predictions,
+    scores_to_rows,
+)
 from medfl.engine.replies import StoredReplies
 from medfl.engine.site import SiteRunner
-from medfl.engine.store import Steps
+from medfl.engine.store import StepNumbers
 from medfl.errors import MedflError
 from medfl.privacy.policy import policy_of
 from medfl.records.progress import Heartbeat, JobEnd, JobStart
 from medfl.training.batches import SCORING, TRAINING
 from medfl.training.predict import evaluation_batch
-from medfl.types import NO_SITES, Judged, Meta, Tensors
+from medfl.types import NON_SITE_NAMES, Meta, SelfScoringDataset, Tensors
 from medfl.utils import wire
 from medfl.utils.files import flush_files
-from medfl.utils.pulse import Beat, Pulse
+from medfl.utils.heartbeat import HeartbeatSender, HeartbeatSignal
 
 ACTIVITY_BY_JOB: dict[type[BackendJob], str] = {
     StepJob: TRAINING,
@@ -88,7 +95,12 @@ class LocalBackend:
         return self.hosts[site].store.mend()
 
     def step(
-        self, step: int, round_: int, requests: list[Request], evaluation: Evaluation | None = None, keep: Steps = ()
+        self,
+        step: int,
+        round_: int,
+        requests: list[Request],
+        evaluation: Evaluation | None = None,
+        keep: StepNumbers = (),
     ) -> StepResult:
         """Execute the requests of a step, and at the same time the evaluation of an earlier round.
 
@@ -121,7 +133,7 @@ class LocalBackend:
         """
         return StoredReplies(lambda answer: self.hosts[answer.site].store.read(answer.step, "reply/"), answers, missing)
 
-    def evaluate_cross_site(self, evaluation: Evaluation) -> list[Row]:
+    def evaluate_cross_site(self, evaluation: Evaluation) -> list[MetricRow]:
         """Run the cross-site evaluation: score each site's model on every site's test data.
 
         Args:
@@ -133,14 +145,14 @@ class LocalBackend:
         step, round_, published = evaluation.step, evaluation.round, evaluation.published
         jobs = [CrossSiteJob(owner=name, step=step, round=round_, tensors=published) for name in self._tested_sites()]
         results = self._run_all(jobs)
-        return [Row(*row) for result, _ in results for row in result["rows"]]
+        return [MetricRow(*row) for result, _ in results for row in result["rows"]]
 
     def _tested_sites(self) -> list[str]:
         """Return the sites that export a model, sorted.
 
         If one participant holds the pooled training data, these are the sites that only have test data.
         """
-        return sorted(name for name in self.viewers if name not in NO_SITES) or self.sites
+        return sorted(name for name in self.viewers if name not in NON_SITE_NAMES) or self.sites
 
     def _runner(self, name: str) -> SiteRunner:
         """Return the runner of a site that trains, or of a participant that only has test data."""
@@ -153,7 +165,7 @@ class LocalBackend:
 
     # ---- jobs
 
-    def _step_jobs(self, step: int, round_: int, requests: list[Request], keep: Steps) -> list[StepJob]:
+    def _step_jobs(self, step: int, round_: int, requests: list[Request], keep: StepNumbers) -> list[StepJob]:
         """Return one job for each request. The largest sites come first."""
         digests: dict[int, str] = {}  # most requests of a step share their tensors
         jobs = []
@@ -184,7 +196,7 @@ class LocalBackend:
         step, round_, published = evaluation.step, evaluation.round, evaluation.published
         jobs: list[EvaluateJob | PredictJob] = []
         for name, viewer in self.viewers.items():
-            if name in NO_SITES and sizes[name] > share and not isinstance(viewer.data.test, Judged):
+            if name in NON_SITE_NAMES and sizes[name] > share and not isinstance(viewer.data.test, SelfScoringDataset):
                 batch = evaluation_batch(viewer.task.objective)
                 cuts = [*range(0, sizes[name], max(1, share // batch) * batch), sizes.pop(name)]
                 for cases in pairwise(cuts):
@@ -200,12 +212,14 @@ class LocalBackend:
             jobs.append(EvaluateJob(sites=chunk, score_caches=caches, step=step, round=round_, tensors=published))
         return jobs
 
-    def _evaluation_rows(self, jobs: Sequence[EvaluateJob | PredictJob], results: Sequence[JobResult]) -> list[Row]:
+    def _evaluation_rows(
+        self, jobs: Sequence[EvaluateJob | PredictJob], results: Sequence[JobResult]
+    ) -> list[MetricRow]:
         """Return the rows of an evaluation. Score the divided test sets here, and update the sites' score caches."""
-        rows: list[Row] = []
+        rows: list[MetricRow] = []
         parts: dict[str, list[Tensors]] = {}
         for job, (result, predicted) in zip(jobs, results, strict=True):
-            rows += [Row(*row) for row in result["rows"]]
+            rows += [MetricRow(*row) for row in result["rows"]]
             for name, cache in result["score_caches"].items():
                 self._runner(name).scorer.cache = cache
             if isinstance(job, PredictJob) and predicted:
@@ -213,7 +227,7 @@ class LocalBackend:
         for name, tensors in parts.items():
             predictions, targets = (torch.cat([part[key] for part in tensors]) for key in ("predictions", "targets"))
             scores = score_predictions(predictions, targets, self.viewers[name].task)
-            rows += rows_of(scores, jobs[0].round, name, "global", "test", "aggregated")
+            rows += scores_to_rows(scores, jobs[0].round, name, "global", "test", "aggregated")
         return rows
 
     def _run_all(self, jobs: Sequence[BackendJob]) -> list[JobResult]:
@@ -225,7 +239,7 @@ class LocalBackend:
         """Run a job in this process, and record its stages."""
         self._note_stage(job, "start")
         try:
-            with Pulse(lambda beat: self._note_stage(job, beat)):
+            with HeartbeatSender(lambda beat: self._note_stage(job, beat)):
                 result = self._run(job)
         except MedflError:
             raise
@@ -242,7 +256,7 @@ class LocalBackend:
                 self._note(JobStart(sites=sites, job=job.name, activity=ACTIVITY_BY_JOB[type(job)]))
             case "end":
                 self._note(JobEnd(sites=sites, job=job.name))
-            case Beat(doing, share, moved):
+            case HeartbeatSignal(doing, share, moved):
                 share = None if self._hides_counts else share
                 self._note(Heartbeat(sites=sites, job=job.name, activity=doing, share=share, has_progressed=moved))
 
@@ -251,7 +265,7 @@ class LocalBackend:
         match job:
             case StepJob():
                 at = (job.step, job.round, job.digest, job.keep)
-                return vars(self.hosts[job.request["to"]].step(self._make_method, job.unpacked(), *at)), {}
+                return vars(self.hosts[job.request["to"]].step(self._make_method, job.to_request(), *at)), {}
             case EvaluateJob():
                 rows = self._evaluate(job)
                 caches = {name: self._runner(name).scorer.cache for name in job.sites}
@@ -262,9 +276,9 @@ class LocalBackend:
                 return {"rows": self._evaluate_across_sites(job)}, {}
         raise TypeError(f"expected a job of the local backend, got {job}")
 
-    def _evaluate(self, job: EvaluateJob) -> list[Row]:
+    def _evaluate(self, job: EvaluateJob) -> list[MetricRow]:
         shared: Predictors = {}
-        rows: list[Row] = []
+        rows: list[MetricRow] = []
         for name in sorted(job.sites):
             runner = self._runner(name)
             runner.scorer.cache = job.score_caches[name]
@@ -285,7 +299,7 @@ class LocalBackend:
         predictions, targets = predict_dataset(predictor, viewer.data.test, viewer.task, viewer.settings, job.cases)
         return {"predictions": predictions, "targets": targets}
 
-    def _evaluate_across_sites(self, job: CrossSiteJob) -> list[Row]:
+    def _evaluate_across_sites(self, job: CrossSiteJob) -> list[MetricRow]:
         method, runners, names = self._make_method(), self.hosts | self.viewers, self._tested_sites()
         models = runners[job.owner].models(method, job.tensors, job.step, job.round)
         kind = "personal" if "personal" in models else "global"
@@ -294,10 +308,10 @@ class LocalBackend:
         rows = []
         for name in names[start:] + names[:start]:
             runner = runners[name]
-            scores = score(predictor, runner.data.test, runner.task, runner.settings)
-            rows += rows_of(scores, job.round, name, f"{kind}@{job.owner}", "test", "aggregated")
+            scores = score_dataset(predictor, runner.data.test, runner.task, runner.settings)
+            rows += scores_to_rows(scores, job.round, name, f"{kind}@{job.owner}", "test", "aggregated")
         return rows
 
 
 def _answer_from_json(result: Meta) -> SiteResult:
-    return SiteResult(**(result | {"rows": [Row(*row) for row in result["rows"]]}))
+    return SiteResult(**(result | {"rows": [MetricRow(*row) for row in result["rows"]]}))

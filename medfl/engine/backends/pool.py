@@ -23,8 +23,8 @@ from medfl.engine.backends.jobs import JOB_KINDS, BackendJob, StepJob
 from medfl.errors import MedflError
 from medfl.types import Meta, Tensors
 from medfl.utils import wire
-from medfl.utils.memory import keep_freed_memory, release
-from medfl.utils.pulse import Beat, Pulse
+from medfl.utils.heartbeat import HeartbeatSender, HeartbeatSignal
+from medfl.utils.memory import keep_freed_memory, release_memory
 
 JobResult = tuple[Meta, Tensors]
 """Result of a job: JSON metadata and tensors."""
@@ -32,7 +32,7 @@ JobResult = tuple[Meta, Tensors]
 RunJob = Callable[[BackendJob], JobResult]
 """Function that runs one job."""
 
-Stage = Literal["start", "end"] | Beat
+Stage = Literal["start", "end"] | HeartbeatSignal
 """Start or end of a job, or a heartbeat in between."""
 
 NoteStage = Callable[[BackendJob, Stage], None]
@@ -115,7 +115,7 @@ class WorkerPool:
                     continue
                 if HEARTBEAT in meta:
                     running[pipe] = index
-                    note_stage(jobs[index], Beat(**meta[HEARTBEAT]))
+                    note_stage(jobs[index], HeartbeatSignal(**meta[HEARTBEAT]))
                 else:
                     results[index] = meta, wire.decode(blob)[0]
                     note_stage(jobs[index], "end")
@@ -205,7 +205,7 @@ def _answer_jobs(pipe: Connection, run_job: RunJob, threads: int, kinds: Mapping
             fields = json.loads(head)
             job = kinds[fields.pop("job")](**fields, tensors={})
             blob = pipe.recv_bytes()
-            with Pulse(lambda beat: _send_heartbeat(pipe, beat)):
+            with HeartbeatSender(lambda beat: _send_heartbeat(pipe, beat)):
                 meta, tensors = _run_catching_errors(run_job, job, blob)
             pipe.send_bytes(json.dumps(meta).encode())
             if "error" not in meta:
@@ -213,10 +213,10 @@ def _answer_jobs(pipe: Connection, run_job: RunJob, threads: int, kinds: Mapping
         except (EOFError, OSError):
             return
         if isinstance(job, StepJob) or not pipe.poll(NEXT_JOB_SECONDS):  # the next scoring job would reuse the memory
-            release()
+            release_memory()
 
 
-def _send_heartbeat(pipe: Connection, beat: Beat) -> None:
+def _send_heartbeat(pipe: Connection, beat: HeartbeatSignal) -> None:
     with contextlib.suppress(OSError):  # the parent is dead
         pipe.send_bytes(json.dumps({HEARTBEAT: vars(beat)}).encode())
 

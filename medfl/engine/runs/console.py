@@ -15,12 +15,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from medfl.engine.evaluation import Row
-from medfl.engine.runs.summary import ended_on
+from medfl.engine.evaluation import MetricRow
+from medfl.engine.runs.summary import describe_unavailable
 from medfl.errors import STOPPED_RUN, MedflError, explain
-from medfl.plugin_sources import GROUP
+from medfl.plugin_sources import ENTRY_POINT_GROUP
 from medfl.records.summary import Summary
-from medfl.types import NO_SITES
+from medfl.types import NON_SITE_NAMES
 from medfl.utils.formats import score
 from medfl.utils.progress import progress_bar
 from medfl.utils.text import visible, visible_lines
@@ -39,7 +39,7 @@ def show_scores(summary: Summary, metrics: Sequence[str], folder: Path) -> None:
     """
     console = Console(width=None if sys.stdout.isatty() else 100, markup=False)
     ending = "" if summary.rounds == 1 else "s"
-    status = f"{summary.status}{ended_on(summary)}"
+    status = f"{summary.status}{describe_unavailable(summary)}"
     table = Table(title=f"{summary.method}: {status} after {summary.rounds} round{ending}")
     for column in ("model", "split", "metric", "mean of sites", "worst site", "server's test set"):
         table.add_column(column)
@@ -72,7 +72,7 @@ def show_log() -> None:
     """
     handler = logging.StreamHandler()
     handler.setFormatter(_EscapingFormatter("%(levelname)s %(message)s"))
-    for name in sorted({"medfl", *(point.module.partition(".")[0] for point in entry_points(group=GROUP))}):
+    for name in sorted({"medfl", *(point.module.partition(".")[0] for point in entry_points(group=ENTRY_POINT_GROUP))}):
         log = logging.getLogger(name)
         if not log.handlers and not logging.getLogger().handlers:
             log.addHandler(handler)
@@ -106,7 +106,7 @@ logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def round_progress(rounds: int, metric: str) -> Iterator[Callable[[int, list[Row]], None]]:
+def round_progress(rounds: int, metric: str) -> Iterator[Callable[[int, list[MetricRow]], None]]:
     """Show a progress bar of a run's rounds, or log a line for each round if there is no terminal.
 
     Args:
@@ -125,11 +125,11 @@ def round_progress(rounds: int, metric: str) -> Iterator[Callable[[int, list[Row
         yield lambda round_, rows: show(round_, text=_describe_scores(rows, metric))
 
 
-def _describe_scores(rows: list[Row], metric: str) -> str:
+def _describe_scores(rows: list[MetricRow], metric: str) -> str:
     """Return a text with the mean test score of each kind of model over the sites with a defined score."""
     by_model: dict[tuple[int, str], list[float]] = {}
     for row in rows:
-        is_own_model = row.site not in NO_SITES and "@" not in row.model  # "@": cross-site evaluation
+        is_own_model = row.site not in NON_SITE_NAMES and "@" not in row.model  # "@": cross-site evaluation
         is_test_score = (row.metric, row.split, row.moment) == (metric, "test", "aggregated")
         if is_own_model and is_test_score and not math.isnan(row.value):
             by_model.setdefault((row.round, row.model), []).append(row.value)

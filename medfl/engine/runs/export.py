@@ -10,7 +10,7 @@ from typing import Any
 from medfl.objectives import Objective
 from medfl.types import Meta
 
-Facts = Mapping[str, Sequence[str | None]]
+CaseMetadata = Mapping[str, Sequence[str | None]]
 """Maps the name of each metadata field to its value for each image; None if it is not known."""
 
 
@@ -27,9 +27,10 @@ class SiteExport:
         data: Name of the data set, for the bundle's metadata.
         modality: Imaging modality, for the bundle's metadata.
         names: Names of the network's outputs if these are not classes, for the bundle's metadata; empty if unknown.
-        facts: Maps each site to the metadata fields `medfl.types.FACTS` of its test images, for the predictions file.
+        facts: Maps each site to the metadata fields `medfl.types.METADATA_KEYS` of its test images, for the predictions
+            file.
         objective: Objective of the task, for the bundle's metadata; None for a classification into `classes`.
-        stock: Paths of the weights in a bundle that was not written for medfl (`medfl.data.source.Source.weights`).
+        stock: Paths of the weights in a bundle that was not written for medfl (`medfl.data.source.DataSource.weights`).
             Such a bundle is copied unchanged, except for the weights. None for a bundle of medfl.
     """
 
@@ -40,14 +41,14 @@ class SiteExport:
     data: str = ""
     modality: str = ""
     names: Sequence[str] = ()
-    facts: Mapping[str, Facts] = field(default_factory=dict)
+    facts: Mapping[str, CaseMetadata] = field(default_factory=dict)
     objective: Objective | None = None
     stock: Sequence[Path] | None = None
 
     @property
     def draws(self) -> bool:
         """True if the outputs of the network are masks."""
-        return self.objective is not None and self.objective.in_space
+        return self.objective is not None and self.objective.has_spatial_targets
 
     @property
     def output_names(self) -> Sequence[str]:
@@ -67,7 +68,7 @@ class SiteExport:
         return list(map(str, range(self.objective.outputs))) if self.draws else list(self.objective.columns(()))
 
 
-def named(site_export: SiteExport) -> str:
+def describe_names(site_export: SiteExport) -> str:
     """Return a line with the classes, structures or outputs of a network."""
     names = site_export.names or site_export.classes
     kind = "Classes" if not site_export.names else "Structures" if site_export.draws else "Outputs"
@@ -89,7 +90,7 @@ def _describe_targets(site_export: SiteExport) -> str:
     return f"one of {len(site_export.classes)} classes: {'; '.join(site_export.classes)}"
 
 
-def describe(metadata: Any, site_export: SiteExport) -> None:
+def describe_network(metadata: Any, site_export: SiteExport) -> None:
     """Write the network's inputs, outputs and data set into a bundle's metadata, in place.
 
     Args:

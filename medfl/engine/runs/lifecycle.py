@@ -2,8 +2,8 @@
 
 One process locks the folder. The run claims the folder with ``run.json``. The run is over when the folder contains
 ``summary.json`` (a site's own folder never does). If the process ends before that, the next process continues the run.
-`carry_out` runs a federation. `Participants` is the part that depends on the place of the sites. `RunViewer` reads a
-run folder at any time and never writes to it.
+`run_federation` runs a federation. `RunParticipants` is the part that depends on the place of the sites. `RunViewer`
+reads a run folder at any time and never writes to it.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from pathlib import Path
 from typing import ClassVar
 
 from medfl.contract import Model, PeerMessage, Server, Site, State
-from medfl.data.pooled import Empty
+from medfl.data.pooled import EmptyDataset
 from medfl.engine.backend import Backend, EventListener
-from medfl.engine.evaluation import Row
-from medfl.engine.journal import Commit, Journal, Outcome
+from medfl.engine.evaluation import MetricRow
+from medfl.engine.journal import Commit, Journal, RunOutcome
 from medfl.engine.plan import RunPlan, ServerData
 from medfl.engine.runs.findings import write_findings
 from medfl.engine.runs.folder import claim, save_best_round, versions
-from medfl.engine.runs.progress import committed_step, noted
+from medfl.engine.runs.progress import committed_step, record_progress
 from medfl.engine.runs.summary import summarise
 from medfl.engine.server import ServerLoop
 from medfl.engine.site import SiteOptions, SiteRunner, Splits
 from medfl.engine.status import FINISHED
-from medfl.engine.store import PATIENCE, Store, only_writer
+from medfl.engine.store import LOCK_SECONDS, Store, lock_for_writing
 from medfl.errors import RefusedError, StoreError
 from medfl.records.progress import MAX_ROUND, RunEnd, RunStart
 from medfl.records.run_file import Provenance, RunFile
@@ -36,9 +36,9 @@ from medfl.records.summary import Summary
 from medfl.settings import Execution, Settings
 from medfl.task import Task
 from medfl.types import SERVER, Dataset, PathLike, Tensors
-from medfl.utils.locks import being_written
+from medfl.utils.locks import is_being_written
 
-JOB_PATIENCE = 90.0
+REMOTE_LOCK_SECONDS = 90.0
 """Seconds to wait for the lock in a run between machines. The process of an earlier attempt may need time to end."""
 
 
@@ -56,7 +56,7 @@ class RunWriter:
     folder: Path
     execution: Execution = field(default_factory=Execution)
 
-    def held(self, patience: float = PATIENCE) -> AbstractContextManager[None]:
+    def held(self, patience: float = LOCK_SECONDS) -> AbstractContextManager[None]:
         """Lock the folder for writing during a block.
 
         Args:
@@ -65,7 +65,7 @@ class RunWriter:
         Raises:
             StoreError: If another process holds the lock, or the folder can't be written.
         """
-        return only_writer(self.folder, patience)
+        return lock_for_writing(self.folder, patience)
 
     def claim(self, provenance: Provenance, backend: str = "local") -> None:
         """Write ``run.json`` into a new folder, or check that the folder holds this run.
@@ -130,15 +130,15 @@ class RunWriter:
             test: Test images.
             val: Validation images, or None.
         """
-        return self.runner(name, Splits(Empty(), val or Empty(), test), _refuse_to_post)
+        return self.runner(name, Splits(EmptyDataset(), val or EmptyDataset(), test), _refuse_to_post)
 
-    def noted(self, missing: Mapping[str, str] | None = None) -> AbstractContextManager[EventListener]:
-        """Record the progress of the run during a block (`medfl.engine.runs.progress.noted`).
+    def record_progress(self, missing: Mapping[str, str] | None = None) -> AbstractContextManager[EventListener]:
+        """Record the progress of the run during a block (`medfl.engine.runs.progress.record_progress`).
 
         Args:
             missing: Maps each site that does not take part so far to the reason.
         """
-        return noted(self.folder, self.start_event(self.plan.sites, missing or {}))
+        return record_progress(self.folder, self.start_event(self.plan.sites, missing or {}))
 
     def start_event(self, sites: Iterable[str], unavailable: Mapping[str, str]) -> RunStart:
         """Return the event of the run's start.
@@ -157,7 +157,7 @@ class RunWriter:
             unavailable=dict(unavailable),
         )
 
-    def commit_noted(self, note: EventListener) -> Callable[[Commit], None]:
+    def commit_callback(self, note: EventListener) -> Callable[[Commit], None]:
         """Return a callback that records the event of each commit.
 
         Args:
@@ -165,7 +165,7 @@ class RunWriter:
         """
         return lambda commit: note(committed_step(commit, self.plan.task.metrics[0]))
 
-    def summarise(self, outcome: Outcome, missing: Collection[str] = ()) -> Summary:
+    def summarise(self, outcome: RunOutcome, missing: Collection[str] = ()) -> Summary:
         """Return the summary of the run (`medfl.engine.runs.summary.summarise`).
 
         Args:
@@ -175,7 +175,7 @@ class RunWriter:
         csv, metric = self.folder / "metrics.csv", self.plan.task.metrics[0]
         return summarise(csv, self.plan.method.name, outcome, self.plan.settings, metric, self.plan.sites, missing)
 
-    def finish(self, outcome: Outcome, summary: Summary) -> None:
+    def finish(self, outcome: RunOutcome, summary: Summary) -> None:
         """Write the findings, the best round and the summary. ``summary.json``, which marks the end, is written last.
 
         Args:
@@ -189,7 +189,7 @@ class RunWriter:
         save_best_round(self.folder, summary.best_round)
         summary.write(self.folder / Summary.NAME)
 
-    def free_space(self, outcome: Outcome) -> None:
+    def free_space(self, outcome: RunOutcome) -> None:
         """Delete the state that a finished run does not need to be continued (`medfl.engine.store.Store.free_space`).
 
         A run that ended early keeps all state, because the same command repeats its last round.
@@ -204,7 +204,7 @@ class RunWriter:
             if path.is_dir():
                 Store(path).free_space(keep)
 
-    def end_noted(self, note: EventListener, summary: Summary) -> None:
+    def record_end(self, note: EventListener, summary: Summary) -> None:
         """Record the event of the run's end.
 
         Args:
@@ -221,10 +221,10 @@ class RunWriter:
         )
 
 
-class Participants(ABC):
+class RunParticipants(ABC):
     """Data of the server and its connection to the sites: the part of a run that depends on the place of the sites.
 
-    `carry_out` calls the methods in the order of their definition.
+    `run_federation` calls the methods in the order of their definition.
 
     Attributes:
         backend: Name of the backend, for ``run.json``.
@@ -232,7 +232,7 @@ class Participants(ABC):
     """
 
     backend: ClassVar[str] = "local"
-    patience: ClassVar[float] = PATIENCE
+    patience: ClassVar[float] = LOCK_SECONDS
 
     @abstractmethod
     def prepare(self) -> Provenance:
@@ -268,7 +268,7 @@ class Participants(ABC):
         """Data of the server itself. It is available after `connect`."""
 
     @abstractmethod
-    def end_round(self, round_: int, rows: list[Row]) -> None:
+    def end_round(self, round_: int, rows: list[MetricRow]) -> None:
         """Report a committed round.
 
         Args:
@@ -281,7 +281,7 @@ class Participants(ABC):
         return
 
     @abstractmethod
-    def export(self, outcome: Outcome) -> Summary:
+    def export(self, outcome: RunOutcome) -> Summary:
         """Export the models, and return the summary of the run.
 
         Args:
@@ -289,7 +289,7 @@ class Participants(ABC):
         """
 
     @abstractmethod
-    def end(self, outcome: Outcome) -> None:
+    def end(self, outcome: RunOutcome) -> None:
         """Announce the end of the run, after its summary was written.
 
         Args:
@@ -297,7 +297,7 @@ class Participants(ABC):
         """
 
 
-def carry_out(writer: RunWriter, participants: Participants) -> Outcome:
+def run_federation(writer: RunWriter, participants: RunParticipants) -> RunOutcome:
     """Run a federation to its end, or continue it from the state in its folder. All backends use this function.
 
     Args:
@@ -312,7 +312,7 @@ def carry_out(writer: RunWriter, participants: Participants) -> Outcome:
         writer.claim(participants.prepare(), participants.backend)
         participants.start()
         writer.begin()
-        with writer.noted(participants.missing) as note:
+        with writer.record_progress(participants.missing) as note:
             backend = participants.connect(note)
             try:
                 outcome = ServerLoop(
@@ -321,13 +321,13 @@ def carry_out(writer: RunWriter, participants: Participants) -> Outcome:
                     folder=writer.folder,
                     data=participants.server_data,
                     on_round=participants.end_round,
-                    on_commit=writer.commit_noted(note),
+                    on_commit=writer.commit_callback(note),
                 ).run()
             finally:
                 participants.disconnect()
             summary = participants.export(outcome)
             writer.finish(outcome, summary)
-            writer.end_noted(note, summary)
+            writer.record_end(note, summary)
             participants.end(outcome)
     return outcome
 
@@ -349,7 +349,7 @@ class RunViewer:
     @property
     def being_written(self) -> bool:
         """True if a process holds the lock of the folder."""
-        return being_written(self.folder)
+        return is_being_written(self.folder)
 
     @property
     def has_state(self) -> bool:
@@ -416,7 +416,9 @@ class RunViewer:
             settings: Settings of the run.
         """
         store = Store(self.folder / "state" / name)
-        return Site(name, last.rounds_done, store.peek(before=last.step + 1), task, settings, _ReadOnlyBlobs(store))
+        return Site(
+            name, last.rounds_done, store.read_state(before=last.step + 1), task, settings, _ReadOnlyBlobs(store)
+        )
 
 
 class _ReadOnlyBlobs:

@@ -14,13 +14,13 @@ from typing import Any
 from medfl.errors import PluginError, SettingsError
 from medfl.plugins import Registry
 from medfl.records.run_file import AssignedNetwork
-from medfl.settings import Strict, read_settings
+from medfl.settings import StrictModel, read_settings
 
-SiteFacts = Mapping[str, float]
+MachineFacts = Mapping[str, float]
 """Maps the name of each number that a site reports about its machine to the number."""
 
 
-class NetworkAssignment(Strict):
+class NetworkAssignment(StrictModel):
     """Rule that chooses the network of each site. Its fields are options for the user.
 
     In a run between machines, a rule may ask the sites for facts about their machines (`asks_sites`). Such a rule must
@@ -55,7 +55,7 @@ class NetworkAssignment(Strict):
         """Measure and return the facts about the machine of this process."""
         raise NotImplementedError
 
-    def check_facts(self, facts: SiteFacts, where: str) -> None:
+    def check_facts(self, facts: MachineFacts, where: str) -> None:
         """Check that all facts are present, known and possible.
 
         Args:
@@ -67,7 +67,7 @@ class NetworkAssignment(Strict):
         """
         raise NotImplementedError
 
-    def assign_reported(self, facts_by_site: Mapping[str, SiteFacts | None]) -> dict[str, AssignedNetwork]:
+    def assign_reported(self, facts_by_site: Mapping[str, MachineFacts | None]) -> dict[str, AssignedNetwork]:
         """Return the network of each site, given the facts that the sites reported.
 
         Args:
@@ -75,7 +75,7 @@ class NetworkAssignment(Strict):
         """
         raise NotImplementedError
 
-    def assign_late(self, facts: SiteFacts | None, assigned: Mapping[str, AssignedNetwork]) -> AssignedNetwork:
+    def assign_late(self, facts: MachineFacts | None, assigned: Mapping[str, AssignedNetwork]) -> AssignedNetwork:
         """Return the network of a site that joins after the start. The networks of all other sites don't change.
 
         Args:

@@ -28,13 +28,13 @@ from medfl.records.progress import (
     StepCosts,
     StepMetrics,
 )
-from medfl.types import NO_SITES
+from medfl.types import NON_SITE_NAMES
 
 if TYPE_CHECKING:  # `medfl monitor` starts faster without torch
     from collections.abc import Callable, Iterable, Iterator
 
     from medfl.engine.backend import EventListener
-    from medfl.engine.evaluation import Row
+    from medfl.engine.evaluation import MetricRow
     from medfl.engine.journal import Commit
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class ProgressFile:
 
 
 @contextlib.contextmanager
-def noted(folder: Path, start: RunStart) -> Iterator[EventListener]:
+def record_progress(folder: Path, start: RunStart) -> Iterator[EventListener]:
     """Record the events of a run during a block, and a `RunStop` if an exception ends the block.
 
     The start event is written before the first event. If a finished run is started again, nothing is written.
@@ -139,7 +139,7 @@ def committed_step(commit: Commit, metric: str) -> CommittedStep:
     )
 
 
-def step_metrics(rows: Iterable[Row], metric: str) -> StepMetrics:
+def step_metrics(rows: Iterable[MetricRow], metric: str) -> StepMetrics:
     """Summarise the rows of metrics of a step.
 
     Values that are not finite or beyond the bounds of an event are left out.
@@ -160,7 +160,7 @@ def step_metrics(rows: Iterable[Row], metric: str) -> StepMetrics:
         if row.moment == "aggregated" and row.split in ("test", "val") and "@" not in row.model:
             scored.add(row.round)
             name = f"{row.model} {row.split} {row.metric}"
-            if row.site in NO_SITES:
+            if row.site in NON_SITE_NAMES:
                 server_scores[f"{row.site} {name}"] = row.value
                 continue
             scores.setdefault(name, []).append(row.value)

@@ -12,7 +12,7 @@ import yaml
 from torch import nn
 
 from medfl.contract import Method
-from medfl.engine.runs.setting_ids import SETTINGS, clashes, default_values
+from medfl.engine.runs.setting_ids import SETTINGS_ID, default_values, find_clashes
 from medfl.errors import SettingsError
 from medfl.records.run_file import SettingOrigin
 from medfl.settings import Execution, Settings
@@ -95,8 +95,8 @@ def setting_origins(
     facts = {"network_name": task.network, "metrics": list(task.metrics), "loss": type(task.loss).__name__}
     facts |= {} if task.weights is None else {"weights": task.weights.path.name}
     optimizer, described = _optimizer_options(task, bundle.get("optimizer", {}))
-    settings_there = bundle.get(SETTINGS)
-    ids = {name: value for name, value in bundle.items() if name not in clashes(bundle)}
+    settings_there = bundle.get(SETTINGS_ID)
+    ids = {name: value for name, value in bundle.items() if name not in find_clashes(bundle)}
     written = (dict(settings_there) if isinstance(settings_there, Mapping) else {}) | ids
     own = {name: value for name, value in written.items() if not _is_computed(value)}
     defaults = {name: value for name, value in default_values().items() if name not in written}

@@ -10,14 +10,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from medfl.engine.evaluation import Row
-from medfl.engine.runs.facts import read_facts
+from medfl.engine.evaluation import MetricRow
+from medfl.engine.runs.run_files import read_run_files
 from medfl.errors import StoreError
 from medfl.objectives import Multiclass, Objective, read_objective
 from medfl.records.run_file import RunFile, TaskIdentity
-from medfl.records.summary import ConstantPrediction, Holdings, MetricScores, Summary
+from medfl.records.summary import ConstantPrediction, ImageCounts, MetricScores, Summary
 from medfl.settings import Settings
-from medfl.types import FACTS, PathLike
+from medfl.types import METADATA_KEYS, PathLike
 from medfl.utils.text import plain_name
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 PREDICTIONS = "predictions.csv"
 """Name of the file with a site's predictions in its exported bundle. It has one line for each case of the test split.
 
-The columns are the row, the columns of the target (`Objective.kept_columns`), the columns of the prediction
+The columns are the row, the columns of the target (`Objective.scoring_target_columns`), the columns of the prediction
 (`Objective.columns`), and sex, centre and number of the patient if they are known.
 """
 
@@ -58,7 +58,7 @@ class RunRecord:
     @cached_property
     def objective(self) -> Objective:
         """Objective that was learned."""
-        return objective_of(self.run.identity.task)
+        return read_task_objective(self.run.identity.task)
 
     @property
     def seed(self) -> int:
@@ -120,7 +120,7 @@ class RunRecord:
         return {} if self.summary is None else self.summary.scores
 
     @property
-    def holdings(self) -> Holdings | None:
+    def holdings(self) -> ImageCounts | None:
         """Images by site, split and class; None if the run does not know them."""
         return None if self.summary is None else self.summary.holdings
 
@@ -186,12 +186,12 @@ class RunRecord:
         return read_predictions(path) if path.is_file() else None
 
 
-def objective_of(task: TaskIdentity) -> Objective:
+def read_task_objective(task: TaskIdentity) -> Objective:
     """Return the objective of a run's task."""
     return Multiclass(task.num_classes or 0) if task.objective is None else read_objective(task.objective)
 
 
-def names_of(runs: Iterable[RunRecord]) -> tuple[str, ...]:
+def common_output_names(runs: Iterable[RunRecord]) -> tuple[str, ...]:
     """Return the names of the network's outputs (`RunRecord.names`) that the runs have in common.
 
     Runs without names are ignored. The result is empty if the names of two runs differ, or if no run has names.
@@ -200,7 +200,7 @@ def names_of(runs: Iterable[RunRecord]) -> tuple[str, ...]:
     return known.pop() if len(known) == 1 else ()
 
 
-def repetition(seed: int, fold: int | None) -> str:
+def describe_repetition(seed: int, fold: int | None) -> str:
     """Return a text that identifies one of several runs with equal settings, as ``seed 0`` or ``seed 0, fold 2``."""
     return f"seed {seed}" + ("" if fold is None else f", fold {fold}")
 
@@ -212,7 +212,7 @@ def read_run(folder: PathLike) -> RunRecord:
         StoreError: If the folder holds no run, or one of its files can't be read.
     """
     place = Path(folder)
-    run, summary = read_facts(place)
+    run, summary = read_run_files(place)
     return RunRecord(folder=place, run=run, summary=summary, metrics=read_metrics(place / "metrics.csv"))
 
 
@@ -220,7 +220,7 @@ def read_predictions(path: PathLike) -> pd.DataFrame:
     """Read a file of predictions (`PREDICTIONS`) as a table."""
     import pandas as pd  # takes half a second to import
 
-    return pd.read_csv(path, dtype=dict.fromkeys(FACTS, "object"))
+    return pd.read_csv(path, dtype=dict.fromkeys(METADATA_KEYS, "object"))
 
 
 def read_metrics(path: PathLike) -> pd.DataFrame:
@@ -232,7 +232,7 @@ def read_metrics(path: PathLike) -> pd.DataFrame:
     import pandas as pd  # takes half a second to import
 
     path = Path(path)
-    types = dict.fromkeys(Row._fields, "object") | {"round": "int64", "value": "float64"}
+    types = dict.fromkeys(MetricRow._fields, "object") | {"round": "int64", "value": "float64"}
     if not path.is_file():
         return pd.DataFrame(columns=list(types)).astype(types)
     try:
@@ -243,7 +243,7 @@ def read_metrics(path: PathLike) -> pd.DataFrame:
         raise _unreadable(path, error) from None
 
 
-def iterate_metrics(path: Path) -> Iterator[Row]:
+def iterate_metrics(path: Path) -> Iterator[MetricRow]:
     """Yield the rows of a metrics file one by one, without pandas; none if the file does not exist yet.
 
     Raises:
@@ -254,7 +254,7 @@ def iterate_metrics(path: Path) -> Iterator[Row]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file, strict=True):
-                yield Row(
+                yield MetricRow(
                     round=int(row["round"]),
                     site=row["site"],
                     model=row["model"],

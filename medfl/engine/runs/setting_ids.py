@@ -3,7 +3,7 @@
 The files of a bundle have their settings under the id ``settings``. A user gives a setting by its bare name. A setting
 that the bundle does not contain has the default of `medfl.settings`. If ``settings`` refers to an id of the same name,
 as in ``"rounds": "@rounds"``, the setting is that id. Any other id with the name of a setting is unrelated to the
-setting; `clashes` finds such ids.
+setting; `find_clashes` finds such ids.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from pydantic_core import to_jsonable_python
 from medfl.settings import run_fields
 from medfl.types import Meta
 
-SETTINGS = "settings"
+SETTINGS_ID = "settings"
 """Id in a bundle's configuration of a mapping from the names of settings to values other than their defaults."""
 
 
-def clashes(config: Mapping[str, object]) -> set[str]:
+def find_clashes(config: Mapping[str, object]) -> set[str]:
     """Return the names of settings that are also unrelated ids of a configuration.
 
     Args:
         config: Maps each id to its value. Without the id ``settings`` the result is empty.
     """
-    written = config.get(SETTINGS)
+    written = config.get(SETTINGS_ID)
     if not isinstance(written, Mapping):
         return set()
     return {name for name in run_fields() if name in config and not _refers(written.get(name), name)}
@@ -37,42 +37,42 @@ def _refers(value: object, name: str) -> bool:
     return isinstance(value, str) and re.search(rf"@{name}\b", value) is not None
 
 
-def values_in(config: Mapping[str, object]) -> Meta:
+def setting_values(config: Mapping[str, object]) -> Meta:
     """Return the value of each setting that is not an id of the configuration: that under ``settings``, or the default.
 
     Args:
         config: Maps each id to its value. Without the id ``settings`` the result is empty.
     """
-    written = config.get(SETTINGS)
+    written = config.get(SETTINGS_ID)
     if not isinstance(written, Mapping):
         return {}
     values: Meta = default_values() | dict(written)
-    own = config.keys() - clashes(config)
+    own = config.keys() - find_clashes(config)
     return {name: values[name] for name in run_fields() if name in values and name not in own}
 
 
 def bare_name(option: str) -> str:
     """Return an option with ``#`` between its parts, and without the prefix ``settings#`` if it is a setting."""
     name = option.replace("::", "#")
-    setting = name.removeprefix(f"{SETTINGS}#")
+    setting = name.removeprefix(f"{SETTINGS_ID}#")
     return setting if setting.partition("#")[0] in run_fields() else name
 
 
-def to_ids(options: Meta, config: Mapping[str, object]) -> Meta:
+def options_to_ids(options: Meta, config: Mapping[str, object]) -> Meta:
     """Return options as a mapping from ids of a configuration to values. Bare names of settings become their ids.
 
     Args:
         options: Maps each option to its value.
         config: The configuration without the options.
     """
-    values = values_in(config)
+    values = setting_values(config)
     ids: Meta = {}
     for option, value in options.items():
         name = bare_name(option)
         top, _, part = name.partition("#")
         if part and top in values:  # to override a part, the id of the whole setting must exist
-            ids.setdefault(f"{SETTINGS}#{top}", copy.deepcopy(values[top]))
-        ids[f"{SETTINGS}#{name}" if top in values else name] = value
+            ids.setdefault(f"{SETTINGS_ID}#{top}", copy.deepcopy(values[top]))
+        ids[f"{SETTINGS_ID}#{name}" if top in values else name] = value
     return ids
 
 

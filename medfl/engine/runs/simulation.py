@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from medfl.contract import Method, Model, PeerMessage
-from medfl.data.pooled import Empty, pool
+from medfl.data.pooled import EmptyDataset, pool
 from medfl.engine.adversaries.simulation import AttackedBackend, Attackers, attacked_sites, check_attackers
 from medfl.engine.backend import Backend, EventListener
 from medfl.engine.backends.local import LocalBackend
@@ -24,11 +24,11 @@ from medfl.engine.checks import (
     check_validation,
     warn_of_preset,
 )
-from medfl.engine.evaluation import Row
-from medfl.engine.journal import Outcome
+from medfl.engine.evaluation import MetricRow
+from medfl.engine.journal import RunOutcome
 from medfl.engine.plan import MethodChoice, RunPlan, ServerData
-from medfl.engine.runs.lifecycle import Participants, RunWriter, carry_out
-from medfl.engine.runs.summary import holdings
+from medfl.engine.runs.lifecycle import RunParticipants, RunWriter, run_federation
+from medfl.engine.runs.summary import count_images
 from medfl.engine.site import SiteOptions, SiteRunner, Splits
 from medfl.engine.store import Inbox, Store
 from medfl.errors import SettingsError
@@ -101,8 +101,8 @@ class Callbacks:
     """
 
     on_start: Callable[[], None] = lambda: None
-    on_round: Callable[[int, list[Row]], None] = lambda round_, rows: None
-    export: Callable[[SimulatedRun, Result], object] = lambda run, result: None
+    on_round: Callable[[int, list[MetricRow]], None] = lambda round_, rows: None
+    export: Callable[[SimulatedRun, SimulationResult], object] = lambda run, result: None
     frees_space: bool = False
 
 
@@ -145,7 +145,7 @@ class SimulatedRun:
 
 
 @dataclass
-class Result:
+class SimulationResult:
     """Result of a simulated run, with the models of all participants.
 
     Attributes:
@@ -154,12 +154,12 @@ class Result:
         summary: Content of ``summary.json``.
     """
 
-    outcome: Outcome
+    outcome: RunOutcome
     models: dict[str, dict[str, Model]]
     summary: Summary
 
 
-def simulate(run: SimulatedRun) -> Result:
+def simulate(run: SimulatedRun) -> SimulationResult:
     """Run a federation to its end, or continue the run in its folder.
 
     A continued run has the same results as an uninterrupted one, bit by bit. Set the number of threads of torch.
@@ -174,12 +174,12 @@ def simulate(run: SimulatedRun) -> Result:
     run = replace(run, settings=run.settings.for_sites(len(run.data.sites)))
     check(run, run.method.make())
     participants = _LocalParticipants(run, RunWriter(run.plan, run.folder, run.execution))
-    carry_out(participants.writer, participants)
+    run_federation(participants.writer, participants)
     assert participants.result is not None
     return participants.result
 
 
-class _LocalParticipants(Participants):
+class _LocalParticipants(RunParticipants):
     """Sites of a run on this machine, each with a folder for its state in the run folder.
 
     Args:
@@ -189,7 +189,7 @@ class _LocalParticipants(Participants):
 
     def __init__(self, run: SimulatedRun, writer: RunWriter) -> None:
         self.run, self.writer = run, writer
-        self.result: Result | None = None
+        self.result: SimulationResult | None = None
         self._hosts: dict[str, SiteRunner] = {}
         self._viewers: dict[str, SiteRunner] = {}
 
@@ -210,37 +210,37 @@ class _LocalParticipants(Participants):
     def server_data(self) -> ServerData:
         return ServerData(self.run.data.public, self.run.data.server_tests)
 
-    def end_round(self, round_: int, rows: list[Row]) -> None:
+    def end_round(self, round_: int, rows: list[MetricRow]) -> None:
         self.run.callbacks.on_round(round_, rows)
 
     def disconnect(self) -> None:
         self._backend.close()
 
-    def export(self, outcome: Outcome) -> Summary:
-        self.result = Result(outcome, self._models(outcome), self._summarise(outcome))
+    def export(self, outcome: RunOutcome) -> Summary:
+        self.result = SimulationResult(outcome, self._models(outcome), self._summarise(outcome))
         self.run.callbacks.export(self.run, self.result)  # it may add to the summary
         return self.result.summary
 
-    def _models(self, outcome: Outcome) -> dict[str, dict[str, Model]]:
+    def _models(self, outcome: RunOutcome) -> dict[str, dict[str, Model]]:
         runners, make_method = self._hosts | self._viewers, self.writer.plan.make_method
         return {
             name: runners[name].models(make_method(), outcome.published, outcome.step, outcome.round)
             for name in self.writer.plan.sites
         }
 
-    def _summarise(self, outcome: Outcome) -> Summary:
+    def _summarise(self, outcome: RunOutcome) -> Summary:
         data, objective = self.run.data, self.run.task.objective
         named_splits = {name: _splits_by_name(splits) for name, splits in data.sites.items()}
         accounts = {name: host.account.report() for name, host in self._hosts.items() if host.account is not None}
         updates = {
-            "holdings": holdings(named_splits, data.classes or objective.titles, objective),
+            "holdings": count_images(named_splits, data.classes or objective.titles, objective),
             "leaks": data.leaks,
             "names": data.names,
             "privacy": accounts,
         }
         return self.writer.summarise(outcome).model_copy(update=updates)
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, outcome: RunOutcome) -> None:
         if self.run.callbacks.frees_space:
             self.writer.free_space(outcome)
 
@@ -323,6 +323,6 @@ def _hosts(run: SimulatedRun, writer: RunWriter) -> tuple[dict[str, SiteRunner],
     if "pooled_data" not in run.method.make().needs or len(sites) == 1:
         return {name: site(name, data) for name, data in sites.items()}, viewers
     parts = [data.train for data in sites.values() if len(data.train)]
-    pooled = Splits(pool(parts), Empty(), Empty())
+    pooled = Splits(pool(parts), EmptyDataset(), EmptyDataset())
     viewers |= {name: writer.viewer(name, data.test, data.val) for name, data in sites.items()}
     return {POOLED: site(POOLED, pooled)}, viewers

@@ -18,19 +18,19 @@ from torch import nn
 
 from medfl.contract import Method, Model
 from medfl.data.pooled import patients_of
-from medfl.data.sites import PATIENT
-from medfl.engine.constant_predictions import Predictions, find_constant_predictions
-from medfl.engine.evaluation import completed, predictor_of
-from medfl.engine.runs.export import Facts, SiteExport, describe, named
+from medfl.data.sites import PATIENT_COLUMN
+from medfl.engine.constant_predictions import SitePredictions, find_constant_predictions
+from medfl.engine.evaluation import add_frozen_tensors, build_predictor
+from medfl.engine.runs.export import CaseMetadata, SiteExport, describe_names, describe_network
 from medfl.engine.runs.records import PREDICTIONS, TEST_CONFIG
-from medfl.engine.runs.simulation import Result, SimulatedRun
-from medfl.engine.runs.worst_cases import keep_worst
+from medfl.engine.runs.simulation import SimulatedRun, SimulationResult
+from medfl.engine.runs.worst_cases import write_worst_cases
 from medfl.engine.site import Splits
-from medfl.objectives.objective import GROUP
+from medfl.objectives.objective import GROUP_COLUMN
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.training.predict import predict
-from medfl.types import Dataset, Listed, Meta, Visited
+from medfl.types import AugmentingDataset, Dataset, ListedDataset, Meta
 from medfl.utils.files import link_or_copy, write_atomic
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ EXCLUDED_CONFIGS = {"federate.json"}
 """Configurations of a medfl bundle that are not exported, because they are for a federation only."""
 
 
-def export(run: SimulatedRun, result: Result, site_export: SiteExport) -> list[Path]:
+def export(run: SimulatedRun, result: SimulationResult, site_export: SiteExport) -> list[Path]:
     """Write an exported bundle for every site, and one for the global model if the method has one.
 
     Models with a constant prediction are logged as warnings and added to the summary in place.
@@ -74,8 +74,10 @@ def export(run: SimulatedRun, result: Result, site_export: SiteExport) -> list[P
     for site, models in sorted(result.models.items()):
         if models:
             target, facts = run.folder / "sites" / site, site_export.facts.get(site, {})
-            model = export_site(target, site_export, site, completed(method, run.task, models), method, weights)
-            predictor = predictor_of(method, run.task, model)
+            model = export_site(
+                target, site_export, site, add_frozen_tensors(method, run.task, models), method, weights
+            )
+            predictor = build_predictor(method, run.task, model)
             predictions[site] = write_predictions(
                 target, predictor, run.data.sites[site], run.task, run.settings, facts, run.execution.pictures
             )
@@ -84,7 +86,7 @@ def export(run: SimulatedRun, result: Result, site_export: SiteExport) -> list[P
     result.summary = result.summary.model_copy(update={"constant_predictions": tuple(constant)})
     for entry in constant:
         logger.warning("%s", entry.sentence)
-    server_models = completed(method, run.task, result.outcome.models)
+    server_models = add_frozen_tensors(method, run.task, result.outcome.models)
     return written + export_global(run.folder, site_export, server_models, method, weights)
 
 
@@ -151,9 +153,9 @@ def write_predictions(
     data: Splits,
     task: Task,
     settings: Settings,
-    facts: Facts,
+    facts: CaseMetadata,
     pictures: bool = False,
-) -> Predictions:
+) -> SitePredictions:
     """Write the files with a site's predictions into its bundle, and return the predictions for its test images.
 
     The files are `PREDICTIONS`, the list of test cases of a stock bundle, and images of the worst cases. For a site
@@ -176,17 +178,21 @@ def write_predictions(
         return predict(predictor, part, task.objective, metrics, settings, task.device, task.inferer)
 
     if not len(data.test):
-        return Predictions(*predict_split(data.val), "val")
+        return SitePredictions(*predict_split(data.val), "val")
     judged, targets = predict_split(data.test)
     patients = patients_of(data.test)
-    known = dict(facts) | ({} if patients is None else {PATIENT: tuple(map(str, patients.tolist()))})
+    known = dict(facts) | ({} if patients is None else {PATIENT_COLUMN: tuple(map(str, patients.tolist()))})
     others = data.val if len(data.val) else data.train
-    if task.objective.has_groups and len(others) and not (others is data.train and isinstance(others, Visited)):
-        known[GROUP] = task.objective.groups(judged, predict_split(others)[0])
-    write_atomic(target / PREDICTIONS, _csv(task, judged, targets, known).encode())
+    if (
+        task.objective.has_groups
+        and len(others)
+        and not (others is data.train and isinstance(others, AugmentingDataset))
+    ):
+        known[GROUP_COLUMN] = task.objective.groups(judged, predict_split(others)[0])
+    write_atomic(target / PREDICTIONS, _format_predictions(task, judged, targets, known).encode())
     write_test_cases(target, data.test)
-    keep_worst(target, predictor, data.test, task, settings, judged, pictures)
-    return Predictions(judged, targets, "test")
+    write_worst_cases(target, predictor, data.test, task, settings, judged, pictures)
+    return SitePredictions(judged, targets, "test")
 
 
 def write_test_cases(target: Path, test: Dataset) -> None:
@@ -200,7 +206,7 @@ def write_test_cases(target: Path, test: Dataset) -> None:
         target: Path of the bundle.
         test: Test data of the site.
     """
-    if not isinstance(test, Listed) or not test.list_id:
+    if not isinstance(test, ListedDataset) or not test.list_id:
         return
     expression = f"$monai.bundle.ConfigParser.load_config_file(@bundle_root + '/{TEST_CASES.as_posix()}')"
     cases = json.dumps([dict(case) for case in test.listed_cases], indent=1, default=str)
@@ -296,7 +302,7 @@ def _introduction(site_export: SiteExport, model: Model) -> str:
     rest = readme.read_text(encoding="utf-8") if readme.is_file() else ""
     return (
         f"# A network '{model.network}' trained by a federation\n\n"
-        f"Data: {site_export.data or 'not stated'}. {named(site_export)}. Network, classes and "
+        f"Data: {site_export.data or 'not stated'}. {describe_names(site_export)}. Network, classes and "
         "image size are written into `configs/`, so that no option is needed for them. The run's report has the scores."
         " Research only: not a medical device.\n\nThe rest of this page is about the bundle from which this one was "
         "exported.\n\n" + rest
@@ -313,7 +319,7 @@ def _insert_values(
     """
     content = json.loads(config)
     if name == "metadata.json":
-        describe(content, site_export)
+        describe_network(content, site_export)
     else:
         content |= {key: value for key, value in values.items() if key in content}
         if "network_def" in content:
@@ -321,7 +327,7 @@ def _insert_values(
     return (json.dumps(content, indent=4, ensure_ascii=False) + "\n").encode()
 
 
-def _csv(task: Task, judged: torch.Tensor, targets: torch.Tensor, facts: Facts) -> str:
+def _format_predictions(task: Task, judged: torch.Tensor, targets: torch.Tensor, facts: CaseMetadata) -> str:
     """Return the content of `PREDICTIONS`: row, target, prediction and known metadata of each case.
 
     A metadata field that is unknown for all cases has no column.
@@ -329,7 +335,7 @@ def _csv(task: Task, judged: torch.Tensor, targets: torch.Tensor, facts: Facts) 
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     known = {name: entries for name, entries in facts.items() if any(entries)}
-    writer.writerow(["row", *task.objective.kept_columns, *task.objective.columns(task.metrics), *known])
+    writer.writerow(["row", *task.objective.scoring_target_columns, *task.objective.columns(task.metrics), *known])
     truths = targets.reshape(len(targets), -1).tolist()
     for row, numbers in enumerate(zip(truths, judged.tolist(), strict=True)):
         last = [entries[row] or "" for entries in known.values()]

@@ -6,19 +6,19 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from medfl.data.pooled import countable
-from medfl.engine.evaluation import Row
-from medfl.engine.journal import Outcome
+from medfl.data.pooled import countable_targets
+from medfl.engine.evaluation import MetricRow
+from medfl.engine.journal import RunOutcome
 from medfl.engine.runs.records import iterate_metrics
 from medfl.engine.status import DIVERGED, FINISHED
 from medfl.metrics import worst
 from medfl.objectives import Objective
-from medfl.records.summary import Attendance, BestRound, Holdings, MetricScores, SiteCosts, Summary
+from medfl.records.summary import Attendance, BestRound, ImageCounts, MetricScores, SiteCosts, Summary
 from medfl.settings import Settings
 from medfl.types import GLOBAL, PUBLIC, Dataset
-from medfl.utils.formats import known
+from medfl.utils.formats import none_if_nan
 
-COSTS = {
+COST_METRICS = {
     "bytes_up": "bytes_up",
     "bytes_down": "bytes_down",
     "bytes_to_peers": "bytes_to_peers",
@@ -31,7 +31,7 @@ COSTS = {
 def summarise(
     csv: Path,
     method: str,
-    outcome: Outcome,
+    outcome: RunOutcome,
     settings: Settings,
     metric: str,
     sites: Sequence[str] = (),
@@ -50,10 +50,10 @@ def summarise(
     """
     costs: dict[str, dict[str, list[float]]] = {}
     round_ = 0 if outcome.round == outcome.rounds else outcome.round
-    scores: list[Row] = []
+    scores: list[MetricRow] = []
     for row in iterate_metrics(csv):
         if row.split == "train":
-            spent = costs.setdefault(row.site, {name: [] for name in COSTS.values()})
+            spent = costs.setdefault(row.site, {name: [] for name in COST_METRICS.values()})
             if row.metric in spent and not math.isnan(row.value):
                 spent[row.metric].append(row.value)
         elif row.moment == "aggregated" and row.split in ("val", "test", "shared"):
@@ -68,9 +68,9 @@ def summarise(
         results.setdefault(model, {}).setdefault(split, {})[name] = MetricScores(
             mean=sum(defined) / len(defined) if defined else None,
             worst=worst(name, defined) if defined else None,
-            sites={site: known(value) for site, value in values.items()},
-            global_test=known(pooled),
-            public_test=known(public),
+            sites={site: none_if_nan(value) for site, value in values.items()},
+            global_test=none_if_nan(pooled),
+            public_test=none_if_nan(public),
         )
     return Summary(
         method=method,
@@ -82,7 +82,7 @@ def summarise(
         best_round=best_round_of(outcome, settings, metric),
         scores=results,
         costs={
-            site: SiteCosts(**{name: math.fsum(spent[metric]) for name, metric in COSTS.items()})
+            site: SiteCosts(**{name: math.fsum(spent[metric]) for name, metric in COST_METRICS.items()})
             for site, spent in sorted(costs.items())
         },
         attendance=Attendance(
@@ -96,7 +96,7 @@ def summarise(
     )
 
 
-def ended_on(summary: Summary | None) -> str:
+def describe_unavailable(summary: Summary | None) -> str:
     """Return the number of sites that were available at the end of a run, as the text `` on 5 of 7 sites``.
 
     The text is empty if all sites were available, and for a run that diverged, whose replies were not usable.
@@ -110,7 +110,7 @@ def ended_on(summary: Summary | None) -> str:
     return f" on {sites - len(summary.attendance.unavailable)} of {sites} sites"
 
 
-def best_round_of(outcome: Outcome, settings: Settings, metric: str) -> BestRound | None:
+def best_round_of(outcome: RunOutcome, settings: Settings, metric: str) -> BestRound | None:
     """Return the round with the best validation score; None if the run does not compare rounds.
 
     Args:
@@ -118,7 +118,7 @@ def best_round_of(outcome: Outcome, settings: Settings, metric: str) -> BestRoun
         settings: Settings of the run.
         metric: Metric that rounds are compared by.
     """
-    if not settings.validates:
+    if not settings.needs_validation:
         return None
     best = outcome.best
     return BestRound(
@@ -131,7 +131,9 @@ def best_round_of(outcome: Outcome, settings: Settings, metric: str) -> BestRoun
     )
 
 
-def holdings(sites: Mapping[str, Mapping[str, Dataset]], classes: Sequence[str], objective: Objective) -> Holdings:
+def count_images(
+    sites: Mapping[str, Mapping[str, Dataset]], classes: Sequence[str], objective: Objective
+) -> ImageCounts:
     """Count the images of each class, by site and split.
 
     Args:
@@ -139,16 +141,16 @@ def holdings(sites: Mapping[str, Mapping[str, Dataset]], classes: Sequence[str],
         classes: Names of the classes.
         objective: Objective of the task, which counts the images of each class.
     """
-    return Holdings(
+    return ImageCounts(
         classes=tuple(classes),
         sites={
-            site: {split: tuple(objective.counts(countable(data, objective))) for split, data in splits.items()}
+            site: {split: tuple(objective.counts(countable_targets(data, objective))) for split, data in splits.items()}
             for site, splits in sorted(sites.items())
         },
     )
 
 
-def _values_by_site(rows: Sequence[Row]) -> dict[tuple[str, str, str], dict[str, float]]:
+def _values_by_site(rows: Sequence[MetricRow]) -> dict[tuple[str, str, str], dict[str, float]]:
     """Map each (model, split, metric) to a mapping from sites to values."""
     values: dict[tuple[str, str, str], dict[str, float]] = {}
     for row in rows:

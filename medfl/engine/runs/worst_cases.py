@@ -16,12 +16,12 @@ from torch.nn.functional import adaptive_avg_pool2d
 from medfl.errors import DamagedError, StoreError
 from medfl.settings import Settings
 from medfl.task import Task
-from medfl.training.predict import look_at
+from medfl.training.predict import predict_cases
 from medfl.types import Dataset
 from medfl.utils import wire
 from medfl.utils.files import write_atomic
 
-FILE = "worst_cases.safetensors"
+WORST_CASES_FILE = "worst_cases.safetensors"
 """Name of the file in an exported bundle."""
 
 MASK_FIGURE = "masks"
@@ -30,7 +30,7 @@ MASK_FIGURE = "masks"
 MAX_CASES = 3
 """Maximum number of cases of a site in the file."""
 
-SIDE = 96
+MAX_SIDE = 96
 """Maximum number of pixels of a written image along each side; larger images are averaged down."""
 
 
@@ -55,7 +55,7 @@ class WorstCase:
     prediction: torch.Tensor
 
 
-def keep_worst(
+def write_worst_cases(
     target: Path,
     predictor: nn.Module,
     test: Dataset,
@@ -75,22 +75,24 @@ def keep_worst(
         judged: Predictions for the test images, shape (N, K), as `Objective.judged` returns them.
         wanted: Whether to write the images.
     """
-    if not wanted or MASK_FIGURE not in task.objective.figures or not task.objective.gave_numbers(judged):
-        (target / FILE).unlink(missing_ok=True)
+    if not wanted or MASK_FIGURE not in task.objective.figures or not task.objective.is_without_nan(judged):
+        (target / WORST_CASES_FILE).unlink(missing_ok=True)
         return
     columns = [place for place, name in enumerate(task.objective.columns(())) if name.startswith("dice_")]
     dice = judged[:, columns].mean(1)
     rows = dice.argsort(stable=True)[:MAX_CASES]
     tensors, facts = {}, []
-    for place, (loaded, outputs) in enumerate(look_at(predictor, test, rows, settings, task.device, task.inferer)):
+    for place, (loaded, outputs) in enumerate(
+        predict_cases(predictor, test, rows, settings, task.device, task.inferer)
+    ):
         prediction, reference = task.objective.masks(outputs)[0], task.objective.references(loaded.targets)[0]
         number = widest_error(prediction, reference)
         parts = {"image": loaded.inputs[0].mean(0, keepdim=True), "reference": reference, "prediction": prediction}
         for name, part in parts.items():
-            tensors[f"{place}/{name}"] = small(part if number is None else part[..., number])
+            tensors[f"{place}/{name}"] = shrink_planes(part if number is None else part[..., number])
         row = int(rows[place])
         facts.append({"row": row, "dice": float(dice[row]), "slice": number})
-    write_atomic(target / FILE, wire.encode(tensors, {"cases": facts}))
+    write_atomic(target / WORST_CASES_FILE, wire.encode(tensors, {"cases": facts}))
 
 
 def widest_error(prediction: torch.Tensor, reference: torch.Tensor) -> int | None:
@@ -114,7 +116,7 @@ def widest_error(prediction: torch.Tensor, reference: torch.Tensor) -> int | Non
     return int(widest[len(widest) // 2])
 
 
-def small(planes: torch.Tensor) -> torch.Tensor:
+def shrink_planes(planes: torch.Tensor) -> torch.Tensor:
     """Average planes down to at most `MAX_SIDE` pixels along each side, and convert them to bytes.
 
     Args:
@@ -124,7 +126,7 @@ def small(planes: torch.Tensor) -> torch.Tensor:
         uint8, shape (L, h, w). An image is scaled from its minimum and maximum to 0 and 255. A pixel of a mask is 1 if
         at least half of its area is in the mask, else 0.
     """
-    height, width = (min(edge, SIDE) for edge in planes.shape[1:])
+    height, width = (min(edge, MAX_SIDE) for edge in planes.shape[1:])
     values = adaptive_avg_pool2d(planes.float(), (height, width))
     if planes.dtype == torch.bool:
         return (values >= 0.5).to(torch.uint8)
@@ -132,7 +134,7 @@ def small(planes: torch.Tensor) -> torch.Tensor:
     return ((values - low) / (high - low).clamp(min=1e-12) * 255).round().to(torch.uint8)
 
 
-def read_worst(bundle: Path) -> list[WorstCase]:
+def read_worst_cases(bundle: Path) -> list[WorstCase]:
     """Read the images of the worst cases from a site's exported bundle, lowest Dice score first.
 
     Args:
@@ -144,7 +146,7 @@ def read_worst(bundle: Path) -> list[WorstCase]:
     Raises:
         StoreError: If the file is damaged.
     """
-    path = bundle / FILE
+    path = bundle / WORST_CASES_FILE
     if not path.is_file():
         return []
     try:

@@ -8,7 +8,7 @@ from medfl.contract import Capability, Method
 from medfl.engine.secure.keys import primitives
 from medfl.errors import SettingsError
 from medfl.privacy.policy import policy_of
-from medfl.settings import Settings, participants
+from medfl.settings import Settings, participant_count
 
 
 def check_secure(name: str, method: Method, settings: Settings, sites: Sequence[str], server: tuple[str, str]) -> None:
@@ -61,7 +61,7 @@ def check_secure(name: str, method: Method, settings: Settings, sites: Sequence[
             needed=needed,
         )
     _check_others(settings)
-    threshold, count = secure.resolved_threshold, participants(len(sites), settings.fraction)
+    threshold, count = secure.resolved_threshold, participant_count(len(sites), settings.fraction)
     if not count // 2 < threshold <= count:
         raise SettingsError(
             "setting_out_of_range",

@@ -19,7 +19,7 @@ from medfl.errors import SettingsError
 TAIL = 12.0
 """Number of standard deviations of noise that the format has room for. A larger value wraps around, once in 10^32."""
 
-FAINTEST_NOISE = 10.0
+MIN_SITE_NOISE = 10.0
 """Minimum standard deviation of a site's noise, in steps.
 
 From this value on, the sum of discrete Gaussians is a discrete Gaussian up to tau = 10 exp(-pi^2 sigma^2) < 10^-400
@@ -53,12 +53,12 @@ class FixedPoint:
     threshold: int = 1
 
     def __post_init__(self) -> None:
-        if self.noise and self.site_noise < FAINTEST_NOISE:
+        if self.noise and self.site_noise < MIN_SITE_NOISE:
             raise SettingsError(
                 "noise_too_small",
                 f"Noise of {self.site_noise:.3g} steps of the fixed point is lost in rounding: expected at least "
-                f"{FAINTEST_NOISE:g}. Give secure_aggregation.bits 40, a smaller clip, or fewer sites.",
-                minimum=FAINTEST_NOISE,
+                f"{MIN_SITE_NOISE:g}. Give secure_aggregation.bits 40, a smaller clip, or fewer sites.",
+                minimum=MIN_SITE_NOISE,
                 found=self.site_noise,
             )
 
@@ -104,16 +104,16 @@ class FixedPoint:
 
     def values(self, words: Words) -> torch.Tensor:
         """Convert an unmasked sum to real numbers, shape (N,), float64."""
-        return torch.from_numpy(signed(words, self.bits)).double() / self.scale
+        return torch.from_numpy(to_signed(words, self.bits)).double() / self.scale
 
 
-def signed(words: Words, bits: int) -> np.ndarray:
+def to_signed(words: Words, bits: int) -> np.ndarray:
     """Return the representatives of words modulo 2^bits in [-2^(bits-1), 2^(bits-1)), int64."""
     spare = 64 - bits
     return (words.astype(np.uint64) << np.uint64(spare)).view(np.int64) >> np.int64(spare)
 
 
-def packed(words: Words, bits: int) -> torch.Tensor:
+def pack_words(words: Words, bits: int) -> torch.Tensor:
     """Convert words to bytes without unused high bytes.
 
     Returns:
@@ -124,8 +124,8 @@ def packed(words: Words, bits: int) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(raw[:, :size]).reshape(-1))
 
 
-def unpacked(raw: torch.Tensor, bits: int) -> Words:
-    """Return the words that `packed` converted, modulo 2^bits.
+def unpack_words(raw: torch.Tensor, bits: int) -> Words:
+    """Return the words that `pack_words` converted, modulo 2^bits.
 
     Args:
         raw: Bytes, uint8, whose number is a multiple of bits / 8.

@@ -44,7 +44,7 @@ def public_key(private: bytes) -> bytes:
     return bytes(pair.public_key().public_bytes_raw())
 
 
-def agreed(private: bytes, public: bytes, use: bytes, *context: bytes) -> bytes:
+def agree_key(private: bytes, public: bytes, use: bytes, *context: bytes) -> bytes:
     """Derive the key that two sites share, from one's private and the other's public key (X25519 and HKDF-SHA256).
 
     Args:
@@ -77,7 +77,7 @@ def seal(key: bytes, nonce: bytes, message: bytes, about: bytes) -> bytes:
     """Encrypt and authenticate a message with ChaCha20-Poly1305.
 
     Args:
-        key: Key from `agreed`.
+        key: Key from `agree_key`.
         nonce: `NONCE` bytes, which must be new for each message under a key.
         message: Message to encrypt.
         about: Associated data, which are authenticated and not sent.
@@ -93,7 +93,7 @@ def unseal(key: bytes, sealed: bytes, about: bytes) -> bytes:
     """Verify and decrypt a message from `seal`.
 
     Args:
-        key: Key from `agreed`.
+        key: Key from `agree_key`.
         sealed: Result of `seal`.
         about: Associated data, as in `seal`.
 

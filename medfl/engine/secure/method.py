@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from medfl.contract import Filter, Method, PayloadKind, Plan, Replies, Reply, Request, Server, Site
 from medfl.engine.backend import MethodFactory
-from medfl.engine.reply_checks import check_sent
+from medfl.engine.reply_checks import check_before_sending
 from medfl.engine.secure.ops import MASKED, OPS, PREFIX, check_reply, layout_of, numbers_of
-from medfl.engine.secure.register import Register
+from medfl.engine.secure.register import SecretUseRegister
 from medfl.engine.secure.server import ServerOperation
 from medfl.engine.secure.site import NoiseFactory, SiteOperation, SiteTools
 from medfl.errors import RefusedError
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Secured:
+class SecureMethod:
     """Wrapper of a method whose updates leave the sites as masked numbers. The server can read only their sum.
 
     Attributes:
@@ -60,7 +60,7 @@ class Secured:
             signer: Signer of the site, or None on one machine.
             sites: Names of the run's sites; None accepts every name.
         """
-        return cast(Method, replace(self, tools=SiteTools(Register(folder), noise, signer, sites)))
+        return cast(Method, replace(self, tools=SiteTools(SecretUseRegister(folder), noise, signer, sites)))
 
     @property
     def sends(self) -> dict[str, PayloadKind]:
@@ -99,7 +99,7 @@ class Secured:
             return SiteOperation(site, request, self.inner, self.tools).execute()
         sent = replace(request, tensors=dict(request.tensors), meta=dict(request.meta))
         reply = self.inner.execute(site, request)
-        check_sent(self.inner, site.task, self.settings, sent, reply, f"site '{site.name}'")
+        check_before_sending(self.inner, site.task, self.settings, sent, reply, f"site '{site.name}'")
         if reply.tensors or reply.peer_messages:
             raise RefusedError(
                 "unmasked_reply",
@@ -130,7 +130,7 @@ class Secured:
         check_reply(request, tensors, (numbers + 1) * secure.bits // 8)
 
 
-def secured(make_method: MethodFactory, settings: Settings) -> MethodFactory:
+def wrap_method(make_method: MethodFactory, settings: Settings) -> MethodFactory:
     """Return a factory of the method that the backend runs: its wrapper for secure aggregation, or the method itself.
 
     Args:
@@ -139,4 +139,4 @@ def secured(make_method: MethodFactory, settings: Settings) -> MethodFactory:
     """
     if settings.secure_aggregation is None:
         return make_method
-    return lambda: cast(Method, Secured(make_method(), settings))
+    return lambda: cast(Method, SecureMethod(make_method(), settings))

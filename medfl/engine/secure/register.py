@@ -21,7 +21,7 @@ RECORDED_DIGITS = 32
 """Number of hexadecimal digits of a digest that are recorded."""
 
 
-class Register:
+class SecretUseRegister:
     """Register of the uses of one site's secrets in a run.
 
     Args:

@@ -15,8 +15,8 @@ import torch
 
 from medfl.contract import Method, Plan, Replies, Request, Server
 from medfl.engine.journal import request_digest
-from medfl.engine.secure.fixed_point import signed, unpacked
-from medfl.engine.secure.keys import KEY, MASK, agreed, public_key
+from medfl.engine.secure.fixed_point import to_signed, unpack_words
+from medfl.engine.secure.keys import KEY, MASK, agree_key, public_key
 from medfl.engine.secure.masks import Words, add_mask, pair_sign
 from medfl.engine.secure.ops import (
     ABOUT,
@@ -43,7 +43,7 @@ from medfl.engine.secure.ops import (
 )
 from medfl.engine.secure.shamir import combine
 from medfl.engine.secure.weights import fixed_point
-from medfl.engine.store import copied
+from medfl.engine.store import copy_state
 from medfl.errors import RefusedError, SettingsError
 from medfl.settings import SecureAggregation
 from medfl.types import Meta, Tensors
@@ -135,7 +135,7 @@ class ServerOperation:
     def _plan_first(self) -> Plan | None:
         """Return the first operation for the method's next plan. `MASKED` and `UNMASK` compute that plan again."""
         state = self.server.state
-        plan = self.inner.plan(replace(self.server, state=copied(state)))
+        plan = self.inner.plan(replace(self.server, state=copy_state(state)))
         if plan is None or not plan.requests or not plan.aggregates:
             return self.inner.plan(self.server)
         sites, least = sorted(request.to for request in plan.requests), self.secure.resolved_threshold
@@ -220,7 +220,7 @@ class ServerOperation:
     def _take_numbers(self, replies: Replies) -> None:
         total: Words | None = None
         for _, tensors in replies:
-            words = unpacked(tensors[NUMBERS], self.secure.bits)
+            words = unpack_words(tensors[NUMBERS], self.secure.bits)
             total = words if total is None else total + words
         assert total is not None
         self.server.keep_blob(NUMBERS, {NUMBERS: torch.from_numpy(total)})
@@ -248,7 +248,7 @@ class ServerOperation:
 
     def _replanned(self) -> Plan:
         """Return the method's own plan for this round again, without a change to the server's state."""
-        plan = self.inner.plan(replace(self.server, state=copied(self.server.state)))
+        plan = self.inner.plan(replace(self.server, state=copy_state(self.server.state)))
         assert plan is not None
         return plan
 
@@ -284,7 +284,7 @@ class ServerOperation:
                     site=name,
                 )
             for other in progress["masked"]:
-                key = agreed(secret, public[other][KEY:], MASK, context)
+                key = agree_key(secret, public[other][KEY:], MASK, context)
                 add_mask(total, key, -pair_sign(other, name))
 
     def _mean(self, total: Words, request: Request, sites: int) -> Tensors:
@@ -297,7 +297,7 @@ class ServerOperation:
         """
         layout = layout_of(request.tensors, self.inner.sends)
         point, heaviest = fixed_point(self.inner, self.server.settings, sites, numbers_of(layout))
-        weight = int(signed(total[-1:], point.bits)[0])
+        weight = int(to_signed(total[-1:], point.bits)[0])
         values = point.values(total[:-1]) * (heaviest / weight if weight > 0 else 0.0)
         parts = values.split([count for _, _, count in layout])
         return {name: part.reshape(shape) for (name, shape, _), part in zip(layout, parts, strict=True)}

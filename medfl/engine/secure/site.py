@@ -5,8 +5,8 @@ are derived from the site's own secret at each operation. So no secret is on the
 message.
 
 Threat model: the site does not trust the server. It takes part in one aggregation of a round and trains a model once
-(`Register`). Its secrets are derived from the lists of participants and keys that it received. It reveals a share only
-if enough participants have signed that they received the same lists.
+(`SecretUseRegister`). Its secrets are derived from the lists of participants and keys that it received. It reveals a
+share only if enough participants have signed that they received the same lists.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ import torch
 from medfl.contract import Method, Reply, Request, Site
 from medfl.engine.filters import Filters
 from medfl.engine.journal import request_digest
-from medfl.engine.reply_checks import check_sent
+from medfl.engine.reply_checks import check_before_sending
 from medfl.engine.secure.discrete_gaussian import discrete_gaussian
-from medfl.engine.secure.fixed_point import FixedPoint, packed
-from medfl.engine.secure.keys import CHANNEL, KEY, MASK, NONCE, agreed, public_key, seal, unseal
+from medfl.engine.secure.fixed_point import FixedPoint, pack_words
+from medfl.engine.secure.keys import CHANNEL, KEY, MASK, NONCE, agree_key, public_key, seal, unseal
 from medfl.engine.secure.masks import Words, add_mask, pair_sign
 from medfl.engine.secure.ops import (
     ABOUT,
@@ -55,7 +55,7 @@ from medfl.engine.secure.ops import (
     to_bytes,
     to_tensor,
 )
-from medfl.engine.secure.register import Register
+from medfl.engine.secure.register import SecretUseRegister
 from medfl.engine.secure.shamir import SHARE_BYTES, split
 from medfl.engine.secure.weights import fixed_point, weight_of
 from medfl.errors import RefusedError
@@ -89,7 +89,7 @@ class SiteTools:
         sites: Names of the run's sites; None accepts every name.
     """
 
-    register: Register
+    register: SecretUseRegister
     noise: NoiseFactory
     signer: Signer | None = None
     sites: Collection[str] | None = None
@@ -250,7 +250,7 @@ class SiteOperation:
 
     def _channel_key(self, other: str) -> bytes:
         """Return the key that this site and another one share for encrypted messages between them."""
-        return agreed(self.secrets[0], self.public[other][:KEY], CHANNEL, self.session.encode())
+        return agree_key(self.secrets[0], self.public[other][:KEY], CHANNEL, self.session.encode())
 
     def _associated_data(self, sender: str, receiver: str) -> bytes:
         """Return the associated data of an encrypted message, which bind it to its sender, receiver and session."""
@@ -314,9 +314,9 @@ class SiteOperation:
         context = mask_context(self.session, about.peers, payload)
         for other in about.peers:
             if other != self.site.name:
-                key = agreed(self.secrets[1], public[other][KEY:], MASK, context)
+                key = agree_key(self.secrets[1], public[other][KEY:], MASK, context)
                 add_mask(words, key, pair_sign(self.site.name, other))
-        return Reply({NUMBERS: packed(words, point.bits)}, public_meta, log=reply.log, trained=reply.trained)
+        return Reply({NUMBERS: pack_words(words, point.bits)}, public_meta, log=reply.log, trained=reply.trained)
 
     def _send_confirmation(self) -> Reply:
         self._check_survivors()
@@ -413,13 +413,13 @@ class SiteOperation:
         site, inner, who = self.site, self.inner, f"site '{self.site.name}'"
         sent = replace(request, tensors=dict(request.tensors), meta=dict(request.meta))
         reply = inner.execute(site, request)
-        check_sent(inner, site.task, site.settings, sent, reply, who)
+        check_before_sending(inner, site.task, site.settings, sent, reply, who)
         if reply.peer_messages:
             raise RefusedError(
                 "unexpected_parcels", "secure aggregation covers updates only, and the method sends peer messages"
             )
         schema = inner.sends_meta
-        update, meta = Filters(inner.sends, schema, site.settings, site.settings.rounds).checked(
+        update, meta = Filters(inner.sends, schema, site.settings, site.settings.rounds).check_reply(
             reply.tensors, reply.meta, site.name
         )
         public = {name: value for name, value in meta.items() if schema[name].visibility == "public"}

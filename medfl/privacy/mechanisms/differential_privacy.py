@@ -11,9 +11,9 @@ from torch import nn
 
 from medfl.contract import Method, PayloadKind
 from medfl.errors import SettingsError
-from medfl.privacy.composition import Part, epsilon
+from medfl.privacy.composition import NoisedReleases, epsilon
 from medfl.privacy.gaussian import SENSITIVITY
-from medfl.privacy.policy import Guarantee, PrivacyPolicy, payloads_beside_updates, unprotected
+from medfl.privacy.policy import Guarantee, PrivacyPolicy, payloads_beside_updates, unprotected_message
 from medfl.records.ledger import Adjacency, LedgerEntry
 from medfl.records.privacy_account import PrivacyAccount
 from medfl.settings import Privacy, Settings
@@ -69,7 +69,7 @@ class DifferentialPrivacy(PrivacyPolicy):
         """The adjacency that the settings don't name."""
         return next(name for name in SENSITIVITY if name != self.privacy.adjacency)
 
-    def epsilon_of(self, parts: Sequence[Part], adjacency: str | None = None) -> float:
+    def epsilon_of(self, parts: Sequence[NoisedReleases], adjacency: str | None = None) -> float:
         """Return epsilon of several releases together, with the delta of the run.
 
         Args:
@@ -107,7 +107,7 @@ class DifferentialPrivacy(PrivacyPolicy):
         if other := payloads_beside_updates(method):
             raise SettingsError(
                 "method_not_supported",
-                unprotected(f"method '{name}'", ", ".join(other)),
+                unprotected_message(f"method '{name}'", ", ".join(other)),
                 feature="privacy",
                 method=name,
                 sends=other,
@@ -165,14 +165,14 @@ class DifferentialPrivacy(PrivacyPolicy):
     # ---- accounting
 
     @classmethod
-    def part_of(cls, entry: LedgerEntry, adjacency: Adjacency) -> Part | None:
+    def part_of(cls, entry: LedgerEntry, adjacency: Adjacency) -> NoisedReleases | None:
         """Return the releases of a ledger's entry, converted to this unit, or None if no bound is known."""
-        part = Part.from_entry(entry)
+        part = NoisedReleases.from_entry(entry)
         return part if entry.unit == cls.unit or not part.count else cls.foreign_part(entry.unit, part, adjacency)
 
     @classmethod
     @abstractmethod
-    def foreign_part(cls, unit: str, part: Part, adjacency: Adjacency) -> Part | None:
+    def foreign_part(cls, unit: str, part: NoisedReleases, adjacency: Adjacency) -> NoisedReleases | None:
         """Convert releases of another privacy unit to this unit.
 
         Args:

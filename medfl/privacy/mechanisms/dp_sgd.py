@@ -16,11 +16,11 @@ from torch import nn
 from medfl.contract import Capability, Method, Site
 from medfl.errors import ContractError, SettingsError
 from medfl.objectives import Objective
-from medfl.privacy.composition import Part
+from medfl.privacy.composition import NoisedReleases
 from medfl.privacy.mechanisms.differential_privacy import DifferentialPrivacy
 from medfl.privacy.policy import Guarantee, mechanism_of
-from medfl.privacy.samples import PrivateSteps, check_samples, releases, schedule
-from medfl.privacy.statements import WHAT
+from medfl.privacy.samples import PrivateSteps, check_samples, planned_steps, sampling_schedule
+from medfl.privacy.statements import ADJACENCY_WORDS
 from medfl.records.ledger import Adjacency
 from medfl.records.privacy_account import PrivacyAccount
 
@@ -123,15 +123,15 @@ class DPSGD(DifferentialPrivacy):
 
     # ---- accounting
 
-    def release(self, images: int | None = None) -> Part | None:
+    def release(self, images: int | None = None) -> NoisedReleases | None:
         """Return the steps of one training, whose noise depends on the number of images; None if that is unknown."""
         if images is None:
             return None
-        rate, count = schedule(self.settings, images)
-        return Part(releases(self.settings, images).sigma, count, rate)
+        rate, count = sampling_schedule(self.settings, images)
+        return NoisedReleases(planned_steps(self.settings, images).sigma, count, rate)
 
     @classmethod
-    def foreign_part(cls, unit: str, part: Part, adjacency: Adjacency) -> Part | None:
+    def foreign_part(cls, unit: str, part: NoisedReleases, adjacency: Adjacency) -> NoisedReleases | None:
         """Convert releases of whole sites to the unit image; return None for any other unit.
 
         A noised update of a whole site also hides an image: a different image changes the update by at most twice the
@@ -179,10 +179,11 @@ class DPSGD(DifferentialPrivacy):
             f"Unit sample: sites train by DP-SGD, which draws the images of each step at random, clips the gradient of "
             f"each to L2 norm {privacy.clip:g} and adds Gaussian noise to their sum. The noise at each site is such "
             f"that its trainings in {self.settings.rounds} rounds together are (epsilon, delta)-private with delta "
-            f"{privacy.delta:g} and epsilon at most {privacy.epsilon:.4g} for an image that is {WHAT[chosen]} "
-            f"('{chosen}', the adjacency of this run), or at most epsilon {other.epsilon:.4g} with delta "
-            f"{other.delta:.3g} for one that is {WHAT[other.adjacency]} ('{other.adjacency}'), by numerical "
-            f"composition (accountant '{self.accountant}'); a patient with m images is protected like m images at "
+            f"{privacy.delta:g} and epsilon at most {privacy.epsilon:.4g} for an image that is "
+            f"{ADJACENCY_WORDS[chosen]} ('{chosen}', the adjacency of this run), or at most epsilon "
+            f"{other.epsilon:.4g} with delta {other.delta:.3g} for one that is {ADJACENCY_WORDS[other.adjacency]} "
+            f"('{other.adjacency}'), by numerical composition (accountant '{self.accountant}'); a patient with m "
+            "images is protected like m images at "
             "once, and how many images a site has is not hidden; this covers the trained models, not the scores, "
             "training losses and numbers of images in this report."
         )

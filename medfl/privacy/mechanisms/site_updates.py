@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from medfl.privacy.composition import Part
-from medfl.privacy.concentrated import calibrated
+from medfl.privacy.composition import NoisedReleases
+from medfl.privacy.concentrated import calibrate_sum
 from medfl.privacy.gaussian import SENSITIVITY, epsilon, noise_multiplier
 from medfl.privacy.mechanisms.differential_privacy import DifferentialPrivacy
 from medfl.privacy.policy import Guarantee, PrivacyPolicy
-from medfl.privacy.statements import WHAT
+from medfl.privacy.statements import ADJACENCY_WORDS
 from medfl.records.ledger import Adjacency
 
 
@@ -38,16 +38,16 @@ class SiteUpdates(DifferentialPrivacy):
         """Return the noise multiplier that keeps the budget for all updates of the site together."""
         return noise_multiplier(self.privacy, releases)
 
-    def release(self, images: int | None = None) -> Part:
+    def release(self, images: int | None = None) -> NoisedReleases:
         """Return one release. Its noise covers all rounds and does not depend on the number of images."""
-        return Part(noise_multiplier(self.privacy, self.settings.rounds), 1)
+        return NoisedReleases(noise_multiplier(self.privacy, self.settings.rounds), 1)
 
-    def releases_of_replies(self, replies: int) -> Part | None:
+    def releases_of_replies(self, replies: int) -> NoisedReleases | None:
         """Return the releases of a site: every reply carries one update."""
         return replace(self.release(), count=replies)
 
     @classmethod
-    def foreign_part(cls, unit: str, part: Part, adjacency: Adjacency) -> Part | None:
+    def foreign_part(cls, unit: str, part: NoisedReleases, adjacency: Adjacency) -> NoisedReleases | None:
         """Return None, because noise for a part of a site's data gives no known bound for a whole site."""
         return None
 
@@ -68,8 +68,8 @@ class SiteUpdates(DifferentialPrivacy):
             f"Unit {self.unit}: each update is clipped to L2 norm {privacy.clip:g} and carries Gaussian noise of "
             f"standard deviation {sigma * privacy.clip:.4g} ({sigma:.4g} times the bound), so that {releases} releases "
             f"together are (epsilon, delta)-private with delta {privacy.delta:g} and epsilon {budgets[chosen]:.4g} for "
-            f"a {self.unit} that is {WHAT[chosen]} ('{chosen}', the adjacency of this run), or epsilon "
-            f"{budgets[other]:.4g} for one that is {WHAT[other]} ('{other}'), by exact Gaussian composition "
+            f"a {self.unit} that is {ADJACENCY_WORDS[chosen]} ('{chosen}', the adjacency of this run), or epsilon "
+            f"{budgets[other]:.4g} for one that is {ADJACENCY_WORDS[other]} ('{other}'), by exact Gaussian composition "
             f"(accountant '{self.accountant}'); this covers the updates, not the scores, training losses and "
             "numbers of images in this report, nor whether a site replies."
         )
@@ -84,17 +84,17 @@ class DistributedNoise(SiteUpdates):
 
     def sum_noise(self) -> float:
         """Return the noise multiplier of the sum that keeps the budget for all rounds together."""
-        return calibrated(self.privacy, self.settings.rounds)
+        return calibrate_sum(self.privacy, self.settings.rounds)
 
     def sum_clip(self) -> float:
         """Return the L2 bound of an update, for which the noise is calibrated."""
         return self.privacy.clip
 
-    def release(self, images: int | None = None) -> Part:
+    def release(self, images: int | None = None) -> NoisedReleases:
         """Return one release: the sum of the updates of a round."""
-        return Part(self.sum_noise(), 1, concentrated=True)
+        return NoisedReleases(self.sum_noise(), 1, concentrated=True)
 
-    def releases_of_replies(self, replies: int) -> Part | None:
+    def releases_of_replies(self, replies: int) -> NoisedReleases | None:
         """Return None, because a round has several replies for one sum."""
         return None
 
@@ -109,10 +109,11 @@ class DistributedNoise(SiteUpdates):
             f"site adds a share of discrete Gaussian noise, and {threshold} shares make up a standard deviation of "
             f"{release.sigma * privacy.clip:.4g} ({release.sigma:.4g} times the bound) in the sum, so that {releases} "
             f"sums together are (epsilon, delta)-private with delta {privacy.delta:g} and epsilon "
-            f"{budgets[chosen]:.4g} for a {self.unit} that is {WHAT[chosen]} ('{chosen}', the adjacency of this run), "
-            f"or epsilon {budgets[other]:.4g} for one that is {WHAT[other]} ('{other}'), by concentrated differential "
-            f"privacy. This holds while at least {threshold} of a round's participants follow the protocol: they add "
-            "their share of noise and keep it secret, and the server sees the sum only. If fewer follow it, the sum "
-            "has only their shares of noise; this covers the updates, not the scores, training losses and numbers of "
+            f"{budgets[chosen]:.4g} for a {self.unit} that is {ADJACENCY_WORDS[chosen]} ('{chosen}', the adjacency of "
+            f"this run), or epsilon {budgets[other]:.4g} for one that is {ADJACENCY_WORDS[other]} ('{other}'), by "
+            f"concentrated differential privacy. This holds while at least {threshold} of a round's participants "
+            "follow the protocol: they add their share of noise and keep it secret, and the server sees the sum only. "
+            "If fewer follow it, the sum has only their shares of noise; this covers the updates, not the scores, "
+            "training losses and numbers of "
             "images in this report, nor whether a site replies."
         )

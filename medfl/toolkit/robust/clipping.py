@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 
 from medfl.contract import Replies, Server
-from medfl.toolkit.kept import keep, kept
+from medfl.toolkit.participant_state import auxiliary_state, set_auxiliary_state
 from medfl.toolkit.robust.median import median_of_sorted
 from medfl.toolkit.robust.weighing import WeighingRule, distances_from
 from medfl.types import Tensors
@@ -61,12 +61,12 @@ class CentredClip(NormClip):
 
     def centre(self, server: Server) -> Tensors:
         """Return the previous aggregate."""
-        return kept(server, CENTRE_PREFIX)
+        return auxiliary_state(server, CENTRE_PREFIX)
 
     def aggregate(self, server: Server, replies: Replies) -> Tensors:
         """Return the aggregate, and store it in the server's state for the next round."""
         value = super().aggregate(server, replies)
-        keep(
+        set_auxiliary_state(
             server,
             CENTRE_PREFIX,
             {name: tensor.clone() for name, tensor in value.items() if tensor.is_floating_point()},

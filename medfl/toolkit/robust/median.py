@@ -8,7 +8,7 @@ from medfl.contract import Replies, Server
 from medfl.toolkit.aggregation import mean_updates
 from medfl.toolkit.robust.rule import RobustRule
 from medfl.toolkit.robust.updates import by_coordinate, floating_tensors
-from medfl.types import MODEL, Tensors
+from medfl.types import MODEL_PREFIX, Tensors
 
 
 class Median(RobustRule):
@@ -36,7 +36,7 @@ class TrimmedMean(RobustRule):
         """Return the coordinate-wise trimmed mean."""
         f, sites = self.robust.f, sorted(replies.meta)
         if not f:
-            return mean_updates(replies, {MODEL: dict.fromkeys(sites, 1 / len(sites))})[MODEL]
+            return mean_updates(replies, {MODEL_PREFIX: dict.fromkeys(sites, 1 / len(sites))})[MODEL_PREFIX]
         return by_coordinate(replies, floating_tensors(server), lambda rows: trimmed_mean(rows, f))
 
 

@@ -20,7 +20,7 @@ from medfl.contract import Replies, Server
 from medfl.errors import SettingsError
 from medfl.plugins import look_up
 from medfl.settings import Robust
-from medfl.types import MODEL, Tensors
+from medfl.types import MODEL_PREFIX, Tensors
 from medfl.utils.wire import select
 
 RULE_OPTIONS = ("iterations", "radius")
@@ -53,7 +53,7 @@ class RobustRule(ABC):
 
         Args:
             server: The server. Its state's metadata list the ``parameters``. A rule may store tensors in its state
-                (`medfl.toolkit.kept`).
+                (`medfl.toolkit.participant_state`).
             replies: Replies of at least `least_replies` sites.
         """
 
@@ -121,7 +121,7 @@ def check_rule(robust: Robust, replies: int) -> None:
         )
 
 
-def chance_of_more(sites: int, attackers: int, drawn: int, f: int) -> float:
+def probability_of_more_attackers(sites: int, attackers: int, drawn: int, f: int) -> float:
     """Return the probability that more than f attackers are among the sites drawn for a round.
 
     Args:
@@ -139,7 +139,7 @@ def _lower_medians(replies: Replies) -> Tensors:
     """Return the lower median of each integer or boolean buffer over the replies that have it."""
     values: dict[str, list[torch.Tensor]] = {}
     for _, tensors in replies:
-        for name, tensor in select(tensors, MODEL).items():
+        for name, tensor in select(tensors, MODEL_PREFIX).items():
             if not tensor.is_floating_point():
                 values.setdefault(name, []).append(tensor)
     return {

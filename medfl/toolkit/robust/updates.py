@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from medfl.contract import Replies, Server
-from medfl.toolkit.kept import shared_of
-from medfl.types import MODEL, Tensors
+from medfl.toolkit.participant_state import model_tensors
+from medfl.types import MODEL_PREFIX, Tensors
 from medfl.utils.wire import select
 
 MAX_STACK_BYTES = 2**28
@@ -17,7 +17,7 @@ MAX_STACK_BYTES = 2**28
 
 def floating_tensors(server: Server) -> Tensors:
     """Return the floating tensors that the server and its sites share."""
-    return {name: tensor for name, tensor in shared_of(server).items() if tensor.is_floating_point()}
+    return {name: tensor for name, tensor in model_tensors(server).items() if tensor.is_floating_point()}
 
 
 def trainable_tensors(server: Server) -> Tensors:
@@ -82,7 +82,7 @@ def stacked_updates(replies: Replies, sites: Sequence[str], originals: Tensors) 
     for group in groups:
         stacks = {name: torch.zeros(len(sites), originals[name].numel(), dtype=torch.float64) for name in group}
         for site, tensors in replies:
-            for name, tensor in select(tensors, MODEL).items():
+            for name, tensor in select(tensors, MODEL_PREFIX).items():
                 if name in stacks:
                     stacks[name][sites.index(site)] = tensor.reshape(-1).double()
         yield from stacks.items()

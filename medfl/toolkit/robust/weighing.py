@@ -14,7 +14,7 @@ from medfl.contract import Replies, Server
 from medfl.toolkit.aggregation import mean_updates
 from medfl.toolkit.robust.rule import RobustRule
 from medfl.toolkit.robust.updates import squared_distances, trainable_tensors
-from medfl.types import MODEL, Tensors
+from medfl.types import MODEL_PREFIX, Tensors
 
 
 class WeighingRule(RobustRule):
@@ -36,7 +36,9 @@ class WeighingRule(RobustRule):
         """Return the weighted sum."""
         sites, centre = sorted(replies.meta), self.centre(server)
         weights = self.weights(squared_distances(replies, sites, trainable_tensors(server), centre))
-        value = mean_updates(replies, {MODEL: dict(zip(sites, weights[:-1].tolist(), strict=True))})[MODEL]
+        value = mean_updates(replies, {MODEL_PREFIX: dict(zip(sites, weights[:-1].tolist(), strict=True))})[
+            MODEL_PREFIX
+        ]
         if remaining := float(weights[-1]):
             for name, tensor in value.items():
                 if name in centre:

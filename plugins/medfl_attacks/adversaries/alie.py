@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from scipy.stats import norm
 
-from medfl.engine.adversaries.adversary import Knowledge, ReplyAdversary
+from medfl.engine.adversaries.adversary import AttackerKnowledge, ReplyAdversary
 from medfl.types import Tensors
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class Alie(ReplyAdversary):
 
     z: float | None = Field(None, ge=0, allow_inf_nan=False)
 
-    def reply(self, update: Tensors, knowledge: Knowledge, generator: torch.Generator) -> Tensors:
+    def reply(self, update: Tensors, knowledge: AttackerKnowledge, generator: torch.Generator) -> Tensors:
         """Return the malicious update, which is the same for all attackers.
 
         If no honest site replied, return the attacker's honest update.

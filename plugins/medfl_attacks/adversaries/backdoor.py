@@ -9,7 +9,7 @@ from pydantic import Field
 
 from medfl.engine.adversaries.adversary import DataAdversary
 from medfl.errors import SettingsError
-from medfl.task import Scale
+from medfl.task import ImageScale
 
 
 class Backdoor(DataAdversary):
@@ -33,15 +33,15 @@ class Backdoor(DataAdversary):
         """Return the target class for each image."""
         return torch.full_like(labels, self.target)
 
-    def change(self, inputs: torch.Tensor, scale: Scale | None) -> torch.Tensor:
+    def change(self, inputs: torch.Tensor, scale: ImageScale | None) -> torch.Tensor:
         """Return a copy of the images with the square added."""
         assert scale is not None  # `check` refuses tasks without a scale
         stamped = inputs.clone()
         corner: Any = (..., *[slice(-self.patch, None)] * (inputs.dim() - 2))
-        stamped[corner] = scale.seen(torch.ones_like(inputs))[corner]
+        stamped[corner] = scale.to_inputs(torch.ones_like(inputs))[corner]
         return stamped
 
-    def check(self, classes: int, scale: Scale | None) -> None:
+    def check(self, classes: int, scale: ImageScale | None) -> None:
         """Raise SettingsError unless the target class exists and the square fits into the images."""
         if self.target >= classes:
             raise SettingsError(

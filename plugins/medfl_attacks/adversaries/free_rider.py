@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from pydantic import Field
 
-from medfl.engine.adversaries.adversary import Knowledge, ReplyAdversary, gaussian_noise, root_mean_square
+from medfl.engine.adversaries.adversary import AttackerKnowledge, ReplyAdversary, gaussian_noise, root_mean_square
 from medfl.types import Tensors
 
 
@@ -28,10 +28,10 @@ class FreeRider(ReplyAdversary):
 
     @property
     def remembers(self) -> bool:
-        """True if the attack uses `Knowledge.last_change`, which a disguise or noise requires."""
+        """True if the attack uses `AttackerKnowledge.last_change`, which a disguise or noise requires."""
         return self.disguise or self.noise > 0
 
-    def reply(self, update: Tensors, knowledge: Knowledge, generator: torch.Generator) -> Tensors:
+    def reply(self, update: Tensors, knowledge: AttackerKnowledge, generator: torch.Generator) -> Tensors:
         """Return zeros or the last change of the model, plus noise."""
         last = knowledge.last_change
         drawn = gaussian_noise(update, self.noise * root_mean_square(last), generator)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from pydantic import Field
 
-from medfl.engine.adversaries.adversary import Knowledge, ReplyAdversary, gaussian_noise, root_mean_square
+from medfl.engine.adversaries.adversary import AttackerKnowledge, ReplyAdversary, gaussian_noise, root_mean_square
 from medfl.types import Tensors
 
 
@@ -21,6 +21,6 @@ class Gaussian(ReplyAdversary):
 
     scale: float = Field(1.0, gt=0, allow_inf_nan=False)
 
-    def reply(self, update: Tensors, knowledge: Knowledge, generator: torch.Generator) -> Tensors:
+    def reply(self, update: Tensors, knowledge: AttackerKnowledge, generator: torch.Generator) -> Tensors:
         """Return Gaussian noise in the shapes of the update."""
         return gaussian_noise(update, self.scale * root_mean_square(update), generator)

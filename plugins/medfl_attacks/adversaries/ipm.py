@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from pydantic import Field
 
-from medfl.engine.adversaries.adversary import Knowledge, ReplyAdversary
+from medfl.engine.adversaries.adversary import AttackerKnowledge, ReplyAdversary
 from medfl.types import Tensors
 
 
@@ -23,7 +23,7 @@ class InnerProduct(ReplyAdversary):
 
     epsilon: float = Field(0.5, gt=0, allow_inf_nan=False)
 
-    def reply(self, update: Tensors, knowledge: Knowledge, generator: torch.Generator) -> Tensors:
+    def reply(self, update: Tensors, knowledge: AttackerKnowledge, generator: torch.Generator) -> Tensors:
         """Return the malicious update, which is the same for all attackers.
 
         If no honest site replied, return the attacker's honest update.

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from medfl.engine.adversaries.adversary import DataAdversary
 from medfl.errors import SettingsError
-from medfl.task import Scale
+from medfl.task import ImageScale
 
 
 class LabelFlip(DataAdversary):
@@ -45,7 +45,7 @@ class LabelFlip(DataAdversary):
         """
         return super().touches(labels) if self.source is None else labels == self.source
 
-    def check(self, classes: int, scale: Scale | None) -> None:
+    def check(self, classes: int, scale: ImageScale | None) -> None:
         """Raise SettingsError unless both classes exist."""
         if max(self.source or 0, self.target or 0) >= classes:
             raise SettingsError(

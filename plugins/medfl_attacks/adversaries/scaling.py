@@ -7,7 +7,7 @@ import math
 import torch
 from pydantic import Field
 
-from medfl.engine.adversaries.adversary import Knowledge, ReplyAdversary
+from medfl.engine.adversaries.adversary import AttackerKnowledge, ReplyAdversary
 from medfl.types import Tensors
 
 
@@ -24,7 +24,7 @@ class Scaling(ReplyAdversary):
 
     scale: float | None = Field(None, gt=0, allow_inf_nan=False)
 
-    def reply(self, update: Tensors, knowledge: Knowledge, generator: torch.Generator) -> Tensors:
+    def reply(self, update: Tensors, knowledge: AttackerKnowledge, generator: torch.Generator) -> Tensors:
         """Return the update times the factor."""
         sizes = knowledge.sizes
         attacking = math.fsum(sizes[site] for site in knowledge.attackers)

@@ -18,9 +18,9 @@ from typing import Literal, get_args
 
 import torch
 
-from medfl.data.pooled import Pooled, labels_of
+from medfl.data.pooled import PooledDataset, labels_of
 from medfl.errors import DataError, SettingsError, check_choice
-from medfl.task import Scale
+from medfl.task import ImageScale
 from medfl.types import Dataset
 from medfl.utils.rng import make_generator
 from medfl_attacks.attack_files import InversionFile, InversionResult, results_path
@@ -30,7 +30,7 @@ from medfl_attacks.inversion.gradient import DEFAULT_SMOOTHNESS
 from medfl_attacks.inversion.inversion_page import write_inversion_page
 from medfl_attacks.inversion.reconstructions import InversionFindings, InversionTarget
 from medfl_attacks.open_run import OpenedRun
-from medfl_report.rasters import balanced
+from medfl_report.rasters import balanced_indices
 
 ATTACK_NAME = "inversion"
 """Kind of the attack in `medfl_attacks.attack_files.ATTACK_FILES`."""
@@ -204,7 +204,7 @@ def _prepare_setup(opened: OpenedRun, options: InversionOptions) -> targets.Inve
             "expected a task with the scale of its images, because attacks compare images in [0, 1]; this task has "
             "none. Set the task's `scale`.",
         )
-    training = Pooled([opened.sites[name].train for name in sorted(opened.sites)])
+    training = PooledDataset([opened.sites[name].train for name in sorted(opened.sites)])
     if not len(training):
         raise DataError(
             "no_images",
@@ -212,7 +212,7 @@ def _prepare_setup(opened: OpenedRun, options: InversionOptions) -> targets.Inve
             split="train",
         )
     order = torch.randperm(len(training), generator=make_generator(options.seed, ATTACK_NAME, "images"))
-    rows = order[balanced(labels_of(training)[order].tolist(), options.images)]
+    rows = order[balanced_indices(labels_of(training)[order].tolist(), options.images)]
     rows = rows[labels_of(training)[rows].argsort(stable=True)]
     return targets.InversionSetup(
         truth=targets.raw_images(training, rows, scale).to(opened.task.device),
@@ -226,7 +226,7 @@ def _prepare_setup(opened: OpenedRun, options: InversionOptions) -> targets.Inve
     )
 
 
-def _auxiliary_images(opened: OpenedRun, scale: Scale, seed: int) -> torch.Tensor:
+def _auxiliary_images(opened: OpenedRun, scale: ImageScale, seed: int) -> torch.Tensor:
     """Return the attacker's auxiliary images, (N, C, *spatial), N >= 0.
 
     The sites' validation images serve as auxiliary images: an attacker could have similar ones from another source.
@@ -234,7 +234,7 @@ def _auxiliary_images(opened: OpenedRun, scale: Scale, seed: int) -> torch.Tenso
     parts: list[Dataset] = [opened.sites[name].val for name in sorted(opened.sites) if len(opened.sites[name].val)]
     if not parts:
         return torch.empty(0, *scale.shape, device=opened.task.device)
-    validation = Pooled(parts)
+    validation = PooledDataset(parts)
     most = max(1, MAX_AUXILIARY_VALUES // math.prod(scale.shape))
     rows = torch.randperm(len(validation), generator=make_generator(seed, ATTACK_NAME, "own"))[:most]
     return targets.raw_images(validation, rows, scale).to(opened.task.device)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import nn
 
-from medfl.privacy.release import Release
+from medfl.privacy.release import ImageRelease
 from medfl.types import Tensors
 
 StepCallback = Callable[[], None]
@@ -89,7 +89,7 @@ def minimize_over_images(
 def invert_items(
     items: torch.Tensor,
     part: nn.Module,
-    release: Release | None,
+    release: ImageRelease | None,
     prior: torch.Tensor,
     smoothness: float,
     steps: int,
@@ -134,7 +134,7 @@ def smoothness_for(variance: float) -> float:
     return max(DEFAULT_SMOOTHNESS, 1.2 * variance**0.5)
 
 
-def _clip_parts(parts: torch.Tensor, release: Release | None) -> torch.Tensor:
+def _clip_parts(parts: torch.Tensor, release: ImageRelease | None) -> torch.Tensor:
     """Clip parts as a release does, in a differentiable form."""
     if release is None or release.clip is None:
         return parts

@@ -14,7 +14,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 from medfl.types import Meta
 from medfl.utils.files import write_atomic
 from medfl_attacks.inversion.reconstructions import AttackReconstruction, InversionFindings
-from medfl_report.rasters import AGAINST, FOR
+from medfl_report.rasters import NEGATIVE, POSITIVE
 from medfl_report.section import render_template
 
 TEMPLATE = "inversion.html"
@@ -71,7 +71,7 @@ def render_inversion_page(method: str, seed: int, findings: Sequence[InversionFi
         sections=[_section(result) for result in findings],
         format_mse=format_mse,
         volumes=any(result.truth.dim() == 5 for result in findings),
-        ends=(AGAINST, FOR),
+        ends=(NEGATIVE, POSITIVE),
     )
     return str(page)
 
@@ -246,7 +246,7 @@ def _to_colours(values: torch.Tensor, full: float | None) -> torch.Tensor:
     strength = (values / full if full > 0 else torch.zeros_like(values)).clamp(-1, 1).permute(1, 2, 0)
     if strength.shape[2] == 3:
         return 0.5 + strength / 2
-    ends = torch.where(strength > 0, _parse_colour(FOR), _parse_colour(AGAINST))
+    ends = torch.where(strength > 0, _parse_colour(POSITIVE), _parse_colour(NEGATIVE))
     return 1 - strength.abs() * (1 - ends)
 
 

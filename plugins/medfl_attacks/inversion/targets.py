@@ -21,8 +21,8 @@ from medfl.engine.secure.weights import clip_of
 from medfl.privacy.gaussian import clip_by_norm
 from medfl.privacy.policy import policy_of
 from medfl.settings import SecureAggregation
-from medfl.task import Scale
-from medfl.types import MODEL, Dataset, Tensors
+from medfl.task import ImageScale
+from medfl.types import MODEL_PREFIX, Dataset, Tensors
 from medfl.utils.rng import SecretStream, make_generator
 from medfl.utils.wire import prefixed, select
 from medfl_attacks.inversion.decoder import decode, invert_by_fixed_point, train_decoder
@@ -99,9 +99,9 @@ class InversionSetup:
         return SecretStream(b"medfl attacks: no secret", self.seed, *key)
 
 
-def raw_images(data: Dataset, rows: torch.Tensor, scale: Scale) -> torch.Tensor:
+def raw_images(data: Dataset, rows: torch.Tensor, scale: ImageScale) -> torch.Tensor:
     """Return some rows of a data set as images in [0, 1], (n, C, *spatial)."""
-    return scale.raw(data.batch(rows)[0]).clamp(0, 1)
+    return scale.to_images(data.batch(rows)[0]).clamp(0, 1)
 
 
 def _mean_image_baseline(setup: InversionSetup, item: str, truth: torch.Tensor) -> AttackReconstruction:
@@ -198,7 +198,7 @@ def attack_updates(opened: OpenedRun, setup: InversionSetup) -> InversionFinding
     for number, (images, labels) in enumerate(zip(images_.split(setup.batch), labels_.split(setup.batch), strict=True)):
 
         def gradient(guess: torch.Tensor, labels: torch.Tensor = labels) -> Tensors:
-            return batch_gradient(model, opened.task.loss, scale.seen(guess), labels)
+            return batch_gradient(model, opened.task.loss, scale.to_inputs(guess), labels)
 
         update = _sent_update(opened, model, images, labels, setup, number)
         noise = torch.randn(images.shape, generator=generator).to(images.device)
@@ -220,7 +220,7 @@ def attack_updates(opened: OpenedRun, setup: InversionSetup) -> InversionFinding
     )
 
 
-def _scale(opened: OpenedRun) -> Scale:
+def _scale(opened: OpenedRun) -> ImageScale:
     """Return the scale of the task's images, which is not None here."""
     assert opened.task.scale is not None
     return opened.task.scale
@@ -234,7 +234,7 @@ def _sent_update(
     Privacy noise, the mask of secure aggregation and quantisation are applied as in the run.
     """
     settings, task, policy = opened.settings, opened.task, policy_of(opened.settings)
-    seen = _scale(opened).seen(images)
+    seen = _scale(opened).to_inputs(images)
     if policy.noises_training:
         size = max(len(site.train) for site in opened.sites.values())
         release, privacy = policy.release(size), policy.privacy
@@ -257,14 +257,14 @@ def _sent_update(
     secure = settings.secure_aggregation
     if secure is not None:
         return mask_update(update, secure, clip_of(settings), setup.noise("mask", number))
-    filters = Filters({MODEL: "update"}, {}, settings, settings.rounds)
+    filters = Filters({MODEL_PREFIX: "update"}, {}, settings, settings.rounds)
     leaves = filters.outgoing(
-        prefixed(update, MODEL),
+        prefixed(update, MODEL_PREFIX),
         {},
         site="under attack",
         stream_factory=lambda payload: setup.noise("update", number, payload),
     )
-    return select(decode_update(*leaves)[0], MODEL)
+    return select(decode_update(*leaves)[0], MODEL_PREFIX)
 
 
 def _detach(tensors: Tensors) -> Tensors:
@@ -315,7 +315,7 @@ def attack_model(opened: OpenedRun, setup: InversionSetup) -> InversionFindings:
     start = (GREY_VALUE + 0.05 * noise).clamp(0, 1).to(setup.truth.device)
 
     def logits(images: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = model(scale.seen(images))
+        out: torch.Tensor = model(scale.to_inputs(images))
         return out
 
     guesses = invert_classes(
@@ -346,7 +346,7 @@ def attack_model(opened: OpenedRun, setup: InversionSetup) -> InversionFindings:
 
 
 def _class_mean_and_nearest(
-    data: Dataset, label: int, guess: torch.Tensor, scale: Scale
+    data: Dataset, label: int, guess: torch.Tensor, scale: ImageScale
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the mean image of a class, and its training image that is nearest to a reconstruction.
 

@@ -37,8 +37,8 @@ from medfl_attacks.membership.targets import (
     MembershipTarget,
     ShadowSet,
     TargetKind,
+    choose_shadow_set,
     find_targets,
-    shadow_set,
 )
 from medfl_attacks.open_run import OpenedRun
 
@@ -117,7 +117,7 @@ def run_membership(
     """
     options = options or MembershipOptions()
     targets = find_targets(run, options.targets, options.round)
-    source, data = shadow_set(run, options.shadow)
+    source, data = choose_shadow_set(run, options.shadow)
     needed = sorted({_shadow_key(run, target, options) for target in targets}) if data is not None else []
     attacks: dict[tuple[str, int], TrainedShadowAttack] = {}
     steps, done = sum(epochs for _, epochs in needed) * _steps_per_epoch(run, data), 0

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from medfl.utils.files import write_atomic
-from medfl.utils.formats import count, listed
+from medfl.utils.formats import count, join_words
 from medfl_attacks.attack_files import MembershipFile, MembershipResult
 from medfl_report.figures import INK, STYLE, WIDTH, looks, svg
 from medfl_report.section import render_template
@@ -71,7 +71,7 @@ def render_membership_page(content: MembershipFile) -> str:
         ],
         shadows=content.shadow,
         source=SHADOW_SET_NAMES.get(str(content.options["shadow"]), ""),
-        over=listed(sorted({row.interval_over for row in results})),
+        over=join_words(sorted({row.interval_over for row in results})),
         few=min(row.non_members for row in results) < 100,
         options=content.options,
         rounds="the rounds named above" if results[0].round else count(run.rounds, "round"),

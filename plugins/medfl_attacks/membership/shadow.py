@@ -20,7 +20,7 @@ from medfl.task import Task
 from medfl.training.loop import train
 from medfl.training.predict import logits
 from medfl.types import Dataset
-from medfl.utils.rng import make_generator, pinned
+from medfl.utils.rng import make_generator, seeded_generators
 from medfl_attacks.attack_files import ShadowNetwork
 
 MIN_SHADOW_IMAGES = 10
@@ -238,9 +238,9 @@ def train_shadow_attack(
     outside[half] = False
     member_rows, non_member_rows = SelectedRows(data, half), SelectedRows(data, outside.nonzero(as_tuple=True)[0])
     shadow_settings = settings.model_copy(update={"epochs": epochs, "steps": None, "privacy": None})
-    weighted = task.weighted(member_rows.labels) if settings.balance == "loss" else task
+    weighted = task.with_class_weights(member_rows.labels) if settings.balance == "loss" else task
     model = weighted.load(task.initial(seed, network, owner="shadow"), network)
-    with pinned(seed, "shadow training"):
+    with seeded_generators(seed, "shadow training"):
         train(
             model,
             member_rows,

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from medfl.contract import Model
-from medfl.data.pooled import Pooled, TensorData, labels_of
+from medfl.data.pooled import PooledDataset, TensorData, labels_of
 from medfl.errors import DataError, SettingsError
-from medfl.privacy.released import as_seen
+from medfl.privacy.released import normalise_parts
 from medfl.types import Dataset
 from medfl_attacks.membership.shadow import check_shadow_set, match_classes
 from medfl_attacks.open_run import OpenedRun
@@ -141,13 +141,13 @@ def _count_matched_pairs(target: MembershipTarget) -> int:
 def pool_datasets(parts: Sequence[Dataset]) -> Dataset:
     """Concatenate data sets; empty data sets are skipped."""
     nonempty = [part for part in parts if len(part)]
-    return Pooled(nonempty) if nonempty else TensorData(torch.empty(0), torch.empty(0, dtype=torch.int64))
+    return PooledDataset(nonempty) if nonempty else TensorData(torch.empty(0), torch.empty(0, dtype=torch.int64))
 
 
 # ---- what the attacker knows
 
 
-def shadow_set(run: OpenedRun, kind: ShadowSet | None = None) -> tuple[ShadowSet, Dataset | None]:
+def choose_shadow_set(run: OpenedRun, kind: ShadowSet | None = None) -> tuple[ShadowSet, Dataset | None]:
     """Choose the images that the shadow network is trained on.
 
     By default these are the images that the run released, as its networks received them (the copies of an image are
@@ -168,7 +168,7 @@ def shadow_set(run: OpenedRun, kind: ShadowSet | None = None) -> tuple[ShadowSet
         return "none", None
     released = run.released() if kind == "shared" or (kind is None and run.has_state) else None
     if released is not None and run.task.scale is not None:
-        seen = as_seen(released.images, released.releases[0], run.task.scale)
+        seen = normalise_parts(released.images, released.releases[0], run.task.scale)
         data = TensorData(seen, released.labels.to(torch.int64))
         check_shadow_set(data, "images that the run's sites shared")
         return "shared", data

@@ -29,7 +29,7 @@ from nvflare.apis.signal import Signal
 
 from medfl.errors import MedflError
 from medfl.types import Meta
-from medfl.utils.memory import LITTLE, Sweeper, release
+from medfl.utils.memory import LITTLE, GarbageSweeper, release_memory
 from medfl.utils.wire import Blob
 from medfl_flare.backend.heartbeat import SilenceTimer
 from medfl_flare.backend.message_checks import Limits
@@ -89,7 +89,7 @@ class FlareTransport:
         self._silence = SilenceTimer((), 1.0)
         self._heartbeat_handler: Callable[[str, bytes], bool] = lambda site, blob: False
         self._transfers: dict[str, tuple[str, MessageTransfer]] = {}
-        self._sweeper = Sweeper()
+        self._sweeper = GarbageSweeper()
         self._reply_handler: Callable[[str, Blob], None] = _discard_reply
         self._engine = fl_ctx.get_engine()
         self._engine.register_aux_message_handler(HEARTBEAT_TOPIC, self._on_beat)
@@ -185,7 +185,7 @@ class FlareTransport:
             for transfer in transfers.values():
                 transfer.close()
             self._sweeper.left(0, LITTLE)
-            release()  # each of NVFlare's threads keeps freed memory of the received parts
+            release_memory()  # each of NVFlare's threads keeps freed memory of the received parts
         for site, task in tasks.items():
             if task.completion_status != TaskCompletionStatus.OK and site not in failed:
                 failed[site] = TASK_END_REASONS.get(

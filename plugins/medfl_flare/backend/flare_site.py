@@ -18,7 +18,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from medfl.utils.memory import LITTLE, Sweeper
+from medfl.utils.memory import LITTLE, GarbageSweeper
 from medfl.utils.text import one_line
 from medfl.utils.wire import Blob
 from medfl_flare.backend.flare_server import (
@@ -62,7 +62,7 @@ class FlareExecutor(Executor):  # type: ignore[misc]
         super().__init__()
         self._fl_ctx: FLContext | None = None
         self._engine: Any = None
-        self._sweeper = Sweeper()
+        self._sweeper = GarbageSweeper()
         self._token, self._responses = "", queue.SimpleQueue[Shareable]()
 
     @abstractmethod

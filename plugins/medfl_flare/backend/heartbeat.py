@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 from medfl.errors import RefusedError
 from medfl.training.batches import SCORING, TRAINING
-from medfl.utils.pulse import BEAT_SECONDS, Beat
+from medfl.utils.heartbeat import BEAT_SECONDS, HeartbeatSignal
 from medfl_flare.backend.messages import Limits, Message, pack, unpack
 
 HEARTBEAT_KIND = "beat"
@@ -25,12 +25,12 @@ MIN_HEARTBEAT_SECONDS = BEAT_SECONDS / 3
 disk."""
 
 
-def pack_heartbeat(beat: Beat) -> bytes:
+def pack_heartbeat(beat: HeartbeatSignal) -> bytes:
     """Return a heartbeat as bytes, for `read_heartbeat`."""
     return pack(Message(HEARTBEAT_KIND, {}, vars(beat)))
 
 
-def read_heartbeat(blob: bytes) -> Beat:
+def read_heartbeat(blob: bytes) -> HeartbeatSignal:
     """Return the heartbeat in a packed message. The bytes are untrusted.
 
     Raises:
@@ -43,7 +43,7 @@ def read_heartbeat(blob: bytes) -> Beat:
         raise RefusedError(
             "invalid_heartbeat", "expected a heartbeat with the activity, its completed share and whether it progressed"
         )
-    return Beat(doing, share, moved)
+    return HeartbeatSignal(doing, share, moved)
 
 
 class SilenceTimer:

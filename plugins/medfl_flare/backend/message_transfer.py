@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from medfl.errors import RefusedError, StoreError
-from medfl.utils.files import mapped
+from medfl.utils.files import map_file
 from medfl.utils.wire import Blob
 from medfl_flare.backend.message_checks import Limits, check_size
 from medfl_flare.backend.site_replies import unwritable_reply_error
@@ -82,7 +82,7 @@ class MessageTransfer:
                 found=self._size,
             )
         try:
-            return mapped(self._path)
+            return map_file(self._path)
         finally:
             self.close()
 
@@ -112,7 +112,7 @@ def fetch_message(exchange_part: PartExchange, size: int, path: Path) -> memoryv
                 if response is None or not response[1]:
                     return None
                 file.write(response[1][: size - offset])
-        return mapped(path)
+        return map_file(path)
     finally:
         path.unlink(missing_ok=True)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from medfl.engine.filters import CODEC
+from medfl.engine.filters import CODEC_KEY
 from medfl.errors import DamagedError
 from medfl.privacy.gaussian import l2_norm
 from medfl.task import Task
@@ -199,9 +199,9 @@ def check_codec(tensors: Tensors, meta: Meta, limits: Limits) -> None:
     Raises:
         RefusedError: If the codec does not describe tensors of the message in the format of `medfl.engine.filters`.
     """
-    if CODEC not in meta:
+    if CODEC_KEY not in meta:
         return
-    codec: Any = meta[CODEC]
+    codec: Any = meta[CODEC_KEY]
     if not isinstance(codec, dict) or codec.keys() != {"bits", "tensors"} or not isinstance(codec["tensors"], dict):
         raise refusal_error("invalid_codec", "a codec of bits and tensors", "something else")
     bits = codec["bits"]

@@ -15,14 +15,14 @@ from pydantic import ValidationError
 
 from medfl.contract import Request
 from medfl.engine.backend import Evaluation
-from medfl.engine.evaluation import Row
-from medfl.engine.store import Steps
+from medfl.engine.evaluation import MetricRow
+from medfl.engine.store import StepNumbers
 from medfl.errors import PluginError, RefusedError
 from medfl.privacy.policy import mechanism_of
 from medfl.records.privacy_account import PrivacyAccount
 from medfl.types import Meta, Tensors
 from medfl.utils import wire
-from medfl.utils.metadata import Count, MetaField, Text, check_metadata, dict_of, list_of, number
+from medfl.utils.metadata import Count, MetaField, Text, bounded_number, check_metadata, dict_of, list_of
 from medfl_flare.backend.messages import Message
 
 SCORE_NAME_PATTERN = re.compile(r"[A-Za-z0-9_@.-]{1,80}(/[A-Za-z0-9_@.-]{1,80}){0,2}")
@@ -35,7 +35,7 @@ MAX_ROWS = 100_000
 """Maximum number of rows in one message."""
 
 
-def rows_to_json(rows: list[Row]) -> list[list[Any]]:
+def rows_to_json(rows: list[MetricRow]) -> list[list[Any]]:
     """Return rows as lists. A value that is not finite becomes a string, as JSON has no such numbers."""
     return [[*row[:-1], row.value if math.isfinite(row.value) else str(row.value)] for row in rows]
 
@@ -44,7 +44,7 @@ MAX_ABSOLUTE_SCORE = 1e100
 """Largest absolute value of a score. Sums over all sites and rounds stay finite, and no float32 number is as large."""
 
 
-def rows_from_json(rows: Any, site: str, round_: int | None = None) -> list[Row]:
+def rows_from_json(rows: Any, site: str, round_: int | None = None) -> list[MetricRow]:
     """Return the rows in a message, after a check of each row.
 
     Args:
@@ -75,17 +75,18 @@ def rows_from_json(rows: Any, site: str, round_: int | None = None) -> list[Row]
     return read
 
 
-def _row(entry: Any, site: str) -> Row:
+def _row(entry: Any, site: str) -> MetricRow:
     """Return one row, or raise if it is invalid."""
-    if not isinstance(entry, list) or len(entry) != len(Row._fields) or not _is_row(entry, site):
+    if not isinstance(entry, list) or len(entry) != len(MetricRow._fields) or not _is_row(entry, site):
         raise RefusedError(
             "invalid_row",
-            f"Expected rows {list(Row._fields)} of '{site}' itself, got another one. Both sides need the same version.",
+            f"Expected rows {list(MetricRow._fields)} of '{site}' itself, got another one. Both sides need the same "
+            "version.",
             site=site,
-            expected=list(Row._fields),
+            expected=list(MetricRow._fields),
         )
     round_, of, model, split, moment, metric, value = entry
-    return Row(round_, of, model, split, moment, metric, float(value) if isinstance(value, str) else value)
+    return MetricRow(round_, of, model, split, moment, metric, float(value) if isinstance(value, str) else value)
 
 
 def _is_row(entry: list[Any], site: str) -> bool:
@@ -208,7 +209,7 @@ class StepMessages:
         keep: Earlier steps that the sites must keep.
     """
 
-    def __init__(self, step: int, round_: int, evaluation: Evaluation | None, keep: Steps) -> None:
+    def __init__(self, step: int, round_: int, evaluation: Evaluation | None, keep: StepNumbers) -> None:
         self._step, self._round, self._evaluation, self._keep = step, round_, evaluation, list(keep)
         self._made: dict[tuple[int, str], Message] = {}
 
@@ -268,7 +269,7 @@ class HelloReply(NamedTuple):
 
 HELLO_REPLY_SCHEMA = {
     "network": MetaField("public", Text | None, after=("hello",)),
-    "profile": MetaField("public", dict_of(number(0, 1e9), MAX_PROFILE_ENTRIES) | None, after=("hello",)),
+    "profile": MetaField("public", dict_of(bounded_number(0, 1e9), MAX_PROFILE_ENTRIES) | None, after=("hello",)),
 }
 """Schema of `HelloReply`."""
 
@@ -339,7 +340,7 @@ def _short(digest: str | None) -> str:
     return "none" if digest is None else digest[:12]
 
 
-def read_scores(site: str, message: Message, round_: int) -> list[Row]:
+def read_scores(site: str, message: Message, round_: int) -> list[MetricRow]:
     """Return the scores in a reply to ``post`` or ``guest``; all must be of the given round."""
     return rows_from_json(message.meta.get("rows"), site, round_)
 

@@ -6,7 +6,7 @@ A working site sends heartbeats, and the server waits for every site whose work 
 (`medfl_flare.backend.heartbeat`). Replies are checked when they arrive and stored in files. During aggregation, a
 reply's tensors are read from its file on access.
 
-Messages of the protocol (`medfl_flare.sites.service` is the site's side):
+Messages of the protocol (`medfl_flare.sites.site_service` is the site's side):
 
 * ``hello``: the offer of a run. The site returns the network that it trains, and, if the run requests it and the site's
   own file allows it, a profile of its machine. Otherwise it returns the reason why it does not take part.
@@ -33,9 +33,9 @@ from typing import Any
 
 from medfl.contract import Request
 from medfl.engine.backend import Evaluation, EventListener, SiteResult, StepResult, ignore_event
-from medfl.engine.evaluation import Row
+from medfl.engine.evaluation import MetricRow
 from medfl.engine.replies import StoredReplies
-from medfl.engine.store import Steps
+from medfl.engine.store import StepNumbers
 from medfl.errors import MedflError, StoreError
 from medfl.records.privacy_account import PrivacyAccount
 from medfl.records.progress import Heartbeat, JobEnd, JobStart, UnavailableSite
@@ -43,7 +43,7 @@ from medfl.records.run_file import JoinedSite
 from medfl.training.batches import TRAINING
 from medfl.types import Meta, Tensors
 from medfl.utils import wire
-from medfl.utils.files import mapped
+from medfl.utils.files import map_file
 from medfl_flare.backend.heartbeat import MIN_HEARTBEAT_SECONDS, read_heartbeat
 from medfl_flare.backend.messages import Limits, Message, pack
 from medfl_flare.backend.protocol_messages import (
@@ -103,7 +103,7 @@ class FlareBackend:
     ) -> None:
         self._transport, self._all, self._folder = transport, sorted(sites), folder
         self._limits, self._patience = limits, patience
-        self._viewers: Callable[[Evaluation], list[Row]] = lambda evaluation: []
+        self._viewers: Callable[[Evaluation], list[MetricRow]] = lambda evaluation: []
         self._lock, self._silent_steps = threading.Lock(), dict[str, int]()
         self.missing: dict[str, str] = {}
         self.greetings: dict[str, Meta] = {}
@@ -118,7 +118,7 @@ class FlareBackend:
         """Names of the sites that can receive requests, sorted."""
         return self._all
 
-    def set_viewers(self, viewers: Callable[[Evaluation], list[Row]]) -> None:
+    def set_viewers(self, viewers: Callable[[Evaluation], list[MetricRow]]) -> None:
         """Set the function that scores models on the server's own test data."""
         self._viewers = viewers
 
@@ -178,7 +178,12 @@ class FlareBackend:
     # ---- the run
 
     def step(
-        self, step: int, round_: int, requests: list[Request], evaluation: Evaluation | None = None, keep: Steps = ()
+        self,
+        step: int,
+        round_: int,
+        requests: list[Request],
+        evaluation: Evaluation | None = None,
+        keep: StepNumbers = (),
     ) -> StepResult:
         """Send the requests of a step and the evaluation of the previous round, and wait for the replies.
 
@@ -241,9 +246,9 @@ class FlareBackend:
 
     def replies(self, answers: list[SiteResult], missing: list[str]) -> StoredReplies:
         """Return the replies of the results that are not refusals, read from their files on access."""
-        return StoredReplies(lambda answer: wire.view(mapped(self._file(answer.site)))[0], answers, missing)
+        return StoredReplies(lambda answer: wire.view(map_file(self._file(answer.site)))[0], answers, missing)
 
-    def evaluate_cross_site(self, evaluation: Evaluation) -> list[Row]:
+    def evaluate_cross_site(self, evaluation: Evaluation) -> list[MetricRow]:
         """Run the cross-site evaluation: score each site's model on the test data of every site.
 
         The sites take turns as the owner, in ring order, so that a site stores only one other model at a time.

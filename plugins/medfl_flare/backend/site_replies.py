@@ -9,7 +9,7 @@ from typing import Any
 from medfl.contract import Method, Request
 from medfl.engine.backend import SiteResult
 from medfl.engine.encoding import decode_filtered
-from medfl.engine.evaluation import Row
+from medfl.engine.evaluation import MetricRow
 from medfl.engine.filters import decode
 from medfl.engine.reply_checks import check_reply
 from medfl.errors import RefusedError, StoreError
@@ -85,7 +85,7 @@ class RequestedStep:
 
 def read_step_reply(
     site: str, message: Message, step: RequestedStep, request: Request | None, expected: ReplyRules, limits: Limits
-) -> tuple[SiteResult | None, list[Row]]:
+) -> tuple[SiteResult | None, list[MetricRow]]:
     """Return a site's result of a step and the site's scores from the evaluation.
 
     Args:

@@ -36,7 +36,7 @@ def check(
 
     Example: medfl site check --kit kits/north --bundle medmnist_classification
     """
-    from medfl_flare.sites.check import check_site
+    from medfl_flare.sites.site_check import check_site
 
     lines = []
     for line in check_site(file or default_file(kit), bundle, kit, online=not offline):
@@ -64,8 +64,8 @@ def audit(
     """
     from medfl.utils.text import visible
     from medfl_flare.records.audit import read_entries
-    from medfl_flare.sites.audit import audit_path, entry_text
-    from medfl_flare.sites.file import read_site_file
+    from medfl_flare.sites.audit_log import audit_path, entry_text
+    from medfl_flare.sites.site_file import read_site_file
 
     path = audit_path(read_site_file(file or default_file(kit)))
     entries = read_entries(path)
@@ -76,7 +76,7 @@ def audit(
 
 def default_file(kit: Path | None) -> Path:
     """Return the default path of a site's own file: in the kit's folder ``local``, or in the current folder."""
-    from medfl_flare.sites.file import SITE_FILE_NAME
+    from medfl_flare.sites.site_file import SITE_FILE_NAME
 
     inside = (kit or Path()) / "local" / SITE_FILE_NAME
     return inside if kit is not None or inside.is_file() else Path(SITE_FILE_NAME)

@@ -12,15 +12,15 @@ from pathlib import Path
 from medfl.data.partition_file import check_unchanged
 from medfl.engine.runs.provenance import bundle_values
 from medfl.errors import RefusedError, SettingsError
-from medfl.privacy.composition import Part
+from medfl.privacy.composition import NoisedReleases
 from medfl.privacy.ledger import Account
 from medfl.privacy.policy import mechanism_of
 from medfl.records.privacy_account import PrivacyAccount
 from medfl.settings import Privacy, read_settings
 from medfl.version import __version__
 from medfl_flare.federated_statistics.statistics_request import StatisticsRequest, privacy_settings
-from medfl_flare.sites.file import SiteFile
 from medfl_flare.sites.policy import guarantee_text, is_at_least
+from medfl_flare.sites.site_file import SiteFile
 from medfl_flare.statistics.disclosure import DisclosurePolicy, NoiseOptions, disclose_statistics
 from medfl_flare.statistics.measurements import SiteMeasurements, measure_site
 from medfl_flare.statistics.site_statistics import SiteStatistics
@@ -130,4 +130,4 @@ def _open_account(site_file: SiteFile, measured: SiteMeasurements, privacy: Priv
     """Return the privacy account of these data, in the site's ledger, or in its state folder if it has no ledger."""
     folder = privacy.ledger or site_file.state / "statistics"
     path = folder / f"{measured.data.digest}.json"
-    return Account(path=path, site=site_file.site, run=run, privacy=privacy, step=Part(sigma, 1), planned=1)
+    return Account(path=path, site=site_file.site, run=run, privacy=privacy, step=NoisedReleases(sigma, 1), planned=1)

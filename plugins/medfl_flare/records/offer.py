@@ -42,8 +42,8 @@ class Offer(Record):
         run: Name of the run; an offer with the name of an earlier run continues it.
         bundle: Name of the bundle, as in each participant's own file.
         bundle_version: ``version`` in the bundle's metadata.
-        bundle_hash: Hash of the bundle's configurations and code (`medfl.bundle.files.bundle_hash`), 64 hexadecimal
-            digits.
+        bundle_hash: Hash of the bundle's configurations and code (`medfl.bundle.bundle_folders.bundle_hash`), 64
+            hexadecimal digits.
         medfl: Version of medfl.
         method: Name of the method.
         method_version: Version of the method (`medfl_flare.offer.method_version`).

@@ -42,7 +42,7 @@ class ObserverState(FileRecord):
     calls: Annotated[int, Field(ge=0)] = 0
 
 
-class MetricRow(Record):
+class SubmissionRow(Record):
     """A row of ``metrics.csv``."""
 
     round: int
@@ -75,7 +75,7 @@ class RoundEnded(Record):
 
     hook: Literal["medfl_round_ended"] = "medfl_round_ended"
     round: int
-    rows: tuple[MetricRow, ...]
+    rows: tuple[SubmissionRow, ...]
 
 
 class RunEnded(Record):

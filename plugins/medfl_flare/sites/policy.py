@@ -10,18 +10,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from medfl.engine.evaluation import Row
+from medfl.engine.evaluation import MetricRow
 from medfl.engine.filters import check_method
 from medfl.engine.runs.network_assignment import NetworkAssignment
-from medfl.engine.runs.summary import COSTS
+from medfl.engine.runs.summary import COST_METRICS
 from medfl.errors import RefusedError, SettingsError
-from medfl.networks.ceiling import TooLargeError, bytes_of
+from medfl.networks.memory_limit import TooLargeError, network_bytes
 from medfl.privacy.policy import mechanism_of, policy_of
 from medfl.settings import Privacy, Settings, read_settings
 from medfl.task import Task
 from medfl.types import Meta
 from medfl_flare.records.offer import Offer
-from medfl_flare.sites.file import MinimumPrivacy, SiteFile
+from medfl_flare.sites.site_file import MinimumPrivacy, SiteFile
 
 
 def check_run(site_file: SiteFile, offer: Offer, settings: Settings, method_name: str, method: Any) -> None:
@@ -125,14 +125,14 @@ def disclosed_profile(site_file: SiteFile, assignment: NetworkAssignment) -> dic
     return profile
 
 
-def disclosed_rows(settings: Settings, rows: list[Row]) -> list[Row]:
+def disclosed_rows(settings: Settings, rows: list[MetricRow]) -> list[MetricRow]:
     """Return the scores that may leave the site.
 
     If the run has a privacy setting, scores computed from training images are removed; costs remain.
     """
     if policy_of(settings).discloses_training_scores:
         return rows
-    costs = {*COSTS.values(), "bytes_up_plain"}
+    costs = {*COST_METRICS.values(), "bytes_up_plain"}
     return [row for row in rows if row.split != "train" or row.metric in costs]
 
 
@@ -169,7 +169,7 @@ def check_networks(site_file: SiteFile, task: Task, names: Iterable[str]) -> Non
     """
     for name in sorted(set(names) & set(task.networks)):
         try:
-            bytes_of(partial(task.build, name), site_file.max_network_mb * 10**6)
+            network_bytes(partial(task.build, name), site_file.max_network_mb * 10**6)
         except TooLargeError:
             raise network_too_large_error(site_file, name) from None
 

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from medfl.data.arrays import CHUNK_BYTES, FEATURES, channels_of, open_array
-from medfl.data.datalists import FILE, Datalist, parse_datalist, read_bytes, subjects_of
+from medfl.data.datalists import DATALIST_FILE, Datalist, parse_datalist, read_datalist_bytes, subjects_of
 from medfl.data.sites import SiteData, output_names, site_data
-from medfl.data.targets import integers
+from medfl.data.targets import read_integers
 from medfl.objectives import Objective, Survival
 from medfl.types import Dataset
 from medfl.utils.text import inert_name
@@ -103,12 +103,12 @@ def measure_site(folder: Path) -> SiteMeasurements:
     Raises:
         DataError: If the list or an array is missing or invalid.
     """
-    content = read_bytes(folder)
-    datalist = parse_datalist(content, folder / FILE).without_test()
+    content = read_datalist_bytes(folder)
+    datalist = parse_datalist(content, folder / DATALIST_FILE).without_test()
     objective = datalist.goal
     data = site_data(folder, content, datalist, objective, (0.0,), (1.0,))
     records = datalist.splits.get("training", [])
-    rows = integers(records, "image", f"site '{folder.name}', split 'training'")
+    rows = read_integers(records, "image", f"site '{folder.name}', split 'training'")
     subjects = subjects_of(records)
     patients = None if None in subjects else len(set(subjects))
     tables, targets = _measure_targets(data, datalist, objective)
@@ -122,7 +122,7 @@ def _measure_targets(
     data: SiteData, datalist: Datalist, objective: Objective
 ) -> tuple[tuple[CountTable, ...], tuple[ImageMeasurement, ...]]:
     """Measure the targets: tables for labels, numbers for regression and survival, both for masks."""
-    if objective.in_space:
+    if objective.has_spatial_targets:
         return _measure_masks(data, datalist, objective)
     if not len(data.train):
         return (), ()

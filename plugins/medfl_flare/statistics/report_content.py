@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from medfl.utils.formats import MISSING, count, listed, number
+from medfl.utils.formats import MISSING, count, join_words, number
 from medfl_flare.statistics.outliers import MIN_SITES, Outlier, find_outliers
 from medfl_flare.statistics.site_statistics import DisclosedCounts, DisclosedQuantiles, SiteStatistics
 
@@ -48,7 +48,7 @@ class StatisticsReport:
         if 2 * len(self.outlier_sites) > len(self.sites):
             return f"The {len(self.sites)} sites differ from each other"
         verb = "stands" if len(self.outlier_sites) == 1 else "stand"
-        return f"{len(self.outlier_sites)} of {len(self.sites)} sites {verb} out: {listed(self.outlier_sites)}"
+        return f"{len(self.outlier_sites)} of {len(self.sites)} sites {verb} out: {join_words(self.outlier_sites)}"
 
     @property
     def sentence(self) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from medfl.settings import Strict
+from medfl.settings import StrictModel
 
 Text = Annotated[str, Field(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
 Sentence = Annotated[str, Field(max_length=1000, pattern=r"^[^\x00-\x1f\x7f]*$")]
@@ -28,7 +28,7 @@ DISCLOSURE_KINDS = ("size", "label_counts", "geometry", "intensities", "targets"
 DisclosureKind = Literal["size", "label_counts", "geometry", "intensities", "targets"]
 
 
-class PrivacyGuarantee(Strict):
+class PrivacyGuarantee(StrictModel):
     """Differential privacy guarantee for one training image, over all numbers of the record together."""
 
     unit: Literal["sample"] = "sample"
@@ -47,7 +47,7 @@ class PrivacyGuarantee(Strict):
     """Standard deviation of the noise in each count."""
 
 
-class DisclosedCounts(Strict):
+class DisclosedCounts(StrictModel):
     """A table of counts; a suppressed count is None."""
 
     title: Text
@@ -60,7 +60,7 @@ class DisclosedCounts(Strict):
     """Number of images in each cell."""
 
 
-class DisclosedQuantiles(Strict):
+class DisclosedQuantiles(StrictModel):
     """Quantiles over the images of one number per image."""
 
     title: Text
@@ -76,7 +76,7 @@ class DisclosedQuantiles(Strict):
     """Quantiles at 5, 25, 50, 75 and 95 %; a suppressed one is None."""
 
 
-class SiteStatistics(Strict):
+class SiteStatistics(StrictModel):
     """Statistics that one site discloses."""
 
     objective: Text

@@ -9,7 +9,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from medfl_report.figures import ALONE, COLOURS, INK, STYLE, WIDTH
+from medfl_report.figures import COLOURS, INK, LOCAL_COLOUR, STYLE, WIDTH
 
 ROW_INCHES = 0.26
 """Height of a site's row in inches."""
@@ -45,7 +45,7 @@ def bars_figure(parts: Mapping[str, Mapping[str, float]], suppressed: Mapping[st
         groups: list[tuple[str, Sequence[str], Any]] = [
             (name, [name], {"color": colours[name], "linewidth": 0}) for name in drawn
         ]
-        groups += [("others", beyond, {"color": ALONE, "linewidth": 0})] if beyond else []
+        groups += [("others", beyond, {"color": LOCAL_COLOUR, "linewidth": 0})] if beyond else []
         for title, members, look in groups:
             widths = [sum(shares.get(name, 0.0) for name in members) for shares in parts.values()]
             _stack_bars(axes, starts, widths, title, look)

@@ -27,7 +27,7 @@ class Ensemble(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Return outputs (B, ...) of images (B, C, *spatial)."""
-        return self._objective.together(torch.stack([member(images) for member in self.members]))
+        return self._objective.average_outputs(torch.stack([member(images) for member in self.members]))
 
 
 def ensemble_of(network: nn.Module, size: int, objective: Meta) -> Ensemble:

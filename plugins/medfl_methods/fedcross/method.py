@@ -10,9 +10,9 @@ from torch import nn
 
 from medfl.contract import Capability, Model, PeerMessage, ReducesTo, Reply, Request, Server, Site
 from medfl.task import Task
-from medfl.toolkit.rounds import Step
-from medfl.toolkit.transfer import MODEL
-from medfl.training.optimizer_state import split
+from medfl.toolkit.model_transfer import TRANSFER_PREFIX
+from medfl.toolkit.rounds import RoundStep
+from medfl.training.optimizer_state import split_optimizer_state
 from medfl.types import Meta, Tensors
 from medfl.utils.wire import prefixed, select
 from medfl_methods.fedcross.ensemble import new_ensemble
@@ -85,14 +85,14 @@ class FedCross(Relay):
 
     def closing_steps(self, server: Server) -> list[str]:
         """Return the names of the steps that distribute copies, after a round that is evaluated."""
-        return ["share", "keep"] if server.settings.due(server.round) else []
+        return ["share", "keep"] if server.settings.is_evaluated_after(server.round) else []
 
-    def round_steps(self) -> tuple[Step, ...]:
+    def round_steps(self) -> tuple[RoundStep, ...]:
         """Return the steps: ``send`` and ``train`` for the models, then ``share`` and ``keep`` for the copies."""
         return (
             *super().round_steps(),
-            Step("share", partial(self.to_all, "share"), self.share, quorum=0),
-            Step("keep", partial(self.to_all, "keep"), self.keep, quorum=0),
+            RoundStep("share", partial(self.to_all, "share"), self.share, quorum=0),
+            RoundStep("keep", partial(self.to_all, "keep"), self.keep, quorum=0),
         )
 
     def share(self, site: Site, request: Request) -> Reply:
@@ -104,7 +104,7 @@ class FedCross(Relay):
         received = [message.tensors for message in site.inbox if message.meta["stamp"] == [site.round]]
         site.state.tensors = {name: t for name, t in site.state.tensors.items() if name.startswith(HELD_PREFIX)}
         for tensors in received:
-            site.state.tensors |= prefixed(select(tensors, MODEL), COPY_PREFIX)
+            site.state.tensors |= prefixed(select(tensors, TRANSFER_PREFIX), COPY_PREFIX)
         site.state.meta["seen"] = site.round
         return Reply()
 
@@ -113,12 +113,14 @@ class FedCross(Relay):
 
         It contains all these models.
         """
-        held_models = {model: split(held_model(site, model))[0] for model in site.state.meta["holds"]}
+        held_models = {model: split_optimizer_state(held_model(site, model))[0] for model in site.state.meta["holds"]}
         everywhere = self.circulating == "one" or self.test == "ensemble"
         messages = []
         for to in sites:
             wanted = [model for model in held_models if to != site.name and (everywhere or model == to)]
-            tensors = {f"{MODEL}{model}/{name}": t for model in wanted for name, t in held_models[model].items()}
+            tensors = {
+                f"{TRANSFER_PREFIX}{model}/{name}": t for model in wanted for name, t in held_models[model].items()
+            }
             meta: Meta = {"owner": site.name, "network": site.network, "stamp": [site.round]}
             messages += [PeerMessage(to, tensors, meta)] if wanted else []
         return messages
@@ -128,9 +130,9 @@ class FedCross(Relay):
         if isinstance(participant, Server):
             return {}
         known_models = self.known_models(participant)
-        latest = split(held_model(participant, participant.state.meta.get("resident", "")))[0] or self.initial_model(
-            participant, participant.name
-        )
+        latest = split_optimizer_state(held_model(participant, participant.state.meta.get("resident", "")))[
+            0
+        ] or self.initial_model(participant, participant.name)
         missed_copies = participant.state.meta.get("seen") != participant.round
         if self.circulating == "one" and not missed_copies:
             return {
@@ -148,7 +150,9 @@ class FedCross(Relay):
         """Return the models that a site holds or has copies of, by name."""
         copies = select(site.state.tensors, COPY_PREFIX)
         seen = {model: select(copies, f"{model}/") for model in {name.partition("/")[0] for name in copies}}
-        return seen | {model: split(held_model(site, model))[0] for model in site.state.meta.get("holds", [])}
+        return seen | {
+            model: split_optimizer_state(held_model(site, model))[0] for model in site.state.meta.get("holds", [])
+        }
 
     def network_config(self, model: Model, network_def: Any) -> Any:
         """Return the configuration of the model's network; for an ensemble, of several such networks."""

@@ -16,10 +16,18 @@ import torch
 
 from medfl.contract import Capability, Model, PayloadKind, PeerMessage, Replies, Reply, Request, Server, Site
 from medfl.errors import RefusedError
-from medfl.toolkit.aggregation import sample
-from medfl.toolkit.personal import Personal
-from medfl.toolkit.rounds import Due, Step
-from medfl.toolkit.transfer import SENDS, TELLS, ModelInTransit, arrived, is_finite, pack, route
+from medfl.toolkit.aggregation import sample_sites
+from medfl.toolkit.model_transfer import (
+    MODEL_MESSAGE_SCHEMA,
+    MODEL_MESSAGE_TENSORS,
+    ModelInTransit,
+    draw_route,
+    is_finite,
+    pack_model,
+    receive_model,
+)
+from medfl.toolkit.personal import PersonalModels
+from medfl.toolkit.rounds import RoundStep, ScheduledStep
 from medfl.types import Meta, Tensors
 from medfl.utils.metadata import MetaField, one_of
 from medfl.utils.wire import prefixed, select
@@ -36,7 +44,7 @@ HELD_PREFIX = "held/"
 """Prefix of the names of models in a site's state: ``held/MODEL/TENSOR``."""
 
 
-class Relay(Personal):
+class Relay(PersonalModels):
     """Models that are passed from site to site.
 
     The metadata of a site's state contain the models that the site holds (``holds``) and the model that it trained last
@@ -51,9 +59,9 @@ class Relay(Personal):
             otherwise.
     """
 
-    sends: ClassVar[Mapping[str, PayloadKind]] = SENDS
+    sends: ClassVar[Mapping[str, PayloadKind]] = MODEL_MESSAGE_TENSORS
     sends_meta: ClassVar[Mapping[str, MetaField]] = {
-        **TELLS,
+        **MODEL_MESSAGE_SCHEMA,
         "trained": MetaField("public", one_of("model", empty=True), after=("train",)),
     }
     supports = frozenset({Capability.PEER_MESSAGES})
@@ -76,43 +84,43 @@ class Relay(Personal):
 
     def turns(self, server: Server) -> list[dict[str, str]]:
         """Return the models of this round's hosts: for each turn a mapping from host to model."""
-        hosts = sample(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
+        hosts = sample_sites(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
         if self.circulating == "K":
             held = {owner: owner for owner in server.trainable()} | server.state.meta["at"]
-            return [route(hosts, held, self.route, server.shared_rng("route"))]
+            return [draw_route(hosts, held, self.route, server.shared_rng("route"))]
         if self.route != "ring":
             order = torch.randperm(len(hosts), generator=server.shared_rng("route"))
             hosts = [hosts[index] for index in order.tolist()]
         return [{host: SINGLE_MODEL} for host in hosts]
 
-    def round_steps(self) -> tuple[Step, ...]:
+    def round_steps(self) -> tuple[RoundStep, ...]:
         """Return the steps of a turn: ``send`` and ``train``."""
         return (
-            Step("send", self.send_requests, self.send, quorum=0),
-            Step("train", self.requests, self.train, self.aggregate_updates, self.needed_replies),
+            RoundStep("send", self.send_requests, self.send, quorum=0),
+            RoundStep("train", self.requests, self.train, self.aggregate_updates, self.needed_replies),
         )
 
-    def schedule(self, server: Server, done: Sequence[Due]) -> Sequence[Due]:
+    def remaining_steps(self, server: Server, done: Sequence[ScheduledStep]) -> Sequence[ScheduledStep]:
         """Return the steps of this round, turn after turn, then the closing steps.
 
         A turn in which no model moves has no ``send``.
         """
         turns = range(len(self.turns(server)))
-        dues = [Due(name, turn) for turn in turns for name in ("send", "train")]
-        dues += [Due(name) for name in self.closing_steps(server)]
+        dues = [ScheduledStep(name, turn) for turn in turns for name in ("send", "train")]
+        dues += [ScheduledStep(name) for name in self.closing_steps(server)]
         begun = [dues.index(due) for due in done if due in dues]
         left = dues[max(begun, default=-1) + 1 :]
         return left[1:] if left and left[0].name == "send" and not self._moving_models(server, left[0].turn) else left
 
     def send_requests(self, server: Server) -> list[Request]:
         """Return the requests to send models, for the sites that hold a model that moves in this turn."""
-        turn = self.due(server).turn
+        turn = self.current_step(server).turn
         moves = self._moving_models(server, turn)
         return [self.request_for(server, turn, site, "send", {"posts": posts}) for site, posts in moves.items()]
 
     def requests(self, server: Server) -> list[Request]:
         """Return the requests to train, for the hosts of this turn."""
-        at, turn = server.state.meta["at"], self.due(server).turn
+        at, turn = server.state.meta["at"], self.current_step(server).turn
         models = {host: {"model": model, "from": at.get(model)} for host, model in self.turns(server)[turn].items()}
         return [self.request_for(server, turn, host, "train", meta) for host, meta in models.items()]
 
@@ -128,13 +136,13 @@ class Relay(Personal):
 
     def aggregate_updates(self, server: Server, replies: Replies) -> None:
         """Record which site holds each model, and the number of replies in this round."""
-        meta, first = server.state.meta, self.due(server).turn == 0
+        meta, first = server.state.meta, self.current_step(server).turn == 0
         meta["at"] |= {reply["trained"]: host for host, reply in replies.meta.items() if reply["trained"]}
         meta["answered"] = len(replies) + (0 if first else meta["answered"])
 
     def needed_replies(self, server: Server) -> int:
         """Return the number of replies that are still needed in the last turn to reach the run's `min_replies`."""
-        turns, turn = self.turns(server), self.due(server).turn
+        turns, turn = self.turns(server), self.current_step(server).turn
         if turn < len(turns) - 1:
             return 0
         visits, answered = sum(len(pairs) for pairs in turns), server.state.meta["answered"] if turn else 0
@@ -170,7 +178,7 @@ class Relay(Personal):
         kept = self._model_to_train(site, model, request)
         if not kept:
             return Reply(meta={"trained": ""}, log={"trained": 0.0})
-        done, kept = self.go_on(site, kept)
+        done, kept = self.continue_training(site, kept)
         if not is_finite(kept):
             logger.warning(
                 "Round %d: a training at %s diverged; the model stays as it was received.", site.round, site.name
@@ -193,7 +201,7 @@ class Relay(Personal):
             return self.initial_model(site, model)
         if request.meta["from"] == site.name:
             return held_model(site, model)
-        visitor = arrived(site, model, request.meta["stamp"])
+        visitor = receive_model(site, model, request.meta["stamp"])
         return visitor.kept if visitor else {}
 
 
@@ -222,4 +230,4 @@ def _peer_message(site: Site, model: str, to: str, stamp: list[int]) -> PeerMess
             site=site.name,
             model=model,
         )
-    return pack(to, ModelInTransit(model, site.network, kept), stamp)
+    return pack_model(to, ModelInTransit(model, site.network, kept), stamp)

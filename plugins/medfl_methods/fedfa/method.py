@@ -11,13 +11,13 @@ from torch.nn import functional as F
 
 from medfl.contract import Need, PayloadKind, ReducesTo, Replies, Request, Server
 from medfl.errors import RefusedError, SettingsError
-from medfl.networks.parts import body_and_head, features_and_logits, features_of
+from medfl.networks.parts import body_and_head, feature_count, features_and_logits
 from medfl.task import Task
 from medfl.toolkit.fit import Fit
-from medfl.toolkit.kept import keep, kept
-from medfl.toolkit.prototypes import mean_prototypes, table
+from medfl.toolkit.participant_state import auxiliary_state, set_auxiliary_state
+from medfl.toolkit.prototypes import mean_prototypes, prototype_table
 from medfl.training.loop import Batch, smallest_batch
-from medfl.types import MODEL, Meta, Tensors
+from medfl.types import MODEL_PREFIX, Meta, Tensors
 from medfl.utils.rng import make_generator
 from medfl.utils.wire import prefixed, select
 from medfl_methods.fedavg import FedAvg
@@ -65,7 +65,7 @@ class FedFA(FedAvg):
     summary = "FedAvg with an anchor for each class, which attracts features and calibrates heads"
     supports = frozenset()
 
-    sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", ANCHORS_PREFIX: "statistic"}
+    sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL_PREFIX: "update", ANCHORS_PREFIX: "statistic"}
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels", "linear_head"})
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {}, "medfl": {}}
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (ReducesTo("fedavg", {"lam": 0.0, "calibration": False}),)
@@ -98,7 +98,7 @@ class FedFA(FedAvg):
         if not self.uses_anchors:
             return
         task, classes = server.task, server.task.objective.classes
-        features = features_of(task.build(), task.network)
+        features = feature_count(task.build(), task.network)
         if features < classes:
             raise SettingsError(
                 "too_few_features",
@@ -111,11 +111,11 @@ class FedFA(FedAvg):
         if self.anchor_init == "orthogonal":
             draws = make_generator(server.settings.seed, "initial", "anchors")
             rows = torch.linalg.qr(torch.randn(features, classes, generator=draws)).Q.T
-        keep(server, ANCHORS_PREFIX, {str(label): row.clone() for label, row in enumerate(rows)})
+        set_auxiliary_state(server, ANCHORS_PREFIX, {str(label): row.clone() for label, row in enumerate(rows)})
 
-    def extra_down(self, server: Server) -> Tensors:
+    def extra_request_tensors(self, server: Server) -> Tensors:
         """Return the anchors, named for a message."""
-        return prefixed(kept(server, ANCHORS_PREFIX), ANCHORS_PREFIX)
+        return prefixed(auxiliary_state(server, ANCHORS_PREFIX), ANCHORS_PREFIX)
 
     def check_tensors(self, task: Task, request: Request, tensors: Tensors) -> None:
         """Raise if a reply contains tensors other than updates of the model and anchors of the requested shapes.
@@ -141,7 +141,9 @@ class FedFA(FedAvg):
         """Aggregate as in FedAvg, and set each anchor to the mean of the anchors of the sites that have the class."""
         self.average(server, replies)
         sent = {site: select(tensors, ANCHORS_PREFIX) for site, tensors in replies}
-        keep(server, ANCHORS_PREFIX, mean_prototypes(sent, lambda site, label: self.weight(replies.meta[site])))
+        set_auxiliary_state(
+            server, ANCHORS_PREFIX, mean_prototypes(sent, lambda site, label: self.weight(replies.meta[site]))
+        )
 
     # ---- a site
 
@@ -150,7 +152,7 @@ class FedFA(FedAvg):
         if not self.uses_anchors:
             return
         objective = fit.site.task.objective
-        anchors = table(select(fit.sent, ANCHORS_PREFIX), objective.classes, fit.site.task.device)
+        anchors = prototype_table(select(fit.sent, ANCHORS_PREFIX), objective.classes, fit.site.task.device)
         smallest = max(objective.smallest_batch, smallest_batch(fit.model, fit.site.settings))
         full, rest = divmod(len(fit.site.train), fit.site.settings.batch_size)
         fit.extra |= {"anchors": anchors, "own": OwnAnchors(anchors), "batches": full + (rest >= smallest)}  # type: ignore[arg-type]
@@ -180,7 +182,7 @@ class FedFA(FedAvg):
         if self.uses_anchors and fit.steps % fit.extra["batches"] == 0:
             fit.extra["own"].update_anchors(self.anchor_momentum)
 
-    def extra_up(self, fit: Fit) -> Tensors:
+    def extra_reply_tensors(self, fit: Fit) -> Tensors:
         """Return the own anchors of the site's classes. An incomplete last epoch updates them, too."""
         if not self.uses_anchors:
             return {}

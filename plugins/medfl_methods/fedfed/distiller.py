@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from medfl.task import Scale
+from medfl.task import ImageScale
 from medfl_methods.fedfed.generators import GeneratorOutput
 
 SharedForm = Literal["x_p", "x_s", "raw+noise"]
@@ -24,7 +24,7 @@ class Distiller(nn.Module):
         scale: Shape and normalisation of the task's images.
     """
 
-    def __init__(self, generator: nn.Module, classifier: nn.Module, scale: Scale) -> None:
+    def __init__(self, generator: nn.Module, classifier: nn.Module, scale: ImageScale) -> None:
         super().__init__()
         self.generator, self.classifier, self._scale = generator, classifier, scale
 
@@ -35,12 +35,12 @@ class Distiller(nn.Module):
 
     def classify(self, part: torch.Tensor) -> torch.Tensor:
         """Return logits (B, num_classes) of residuals (B, C, *spatial), with or without noise."""
-        logits: torch.Tensor = self.classifier(self._scale.seen_difference(part))
+        logits: torch.Tensor = self.classifier(self._scale.difference_to_inputs(part))
         return logits
 
     def classify_images(self, images: torch.Tensor) -> torch.Tensor:
         """Return logits (B, num_classes) of whole images in [0, 1]."""
-        logits: torch.Tensor = self.classifier(self._scale.seen(images))
+        logits: torch.Tensor = self.classifier(self._scale.to_inputs(images))
         return logits
 
     def classify_both(self, part: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
@@ -48,7 +48,9 @@ class Distiller(nn.Module):
 
         Batch-norm layers therefore use joint statistics of both.
         """
-        logits: torch.Tensor = self.classifier(torch.cat([self._scale.seen_difference(part), self._scale.seen(images)]))
+        logits: torch.Tensor = self.classifier(
+            torch.cat([self._scale.difference_to_inputs(part), self._scale.to_inputs(images)])
+        )
         return logits
 
 

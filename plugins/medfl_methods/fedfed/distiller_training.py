@@ -11,8 +11,8 @@ import torch
 
 from medfl.contract import Site
 from medfl.errors import RefusedError, SettingsError
-from medfl.privacy.release import Release
-from medfl.task import Scale, Task
+from medfl.privacy.release import ImageRelease
+from medfl.task import ImageScale, Task
 from medfl.training.loop import Batch, train
 from medfl.training.optimizer_state import read_state, write_state
 from medfl.types import Dataset, Tensors
@@ -116,7 +116,7 @@ class DistillerTraining:
 
     def divide(self, batch: Batch) -> DividedBatch:
         """Divide a batch into reconstruction and residual, with gradients."""
-        images = self.scale.raw(batch.images)
+        images = self.scale.to_images(batch.images)
         reconstructed = self.model(images)
         return DividedBatch(images, batch.targets, reconstructed, images - reconstructed.images)
 
@@ -125,7 +125,7 @@ class DistillerTraining:
         return read_state(self._optimizer, self.model)
 
 
-def clip_and_noise(part: torch.Tensor, release: Release) -> torch.Tensor:
+def clip_and_noise(part: torch.Tensor, release: ImageRelease) -> torch.Tensor:
     """Return residuals, clipped and noised as for a release, for use in training.
 
     Gradients pass through the clip. The noise comes from the global stream and is not secret.
@@ -145,7 +145,7 @@ def clip_and_noise(part: torch.Tensor, release: Release) -> torch.Tensor:
     return part + release.scale * signs * torch.empty_like(part).exponential_()
 
 
-def require_scale(task: Task) -> Scale:
+def require_scale(task: Task) -> ImageScale:
     """Return the shape and normalisation of a task's images.
 
     Raises:
@@ -155,14 +155,14 @@ def require_scale(task: Task) -> Scale:
         raise SettingsError(
             "missing_scale",
             "Generators need the shape and normalisation of the images: expected the task's `scale`, got None. Run a "
-            "bundle, or set `scale` of the task to a `medfl.task.Scale`.",
+            "bundle, or set `scale` of the task to a `medfl.task.ImageScale`.",
         )
     return task.scale
 
 
 @torch.no_grad()
 def evaluate_distiller(
-    model: Distiller, data: Dataset, scale: Scale, batch_size: int, device: str
+    model: Distiller, data: Dataset, scale: ImageScale, batch_size: int, device: str
 ) -> tuple[float, float]:
     """Evaluate a distiller without noise on images that it was not trained on. Sets the model to evaluation mode.
 
@@ -181,7 +181,7 @@ def evaluate_distiller(
     num_correct, cosines = 0, 0.0
     for rows in torch.arange(len(data)).split(batch_size):
         images, labels = data.batch(rows)
-        raw = scale.raw(images.to(device))
+        raw = scale.to_images(images.to(device))
         reconstructed = model(raw).images
         num_correct += int((model.classify(raw - reconstructed).argmax(1).cpu() == labels).sum())
         cosines += mean_abs_cosine(reconstructed, raw - reconstructed) * len(rows)
@@ -190,7 +190,7 @@ def evaluate_distiller(
 
 @torch.no_grad()
 def reconstruction_errors(
-    model: Distiller, data: Dataset, mean_image: torch.Tensor, scale: Scale, batch_size: int
+    model: Distiller, data: Dataset, mean_image: torch.Tensor, scale: ImageScale, batch_size: int
 ) -> tuple[float, float]:
     """Return the mean squared errors of a generator and of a constant image. Sets the model to evaluation mode.
 
@@ -207,7 +207,7 @@ def reconstruction_errors(
     model.eval()
     errors = torch.zeros(2, dtype=torch.float64)
     for rows in torch.arange(len(data)).split(batch_size):
-        raw = scale.raw(data.batch(rows)[0].to(mean_image.device))
+        raw = scale.to_images(data.batch(rows)[0].to(mean_image.device))
         for place, guess in enumerate((model(raw).images, mean_image)):
             errors[place] += float((guess - raw).square().flatten(1).mean(1).sum())
     reconstruction_error, mean_image_error = (errors / len(data)).tolist()

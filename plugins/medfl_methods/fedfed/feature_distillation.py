@@ -17,13 +17,13 @@ from torch import nn
 from torch.nn import functional
 
 from medfl.contract import PayloadKind, Replies, Request, Server, Site
-from medfl.networks.parts import features_of
-from medfl.privacy.release import Noise, Release
+from medfl.networks.parts import feature_count
+from medfl.privacy.release import ImageRelease, Noise
 from medfl.task import Task
-from medfl.toolkit.aggregation import add_update, mean_update, normalised, subtract
+from medfl.toolkit.aggregation import add_update, mean_update, normalised_weights, subtract
 from medfl.toolkit.averaging import Averaging
-from medfl.toolkit.kept import KEPT
-from medfl.types import MODEL, Meta, Tensors
+from medfl.toolkit.participant_state import AUXILIARY_PREFIX
+from medfl.types import MODEL_PREFIX, Meta, Tensors
 from medfl.utils.wire import prefixed, select
 from medfl_methods.fedfed.distiller import Distiller, SharedForm
 from medfl_methods.fedfed.distiller_training import (
@@ -96,7 +96,7 @@ class FeatureDistillation(Averaging):
             is the whole image with noise.
     """
 
-    sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", DISTILLER_PREFIX: "update"}
+    sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL_PREFIX: "update", DISTILLER_PREFIX: "update"}
 
     distil_epochs: int = Field(1, ge=1)
     distil_steps: int | None = Field(None, ge=1)
@@ -114,7 +114,7 @@ class FeatureDistillation(Averaging):
 
     # ---- what a method overrides
 
-    def releases(self) -> list[Release]:
+    def releases(self) -> list[ImageRelease]:
         """Return the mechanism (clip and noise) of each noised copy of the shared part that leaves a site."""
         raise NotImplementedError
 
@@ -123,10 +123,10 @@ class FeatureDistillation(Averaging):
         """True if no noise is added to the shared part."""
         return self.noise == "none" or self.share == "x_s"
 
-    def release(self, variance: float) -> Release:
+    def release(self, variance: float) -> ImageRelease:
         """Return the release mechanism of one copy: its clip and its noise of the given variance."""
         of = "raw" if self.share == "raw+noise" else "x_s"
-        return Release("none" if self.is_noiseless else self.noise, variance, self.clip, of=of)
+        return ImageRelease("none" if self.is_noiseless else self.noise, variance, self.clip, of=of)
 
     @property
     def weights(self) -> LossWeights:
@@ -155,7 +155,7 @@ class FeatureDistillation(Averaging):
         """
         super().setup(server)
         initial = self.with_distiller_network(server.task).initial(server.settings.seed, DISTILLER)
-        server.state.tensors |= prefixed(initial, KEPT + DISTILLER_PREFIX)
+        server.state.tensors |= prefixed(initial, AUXILIARY_PREFIX + DISTILLER_PREFIX)
 
     def with_distiller_network(self, task: Task) -> Task:
         """Return the task with the distiller as an additional network."""
@@ -164,7 +164,7 @@ class FeatureDistillation(Averaging):
     def _build(self, task: Task) -> nn.Module:
         """Return a new distiller for the images and the network of the task."""
         scale, classifier = require_scale(task), task.build()
-        features = 1 if self.generator_kind() == "resnet" else self.latent or features_of(classifier, task.network)
+        features = 1 if self.generator_kind() == "resnet" else self.latent or feature_count(classifier, task.network)
         return Distiller(
             build_generator(self.generator_kind(), scale.shape, features, self.width, self.norm), classifier, scale
         )
@@ -177,29 +177,31 @@ class FeatureDistillation(Averaging):
 
     def distiller(self, server: Server) -> Tensors:
         """Return the tensors of the server's distiller, named for a message."""
-        return prefixed(select(server.state.tensors, KEPT + DISTILLER_PREFIX), DISTILLER_PREFIX)
+        return prefixed(select(server.state.tensors, AUXILIARY_PREFIX + DISTILLER_PREFIX), DISTILLER_PREFIX)
 
     def average_distillers(self, server: Server, replies: Replies) -> None:
         """Add the weighted mean of the sites' distiller updates to the server's distiller."""
         if not len(replies):
             return
-        weights = normalised(self.distil_weights(server, replies.meta), replies.meta)
+        weights = normalised_weights(self.distil_weights(server, replies.meta), replies.meta)
         for name, update in mean_update(replies, weights, DISTILLER_PREFIX).items():
-            key = KEPT + DISTILLER_PREFIX + name
+            key = AUXILIARY_PREFIX + DISTILLER_PREFIX + name
             server.state.tensors[key] = add_update(server.state.tensors[key], update)
 
     # ---- a site
 
     def start_distiller_training(self, site: Site, request: Request) -> DistillerTraining:
         """Return the training of the received distiller at a site, with the site's own optimiser state."""
-        task, kept = self.with_distiller_network(site.task), select(site.state.tensors, f"{KEPT}optimizer/")
+        task, kept = self.with_distiller_network(site.task), select(site.state.tensors, f"{AUXILIARY_PREFIX}optimizer/")
         received, rate, weight_decay = select(request.tensors, DISTILLER_PREFIX), self.distil_lr, self.weight_decay()
         return DistillerTraining(site, task, received, kept, rate, weight_decay, self.gradient_clip, self.distil_steps)
 
     def keep_optimizer(self, site: Site, distilling: DistillerTraining) -> None:
         """Store the state of the distiller's optimiser at the site for its next round."""
-        kept = {name: t for name, t in site.state.tensors.items() if not name.startswith(f"{KEPT}optimizer/")}
-        site.state.tensors = kept | prefixed(distilling.optimizer_state(), f"{KEPT}optimizer/")
+        kept = {
+            name: t for name, t in site.state.tensors.items() if not name.startswith(f"{AUXILIARY_PREFIX}optimizer/")
+        }
+        site.state.tensors = kept | prefixed(distilling.optimizer_state(), f"{AUXILIARY_PREFIX}optimizer/")
 
     def distiller_update(self, request: Request, model: nn.Module) -> Tensors:
         """Return the difference between the trained and the received distiller, named for a message."""

@@ -19,16 +19,16 @@ from medfl.contract import Findings, PayloadKind, Replies, Reply, Request, Serve
 from medfl.data.pooled import labels_of
 from medfl.data.sampling import stratified_share
 from medfl.errors import RefusedError, SettingsError
-from medfl.privacy.release import sentences
-from medfl.privacy.released import Released, as_seen
+from medfl.privacy.release import guarantee_sentences
+from medfl.privacy.released import ReleasedImages, normalise_parts
 from medfl.task import Task
-from medfl.toolkit.aggregation import sample
+from medfl.toolkit.aggregation import sample_sites
 from medfl.toolkit.fit import Fit
-from medfl.toolkit.rounds import Due, Step
+from medfl.toolkit.rounds import RoundStep, ScheduledStep
 from medfl.training.loop import Batch
-from medfl.types import MODEL, Tensors
+from medfl.types import MODEL_PREFIX, Tensors
 from medfl.utils import wire
-from medfl.utils.metadata import Count, MetaField, number
+from medfl.utils.metadata import Count, MetaField, bounded_number
 from medfl.utils.wire import prefixed, select
 from medfl_methods.fedfed.distiller import SharedPart
 from medfl_methods.fedfed.distiller_training import reconstruction_errors, require_scale
@@ -68,10 +68,14 @@ class FeatureSharing(FeatureDistillation):
             uniformly from the whole set.
     """
 
-    sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", DISTILLER_PREFIX: "update", SHARED_PREFIX: "samples"}
+    sends: ClassVar[Mapping[str, PayloadKind]] = {
+        MODEL_PREFIX: "update",
+        DISTILLER_PREFIX: "update",
+        SHARED_PREFIX: "samples",
+    }
     sends_meta: ClassVar[Mapping[str, MetaField]] = {
         "size": MetaField("private", Count),
-        **{key: MetaField("private", number(0)) for key in ERROR_KEYS},
+        **{key: MetaField("private", bounded_number(0)) for key in ERROR_KEYS},
     }
 
     distil_rounds: int = Field(15, ge=1)
@@ -112,29 +116,33 @@ class FeatureSharing(FeatureDistillation):
                 self.distil_rounds,
             )
         if self.share_fraction:
-            logger.info("%s", " ".join(sentences(self.releases())))
+            logger.info("%s", " ".join(guarantee_sentences(self.releases())))
 
-    def round_steps(self) -> tuple[Step, ...]:
+    def round_steps(self) -> tuple[RoundStep, ...]:
         """Return the steps of the method: ``distil`` (stage 1), ``share`` (once) and ``train`` (stage 2)."""
         return (
-            Step("distil", self.distil_requests, self.distil, self.aggregate_distilled),
-            Step("share", self.share_requests, self.send_shared, self.aggregate_shared, updates=()),
-            Step("train", self.requests, self.train, self.aggregate_updates),
+            RoundStep("distil", self.distil_requests, self.distil, self.aggregate_distilled),
+            RoundStep("share", self.share_requests, self.send_shared, self.aggregate_shared, updates=()),
+            RoundStep("train", self.requests, self.train, self.aggregate_updates),
         )
 
-    def schedule(self, server: Server, done: Sequence[Due]) -> Sequence[Due]:
+    def remaining_steps(self, server: Server, done: Sequence[ScheduledStep]) -> Sequence[ScheduledStep]:
         """Return the steps of this round.
 
         They are ``distil`` until stage 1 has ended, then ``train``, with ``share`` before the first ``train``.
         """
         known = server.state.meta
         if "ended" not in known:
-            return [Due("distil")]
-        return [Due("share"), Due("train")] if self.share_fraction and "items" not in known else [Due("train")]
+            return [ScheduledStep("distil")]
+        return (
+            [ScheduledStep("share"), ScheduledStep("train")]
+            if self.share_fraction and "items" not in known
+            else [ScheduledStep("train")]
+        )
 
     def sample_participants(self, server: Server) -> list[str]:
         """Return the names of the sites that take part in this round, drawn by the run's `fraction`."""
-        return sample(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
+        return sample_sites(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
 
     def distil_requests(self, server: Server) -> list[Request]:
         """Return the requests of a round of stage 1, with the distiller."""
@@ -311,21 +319,21 @@ class FeatureSharing(FeatureDistillation):
             return super().loss(fit, batch)
         parts, labels = fit.extra["shared"].draw(len(batch.rows))
         device = batch.images.device
-        seen = as_seen(parts.to(device), self.releases()[0], require_scale(fit.site.task))
+        seen = normalise_parts(parts.to(device), self.releases()[0], require_scale(fit.site.task))
         images = torch.cat([batch.images, seen])
         targets = torch.cat([batch.targets, labels.to(device)])
         return fit.site.task.loss(fit.model(images), targets)
 
     # ---- results
 
-    def released(self, server: Server) -> Released | None:
+    def released(self, server: Server) -> ReleasedImages | None:
         """Return the data that sites have released until now, for privacy attacks; None before they share."""
         shared = self.shared_images(server)
         if shared is None:
             return None
         owners = tuple(name for name, count in server.state.meta["items"].items() for _ in range(count))
         part = self.shared_part(server.task, select(self.distiller(server), DISTILLER_PREFIX))
-        return Released(shared.copies, shared.labels, owners, part, tuple(self.releases()))
+        return ReleasedImages(shared.copies, shared.labels, owners, part, tuple(self.releases()))
 
     def findings(self, server: Server) -> Findings:
         """Return the report data: the end of stage 1, the shared images and their privacy statement."""
@@ -334,4 +342,4 @@ class FeatureSharing(FeatureDistillation):
 
 def raw_images(site: Site, rows: torch.Tensor) -> torch.Tensor:
     """Return training images of a site in [0, 1], (n, C, *spatial), on the task's device."""
-    return require_scale(site.task).raw(site.train.batch(rows)[0].to(site.task.device))
+    return require_scale(site.task).to_images(site.train.batch(rows)[0].to(site.task.device))

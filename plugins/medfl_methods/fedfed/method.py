@@ -11,7 +11,7 @@ from pydantic import Field, field_validator
 
 from medfl.contract import Need, ReducesTo, Reply, Request, Server, Site
 from medfl.data.pooled import labels_of
-from medfl.privacy.release import Release
+from medfl.privacy.release import ImageRelease
 from medfl.training.loop import Batch
 from medfl.types import Meta
 from medfl_methods.fedfed.distiller_training import DistillerTraining
@@ -98,7 +98,7 @@ class FedFed(FeatureSharing):
             )
         return value
 
-    def releases(self) -> list[Release]:
+    def releases(self) -> list[ImageRelease]:
         """Return the release mechanism of each copy. Without noise all copies would be equal, so there is one."""
         return [self.release(std**2) for std in self.noise_std[: 1 if self.is_noiseless else None]]
 
@@ -143,7 +143,7 @@ class FedFed(FeatureSharing):
 
             def mixup_loss(batch: Batch) -> torch.Tensor:
                 mixed, first, other, share = mixup(
-                    distilling.scale.raw(batch.images), batch.targets, self.mixup, shares
+                    distilling.scale.to_images(batch.images), batch.targets, self.mixup, shares
                 )
                 logits = model.classify_images(mixed)
                 both: torch.Tensor = share * loss(logits, first) + (1 - share) * loss(logits, other)
@@ -154,7 +154,7 @@ class FedFed(FeatureSharing):
             crops, curriculum_weights = site.rng(f"{label} mosaic crops"), self.curriculum_weights(epoch, 100)
 
             def mosaic_loss(batch: Batch) -> torch.Tensor:
-                glued = mosaic(distilling.scale.raw(batch.images), crops, len(batch.rows))
+                glued = mosaic(distilling.scale.to_images(batch.images), crops, len(batch.rows))
                 return self.reconstruction_loss(model(glued), glued, curriculum_weights)
 
             distilling.train_pass(mosaic_loss, f"{label} mosaic")

@@ -17,8 +17,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from medfl.types import Meta
-from medfl.utils.formats import count, listed, score
-from medfl_report.figures import ALONE, INK, STYLE, THIN, Curve, Look, curves_figure, looks
+from medfl.utils.formats import count, join_words, score
+from medfl_report.figures import INK, LOCAL_COLOUR, STYLE, THIN, Curve, Look, curves_figure, looks
 from medfl_report.rasters import STEPS, strips
 
 FIGURE_WIDTH = 6.2
@@ -145,7 +145,7 @@ def describe_freezing(stage: DistillationStage) -> str:
     start = f"{count(len(stage.frozen), 'site')} froze"
     if len(stage.frozen) > MAX_LISTED_SITES:
         return f"{start}; the table lists the rounds."
-    return f"{start}: {listed([f'{site} in round {round_}' for site, round_ in stage.frozen.items()])}."
+    return f"{start}: {join_words([f'{site} in round {round_}' for site, round_ in stage.frozen.items()])}."
 
 
 def describe_generator_error(stage: DistillationStage) -> str:
@@ -211,11 +211,11 @@ def _draw_accuracy(axes: Axes, stage: DistillationStage, styles: Mapping[str, Lo
     label = "site that did not freeze" if styles else "site"
     for site, values in stage.accuracy.items():
         if site not in styles:
-            _draw_line(axes, values, color=ALONE, linewidth=0.8, label=label)
+            _draw_line(axes, values, color=LOCAL_COLOUR, linewidth=0.8, label=label)
     _draw_frozen(axes, stage, stage.accuracy, styles, [THIN] * len(styles))
     if len(stage.rounds) <= MAX_DOTTED_ROUNDS:
         for site, values in stage.accuracy.items():
-            dot = styles[site].colour if site in styles else ALONE
+            dot = styles[site].colour if site in styles else LOCAL_COLOUR
             _draw_line(axes, values, color=dot, linestyle="none", marker=".", markersize=4)
         _draw_line(axes, stage.mean, color=INK, linestyle="none", marker=".", markersize=7)
     low, high = axes.get_ylim()
@@ -292,7 +292,7 @@ def stages_figure(
 
 
 def diverging_layer(levels: np.ndarray) -> str:
-    """Return the values of `medfl_report.rasters.strengths` as SVG, with the most frequent value as background."""
+    """Return the values of `medfl_report.rasters.overlay_levels` as SVG, with the most frequent value as background."""
     ground = int(np.bincount((levels + STEPS).ravel()).argmax())
     height, width = levels.shape
     others = [level for level in range(len(DIVERGING_COLOURS)) if level != ground]

@@ -9,14 +9,14 @@ import torch
 
 from medfl.contract import Findings, Server
 from medfl.data.sampling import class_rows
-from medfl.privacy.release import Release, sentences
+from medfl.privacy.release import ImageRelease, guarantee_sentences
 from medfl_methods.fedfed.shared_images import SharedImages
 
 SHOWN_PER_CLASS = 2
 """Number of shared images of each class that the report shows."""
 
 
-def sharing_findings(server: Server, shared: SharedImages | None, releases: Sequence[Release]) -> Findings:
+def sharing_findings(server: Server, shared: SharedImages | None, releases: Sequence[ImageRelease]) -> Findings:
     """Return the report data of a run.
 
     They contain the end of stage 1, the shared images of each site, the privacy statement and a few shared images.
@@ -40,7 +40,7 @@ def sharing_findings(server: Server, shared: SharedImages | None, releases: Sequ
         "history": state.get("history", []),
         "frozen": state.get("frozen", {}),
         "releases": [release.meta() for release in releases],
-        "statement": ["No site shared any part of its images."] if shared is None else sentences(releases),
+        "statement": ["No site shared any part of its images."] if shared is None else guarantee_sentences(releases),
         "items": state.get("items", {}),
         "errors": state.get("errors", {}),
         "classes": counts,

@@ -10,10 +10,10 @@ from markupsafe import Markup
 
 from medfl.contract import Findings
 from medfl.engine.runs.records import RunRecord
-from medfl.privacy.release import Release, epsilon_together
-from medfl.privacy.statements import WHAT
+from medfl.privacy.release import ImageRelease, epsilon_together
+from medfl.privacy.statements import ADJACENCY_WORDS
 from medfl.types import Meta
-from medfl.utils.formats import count, listed, number, score
+from medfl.utils.formats import count, join_words, number, score
 from medfl_methods.fedfed.sharing_figures import (
     MAX_LISTED_SITES,
     DistillationStage,
@@ -27,10 +27,18 @@ from medfl_methods.fedfed.sharing_figures import (
     stages_figure,
 )
 from medfl_methods.fedfed.sharing_findings import poor_generator_warning
-from medfl_report.curves import ends
+from medfl_report.curves import last_values
 from medfl_report.figures import looks, svg
 from medfl_report.groups import Group
-from medfl_report.rasters import SIDE, balanced, grey_layer, plane, shades, strengths, tile
+from medfl_report.rasters import (
+    SIDE,
+    balanced_indices,
+    grey_layer,
+    grey_levels,
+    overlay_levels,
+    thumbnail,
+    thumbnail_svg,
+)
 from medfl_report.scores import class_names
 from medfl_report.section import Notice, ReportData, TemplateSection
 from medfl_report.statistics import wilson
@@ -66,7 +74,7 @@ class SharingSection(TemplateSection):
         warnings = {name: poor_generator_warning(by_site or {}) for name, by_site in errors.items()}
         poor = [Notice("warn", f"{name}: {warning}") for name, warning in warnings.items() if warning]
         private = tuple(group.label for group in data.groups if _shares_privately(group, data.findings))
-        text = f"In {listed(private)} only the shared images have differential privacy, the models have none: see "
+        text = f"In {join_words(private)} only the shared images have differential privacy, the models have none: see "
         return [*poor, *([Notice("info", f"{text}Shared images.", private)] if private else [])]
 
 
@@ -116,7 +124,7 @@ def _stages_of_groups(groups: Sequence[Group], findings: Mapping[str, Findings])
     if len(stages) < 2:
         return None
     figure, curves = stages_figure(stages, looks([group.label for group in groups]))
-    return svg(figure, "stages", f"Mean accuracy in stage 1. {ends(curves)}")
+    return svg(figure, "stages", f"Mean accuracy in stage 1. {last_values(curves)}")
 
 
 def _sharing_runs(group: Group, findings: Mapping[str, Findings]) -> list[RunRecord]:
@@ -145,17 +153,19 @@ def _run_content(name: str, run: RunRecord, findings: Findings, id_: str) -> Met
     }
 
 
-def _releases(sharing: Meta) -> list[Release]:
+def _releases(sharing: Meta) -> list[ImageRelease]:
     """Return the release mechanisms (clip and noise) of a run, one for each copy."""
-    return [Release.from_meta(release) for release in sharing.get("releases") or []]
+    return [ImageRelease.from_meta(release) for release in sharing.get("releases") or []]
 
 
-def _privacy_summary(releases: Sequence[Release]) -> str:
+def _privacy_summary(releases: Sequence[ImageRelease]) -> str:
     """Return a short statement on the privacy of each shared image."""
     if not releases:
         return "no privacy statement recorded"
-    bounds = {way: epsilon_together(releases, way) for way in WHAT}
-    bounds_in_words = [f"{bound:.4g} if an image is {WHAT[way]}" for way, bound in bounds.items() if bound is not None]
+    bounds = {way: epsilon_together(releases, way) for way in ADJACENCY_WORDS}
+    bounds_in_words = [
+        f"{bound:.4g} if an image is {ADJACENCY_WORDS[way]}" for way, bound in bounds.items() if bound is not None
+    ]
     return f"epsilon of a shared image: {', '.join(bounds_in_words)}" if bounds_in_words else NO_PRIVACY
 
 
@@ -201,10 +211,10 @@ def _site_rows(run: RunRecord, sharing: Meta, stage: DistillationStage) -> Meta:
     """Return a row for each site: shared images, freezing, first and last accuracy of the stage, last weight."""
     items = sharing.get("items") or {}
     names = sorted({*map(str, run.sites), *items, *stage.accuracy, *stage.frozen, *stage.errors})
-    ends = sorted({stage.rounds[0], stage.rounds[-1]}) if stage.accuracy else []
+    end_rounds = sorted({stage.rounds[0], stage.rounds[-1]}) if stage.accuracy else []
     patients = (sharing.get("history") or [{}])[-1].get("patients") or {}
     return {
-        "ends": ends,
+        "ends": end_rounds,
         "freezing": bool(stage.frozen),
         "errors": bool(stage.errors),
         "last": stage.rounds[-1] if stage.rounds else None,
@@ -214,8 +224,10 @@ def _site_rows(run: RunRecord, sharing: Meta, stage: DistillationStage) -> Meta:
                 "items": number(int(items[site])) if site in items else "–",
                 "frozen": stage.frozen.get(site, "–"),
                 "errors": stage.errors.get(site),
-                "accuracy": [stage.accuracy.get(site, {}).get(round_) for round_ in ends],
-                "interval": _interval(stage.accuracy.get(site, {}).get(ends[-1]), patients.get(site)) if ends else None,
+                "accuracy": [stage.accuracy.get(site, {}).get(round_) for round_ in last_values],
+                "interval": _interval(stage.accuracy.get(site, {}).get(last_values[-1]), patients.get(site))
+                if last_values
+                else None,
                 "weight": _last_value(stage.weights.get(site, {})) if site in stage.frozen else None,
             }
             for site in names
@@ -262,9 +274,9 @@ def _examples(findings: Findings, classes: Sequence[str], residual: bool) -> Met
     if images is None or labels is None or not len(images):
         return {"tiles": [], "count": 0}
     numbers = [int(label) for label in labels]
-    chosen = balanced(numbers, MAX_EXAMPLES)
+    chosen = balanced_indices(numbers, MAX_EXAMPLES)
     chosen.sort(key=lambda place: (numbers[place], place))
-    planes = [plane(images[place].double().mean(dim=0).numpy()) for place in chosen]
+    planes = [thumbnail(images[place].double().mean(dim=0).numpy()) for place in chosen]
     full = float(np.percentile(np.abs(np.stack(planes)), FULL_COLOUR_PERCENTILE))
     return {
         "tiles": [
@@ -294,5 +306,5 @@ def _example_description(values: np.ndarray, label: str, turn: int) -> str:
 
 def _example_svg(values: np.ndarray, full: float | None, text: str) -> Markup:
     """Return an example as SVG: grey for whole images, diverging colours for residuals."""
-    layer: Any = grey_layer(shades(values)) if full is None else diverging_layer(strengths(values, full))
-    return tile(values.shape, layer, text)
+    layer: Any = grey_layer(grey_levels(values)) if full is None else diverging_layer(overlay_levels(values, full))
+    return thumbnail_svg(values.shape, layer, text)

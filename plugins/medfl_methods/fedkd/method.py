@@ -11,17 +11,17 @@ from torch import nn
 from torch.nn import functional as F
 
 from medfl.contract import Capability, Filter, Model, Need, Reply, Request, Server, Site
-from medfl.networks.parts import features_and_logits, features_of
+from medfl.networks.parts import feature_count, features_and_logits
 from medfl.toolkit.averaging import Averaging
 from medfl.toolkit.co_training import CompanionModel
 from medfl.toolkit.fit import Fit
-from medfl.toolkit.kept import keep, kept
 from medfl.toolkit.local_training import cpu_state
 from medfl.toolkit.losses import distillation
-from medfl.toolkit.transfer import as_host
+from medfl.toolkit.model_transfer import with_host_settings
+from medfl.toolkit.participant_state import auxiliary_state, set_auxiliary_state
 from medfl.training.loop import Batch
 from medfl.types import Meta, Tensors
-from medfl.utils.rng import pinned
+from medfl.utils.rng import seeded_generators
 from medfl_methods.fedkd.low_rank import LowRankFactors, truncate_rank
 
 MENTOR_PREFIX, ADAPTER_PREFIX = "mentor/", "adapter/"
@@ -128,7 +128,7 @@ class FedKD(Averaging):
     def train(self, site: Site, request: Request) -> Reply:
         """Train the mentee together with the mentor, and return the mentee's truncated update."""
         site.state.meta["mentor"] = site.network
-        reply = super().train(as_host(site, site.task.network), request)
+        reply = super().train(with_host_settings(site, site.task.network), request)
         reply.tensors = self.truncate(site, reply.tensors)
         reply.trained = {"global": reply.trained["personal"], "personal": self.mentor(site)}
         return reply
@@ -139,10 +139,10 @@ class FedKD(Averaging):
         fit.extra["mentor"] = CompanionModel(site, self.mentor(site).tensors, network, frozen=False)
         if not self.hidden_loss:
             return
-        sizes = features_of(fit.model, site.network), features_of(fit.extra["mentor"].model, network)
-        with pinned(site.settings.seed, "initial", "adapter", network):
+        sizes = feature_count(fit.model, site.network), feature_count(fit.extra["mentor"].model, network)
+        with seeded_generators(site.settings.seed, "initial", "adapter", network):
             adapter = nn.Linear(*sizes, bias=False)
-        adapter.load_state_dict(kept(site, ADAPTER_PREFIX) or adapter.state_dict())
+        adapter.load_state_dict(auxiliary_state(site, ADAPTER_PREFIX) or adapter.state_dict())
         fit.extra["adapter"] = adapter.to(site.task.device)
         fit.extra["adapter_optimizer"] = site.task.optimizer(adapter.parameters())
 
@@ -156,7 +156,7 @@ class FedKD(Averaging):
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
         """Return the mentee's loss in value; its gradient is the sum of the mentee's and the mentor's."""
         task, mentor = fit.site.task, fit.extra["mentor"]
-        if mentor.sits_out(batch):
+        if mentor.skips(batch):
             return super().loss(fit, batch)
         if self.hidden_loss:
             own, outputs = features_and_logits(fit.model, batch.images)
@@ -183,20 +183,20 @@ class FedKD(Averaging):
 
     def after_fit(self, fit: Fit) -> None:
         """Store the mentor and the linear layer at the site."""
-        keep(fit.site, MENTOR_PREFIX, cpu_state(fit.extra["mentor"].model))
+        set_auxiliary_state(fit.site, MENTOR_PREFIX, cpu_state(fit.extra["mentor"].model))
         if self.hidden_loss:
-            keep(fit.site, ADAPTER_PREFIX, cpu_state(fit.extra["adapter"]))
+            set_auxiliary_state(fit.site, ADAPTER_PREFIX, cpu_state(fit.extra["adapter"]))
 
     def mentor(self, site: Site) -> Model:
         """Return the site's own model, initialised from the seed at first."""
         network = site.state.meta.get("mentor", site.network)
-        return Model(network, kept(site, MENTOR_PREFIX) or site.task.initial(site.settings.seed, network))
+        return Model(network, auxiliary_state(site, MENTOR_PREFIX) or site.task.initial(site.settings.seed, network))
 
     def models(self, participant: Server | Site) -> dict[str, Model]:
         """Return the mentee as the global model if all of it is shared, and the mentor as a site's personal model."""
         if isinstance(participant, Server):
             return super().models(participant)
-        shared = super().models(as_host(participant, participant.task.network))
+        shared = super().models(with_host_settings(participant, participant.task.network))
         return {kind: model for kind, model in shared.items() if kind == "global"} | {
             "personal": self.mentor(participant)
         }

@@ -12,16 +12,16 @@ from torch.nn import functional as F
 from medfl.contract import Need, ReducesTo, Replies, Server
 from medfl.networks.norms import evaluating
 from medfl.networks.parts import features_and_logits
-from medfl.toolkit.aggregation import mean_update, normalised
+from medfl.toolkit.aggregation import mean_update, normalised_weights
 from medfl.toolkit.fit import Fit
-from medfl.toolkit.kept import keep, kept, shared_of, wide
 from medfl.toolkit.local_training import cpu_state
 from medfl.toolkit.losses import distillation
-from medfl.toolkit.transfer import is_finite
+from medfl.toolkit.model_transfer import is_finite
+from medfl.toolkit.participant_state import as_float64, auxiliary_state, model_tensors, set_auxiliary_state
 from medfl.training.loop import Batch
 from medfl.training.optimizer_state import read_state, write_state
-from medfl.types import MODEL, Meta, Tensors
-from medfl.utils.rng import pinned
+from medfl.types import MODEL_PREFIX, Meta, Tensors
+from medfl.utils.rng import seeded_generators
 from medfl.utils.wire import prefixed, select
 from medfl_methods.fedavg import FedAvg
 from medfl_methods.fedkf.generator import Generator, generator_loss
@@ -93,23 +93,23 @@ class FedKF(FedAvg):
 
     def aggregate_updates(self, server: Server, replies: Replies) -> None:
         """Aggregate as in FedAvg, and store the last model and the weight of each site that replied."""
-        old = shared_of(server)
+        old = model_tensors(server)
         super().aggregate_updates(server, replies)
         for site, tensors in replies if self.gamma else ():
-            update = {name: wide(tensor) for name, tensor in select(tensors, MODEL).items()}
-            keep(server, f"{LAST_PREFIX}{site}/", self.server_update(server, old, update))
+            update = {name: as_float64(tensor) for name, tensor in select(tensors, MODEL_PREFIX).items()}
+            set_auxiliary_state(server, f"{LAST_PREFIX}{site}/", self.server_update(server, old, update))
             server.state.meta.setdefault("weights", {})[site] = self.weight(replies.meta[site])
 
-    def extra_down(self, server: Server) -> Tensors:
+    def extra_request_tensors(self, server: Server) -> Tensors:
         """Return the teacher once it exists, named for a message."""
         weights = server.state.meta.get("weights", {})
         if not weights:
             return {}
-        shares = normalised(dict(weights), {site: {} for site in weights})
-        lasts = [(site, kept(server, f"{LAST_PREFIX}{site}/")) for site in sorted(weights)]
+        shares = normalised_weights(dict(weights), {site: {} for site in weights})
+        lasts = [(site, auxiliary_state(server, f"{LAST_PREFIX}{site}/")) for site in sorted(weights)]
         mean = mean_update(lasts, shares, "")  # type: ignore[arg-type]
         return prefixed(
-            {name: mean[name].to(tensor.dtype) for name, tensor in shared_of(server).items()}, TEACHER_PREFIX
+            {name: mean[name].to(tensor.dtype) for name, tensor in model_tensors(server).items()}, TEACHER_PREFIX
         )
 
     # ---- a site
@@ -121,11 +121,11 @@ class FedKF(FedAvg):
             return
         fit.extra["teacher"] = site.task.load(self.full_state(site, tensors), site.network).eval().requires_grad_(False)
         shape = site.train.batch(torch.arange(1))[0].shape[1:]
-        with pinned(site.settings.seed, "initial", "generator"):
+        with seeded_generators(site.settings.seed, "initial", "generator"):
             generator = Generator(tuple(shape), self.noise_dim, self.width)
-        generator.load_state_dict(kept(site, GENERATOR_PREFIX) or generator.state_dict())
+        generator.load_state_dict(auxiliary_state(site, GENERATOR_PREFIX) or generator.state_dict())
         optimizer = torch.optim.Adam(generator.to(site.task.device).parameters(), lr=self.gen_lr)
-        write_state(optimizer, generator, kept(site, ADAM_PREFIX))
+        write_state(optimizer, generator, auxiliary_state(site, ADAM_PREFIX))
         fit.extra |= {"generator": generator, "adam": optimizer, "noise": site.rng("generator")}
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
@@ -157,5 +157,5 @@ class FedKF(FedAvg):
             return
         state, adam = cpu_state(fit.extra["generator"]), read_state(fit.extra["adam"], fit.extra["generator"])
         if is_finite(state | adam):
-            keep(fit.site, GENERATOR_PREFIX, state)
-            keep(fit.site, ADAM_PREFIX, adam)
+            set_auxiliary_state(fit.site, GENERATOR_PREFIX, state)
+            set_auxiliary_state(fit.site, ADAM_PREFIX, adam)

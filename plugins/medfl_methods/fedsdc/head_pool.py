@@ -11,15 +11,15 @@ from typing import Any
 
 from medfl.contract import Server
 from medfl.networks.heads import HeadKind, make_head
-from medfl.networks.parts import with_head
+from medfl.networks.parts import replace_head
 from medfl.task import Task
-from medfl.toolkit.kept import KEPT, shared_of
-from medfl.types import MODEL, Meta, Tensors
+from medfl.toolkit.participant_state import AUXILIARY_PREFIX, model_tensors
+from medfl.types import MODEL_PREFIX, Meta, Tensors
 from medfl.utils.wire import prefixed, select
 from medfl_methods.fedsdc.voting import Together, VotingHead
 
 HEADS_PREFIX = "heads/"
-"""Prefix of the pool's tensor names in messages and, after `KEPT`, in the server's state."""
+"""Prefix of the pool's tensor names in messages and, after `AUXILIARY_PREFIX`, in the server's state."""
 
 ENSEMBLE_TARGET = "medfl_methods.fedsdc.voting.VotingHead"
 SINGLE_TARGET = "medfl.networks.heads.make_head"
@@ -53,7 +53,7 @@ def with_new_head(task: Task, network: str, head: Mapping[str, Any]) -> Task:
     """
     arguments = {name: value for name, value in head.items() if name != "_target_"}
     make = VotingHead if head["_target_"] == ENSEMBLE_TARGET else make_head
-    return task.with_network(network, lambda: with_head(task.build(network), make(**arguments)))
+    return task.with_network(network, lambda: replace_head(task.build(network), make(**arguments)))
 
 
 def hidden_width(head: Tensors) -> int:
@@ -75,17 +75,17 @@ def group_by_head(heads: Tensors) -> list[Tensors]:
 
 def slot_prefix(slot: int) -> str:
     """Return the prefix of a head's tensors in the server's state. Prefixes sort like the numbers of the heads."""
-    return f"{KEPT}{HEADS_PREFIX}{slot:06d}/"
+    return f"{AUXILIARY_PREFIX}{HEADS_PREFIX}{slot:06d}/"
 
 
 def pool_heads(server: Server) -> list[Tensors]:
     """Return the tensors of all heads, in their order."""
-    return group_by_head(select(server.state.tensors, KEPT + HEADS_PREFIX))
+    return group_by_head(select(server.state.tensors, AUXILIARY_PREFIX + HEADS_PREFIX))
 
 
 def published_tensors(server: Server, slots: Iterable[int]) -> Tensors:
     """Return the body and some heads, named for a message."""
-    tensors, heads = prefixed(shared_of(server), MODEL), pool_heads(server)
+    tensors, heads = prefixed(model_tensors(server), MODEL_PREFIX), pool_heads(server)
     for slot in slots:
-        tensors |= prefixed(heads[slot], slot_prefix(slot).removeprefix(KEPT))
+        tensors |= prefixed(heads[slot], slot_prefix(slot).removeprefix(AUXILIARY_PREFIX))
     return tensors

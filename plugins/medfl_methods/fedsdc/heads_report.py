@@ -14,7 +14,7 @@ from medfl.contract import Findings
 from medfl.engine.runs.records import RunRecord
 from medfl.privacy.policy import policy_of
 from medfl.types import Meta
-from medfl.utils.formats import count, listed, number, score
+from medfl.utils.formats import count, join_words, number, score
 from medfl_methods.fedsdc.heads_figures import (
     COLOURS,
     assignment_figure,
@@ -24,10 +24,10 @@ from medfl_methods.fedsdc.heads_figures import (
 )
 from medfl_report.curves import group_looks
 from medfl_report.figures import INK, Curve, Look, curves_figure, svg
-from medfl_report.groups import Group, several
+from medfl_report.groups import Group, repeated_word
 from medfl_report.section import ReportData, TemplateSection
-from medfl_report.sections.matrix import DEEPEST, LARGEST
-from medfl_report.sections.standard import BANDS
+from medfl_report.sections.cross_site import MAX_OPACITY, MAX_SITES
+from medfl_report.sections.standard import MAX_BANDS
 
 MAX_DRAWN_POOLS = 4
 """Maximum number of pools that are drawn on a page."""
@@ -84,7 +84,7 @@ def heads_section(groups: Sequence[Group], findings: FindingsByRun) -> Meta | No
     return {
         "pools": [_pool_content(members) for members in drawn[:MAX_DRAWN_POOLS]],
         "colours": len(COLOURS),
-        "not_drawn": listed([name for members in drawn[MAX_DRAWN_POOLS:] for name, _, _ in members]),
+        "not_drawn": join_words([name for members in drawn[MAX_DRAWN_POOLS:] for name, _, _ in members]),
         **_vote_curves(parts, findings),
     }
 
@@ -111,7 +111,7 @@ def _pool_content(members: Sequence[NamedRun]) -> Meta:
     times = count_rounds_with_head(assigned, len(badges))
     figure = assignment_figure(assigned, _figure_description(assigned, heads["sites"])) if assigned.size else None
     return {
-        "label": listed([name for name, _, _ in members]),
+        "label": join_words([name for name, _, _ in members]),
         "has_several_runs": len(members) > 1,
         "sites": heads["sites"],
         "badges": badges,
@@ -160,7 +160,7 @@ def _describe_ensemble(name: str, run: RunRecord, run_findings: Findings) -> str
 
 def _list_heads(ensemble_heads: Sequence[int]) -> str:
     """Return a clause that lists the heads of the ensemble."""
-    names = listed([str(head + 1) for head in ensemble_heads])
+    names = join_words([str(head + 1) for head in ensemble_heads])
     return f"the ensemble has only head {names}" if len(ensemble_heads) == 1 else f"the ensemble has heads {names}"
 
 
@@ -186,7 +186,7 @@ def _head_rows(heads: Meta) -> Meta:
     return {
         "images": images,
         "split": heads["evaluated_on"],
-        "shows_pairs": size <= LARGEST,
+        "shows_pairs": size <= MAX_SITES,
         "range": (min(apart), max(apart)),
         "rows": [
             {
@@ -206,7 +206,7 @@ def _head_rows(heads: Meta) -> Meta:
 
 def _agreement_cell(share: float, low: float, high: float) -> Meta:
     """Return the agreement of two heads and its shade."""
-    return {"share": share, "shade": DEEPEST * (share - low) / (high - low) if high > low else 0.0}
+    return {"share": share, "shade": MAX_OPACITY * (share - low) / (high - low) if high > low else 0.0}
 
 
 # ---- the vote
@@ -225,7 +225,7 @@ def _vote_curves(groups: Sequence[Group], findings: FindingsByRun) -> Meta:
             ]
         )
     }
-    curves = [_group_curve(label, heads, len(evaluation) <= BANDS) for label, heads in evaluation.items()]
+    curves = [_group_curve(label, heads, len(evaluation) <= MAX_BANDS) for label, heads in evaluation.items()]
     curves = [curve for curve in curves if len(curve.rounds) > 1]
     if not curves:
         return {"votes": None}
@@ -235,9 +235,9 @@ def _vote_curves(groups: Sequence[Group], findings: FindingsByRun) -> Meta:
     drawn = [run_heads for curve in curves for run_heads in evaluation[curve.name]]
     return {
         "votes": _vote_figure(curves, ensemble_heads, group_looks(groups)),
-        "split": listed(sorted({run_heads["evaluated_on"] for run_heads in drawn})),
+        "split": join_words(sorted({run_heads["evaluated_on"] for run_heads in drawn})),
         "images": " or ".join(map(number, sorted({run_heads["evaluation"]["images"] for run_heads in drawn}))),
-        "averaged_over": several([group for group in groups if group.label in ensemble_heads]),
+        "averaged_over": repeated_word([group for group in groups if group.label in ensemble_heads]),
         "has_band": any(len(curve.low) for curve in curves),
     }
 

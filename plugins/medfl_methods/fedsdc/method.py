@@ -13,19 +13,19 @@ from torch import nn
 from medfl.contract import Findings, Model, Need, Participant, PayloadKind, Replies, Reply, Request, Server, Site
 from medfl.data.pooled import labels_of
 from medfl.errors import RefusedError, SettingsError
-from medfl.networks.heads import Activation, HeadKind, kind_of, make_head, unlike_widths, xavier
-from medfl.networks.parts import body_and_head, features_of, head_path, without_head
+from medfl.networks.heads import Activation, HeadKind, draw_head_widths, head_kind, initialise_xavier, make_head
+from medfl.networks.parts import body_and_head, feature_count, head_prefix, names_without_head
 from medfl.privacy.policy import policy_of
-from medfl.settings import participants
+from medfl.settings import participant_count
 from medfl.task import Task
-from medfl.toolkit.aggregation import add_update, check_updates, sample
+from medfl.toolkit.aggregation import add_update, check_updates, sample_sites
 from medfl.toolkit.averaging import Averaging
-from medfl.toolkit.kept import shared_of
-from medfl.toolkit.rounds import Due, Step
+from medfl.toolkit.participant_state import model_tensors
+from medfl.toolkit.rounds import RoundStep, ScheduledStep
 from medfl.toolkit.server_optimizer import momentum_step
-from medfl.types import MODEL, Meta, Tensors
+from medfl.types import MODEL_PREFIX, Meta, Tensors
 from medfl.utils.metadata import Count, MetaField
-from medfl.utils.rng import pinned
+from medfl.utils.rng import seeded_generators
 from medfl.utils.wire import prefixed, select
 from medfl_methods.fedsdc.head_evaluation import (
     HeadEvaluation,
@@ -100,7 +100,7 @@ class FedSDC(Averaging):
     supports = frozenset()
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_logits", "linear_head"})
-    sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", HEAD_PREFIX: "update"}
+    sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL_PREFIX: "update", HEAD_PREFIX: "update"}
     sends_meta: ClassVar[Mapping[str, MetaField]] = {
         "size": MetaField("private", Count),
         "evaluation": MetaField("private", HeadEvaluation, after=("evaluate",)),
@@ -133,9 +133,9 @@ class FedSDC(Averaging):
 
     # ---- the server
 
-    def shared(self, model: nn.Module, norm_sync: str) -> list[str]:
+    def shared_names(self, model: nn.Module, norm_sync: str) -> list[str]:
         """Return the names of the body's tensors."""
-        return without_head(model, super().shared(model, norm_sync))
+        return names_without_head(model, super().shared_names(model, norm_sync))
 
     def setup(self, server: Server) -> None:
         """Initialise the body and the pool of heads in the server's state.
@@ -144,7 +144,7 @@ class FedSDC(Averaging):
             SettingsError: If `heads` has a wrong value, or heads cannot be ranked with these settings.
         """
         super().setup(server)
-        count = participants(len(server.trainable()), server.settings.fraction if self.shuffle else 1.0)
+        count = participant_count(len(server.trainable()), server.settings.fraction if self.shuffle else 1.0)
         if self.heads not in (None, count):
             raise SettingsError(
                 "setting_out_of_range",
@@ -166,24 +166,24 @@ class FedSDC(Averaging):
         """
         task, network, seed = server.task, server.task.network, server.settings.seed
         model, heads = task.build(network), list[Tensors]()
-        features = features_of(model, network)
+        features = feature_count(model, network)
         if not self.diversity:
-            kind_of(body_and_head(model)[1])
-            return [select(task.initial(seed, network), head_path(model, network))] * count
-        for slot, width in enumerate(unlike_widths(count, features, *self.rho, server.rng("widths"))):
-            with pinned(seed, "initial head", network, str(slot)):
-                head = xavier(make_head(features, width, task.objective.outputs))
+            head_kind(body_and_head(model)[1])
+            return [select(task.initial(seed, network), head_prefix(model, network))] * count
+        for slot, width in enumerate(draw_head_widths(count, features, *self.rho, server.rng("widths"))):
+            with seeded_generators(seed, "initial head", network, str(slot)):
+                head = initialise_xavier(make_head(features, width, task.objective.outputs))
             heads.append({name: tensor.detach().clone() for name, tensor in head.state_dict().items()})
         return heads
 
-    def round_steps(self) -> tuple[Step, ...]:
+    def round_steps(self) -> tuple[RoundStep, ...]:
         """Return the steps of the method.
 
         They are ``fit``, in which participants train, and ``evaluate``, in which sites evaluate all heads.
         """
         return (
-            Step("fit", self.requests, self.train, self.aggregate_updates),
-            Step(
+            RoundStep("fit", self.requests, self.train, self.aggregate_updates),
+            RoundStep(
                 "evaluate",
                 self.evaluation_requests,
                 self.evaluate_pool,
@@ -192,15 +192,18 @@ class FedSDC(Averaging):
             ),
         )
 
-    def schedule(self, server: Server, done: Sequence[Due]) -> Sequence[Due]:
+    def remaining_steps(self, server: Server, done: Sequence[ScheduledStep]) -> Sequence[ScheduledStep]:
         """Return the steps of this round: a training step, and zero to two evaluations of the heads."""
-        return [Due("fit"), *(Due("evaluate", turn) for turn in range(self.evaluation_count(server)))][len(done) :]
+        return [
+            ScheduledStep("fit"),
+            *(ScheduledStep("evaluate", turn) for turn in range(self.evaluation_count(server))),
+        ][len(done) :]
 
     def requests(self, server: Server) -> list[Request]:
         """Return the requests to this round's participants, each with the body and its assigned head."""
-        path = MODEL + head_path(server.task.build(), server.task.network)
+        path = MODEL_PREFIX + head_prefix(server.task.build(), server.task.network)
         body, heads, assigned = (
-            prefixed(shared_of(server), MODEL),
+            prefixed(model_tensors(server), MODEL_PREFIX),
             pool_heads(server),
             self.assign_heads(server).items(),
         )
@@ -218,7 +221,7 @@ class FedSDC(Averaging):
     def assign_heads(self, server: Server) -> dict[str, int]:
         """Return the assignment of this round: a mapping from participant to number of its head."""
         sites = server.trainable()
-        chosen = sample(sites, server.settings.fraction, server.shared_rng("participation"))
+        chosen = sample_sites(sites, server.settings.fraction, server.shared_rng("participation"))
         if not self.shuffle:
             return {name: sites.index(name) for name in chosen}
         return dict(zip(chosen, torch.randperm(len(chosen), generator=server.rng("heads")).tolist(), strict=True))
@@ -259,7 +262,7 @@ class FedSDC(Averaging):
         if len(replies):
             counts, first = (
                 sum_counts(reply["evaluation"] for reply in replies.meta.values()),
-                self.due(server).turn == 0,
+                self.current_step(server).turn == 0,
             )
             server.state.meta |= {"ranking": rank_heads(counts["right"])} if first else {"evaluation": counts}
 
@@ -290,7 +293,11 @@ class FedSDC(Averaging):
         They are evaluated once to rank them and, in the last round, again for the votes by rank.
         """
         discloses_counts = policy_of(server.settings).discloses_metadata("private")
-        if not discloses_counts or not self.evaluating_sites(server) or not server.settings.due(server.round):
+        if (
+            not discloses_counts
+            or not self.evaluating_sites(server)
+            or not server.settings.is_evaluated_after(server.round)
+        ):
             return 0
         return 2 if server.round >= server.settings.rounds else int(self.selects_heads)
 
@@ -354,7 +361,7 @@ class FedSDC(Averaging):
         """Train the body and the assigned head at a site, and return the updates of both."""
         with torch.random.fork_rng(devices=[]):  # building networks must not change the random stream of the training
             model = site.task.build(site.network)
-            path, features = MODEL + head_path(model, site.network), features_of(model, site.network)
+            path, features = MODEL_PREFIX + head_prefix(model, site.network), feature_count(model, site.network)
             head = single_head_config(
                 self.head_kind(model, select(request.tensors, path)), features, site.task.objective.outputs
             )
@@ -367,7 +374,7 @@ class FedSDC(Averaging):
     def head_kind(self, model: nn.Module, head: Tensors) -> HeadKind:
         """Return the kind of a head with these tensors, for a network like `model`."""
         if not self.diversity:
-            return kind_of(body_and_head(model)[1])
+            return head_kind(body_and_head(model)[1])
         return HeadKind(hidden_width(head), self.dropout, self.head_activation)
 
     def models(self, participant: Server | Site) -> dict[str, Model]:
@@ -395,14 +402,14 @@ class FedSDC(Averaging):
             model: Network of the same architecture.
         """
         network = participant.task.network
-        body, heads = select(published, MODEL), group_by_head(select(published, HEADS_PREFIX))
+        body, heads = select(published, MODEL_PREFIX), group_by_head(select(published, HEADS_PREFIX))
         if isinstance(participant, Site) and not self.shares_whole_body(participant, model):
             body = self.full_state(participant, body)
-        path = head_path(model, network)
+        path = head_prefix(model, network)
         tensors = {name: tensor for name, tensor in body.items() if not name.startswith(path)}
         for number, head in enumerate(heads):
             tensors |= prefixed(head, f"{path}heads.{number}.")
-        kinds, features = [self.head_kind(model, head) for head in heads], features_of(model, network)
+        kinds, features = [self.head_kind(model, head) for head in heads], feature_count(model, network)
         together: Literal["vote", "prob_mean"] = "prob_mean" if self.ensemble == "prob_mean" else "vote"
         return Model(
             network,
@@ -412,12 +419,12 @@ class FedSDC(Averaging):
 
     def shares_whole_body(self, participant: Participant, model: nn.Module) -> bool:
         """Return whether the sites share all of the body of a network like `model`."""
-        return self.shared(model, participant.settings.norm_sync) == self.shared(model, "all")
+        return self.shared_names(model, participant.settings.norm_sync) == self.shared_names(model, "all")
 
     def network_config(self, model: Model, network_def: Any) -> Any:
         """Return the configuration of the network with the model's heads in place of its own."""
         head = model.meta["head"]
-        return {"_target_": "medfl.networks.parts.with_head", "network": network_def, "head": head}
+        return {"_target_": "medfl.networks.parts.replace_head", "network": network_def, "head": head}
 
     def predictor(self, task: Task, models: list[Model]) -> nn.Module:
         """Return the network with the model's heads in place of its own."""

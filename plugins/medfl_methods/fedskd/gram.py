@@ -21,7 +21,7 @@ _MIN_COLUMNS_RATIO = (6.5, 6.0, 5.0)
 `benchmarks/similarity_loss.py`."""
 
 
-def choose_form(n: int, k: int, gradients: int = 2) -> Literal["small", "tiles", "columns"]:
+def choose_algorithm(n: int, k: int, gradients: int = 2) -> Literal["small", "tiles", "columns"]:
     """Return the fastest algorithm.
 
     Args:
@@ -51,7 +51,7 @@ def gram_loss(x: torch.Tensor, y: torch.Tensor, algorithm: Algorithm = "auto") -
     x, y = x.to(dtype), y.to(dtype)
     gradients = torch.is_grad_enabled() * (x.requires_grad + y.requires_grad)
     if algorithm == "auto":
-        algorithm = choose_form(x.shape[1], max(len(x), len(y)), gradients)
+        algorithm = choose_algorithm(x.shape[1], max(len(x), len(y)), gradients)
     if algorithm == "small":
         return _SmallLoss.apply(x, y, torch.is_grad_enabled())
     return _LargeLoss.apply(x, y, torch.is_grad_enabled(), algorithm)

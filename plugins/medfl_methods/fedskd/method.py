@@ -13,13 +13,13 @@ from torch import nn
 
 from medfl.contract import Capability, Model, Need, ReducesTo, Reply, Request, Server, Site
 from medfl.errors import SettingsError
+from medfl.toolkit.circulating import CirculatingModels
 from medfl.toolkit.co_training import CompanionModel, ModelPair
-from medfl.toolkit.feature_hooks import check_alike, stages
+from medfl.toolkit.feature_hooks import check_comparable_stages, network_stages
 from medfl.toolkit.fit import Fit
-from medfl.toolkit.lending import Circulating
-from medfl.toolkit.transfer import ModelInTransit, arrived, as_host
+from medfl.toolkit.model_transfer import ModelInTransit, receive_model, with_host_settings
 from medfl.training.loop import Batch
-from medfl.training.optimizer_state import split
+from medfl.training.optimizer_state import split_optimizer_state
 from medfl.types import Meta, Tensors
 from medfl_methods.fedskd.regions import region_weights
 from medfl_methods.fedskd.stages import RegionGrids, SimilarityKind, stages_loss
@@ -27,7 +27,7 @@ from medfl_methods.fedskd.stages import RegionGrids, SimilarityKind, stages_loss
 logger = logging.getLogger(__name__)
 
 
-class FedSKD(Circulating):
+class FedSKD(CirculatingModels):
     """Each site trains its own model beside a copy of another site's model, and the two teach each other by similarity.
 
     In each round the server draws a permutation of the sites. It tells each site which other site's model it receives
@@ -149,7 +149,7 @@ class FedSKD(Circulating):
         self.check(server)
         server.state.meta["visits"] = math.ceil(self.start_fraction * server.settings.rounds - 1e-9)
 
-    def guests_return(self, server: Server) -> bool:
+    def visiting_models_return(self, server: Server) -> bool:
         """Return whether visiting models return to their owners in this round, as they do before L begins."""
         return self.start_fraction == 1 or server.round <= int(server.state.meta["visits"])
 
@@ -183,7 +183,7 @@ class FedSKD(Circulating):
                     "nothing."
                 )
             return
-        check_alike(networks, self.layers)
+        check_comparable_stages(networks, self.layers)
         if "region" in self.skd and server.task.regions is None:
             raise SettingsError(
                 "missing_regions",
@@ -196,12 +196,14 @@ class FedSKD(Circulating):
 
     # ---- a site
 
-    def lent(self, site: Site, request: Request) -> Tensors:
+    def sent_model(self, site: Site, request: Request) -> Tensors:
         """Return the tensors that this site sends to the host.
 
         They are its model, with the optimiser state only in rounds where the model returns.
         """
-        return super().lent(site, request) if request.meta["returns"] else split(self.own(site))[0]
+        return (
+            super().sent_model(site, request) if request.meta["returns"] else split_optimizer_state(self.own(site))[0]
+        )
 
     def train(self, site: Site, request: Request) -> Reply:
         """Train the own model beside the visiting model, and store it.
@@ -211,9 +213,9 @@ class FedSKD(Circulating):
         if request.meta["returns"]:
             return super().train(site, request)
         owner = request.meta["owner"]
-        visitor = None if owner == site.name else arrived(site, owner, [site.round])
-        host = as_host(site, site.network, request.meta["scale"])
-        done, site.state.tensors = self.go_on(host, self.own(site), {"guest": visitor})
+        visitor = None if owner == site.name else receive_model(site, owner, [site.round])
+        host = with_host_settings(site, site.network, request.meta["scale"])
+        done, site.state.tensors = self.continue_training(host, self.own(site), {"guest": visitor})
         log = done.log | {"guests": float(visitor is not None)}
         return Reply(
             meta={"guest": visitor.owner if visitor else ""},
@@ -225,7 +227,9 @@ class FedSKD(Circulating):
         """Load the visiting model into the fit as a model pair, with hooks on the compared stages of both models."""
         visitor: ModelInTransit | None = fit.extra.get("guest")
         if visitor is not None:
-            companion = CompanionModel(fit.site, split(visitor.kept)[0], visitor.network, self.freeze_ktm_header)
+            companion = CompanionModel(
+                fit.site, split_optimizer_state(visitor.kept)[0], visitor.network, self.freeze_ktm_header
+            )
             fit.extra["pair"] = ModelPair(fit.model, companion, self.compared)
             if fit.site.task.regions is not None:
                 fit.extra["grids"] = RegionGrids(fit.site.task.regions, self.region_mode)
@@ -234,7 +238,7 @@ class FedSKD(Circulating):
         """Return the stages of a network that the similarity loss compares; none if gamma is 0."""
         if self.gamma == 0:
             return []
-        layers = stages(model, type(model).__name__)
+        layers = network_stages(model, type(model).__name__)
         return layers if self.layers is None else [layers[layer - 1] for layer in self.layers]
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
@@ -244,13 +248,13 @@ class FedSKD(Circulating):
         """
         pair: ModelPair | None = fit.extra.get("pair")
         own_loss = super().loss(fit, batch)
-        if pair is None or pair.guest.sits_out(batch):
+        if pair is None or pair.guest.skips(batch):
             return own_loss
         visiting_loss = fit.site.task.loss(pair.guest(batch.images), batch.targets)
         if self.gamma == 0:
             pair.note(len(batch.rows), guest_loss=visiting_loss)
             return own_loss + visiting_loss
-        similarity = self.similarity(pair.own_features, pair.guest_features, self.regions(fit, batch))
+        similarity = self.similarity(pair.own_features, pair.visiting_features, self.regions(fit, batch))
         pair.note(len(batch.rows), guest_loss=visiting_loss, similarity=similarity)
         return own_loss + visiting_loss + self.gamma * similarity
 

@@ -18,11 +18,11 @@ from medfl.task import Task
 from medfl.toolkit.aggregation import check_updates, mean_update, subtract
 from medfl.toolkit.averaging import Averaging
 from medfl.toolkit.fit import Fit
-from medfl.toolkit.kept import keep, kept, shared_of
-from medfl.toolkit.trainings import Training
-from medfl.toolkit.transfer import as_host
+from medfl.toolkit.model_transfer import with_host_settings
+from medfl.toolkit.participant_state import auxiliary_state, model_tensors, set_auxiliary_state
+from medfl.toolkit.training_specs import Training
 from medfl.training.loop import Batch
-from medfl.types import MODEL, Tensors
+from medfl.types import MODEL_PREFIX, Tensors
 from medfl.utils.wire import prefixed, select
 from medfl_methods.fedsm.networks import new_selector, new_super_model
 
@@ -78,7 +78,7 @@ class FedSM(Averaging):
     supports = frozenset()
 
     sends: ClassVar[Mapping[str, PayloadKind]] = {
-        MODEL: "update",
+        MODEL_PREFIX: "update",
         PERSONAL_PREFIX: "weights",
         SELECTOR_PREFIX: "update",
         MOMENTS_PREFIX: "statistic",
@@ -129,10 +129,10 @@ class FedSM(Averaging):
                 norm_sync=server.settings.norm_sync,
             )
         server.state.meta["members"] = members = server.trainable()
-        initial_model = shared_of(server)
+        initial_model = model_tensors(server)
         for number in range(len(members)):
-            keep(server, f"{PERSONAL_PREFIX}{number}/", initial_model)
-        keep(
+            set_auxiliary_state(server, f"{PERSONAL_PREFIX}{number}/", initial_model)
+        set_auxiliary_state(
             server,
             SELECTOR_PREFIX,
             self.with_selector(server.task, len(members)).initial(server.settings.seed, SELECTOR_NAME),
@@ -144,20 +144,22 @@ class FedSM(Averaging):
         Each contains the global model, the site's personal model, and the selector with its moments.
         """
         members = server.state.meta["members"]
-        tensors = prefixed(shared_of(server), MODEL)
+        tensors = prefixed(model_tensors(server), MODEL_PREFIX)
         for prefix in (SELECTOR_PREFIX, MOMENTS_PREFIX):
-            tensors |= prefixed(kept(server, prefix), prefix)
+            tensors |= prefixed(auxiliary_state(server, prefix), prefix)
 
         def request_to(site: str) -> Request:
             number = members.index(site)
-            own = prefixed(kept(server, f"{PERSONAL_PREFIX}{number}/"), PERSONAL_PREFIX)
+            own = prefixed(auxiliary_state(server, f"{PERSONAL_PREFIX}{number}/"), PERSONAL_PREFIX)
             return Request(site, "fit", tensors | own, {"number": number, "sites": len(members)})
 
         return [request_to(request.to) for request in super().requests(server) if request.to in members]
 
     def publish(self, server: Server) -> Tensors:
         """Return the global model, all personal models and the selector, named for a message."""
-        beside = {prefix: prefixed(kept(server, prefix), prefix) for prefix in (PERSONAL_PREFIX, SELECTOR_PREFIX)}
+        beside = {
+            prefix: prefixed(auxiliary_state(server, prefix), prefix) for prefix in (PERSONAL_PREFIX, SELECTOR_PREFIX)
+        }
         return super().publish(server) | beside[PERSONAL_PREFIX] | beside[SELECTOR_PREFIX]
 
     def check_tensors(self, task: Task, request: Request, tensors: Tensors) -> None:
@@ -183,12 +185,14 @@ class FedSM(Averaging):
         total = mean_update(replies, dict.fromkeys(replies.meta, 1.0), PERSONAL_PREFIX)
         for site, tensors in replies:
             place = f"{PERSONAL_PREFIX}{server.state.meta['members'].index(site)}/"
-            keep(server, place, apply_soft_pull(select(tensors, PERSONAL_PREFIX), total, len(replies), self.lam))
+            set_auxiliary_state(
+                server, place, apply_soft_pull(select(tensors, PERSONAL_PREFIX), total, len(replies), self.lam)
+            )
 
     def aggregate_extra(self, server: Server, prefix: str, mean: Tensors, replied: int) -> None:
         """Add the selector's mean update; set the moments to their mean."""
         if prefix == MOMENTS_PREFIX:
-            keep(server, MOMENTS_PREFIX, {name: tensor.float() for name, tensor in mean.items()})
+            set_auxiliary_state(server, MOMENTS_PREFIX, {name: tensor.float() for name, tensor in mean.items()})
         else:
             super().aggregate_extra(server, prefix, mean, replied)
 
@@ -200,13 +204,17 @@ class FedSM(Averaging):
 
     def train(self, site: Site, request: Request) -> Reply:
         """Train all three networks, and return the personal model, both updates and the selector's moments."""
-        keep(site, PERSONAL_PREFIX, select(request.tensors, PERSONAL_PREFIX))
+        set_auxiliary_state(site, PERSONAL_PREFIX, select(request.tensors, PERSONAL_PREFIX))
         reply, received = super().train(site, request), select(request.tensors, SELECTOR_PREFIX)
-        there = as_host(replace(site, task=self.with_selector(site.task, request.meta["sites"])), SELECTOR_NAME)
+        there = with_host_settings(
+            replace(site, task=self.with_selector(site.task, request.meta["sites"])), SELECTOR_NAME
+        )
         training, number = Training(SELECTOR_NAME), {"number": request.meta["number"]}
         done = self.fit(there, received, select(request.tensors, MOMENTS_PREFIX), number, training=training)
         update = {name: subtract(done.after[name], old) for name, old in received.items()}
-        reply.tensors |= prefixed(kept(site, PERSONAL_PREFIX), PERSONAL_PREFIX) | prefixed(update, SELECTOR_PREFIX)
+        reply.tensors |= prefixed(auxiliary_state(site, PERSONAL_PREFIX), PERSONAL_PREFIX) | prefixed(
+            update, SELECTOR_PREFIX
+        )
         reply.tensors |= prefixed(done.optimizer, MOMENTS_PREFIX)
         reply.log["selector_loss"] = done.log["loss"]
         return reply
@@ -228,7 +236,7 @@ class FedSM(Averaging):
         """Return the global model, and at each site also the super model as its personal model."""
         if isinstance(participant, Server):
             return super().models(participant)
-        common, own = (select(participant.published, prefix) for prefix in (MODEL, PERSONAL_PREFIX))
+        common, own = (select(participant.published, prefix) for prefix in (MODEL_PREFIX, PERSONAL_PREFIX))
         models = {"global": Model(participant.network, common)}
         if own:
             tensors = prefixed(common, "common.") | prefixed(

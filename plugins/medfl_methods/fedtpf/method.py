@@ -12,13 +12,13 @@ from torch import nn
 from medfl.contract import Need, ReducesTo, Replies, Reply, Request, Server, Site
 from medfl.data.pooled import count_patients
 from medfl.errors import SettingsError
-from medfl.networks.parts import features_of
-from medfl.privacy.release import Release
-from medfl.toolkit.kept import KEPT, shared_of
-from medfl.toolkit.prototypes import distance, prototypes, scaled
-from medfl.toolkit.rounds import Due, Step
+from medfl.networks.parts import feature_count
+from medfl.privacy.release import ImageRelease
+from medfl.toolkit.participant_state import AUXILIARY_PREFIX, model_tensors
+from medfl.toolkit.prototypes import latent_distance, prototypes, scale_prototypes
+from medfl.toolkit.rounds import RoundStep, ScheduledStep
 from medfl.types import Meta
-from medfl.utils.metadata import Count, MetaField, number
+from medfl.utils.metadata import Count, MetaField, bounded_number
 from medfl.utils.wire import prefixed, select
 from medfl_methods.fedfed.distiller import Distiller
 from medfl_methods.fedfed.distiller_training import DistillerTraining, DividedBatch, evaluate_distiller, require_scale
@@ -70,8 +70,8 @@ class FedTPF(FeatureSharing):
         penalty: Factor of the critic's gradient penalty, >= 0.
         critic_steps: Critic steps for each generator step, >= 1.
         critic_lr: Learning rate of the critic's Adam, > 0.
-        prototype: Prototypes: ``mean`` features of a class; ``scaled``, scaled to the norm sqrt(d) of a standard normal
-            vector, which fits the KL term; or ``none``.
+        prototype: Prototypes: ``mean`` features of a class; ``scale_prototypes``, scaled to the norm sqrt(d) of a
+            standard normal vector, which fits the KL term; or ``none``.
         prototype_weight: Weight of the distance to the prototypes, >= 0.
         freeze: Whether sites freeze.
         accuracy: Accuracy that freezing and the end of stage 1 require, in [0, 1].
@@ -100,7 +100,7 @@ class FedTPF(FeatureSharing):
     sends_meta: ClassVar[Mapping[str, MetaField]] = {
         **FeatureSharing.sends_meta,
         "frozen": MetaField("private", bool),
-        "accuracy": MetaField("private", number(0, 1), after=("assess",)),
+        "accuracy": MetaField("private", bounded_number(0, 1), after=("assess",)),
         "patients": MetaField("private", Count, after=("assess",)),
     }
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"clip": None, "decay": "literal"}, "medfl": {}}
@@ -124,7 +124,7 @@ class FedTPF(FeatureSharing):
     decay_rate: float = Field(5.0, ge=0, allow_inf_nan=False)
     variance: float = Field(0.15, gt=0, le=MAX_NOISE_STD**2, allow_inf_nan=False)
 
-    def releases(self) -> list[Release]:
+    def releases(self) -> list[ImageRelease]:
         """Return the release mechanism of the single copy."""
         return [self.release(self.variance)]
 
@@ -151,7 +151,7 @@ class FedTPF(FeatureSharing):
             SettingsError: If the number of latent variables differs from the number of features that prototypes have.
         """
         task, compares = server.task, self.uses_prototypes and self.latent is not None
-        if compares and self.latent != (features := features_of(task.build(), task.network)):
+        if compares and self.latent != (features := feature_count(task.build(), task.network)):
             raise SettingsError(
                 "setting_out_of_range",
                 f"'latent' is {self.latent}, but network '{task.network}' has {features} features. The two must be "
@@ -165,19 +165,25 @@ class FedTPF(FeatureSharing):
         super().setup(server)
         server.state.meta |= {"frozen": {}, "changes": {}, "history": [], "threshold": self.accuracy}
 
-    def round_steps(self) -> tuple[Step, ...]:
+    def round_steps(self) -> tuple[RoundStep, ...]:
         """Return the steps of `FeatureSharing`, with an assessment of the new distiller after each round of stage 1.
 
         The assessment needs no minimum number of replies.
         """
         distil, *others = super().round_steps()
-        assess = Step("assess", self.assess_requests, self.assess, self.aggregate_assessments, quorum=0, updates=())
+        assess = RoundStep(
+            "assess", self.assess_requests, self.assess, self.aggregate_assessments, quorum=0, updates=()
+        )
         return distil, assess, *others
 
-    def schedule(self, server: Server, done: Sequence[Due]) -> Sequence[Due]:
+    def remaining_steps(self, server: Server, done: Sequence[ScheduledStep]) -> Sequence[ScheduledStep]:
         """Return the steps of this round, in stage 1 with an assessment if any site has validation images."""
-        left = super().schedule(server, done)
-        return [*left, Due("assess")][len(done) :] if left[0].name == "distil" and validating_sites(server) else left
+        left = super().remaining_steps(server, done)
+        return (
+            [*left, ScheduledStep("assess")][len(done) :]
+            if left[0].name == "distil" and validating_sites(server)
+            else left
+        )
 
     def distil_requests(self, server: Server) -> list[Request]:
         """Return the requests of a round of stage 1. Only sites that are not frozen receive the distiller."""
@@ -208,7 +214,7 @@ class FedTPF(FeatureSharing):
         update that the site no longer sends.
         """
         self.average(server, replies)
-        state, before = server.state.meta, select(server.state.tensors, KEPT + DISTILLER_PREFIX)
+        state, before = server.state.meta, select(server.state.tensors, AUXILIARY_PREFIX + DISTILLER_PREFIX)
         frozen_before = [name for name in replies.meta if name in state["frozen"]]
         active = [name for name in replies.meta if name not in state["frozen"]]
         change = last_change(state["history"], active)
@@ -274,21 +280,21 @@ class FedTPF(FeatureSharing):
             total = total + self.adversarial * adversary.generator_loss(divided.reconstructed.images)
         if prototype_means is not None and divided.reconstructed.latent is not None:
             latent = divided.reconstructed.latent
-            total = total + self.prototype_weight * distance(latent, prototype_means, divided.labels)
+            total = total + self.prototype_weight * latent_distance(latent, prototype_means, divided.labels)
         return total
 
     def adversary(self, site: Site) -> Adversary | None:
         """Return the site's critic with its stored state, or None if the sites train no critic."""
         if not self.has_critic:
             return None
-        kept = select(site.state.tensors, KEPT)
+        kept = select(site.state.tensors, AUXILIARY_PREFIX)
         return Adversary(site, kept, self.critic_lr, self.penalty, self.critic_steps, self.width)
 
     def prototypes(self, site: Site, model: nn.Module) -> torch.Tensor:
         """Return the prototypes of the site: mean features by class of the task's network, shape (num_classes, d)."""
         task, size = site.task, site.settings.batch_size
         means = prototypes(model, site.train, task.objective.classes, size, task.device)
-        return scaled(means) if self.prototype == "scaled" else means
+        return scale_prototypes(means) if self.prototype == "scaled" else means
 
     def evaluate_distiller(self, site: Site, model: Distiller) -> tuple[float, float]:
         """Return accuracy and mean |cos| between reconstruction and residual on the site's validation images."""
@@ -304,12 +310,14 @@ class FedTPF(FeatureSharing):
             reply.log |= {"distil_accuracy": past[-1][0], "distil_cosine": past[-1][1]}
         if self.freeze and self.is_ready_to_freeze(past):
             reply.meta["frozen"] = True
-            site.state.tensors = shared_of(site)
+            site.state.tensors = model_tensors(site)
             return
         self.keep_optimizer(site, distilling)
         if adversary is not None:
-            others = {name: t for name, t in site.state.tensors.items() if not name.startswith(f"{KEPT}{CRITIC}/")}
-            site.state.tensors = others | prefixed(adversary.tensors(), KEPT)
+            others = {
+                name: t for name, t in site.state.tensors.items() if not name.startswith(f"{AUXILIARY_PREFIX}{CRITIC}/")
+            }
+            site.state.tensors = others | prefixed(adversary.tensors(), AUXILIARY_PREFIX)
 
     def is_ready_to_freeze(self, past: list[list[float]]) -> bool:
         """Return whether the accuracies and cosines of the last epochs meet the conditions for freezing."""

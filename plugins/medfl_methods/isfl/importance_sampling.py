@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from medfl.toolkit.fisher import CHUNK_NUMBERS
+from medfl.toolkit.fisher import MAX_GRADIENT_ENTRIES
 from medfl.types import Tensors
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -106,7 +106,7 @@ def class_lipschitz(
             return loss(functional_call(model, (parameters, rest), (x,)), y)
 
         per_image_gradients = vmap(grad(loss_of), in_dims=(None, 0, 0))
-        chunk = max(1, CHUNK_NUMBERS // max(1, sum(p.numel() for p in after.values())))
+        chunk = max(1, MAX_GRADIENT_ENTRIES // max(1, sum(p.numel() for p in after.values())))
         for images, labels in batches:
             images, labels = images.to(moved.device), labels.to(moved.device)
             for x, y in zip(images[:, None].split(chunk), labels[:, None].split(chunk), strict=True):

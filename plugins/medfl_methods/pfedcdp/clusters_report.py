@@ -9,18 +9,18 @@ from dataclasses import dataclass
 import pandas as pd
 
 from medfl.engine.runs.records import RunRecord
-from medfl.metrics import UNBOUNDED
+from medfl.metrics import UNBOUNDED_METRICS
 from medfl.records.run_file import AssignedNetwork
-from medfl.types import NO_SITES, Meta
-from medfl.utils.formats import count, listed, metric_words, score
+from medfl.types import NON_SITE_NAMES, Meta
+from medfl.utils.formats import count, join_words, metric_words, score
 from medfl_methods.pfedcdp.device_profiles import Profile
 from medfl_methods.pfedcdp.machine_clusters import CLUSTER, CLUSTERS, SCORE
-from medfl_report.curves import ends
+from medfl_report.curves import last_values
 from medfl_report.figures import Curve, Look, curves_figure, looks, svg
-from medfl_report.groups import Group, output_names, several
-from medfl_report.scores import Value, key_metrics, named_runs
+from medfl_report.groups import Group, output_names, repeated_word
+from medfl_report.scores import MeanAndSpread, key_metrics, named_runs
 from medfl_report.section import ReportData, TemplateSection
-from medfl_report.sections.standard import BANDS
+from medfl_report.sections.standard import MAX_BANDS
 
 DEFAULT_NETWORK_NAME = "the default network"
 """Name shown for the network of a site without a network setting, in a run that does not record the default."""
@@ -131,7 +131,7 @@ def scores_by_cluster(runs: Sequence[RunRecord], metric: str, split: str = "test
         place = {spot.site: cluster.name for cluster in clusters_of(run) for spot in cluster.spots}
         rows = run.metrics
         rows = rows[(rows["moment"] == "aggregated") & (rows["split"] == split) & (rows["metric"] == metric)]
-        rows = rows[~rows["site"].isin(NO_SITES)]
+        rows = rows[~rows["site"].isin(NON_SITE_NAMES)]
         kind = "personal" if (rows["model"] == "personal").any() else "global"
         rows = rows[(rows["model"] == kind) & rows["site"].isin(place)]
         tables.append(rows.assign(cluster=rows["site"].map(place))[["round", "cluster", "value"]])
@@ -170,7 +170,7 @@ def clusters_section(groups: Sequence[Group]) -> Meta | None:
         "placements": _placements(parts),
         "metric": metric_words(metric, output_names(parts)),
         "names": names,
-        "several": several(parts),
+        "several": repeated_word(parts),
         "tests": [
             _scores_content(parts, metric, split, styles) for split in TEST_SPLITS if _has_scores(parts, metric, split)
         ],
@@ -206,7 +206,7 @@ def _placements(groups: Sequence[Group]) -> list[Meta]:
 
 def _placement_name(members: Sequence[tuple[str, RunRecord]], by_seed: bool) -> str:
     """Return the name of a placement: its seed, or the names of its runs."""
-    return f"seed {members[0][1].seed}" if by_seed else listed([name for name, _ in members])
+    return f"seed {members[0][1].seed}" if by_seed else join_words([name for name, _ in members])
 
 
 def _cluster_content(cluster: SiteCluster) -> Meta:
@@ -271,24 +271,24 @@ def _last_round_scores(group: Group, metric: str, split: str) -> pd.DataFrame:
     return pd.concat([rows[rows["round"] == rows["round"].max()] for rows in parts])
 
 
-def _mean_and_spread(values: pd.Series[float]) -> Value:
+def _mean_and_spread(values: pd.Series[float]) -> MeanAndSpread:
     """Return mean and standard deviation of scores."""
     if values.empty:
-        return Value(None)
-    return Value(float(values.mean()), float(values.std()) if len(values) > 1 else None)
+        return MeanAndSpread(None)
+    return MeanAndSpread(float(values.mean()), float(values.std()) if len(values) > 1 else None)
 
 
 def _cluster_figure(group: Group, metric: str, split: str, styles: dict[str, Look], name: str) -> Meta:
     """Return curves of a group's clusters over the rounds; without a figure if fewer than two rounds have scores."""
-    curves = _cluster_curves(scores_by_cluster(group.runs, metric, split), list(styles), metric in UNBOUNDED)
+    curves = _cluster_curves(scores_by_cluster(group.runs, metric, split), list(styles), metric in UNBOUNDED_METRICS)
     words, images = metric_words(metric, group.names), TEST_SPLITS[split]
     if not curves:
         return {"svg": None, "caption": f"No curves of {group.label} on {images}: fewer than two rounds have scores."}
-    figure = curves_figure(curves, styles, words, metric not in UNBOUNDED)
-    if metric not in UNBOUNDED:
+    figure = curves_figure(curves, styles, words, metric not in UNBOUNDED_METRICS)
+    if metric not in UNBOUNDED_METRICS:
         figure.axes[0].set_ylim(-0.02, 1.02)  # equal in all figures, so that they can be compared
     text = f"{group.label}: {words} of each cluster on {images}."
-    return {"svg": svg(figure, name, f"{text} {ends(curves)}"), "caption": text}
+    return {"svg": svg(figure, name, f"{text} {last_values(curves)}"), "caption": text}
 
 
 def _cluster_curves(rows: pd.DataFrame, names: Sequence[str], unbounded: bool = False) -> list[Curve]:
@@ -302,6 +302,6 @@ def _cluster_curves(rows: pd.DataFrame, names: Sequence[str], unbounded: bool = 
         low, high = mean - spread, mean + spread
         if not unbounded:
             low, high = low.clip(lower=0.0), high.clip(upper=1.0)
-        band = (low.tolist(), high.tolist()) if len(names) <= BANDS else ((), ())
+        band = (low.tolist(), high.tolist()) if len(names) <= MAX_BANDS else ((), ())
         curves.append(Curve(name, table.index.astype(int).tolist(), mean.tolist(), *band))
     return curves

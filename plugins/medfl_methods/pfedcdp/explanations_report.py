@@ -11,9 +11,17 @@ from markupsafe import Markup
 from medfl.contract import Findings
 from medfl.engine.runs.records import RunRecord
 from medfl.types import Meta
-from medfl.utils.formats import listed
+from medfl.utils.formats import join_words
 from medfl_report.groups import Group
-from medfl_report.rasters import balanced, colour_layer, grey_layer, plane, shades, strengths, tile
+from medfl_report.rasters import (
+    balanced_indices,
+    colour_layer,
+    grey_layer,
+    grey_levels,
+    overlay_levels,
+    thumbnail,
+    thumbnail_svg,
+)
 from medfl_report.scores import class_names
 from medfl_report.section import ReportData, TemplateSection
 
@@ -62,7 +70,7 @@ def explanations_section(groups: Sequence[Group], findings: Mapping[str, Finding
             )
             for n, (label, run) in enumerate(runs[:MAX_DRAWN_RUNS])
         ],
-        "not_drawn": listed([label for label, _ in runs[MAX_DRAWN_RUNS:]]),
+        "not_drawn": join_words([label for label, _ in runs[MAX_DRAWN_RUNS:]]),
         "volumes": any(findings[str(run.folder)].tensors[IMAGES].ndim == 5 for _, run in runs[:MAX_DRAWN_RUNS]),
     }
 
@@ -77,7 +85,7 @@ def _run_content(label: str, run: RunRecord, findings: Findings, name: str) -> M
     classes, tensors = class_names(run), findings.tensors
     maps = {key.removeprefix(MAPS): values for key, values in tensors.items() if key.startswith(MAPS)}
     labels = [int(label) for label in tensors[LABELS]]
-    chosen = balanced(labels, MAX_DRAWN_IMAGES)
+    chosen = balanced_indices(labels, MAX_DRAWN_IMAGES)
     return {
         "name": label,
         "teachers": list(maps),
@@ -98,14 +106,14 @@ def _run_content(label: str, run: RunRecord, findings: Findings, name: str) -> M
 
 def _image_row(image: torch.Tensor, maps: Mapping[str, torch.Tensor], label: str, number: int, id_: str) -> Meta:
     """Return an image and each teacher's SHAP values over it, with one colour scale for all teachers."""
-    grey = shades(plane(_to_array(image.mean(dim=0))))
-    planes = {teacher: plane(_to_array(values)) for teacher, values in maps.items()}
+    grey = grey_levels(thumbnail(_to_array(image.mean(dim=0))))
+    planes = {teacher: thumbnail(_to_array(values)) for teacher, values in maps.items()}
     full = float(np.percentile(np.abs(np.stack(list(planes.values()))), FULL_COLOUR_PERCENTILE))
     behind = f'<use href="#{id_}"/>'
     return {
         "label": label,
         "full": f"{full:#.2g}",
-        "image": tile(
+        "image": thumbnail_svg(
             grey.shape, f'<g id="{id_}">{grey_layer(grey)}</g>', f"Public image {number} of the class {label}"
         ),
         "tiles": [
@@ -119,10 +127,10 @@ def _image_row(image: torch.Tensor, maps: Mapping[str, torch.Tensor], label: str
 
 def _map_over_image(grey: np.ndarray, behind: str, values: np.ndarray, full: float, text: str) -> Markup:
     """Return SHAP values over a grey image as SVG."""
-    levels = strengths(values, full)
+    levels = overlay_levels(values, full)
     colours = colour_layer(levels)
     share = f"{(levels > 0).mean():.0%} of the area for the class, {(levels < 0).mean():.0%} against it"
-    return tile(values.shape, behind + colours, f"{text}: {share}.", alone=grey_layer(grey) + colours)
+    return thumbnail_svg(values.shape, behind + colours, f"{text}: {share}.", alone=grey_layer(grey) + colours)
 
 
 def _to_array(tensor: torch.Tensor) -> np.ndarray:

@@ -16,10 +16,10 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from medfl.engine.runs.network_assignment import NetworkAssignment, SiteFacts
+from medfl.engine.runs.network_assignment import MachineFacts, NetworkAssignment
 from medfl.errors import SettingsError
 from medfl.records.run_file import AssignedNetwork
-from medfl.settings import Strict
+from medfl.settings import StrictModel
 from medfl_methods.pfedcdp.device_profiles import LIVE, SYNTHETIC, Profile, find_profiles, measure_profile, read_profile
 
 ClusterName = Literal["high", "medium", "low"]
@@ -32,7 +32,7 @@ SCORE, CLUSTER = "score", "cluster"
 """Names of the site's score and cluster in ``run.json``, next to the numbers of its `Profile`."""
 
 
-class Thresholds(Strict):
+class Thresholds(StrictModel):
     """Smallest score of the clusters high and medium, in [0, 1].
 
     Machines with smaller scores are in the cluster low.
@@ -125,7 +125,7 @@ class MachineClusters(NetworkAssignment):
         """
         return measure_profile().facts
 
-    def check_facts(self, facts: SiteFacts, where: str) -> None:
+    def check_facts(self, facts: MachineFacts, where: str) -> None:
         """Raise if the numbers that a site reported are not a valid profile.
 
         Raises:
@@ -133,7 +133,7 @@ class MachineClusters(NetworkAssignment):
         """
         read_profile(facts, where)
 
-    def assign_reported(self, facts_by_site: Mapping[str, SiteFacts | None]) -> dict[str, AssignedNetwork]:
+    def assign_reported(self, facts_by_site: Mapping[str, MachineFacts | None]) -> dict[str, AssignedNetwork]:
         """Return the network of each site by the profile that the site reported.
 
         A site without a profile gets the network of the weakest cluster, which any machine can train.
@@ -144,7 +144,7 @@ class MachineClusters(NetworkAssignment):
         profiles = {site: Profile(**facts) for site, facts in facts_by_site.items() if facts is not None}
         return dict.fromkeys(facts_by_site, self._weakest) | self._by_profile(profiles)
 
-    def assign_late(self, facts: SiteFacts | None, assigned: Mapping[str, AssignedNetwork]) -> AssignedNetwork:
+    def assign_late(self, facts: MachineFacts | None, assigned: Mapping[str, AssignedNetwork]) -> AssignedNetwork:
         """Return the network of a site that joins after the clusters were fixed.
 
         With fixed thresholds its cluster is the same as at the start. With ``tertiles`` it is the strongest cluster

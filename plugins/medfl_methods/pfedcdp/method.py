@@ -23,18 +23,18 @@ from medfl.contract import (
     Site,
 )
 from medfl.errors import SettingsError
-from medfl.networks.parts import Split, body_and_head, features_of, head_path, without_head
+from medfl.networks.parts import SplitNetwork, body_and_head, feature_count, head_prefix, names_without_head
 from medfl.privacy.policy import policy_of
-from medfl.toolkit.aggregation import add_update, mean_update, normalised, sample
+from medfl.toolkit.aggregation import add_update, mean_update, normalised_weights, sample_sites
 from medfl.toolkit.averaging import Averaging, refuse_noisy_statistics
 from medfl.toolkit.fisher import Estimator, fisher, split_mask
 from medfl.toolkit.fit import Fit
 from medfl.toolkit.losses import distillation
-from medfl.toolkit.rounds import Due, Step
+from medfl.toolkit.rounds import RoundStep, ScheduledStep
 from medfl.toolkit.teacher import Teacher
-from medfl.toolkit.trainings import Budget, Training
+from medfl.toolkit.training_specs import Training, TrainingBudget
 from medfl.training.loop import Batch
-from medfl.types import MODEL, Meta, Tensors
+from medfl.types import MODEL_PREFIX, Meta, Tensors
 from medfl.utils.wire import prefixed, select
 from medfl_methods.pfedcdp.explanations import import_shap
 from medfl_methods.pfedcdp.refinement import Refinement
@@ -118,7 +118,7 @@ class PFedCDP(Averaging):
     supports = frozenset({Capability.DIFFERENT_NETWORKS})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_logits", "linear_head", "public_data", "soft_targets"})
-    sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL: "update", TEACHER_PREFIX: "update"}
+    sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL_PREFIX: "update", TEACHER_PREFIX: "update"}
     presets: ClassVar[Mapping[str, Meta]] = {
         "paper": {"refine": {"teachers": "literal"}},
         "medfl": {},
@@ -156,9 +156,9 @@ class PFedCDP(Averaging):
             raise ValueError("without a server classifier there is no teacher: expected lam = 0 and refine = null")
         return self
 
-    def shared(self, model: nn.Module, norm_sync: str) -> list[str]:
+    def shared_names(self, model: nn.Module, norm_sync: str) -> list[str]:
         """Return the names of the body's tensors."""
-        return without_head(model, super().shared(model, norm_sync))
+        return names_without_head(model, super().shared_names(model, norm_sync))
 
     # ---- the server
 
@@ -173,7 +173,7 @@ class PFedCDP(Averaging):
             warn_of_identical_views(server, self.refine)
             if self.refine.explain or self.refine.teachers == "literal":
                 import_shap()
-            features_of(server.task.build(self.student(server)), self.student(server))
+            feature_count(server.task.build(self.student(server)), self.student(server))
             if self.refine.teachers == "shapley" and not len(held_out_rows(server)):
                 raise SettingsError(
                     "too_few_images",
@@ -195,36 +195,36 @@ class PFedCDP(Averaging):
             classifier = initial_classifier(server.task, network, self.server_classifier, server.settings.seed)
             tensors = server.task.initial(server.settings.seed, network)
             model = server.task.load(tensors, network)
-            names = self.shared(model, server.settings.norm_sync)
+            names = self.shared_names(model, server.settings.norm_sync)
             if policy_of(server.settings).is_private:
                 refuse_noisy_statistics(model, names)
             if self.server_classifier != "none":
                 check_statistics(model, network, names)
             server.state.tensors |= prefixed(
-                {name: tensors[name] for name in names}, f"{CLUSTER_PREFIX}{network}/{MODEL}"
+                {name: tensors[name] for name in names}, f"{CLUSTER_PREFIX}{network}/{MODEL_PREFIX}"
             )
             server.state.tensors |= prefixed(classifier, f"{CLUSTER_PREFIX}{network}/{TEACHER_PREFIX}")
             self.update_classifier(server, network)
 
-    def round_steps(self) -> tuple[Step, ...]:
+    def round_steps(self) -> tuple[RoundStep, ...]:
         """Return the steps of the method.
 
         They are ``fit``, in which participants train, and ``refine``, in which the server trains the student.
         """
         return (
-            Step("fit", self.requests, self.train, self.aggregate_updates, updates=(MODEL,)),
-            Step("refine", aggregate=self.make_student),
+            RoundStep("fit", self.requests, self.train, self.aggregate_updates, updates=(MODEL_PREFIX,)),
+            RoundStep("refine", aggregate=self.make_student),
         )
 
-    def schedule(self, server: Server, done: Sequence[Due]) -> Sequence[Due]:
+    def remaining_steps(self, server: Server, done: Sequence[ScheduledStep]) -> Sequence[ScheduledStep]:
         """Return the steps of this round. The student is trained after the training of the last round."""
         names = ("fit", "refine") if self.refines(server) else ("fit",)
-        return [Due(name) for name in names[len(done) :]]
+        return [ScheduledStep(name) for name in names[len(done) :]]
 
     def requests(self, server: Server) -> list[Request]:
         """Return the requests to this round's participants, each with its cluster's body and classifier."""
         self.initialise_clusters(server)
-        chosen = sample(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
+        chosen = sample_sites(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
         lent = {
             network: select(server.state.tensors, f"{CLUSTER_PREFIX}{network}/") for network in cluster_networks(server)
         }
@@ -241,7 +241,7 @@ class PFedCDP(Averaging):
         for network in cluster_networks(server):
             metas = {name: meta for name, meta in replies.meta.items() if server.network_of(name) == network}
             if metas:
-                weights = normalised({name: self.weight(meta) for name, meta in metas.items()}, metas)
+                weights = normalised_weights({name: self.weight(meta) for name, meta in metas.items()}, metas)
                 for name, update in mean_update(replies, weights, "").items():
                     key = f"{CLUSTER_PREFIX}{network}/{name}"
                     state.tensors[key] = add_update(state.tensors[key], update)
@@ -268,7 +268,7 @@ class PFedCDP(Averaging):
         server.state.tensors |= prefixed(student, STUDENT_PREFIX) | prefixed(findings.tensors, FINDINGS_PREFIX)
         server.state.meta["findings"] = findings.meta
 
-    def teacher(self, participant: Server | Site, network: str, lent: Tensors | None = None) -> Split:
+    def teacher(self, participant: Server | Site, network: str, lent: Tensors | None = None) -> SplitNetwork:
         """Return a cluster's body with the server's classifier.
 
         Args:
@@ -277,7 +277,7 @@ class PFedCDP(Averaging):
             lent: Tensors that a site received from the server; None uses the server's state.
         """
         lent = select(participant.state.tensors, f"{CLUSTER_PREFIX}{network}/") if lent is None else lent
-        body, classifier = select(lent, MODEL), select(lent, TEACHER_PREFIX)
+        body, classifier = select(lent, MODEL_PREFIX), select(lent, TEACHER_PREFIX)
         return assemble_teacher(
             participant.task, network, self.server_classifier, body, classifier, participant.settings.seed
         )
@@ -312,7 +312,7 @@ class PFedCDP(Averaging):
 
         Batch norm is frozen in the second phase.
         """
-        head, rest = Budget.of(site.settings).split(self.head_share)
+        head, rest = TrainingBudget.of(site.settings).split(self.head_share)
         whole = Training(budget=rest)
         return (whole, Training(HEAD_TRAINING, head, frozen_norms=True)) if head.total else (whole,)
 
@@ -357,7 +357,7 @@ class PFedCDP(Averaging):
 
     def classifier_update(self, site: Site, own: Tensors, received: Tensors) -> Tensors:
         """Return the own classifier minus the server's, under the classifier's own names."""
-        path = head_path(site.task.build(site.network), site.network)
+        path = head_prefix(site.task.build(site.network), site.network)
         return prefixed({name: tensor - received[name] for name, tensor in select(own, path).items()}, TEACHER_PREFIX)
 
     def models(self, participant: Server | Site) -> dict[str, Model]:

@@ -20,8 +20,8 @@ from torch.nn import functional as F
 from medfl.data.pooled import TensorData, labels_of
 from medfl.data.sampling import class_rows
 from medfl.metrics import METRICS
-from medfl.networks.parts import body_and_head, features_of, mlp
-from medfl.settings import Settings, Strict
+from medfl.networks.parts import body_and_head, feature_count, mlp
+from medfl.settings import Settings, StrictModel
 from medfl.toolkit.losses import distillation
 from medfl.training.loop import Batch, row_batches, train
 from medfl.training.predict import logits
@@ -90,7 +90,7 @@ Views = Callable[[torch.Tensor, torch.Tensor, int, int], torch.Tensor]
 (0 or 1) to images."""
 
 
-class Refinement(Strict):
+class Refinement(StrictModel):
     """Settings of the student's training.
 
     Attributes:
@@ -219,7 +219,7 @@ def train_student(
     student.train()
     body, head = body_and_head(student)
     project = mlp(
-        features_of(student, options.student or "student"), PROJECTION_WIDTHS[:1], PROJECTION_WIDTHS[1], norm=False
+        feature_count(student, options.student or "student"), PROJECTION_WIDTHS[:1], PROJECTION_WIDTHS[1], norm=False
     ).to(device)
     optimizer = torch.optim.Adam([*student.parameters(), *project.parameters()], lr=options.lr)
     sums: dict[str, float] = {}

@@ -16,11 +16,11 @@ from medfl.contract import Server
 from medfl.data.pooled import TensorData, labels_of
 from medfl.errors import SettingsError
 from medfl.networks.norms import buffer_names, norm_names
-from medfl.networks.parts import Split, body_and_head, features_of, mlp
+from medfl.networks.parts import SplitNetwork, body_and_head, feature_count, mlp
 from medfl.task import Task
 from medfl.training.predict import logits
 from medfl.types import SERVER, Tensors
-from medfl.utils.rng import make_generator, pinned
+from medfl.utils.rng import make_generator, seeded_generators
 from medfl_methods.pfedcdp.refinement import draw_held_out_rows, train_head
 
 ClassifierKind = Literal["proxy", "average", "random", "none"]
@@ -37,7 +37,7 @@ HELD_OUT_FRACTION = 0.2
 def build_classifier(task: Task, network: str, kind: ClassifierKind) -> nn.Module:
     """Return an untrained classifier for the features of a network."""
     model = task.build(network)
-    features = features_of(model, network)
+    features = feature_count(model, network)
     if kind == "average":
         return copy.deepcopy(body_and_head(model)[1])
     return mlp(features, (2 * features, features), task.objective.outputs, dropout=DROPOUT)
@@ -69,14 +69,14 @@ def check_statistics(model: nn.Module, network: str, shared: list[str]) -> None:
 
 def initial_classifier(task: Task, network: str, kind: ClassifierKind, seed: int) -> Tensors:
     """Return the initial tensors of the classifier. They depend on the seed and the network."""
-    with pinned(seed, "server classifier", network):
+    with seeded_generators(seed, "server classifier", network):
         made = build_classifier(task, network, kind).state_dict()
     return {name: tensor.detach().clone() for name, tensor in made.items()}
 
 
 def assemble_teacher(
     task: Task, network: str, kind: ClassifierKind, body: Tensors, classifier: Tensors, seed: int
-) -> Split:
+) -> SplitNetwork:
     """Return a cluster's body with the server's classifier, in evaluation mode, on the task's device.
 
     Args:
@@ -91,10 +91,10 @@ def assemble_teacher(
     with torch.random.fork_rng(devices=[]):  # the constructor draws weights that are overwritten below
         head = build_classifier(task, network, kind)
     head.load_state_dict(classifier)
-    return Split(body_and_head(model)[0], head.to(task.device)).eval()
+    return SplitNetwork(body_and_head(model)[0], head.to(task.device)).eval()
 
 
-def train_classifier(server: Server, network: str, model: Split, epochs: int) -> Tensors:
+def train_classifier(server: Server, network: str, model: SplitNetwork, epochs: int) -> Tensors:
     """Train the classifier of `model` on public data in place, with the body frozen.
 
     Args:
@@ -113,7 +113,9 @@ def train_classifier(server: Server, network: str, model: Split, epochs: int) ->
     known[held_out_rows(server)] = False
     data = TensorData(features[known], labels_of(server.public)[known])
     label, size = f"head/{network}", server.settings.batch_size
-    with pinned(server.settings.seed, SERVER, server.round, label):  # makes dropout independent of earlier training
+    with seeded_generators(
+        server.settings.seed, SERVER, server.round, label
+    ):  # makes dropout independent of earlier training
         train_head(model.head, data, epochs, size, 1e-3, server.rng(label), task.device)
     return {name: tensor.detach().cpu().clone() for name, tensor in model.head.state_dict().items()}
 

@@ -8,11 +8,11 @@ from markupsafe import Markup
 
 from medfl.engine.runs.records import RunRecord
 from medfl.types import Meta
-from medfl.utils.formats import listed, signed
+from medfl.utils.formats import join_words, signed
 from medfl_report.curves import group_looks
 from medfl_report.figures import gains_figure, svg
-from medfl_report.groups import Group, several
-from medfl_report.scores import Value, key_metrics, value_over
+from medfl_report.groups import Group, repeated_word
+from medfl_report.scores import MeanAndSpread, key_metrics, value_over
 from medfl_report.section import ReportData, TemplateSection
 
 WEIGHT_RULES = {
@@ -53,7 +53,7 @@ def teachers_section(groups: Sequence[Group], findings: FindingsMeta) -> Meta | 
     return {
         "groups": [_group_content(group, findings) for group in parts],
         "figure": _shapley_figure(parts, findings),
-        "several": several(parts),
+        "several": repeated_word(parts),
         "scores": _student_scores(parts),
     }
 
@@ -72,7 +72,7 @@ def _group_content(group: Group, findings: FindingsMeta) -> Meta:
     return {
         "label": group.label,
         "images": " or ".join(map(str, images)),
-        "how": listed(sorted({WEIGHT_RULES.get(how, how) for how in (str(fact["how"]) for fact in facts)})),
+        "how": join_words(sorted({WEIGHT_RULES.get(how, how) for how in (str(fact["how"]) for fact in facts)})),
         "teachers": [
             {
                 "name": name,
@@ -96,7 +96,7 @@ def _coalition_size(who: str) -> int:
 
 def _coalition_name(who: str) -> str:
     """Return the names of a group of teachers as text."""
-    return listed(who.split("+")) if who else "no teacher (guessing)"
+    return join_words(who.split("+")) if who else "no teacher (guessing)"
 
 
 def _teacher_number(fact: Meta, teacher: str, key: str) -> float | None:
@@ -116,7 +116,7 @@ def _shapley_figure(groups: Sequence[Group], findings: FindingsMeta) -> Markup:
         for group in groups
     }
     listing = "; ".join(
-        f"{label}: {listed([f'{name} {signed(value)}' for name, value in values.items()])}"
+        f"{label}: {join_words([f'{name} {signed(value)}' for name, value in values.items()])}"
         for label, values in points.items()
     )
     figure = gains_figure(points, group_looks(groups), "Shapley value (balanced accuracy added by a teacher)")
@@ -125,7 +125,7 @@ def _shapley_figure(groups: Sequence[Group], findings: FindingsMeta) -> Markup:
 
 def _student_scores(groups: Sequence[Group]) -> Meta:
     """Return the student's scores: columns that contain a score, and the rows of each metric."""
-    rows: dict[str, list[tuple[str, list[Value]]]] = {}
+    rows: dict[str, list[tuple[str, list[MeanAndSpread]]]] = {}
     for metric in key_metrics(groups):
         for group in groups:
             tests = [run.scores.get("global", {}).get("test", {}) for run in group.runs]

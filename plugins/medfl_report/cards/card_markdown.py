@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from medfl.objectives import objective_class
 from medfl.types import Meta
-from medfl.utils.formats import MISSING, count, listed, metric_meaning, metric_words, number, sentence
+from medfl.utils.formats import MISSING, count, join_words, metric_meaning, metric_words, number, sentence
 from medfl.utils.formats import score as score_text
 from medfl_report.cards.card_record import CardFacts, ImageCounts
 from medfl_report.cards.card_scores import CardRow, CardScores, ScoreEstimate
@@ -94,7 +94,7 @@ def _environment() -> Environment:
     )
     environment.filters |= {
         "plain": escape_markdown,
-        "listed": lambda texts: listed([escape_markdown(text) for text in texts]),
+        "listed": lambda texts: join_words([escape_markdown(text) for text in texts]),
         "table": make_markdown_table,
         "sentence": sentence,
     }
@@ -138,7 +138,7 @@ def render_front_matter(facts: CardFacts, scores: CardScores) -> str:
     values["tags"] = ["monai", "medical", "federated-learning", "medfl", run.method]
     results = _hugging_face_metrics(scores)
     if results:
-        name = listed(facts.data.names) or facts.data_name or "unknown"
+        name = join_words(facts.data.names) or facts.data_name or "unknown"
         dataset = {"type": name, "name": name, "split": "test"}
         task = {"type": tag if tag in HUGGING_FACE_TASKS else "other"}
         values["metrics"] = [metric["type"] for metric in results]

@@ -8,7 +8,7 @@ from typing import Literal
 from medfl.records.partition import LocatedExclusion
 from medfl.records.record import Record
 from medfl.records.summary import BestRound
-from medfl_report.cards.card_parts import CardPart
+from medfl_report.cards.section_content import SectionContent
 
 ModelKind = Literal["personal", "global"]
 """Kind of an exported model: the site's own, or the one that all sites share."""
@@ -100,7 +100,7 @@ class PrivacyFacts(Record):
     statement: str
 
 
-class CardSection(CardPart):
+class CardSection(SectionContent):
     """Section of the card with the content from a section of the report.
 
     Attributes:

@@ -8,7 +8,7 @@ from typing import Any
 
 from medfl.data.datalists import SPLITS
 from medfl.errors import SettingsError, did_you_mean
-from medfl.utils.formats import listed, metric_words, number, sentence
+from medfl.utils.formats import join_words, metric_words, number, sentence
 from medfl.utils.strict_yaml import parse_yaml
 from medfl_report.cards.card_record import CardAnswers, CardFacts, RunFacts
 from medfl_report.cards.card_scores import CardScores
@@ -43,7 +43,7 @@ def read_answers(path: Path | None) -> CardAnswers:
     if not isinstance(content, dict):
         raise SettingsError(
             "wrong_type",
-            f"expected the keys {listed(keys)} in '{path}', got {type(content).__name__}.",
+            f"expected the keys {join_words(keys)} in '{path}', got {type(content).__name__}.",
             path=path,
             found=type(content).__name__,
         )
@@ -149,7 +149,7 @@ def answer_topics(facts: CardFacts, scores: CardScores) -> dict[str, ItemAnswer]
 def _model_answers(facts: CardFacts) -> dict[str, str | None]:
     """Return the answers about the model by topic; None or "" if unknown."""
     run, model, license_ = facts.run, facts.model, facts.answers.license
-    networks = listed(model.networks)
+    networks = join_words(model.networks)
     availability = f"Licence of the model: {license_}. medfl is free software (Apache-2.0). Data: see Training data."
     return {
         "title": f"A deep network ({networks}), trained by federated learning ({run.method}).",
@@ -195,7 +195,9 @@ PACKAGES = ("medfl", "torch", "python")
 def _data_answers(facts: CardFacts) -> dict[str, str | None]:
     """Return the answers about the data by topic; None or "" if unknown."""
     run, data = facts.run, facts.data
-    sources = f"{listed(data.names)}; licence: {listed(data.licences)}" if data.names and data.licences else None
+    sources = (
+        f"{join_words(data.names)}; licence: {join_words(data.licences)}" if data.names and data.licences else None
+    )
     scheme = data.partition_setting("scheme")
     level = "Patient, as named in the data lists." if data.has_patients else "Image: patients are unknown."
     splits = [f"{format_image_count(run.image_counts, split)} {split} images" for split in SPLITS]
@@ -207,7 +209,7 @@ def _data_answers(facts: CardFacts) -> dict[str, str | None]:
         "exclusions": f"Excluded by medfl: {exclusions}. Otherwise as in the data set." if exclusions else None,
         "partition": f"Scheme {scheme}; see Partition." if scheme is not None else None,
         "disjoint": level if scheme is not None and not run.leaks else None,
-        "numbers": f"{listed(splits)}; number of patients: {patients}." if run.image_counts else None,
+        "numbers": f"{join_words(splits)}; number of patients: {patients}." if run.image_counts else None,
         "outcome": f"{run.objective}: {', '.join(facts.output_names)}." if facts.output_names else None,
     }
 
@@ -220,7 +222,7 @@ def _score_answers(facts: CardFacts, scores: CardScores) -> dict[str, str | None
     metrics = [metric_words(name, facts.output_names) for name in tables["all"].metrics]
     groupings = [table.part for table in scores.tables if table.part in ("site", "centre")]
     return {
-        "metrics": f"{sentence(listed(metrics))}.",
+        "metrics": f"{sentence(join_words(metrics))}.",
         "uncertainty": "95 % confidence intervals over patients, or images if patients are unknown: Wilson's interval, "
         f"or a bootstrap with {RESAMPLES} resamples.",
         "internal": "Test images of the sites that trained the model; see Performance.",
@@ -234,6 +236,6 @@ def _score_answers(facts: CardFacts, scores: CardScores) -> dict[str, str | None
         "fairness": "Performance by sex is in Subgroups; the training did not aim at equal performance."
         if "sex" in tables
         else None,
-        "heterogeneity": f"Performance by {listed(groupings)} is in Subgroups." if groupings else None,
+        "heterogeneity": f"Performance by {join_words(groupings)} is in Subgroups." if groupings else None,
         "limitations": "See Limitations.",
     }

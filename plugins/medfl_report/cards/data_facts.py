@@ -10,13 +10,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from medfl.data.arrays import array_digest
-from medfl.data.datalists import FILE, Datalist, parse_datalist, patient_numbers, read_bytes, subjects_of
+from medfl.data.datalists import (
+    DATALIST_FILE,
+    Datalist,
+    parse_datalist,
+    patient_numbers,
+    read_datalist_bytes,
+    subjects_of,
+)
 from medfl.errors import DataError
 from medfl.records.datalist import CaseRecord
 from medfl.records.partition import LocatedExclusion, Partition
 from medfl.records.site_card import SiteCard
-from medfl.types import FACTS
-from medfl.utils.formats import plain
+from medfl.types import METADATA_KEYS
+from medfl.utils.formats import setting_text
 from medfl_report.cards.card_record import DataFacts, NamedValue
 
 
@@ -36,8 +43,8 @@ def read_data_facts(folder: Path | None, digests: Mapping[str, str], sites: Sequ
     partition, lists, hashes = _partition_facts(folder), dict[str, Datalist](), dict[str, str]()
     for site in sites:
         try:
-            content = read_bytes(folder / site)
-            lists[site] = parse_datalist(content, folder / site / FILE)
+            content = read_datalist_bytes(folder / site)
+            lists[site] = parse_datalist(content, folder / site / DATALIST_FILE)
             if site in digests and _compute_digest(folder / site, content, lists[site]) != digests[site]:
                 return DataFacts(unknown_because=f"the data in the run's data folder have changed since (at {site})")
         except (DataError, OSError):
@@ -52,7 +59,9 @@ def read_data_facts(folder: Path | None, digests: Mapping[str, str], sites: Sequ
         list_hashes=hashes,
         has_patients=has_patients,
         patients=sum(_count_patients(datalist) for datalist in lists.values()) if has_patients else None,
-        case_fields=tuple(name for name in FACTS if any(_has_field(datalist, name) for datalist in lists.values())),
+        case_fields=tuple(
+            name for name in METADATA_KEYS if any(_has_field(datalist, name) for datalist in lists.values())
+        ),
         exclusions=_exclusions(folder, sites),
         warnings=tuple(sorted({text for datalist in lists.values() for text in datalist.warnings})),
         partition=partition.partition,
@@ -123,7 +132,9 @@ def _partition_facts(folder: Path) -> DataFacts:
     settings = partition.settings.to_json() | {"public_dataset": partition.public_dataset}
     return DataFacts(
         partition=tuple(
-            NamedValue(name=name, value=plain(value)) for name, value in settings.items() if value not in (None, [], {})
+            NamedValue(name=name, value=setting_text(value))
+            for name, value in settings.items()
+            if value not in (None, [], {})
         ),
         partition_warnings=partition.warnings,
     )

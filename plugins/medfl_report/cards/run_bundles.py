@@ -11,7 +11,7 @@ from medfl.engine.runs.records import PREDICTIONS, RunRecord, read_predictions
 from medfl.errors import StoreError
 from medfl.objectives import Objective
 from medfl.types import GLOBAL, Meta
-from medfl_report.predictions import Tested, tested_of
+from medfl_report.predictions import PredictionSet, prediction_set_of
 
 SITE_BUNDLE_FOLDER = "bundle"
 """Folder of the exported bundle in the run folder of a site of a distributed run."""
@@ -99,7 +99,7 @@ def find_prediction_files(folder: Path, site: str | None, sites: Iterable[str]) 
     return {name: path for name, home in homes.items() if (path := home / PREDICTIONS).is_file()}
 
 
-def read_test_predictions(files: Mapping[str, Path], objective: Objective) -> dict[str, Tested]:
+def read_test_predictions(files: Mapping[str, Path], objective: Objective) -> dict[str, PredictionSet]:
     """Return the test images of each site with their predictions.
 
     Args:
@@ -112,7 +112,7 @@ def read_test_predictions(files: Mapping[str, Path], objective: Objective) -> di
     test_sets = {}
     for site, path in files.items():
         try:
-            test_sets[site] = tested_of(read_predictions(path), objective)
+            test_sets[site] = prediction_set_of(read_predictions(path), objective)
         except (ValueError, KeyError, OSError) as error:
             reason = type(error).__name__  # the message may contain a line of the file
             raise StoreError(

@@ -21,13 +21,13 @@ from medfl_report.cards.card_record import (
     ServerScore,
     SiteImageCounts,
 )
-from medfl_report.gains import mean_known
 from medfl_report.groups import group_runs
 from medfl_report.notices import make_notices
 from medfl_report.scores import class_names, key_metrics, named_runs
 from medfl_report.section import ReportData
-from medfl_report.sections.costs import COSTS, costs, settings, surroundings
 from medfl_report.sections.privacy import privacy_section
+from medfl_report.sections.run_tables import COSTS, costs, settings, surroundings
+from medfl_report.site_comparison import mean_known
 
 ABSENT = "none"
 """Value of an entry of `surroundings` without content, such as the plugins of a run without plugins."""

@@ -14,7 +14,7 @@ import torch
 
 from medfl.metrics.auc import weighted_binary_auc
 from medfl.objectives import Objective
-from medfl.utils.formats import PARTS, name_or_number
+from medfl.utils.formats import NUMBERED_PARTS, name_or_number
 from medfl_report.cards.card_scores import (
     CalibrationBin,
     CardRow,
@@ -23,12 +23,12 @@ from medfl_report.cards.card_scores import (
     MajorityBaseline,
     ScoreEstimate,
 )
-from medfl_report.gains import mean_interval
 from medfl_report.objectives.calibration import calibration
 from medfl_report.objectives.site_scores import interval_of
-from medfl_report.predictions import Tested, pooled
+from medfl_report.predictions import PredictionSet, pooled
 from medfl_report.scores import reliability_of
 from medfl_report.sections.fairness_measures import SEXES
+from medfl_report.site_comparison import mean_interval
 from medfl_report.statistics import Interval, wilson_over_patients
 
 MIN_PATIENTS = 5
@@ -50,7 +50,9 @@ CLASS_METRICS = ("recall", "precision", "auc")
 """Metrics of one class against all others."""
 
 
-def compute_card_scores(tested: Mapping[str, Tested], names: Sequence[str], metrics: Sequence[str]) -> CardScores:
+def compute_card_scores(
+    tested: Mapping[str, PredictionSet], names: Sequence[str], metrics: Sequence[str]
+) -> CardScores:
     """Compute all scores of a model.
 
     If the test images have unequal class sizes, and the task's first metric is accuracy, balanced accuracy or AUC comes
@@ -101,7 +103,7 @@ def compute_card_scores(tested: Mapping[str, Tested], names: Sequence[str], metr
     )
 
 
-def _class_sizes(pool: Tested) -> list[int]:
+def _class_sizes(pool: PredictionSet) -> list[int]:
     """Return the number of test images of each class; empty if the objective has no classes."""
     if not pool.objective.has_class_labels:
         return []
@@ -109,7 +111,7 @@ def _class_sizes(pool: Tested) -> list[int]:
     return sizes
 
 
-def _put_leading_metric_first(metrics: Sequence[str], pool: Tested) -> list[str]:
+def _put_leading_metric_first(metrics: Sequence[str], pool: PredictionSet) -> list[str]:
     """Return the metrics with one of `IMBALANCE_METRICS` first, if accuracy came first and class sizes are unequal.
 
     Balanced accuracy is added if the metrics contain neither it nor AUC.
@@ -121,7 +123,7 @@ def _put_leading_metric_first(metrics: Sequence[str], pool: Tested) -> list[str]
     return [leading, *(name for name in metrics if name != leading)]
 
 
-def _majority_baseline(pool: Tested, names: Sequence[str]) -> MajorityBaseline | None:
+def _majority_baseline(pool: PredictionSet, names: Sequence[str]) -> MajorityBaseline | None:
     """Return the majority-class baseline; None without classes, and for too few patients."""
     sizes = _class_sizes(pool)
     if not sizes or _has_few_patients(pool):
@@ -145,7 +147,7 @@ def select_subgroup_metrics(objective: Objective, metrics: Sequence[str]) -> lis
     return [*metrics[:1], *(name for name in objective.headline if name in metrics[1:])]
 
 
-def estimate_metric(test_set: Tested, metric: str) -> ScoreEstimate | None:
+def estimate_metric(test_set: PredictionSet, metric: str) -> ScoreEstimate | None:
     """Return a metric of a test set with its confidence interval; None if the metric is undefined.
 
     Args:
@@ -182,7 +184,7 @@ def _drop_undefined(estimates: Mapping[str, ScoreEstimate | None]) -> dict[str, 
     return {metric: score for metric, score in estimates.items() if score is not None}
 
 
-def _has_few_patients(test_set: Tested) -> bool:
+def _has_few_patients(test_set: PredictionSet) -> bool:
     """Return whether there are fewer than `MIN_PATIENTS` patients, or images if patients are unknown."""
     return (test_set.patient_count or len(test_set.rows)) < MIN_PATIENTS
 
@@ -192,7 +194,7 @@ def _unscored_row(name: str) -> CardRow:
     return CardRow(name=name, cases=None, patients=None, scores={})
 
 
-def _make_row(name: str, test_set: Tested, metrics: Sequence[str]) -> CardRow:
+def _make_row(name: str, test_set: PredictionSet, metrics: Sequence[str]) -> CardRow:
     """Return the row of a group of test images; without scores if it has too few patients."""
     if _has_few_patients(test_set):
         return _unscored_row(name)
@@ -216,12 +218,12 @@ def _mean_row(sites: Sequence[CardRow], metrics: Sequence[str]) -> CardRow:
     return CardRow(name=SITE_MEAN, cases=None, patients=None, scores=_drop_undefined(scores))
 
 
-def _sexes(pool: Tested) -> list[str]:
+def _sexes(pool: PredictionSet) -> list[str]:
     """Return the sex of each image's patient, or "" if it is unknown; empty if it is unknown for all images."""
     return [sex if (sex := text.strip().lower()) in SEXES else "" for text in pool.sex]
 
 
-def _subgroup_rows(pool: Tested, texts: Sequence[str], metrics: Sequence[str]) -> tuple[CardRow, ...]:
+def _subgroup_rows(pool: PredictionSet, texts: Sequence[str], metrics: Sequence[str]) -> tuple[CardRow, ...]:
     """Return a row for each subgroup, sorted by name, the images without a known subgroup last.
 
     Args:
@@ -236,7 +238,7 @@ def _subgroup_rows(pool: Tested, texts: Sequence[str], metrics: Sequence[str]) -
     return tuple(rows)
 
 
-def _class_tables(pool: Tested, names: Sequence[str]) -> list[CardTable]:
+def _class_tables(pool: PredictionSet, names: Sequence[str]) -> list[CardTable]:
     """Return a table with a row for each class, finding or structure; no table if the objective lacks them."""
     objective = pool.objective
     if objective.has_class_labels:
@@ -245,7 +247,7 @@ def _class_tables(pool: Tested, names: Sequence[str]) -> list[CardTable]:
     parts: dict[int, dict[str, str]] = {}  # output number -> metric without its number -> metric
     for metric in objective.scores:
         whole, _, number = metric.rpartition("_")
-        if whole in PARTS and number.isdigit():
+        if whole in NUMBERED_PARTS and number.isdigit():
             parts.setdefault(int(number), {})[whole] = metric
     if not parts or _has_few_patients(pool):
         return []
@@ -262,7 +264,7 @@ def _class_tables(pool: Tested, names: Sequence[str]) -> list[CardTable]:
     return [CardTable(part="class", metrics=tuple(columns), rows=tuple(rows))]
 
 
-def _class_row(pool: Tested, label: int, name: str) -> CardRow:
+def _class_row(pool: PredictionSet, label: int, name: str) -> CardRow:
     """Return the scores of one class against all others; precision is over the images predicted as this class."""
     members = pool.part(pool.targets == label)
     if _has_few_patients(members):
@@ -281,7 +283,7 @@ def _one_vs_rest_auc(label: int, judged: torch.Tensor, targets: torch.Tensor, we
     return weighted_binary_auc(judged[:, label].contiguous(), targets == label, weights)
 
 
-def _calibration_bins(pool: Tested) -> tuple[CalibrationBin, ...]:
+def _calibration_bins(pool: PredictionSet) -> tuple[CalibrationBin, ...]:
     """Return the bins of the calibration curve with at least `MIN_PATIENTS` images; empty without classes."""
     if not pool.objective.has_class_labels:
         return ()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from medfl.engine.runs.records import RunRecord, objective_of, read_run
+from medfl.engine.runs.records import RunRecord, read_run, read_task_objective
 from medfl.errors import MedflError, StoreError
 from medfl.plugins import Registry, load_plugins
 from medfl.utils.files import sha256_of
@@ -165,7 +165,7 @@ def _check_numbers(bundle: Path, evidence: Evidence, result: Verification) -> No
         hashes = {site: sha256_of(path) for site, path in files.items()}
         result.problems += _hash_differences(predictions, hashes, "(predictions)")
     try:
-        tested = read_test_predictions(files, objective_of(evidence.identity.task))
+        tested = read_test_predictions(files, read_task_objective(evidence.identity.task))
     except (MedflError, KeyError, TypeError, ValueError):  # the identity may be forged
         result.problems.append("scores can't be computed again: the predictions can't be read")
         return

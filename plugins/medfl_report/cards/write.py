@@ -102,7 +102,7 @@ def _unscored_because(run: RunFacts, bundle: RunBundle) -> str:
     return "there are no predictions for test images"
 
 
-def card_file(bundle: Path) -> Path:
+def find_card_path(bundle: Path) -> Path:
     """Return the path of a bundle's card: ``README.md``, or ``MODEL_CARD.md`` if the first was not written by medfl.
 
     Args:
@@ -129,7 +129,7 @@ def hash_run_files(run: RunRecord) -> dict[str, str]:
 
 def _write_card(run: RunRecord, bundle: RunBundle, facts: CardFacts, scores: CardScores) -> Path:
     """Write the card of a bundle and its evidence, and return the path of the card."""
-    path, evidence = card_file(bundle.folder), bundle.folder / Evidence.NAME
+    path, evidence = find_card_path(bundle.folder), bundle.folder / Evidence.NAME
     if evidence.exists() and b'"card"' not in evidence.read_bytes():
         raise StoreError(
             "foreign_file",

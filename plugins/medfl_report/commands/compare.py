@@ -25,15 +25,15 @@ def command(
 
     Example: medfl compare runs/local runs/fedavg --metric accuracy --metric balanced_accuracy
     """
-    from medfl.engine.runs.facts import without_logs
-    from medfl.engine.runs.records import names_of, read_run
+    from medfl.engine.runs.records import common_output_names, read_run
+    from medfl.engine.runs.run_files import exclude_logs
     from medfl.utils.files import write_atomic
     from medfl.utils.formats import csv_table
     from medfl_report.compare import compare, to_markdown
 
-    records = [read_run(folder) for folder in without_logs(runs)]
+    records = [read_run(folder) for folder in exclude_logs(runs)]
     table = compare(records, metric, baseline, split)
-    text = to_markdown(table, names_of(records))
+    text = to_markdown(table, common_output_names(records))
     if out is None:
         typer.echo(text, nl=False)
         return

@@ -51,7 +51,7 @@ def command(
         import torch
 
         from medfl.engine.runs.console import show_log
-        from medfl.engine.runs.facts import without_logs
+        from medfl.engine.runs.run_files import exclude_logs
         from medfl_report.page import write_report
         from medfl_report.paper.export import INDEX
 
@@ -59,7 +59,7 @@ def command(
     registry = load(plugin, no_plugin)
     torch.set_num_threads(1)  # the tensors are small, and more threads are slower
     with Console(stderr=True).status("Reading the runs, computing confidence intervals"):
-        target = write_report(without_logs(runs), out, baseline=baseline, registry=registry, figures=figures)
+        target = write_report(exclude_logs(runs), out, baseline=baseline, registry=registry, figures=figures)
     typer.echo(f"wrote {target}")
     if figures is not None:
         typer.echo(f"wrote figures and tables to {figures}; {INDEX} lists them")

@@ -18,15 +18,15 @@ def command(
 
     Example: medfl status runs/fedavg runs/local
     """
-    from medfl.engine.runs.facts import without_logs
+    from medfl.engine.runs.run_files import exclude_logs
 
-    for folder, lines in [(folder, describe(folder)) for folder in without_logs(runs)]:
+    for folder, lines in [(folder, run_status_lines(folder)) for folder in exclude_logs(runs)]:
         typer.echo(folder)
         for name, text in lines.items():
             typer.echo(f"  {name:<9} {visible(text)}")
 
 
-def describe(folder: Path) -> dict[str, str]:
+def run_status_lines(folder: Path) -> dict[str, str]:
     """Return the status of a run as lines of text.
 
     Args:
@@ -40,13 +40,13 @@ def describe(folder: Path) -> dict[str, str]:
     Raises:
         StoreError: If the folder holds no run, or a file of it can't be read.
     """
-    from medfl.engine.runs.facts import read_facts
+    from medfl.engine.runs.run_files import read_run_files
     from medfl.engine.status import DIVERGED, INCOMPLETE
     from medfl.utils.files import bytes_in
     from medfl.utils.formats import size
     from medfl_report.monitor.monitored_folders import MonitoredRun
 
-    run, summary = read_facts(folder)
+    run, summary = read_run_files(folder)
     constant_predictions = () if summary is None else summary.constant_predictions
     monitored_run = MonitoredRun(folder, str(folder))
     monitored_run.read_events()
@@ -72,7 +72,7 @@ def describe(folder: Path) -> dict[str, str]:
 
 def _bundles_text(folder: Path, run: RunFile) -> str:
     """Return which bundles the run folder has, such as ``3 of 3 sites, and global``."""
-    from medfl.engine.runs.facts import sites_without_bundle
+    from medfl.engine.runs.run_files import sites_without_bundle
 
     sites, missing = len(run.identity.sites), len(sites_without_bundle(folder, run))
     global_bundle = ", and global" if (folder / "global" / "models" / "model.pt").is_file() else ""

@@ -15,7 +15,7 @@ from medfl.records.ledger import Ledger
 from medfl.records.progress import ProgressLine
 from medfl.records.run_file import RunFile
 from medfl.settings import Settings
-from medfl.utils.locks import LOCK, being_written
+from medfl.utils.locks import LOCK_FILE, is_being_written
 from medfl.utils.text import visible
 from medfl_report.monitor.run_state import RunState
 from medfl_report.monitor.run_view import RunView, make_run_view
@@ -75,7 +75,7 @@ class MonitoredRun:
     @property
     def has_writer(self) -> bool | None:
         """True if a process holds the lock of the run folder; None if the run is on another machine."""
-        return being_written(self.folder) if (self.folder / LOCK).is_file() else None
+        return is_being_written(self.folder) if (self.folder / LOCK_FILE).is_file() else None
 
     @property
     def now(self) -> float:
@@ -122,13 +122,13 @@ class MonitoredRun:
         Returns:
             NaN if the number of replies does not determine epsilon.
         """
-        from medfl.privacy.composition import Part, epsilon
+        from medfl.privacy.composition import NoisedReleases, epsilon
         from medfl.privacy.policy import policy_of
 
         privacy = self.state.privacy
         assert privacy is not None  # checked by the caller
         if path.is_file():
-            parts = tuple(Part.from_entry(entry) for entry in Ledger.load(path, name).entries.values())
+            parts = tuple(NoisedReleases.from_entry(entry) for entry in Ledger.load(path, name).entries.values())
         else:
             released = policy_of(self._settings).releases_of_replies(self.state.sites[name].replies)
             if released is None:
@@ -191,7 +191,7 @@ class MonitoredFolder:
     @property
     def has_writer(self) -> bool:
         """True if a process holds the lock of a folder with several runs, as a study does between two runs."""
-        return not self.is_single_run and being_written(self.folder)
+        return not self.is_single_run and is_being_written(self.folder)
 
 
 def _find_runs(folder: Path) -> list[Path]:

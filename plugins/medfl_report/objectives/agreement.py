@@ -17,8 +17,8 @@ from medfl_report.curves import compare_svg, group_looks
 from medfl_report.groups import Group, output_names
 from medfl_report.objectives.drawing import DRAWN, scatter_figure
 from medfl_report.objectives.site_scores import first_seed, resampled, score_sites, several_seeds, with_predictions
-from medfl_report.patient_tests import Sets
-from medfl_report.predictions import Tested
+from medfl_report.patient_tests import PredictionSets
+from medfl_report.predictions import PredictionSet
 from medfl_report.section import ReportData, TemplateSection
 from medfl_report.statistics import Interval
 
@@ -39,7 +39,7 @@ class AgreementSection(TemplateSection):
         return agreement_section(data.groups, data.of("agreement"))
 
 
-def agreement_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta | None:
+def agreement_section(groups: Sequence[Group], tested: Mapping[str, PredictionSets]) -> Meta | None:
     """Return the variables of the template; None without predictions.
 
     Args:
@@ -81,7 +81,7 @@ def limits_of_agreement(differences: torch.Tensor) -> Interval:
     return Interval(mean, mean - WITHIN * spread, mean + WITHIN * spread)
 
 
-def _row(group: Group, tested: Mapping[str, Sets], pool: Tested, number: int) -> Meta:
+def _row(group: Group, tested: Mapping[str, PredictionSets], pool: PredictionSet, number: int) -> Meta:
     """Return the row of a group for one output: cases, absolute error, bias, limits of agreement."""
     return {
         "label": group.label,
@@ -102,7 +102,7 @@ def _bias(number: int, predictions: torch.Tensor, targets: torch.Tensor, weights
     return (predictions[:, number] - targets[:, number]) @ weights / weights.sum(0)
 
 
-def _pictures(groups: Sequence[Group], pooled: Mapping[str, Tested], number: int, what: str) -> list[Markup]:
+def _pictures(groups: Sequence[Group], pooled: Mapping[str, PredictionSet], number: int, what: str) -> list[Markup]:
     """Return the scatter plot and the Bland-Altman plot of one output."""
     looks = group_looks(groups)
     pairs = {name: (_values(pool.targets, number), _values(pool.judged, number)) for name, pool in pooled.items()}

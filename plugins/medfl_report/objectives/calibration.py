@@ -12,8 +12,8 @@ from medfl_report.curves import compare_svg, group_looks
 from medfl_report.groups import Group
 from medfl_report.objectives.drawing import ProbabilityBin, calibration_figure
 from medfl_report.objectives.site_scores import first_seed, resampled, score_sites, several_seeds, with_predictions
-from medfl_report.patient_tests import Sets
-from medfl_report.predictions import Tested
+from medfl_report.patient_tests import PredictionSets
+from medfl_report.predictions import PredictionSet
 from medfl_report.section import ReportData, TemplateSection
 from medfl_report.statistics import wilson_over_patients
 
@@ -34,7 +34,7 @@ class CalibrationSection(TemplateSection):
         return calibration_section(data.groups, data.of("calibration"))
 
 
-def calibration_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta | None:
+def calibration_section(groups: Sequence[Group], tested: Mapping[str, PredictionSets]) -> Meta | None:
     """Return the variables of the template; None without predictions.
 
     Args:
@@ -70,7 +70,7 @@ def calibration_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> 
     }
 
 
-def calibration(tested: Tested) -> list[ProbabilityBin]:
+def calibration(tested: PredictionSet) -> list[ProbabilityBin]:
     """Return the bins of the calibration curve that have images.
 
     Args:

@@ -8,7 +8,7 @@ from medfl.types import Meta
 from medfl.utils.formats import name_or_number
 from medfl_report.groups import Group, output_names
 from medfl_report.objectives.site_scores import first_seed, resampled, score_sites, sites_of, with_predictions
-from medfl_report.patient_tests import Sets
+from medfl_report.patient_tests import PredictionSets
 from medfl_report.section import ReportData, TemplateSection
 
 
@@ -22,7 +22,7 @@ class LabelAucsSection(TemplateSection):
         return label_aucs_section(data.groups, data.of("label_auc"))
 
 
-def label_aucs_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta | None:
+def label_aucs_section(groups: Sequence[Group], tested: Mapping[str, PredictionSets]) -> Meta | None:
     """Return the variables of the template; None without predictions.
 
     Sites are averaged and not pooled, because the scales of their models differ.

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from markupsafe import Markup
 
-from medfl.engine.runs.worst_cases import WorstCase, read_worst
+from medfl.engine.runs.worst_cases import WorstCase, read_worst_cases
 from medfl.objectives import Segmentation
 from medfl.types import Meta
 from medfl.utils.formats import metric_words, number, score
@@ -19,9 +19,9 @@ from medfl_report.curves import compare_svg, group_looks
 from medfl_report.groups import Group, output_names
 from medfl_report.objectives.drawing import DRAWN, scatter_figure
 from medfl_report.objectives.site_scores import first_seed, resampled, score_sites, sites_of, with_predictions
-from medfl_report.patient_tests import Sets
-from medfl_report.predictions import Tested
-from medfl_report.rasters import grey_layer, outline_layer, shades, tile
+from medfl_report.patient_tests import PredictionSets
+from medfl_report.predictions import PredictionSet
+from medfl_report.rasters import grey_layer, grey_levels, outline_layer, thumbnail_svg
 from medfl_report.section import ReportData, TemplateSection
 
 KINDS = ("dice", "hd95", "surface_dice", "lesion_f1")
@@ -42,7 +42,7 @@ class MasksSection(TemplateSection):
         return masks_section(data.groups, data.of("masks"))
 
 
-def masks_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta | None:
+def masks_section(groups: Sequence[Group], tested: Mapping[str, PredictionSets]) -> Meta | None:
     """Return the variables of the template; None without predictions.
 
     Args:
@@ -82,8 +82,8 @@ def _columns(objective: Segmentation, kind: str) -> list[int]:
 
 def _row(
     groups: Sequence[Group],
-    tested: Mapping[str, Sets],
-    pooled: Mapping[str, Tested],
+    tested: Mapping[str, PredictionSets],
+    pooled: Mapping[str, PredictionSet],
     objective: Segmentation,
     kind: str,
     label: int,
@@ -98,7 +98,7 @@ def _row(
     }
 
 
-def _undefined(group: Group, tested: Mapping[str, Sets], column: int) -> str:
+def _undefined(group: Group, tested: Mapping[str, PredictionSets], column: int) -> str:
     """Return a phrase with the number of cases of all runs in which a score is not defined; empty for none."""
     sets = [test_set for run in group.runs for test_set in tested[str(run.folder)].values()]
     missing = sum(int(test_set.judged[:, column].isnan().sum()) for test_set in sets)
@@ -108,7 +108,11 @@ def _undefined(group: Group, tested: Mapping[str, Sets], column: int) -> str:
 
 
 def _sizes(
-    groups: Sequence[Group], pooled: Mapping[str, Tested], objective: Segmentation, place: int, names: Mapping[int, str]
+    groups: Sequence[Group],
+    pooled: Mapping[str, PredictionSet],
+    objective: Segmentation,
+    place: int,
+    names: Mapping[int, str],
 ) -> Meta:
     """Return the figure of predicted against reference sizes of a class."""
     label = objective.labels[place]
@@ -134,7 +138,7 @@ def _worst(groups: Sequence[Group]) -> list[Meta]:
     parts = []
     for group in groups:
         run = group.runs[0]
-        sites = {site: read_worst(run.folder / "sites" / site) for site in run.sites}
+        sites = {site: read_worst_cases(run.folder / "sites" / site) for site in run.sites}
         pictures = [(site, _picture(group.label, site, case), case) for site, cases in sites.items() for case in cases]
         if pictures:
             parts.append({"label": group.label, "pictures": pictures})
@@ -145,13 +149,13 @@ def _picture(label: str, site: str, case: WorstCase) -> Markup:
     """Return an image with the outlines of its reference and predicted mask."""
     turned = case.slice is not None
     planes = [_upright(np.asarray(case.image), turned)]
-    layers = [grey_layer(shades(planes[0]))]
+    layers = [grey_layer(grey_levels(planes[0]))]
     for masks, colour in ((case.reference, REFERENCE), (case.prediction, PREDICTION)):
         layers += [outline_layer(_upright(np.asarray(mask), turned), colour) for mask in masks]
     text = (
         f"{label}, {site}: image with outlines of reference and prediction, {metric_words('dice')} {score(case.dice)}."
     )
-    return tile(planes[0].shape, "".join(layers), text)
+    return thumbnail_svg(planes[0].shape, "".join(layers), text)
 
 
 def _upright(plane: np.ndarray, turned: bool) -> np.ndarray:

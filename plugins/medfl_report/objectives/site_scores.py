@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 
-from medfl.utils.formats import listed
-from medfl_report.gains import mean_interval
-from medfl_report.groups import Group, by_seed, folds_among, several
-from medfl_report.patient_tests import Sets
-from medfl_report.predictions import Tested
+from medfl.utils.formats import join_words
+from medfl_report.groups import Group, by_seed, folds_among, repeated_word
+from medfl_report.patient_tests import PredictionSets
+from medfl_report.predictions import PredictionSet
 from medfl_report.scores import pool_group
+from medfl_report.site_comparison import mean_interval
 from medfl_report.statistics import Interval, ScoreFunction, bootstrap, paired_t
 
 RESAMPLES = 1000
@@ -44,7 +44,7 @@ class SiteScores:
 
 
 def score_sites(
-    group: Group, tested: Mapping[str, Sets], score: str | ScoreFunction, together: bool = False
+    group: Group, tested: Mapping[str, PredictionSets], score: str | ScoreFunction, together: bool = False
 ) -> SiteScores:
     """Compute a score at each site.
 
@@ -73,7 +73,7 @@ def score_sites(
     return SiteScores(by_site, mean, _over_runs([_value(pool, score) for pool in pools if pool is not None], None))
 
 
-def interval_of(test_set: Tested, score: str | ScoreFunction) -> Interval | None:
+def interval_of(test_set: PredictionSet, score: str | ScoreFunction) -> Interval | None:
     """Return a score with its bootstrap interval over patients; None if it is not defined or predictions are NaN."""
     if not test_set.defined:
         return None
@@ -82,7 +82,7 @@ def interval_of(test_set: Tested, score: str | ScoreFunction) -> Interval | None
     )
 
 
-def _value(test_set: Tested, score: str | ScoreFunction) -> float:
+def _value(test_set: PredictionSet, score: str | ScoreFunction) -> float:
     """Return a score without an interval; NaN if it is not defined."""
     if not test_set.defined:
         return math.nan
@@ -90,7 +90,7 @@ def _value(test_set: Tested, score: str | ScoreFunction) -> float:
     return float(_function(test_set, score)(test_set.judged, test_set.targets, weights)[0])
 
 
-def _function(test_set: Tested, score: str | ScoreFunction) -> ScoreFunction:
+def _function(test_set: PredictionSet, score: str | ScoreFunction) -> ScoreFunction:
     return partial(test_set.objective.weighted_score, score) if isinstance(score, str) else score
 
 
@@ -102,13 +102,13 @@ def _over_runs(values: Sequence[float], folds: int | None) -> Interval | None:
     return paired_t(defined, folds=folds) or Interval(fmean(defined), math.nan, math.nan)
 
 
-def with_predictions(groups: Sequence[Group], tested: Mapping[str, Sets]) -> list[Group]:
+def with_predictions(groups: Sequence[Group], tested: Mapping[str, PredictionSets]) -> list[Group]:
     """Return the groups that have predictions, without their runs that have none."""
     cut = [Group(group.label, tuple(run for run in group.runs if tested[str(run.folder)])) for group in groups]
     return [group for group in cut if group.runs]
 
 
-def first_seed(groups: Sequence[Group], tested: Mapping[str, Sets]) -> dict[str, Tested]:
+def first_seed(groups: Sequence[Group], tested: Mapping[str, PredictionSets]) -> dict[str, PredictionSet]:
     """Return the concatenated test sets of all sites and folds of each group's first seed, so that each case is once.
 
     Args:
@@ -125,7 +125,7 @@ def first_seed(groups: Sequence[Group], tested: Mapping[str, Sets]) -> dict[str,
     return {label: pool for label, pool in pools.items() if pool is not None}
 
 
-def sites_of(groups: Sequence[Group], tested: Mapping[str, Sets]) -> list[str]:
+def sites_of(groups: Sequence[Group], tested: Mapping[str, PredictionSets]) -> list[str]:
     """Return the sorted names of the sites that have predictions in any run of the groups."""
     return sorted({site for group in groups for run in group.runs for site in tested[str(run.folder)]})
 
@@ -135,9 +135,9 @@ def several_seeds(groups: Sequence[Group]) -> bool:
     return any(len({run.seed for run in group.runs}) > 1 for group in groups)
 
 
-def resampled(groups: Sequence[Group], tested: Mapping[str, Sets]) -> str:
+def resampled(groups: Sequence[Group], tested: Mapping[str, PredictionSets]) -> str:
     """Return a sentence about the kind of the confidence intervals."""
-    if repeated := several(groups):
+    if repeated := repeated_word(groups):
         single = any(len(group.runs) == 1 for group in groups)
         rest = "; for a method with one run, bootstrap over its test patients" if single else ""
         return f"Below a number is its 95 % confidence interval: Student's t over the {repeated}{rest}."
@@ -149,7 +149,7 @@ def resampled(groups: Sequence[Group], tested: Mapping[str, Sets]) -> str:
     elif not others:
         who = "test patients, each with all images"
     else:
-        who = f"test patients, each with all images, at {listed(with_patients)}, and of the cases elsewhere"
+        who = f"test patients, each with all images, at {join_words(with_patients)}, and of the cases elsewhere"
     return (
         f"Below a number is its 95 % confidence interval: bootstrap, {RESAMPLES} resamples of each site's {who}. The "
         "interval of the mean over the sites combines those of the sites, taken as independent."

@@ -17,8 +17,8 @@ from medfl_report.figures import looks, svg
 from medfl_report.groups import Group
 from medfl_report.objectives.drawing import survival_figure
 from medfl_report.objectives.site_scores import resampled, score_sites, several_seeds, sites_of, with_predictions
-from medfl_report.patient_tests import Sets
-from medfl_report.predictions import Tested
+from medfl_report.patient_tests import PredictionSets
+from medfl_report.predictions import PredictionSet
 from medfl_report.section import ReportData, TemplateSection
 
 GROUPS = ("lower risk", "higher risk")
@@ -38,7 +38,7 @@ class SurvivalSection(TemplateSection):
         return survival_section(data.groups, data.of("kaplan_meier"))
 
 
-def survival_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta | None:
+def survival_section(groups: Sequence[Group], tested: Mapping[str, PredictionSets]) -> Meta | None:
     """Return the variables of the template; None without predictions.
 
     Args:
@@ -86,7 +86,7 @@ def at_risk(times: np.ndarray, instants: Sequence[float]) -> list[int]:
     return [int((times >= instant).sum()) for instant in instants]
 
 
-def risk_groups(sets: Sequence[Tested]) -> list[tuple[np.ndarray, np.ndarray]]:
+def risk_groups(sets: Sequence[PredictionSet]) -> list[tuple[np.ndarray, np.ndarray]]:
     """Split the test cases into a lower- and a higher-risk group; return (times, events) of each.
 
     A site is split at the median risk of its validation cases, or of its training cases if it has none
@@ -108,7 +108,7 @@ def risk_groups(sets: Sequence[Tested]) -> list[tuple[np.ndarray, np.ndarray]]:
     return [(part[:, 0], part[:, 1] == 1) for part in joined]
 
 
-def _drawn(group: Group, tested: Mapping[str, Sets], place: int) -> Meta:
+def _drawn(group: Group, tested: Mapping[str, PredictionSets], place: int) -> Meta:
     """Return the figure of a group's first seed, with numbers at risk."""
     seed = group.runs[0].seed
     sets = [s for run in group.runs if run.seed == seed for _, s in sorted(tested[str(run.folder)].items())]

@@ -8,7 +8,7 @@ from medfl.types import Meta
 from medfl.utils.formats import (
     count,
     duration,
-    listed,
+    join_words,
     metric_meaning,
     metric_words,
     number,
@@ -17,11 +17,11 @@ from medfl.utils.formats import (
     signed,
     size,
 )
-from medfl_report.gains import GAINS, LOSES, TOO_FEW, ComparisonRow
 from medfl_report.groups import data_per
-from medfl_report.scores import ALONE, has_unequal_classes, key_metrics, majority_baseline
+from medfl_report.scores import LOCAL, has_unequal_classes, key_metrics, majority_baseline
 from medfl_report.section import ReportData, TemplateSection
 from medfl_report.sections.methods import MethodComparison, MethodRow, compare_methods
+from medfl_report.site_comparison import BETTER, TOO_FEW_PATIENTS, WORSE, ComparisonRow
 from medfl_report.statistics import Interval
 
 METHODS_LISTED = 6
@@ -55,8 +55,8 @@ def _compared(data: ReportData, comparison: MethodComparison) -> str:
     labels = [row.label for row in comparison.rows]
     references = comparison.references
     compared = [label for label in labels if label not in references] or labels
-    text = listed(compared) if len(compared) <= METHODS_LISTED else f"{len(compared)} methods"
-    text += f" with {listed(references)} (reference)" if references else ""
+    text = join_words(compared) if len(compared) <= METHODS_LISTED else f"{len(compared)} methods"
+    text += f" with {join_words(references)} (reference)" if references else ""
     seeds = len({run.seed for _, run in data.runs})
     return f"{text}; {count(len(data.runs), 'run')} with {count(seeds, 'seed')}."
 
@@ -135,9 +135,9 @@ def _counts(rows: Sequence[MethodRow]) -> list[str]:
     """Return how many methods are better, worse, and without a clear difference, with the names of the former."""
     effects = {row.label: row.difference.effect for row in rows if row.difference is not None}
     texts = []
-    for word in (GAINS, LOSES):
+    for word in (BETTER, WORSE):
         labels = [label for label, effect in effects.items() if effect.startswith(word)]
-        named = f": {listed(labels)}" if 0 < len(labels) <= METHODS_LISTED else ""
+        named = f": {join_words(labels)}" if 0 < len(labels) <= METHODS_LISTED else ""
         texts.append(f"{word.capitalize()} than the reference: {len(labels)} of {len(effects)} methods{named}.")
     return texts
 
@@ -156,7 +156,7 @@ def _baseline(data: ReportData, comparison: MethodComparison) -> list[str]:
         return []
     scores = majority_baseline(run)
     shown = [name for name in (comparison.metric, *comparison.other_metrics) if name in scores]
-    values = listed([f"{metric_words(name)} {score(scores[name])}" for name in shown])
+    values = join_words([f"{metric_words(name)} {score(scores[name])}" for name in shown])
     return [f"Always predicting a site's most frequent training class gives {values}."] if shown else []
 
 
@@ -186,11 +186,11 @@ def _limits(data: ReportData, comparison: MethodComparison) -> list[str]:
         texts.append(f"Small effects: {count(least, 'seed')} for a method give wide intervals.")
     if not comparison.references:
         texts.append("Whether federated training helps: there is no run of the method local or of another reference.")
-    elif all(group.method != ALONE for group in data.groups):
+    elif all(group.method != LOCAL for group in data.groups):
         texts.append("Whether federated training is better than local training: there is no run of the method local.")
     if gains and all(gain.p is None for gain in gains):
         texts.append("Whether other patients would give the same effect: there are no predictions to test.")
-    if any(gain.effect == TOO_FEW for gain in gains):
+    if any(gain.effect == TOO_FEW_PATIENTS for gain in gains):
         texts.append("Any effect for methods with too few test patients.")
     if sets and any(test_set.patients is None for test_set in sets):
         texts.append(

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from medfl.engine.attendance import MISSED, TOOK_PART, stretches
 from medfl.engine.runs.records import RunRecord
-from medfl.engine.runs.summary import ended_on
+from medfl.engine.runs.summary import describe_unavailable
 from medfl.types import Meta
-from medfl_report.notices import Named
+from medfl_report.notices import NamedRun
 from medfl_report.section import ReportData, TemplateSection
 
 
@@ -46,7 +46,7 @@ class AttendanceSection(TemplateSection):
         return {"runs": runs} if runs else None
 
 
-def _with_gaps(runs: Sequence[Named]) -> list[Named]:
+def _with_gaps(runs: Sequence[NamedRun]) -> list[NamedRun]:
     return [(name, run) for name, run in runs if run.summary is not None and run.summary.attendance.missed_rounds]
 
 
@@ -57,7 +57,7 @@ def _matrix(name: str, run: RunRecord) -> Meta:
     counts = {site: sum(what == TOOK_PART for what in did.values()) for site, did in attendance.items()}
     requests = {site: len(did) for site, did in attendance.items()}
     over = 0 if run.summary is None else run.summary.rounds
-    ending = f"{name} {run.status}{ended_on(run.summary) or ' on all of its sites'} after {over} rounds"
+    ending = f"{name} {run.status}{describe_unavailable(run.summary) or ' on all of its sites'} after {over} rounds"
     matrix = {"rows": stretches(attendance, rounds), "counts": counts, "requests": requests, "rounds": rounds}
     return {"name": ending, "late": _late(run)} | matrix
 

@@ -20,14 +20,21 @@ from statistics import fmean
 import torch
 from markupsafe import Markup
 
-from medfl.data.pooled import joined
+from medfl.data.pooled import concatenate_patients
 from medfl.objectives import Multiclass
 from medfl.types import Meta
-from medfl.utils.formats import count, known, listed, number, signed
+from medfl.utils.formats import count, join_words, none_if_nan, number, signed
 from medfl_report.curves import compare_svg, group_looks
 from medfl_report.figures import gains_figure
-from medfl_report.gains import (
-    TOO_FEW,
+from medfl_report.groups import Group, by_seed
+from medfl_report.patient_tests import UNDEFINED, PatientTest, PredictionSets, RunPair
+from medfl_report.predictions import PredictionSet
+from medfl_report.scores import Baseline, class_names, compared, reference_phrase
+from medfl_report.section import ReportData, TemplateSection
+from medfl_report.sections.fairness_measures import pool_ranks
+from medfl_report.sections.site_results import EffectAxis, record_forest
+from medfl_report.site_comparison import (
+    TOO_FEW_PATIENTS,
     Comparison,
     ComparisonRow,
     add_patient_test,
@@ -37,13 +44,6 @@ from medfl_report.gains import (
     row_over_runs,
     worst_row,
 )
-from medfl_report.groups import Group, by_seed
-from medfl_report.patient_tests import UNDEFINED, Pair, PatientTest, Sets
-from medfl_report.predictions import Tested
-from medfl_report.scores import Baseline, class_names, compared, reference_phrase
-from medfl_report.section import ReportData, TemplateSection
-from medfl_report.sections.fairness_measures import pool_ranks
-from medfl_report.sections.site_results import EffectAxis, record_forest
 from medfl_report.statistics import ExchangeDistribution, combine_p, exchange_models, mean_exchange, paired_bootstrap
 
 METRIC = "auc"
@@ -98,7 +98,7 @@ class RankedPredictions:
 
 
 def centre_gains(
-    group: Group, base: Group, tested: Mapping[str, Sets]
+    group: Group, base: Group, tested: Mapping[str, PredictionSets]
 ) -> tuple[Comparison, list[ExcludedCentre]] | None:
     """Compare a group with its reference at each centre.
 
@@ -136,7 +136,7 @@ def _mean_over_seeds(rows: Sequence[ComparisonRow], test: PatientTest) -> Compar
     return row_over_runs(METRIC, mean, None, test)
 
 
-def _ranked_predictions(pairs: Sequence[Pair], tested: Mapping[str, Sets]) -> RankedPredictions | None:
+def _ranked_predictions(pairs: Sequence[RunPair], tested: Mapping[str, PredictionSets]) -> RankedPredictions | None:
     """Pool the predictions of a seed over the sites and folds that have both on the same images; None without any."""
     parts = []
     for pair in pairs:
@@ -151,11 +151,13 @@ def _ranked_predictions(pairs: Sequence[Pair], tested: Mapping[str, Sets]) -> Ra
         after=after_ranks,
         labels=labels,
         centre=tuple(name.strip() for test_set, _ in parts for name in test_set.centre),
-        patients=joined([test_set.patients for test_set, _ in parts], [len(test_set.rows) for test_set, _ in parts]),
+        patients=concatenate_patients(
+            [test_set.patients for test_set, _ in parts], [len(test_set.rows) for test_set, _ in parts]
+        ),
     )
 
 
-def _are_comparable(before: Tested, after: Tested) -> bool:
+def _are_comparable(before: PredictionSet, after: PredictionSet) -> bool:
     return before.defined and after.defined and before.same_images(after) and len(before.centre) == len(before.rows)
 
 
@@ -189,8 +191,8 @@ def _centre(name: str, seeds: Sequence[RankedPredictions], test: PatientTest) ->
     parts = [ranked.at(name) for ranked in seeds]
     objective = Multiclass(seeds[0].before.shape[1])
     sides = [
-        [known(objective.score(METRIC, part.before, part.labels)) for part in parts],
-        [known(objective.score(METRIC, part.after, part.labels)) for part in parts],
+        [none_if_nan(objective.score(METRIC, part.before, part.labels)) for part in parts],
+        [none_if_nan(objective.score(METRIC, part.after, part.labels)) for part in parts],
     ]
     if None in sides[0]:
         return None
@@ -213,7 +215,7 @@ def _centre(name: str, seeds: Sequence[RankedPredictions], test: PatientTest) ->
             return row_over_runs(METRIC, row, None, test)
         return add_patient_test(METRIC, row, intervals[0], test)
     difference = None if alone is None or other is None else other - alone
-    return ComparisonRow(name, images, alone, other, difference, effect=TOO_FEW)
+    return ComparisonRow(name, images, alone, other, difference, effect=TOO_FEW_PATIENTS)
 
 
 def _has_enough_patients(labels: torch.Tensor, patients: torch.Tensor | None) -> bool:
@@ -242,7 +244,9 @@ class CentresSection(TemplateSection):
         return {"centres": centres, "axes": EffectAxis} if centres else None
 
 
-def centres_section(groups: Sequence[Group], tested: Mapping[str, Sets], baseline: Baseline = None) -> Meta | None:
+def centres_section(
+    groups: Sequence[Group], tested: Mapping[str, PredictionSets], baseline: Baseline = None
+) -> Meta | None:
     """Return the variables of the template; None without predictions with a centre, and without a comparison.
 
     Args:
@@ -286,4 +290,4 @@ def _picture(tables: Mapping[str, Comparison], groups: Sequence[Group], base: st
 def _describe(centre: ExcludedCentre, classes: Sequence[str]) -> str:
     """Return a centre's name with its number of images of each class."""
     held = [f"{number(images)} {name}" for images, name in zip(centre.images, classes, strict=True) if images]
-    return f"{centre.name} ({count(sum(centre.images), 'image')}: {listed(held)})"
+    return f"{centre.name} ({count(sum(centre.images), 'image')}: {join_words(held)})"

@@ -16,16 +16,16 @@ from markupsafe import Markup
 
 from medfl.metrics.auc import binary_auc
 from medfl.types import Meta
-from medfl.utils.formats import known
+from medfl.utils.formats import none_if_nan
 from medfl_report.curves import compare_svg, group_looks
 from medfl_report.figures import gains_figure
-from medfl_report.gains import mean_known, pair_up
 from medfl_report.groups import Group, by_seed
-from medfl_report.patient_tests import Pair, Sets
-from medfl_report.predictions import Tested
-from medfl_report.scores import Baseline, Value, class_names, compared, reference_phrase, value_over
+from medfl_report.patient_tests import PredictionSets, RunPair
+from medfl_report.predictions import PredictionSet
+from medfl_report.scores import Baseline, MeanAndSpread, class_names, compared, reference_phrase, value_over
 from medfl_report.section import ReportData, TemplateSection
 from medfl_report.sections.fairness_measures import pool_ranks
+from medfl_report.site_comparison import mean_known, pair_up
 
 
 class ClassesSection(TemplateSection):
@@ -53,12 +53,14 @@ class ClassGain:
 
     name: str
     sites: int
-    base: Value
-    other: Value
-    difference: Value
+    base: MeanAndSpread
+    other: MeanAndSpread
+    difference: MeanAndSpread
 
 
-def class_gains(group: Group, base: Group, tested: Mapping[str, Sets], names: Sequence[str]) -> list[ClassGain]:
+def class_gains(
+    group: Group, base: Group, tested: Mapping[str, PredictionSets], names: Sequence[str]
+) -> list[ClassGain]:
     """Compare a group with its reference in each class; empty without predictions of both on the same data.
 
     Args:
@@ -74,7 +76,9 @@ def class_gains(group: Group, base: Group, tested: Mapping[str, Sets], names: Se
     return [_gain(name, [[site[number] for site in sites] for sites in scored]) for number, name in enumerate(names)]
 
 
-def classes_section(groups: Sequence[Group], tested: Mapping[str, Sets], baseline: Baseline = None) -> Meta | None:
+def classes_section(
+    groups: Sequence[Group], tested: Mapping[str, PredictionSets], baseline: Baseline = None
+) -> Meta | None:
     """Return the variables of the template; None with two classes, whose AUCs are equal, and without a comparison.
 
     Args:
@@ -118,9 +122,9 @@ ClassAucs = list[tuple[float | None, float | None]]
 """Pairs (AUC of the reference, AUC of the method) of each class; None if an AUC is not defined."""
 
 
-def _site_aucs(pairs: Sequence[Pair], tested: Mapping[str, Sets]) -> list[ClassAucs]:
+def _site_aucs(pairs: Sequence[RunPair], tested: Mapping[str, PredictionSets]) -> list[ClassAucs]:
     """Return the AUCs at each site that has predictions of both on the same images."""
-    folds: dict[str, list[tuple[Tested, Tested]]] = {}
+    folds: dict[str, list[tuple[PredictionSet, PredictionSet]]] = {}
     for pair in pairs:
         before, after = tested[str(pair.alone.folder)], tested[str(pair.other.folder)]
         for site in sorted(before.keys() & after.keys()):
@@ -134,7 +138,8 @@ def _site(sides: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> ClassAucs:
     """Return the AUCs of a site from (ranks, labels) of the reference and of the method."""
     classes = sides[0][0].shape[1]
     base, other = (
-        [known(binary_auc(ranks[:, number], labels == number)) for number in range(classes)] for ranks, labels in sides
+        [none_if_nan(binary_auc(ranks[:, number], labels == number)) for number in range(classes)]
+        for ranks, labels in sides
     )
     return list(zip(base, other, strict=True))
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from medfl.types import Meta
-from medfl.utils.formats import count, listed, number
+from medfl.utils.formats import count, join_words, number
 from medfl_report.groups import Group, by_seed
-from medfl_report.patient_tests import Sets
-from medfl_report.predictions import Tested
+from medfl_report.patient_tests import PredictionSets
+from medfl_report.predictions import PredictionSet
 from medfl_report.scores import class_names, value_over
 from medfl_report.section import ReportData, TemplateSection
 from medfl_report.sections.fairness_measures import SEXES, SiteBySex, Subgroup, fold_table, over_sites, site_by_sex
@@ -24,7 +24,7 @@ class FairnessSection(TemplateSection):
         return {"fairness": fairness} if (fairness := fairness_section(data.groups, data.of("class_auc"))) else None
 
 
-def fairness_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta | None:
+def fairness_section(groups: Sequence[Group], tested: Mapping[str, PredictionSets]) -> Meta | None:
     """Return the variables of the template; None if no run's predictions have the sex."""
     by_label = {group.label: _seeds(group, tested) for group in groups}
     rows = [_row(label, list(seeds.values())) for label, seeds in by_label.items() if seeds]
@@ -46,11 +46,11 @@ def fairness_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Met
     }
 
 
-def _seeds(group: Group, tested: Mapping[str, Sets]) -> dict[int, list[SiteBySex]]:
+def _seeds(group: Group, tested: Mapping[str, PredictionSets]) -> dict[int, list[SiteBySex]]:
     """Return the sites by sex for each seed with predictions, each site with its folds pooled."""
     sites_by_seed = {}
     for seed, runs in by_seed(group).items():
-        folds: dict[str, list[Tested]] = {}
+        folds: dict[str, list[PredictionSet]] = {}
         for run in runs:
             for site, test_set in tested[str(run.folder)].items():
                 if test_set.defined and test_set.sex:
@@ -75,11 +75,11 @@ def _row(label: str, seeds: Sequence[Sequence[SiteBySex]]) -> Meta:
 
 def _sentences(rows: Sequence[Meta], missing: Sequence[str]) -> list[str]:
     incomplete = [row["label"] for row in rows if not row["male_sites"] == row["female_sites"] == row["sites"]]
-    sentences = [f"No predictions with the sex of the persons: {listed(missing)}."] if missing else []
+    sentences = [f"No predictions with the sex of the persons: {join_words(missing)}."] if missing else []
     if incomplete:
         sentences.append(
-            f"In {listed(incomplete)} the AUC of men or of women is not defined at every site. Men and women are then "
-            "averaged over different sites, and their difference can be a difference between sites."
+            f"In {join_words(incomplete)} the AUC of men or of women is not defined at every site. Men and women are "
+            "then averaged over different sites, and their difference can be a difference between sites."
         )
     return sentences
 

@@ -18,11 +18,11 @@ import torch
 
 from medfl.metrics import METRICS
 from medfl.types import Meta
-from medfl_report.gains import mean_known
-from medfl_report.groups import Group, folds_among, several
-from medfl_report.patient_tests import Sets
-from medfl_report.predictions import Tested
-from medfl_report.scores import Value, value_over
+from medfl_report.groups import Group, folds_among, repeated_word
+from medfl_report.patient_tests import PredictionSets
+from medfl_report.predictions import PredictionSet
+from medfl_report.scores import MeanAndSpread, value_over
+from medfl_report.site_comparison import mean_known
 
 SEXES = ("male", "female")
 """Values of the sex in data lists. Other entries count as unknown."""
@@ -109,7 +109,7 @@ def rank_normalised(scores: torch.Tensor) -> torch.Tensor:
     return ((ends[0] + ends[1]).double() / (2 * max(len(scores), 1))).T
 
 
-def pool_ranks(folds: Sequence[Tested]) -> tuple[torch.Tensor, torch.Tensor]:
+def pool_ranks(folds: Sequence[PredictionSet]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the ranks within each fold, (N, C), and the labels, (N,), of all folds of a site, concatenated.
 
     Args:
@@ -119,7 +119,7 @@ def pool_ranks(folds: Sequence[Tested]) -> tuple[torch.Tensor, torch.Tensor]:
     return ranks, torch.cat([fold.targets for fold in folds])
 
 
-def site_by_sex(site: str, folds: Sequence[Tested]) -> SiteBySex:
+def site_by_sex(site: str, folds: Sequence[PredictionSet]) -> SiteBySex:
     """Compute the AUC by sex of a site from its predictions in all folds of a seed.
 
     Args:
@@ -172,12 +172,12 @@ class FoldValue:
         folds: Number of all folds with predictions.
     """
 
-    value: Value
+    value: MeanAndSpread
     defined: int
     folds: int
 
 
-def fold_by_sex(tested: Sets) -> AucBySex | None:
+def fold_by_sex(tested: PredictionSets) -> AucBySex | None:
     """Return the AUC by sex of one fold, over the sites; None without predictions that have the sex.
 
     Args:
@@ -202,7 +202,7 @@ def over_folds(folds: Sequence[AucBySex]) -> dict[str, FoldValue]:
     }
 
 
-def fold_table(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta | None:
+def fold_table(groups: Sequence[Group], tested: Mapping[str, PredictionSets]) -> Meta | None:
     """Return the table fold by fold for the groups with several folds; None without any.
 
     Returns:
@@ -213,4 +213,4 @@ def fold_table(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta | No
         folds = [fold for run in group.runs if (fold := fold_by_sex(tested[str(run.folder)])) is not None]
         if folds and folds_among(group.runs):
             rows[group.label] = over_folds(folds)
-    return {"columns": COLUMNS, "rows": rows, "over": several(groups)} if rows else None
+    return {"columns": COLUMNS, "rows": rows, "over": repeated_word(groups)} if rows else None

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from medfl.engine.runs.records import RunRecord, repetition
+from medfl.engine.runs.records import RunRecord, describe_repetition
 from medfl.types import Meta
-from medfl.utils.formats import count, listed, metric_words, score, signed
-from medfl_report.curves import curves_svg, ends, group_looks, trained_curve, work_curve
+from medfl.utils.formats import count, join_words, metric_words, score, signed
+from medfl_report.curves import curves_svg, group_looks, last_values, trained_curve, work_curve
 from medfl_report.figures import Curve, Look, RecoveryInterval, recovery_figure, svg
 from medfl_report.forgetting import forgetting_metric, measures_of, missing_of
 from medfl_report.forgetting_scores import recovery_intervals
-from medfl_report.groups import Group, output_names, several
+from medfl_report.groups import Group, output_names, repeated_word
 from medfl_report.scores import named_runs
 from medfl_report.section import ReportData, TemplateSection
 from medfl_report.statistics import mean_std
@@ -156,10 +156,10 @@ def forgetting(groups: Sequence[Group]) -> Meta:
     if not scored_groups:
         return _no_measures(f"There are no test scores in {score_name}.")
     values = {group.label: [measures_of(way) for way in group.ways] for group in scored_groups}
-    over = several([Group(group.label, tuple(group.runs)) for group in scored_groups])
+    over = repeated_word([Group(group.label, tuple(group.runs)) for group in scored_groups])
     tables = [_table(columns, values, over) for columns in (MAIN, MORE)]
     heads = [column.head for table in tables for column in table["columns"]]
-    unscored = [f"{listed(without)}: no {score_name} on test images."] if without else []
+    unscored = [f"{join_words(without)}: no {score_name} on test images."] if without else []
     return {
         "metric": score_name,
         "rounds": max(_evaluated_rounds(way) for group in scored_groups for way in group.ways),
@@ -185,8 +185,8 @@ def _different_rounds(scored_groups: Sequence[ScoredGroup]) -> list[str]:
     rounds = {group.label: sorted({max(way.participants, default=0) for way in group.ways}) for group in scored_groups}
     if len({number for numbers in rounds.values() for number in numbers}) == 1:
         return []
-    each = [f"{label} has {listed([str(number) for number in numbers])}" for label, numbers in rounds.items()]
-    return [f"The runs have different numbers of rounds, which limits comparisons: {listed(each)}."]
+    each = [f"{label} has {join_words([str(number) for number in numbers])}" for label, numbers in rounds.items()]
+    return [f"The runs have different numbers of rounds, which limits comparisons: {join_words(each)}."]
 
 
 def _reasons(scored_groups: Sequence[ScoredGroup]) -> list[str]:
@@ -197,7 +197,7 @@ def _reasons(scored_groups: Sequence[ScoredGroup]) -> list[str]:
         for reason in dict.fromkeys(reasons):
             concerned.setdefault(reason, []).append(group.label)
     return [
-        reason if len(labels) == len(scored_groups) else f"{listed(labels)}: {reason}"
+        reason if len(labels) == len(scored_groups) else f"{join_words(labels)}: {reason}"
         for reason, labels in concerned.items()
     ]
 
@@ -248,7 +248,7 @@ def _falls(scored_groups: Sequence[ScoredGroup], styles: dict[str, Look], metric
     for group in scored_groups:
         pairs = zip(group.runs, group.ways, strict=True)
         scored = [
-            (group.label, repetition(run.seed, run.fold), way.server)
+            (group.label, describe_repetition(run.seed, run.fold), way.server)
             for run, way in pairs
             if way.every_round() and len(way.server) > 1
         ]
@@ -267,7 +267,7 @@ def _falls(scored_groups: Sequence[ScoredGroup], styles: dict[str, Look], metric
         figure = recovery_figure(curve, intervals, styles[label], f"{metric}, global test", limits)
         pictures.append({"svg": svg(figure, f"falls{number}", f"{metric}, global test. {text}"), "caption": text})
     left = [label for label, _, _ in firsts[MAX_DRAWN:]]
-    return {"pictures": pictures, "left": f"Not drawn: {listed(left)}." if left else ""}
+    return {"pictures": pictures, "left": f"Not drawn: {join_words(left)}." if left else ""}
 
 
 def _intervals(series: Sequence[float]) -> list[RecoveryInterval]:
@@ -297,7 +297,9 @@ def _curves(scored_groups: Sequence[ScoredGroup], styles: dict[str, Look], metri
     local = [curve for group in scored_groups if (curve := trained_curve(group.label, group.ways))]
     if local:
         text = f"{metric} right after training, on the sites' test images: mean over the sites of a round.{means}"
-        picture = curves_svg(local, styles, f"{metric}, right after training", "trained", f"{text} {ends(local)}")
+        picture = curves_svg(
+            local, styles, f"{metric}, right after training", "trained", f"{text} {last_values(local)}"
+        )
         pictures.append({"svg": picture, "caption": text})
     spent = [curve for group in scored_groups if (curve := work_curve(group.label, group.ways))]
     if spent:
@@ -305,7 +307,7 @@ def _curves(scored_groups: Sequence[ScoredGroup], styles: dict[str, Look], metri
             f"{metric}, global test, against the {WORK} of all sites, one after the other, without evaluation. The "
             f"seconds depend on the machine and its load.{means}"
         )
-        words = f"{text} {ends(spent, f'{{:.0f}} {WORK}')}"
+        words = f"{text} {last_values(spent, f'{{:.0f}} {WORK}')}"
         picture = curves_svg(spent, styles, f"{metric}, global test", "work", words, across=WORK)
         pictures.append({"svg": picture, "caption": text})
     return pictures

@@ -11,22 +11,22 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from medfl.metrics import LOWER_IS_BETTER
+from medfl.metrics import LOWER_IS_BETTER_METRICS
 from medfl.types import Meta
-from medfl.utils.formats import known, metric_words, signed
+from medfl.utils.formats import metric_words, none_if_nan, signed
 from medfl_report.compare import comparison_row, run_means
 from medfl_report.figures import svg
-from medfl_report.gains import UNCLEAR, ComparisonRow, axis_reach, compare_sites
-from medfl_report.groups import Group, folds_among, several
+from medfl_report.groups import Group, folds_among, repeated_word
 from medfl_report.objectives.site_scores import score_sites
-from medfl_report.patient_tests import Pair
+from medfl_report.patient_tests import RunPair
 from medfl_report.scores import compared, page_metrics
 from medfl_report.section import ReportData, TemplateSection
-from medfl_report.sections.costs import Cost, median_cost
+from medfl_report.sections.run_tables import Cost, median_cost
 from medfl_report.sections.site_results import forest_figure
+from medfl_report.site_comparison import NO_CLEAR_DIFFERENCE, ComparisonRow, axis_reach, compare_sites
 from medfl_report.statistics import Interval, paired_t
 
-EFFECTS = {"n.s.": UNCLEAR, "-": "–"}
+EFFECTS = {"n.s.": NO_CLEAR_DIFFERENCE, "-": "–"}
 """Maps an effect of `medfl_report.compare.compare` to its words on the page, if these differ."""
 
 
@@ -99,7 +99,7 @@ def compare_methods(data: ReportData) -> MethodComparison | None:
     metrics = page_metrics(data.groups)
     if not metrics or not any(run_means(group, metrics[0]) for group in data.groups):
         return None
-    metric, repeated = metrics[0], several(data.groups)
+    metric, repeated = metrics[0], repeated_word(data.groups)
     references = {group.label: base for group, base in compared(data.groups, data.baseline)}
     means = {group.label: _mean(group, metric, data, bool(repeated)) for group in data.groups}
     ranks = _ranks({label: mean.difference for label, mean in means.items() if mean is not None}, metric)
@@ -147,13 +147,13 @@ def _difference(
         if not row["pairs"]:
             return None, 0
         effect = EFFECTS.get(str(row["effect"]), str(row["effect"]))
-        low, high, p = (known(row[name]) for name in ("low", "high", "p_patients"))
+        low, high, p = (none_if_nan(row[name]) for name in ("low", "high", "p_patients"))
         gain = ComparisonRow(group.label, None, None, None, row["difference"], low, high, effect=effect, p=p)
         return gain, row["pairs"]
     (run,), (reference,) = group.runs, base.runs
     if run.data != reference.data or run.summary is None or reference.summary is None:
         return None, 0
-    mean = compare_sites(metric, group.label, [Pair(reference, run)], data.predictions).mean
+    mean = compare_sites(metric, group.label, [RunPair(reference, run)], data.predictions).mean
     if mean.difference is None:
         return None, 0
     gain = ComparisonRow(
@@ -164,7 +164,7 @@ def _difference(
 
 def _ranks(means: dict[str, float], metric: str) -> dict[str, int]:
     """Return the rank of each label by its mean, 1 for the best; equal means share a rank."""
-    sign = 1 if metric in LOWER_IS_BETTER else -1
+    sign = 1 if metric in LOWER_IS_BETTER_METRICS else -1
     keys = {label: round(sign * mean, 12) for label, mean in means.items()}
     return {label: 1 + sum(other < key for other in keys.values()) for label, key in keys.items()}
 

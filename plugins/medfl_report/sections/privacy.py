@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from medfl.engine.runs.records import RunRecord
 from medfl.privacy.policy import PrivacyPolicy, policy_of
-from medfl.privacy.statements import WHAT
+from medfl.privacy.statements import ADJACENCY_WORDS
 from medfl.records.privacy_account import PrivacyAccount
 from medfl.types import Meta
-from medfl.utils.formats import MISSING, count, listed
+from medfl.utils.formats import MISSING, count, join_words
 from medfl_report.groups import Group
-from medfl_report.notices import Named
+from medfl_report.notices import NamedRun
 from medfl_report.scores import named_runs
 from medfl_report.section import ReportData, TemplateSection
 
@@ -47,7 +47,7 @@ def privacy_section(groups: Sequence[Group]) -> Meta | None:
     return {"rows": rows, "ledgers": any(row["ledger"] for row in rows), "accounts": any(row["sites"] for row in rows)}
 
 
-def _merged(label: str, named: Sequence[Named], runs: int) -> list[Meta]:
+def _merged(label: str, named: Sequence[NamedRun], runs: int) -> list[Meta]:
     """Return a row for each run of a group; a single row with the group's name if all rows are equal."""
     rows = [_row(run) for _, run in named]
     if len(rows) == runs and all(row == rows[0] for row in rows):
@@ -67,7 +67,7 @@ def _row(run: RunRecord) -> Meta:
     return {
         "unit": policy.unit_noun,
         "unit_phrase": policy.unit_phrase,
-        "adjacency": WHAT[privacy.adjacency],
+        "adjacency": ADJACENCY_WORDS[privacy.adjacency],
         "delta": f"{privacy.delta:g}",
         "sigma": _sigma(policy, accounts),
         "clip": f"{privacy.clip:g}",
@@ -75,7 +75,7 @@ def _row(run: RunRecord) -> Meta:
         "planned": policy.planned_releases,
         "stated": f"{privacy.epsilon:.4g}",
         "other": f"{'at most ' if other.is_upper_bound else ''}{other.epsilon:.4g}",
-        "other_adjacency": WHAT[other.adjacency],
+        "other_adjacency": ADJACENCY_WORDS[other.adjacency],
         "other_delta": "" if other.delta == privacy.delta else f"{other.delta:.3g}",
         "spent": _largest(accounts, _spent_epsilon),
         "ledger": _largest(accounts, _composed_epsilon) if ledger else "",
@@ -137,4 +137,4 @@ def _sites(accounts: Accounts) -> list[Meta]:
         sites_by_cells.setdefault(cells, []).append(site)
     if len(sites_by_cells) < 2:
         return []
-    return [{"sites": listed(sites), "cells": cells} for cells, sites in sites_by_cells.items()]
+    return [{"sites": join_words(sites), "cells": cells} for cells, sites in sites_by_cells.items()]

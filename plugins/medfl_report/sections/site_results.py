@@ -13,33 +13,32 @@ from functools import partial
 
 from matplotlib.figure import Figure
 
-from medfl.metrics import LOWER_IS_BETTER, worst
+from medfl.metrics import LOWER_IS_BETTER_METRICS, worst
 from medfl.types import Meta
-from medfl.utils.formats import count, listed, metric_words, score
-from medfl_report.figures import ALONE as GREY
-from medfl_report.figures import COLOURS, INK, place_axes
-from medfl_report.gains import (
-    GAINS,
-    LOSES,
-    TOO_FEW,
-    UNCLEAR,
+from medfl.utils.formats import count, join_words, metric_words, score
+from medfl_report.figures import COLOURS, INK, LOCAL_COLOUR, place_axes
+from medfl_report.groups import Group, by_people, repeated_word
+from medfl_report.paper.page_figures import record_figure
+from medfl_report.paper.page_tables import ReportTable, record_table
+from medfl_report.patient_tests import PredictionSets
+from medfl_report.scores import LOCAL, page_metrics, site_scores
+from medfl_report.section import ReportData, TemplateSection
+from medfl_report.site_comparison import (
+    BETTER,
+    NO_CLEAR_DIFFERENCE,
+    TOO_FEW_PATIENTS,
+    WORSE,
     Comparison,
     ComparisonRow,
     compare_sites,
     mean_known,
     pair_up,
 )
-from medfl_report.groups import Group, by_people, several
-from medfl_report.paper.page_figures import record_figure
-from medfl_report.paper.page_tables import ReportTable, record_table
-from medfl_report.patient_tests import Sets
-from medfl_report.scores import ALONE, page_metrics, site_scores
-from medfl_report.section import ReportData, TemplateSection
 
-EFFECT_COLOURS = {GAINS: COLOURS[0], LOSES: COLOURS[1]}
+EFFECT_COLOURS = {BETTER: COLOURS[0], WORSE: COLOURS[1]}
 """Maps each effect to its colour in figures; other effects are grey."""
 
-EFFECTS = {"gains": GAINS, "loses": LOSES, "unclear": UNCLEAR, "too_few": TOO_FEW}
+EFFECTS = {"gains": BETTER, "loses": WORSE, "unclear": NO_CLEAR_DIFFERENCE, "too_few": TOO_FEW_PATIENTS}
 """Maps names in templates to effects."""
 
 
@@ -109,7 +108,7 @@ def forest_figure(rows: Iterable[ComparisonRow], reach: float, label: str) -> Fi
     with place_axes(0.75 + 0.22 * len(drawn), 0, 0.3 + 0.075 * max(map(len, names), default=0)) as (figure, axes):
         axes.axvline(0, color=INK, linewidth=0.8)
         for place, (row, difference) in enumerate(reversed(drawn)):
-            colour = EFFECT_COLOURS.get(row.effect.removesuffix(" (seeds only)"), GREY)
+            colour = EFFECT_COLOURS.get(row.effect.removesuffix(" (seeds only)"), LOCAL_COLOUR)
             if row.low is not None and row.high is not None:
                 axes.hlines(place, row.low, row.high, color=colour, linewidth=1.4)
             axes.plot([difference], [place], color=colour, marker="o", markersize=4.5, linestyle="none")
@@ -132,7 +131,7 @@ def _sites_table(comparisons: Sequence[MethodAgainstLocal]) -> ReportTable:
     return table
 
 
-def gains_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta:
+def gains_section(groups: Sequence[Group], tested: Mapping[str, PredictionSets]) -> Meta:
     """Compare each method with local training, separately for each set of people; folds have the same people.
 
     Args:
@@ -150,24 +149,24 @@ def gains_section(groups: Sequence[Group], tested: Mapping[str, Sets]) -> Meta:
     for name, same in parts.items():
         against, left = _compared(same, metrics, tested, name)
         comparisons += against
-        left_over += [Group(_label_with_data(group.label, name), group.runs) for group in left if group.method != ALONE]
+        left_over += [Group(_label_with_data(group.label, name), group.runs) for group in left if group.method != LOCAL]
         tables += [_plain_table(name, left, metrics, tested)] if left else []
     unshared = [] if metrics else ["The runs have no metric in common, so they can't be compared."]
     return {
         "comparisons": comparisons,
         "plain": [table for table in tables if table["columns"]],
         "sentences": [*unshared, *_missing(groups, left_over), *_unscored(groups)],
-        "several": several([group for same in parts.values() for group in same]),
+        "several": repeated_word([group for same in parts.values() for group in same]),
         "split": len(parts) > 1,
     }
 
 
 def _compared(
-    groups: Sequence[Group], metrics: Sequence[str], tested: Mapping[str, Sets], data: str
+    groups: Sequence[Group], metrics: Sequence[str], tested: Mapping[str, PredictionSets], data: str
 ) -> tuple[list[MethodAgainstLocal], list[Group]]:
     """Compare the groups on the same people with local training; also return the groups without a comparison."""
-    alone = [group for group in groups if group.method == ALONE]
-    others = [group for group in groups if group.method != ALONE]
+    alone = [group for group in groups if group.method == LOCAL]
+    others = [group for group in groups if group.method != LOCAL]
     results = [(group, _against_local(alone, group, metrics, tested, data)) for group in others]
     left = [group for group, against in results if against is None]
     return [against for _, against in results if against], left if others else alone
@@ -178,7 +177,7 @@ def _label_with_data(label: str, data: str) -> str:
 
 
 def _against_local(
-    alone: Sequence[Group], group: Group, metrics: Sequence[str], tested: Mapping[str, Sets], data: str
+    alone: Sequence[Group], group: Group, metrics: Sequence[str], tested: Mapping[str, PredictionSets], data: str
 ) -> MethodAgainstLocal | None:
     """Compare a group with the first group of local training on the same data; None without one or without scores.
 
@@ -202,7 +201,7 @@ def _against_local(
             )
         other_seeds = [pair for pair in pairs if pair.alone.seed != pair.other.seed]
         if other_seeds:
-            seeds = listed([f"{pair.other.seed} against {pair.alone.seed}" for pair in other_seeds])
+            seeds = join_words([f"{pair.other.seed} against {pair.alone.seed}" for pair in other_seeds])
             notes.append(f"Seeds differ: {seeds}. The runs therefore also differ by the random initial model.")
         return MethodAgainstLocal(label, _summarise(scored[0], group.names), notes, scored)
     return None
@@ -217,37 +216,39 @@ def _summarise(comparison: Comparison, names: Sequence[str]) -> str:
         return f"{mean}; there is no test of this difference."
     counts = [(sum(row.effect == effect for row in with_test), effect) for effect in EFFECTS.values()]
     fewer = " with a test" if len(with_test) < sum(row.difference is not None for row in comparison.rows) else ""
-    effects = listed([f"{number} {effect}" for number, effect in counts if number])
+    effects = join_words([f"{number} {effect}" for number, effect in counts if number])
     return f"{mean}. {count(len(with_test), 'site')}{fewer}: {effects}."
 
 
 def _missing(groups: Sequence[Group], left: Sequence[Group]) -> list[str]:
-    if all(group.method != ALONE for group in groups):
+    if all(group.method != LOCAL for group in groups):
         return [
             "There is no run of the method local, so these are scores without a comparison with local training. "
             "Compare with: medfl report RUN LOCAL_RUN."
         ]
-    if all(group.method == ALONE for group in groups):
+    if all(group.method == LOCAL for group in groups):
         return ["All runs are local training. To compare with a federated method: medfl report RUN LOCAL_RUN."]
     if not left:
         return []
-    names = listed([group.label for group in left])
+    names = join_words([group.label for group in left])
     return [f"No difference for {names}: no run of local training on the same data has scores."]
 
 
 def _unscored(groups: Sequence[Group]) -> list[str]:
     names = [group.label for group in groups if not any(run.scores for run in group.runs)]
-    return [f"There are no final scores of {listed(names)}."] if names else []
+    return [f"There are no final scores of {join_words(names)}."] if names else []
 
 
-def _plain_table(name: str, groups: Sequence[Group], metrics: Sequence[str], tested: Mapping[str, Sets]) -> Meta:
+def _plain_table(
+    name: str, groups: Sequence[Group], metrics: Sequence[str], tested: Mapping[str, PredictionSets]
+) -> Meta:
     """Return a table with a row for each site and a column for each group and metric; all runs have the same people."""
     columns = [(group.label, metric, site_scores(group, metric, tested)) for group in groups for metric in metrics]
     values = [[row.value for row in scores if row.value is not None] for _, _, scores in columns]
     shown = [(*column, of_column) for column, of_column in zip(columns, values, strict=True) if of_column]
     return {
         "data": name,
-        "labels": listed([group.label for group in groups]),
+        "labels": join_words([group.label for group in groups]),
         "columns": [(label, metric) for label, metric, _, _ in shown],
         "rows": list(zip(*(scores for _, _, scores, _ in shown), strict=True)),
         "wilson": any(row.low is not None for _, _, scores, _ in shown for row in scores),
@@ -273,12 +274,12 @@ class EffectAxis:
 
     def tone(self, row: ComparisonRow) -> str:
         """Return the CSS class of a row's colour."""
-        return {GAINS: "up", LOSES: "down"}.get(row.effect, "soft")
+        return {BETTER: "up", WORSE: "down"}.get(row.effect, "soft")
 
     @property
     def sides(self) -> str:
         """Meaning of the left and the right side of 0."""
-        ends = (GAINS, LOSES) if self.comparison.metric in LOWER_IS_BETTER else (LOSES, GAINS)
+        ends = (BETTER, WORSE) if self.comparison.metric in LOWER_IS_BETTER_METRICS else (WORSE, BETTER)
         return f"← {ends[0]} · {ends[1]} →"
 
     @property

@@ -9,26 +9,26 @@ import matplotlib
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from medfl.metrics import UNBOUNDED
+from medfl.metrics import UNBOUNDED_METRICS
 from medfl.types import GLOBAL, PUBLIC, Meta
-from medfl.utils.formats import listed, metric_words, score, sentence
+from medfl.utils.formats import join_words, metric_words, score, sentence
 from medfl_report.curves import (
     by_epoch,
     compare_svg,
     curves_svg,
-    ends,
     epoch_curve,
     global_curve,
     group_looks,
+    last_values,
     loss_curve,
     public_metrics,
     score_curve,
 )
 from medfl_report.figures import EMBEDDED, Curve, Reliability, reliability_figure, svg
-from medfl_report.groups import Group, output_names, several
-from medfl_report.notices import Named
-from medfl_report.patient_tests import Sets
-from medfl_report.predictions import Tested
+from medfl_report.groups import Group, output_names, repeated_word
+from medfl_report.notices import NamedRun
+from medfl_report.patient_tests import PredictionSets
+from medfl_report.predictions import PredictionSet
 from medfl_report.scores import (
     calibration_error,
     class_names,
@@ -39,10 +39,10 @@ from medfl_report.scores import (
     score_table,
 )
 from medfl_report.section import ReportData, TemplateSection
-from medfl_report.sections import costs as run_tables
-from medfl_report.sections.holdings import holdings_figure
+from medfl_report.sections import run_tables as run_tables
+from medfl_report.sections.class_counts_figure import class_counts_figure
 
-BANDS = 3
+MAX_BANDS = 3
 """Largest number of curves in a figure that are drawn with bands."""
 
 MAX_MATRIX_CLASSES = 30
@@ -135,24 +135,24 @@ def scores(groups: Sequence[Group]) -> Meta:
     ]
     return {
         "splits": splits,
-        "several": several(groups),
+        "several": repeated_word(groups),
         "global": has_global,
         "public": any(row.public_test.mean is not None for rows in tables["test"].values() for row in rows),
         "metrics": sorted({metric for table in tables.values() for metric in table}),
     }
 
 
-def pool(groups: Sequence[Group], tested: Mapping[str, Sets]) -> dict[str, Tested]:
+def pool(groups: Sequence[Group], tested: Mapping[str, PredictionSets]) -> dict[str, PredictionSet]:
     """Return the concatenated test sets of all sites and runs by label, for the groups with predictions."""
     return {group.label: test_set for group in groups if (test_set := pool_group(group, tested)) is not None}
 
 
-def _confusions(groups: Sequence[Group], pooled: Mapping[str, Tested]) -> Meta:
+def _confusions(groups: Sequence[Group], pooled: Mapping[str, PredictionSet]) -> Meta:
     """Return the confusion matrices of the groups with predictions, and sentences about missing ones."""
     sentences, matrices = [], []
     missing = [group.label for group in groups if group.label not in pooled]
     if missing and pooled:
-        sentences.append(f"There are no predictions on test images from {listed(missing)}.")
+        sentences.append(f"There are no predictions on test images from {join_words(missing)}.")
     for group in groups:
         if group.label not in pooled:
             continue
@@ -164,11 +164,11 @@ def _confusions(groups: Sequence[Group], pooled: Mapping[str, Tested]) -> Meta:
         matrices.append({"name": group.label, "classes": names, "counts": matrix.counts, "shares": matrix.shares})
         empty = [name for name, row in zip(names, matrix.counts, strict=True) if not any(row)]
         if empty:
-            sentences.append(f"{group.label}: no test image of {listed(empty)}.")
+            sentences.append(f"{group.label}: no test image of {join_words(empty)}.")
     return {"confusions": matrices, "confusion_sentences": sentences}
 
 
-def _reliability(groups: Sequence[Group], pooled: Mapping[str, Tested]) -> Meta:
+def _reliability(groups: Sequence[Group], pooled: Mapping[str, PredictionSet]) -> Meta:
     """Return the reliability diagram and the calibration errors of the groups with predictions."""
     if not pooled:
         return {"reliability": None}
@@ -204,7 +204,7 @@ class CurvePlan(NamedTuple):
 
 def curves(groups: Sequence[Group]) -> Meta:
     """Return figures of scores and training loss by round with captions, without curves of fewer than two rounds."""
-    band, labels = len(groups) <= BANDS, {group.label for group in groups}
+    band, labels = len(groups) <= MAX_BANDS, {group.label for group in groups}
     styles = group_looks(groups)
     styles |= {by_epoch(label): styles[label] for label in labels}
     pictures = []
@@ -215,11 +215,14 @@ def curves(groups: Sequence[Group]) -> Meta:
         text = f"{sentence(plan.label)} {plan.scope}."
         students = [curve for curve in drawn if curve.name not in labels]
         across = "round (student model: epoch)" if students else "round"
-        phrases = [ends([curve for curve in drawn if curve.name in labels]), ends(students, "epoch {:.0f}")]
+        phrases = [
+            last_values([curve for curve in drawn if curve.name in labels]),
+            last_values(students, "epoch {:.0f}"),
+        ]
         words = " ".join([text, *filter(None, phrases)])
         picture = curves_svg(drawn, styles, plan.label, f"curve{index}", words, unit=plan.bounded, across=across)
         pictures.append({"svg": picture, "caption": text})
-    over = several(groups)
+    over = repeated_word(groups)
     caption = "Lines: mean over the sites" + (f" and {over}" if over else "")
     caption += "; bands: minimum to maximum." if band else "."
     return {"pictures": pictures, "caption": caption}
@@ -233,7 +236,7 @@ def _curve_plans(groups: Sequence[Group], band: bool) -> list[CurvePlan]:
             f"{metric_words(metric, names)}, mean of sites",
             [score_curve(group, metric, band) for group in groups],
             "on their test images",
-            metric not in UNBOUNDED,
+            metric not in UNBOUNDED_METRICS,
         )
         for metric in metrics
     ]
@@ -241,7 +244,10 @@ def _curve_plans(groups: Sequence[Group], band: bool) -> list[CurvePlan]:
     at_server += [(metric, PUBLIC, "public test", "on public test images") for metric in public_metrics(groups)]
     plans += [
         CurvePlan(
-            f"{metric_words(metric, names)}, {test}", _at_server(groups, metric, where), scope, metric not in UNBOUNDED
+            f"{metric_words(metric, names)}, {test}",
+            _at_server(groups, metric, where),
+            scope,
+            metric not in UNBOUNDED_METRICS,
         )
         for metric, where, test, scope in at_server
     ]
@@ -257,7 +263,7 @@ def _at_server(groups: Sequence[Group], metric: str, where: str) -> list[Curve |
 # ---- the rest
 
 
-def image_counts(runs: Sequence[Named]) -> list[Meta]:
+def image_counts(runs: Sequence[NamedRun]) -> list[Meta]:
     """Return the image counts of each data set, with a figure of the training images."""
     return [
         {
@@ -283,17 +289,17 @@ def _counts_figure(counts: run_tables.ImageCounts, index: int) -> Markup | None:
     totals = "; ".join(f"{site}: {sum(images)}" for site, images in list(training.items())[:20])
     more = f", and {len(training) - 20} more sites" if len(training) > 20 else ""
     with matplotlib.rc_context(EMBEDDED):
-        figure = holdings_figure(training, counts.classes)
+        figure = class_counts_figure(training, counts.classes)
     return svg(figure, f"images{index}", f"Training images at each site. {totals}{more}.", record=index == 0)
 
 
-def settings(runs: Sequence[Named]) -> Meta:
+def settings(runs: Sequence[NamedRun]) -> Meta:
     """Return the settings with origins, versions, and data hashes."""
     table = run_tables.settings(runs)
     return {
         "unlike": [entry for entry in table if entry.runs],
         "alike": [entry for entry in table if not entry.runs],
-        "without": listed([name for name, run in runs if not run.run.provenance.settings]),
+        "without": join_words([name for name, run in runs if not run.run.provenance.settings]),
         "surroundings": run_tables.surroundings(runs),
         "hashes": run_tables.data_hashes(runs),
     }

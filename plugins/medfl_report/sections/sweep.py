@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from medfl.metrics import UNBOUNDED
+from medfl.metrics import UNBOUNDED_METRICS
 from medfl.types import Meta
 from medfl.utils.formats import metric_words, score
 from medfl_report.figures import Curve, curves_figure, looks, svg
-from medfl_report.groups import Group, output_names, several
-from medfl_report.scores import ScoreRow, Value, page_metrics, score_table
+from medfl_report.groups import Group, output_names, repeated_word
+from medfl_report.scores import MeanAndSpread, ScoreRow, page_metrics, score_table
 from medfl_report.section import ReportData, TemplateSection
 
 MIN_VALUES = 3
@@ -82,8 +82,8 @@ def _sweep(method: str, groups: Sequence[Group], place: str) -> Meta | None:
         "method": method,
         "setting": setting,
         "metric": label,
-        "several": several(groups),
-        "picture": _picture(curves, f"{method}: {setting}", label, metric not in UNBOUNDED, place),
+        "several": repeated_word(groups),
+        "picture": _picture(curves, f"{method}: {setting}", label, metric not in UNBOUNDED_METRICS, place),
     }
 
 
@@ -93,7 +93,7 @@ def _row(group: Group, metric: str) -> ScoreRow | None:
     return rows.get("personal", rows.get("global"))
 
 
-def _curve(name: str, points: Sequence[tuple[float, Value]]) -> Curve:
+def _curve(name: str, points: Sequence[tuple[float, MeanAndSpread]]) -> Curve:
     """Return the curve of means over the runs, with a band of one standard deviation to both sides."""
     defined = [(at, value.mean, value.spread or 0.0) for at, value in points if value.mean is not None]
     at, mean, spread = np.array(defined).reshape(-1, 3).T

@@ -21,7 +21,7 @@ from medfl.data.partition.by_column import by_site
 from medfl.data.partition.partition import partition
 from medfl.data.partition.plan import PartitionPlan
 from medfl.plugins import load_plugins
-from medfl_report.sections.holdings import draw_partition
+from medfl_report.sections.class_counts_figure import draw_partition
 from medfl_studies.demo.runs import DemoPart, run_method, write_demo_report
 
 METHODS = {

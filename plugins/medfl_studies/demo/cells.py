@@ -43,9 +43,9 @@ from medfl.data.partition.by_column import by_site
 from medfl.data.partition.partition import partition
 from medfl.data.partition.plan import PartitionPlan
 from medfl.plugins import load_plugins
-from medfl.testing.synthetic import CELLS, Stain, draw_cells, draw_stain
+from medfl.testing.synthetic import CELL_CLASSES, Stain, draw_cells, draw_stain
 from medfl.utils.seeds import seed_of
-from medfl_report.sections.holdings import draw_partition
+from medfl_report.sections.class_counts_figure import draw_partition
 from medfl_studies.demo.runs import DemoPart, run_method, write_demo_report
 
 METHODS = ("local", "fedavg")
@@ -115,14 +115,14 @@ def write_images(folder: Path, images: int, seed: int) -> Path:
     for hospital, share in HOSPITALS.items():
         rng = np.random.default_rng(seed_of(seed, hospital, "demo"))
         labels = rng.choice(
-            len(CELLS), round(share * images), p=rng.dirichlet(np.full(len(CELLS), CLASS_CONCENTRATION))
+            len(CELL_CLASSES), round(share * images), p=rng.dirichlet(np.full(len(CELL_CLASSES), CLASS_CONCENTRATION))
         )
         drawn = draw_stain(rng)
         stain = Stain(drawn.strength**STAIN_DIFFERENCE, drawn.gain**STAIN_DIFFERENCE)
         for label, pixels in zip(labels, draw_cells(labels, SIZE, stain, rng), strict=True):
             name = f"image-{len(rows):04d}"
             Image.fromarray(pixels).save(folder / f"{name}.png")
-            rows.append((f"{name}.png", CELLS[label].name, name.replace("image", "patient"), hospital))
+            rows.append((f"{name}.png", CELL_CLASSES[label].name, name.replace("image", "patient"), hospital))
     table = folder / "labels.csv"
     with table.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([("file", "diagnosis", "patient", "hospital"), *rows])

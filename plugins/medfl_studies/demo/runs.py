@@ -12,14 +12,14 @@ from pathlib import Path
 import fire
 from rich.console import Console
 
-from medfl.bundle.files import find_bundle
+from medfl.bundle.bundle_folders import find_bundle
 from medfl.engine.runs.records import read_run
 from medfl.errors import MedflError
 from medfl.utils.formats import metric_words, score, signed
-from medfl_report.gains import GAINS, LOSES, TOO_FEW, UNCLEAR, compare_sites
 from medfl_report.page import write_report
-from medfl_report.patient_tests import Pair
-from medfl_report.predictions import read_tested
+from medfl_report.patient_tests import RunPair
+from medfl_report.predictions import read_prediction_sets
+from medfl_report.site_comparison import BETTER, NO_CLEAR_DIFFERENCE, TOO_FEW_PATIENTS, WORSE, compare_sites
 
 
 def run_method(bundle: str, method: str, data: Path, out: Path, options: Sequence[str], console: Console) -> Path:
@@ -100,17 +100,19 @@ def summarize_gains(local_run: Path, federated_run: Path, metrics: Sequence[str]
         federated_run: Run folder of another method on the same data.
         metrics: Names of the metrics.
     """
-    pair = Pair(read_run(local_run), read_run(federated_run))
-    tested = {str(run.folder): read_tested(run) for run in (pair.alone, pair.other)}
+    pair = RunPair(read_run(local_run), read_run(federated_run))
+    tested = {str(run.folder): read_prediction_sets(run) for run in (pair.alone, pair.other)}
     lines = []
     for metric in metrics:
         compared = compare_sites(metric, pair.other.method, [pair], tested)
         mean = compared.mean
         ends = "" if mean.low is None else f" [{signed(mean.low)}, {signed(mean.high)}]"
-        gain, lose, unclear, few = (compared.count(verdict) for verdict in (GAINS, LOSES, UNCLEAR, TOO_FEW))
+        gain, lose, unclear, few = (
+            compared.count(verdict) for verdict in (BETTER, WORSE, NO_CLEAR_DIFFERENCE, TOO_FEW_PATIENTS)
+        )
         lines.append(
             f"{metric_words(metric, ())}: {score(mean.alone)} locally, {score(mean.other)} with {compared.name}; "
             f"mean gain {signed(mean.difference)}{ends}; {gain} of {len(compared.rows)} sites gain, {lose} lose, "
-            f"{unclear} show {UNCLEAR}" + (f", {few} have {TOO_FEW}" if few else "")
+            f"{unclear} show {NO_CLEAR_DIFFERENCE}" + (f", {few} have {TOO_FEW_PATIENTS}" if few else "")
         )
     return lines

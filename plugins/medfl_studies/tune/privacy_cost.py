@@ -14,7 +14,7 @@ from pathlib import Path
 
 from medfl.engine.runs.provenance import bundle_values
 from medfl.errors import SettingsError
-from medfl.privacy.composition import Part, epsilon
+from medfl.privacy.composition import NoisedReleases, epsilon
 from medfl.privacy.policy import PrivacyPolicy, policy_of
 from medfl.records.privacy_account import PrivacyAccount
 from medfl.settings import Settings, read_settings
@@ -42,7 +42,7 @@ def compute_privacy_costs(accounts: Sequence[Mapping[str, PrivacyAccount]]) -> l
     Args:
         accounts: For each run, a mapping from site name to privacy account. No account is redacted.
     """
-    parts_by_kind: dict[tuple[str, str, float], dict[str, list[Part]]] = {}
+    parts_by_kind: dict[tuple[str, str, float], dict[str, list[NoisedReleases]]] = {}
     epsilons_by_kind: dict[tuple[str, str, float], list[float]] = {}
     for run in accounts:
         for kind in dict.fromkeys(map(_guarantee_kind, run.values())):
@@ -51,7 +51,7 @@ def compute_privacy_costs(accounts: Sequence[Mapping[str, PrivacyAccount]]) -> l
                 max(account.stated_epsilon for account in account_by_site.values())
             )
             for site, account in account_by_site.items():
-                parts_by_kind.setdefault(kind, {}).setdefault(site, []).append(Part.from_account(account))
+                parts_by_kind.setdefault(kind, {}).setdefault(site, []).append(NoisedReleases.from_account(account))
     costs = []
     for (unit, adjacency, delta), by_site in parts_by_kind.items():
         spent = {site: epsilon(tuple(parts), delta, adjacency) for site, parts in sorted(by_site.items())}
@@ -174,7 +174,7 @@ def _check_total(ledger: str, runs: Sequence[tuple[PrivacyPolicy, int]]) -> None
             )
 
 
-def _planned_releases(policy: PrivacyPolicy, trials: int) -> Part:
+def _planned_releases(policy: PrivacyPolicy, trials: int) -> NoisedReleases:
     """Return all releases that the trials plan together (a release is one noised value that leaves a site)."""
     release = policy.release()
     assert release is not None, "checked by the caller"

@@ -12,13 +12,13 @@ from medfl.errors import DataError, SettingsError, StoreError, check_choice
 from medfl.plugins import Registry
 from medfl.utils.text import Say
 from medfl_studies.checks import check_options, check_rows
-from medfl_studies.cohorts import make_data
 from medfl_studies.jobs import RunJob, expand_study, is_adopted_bundle
-from medfl_studies.reading import read_study
 from medfl_studies.records.study_files import PrivacyCost, SearchDefinition, Trial, TrialResult
 from medfl_studies.runner import Launcher, lock_study_folder, run_jobs, study_progress
 from medfl_studies.schema import FULL_SCALE, Study
 from medfl_studies.study import default_output_dir, load_study
+from medfl_studies.study_data import make_data
+from medfl_studies.study_reader import read_study
 from medfl_studies.tune.history import SearchHistory
 from medfl_studies.tune.privacy_cost import check_privacy_budget, compute_privacy_costs, with_privacy_ledgers
 from medfl_studies.tune.samplers import TrialSampler, count_trials, load_optuna, make_sampler

@@ -9,12 +9,12 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
-from medfl.bundle.files import shipped
-from medfl.metrics import LOWER_IS_BETTER
+from medfl.bundle.bundle_folders import shipped_bundles
+from medfl.metrics import LOWER_IS_BETTER_METRICS
 from medfl.types import Meta
 from medfl.utils.files import write_atomic
 from medfl.utils.formats import count, csv_table, duration, table_lines
-from medfl_studies.preps import with_image_size
+from medfl_studies.preparation import with_image_size
 from medfl_studies.records.study_files import SearchOutcome, SearchRecord, TrialResult
 from medfl_studies.schema import Study
 from medfl_studies.tune.history import SearchHistory
@@ -87,7 +87,7 @@ def build_tuned_study(search: Search, search_result: SearchResult) -> Study:
         }
         data[name] = part.model_copy(update=fixed)
     bundle = next(iter(search.jobs.values())).bundle
-    named = study.bundle if bundle == shipped().get(study.bundle) else os.path.relpath(bundle, search.out)
+    named = study.bundle if bundle == shipped_bundles().get(study.bundle) else os.path.relpath(bundle, search.out)
     about = f"{study.about} {_summary_sentence(search)}".strip()
     changes = {"name": f"{study.name}-tuned", "about": about, "bundle": named, "rows": rows, "data": data, "tune": None}
     return study.model_copy(update=changes)
@@ -146,7 +146,7 @@ def _search_markdown(search: Search, search_result: SearchResult) -> str:
 
 def _notes_markdown(search: Search, search_result: SearchResult) -> str:
     """Return notes on the search as a Markdown list."""
-    smaller = search.metric in LOWER_IS_BETTER
+    smaller = search.metric in LOWER_IS_BETTER_METRICS
     lines = [
         f"Each row had the same budget: {count(search.trials, 'trial')} of {count(search.rounds, 'round')}. "
         f"{'Smaller' if smaller else 'Larger'} scores are better; among equal scores the first trial wins.",

@@ -17,10 +17,10 @@ from medfl.errors import MedflError, SettingsError, did_you_mean
 from medfl.plugins import Registry
 from medfl.settings import Execution, Settings, read_settings
 from medfl.types import Meta
-from medfl.utils.dotted import placed
-from medfl.utils.field_words import model_of
-from medfl_studies.reading import RESERVED_SETTINGS
+from medfl.utils.field_descriptions import model_of
+from medfl.utils.nested import with_nested_value
 from medfl_studies.schema import StudyRow
+from medfl_studies.study_reader import RESERVED_SETTINGS
 from medfl_studies.tuning_section import ALL_VALUES, RowSpace, Tuning, ValueRange
 
 METHOD_ARGS_PREFIX = "method_args#"
@@ -150,9 +150,9 @@ def with_parameters(row: StudyRow, parameters: Meta) -> StudyRow:
     method_args, settings = dict(row.method_args), dict(row.settings)
     for name, value in parameters.items():
         if name.startswith(METHOD_ARGS_PREFIX):
-            method_args = placed(method_args, name.removeprefix(METHOD_ARGS_PREFIX), value)
+            method_args = with_nested_value(method_args, name.removeprefix(METHOD_ARGS_PREFIX), value)
         else:  # a part of a bundle's component is a separate option
-            settings = placed(settings, name, value) if name in TUNABLE_PARTS else settings | {name: value}
+            settings = with_nested_value(settings, name, value) if name in TUNABLE_PARTS else settings | {name: value}
     return row.model_copy(update={"method_args": method_args, "settings": settings})
 
 
@@ -163,7 +163,7 @@ def _parse_method_axis(name: str, row: StudyRow, key: str, raw: Any, registry: R
     axis = _parse_axis(f"{METHOD_ARGS_PREFIX}{key}", raw, None if presets else _find_field(kind, key), presets, place)
     with _prefix_errors(place):
         for value in axis.extreme_values():
-            registry.make_method(row.method, placed(row.method_args, key, value))
+            registry.make_method(row.method, with_nested_value(row.method_args, key, value))
     return axis
 
 
@@ -179,7 +179,7 @@ def _parse_setting_axis(name: str, key: str, raw: Any, others: Meta) -> SearchAx
         known = {"rounds": 1} | {other: value for other, value in others.items() if other in Settings.model_fields}
         with _prefix_errors(place):
             for value in axis.extreme_values():
-                read_settings(Settings, placed(known, key, value), "the run")
+                read_settings(Settings, with_nested_value(known, key, value), "the run")
     return axis
 
 

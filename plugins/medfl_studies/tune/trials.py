@@ -9,7 +9,7 @@ from pathlib import Path
 
 from medfl.engine.runs.records import RunRecord, read_run
 from medfl.errors import DataError
-from medfl.metrics import LOWER_IS_BETTER, worst
+from medfl.metrics import LOWER_IS_BETTER_METRICS, worst
 from medfl.types import Meta
 from medfl_studies.jobs import RunJob, expand_study
 from medfl_studies.records.study_files import Trial, TrialResult
@@ -148,7 +148,7 @@ def validation_score(run: RunRecord, metric: str, over: str) -> float | None:
 
 def score_to_maximize(score: float | None, metric: str) -> float | None:
     """Return a score with the sign that makes larger values better, or None."""
-    return None if score is None else -score if metric in LOWER_IS_BETTER else score
+    return None if score is None else -score if metric in LOWER_IS_BETTER_METRICS else score
 
 
 def best_result(results: Sequence[TrialResult], metric: str) -> TrialResult | None:

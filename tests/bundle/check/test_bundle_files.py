@@ -9,8 +9,8 @@ import torch
 from damage import put
 from refusals import refused
 
+from medfl.bundle.bundle_folders import find_bundle, shipped_bundles
 from medfl.bundle.check import check_bundle
-from medfl.bundle.files import find_bundle, shipped
 from medfl.errors import SettingsError
 
 SHIPPED = Path(__file__).parents[3] / "bundles" / "medmnist_classification"
@@ -81,7 +81,7 @@ def test_a_folder_that_is_no_bundle(tmp_path):
 
 
 def test_shipped_bundles_are_found_by_name_and_folders_win(tmp_path, monkeypatch):
-    assert shipped()["medmnist_classification"] == SHIPPED
+    assert shipped_bundles()["medmnist_classification"] == SHIPPED
     assert find_bundle("medmnist_classification") == SHIPPED
     monkeypatch.chdir(tmp_path)
     (tmp_path / "medmnist_classification").mkdir()

@@ -13,7 +13,7 @@ from web import Web, serving
 
 from medfl.data.ingest.download import download
 from medfl.errors import DataError, SettingsError
-from medfl.utils.locks import held
+from medfl.utils.locks import hold_lock
 
 CONTENT = bytes(range(256)) * 4000
 MD5 = hashlib.md5(CONTENT).hexdigest()
@@ -116,7 +116,7 @@ def test_without_a_length_only_the_checksum_tells_a_cut_line(web, tmp_path):
 
 def test_two_processes_do_not_write_to_the_same_part(web, tmp_path):
     """The lock belongs to an open file, so a second opening in this process acts like another process."""
-    with held(tmp_path / ".file.npz.lock", remove=True) as alone:
+    with hold_lock(tmp_path / ".file.npz.lock", remove=True) as alone:
         assert alone
         with refused(DataError, "file_in_use", path=str(tmp_path / "file.npz")):
             fetch(web, tmp_path / "file.npz")

@@ -21,7 +21,7 @@ from refusals import refused
 from medfl.data.ingest.pipeline import core_count, ingest, work_folder, write_quarantine
 from medfl.data.ingest.workers import CRASH_REASON, LoadedItem
 from medfl.errors import DataError, SettingsError
-from medfl.utils.locks import LOCK, held
+from medfl.utils.locks import LOCK_FILE, hold_lock
 from medfl.utils.text import describe_counts
 
 
@@ -242,7 +242,7 @@ def test_the_journal_holds_no_names(tmp_path, items):
 def test_two_at_a_time_are_refused(tmp_path, items):
     work = work_folder(tmp_path / "P")
     work.mkdir()
-    with held(work / LOCK), refused(DataError, "folder_in_use", path=str(work)):
+    with hold_lock(work / LOCK_FILE), refused(DataError, "folder_in_use", path=str(work)):
         run(tmp_path, items)
 
 

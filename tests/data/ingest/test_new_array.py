@@ -11,7 +11,7 @@ import pytest
 from refusals import refused
 
 from medfl.data.ingest import array_file as module
-from medfl.data.ingest.array_file import ArrayFile, keep_rows, new_array, stack_rows, tell_need
+from medfl.data.ingest.array_file import ArrayFile, keep_rows, new_array, report_space_needed, stack_rows
 from medfl.errors import DataError
 
 ROWS = np.random.default_rng(0).integers(0, 65536, (8, 3, 5), dtype=np.uint16)
@@ -58,13 +58,13 @@ def test_no_more_than_a_row_is_in_memory(tmp_path):
 def test_what_is_needed_is_said_before_and_refused_if_it_is_not_there(tmp_path, monkeypatch):
     path, lines = tmp_path / "a.npy", []
     monkeypatch.setattr(module, "_free_bytes", lambda folder: 3 * 10**9)
-    tell_need(path, (17092, 224, 224, 3), np.uint8, 2, lines.append)
+    report_space_needed(path, (17092, 224, 224, 3), np.uint8, 2, lines.append)
     assert lines == [
         "note: needs 2.6 GB on the disk of --out, which has 3.0 GB left, and about 450.0 MB of memory for 2 processes, "
         "for any number of images"
     ]
     for attempt in (
-        lambda: tell_need(path, (10**10,), np.uint8, 1, lines.append),
+        lambda: report_space_needed(path, (10**10,), np.uint8, 1, lines.append),
         lambda: new_array(path, [10**10], "u1"),
     ):
         with refused(DataError, "disk_full", needed=10**10, free=3 * 10**9):
@@ -74,7 +74,7 @@ def test_what_is_needed_is_said_before_and_refused_if_it_is_not_there(tmp_path, 
     path.write_bytes(bytes(8192))
     os.sync()
     there = path.stat().st_blocks * 512
-    tell_need(path, (3 * 10**9 + there,), np.uint8, 1, lines.append)  # what is there is written over
+    report_space_needed(path, (3 * 10**9 + there,), np.uint8, 1, lines.append)  # what is there is written over
     assert "3.0 GB" in lines[-1]
 
 

@@ -12,8 +12,8 @@ from own_cohort import ALL, SOME, make_own, prepare, prepared
 from refusals import refused
 
 from medfl.data.datalists import SPLITS
-from medfl.data.ingest.labels import Columns
-from medfl.data.ingest.own_synthetic import HEAD, ROWS, write_table
+from medfl.data.ingest.folder_synthetic import HEAD, ROWS, write_table
+from medfl.data.ingest.labels import TableColumns
 from medfl.data.readers.images import read_image
 from medfl.errors import DataError, SettingsError
 
@@ -231,19 +231,19 @@ def test_tables_that_are_refused(own, tmp_path, rows, code, fields):
 
 def test_columns_that_are_refused(own, tmp_path):
     with refused(DataError, "missing_column", path=str(own[1]), columns=["path", "who"]):
-        prepare(*own, Columns("path", "diagnosis", "who"), (10, 15), tmp_path / "P")
+        prepare(*own, TableColumns("path", "diagnosis", "who"), (10, 15), tmp_path / "P")
     with refused(DataError, "too_many_classes", column="patient", found=3, total=4):
-        prepare(*own, Columns("file", "patient"), (10, 15), tmp_path / "P")
+        prepare(*own, TableColumns("file", "patient"), (10, 15), tmp_path / "P")
     write_table(
         own[1], [(*row[:2], name, *row[3:]) for row, name in zip(ROWS, ("Tom", "TOM", "Uma", "Ann"), strict=True)]
     )
     with refused(DataError, "too_many_classes", column="patient", found=4, total=4) as error:
-        prepare(*own, Columns("file", "patient"), (10, 15), tmp_path / "P")
+        prepare(*own, TableColumns("file", "patient"), (10, 15), tmp_path / "P")
     assert "Tom" not in str(error.value), "a column of names given as labels by mistake"
     with refused(SettingsError, "duplicate_column", columns=["patient"]):
-        Columns("file", "diagnosis", "patient", keep=("patient",))
+        TableColumns("file", "diagnosis", "patient", keep=("patient",))
     with refused(SettingsError, "reserved_name", columns=["site"]):
-        Columns("file", "diagnosis", keep=("site", "sex"))
+        TableColumns("file", "diagnosis", keep=("site", "sex"))
 
 
 def test_two_files_that_differ_in_their_ending(own, tmp_path):

@@ -14,17 +14,17 @@ from pydicom.data import get_testdata_file
 from refusals import refused
 
 from medfl.cli.main import main
-from medfl.data.ingest.labels import Columns
-from medfl.data.ingest.own_form import RowFormat, read_row
-from medfl.data.ingest.own_synthetic import write_table
-from medfl.data.mammogram_files import how_read, load_mammograms
+from medfl.data.ingest.folder_format import RowFormat, read_row
+from medfl.data.ingest.folder_synthetic import write_table
+from medfl.data.ingest.labels import TableColumns
+from medfl.data.mammogram_files import load_mammograms, reading_options
 from medfl.data.partition.writing import presentation_intents
 from medfl.data.readers.mammogram_image import check_reading, read_mammogram
 from medfl.data.readers.mammograms import to_row
 from medfl.errors import DataError, SettingsError
 from medfl.objectives import Multiclass
 
-COLUMNS = Columns("file", "finding")
+COLUMNS = TableColumns("file", "finding")
 SIZE = (24, 20)
 ALL = {"crop_breast": True, "align": True, "voi": True}
 
@@ -119,7 +119,7 @@ def test_a_mixture_of_presentation_intents_is_told_wherever_the_images_go(own, t
     assert [record["presentation_intent"] for record in datalist.splits["training"]] == kinds
     assert presentation_intents(datalist) == {"FOR PRESENTATION": 2, "FOR PROCESSING": 1, "not said": 1}
     with refused(SettingsError, "reserved_name", columns=["presentation_intent"]):
-        Columns("file", "finding", keep=("presentation_intent",))
+        TableColumns("file", "finding", keep=("presentation_intent",))
 
 
 def test_one_intent_is_no_mixture_and_pictures_have_none(own, tmp_path):
@@ -174,7 +174,7 @@ def test_a_real_file_of_pydicom_on_the_command_line_and_predicted_as_it_was_prep
     assert "note: presentation intent (DICOM): 2 not said" in capsys.readouterr().err
     expected = read_mammogram(real, (32, 24), 1, voi=True, crop_breast=True)
     np.testing.assert_array_equal(images_of(out), [expected] * 2)
-    reading = how_read(tmp_path / "data", None)
+    reading = reading_options(tmp_path / "data", None)
     assert reading == {"crop_breast": True, "align": False, "voi": True}
     loaded = load_mammograms(images, reading, (32, 24), 2, 1, Multiclass(2))
     np.testing.assert_allclose(loaded[1]["image"][0], expected / 65535 * 2 - 1, atol=1e-6)

@@ -11,9 +11,9 @@ from own_cohort import SOME, make_own, prepare, prepared
 from refusals import refused
 
 from medfl.data.datalists import read_datalist
-from medfl.data.folders import written_whole
-from medfl.data.ingest import own_form
-from medfl.data.ingest.own_synthetic import ROWS
+from medfl.data.folders import atomic_folder
+from medfl.data.ingest import folder_format
+from medfl.data.ingest.folder_synthetic import ROWS
 from medfl.data.ingest.pipeline import work_folder
 from medfl.data.readers.images import read_image
 from medfl.errors import DataError
@@ -35,7 +35,7 @@ def test_an_interruption_leaves_nothing_and_what_was_there_stays(own, tmp_path, 
 
     for out in (tmp_path / "P", tmp_path / "Q"):
         with monkeypatch.context() as patch:
-            patch.setattr(own_form, "read_image", interrupted)
+            patch.setattr(folder_format, "read_image", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 prepare(*own, SOME, (10, 15), out, name="own", force=True)
         assert sorted(tmp_path.iterdir()) == sorted([*before, work_folder(out)]), "what is done waits to go on"
@@ -71,7 +71,7 @@ def test_an_interruption_between_the_old_and_the_new_brings_the_old_back(tmp_pat
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", interrupted)
-    with pytest.raises(KeyboardInterrupt), written_whole(tmp_path / "P", force=True) as folder:
+    with pytest.raises(KeyboardInterrupt), atomic_folder(tmp_path / "P", force=True) as folder:
         (folder / "datalist.json").write_text("new")
     assert [path.name for path in tmp_path.iterdir()] == ["P"]
     assert (tmp_path / "P" / "datalist.json").read_text() == "old"

@@ -7,7 +7,7 @@ import pytest
 from refusals import refused
 
 from medfl.data.datalists import make_records
-from medfl.data.partition.holdouts import choose_class_balanced, choose_fold, choose_per_class, local_splits
+from medfl.data.partition.holdouts import choose_class_balanced, choose_fold, choose_per_class, split_site_records
 from medfl.data.partition.plan import PartitionPlan
 from medfl.data.partition.shares import holdout
 from medfl.errors import SettingsError
@@ -66,7 +66,7 @@ def test_guessing_the_commonest_class_is_right_less_often_where_test_classes_are
     records = make_records(range(100), [0] * 80 + [1] * 20, "x")
     shares = {}
     for test in ("fraction", "class_balanced"):
-        held = local_splits(records, PartitionPlan("iid", 1, test=test, test_fraction=0.2), "site-01")["test"]
+        held = split_site_records(records, PartitionPlan("iid", 1, test=test, test_fraction=0.2), "site-01")["test"]
         assert len(held) == 20
         shares[test] = sum(record["label"] == 0 for record in held) / 20
     assert shares == {"fraction": 0.8, "class_balanced": 0.5}
@@ -75,17 +75,19 @@ def test_guessing_the_commonest_class_is_right_less_often_where_test_classes_are
 @pytest.mark.parametrize("policy", ["fraction", "class_balanced", "k_fold"])
 def test_another_seed_tests_on_other_images(policy):
     records = [{"image": row, "label": row % 2} for row in range(60)]
-    tests = [local_splits(records, PartitionPlan("iid", 1, seed, test=policy), "site-01")["test"] for seed in (0, 0, 1)]
+    tests = [
+        split_site_records(records, PartitionPlan("iid", 1, seed, test=policy), "site-01")["test"] for seed in (0, 0, 1)
+    ]
     assert tests[0] == tests[1] != tests[2]
 
 
 def test_local_splits_depend_on_seed_and_site_only():
     records = make_records(range(50), [row % 2 for row in range(50)], "x")
     plan = PartitionPlan("iid", 2, seed=3, test_fraction=0.2, val_fraction=0.1)
-    splits = local_splits(records, plan, "site-01")
+    splits = split_site_records(records, plan, "site-01")
     assert {split: len(part) for split, part in splits.items()} == {"training": 35, "validation": 5, "test": 10}
-    assert splits == local_splits(records, plan, "site-01")
-    assert splits != local_splits(records, plan, "site-02")
+    assert splits == split_site_records(records, plan, "site-01")
+    assert splits != split_site_records(records, plan, "site-02")
     together = sorted(record["image"] for part in splits.values() for record in part)
     assert together == list(range(50)), "every image is in exactly one split"
 
@@ -101,7 +103,7 @@ def test_local_splits_depend_on_seed_and_site_only():
 )
 def test_a_patient_is_on_one_side_only(policy):
     records = grouped(120)
-    splits = local_splits(records, PartitionPlan("iid", 1, val_fraction=0.2, **policy), "site-01")
+    splits = split_site_records(records, PartitionPlan("iid", 1, val_fraction=0.2, **policy), "site-01")
     assert sum(map(len, splits.values())) == len(records)
     together = [subjects(part) for part in splits.values()]
     assert sum(map(len, together)) == len(set.union(*together)) == 120
@@ -112,7 +114,7 @@ def test_a_patient_is_on_one_side_only(policy):
 def test_given_units_count_instead_of_subjects():
     records = make_records(range(8), [0] * 8, "x")
     units = np.array([40, 40, 7, 7, 7, 7, 9, 9])
-    splits = local_splits(records, PartitionPlan("iid", 1, test_fraction=0.34), "site-01", units)
+    splits = split_site_records(records, PartitionPlan("iid", 1, test_fraction=0.34), "site-01", units)
     held = [record["image"] for record in splits["test"]]
     assert held in ([0, 1], [2, 3, 4, 5], [6, 7])
 
@@ -120,7 +122,9 @@ def test_given_units_count_instead_of_subjects():
 def test_each_unit_is_tested_in_exactly_one_fold():
     records = grouped(57)
     sides = [
-        local_splits(records, PartitionPlan("iid", 1, test="k_fold", folds=5, fold=fold, val_fraction=0.1), "site-01")
+        split_site_records(
+            records, PartitionPlan("iid", 1, test="k_fold", folds=5, fold=fold, val_fraction=0.1), "site-01"
+        )
         for fold in range(5)
     ]
     tested = sorted(record["image"] for splits in sides for record in splits["test"])
@@ -139,7 +143,7 @@ def test_folds_are_stratified_and_keyed_by_seed_and_site():
     assert np.ptp(table, axis=0).max() <= 1
     records = make_records(range(40), [row % 2 for row in range(40)], "x")
     tests = [
-        local_splits(records, PartitionPlan("iid", 2, seed, test="k_fold"), site)["test"]
+        split_site_records(records, PartitionPlan("iid", 2, seed, test="k_fold"), site)["test"]
         for seed, site in ((0, "site-01"), (0, "site-01"), (1, "site-01"), (0, "site-02"))
     ]
     assert tests[0] == tests[1]
@@ -149,9 +153,9 @@ def test_folds_are_stratified_and_keyed_by_seed_and_site():
 
 def test_a_site_without_images_has_empty_splits_and_a_small_one_is_refused():
     plan = PartitionPlan("iid", 1, test="k_fold", folds=5)
-    assert local_splits([], plan, "site-01") == {"training": [], "validation": [], "test": []}
+    assert split_site_records([], plan, "site-01") == {"training": [], "validation": [], "test": []}
     with refused(SettingsError, "too_few_images", site="site-07", folds=5, found=4):
-        local_splits(make_records(range(4), [0] * 4, "x"), plan, "site-07")
+        split_site_records(make_records(range(4), [0] * 4, "x"), plan, "site-07")
 
 
 def test_images_of_each_class_are_chosen_exactly_without_groups():

@@ -7,7 +7,7 @@ import pytest
 
 from medfl.data.datalists import Datalist
 from medfl.data.partition.assign import distribute
-from medfl.data.partition.holdouts import choose_fold, local_splits
+from medfl.data.partition.holdouts import choose_fold, split_site_records
 from medfl.data.partition.iid import iid
 from medfl.data.partition.plan import PartitionPlan
 from medfl.data.partition.shares import holdout, iterative
@@ -135,7 +135,7 @@ def test_patients_stay_together_and_columns_count_as_labels():
     strata = np.array([record["sex"] == "m" for record in records], dtype=np.int64)
     units = np.arange(300) // 3
     labels = np.zeros(300, dtype=np.int64)
-    splits = local_splits(records, plan, "site-01", units, np.repeat(strata[::3], 3), labels, sets)
+    splits = split_site_records(records, plan, "site-01", units, np.repeat(strata[::3], 3), labels, sets)
     patients = [{record["subject_id"] for record in part} for part in splits.values()]
     assert not set.intersection(patients[0], patients[2])
     assert len(splits["test"]) == 60

@@ -12,7 +12,7 @@ from pools import partition_of, rows_of, write_pool
 from refusals import refused
 
 from medfl.cli.main import main
-from medfl.data.datalists import FILE, read_datalist
+from medfl.data.datalists import DATALIST_FILE, read_datalist
 from medfl.data.leaks import find_leaks
 from medfl.data.partition.iid import iid
 from medfl.data.partition.overlap import find_overlap
@@ -144,7 +144,7 @@ def test_public_data_with_other_classes_are_refused_before_a_run(tmp_path, capsy
     partition(
         write_pool(tmp_path / "Q", images=images), tmp_path / "E", PartitionPlan("iid", 3, public="validation"), iid
     )
-    path = tmp_path / "E" / PUBLIC / FILE
+    path = tmp_path / "E" / PUBLIC / DATALIST_FILE
     lists = json.loads(path.read_text())
     path.write_text(json.dumps(lists | {"labels": {"0": "normal", "1": "benign", "2": "malignant"}}))
     words = ["run", BUNDLE, "--dataset-dir", tmp_path / "D", "--output-dir", tmp_path / "run", "--rounds", "1"]

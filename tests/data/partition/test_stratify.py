@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from medfl.cli.main import app
 from medfl.data.datalists import read_datalist
 from medfl.data.partition.by_column import by_site
-from medfl.data.partition.holdouts import local_splits
+from medfl.data.partition.holdouts import split_site_records
 from medfl.data.partition.iid import iid
 from medfl.data.partition.partition import partition
 from medfl.data.partition.plan import PartitionPlan
@@ -26,7 +26,7 @@ from medfl.data.partition.shares import holdout
 from medfl.data.partition.units import strata_by_columns
 from medfl.errors import DataError, SettingsError
 from medfl.records.datalist import CaseRecord
-from medfl_datasets.abide.tables import FILE, read_phenotypes
+from medfl_datasets.abide.tables import PHENOTYPE_FILE, read_phenotypes
 
 CLASSES = 3
 
@@ -59,7 +59,7 @@ def folds_of(records: list[CaseRecord], folds: int, columns: tuple[str, ...] = (
     plan = PartitionPlan("iid", 1, test="k_fold", folds=folds, val_fraction=0.1, stratify=columns)
     strata = strata_by_columns(records, columns)
     plans = [dataclasses.replace(plan, fold=fold) for fold in range(folds)]
-    return [local_splits(records, fold_plan, "site-01", strata=strata) for fold_plan in plans]
+    return [split_site_records(records, fold_plan, "site-01", strata=strata) for fold_plan in plans]
 
 
 def subjects(records: list[CaseRecord], *keys: str) -> Counter:
@@ -110,15 +110,15 @@ def test_without_columns_a_centre_may_well_be_in_one_fold_only():
         {"image": row, "label": row % 2, "subject_id": f"p{row}", "centre": f"c{row // 10}"} for row in range(100)
     ]
     plans = [PartitionPlan("iid", 1, test="k_fold", folds=5, fold=fold) for fold in range(5)]
-    assert spread([local_splits(records, plan, "site-01") for plan in plans], "centre") > 2
+    assert spread([split_site_records(records, plan, "site-01") for plan in plans], "centre") > 2
     assert spread(folds_of(records, 5), "centre") == 0, "ten subjects of each centre, five of each class"
 
 
 def test_the_centres_of_the_real_abide_are_in_every_fold():
     """871 subjects of 17 centres in four regions; by labels alone a centre's folds differ by up to 14 subjects."""
-    path = Path(os.environ.get("MEDFL_DATA", ".")) / "abide" / FILE
+    path = Path(os.environ.get("MEDFL_DATA", ".")) / "abide" / PHENOTYPE_FILE
     if "MEDFL_DATA" not in os.environ or not path.is_file():
-        pytest.skip(f"needs the real abide/{FILE} in the folder that MEDFL_DATA names")
+        pytest.skip(f"needs the real abide/{PHENOTYPE_FILE} in the folder that MEDFL_DATA names")
     people = read_phenotypes(path).subjects
     for region in sorted({person.site for person in people}):
         records = [
@@ -138,7 +138,7 @@ def test_the_same_seed_gives_the_same_folds_and_another_site_others():
     strata = strata_by_columns(records, ["centre"])
     plan = PartitionPlan("iid", 1, test="k_fold", stratify=("centre",))
     first, again, other = (
-        local_splits(records, plan, name, strata=strata)["test"] for name in ("site-01", "site-01", "site-02")
+        split_site_records(records, plan, name, strata=strata)["test"] for name in ("site-01", "site-01", "site-02")
     )
     assert first == again != other
 
@@ -188,15 +188,15 @@ def test_both_folds_of_a_partition_have_alike_counts_of_each_class_in_each_ward(
 
 def test_a_study_that_stratifies_takes_no_partition_that_does_not(tmp_path):
     pytest.importorskip("medfl_studies")
-    from medfl_studies.checks import difference
+    from medfl_studies.checks import find_plan_difference
 
     pool = write_pool(tmp_path / "P", wards)
     plain, by_ward = PartitionPlan("iid", 2, test="k_fold"), PartitionPlan("iid", 2, test="k_fold", stratify=("ward",))
     for name, plan, other in (("D", plain, by_ward), ("E", by_ward, plain)):
         partition(pool, tmp_path / name, plan, iid)
         settings = partition_of(tmp_path / name).settings
-        assert difference(plan, settings) is None
-        assert (difference(other, settings) or "").startswith("stratify was")
+        assert find_plan_difference(plan, settings) is None
+        assert (find_plan_difference(other, settings) or "").startswith("stratify was")
 
 
 def test_the_command_stratifies_by_the_columns_that_it_is_given(tmp_path):

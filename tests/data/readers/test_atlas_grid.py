@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from refusals import refused
 
-from medfl.data.readers.volumes import Grid, Volume, common_grid, labels_onto, onto, share_inside
+from medfl.data.readers.volumes import SpatialGrid, Volume, common_grid, resample_labels, resample_map, share_inside
 from medfl.errors import SettingsError
 
 
@@ -52,18 +52,19 @@ def test_a_linear_function_stays_itself(edge, turn):
     source = affine((-2, 3, 2.5), (45, -60, -40), turn)
     volume = Volume(ramp(world(source, (44, 40, 34))).astype(np.float32), source)
     centre = source @ [22, 20, 17, 1]
-    grid = Grid((2, 2, 2), affine((edge, edge, edge), centre[:3] - edge / 2))
-    assert share_inside(np.ones((2, 2, 2), bool), grid.affine, Grid((44, 40, 34), source)) == 1
-    np.testing.assert_allclose(onto(volume, grid), ramp(world(grid.affine, grid.shape)), atol=1e-4)
+    grid = SpatialGrid((2, 2, 2), affine((edge, edge, edge), centre[:3] - edge / 2))
+    assert share_inside(np.ones((2, 2, 2), bool), grid.affine, SpatialGrid((44, 40, 34), source)) == 1
+    np.testing.assert_allclose(resample_map(volume, grid), ramp(world(grid.affine, grid.shape)), atol=1e-4)
 
 
 def test_the_quick_way_along_the_axes_is_the_same():
     """A rotation too small to matter takes the general path."""
     values = np.random.default_rng(0).normal(size=(17, 20, 15)).astype(np.float32)
-    grid = Grid((9, 8, 7), affine((5, 6.5, 4), (-30, -30, -20)))
+    grid = SpatialGrid((9, 8, 7), affine((5, 6.5, 4), (-30, -30, -20)))
     for edges in ((-3, 3, 3), (4, 7, -9)):
         exact, other = (
-            onto(Volume(values, affine(edges, (-edges[0] * 8, -25, -edges[2] * 7), turn)), grid) for turn in (0, 1e-5)
+            resample_map(Volume(values, affine(edges, (-edges[0] * 8, -25, -edges[2] * 7), turn)), grid)
+            for turn in (0, 1e-5)
         )
         assert exact.std() > 0.05
         np.testing.assert_allclose(exact, other, atol=1e-4)
@@ -72,17 +73,17 @@ def test_the_quick_way_along_the_axes_is_the_same():
 def test_the_own_grid_changes_nothing():
     values = np.random.default_rng(0).normal(size=(5, 6, 7)).astype(np.float32)
     place = affine((-3, 3, 3), (9, -20, 4))
-    np.testing.assert_allclose(onto(Volume(values, place), Grid((5, 6, 7), place)), values, atol=1e-6)
+    np.testing.assert_allclose(resample_map(Volume(values, place), SpatialGrid((5, 6, 7), place)), values, atol=1e-6)
 
 
 def test_no_voxel_is_skipped_where_the_grid_is_coarser():
     """A single voxel of a fine map contributes its share of the volume at any position."""
-    fine, grid = affine((1, 1, 1), (0.5, 0.5, 0.5)), Grid((2, 2, 2), affine((4, 4, 4), (2, 2, 2)))
+    fine, grid = affine((1, 1, 1), (0.5, 0.5, 0.5)), SpatialGrid((2, 2, 2), affine((4, 4, 4), (2, 2, 2)))
     sums = []
     for place in ((1, 1, 1), (2, 1, 5), (6, 6, 6)):
         values = np.zeros((8, 8, 8), np.float32)
         values[place] = 64
-        sums.append(onto(Volume(values, fine), grid).sum())
+        sums.append(resample_map(Volume(values, fine), grid).sum())
     np.testing.assert_allclose(sums, 1, rtol=1e-5)
 
 
@@ -93,26 +94,28 @@ def test_the_right_side_stays_on_the_right():
     source = np.diag([-6.0, 6, 6, 1])
     source[:3, 3] = (93, -111, -85)
     values[2:6, 10:20, 10:20] = 1.0  # x from 60 to 84 mm
-    placed = onto(Volume(values, source), grid)
+    placed = resample_map(Volume(values, source), grid)
     right = world(grid.affine, grid.shape)[0][placed > 0.9]
     assert right.min() > 55
     assert placed[:8].max() == 0
     away = source.copy()
     away[0, 3] += 1000
-    assert not onto(Volume(values, away), grid).any()
+    assert not resample_map(Volume(values, away), grid).any()
 
 
 def test_labels_take_the_nearest_voxel():
     source = affine((2, 2, 2), (0, 0, 0))
     labels = np.arange(1, 9, dtype=np.int32).reshape(2, 2, 2)
-    grid = Grid((6, 1, 1), affine((1, 1, 1), (-1.9, 0.9, 1.1)))  # x: -1.9, -0.9, 0.1, 1.1, 2.1, 3.1; z is nearer to 2
-    np.testing.assert_array_equal(labels_onto(Volume(labels, source), grid).ravel(), [0, 2, 2, 6, 6, 0])
+    grid = SpatialGrid(
+        (6, 1, 1), affine((1, 1, 1), (-1.9, 0.9, 1.1))
+    )  # x: -1.9, -0.9, 0.1, 1.1, 2.1, 3.1; z is nearer to 2
+    np.testing.assert_array_equal(resample_labels(Volume(labels, source), grid).ravel(), [0, 2, 2, 6, 6, 0])
 
 
 def test_labels_never_mix():
     rng = np.random.default_rng(0)
     labels = rng.choice([0, 2001, 9170], (20, 20, 20)).astype(np.int32)
-    placed = labels_onto(Volume(labels, affine((-9, 9, 9), (90, -100, -80), 20)), common_grid(24))
+    placed = resample_labels(Volume(labels, affine((-9, 9, 9), (90, -100, -80), 20)), common_grid(24))
     assert placed.dtype == np.int32
     assert set(np.unique(placed)) == {0, 2001, 9170}
 
@@ -121,6 +124,6 @@ def test_the_share_that_lies_inside():
     mask = np.zeros((4, 4, 4), bool)
     mask[:, 0, 0] = True
     place = affine((1, 1, 1), (0, 0, 0))
-    assert share_inside(mask, place, Grid((4, 4, 4), place)) == 1
-    assert share_inside(mask, place, Grid((4, 4, 4), affine((1, 1, 1), (2.6, 0, 0)))) == 0.25
-    assert share_inside(mask, place, Grid((4, 4, 4), affine((1, 1, 1), (0, 9, 0)))) == 0
+    assert share_inside(mask, place, SpatialGrid((4, 4, 4), place)) == 1
+    assert share_inside(mask, place, SpatialGrid((4, 4, 4), affine((1, 1, 1), (2.6, 0, 0)))) == 0.25
+    assert share_inside(mask, place, SpatialGrid((4, 4, 4), affine((1, 1, 1), (0, 9, 0)))) == 0

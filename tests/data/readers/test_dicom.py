@@ -22,7 +22,7 @@ from refusals import refused
 from medfl.data.readers.dicom import read_dicom
 from medfl.data.readers.dicom_header import MAMMOGRAPHY, is_dicom
 from medfl.data.readers.dicom_identity import check_identity
-from medfl.data.readers.dicom_intent import INTENTS, NOT_SAID
+from medfl.data.readers.dicom_intent import INTENT_NOT_STATED, INTENTS
 from medfl.data.readers.images import inspect_image, read_image
 from medfl.data.readers.mammogram_image import read_mammogram
 from medfl.errors import DataError
@@ -288,7 +288,7 @@ def test_padding_of_a_real_file_of_pydicom():
 def test_what_the_pixels_are_for(tmp_path, stated):
     tags = {"PresentationIntentType": stated} if stated else {}
     path = make_dicom(tmp_path / "a", TWELVE, **tags)
-    expected = stated if stated in INTENTS else NOT_SAID
+    expected = stated if stated in INTENTS else INTENT_NOT_STATED
     assert (read_dicom(path).intent, inspect_image(path).intent) == (expected, expected)
     real = Path(get_testdata_file("JPGLosslessP14SV1_1s_1f_8b.dcm", download=False))
     assert read_dicom(real).intent == "FOR PRESENTATION"

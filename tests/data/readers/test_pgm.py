@@ -10,7 +10,7 @@ from refusals import refused
 
 from medfl.data.readers.pgm import read_pgm
 from medfl.errors import DataError
-from medfl_datasets.mias.synthetic import HEAD, write_film
+from medfl_datasets.mias.synthetic import FILE_HEADER, write_film
 
 GREY = np.arange(6, dtype=np.uint8).reshape(2, 3) * 51
 
@@ -23,7 +23,12 @@ def written(tmp_path, content):
 
 @pytest.mark.parametrize(
     "head",
-    [HEAD % (3, 2), b"P5 3 2 255\n", b"P5\n3 2 # width and height\n# Creator: XV\n255\n", b"P5\n#\n#\n3\n2\n255 "],
+    [
+        FILE_HEADER % (3, 2),
+        b"P5 3 2 255\n",
+        b"P5\n3 2 # width and height\n# Creator: XV\n255\n",
+        b"P5\n#\n#\n3\n2\n255 ",
+    ],
     ids=str,
 )
 def test_comments_may_stand_anywhere_in_the_head(tmp_path, head):
@@ -54,8 +59,8 @@ def test_plain_files(tmp_path):
 @pytest.mark.parametrize(
     ("content", "code", "fields"),
     [
-        (HEAD % (3, 2) + GREY.tobytes()[:4], "damaged_file", {}),
-        (HEAD % (300, 200) + bytes(300 * 199), "damaged_file", {}),
+        (FILE_HEADER % (3, 2) + GREY.tobytes()[:4], "damaged_file", {}),
+        (FILE_HEADER % (300, 200) + bytes(300 * 199), "damaged_file", {}),
         (b"P5\n3 2\n", "damaged_file", {}),
         (b"P5\n3 2\n0\n" + bytes(6), "damaged_file", {}),
         (b"P5\n0 2\n255\n", "wrong_file_ending", {"ending": ".pgm"}),

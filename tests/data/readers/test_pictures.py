@@ -26,7 +26,7 @@ from medfl.data.readers.images import inspect_image, read_image
 from medfl.data.readers.mammogram_image import read_mammogram
 from medfl.data.readers.mammogram_reader import MammogramReader
 from medfl.data.readers.pgm import read_pgm
-from medfl.data.readers.pictures import FORMATS, read_picture
+from medfl.data.readers.pillow_images import FORMATS, read_pillow_image
 from medfl.data.readers.rgb import read_rgb
 from medfl.errors import DataError
 
@@ -83,17 +83,17 @@ def test_other_formats_under_the_names_of_pictures_are_refused_and_start_nothing
 def test_the_formats_that_are_read_are_refused_under_the_names_of_others(tmp_path):
     real = {ending: picture(tmp_path / f"real{ending}", GREY) for ending in FORMATS if ending != ".ppm"}
     for ending, path in real.items():
-        np.testing.assert_array_equal(read_picture(path).shape, GREY.shape)
+        np.testing.assert_array_equal(read_pillow_image(path).shape, GREY.shape)
         nameless = shutil.copy(path, tmp_path / "nameless")
-        assert read_picture(nameless).shape == GREY.shape, "without an ending the content decides"
+        assert read_pillow_image(nameless).shape == GREY.shape, "without an ending the content decides"
         for other in real:
             same = FORMATS[other] == FORMATS[ending]
             renamed = shutil.copy(path, tmp_path / f"renamed{other.upper()}")
             if same:
-                assert read_picture(renamed).shape == GREY.shape
+                assert read_pillow_image(renamed).shape == GREY.shape
             else:
                 with refused(DataError, "wrong_file_ending", ending=other):
-                    read_picture(renamed)
+                    read_pillow_image(renamed)
     named = make_dicom(tmp_path / "scan.png", GREY)
     with refused(DataError, "wrong_file_ending", ending=".png"):
         read_image(named, (4, 4), 1)

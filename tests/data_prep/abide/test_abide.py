@@ -20,8 +20,8 @@ from medfl.data.sites import load_sites
 from medfl.objectives import Multiclass
 from medfl.records.site_card import SiteCard
 from medfl_datasets.abide.files import MapSelection
-from medfl_datasets.abide.synthetic import ATLAS_FILE, REGION, write_release
-from medfl_datasets.abide.tables import FILE
+from medfl_datasets.abide.synthetic import ATLAS_FILE, EFFECT_REGION, write_release
+from medfl_datasets.abide.tables import PHENOTYPE_FILE
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +150,7 @@ def test_the_synthetic_classes_differ_in_one_region(made, tmp_path):
         spread = np.mean([means[labels == label].std() for label in (0, 1)])
         gaps[code] = (means[labels == 0].mean() - means[labels == 1].mean()) / spread
     assert len(gaps) == 8
-    assert gaps.pop(REGION) > 2
+    assert gaps.pop(EFFECT_REGION) > 2
     assert max(map(abs, gaps.values())) < 1.5
 
 
@@ -165,7 +165,7 @@ def test_a_synthetic_release_is_a_function_of_its_seed(tmp_path):
 @pytest.mark.skipif("MEDFL_DATA" not in os.environ, reason="MEDFL_DATA does not name a folder of real data")
 def test_the_real_maps(tmp_path):
     source = Path(os.environ["MEDFL_DATA"]) / "abide"
-    if not (source / FILE).is_file():
+    if not (source / PHENOTYPE_FILE).is_file():
         pytest.skip("needs the real ABIDE maps in the folder that MEDFL_DATA names")
     lines: list[str] = []
     datalist = prepare(source, tmp_path / "P", maps=MapSelection(("reho",)), size=32, say=lines.append)

@@ -16,7 +16,7 @@ from medfl.records.datalist import Exclusion
 from medfl_datasets.abide import map_reading
 from medfl_datasets.abide.files import MapSelection
 from medfl_datasets.abide.synthetic import ATLAS_FILE
-from medfl_datasets.abide.tables import FILE
+from medfl_datasets.abide.tables import PHENOTYPE_FILE
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def release(made, tmp_path):
 
 def check_refused(release, out, code, fields, kind=DataError, **options):
     """Check that preparing fails, nothing is written, and no subject is named. Return the message."""
-    ids = [row["FILE_ID"] for row in used_rows(release)] if (release / FILE).is_file() else []
+    ids = [row["FILE_ID"] for row in used_rows(release)] if (release / PHENOTYPE_FILE).is_file() else []
     with refused(kind, code, **fields) as error:
         prepare(release, out, **{"maps": TWO, "size": 8, **options})
     assert not out.exists()
@@ -168,8 +168,8 @@ def test_a_class_may_not_be_lost(release, tmp_path):
 
 
 def test_a_source_without_a_phenotypic_file(release, tmp_path):
-    shutil.move(release / FILE, tmp_path / "own.csv")
-    message = check_refused(release, tmp_path / "P", "missing_file", {"path": str(release / FILE)})
+    shutil.move(release / PHENOTYPE_FILE, tmp_path / "own.csv")
+    message = check_refused(release, tmp_path / "P", "missing_file", {"path": str(release / PHENOTYPE_FILE)})
     assert "Add --download" in message
     none = tmp_path / "none.csv"
     check_refused(release, tmp_path / "P", "missing_file", {"path": str(none)}, phenotypes=none)
@@ -177,9 +177,13 @@ def test_a_source_without_a_phenotypic_file(release, tmp_path):
 
 
 def test_a_phenotypic_file_without_needed_columns(release, tmp_path):
-    text = (release / FILE).read_text().replace("qc_func_rater_3", "qc_func_rater_4").replace("DX_GROUP", "DX")
-    (release / FILE).write_text(text)
-    with refused(DataError, "missing_column", path=str(release / FILE), columns=["DX_GROUP", "qc_func_rater_3"]):
+    text = (
+        (release / PHENOTYPE_FILE).read_text().replace("qc_func_rater_3", "qc_func_rater_4").replace("DX_GROUP", "DX")
+    )
+    (release / PHENOTYPE_FILE).write_text(text)
+    with refused(
+        DataError, "missing_column", path=str(release / PHENOTYPE_FILE), columns=["DX_GROUP", "qc_func_rater_3"]
+    ):
         prepare(release, tmp_path / "P", maps=TWO)
 
 
@@ -240,4 +244,4 @@ def test_what_is_read_is_never_replaced(release):
     for out, options in ((release, {}), (release.parent, {}), (release, {"atlas": release / ATLAS_FILE})):
         with refused(DataError, "output_contains_input", path=str(out)):
             prepare(release, out, maps=TWO, force=True, **options)
-    assert (release / FILE).is_file()
+    assert (release / PHENOTYPE_FILE).is_file()

@@ -15,7 +15,7 @@ from web import Web, serving
 from medfl.cli.main import main
 from medfl.errors import DataError
 from medfl_datasets.abide.download import fetch_maps
-from medfl_datasets.abide.tables import FILE, read_phenotypes
+from medfl_datasets.abide.tables import PHENOTYPE_FILE, read_phenotypes
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def test_only_what_is_missing_is_fetched_and_what_nobody_has_is_told(made, tmp_p
 
 
 def test_a_cut_download_continues(made, tmp_path):
-    subject = read_phenotypes(made / FILE).subjects[0]
+    subject = read_phenotypes(made / PHENOTYPE_FILE).subjects[0]
     content = map_of(made, 0)[1].read_bytes()
     half = len(content) // 2
     with serving(Web(content, cut=[half])) as web:
@@ -107,7 +107,7 @@ def test_a_cut_download_continues(made, tmp_path):
 
 
 def test_a_server_that_fails_names_the_row_and_keeps_what_came(made, tmp_path):
-    subject = read_phenotypes(made / FILE).subjects[0]
+    subject = read_phenotypes(made / PHENOTYPE_FILE).subjects[0]
     content = map_of(made, 0)[1].read_bytes()
     with serving(Web(content, cut=[500, 0, 0, 0, 0])) as web:
         with refused(DataError, "incomplete_download", row=subject.row, derivative="reho") as error:

@@ -12,7 +12,7 @@ from abide_maker import CENTRES, copied, make_release, rewrite_table, used_rows
 from refusals import refused
 
 from medfl.errors import DataError, SettingsError
-from medfl_datasets.abide.tables import FEDASD_REGIONS, FILE, LOW_QUALITY, NO_FILES, Subject, read_phenotypes
+from medfl_datasets.abide.tables import FEDASD_REGIONS, LOW_QUALITY, NO_FILES, PHENOTYPE_FILE, Subject, read_phenotypes
 
 REAL_SITES = {
     "LEUVEN": (26, 30),
@@ -50,9 +50,9 @@ def release(made, tmp_path):
 
 @pytest.fixture
 def real():
-    path = Path(os.environ.get("MEDFL_DATA", ".")) / "abide" / FILE
+    path = Path(os.environ.get("MEDFL_DATA", ".")) / "abide" / PHENOTYPE_FILE
     if "MEDFL_DATA" not in os.environ or not path.is_file():
-        pytest.skip(f"needs the real abide/{FILE} in the folder that MEDFL_DATA names")
+        pytest.skip(f"needs the real abide/{PHENOTYPE_FILE} in the folder that MEDFL_DATA names")
     return path
 
 
@@ -97,7 +97,7 @@ def test_every_centre_belongs_to_one_region():
 
 def test_the_table_codes_autism_by_1_and_controls_by_2(made):
     rows = {row["FILE_ID"]: row for row in used_rows(made)}
-    subjects = read_phenotypes(made / FILE).subjects
+    subjects = read_phenotypes(made / PHENOTYPE_FILE).subjects
     assert {subject.label for subject in subjects} == {0, 1}
     for subject in subjects:
         assert subject.label == {"1": 1, "2": 0}[rows[subject.file_id]["DX_GROUP"]]
@@ -105,8 +105,8 @@ def test_the_table_codes_autism_by_1_and_controls_by_2(made):
 
 
 def test_a_subject_has_the_number_of_the_table_row(made):
-    cohort = read_phenotypes(made / FILE)
-    lines = (made / FILE).read_text().splitlines()
+    cohort = read_phenotypes(made / PHENOTYPE_FILE)
+    lines = (made / PHENOTYPE_FILE).read_text().splitlines()
     for subject in cohort.subjects:
         line = lines[subject.row - 1]
         assert f",{subject.file_id}," in line
@@ -122,32 +122,32 @@ def test_a_subject_has_the_number_of_the_table_row(made):
 def test_what_raters_must_say(release, column, word):
     rewrite_table(release, lambda row, place: row | ({column: word} if place == 3 else {}))
     kept = word == "maybe" and column.endswith("rater_2")
-    assert len(read_phenotypes(release / FILE).subjects) == len(CENTRES) * 4 - (not kept)
+    assert len(read_phenotypes(release / PHENOTYPE_FILE).subjects) == len(CENTRES) * 4 - (not kept)
 
 
 def test_codes_that_a_program_wrote_as_fractions(release):
-    before = read_phenotypes(release / FILE)
+    before = read_phenotypes(release / PHENOTYPE_FILE)
     rewrite_table(release, lambda row, place: row | {key: f"{row[key]}.0" for key in ("DX_GROUP", "SEX")})
-    assert read_phenotypes(release / FILE) == before
+    assert read_phenotypes(release / PHENOTYPE_FILE) == before
 
 
 @pytest.mark.parametrize("text", ["", "-9999", "-9999.0", "nan", "unknown"])
 def test_age_and_sex_may_be_unknown(release, text):
     rewrite_table(release, lambda row, place: row | ({"AGE_AT_SCAN": text, "SEX": text} if place == 0 else {}))
-    subjects = read_phenotypes(release / FILE).subjects
+    subjects = read_phenotypes(release / PHENOTYPE_FILE).subjects
     assert (subjects[0].age, subjects[0].sex) == (None, None)
     assert all(subject.age and subject.sex for subject in subjects[1:])
 
 
 def test_columns_that_are_missing_are_all_named(release):
     rows = used_rows(release)
-    with (release / FILE).open("w", newline="") as file:
+    with (release / PHENOTYPE_FILE).open("w", newline="") as file:
         writer = csv.DictWriter(file, ["SITE_ID", "FILE_ID", "SEX", "qc_rater_1"], extrasaction="ignore")
         writer.writeheader()
         writer.writerows(rows)
     missing = ["DX_GROUP", "AGE_AT_SCAN", "qc_anat_rater_2", "qc_func_rater_2", "qc_anat_rater_3", "qc_func_rater_3"]
-    with refused(DataError, "missing_column", path=str(release / FILE), columns=missing):
-        read_phenotypes(release / FILE)
+    with refused(DataError, "missing_column", path=str(release / PHENOTYPE_FILE), columns=missing):
+        read_phenotypes(release / PHENOTYPE_FILE)
 
 
 def at(place, **cells):
@@ -174,8 +174,8 @@ def at(place, **cells):
 def test_rows_that_are_refused(release, change, code, fields):
     ids = [row["FILE_ID"] for row in used_rows(release)]
     rewrite_table(release, change)
-    with refused(DataError, code, path=str(release / FILE), **fields) as error:
-        read_phenotypes(release / FILE)
+    with refused(DataError, code, path=str(release / PHENOTYPE_FILE), **fields) as error:
+        read_phenotypes(release / PHENOTYPE_FILE)
     assert not any(file_id in str(error.value) for file_id in ids)
 
 
@@ -190,10 +190,10 @@ def test_rows_that_are_refused(release, change, code, fields):
 )
 def test_sites_that_are_refused(made, sites, code, fields):
     with refused(SettingsError, code, column=sites, **fields):
-        read_phenotypes(made / FILE, sites)
+        read_phenotypes(made / PHENOTYPE_FILE, sites)
 
 
 def test_any_other_column_names_sites(made):
-    subjects = read_phenotypes(made / FILE, "SEX").subjects
+    subjects = read_phenotypes(made / PHENOTYPE_FILE, "SEX").subjects
     assert {(subject.site, subject.sex) for subject in subjects} == {("1", "male"), ("2", "female")}
     assert isinstance(subjects[0], Subject)

@@ -9,7 +9,7 @@ import pytest
 from refusals import refused
 
 from medfl.data.datalists import Datalist, make_records, write_datalist
-from medfl.data.readers.volumes import Grid
+from medfl.data.readers.volumes import SpatialGrid
 from medfl.errors import DataError
 from medfl_datasets.abide.atlas import PREPARED_ATLAS, PlacedAtlas, write_atlas
 from medfl_datasets.abide.regions import load_regions
@@ -22,7 +22,7 @@ REGION_TABLE[0], REGION_TABLE[1], REGION_TABLE[2] = 7, 2001, 30
 def site(tmp_path: Path) -> Path:
     """Write the folder of a site whose atlas has the regions 7, 30 and 2001."""
     np.save(tmp_path / "images.npy", np.zeros((2, 4, 4, 4), dtype=np.float32))
-    write_atlas(tmp_path, PlacedAtlas("", REGION_TABLE, {7: "", 30: "", 2001: ""}, Grid((4, 4, 4), np.eye(4))))
+    write_atlas(tmp_path, PlacedAtlas("", REGION_TABLE, {7: "", 30: "", 2001: ""}, SpatialGrid((4, 4, 4), np.eye(4))))
     splits = {"training": make_records(range(2), [0, 1], "maps"), "validation": [], "test": []}
     write_datalist(tmp_path, Datalist("maps", "images.npy", 2, licence="CC0 1.0", splits=splits))
     return tmp_path

@@ -19,7 +19,7 @@ from medfl.errors import DataError, SettingsError
 from medfl.settings import read_settings
 from medfl_datasets.bloodcells import acevedo, bodzas, matek
 from medfl_datasets.bloodcells.files import read_cell
-from medfl_datasets.bloodcells.labels import SHIPPED, read_label_map
+from medfl_datasets.bloodcells.labels import DEFAULT_LABEL_MAP, read_label_map
 from medfl_datasets.bloodcells.spec import BloodCells
 from medfl_datasets.bloodcells.synthetic import write_acevedo, write_bodzas, write_matek
 
@@ -169,7 +169,7 @@ def test_impossible_sizes_and_shares(options, fields):
 
 def changed(folder, change):
     """Write a copy of medfl's label map with a change."""
-    content = yaml.safe_load(SHIPPED.read_text())
+    content = yaml.safe_load(DEFAULT_LABEL_MAP.read_text())
     change(content)
     path = folder / "map.yaml"
     path.write_text(yaml.safe_dump(content))

@@ -19,12 +19,12 @@ from prepare_specs import prepare_spec
 from refusals import refused
 
 from medfl.data.datalists import Datalist, read_datalist
-from medfl.data.ingest.volumes import Case, Grid, grid_of
+from medfl.data.ingest.volumes import VolumeFiles, VolumeGrid, grid_of
 from medfl.data.partition.by_column import by_site
 from medfl.data.partition.iid import iid
 from medfl.data.partition.partition import partition
 from medfl.data.partition.plan import PartitionPlan
-from medfl.data.sites import fact, load_site, load_sites
+from medfl.data.sites import dataset_value, load_site, load_sites
 from medfl.errors import DataError, SettingsError
 from medfl.objectives import Segmentation
 from medfl.plugins import load_plugins
@@ -153,10 +153,10 @@ def test_a_spacing_resamples_and_stands_in_the_list(made: Path, tmp_path: Path) 
 def test_the_grid_is_that_of_the_turned_axes(tmp_path: Path) -> None:
     """Check a file whose axes point to the front (1 mm), up (2 mm) and to the right (3 mm)."""
     affine = np.array([[0, 0, 3, 0], [1, 0, 0, 0], [0, 2, 0, 0], [0, 0, 0, 1]], dtype=float)
-    case = Case(tmp_path / "image.nii.gz", tmp_path / "mask.nii.gz")
+    case = VolumeFiles(tmp_path / "image.nii.gz", tmp_path / "mask.nii.gz")
     for path in case.files():
         nibabel.save(nibabel.Nifti1Image(np.zeros((4, 5, 6), dtype=np.uint8), affine), path)
-    assert grid_of(case, 1) == Grid((6, 4, 5), (3.0, 1.0, 2.0))
+    assert grid_of(case, 1) == VolumeGrid((6, 4, 5), (3.0, 1.0, 2.0))
 
 
 def test_a_window_becomes_zero_to_one(release: Path, tmp_path: Path) -> None:
@@ -166,14 +166,14 @@ def test_a_window_becomes_zero_to_one(release: Path, tmp_path: Path) -> None:
     row = arrays(tmp_path / "out")[0][0]
     assert row[row > 0].sum() == pytest.approx(expected.sum(), rel=1e-5)
     partition(tmp_path / "out", tmp_path / "sites", PartitionPlan("iid", 2, global_test="none"), iid)
-    assert fact(tmp_path / "sites", "window", None) == [50.0, 150.0]
+    assert dataset_value(tmp_path / "sites", "window", None) == [50.0, 150.0]
 
 
 def test_sites_have_their_masks_and_distances_in_millimetres(made: Path, tmp_path: Path) -> None:
     prepare(made, tmp_path / "pool", table=made / TABLE, site_column="scanner", spacing="2x2x2", size=(8, 8, 8))
     plan = PartitionPlan("by_site", column="site", test="none", global_test="none")
     partition(tmp_path / "pool", tmp_path / "data", plan, by_site)
-    objective = Segmentation(3, spacing=fact(tmp_path / "data", "spacing", None))
+    objective = Segmentation(3, spacing=dataset_value(tmp_path / "data", "spacing", None))
     assert objective.spacing == (2.0, 2.0, 2.0)
     sites = load_sites(tmp_path / "data", objective, (0.0,), (1.0,))
     assert sum(len(site.train) for site in sites.values()) == 7
@@ -337,12 +337,12 @@ def test_the_command_takes_the_folder_and_texts(made: Path, tmp_path: Path, caps
 
 def test_a_study_names_the_task_and_its_table(made: Path) -> None:
     pytest.importorskip("medfl_studies")
-    from medfl_studies.preps import Prep, release_of
+    from medfl_studies.preparation import PreparationSpec, locate_release
 
     registry = load_plugins()
-    prep = Prep(dataset="decathlon", source=made.name, table=f"{made.name}/{TABLE}")
-    spec = release_of(prep, made.parent, registry)
+    prep = PreparationSpec(dataset="decathlon", source=made.name, table=f"{made.name}/{TABLE}")
+    spec = locate_release(prep, made.parent, registry)
     assert isinstance(spec, Decathlon)
     assert (spec.source, spec.table) == (made, made / TABLE)
     with refused(DataError, "missing_path", path=str(made.parent / "elsewhere"), setting="source"):
-        release_of(Prep(dataset="decathlon", source="elsewhere"), made.parent, registry)
+        locate_release(PreparationSpec(dataset="decathlon", source="elsewhere"), made.parent, registry)

@@ -21,7 +21,7 @@ from medfl.errors import DataError
 from medfl.objectives import Survival
 from medfl.records.datalist import Exclusion
 from medfl_datasets.flamby_tcga_brca.files import REGIONS, find_files, read_patients
-from medfl_datasets.flamby_tcga_brca.spec import OFFICIAL, FlambyTcgaBrca
+from medfl_datasets.flamby_tcga_brca.spec import OFFICIAL_COUNTS, FlambyTcgaBrca
 from medfl_datasets.flamby_tcga_brca.synthetic import ROWS, UNUSED, write_release
 
 REAL = Path(os.environ.get("MEDFL_DATA", "nowhere"), "flamby", "fed_tcga_brca")
@@ -158,7 +158,7 @@ def test_the_real_regions_are_sites(real, tmp_path):
     plan = PartitionPlan("by_site", column="centre", test="official", global_test="none", allow_leaks=("pixels",))
     partition(tmp_path / "pool", tmp_path / "sites", plan, by_site)
     sites, patients = load_sites(tmp_path / "sites", Survival(), mean=(0.0,), std=(1.0,)), read_patients(real)
-    assert {name: (len(site.train), len(site.test)) for name, site in sites.items()} == OFFICIAL
+    assert {name: (len(site.train), len(site.test)) for name, site in sites.items()} == OFFICIAL_COUNTS
     for name, site in sites.items():
         mine = [r == name and split == "training" for r, split in zip(patients.regions, patients.splits)]
         vectors, targets = site.train.batch(torch.arange(len(site.train)))

@@ -173,7 +173,7 @@ def test_a_copy_of_a_job_is_what_a_worker_gets() -> None:
     request = {"to": "site-1", "op": "train", "meta": meta}
     job = StepJob(request=request, digest="d", step=3, round=2, keep=[1], tensors=tensors)
     copy = job.copy()
-    unpacked = copy.unpacked()
+    unpacked = copy.to_request()
     assert unpacked == Request("site-1", "train", copy.tensors, {"rate": 0.1, "of": [1, 2]})
     assert (copy.participants_text, copy.digest, copy.step, copy.round, copy.keep) == ("site-1", "d", 3, 2, [1])
     unpacked.tensors["x"].zero_()

@@ -10,7 +10,7 @@ import pytest
 from refusals import refused
 from toys import SIZES, Ring, Toy, builtin, digests, snapshot
 
-from medfl.engine.evaluation import Best, Row
+from medfl.engine.evaluation import BestEvaluation, MetricRow
 from medfl.engine.runs.records import read_run
 from medfl.engine.site import Splits
 from medfl.errors import SettingsError
@@ -39,8 +39,8 @@ def cases() -> dict[str, Any]:
 # ---- which round
 
 
-def row(value: float, site: str = "a", **other: Any) -> Row:
-    return Row(
+def row(value: float, site: str = "a", **other: Any) -> MetricRow:
+    return MetricRow(
         1, site, **({"model": "global", "split": "val", "moment": "aggregated", "metric": "auc"} | other), value=value
     )
 
@@ -48,16 +48,20 @@ def row(value: float, site: str = "a", **other: Any) -> Row:
 @pytest.mark.parametrize(
     ("rows", "metric", "expected"),
     [
-        ([row(0.7)], "auc", Best(4, 8, 0.7)),
-        ([row(0.6)], "auc", Best(1, 2, 0.6, 3)),
-        ([row(0.8), row(0.7, "b")], "auc", Best(4, 8, 0.75)),
-        ([row(0.9), row(float("nan"), "b")], "auc", Best(4, 8, 0.9)),
-        ([row(1e9), row(-1.0, "b"), row(float("inf"), "c")], "auc", Best(1, 2, 0.6, 3)),
-        ([], "auc", Best(1, 2, 0.6, 3)),
-        ([row(0.9), row(0.1, model="personal")], "auc", Best(1, 2, 0.6, 3)),
-        ([row(0.9, split="test"), row(0.9, moment="trained"), row(0.9, metric="f1")], "auc", Best(1, 2, 0.6, 3)),
-        ([row(0.9, metric="ece")], "ece", Best(1, 2, 0.6, 3)),
-        ([row(0.1, metric="ece")], "ece", Best(4, 8, 0.1)),
+        ([row(0.7)], "auc", BestEvaluation(4, 8, 0.7)),
+        ([row(0.6)], "auc", BestEvaluation(1, 2, 0.6, 3)),
+        ([row(0.8), row(0.7, "b")], "auc", BestEvaluation(4, 8, 0.75)),
+        ([row(0.9), row(float("nan"), "b")], "auc", BestEvaluation(4, 8, 0.9)),
+        ([row(1e9), row(-1.0, "b"), row(float("inf"), "c")], "auc", BestEvaluation(1, 2, 0.6, 3)),
+        ([], "auc", BestEvaluation(1, 2, 0.6, 3)),
+        ([row(0.9), row(0.1, model="personal")], "auc", BestEvaluation(1, 2, 0.6, 3)),
+        (
+            [row(0.9, split="test"), row(0.9, moment="trained"), row(0.9, metric="f1")],
+            "auc",
+            BestEvaluation(1, 2, 0.6, 3),
+        ),
+        ([row(0.9, metric="ece")], "ece", BestEvaluation(1, 2, 0.6, 3)),
+        ([row(0.1, metric="ece")], "ece", BestEvaluation(4, 8, 0.1)),
     ],
     ids=[
         "better",
@@ -72,26 +76,32 @@ def row(value: float, site: str = "a", **other: Any) -> Row:
         "less-error",
     ],
 )
-def test_only_a_better_mean_validation_score_replaces_the_best(rows: list[Row], metric: str, expected: Best) -> None:
-    best = Best(1, 2, 0.6, 2).after(4, 8, rows, metric)
+def test_only_a_better_mean_validation_score_replaces_the_best(
+    rows: list[MetricRow], metric: str, expected: BestEvaluation
+) -> None:
+    best = BestEvaluation(1, 2, 0.6, 2).after(4, 8, rows, metric)
     assert (best.round, best.step, best.since) == (expected.round, expected.step, expected.since)
     assert best.score == pytest.approx(expected.score)
 
 
 def test_the_first_score_counts_whatever_it_is() -> None:
-    assert Best().after(1, 2, [], "auc") == Best(since=1)
-    assert Best(since=1).after(2, 4, [row(0.0)], "auc") == Best(2, 4, 0.0)
-    assert Best().after(1, 2, [row(0.9, metric="ece")], "ece") == Best(1, 2, 0.9), (
+    assert BestEvaluation().after(1, 2, [], "auc") == BestEvaluation(since=1)
+    assert BestEvaluation(since=1).after(2, 4, [row(0.0)], "auc") == BestEvaluation(2, 4, 0.0)
+    assert BestEvaluation().after(1, 2, [row(0.9, metric="ece")], "ece") == BestEvaluation(1, 2, 0.9), (
         "worse than the 0 that stands for none"
     )
-    assert Best(1, 2, 0.9).after(2, 4, [], "auc") == Best(1, 2, 0.9, 1)
+    assert BestEvaluation(1, 2, 0.9).after(2, 4, [], "auc") == BestEvaluation(1, 2, 0.9, 1)
 
 
 def test_scores_at_the_ends_of_their_range_count_and_beyond_them_do_not() -> None:
-    assert Best(1, 2, 0.5).after(2, 4, [row(1.0), row(0.4, "b")], "auc") == Best(2, 4, 0.7)
-    assert Best(1, 2, 0.2).after(2, 4, [row(0.0), row(0.6, "b")], "auc") == Best(2, 4, 0.3)
-    assert Best(1, 2, 0.2).after(2, 4, [row(0.0), row(0.3, "b"), row(1.001, "c")], "auc") == Best(1, 2, 0.2, 1)
-    assert Best(1, 2, 0.2).after(2, 4, [row(0.2, metric="ece")], "ece") == Best(1, 2, 0.2, 1), "equal is no better"
+    assert BestEvaluation(1, 2, 0.5).after(2, 4, [row(1.0), row(0.4, "b")], "auc") == BestEvaluation(2, 4, 0.7)
+    assert BestEvaluation(1, 2, 0.2).after(2, 4, [row(0.0), row(0.6, "b")], "auc") == BestEvaluation(2, 4, 0.3)
+    assert BestEvaluation(1, 2, 0.2).after(2, 4, [row(0.0), row(0.3, "b"), row(1.001, "c")], "auc") == BestEvaluation(
+        1, 2, 0.2, 1
+    )
+    assert BestEvaluation(1, 2, 0.2).after(2, 4, [row(0.2, metric="ece")], "ece") == BestEvaluation(1, 2, 0.2, 1), (
+        "equal is no better"
+    )
 
 
 @pytest.mark.parametrize("option", [{"best_round": True}, {"patience": 1}])

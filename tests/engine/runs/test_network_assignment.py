@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from refusals import refused
 
+from medfl.bundle.bundle_folders import shipped_bundles
 from medfl.bundle.federation import read_federation
-from medfl.bundle.files import shipped
 from medfl.engine.runs.network_assignment import NetworkAssignment, read_assignment
 from medfl.errors import PluginError, SettingsError
 from medfl.plugins import Registry, load_plugins
@@ -83,7 +83,7 @@ def test_what_names_no_rule_is_refused(registry: Registry) -> None:
 
 def test_a_run_trains_the_assigned_networks_and_settings_take_precedence(plugin: Path, tmp_path: Path) -> None:
     make_cohort(tmp_path / "data", sites=3, images_per_site=12, classes=3, size=12, seed=2)
-    bundle = shutil.copytree(shipped()["medmnist_classification"], tmp_path / "bundle")
+    bundle = shutil.copytree(shipped_bundles()["medmnist_classification"], tmp_path / "bundle")
     content = json.loads((bundle / "configs" / "train.json").read_text())
     content["networks"]["other"] = content["networks"]["cnn4"]
     (bundle / "configs" / "train.json").write_text(json.dumps(content))

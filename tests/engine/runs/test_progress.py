@@ -11,9 +11,9 @@ from run_events import done, events_of, read_events, start
 from toys import SIZES, builtin, snapshot
 
 from medfl.engine.backends import local as module_of_local
-from medfl.engine.evaluation import Row
+from medfl.engine.evaluation import MetricRow
 from medfl.engine.runs import progress as module
-from medfl.engine.runs.progress import PROGRESS, ProgressFile, noted, step_metrics
+from medfl.engine.runs.progress import PROGRESS, ProgressFile, record_progress, step_metrics
 from medfl.errors import DataError
 from medfl.records.progress import (
     CommittedStep,
@@ -84,7 +84,7 @@ def test_a_clock_that_tells_no_valid_time_is_a_warning(tmp_path: Path, caplog: p
 
 
 def test_an_error_is_noted_by_its_kind_alone(tmp_path: Path) -> None:
-    with pytest.raises(DataError), noted(tmp_path, start(0).event):
+    with pytest.raises(DataError), record_progress(tmp_path, start(0).event):
         raise DataError("bad_image", f"no image at '{tmp_path}/patient-7.png'")
     assert read_events(tmp_path) == [start(0).event, RunStop(error="DataError")]
     assert "patient" not in (tmp_path / PROGRESS).read_text()
@@ -164,8 +164,8 @@ def test_under_privacy_no_share_of_the_batches_is_noted(tmp_path: Path, monkeypa
 # ---- what rows say in short
 
 
-def row(site: str, metric: str, value: float, split: str = "test", model: str = "global") -> Row:
-    return Row(2, site, model, split, "trained" if split == "train" else "aggregated", metric, value)
+def row(site: str, metric: str, value: float, split: str = "test", model: str = "global") -> MetricRow:
+    return MetricRow(2, site, model, split, "trained" if split == "train" else "aggregated", metric, value)
 
 
 def test_rows_in_short() -> None:

@@ -10,8 +10,8 @@ from refusals import refused
 from run_records import rewrite
 from toys import metric_rows
 
-from medfl.data.pooled import Empty, Pooled
-from medfl.engine.evaluation import score
+from medfl.data.pooled import EmptyDataset, PooledDataset
+from medfl.engine.evaluation import score_dataset
 from medfl.engine.journal import Journal
 from medfl.engine.plan import MethodChoice
 from medfl.engine.runs.simulation import Callbacks, RunData, SimulatedRun, simulate
@@ -244,7 +244,7 @@ def test_the_table_is_tidy_and_the_summary_says_the_same(tmp_path):
     ]
     model = FedAvg().predictor(make_task(), [result.outcome.models["global"]])
     for name, data in sites.items():
-        assert last[name] == pytest.approx(score(model, data.test, make_task(), Settings(rounds=3))["accuracy"])
+        assert last[name] == pytest.approx(score_dataset(model, data.test, make_task(), Settings(rounds=3))["accuracy"])
     summary = Summary.read(tmp_path / "summary.json")
     assert summary == result.summary
     assert (summary.method, summary.status, summary.rounds, summary.evaluated_round) == (
@@ -260,7 +260,7 @@ def test_the_table_is_tidy_and_the_summary_says_the_same(tmp_path):
     assert scores.worst == pytest.approx(min(three))
     assert scores.global_test == pytest.approx(last["global"])
     assert scores.global_test == pytest.approx(
-        score(model, make_data(10, "global"), make_task(), Settings(rounds=3))["accuracy"]
+        score_dataset(model, make_data(10, "global"), make_task(), Settings(rounds=3))["accuracy"]
     )
     assert set(summary.scores["global"]) == {"val", "test"}
 
@@ -382,7 +382,7 @@ def test_models_that_there_will_not_be_are_refused(tmp_path, name, rounds, code,
 
 def test_pooled_data_are_the_parts_in_any_order():
     parts = [make_data(n, str(n)) for n in (4, 0, 3)]
-    pooled = Pooled(parts)
+    pooled = PooledDataset(parts)
     assert len(pooled) == 7
     images, labels = pooled.batch(torch.tensor([6, 0, 3, 4, 0]))
     everything = torch.cat([part.images for part in parts])
@@ -391,7 +391,7 @@ def test_pooled_data_are_the_parts_in_any_order():
 
 
 def test_a_run_without_anything_to_score_ends_well(tmp_path):
-    sites = {name: Splits(make_data(8, name), Empty(), Empty()) for name in "ab"}
+    sites = {name: Splits(make_data(8, name), EmptyDataset(), EmptyDataset()) for name in "ab"}
     outcome = simulate(
         SimulatedRun(
             method=MethodChoice(name="fedavg", make=FedAvg),
@@ -407,4 +407,4 @@ def test_a_run_without_anything_to_score_ends_well(tmp_path):
         {},
     )
     with pytest.raises(IndexError, match="no images"):
-        Empty().batch(torch.tensor([0]))
+        EmptyDataset().batch(torch.tensor([0]))

@@ -115,9 +115,9 @@ def predictions(path: Path) -> torch.Tensor:
 
 def test_predictions_tell_the_sex_where_the_data_list_does(finished: Path) -> None:
     pytest.importorskip("medfl_report")
-    from medfl_report.predictions import read_tested
+    from medfl_report.predictions import read_prediction_sets
 
-    known, unknown = (read_tested(read_run(finished))[site] for site in ("site-02", "site-01"))
+    known, unknown = (read_prediction_sets(read_run(finished))[site] for site in ("site-02", "site-01"))
     assert known.sex[:4] == ("female", "", "male", "")
     assert len(known.sex) == len(known.targets)
     assert unknown.sex == ()

@@ -13,7 +13,7 @@ from site_refusals import raise_refusal, recorded_refusals
 
 from medfl.contract import Request
 from medfl.engine.backend import SiteResult
-from medfl.engine.secure.method import secured
+from medfl.engine.secure.method import wrap_method
 from medfl.engine.secure.ops import (
     CONFIRM,
     CONFIRMED,
@@ -45,7 +45,7 @@ ABOUT = AggregationMeta(NAMES)
 
 
 def method() -> Any:
-    return secured(lambda: REGISTRY.make_method("fedavg", {}), SETTINGS)()
+    return wrap_method(lambda: REGISTRY.make_method("fedavg", {}), SETTINGS)()
 
 
 @dataclass

@@ -19,10 +19,10 @@ from refusals import refused
 from site_refusals import raise_refusal, recorded_refusals
 
 from medfl.contract import Method, Request
-from medfl.engine.secure.fixed_point import signed, unpacked
+from medfl.engine.secure.fixed_point import to_signed, unpack_words
 from medfl.engine.secure.keys import public_key
 from medfl.engine.secure.masks import Words, add_mask
-from medfl.engine.secure.method import secured
+from medfl.engine.secure.method import wrap_method
 from medfl.engine.secure.ops import (
     CERTIFICATE,
     CONFIRM,
@@ -110,7 +110,7 @@ class Server:
         request = Request(name, op, dict(tensors), about.meta())
         with recorded_refusals() as errors:
             answer = self.runners[name].step(
-                secured(fedavg, self.settings), request, self.steps, round_, wire.digest(tensors)
+                wrap_method(fedavg, self.settings), request, self.steps, round_, wire.digest(tensors)
             )
         left = self.runners[name].store.read(self.steps, "reply/")
         if answer.refused is not None:
@@ -152,10 +152,10 @@ class Server:
             name: by_site(self.ask(name, UNMASK, about, keys | sealed[name] | held, round_), REVEALED)
             for name in about.sites
         }
-        total = unpacked(sent[VICTIM], 40) * 0
+        total = unpack_words(sent[VICTIM], 40) * 0
         for name in about.sites:
             shares = {place: to_bytes(revealed[site][name]) for place, site in enumerate(about.sites, 1)}
-            total += unpacked(sent[name], 40)
+            total += unpack_words(sent[name], 40)
             add_mask(total, combine(shares, self.threshold), -1)
         return total
 
@@ -196,7 +196,7 @@ def test_a_replayed_round_is_refused(count: int, threshold: int, signers: dict[s
     total = server.aggregate(everyone)
     expected = 6 * sum(plain_update(name, tmp_path / "plain" / name) for name in server.names)
     assert float((server.values(total) - expected).abs().max()) < 1e-3
-    assert int(signed(total[-1:], 40)[0]) == 6 * count, "this server knows how to unmask a sum"
+    assert int(to_signed(total[-1:], 40)[0]) == 6 * count, "this server knows how to unmask a sum"
     for name in others.sites:
         with refused(RefusedError, "repeated_aggregation", round=1, use="participants"):
             server.ask(name, KEYS, others, {})
@@ -313,7 +313,7 @@ def test_a_sum_over_unlike_models_is_noise(signers: dict[str, Signer], tmp_path:
     server = Server(tmp_path, NAMES[:5], 3, signers)
     dead = {name: torch.zeros_like(tensor) for name, tensor in model().items()}
     total = server.aggregate(AggregationMeta(server.names), dict.fromkeys(server.names[1:], dead))
-    assert abs(int(signed(total[-1:], 40)[0])) > 30, "not the sum of the weights either"
+    assert abs(int(to_signed(total[-1:], 40)[0])) > 30, "not the sum of the weights either"
     assert float(server.values(total).abs().median()) > 1000
 
 

@@ -8,8 +8,8 @@ import torch
 from refusals import refused
 from scipy import stats
 
-from medfl.engine.secure.fixed_point import empty, packed, signed, unpacked
-from medfl.engine.secure.keys import CHANNEL, MASK, agreed, public_key, seal, unseal
+from medfl.engine.secure.fixed_point import empty, pack_words, to_signed, unpack_words
+from medfl.engine.secure.keys import CHANNEL, MASK, agree_key, public_key, seal, unseal
 from medfl.engine.secure.masks import CHUNK, add_mask, pair_sign
 from medfl.errors import RefusedError
 from medfl.utils.rng import SecretStream
@@ -27,9 +27,9 @@ def masked(values: dict[str, np.ndarray], bits: int) -> dict[str, np.ndarray]:
         add_mask(words, private(f"own {site}"))
         for other in values:
             if other != site:
-                key = agreed(private(site), public_key(private(other)), MASK)
+                key = agree_key(private(site), public_key(private(other)), MASK)
                 add_mask(words, key, pair_sign(site, other))
-        sent[site] = unpacked(packed(words, bits), bits)
+        sent[site] = unpack_words(pack_words(words, bits), bits)
     return sent
 
 
@@ -38,7 +38,7 @@ def unmasked_sum(sent: dict[str, np.ndarray], bits: int) -> np.ndarray:
     for site, words in sent.items():
         total += words
         add_mask(total, private(f"own {site}"), -1)
-    return signed(total, bits)
+    return to_signed(total, bits)
 
 
 def check_sums(cases: int) -> None:
@@ -83,28 +83,28 @@ def test_one_masked_vector_is_even(bits: int) -> None:
     """Test the bytes by chi-square and the numbers by Kolmogorov-Smirnov, for sites whose numbers are zero."""
     sent = masked({site: np.zeros(50_000, dtype=np.int64) for site in ("a", "b", "c")}, bits)
     for words in sent.values():
-        counts = np.bincount(packed(words, bits).numpy(), minlength=256)
+        counts = np.bincount(pack_words(words, bits).numpy(), minlength=256)
         assert stats.chisquare(counts).pvalue > 1e-4
-        assert stats.kstest(signed(words, bits) / 2**bits + 0.5, "uniform").pvalue > 1e-4
+        assert stats.kstest(to_signed(words, bits) / 2**bits + 0.5, "uniform").pvalue > 1e-4
     first, second = (words.astype(float) for words in list(sent.values())[:2])
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.02
 
 
 def test_bytes_of_a_number() -> None:
     words = np.array([1, 2**40 - 1, 2**40 + 5], dtype=np.uint64)
-    raw = packed(words, 40)
+    raw = pack_words(words, 40)
     assert (raw.dtype, raw.numel()) == (torch.uint8, 15)
-    assert unpacked(raw, 40).tolist() == [1, 2**40 - 1, 5]
-    assert signed(words, 40).tolist() == [1, -1, 5]
+    assert unpack_words(raw, 40).tolist() == [1, 2**40 - 1, 5]
+    assert to_signed(words, 40).tolist() == [1, -1, 5]
 
 
 def test_two_sites_agree_and_uses_are_apart() -> None:
     ours, theirs = private("a"), private("b")
-    assert agreed(ours, public_key(theirs), MASK) == agreed(theirs, public_key(ours), MASK)
-    assert agreed(ours, public_key(theirs), MASK) != agreed(ours, public_key(theirs), CHANNEL)
-    assert agreed(ours, public_key(theirs), CHANNEL, b"a", b"b") != agreed(ours, public_key(theirs), CHANNEL)
+    assert agree_key(ours, public_key(theirs), MASK) == agree_key(theirs, public_key(ours), MASK)
+    assert agree_key(ours, public_key(theirs), MASK) != agree_key(ours, public_key(theirs), CHANNEL)
+    assert agree_key(ours, public_key(theirs), CHANNEL, b"a", b"b") != agree_key(ours, public_key(theirs), CHANNEL)
     with refused(RefusedError, "invalid_public_key"):
-        agreed(ours, bytes(32), MASK)
+        agree_key(ours, bytes(32), MASK)
 
 
 def test_a_sealed_share_is_for_one_site_and_one_use() -> None:

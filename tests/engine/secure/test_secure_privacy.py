@@ -12,10 +12,10 @@ import torch
 from toys import digests
 
 from medfl.engine.runs.records import read_run
-from medfl.engine.runs.simulation import Result
+from medfl.engine.runs.simulation import SimulationResult
 from medfl.engine.store import Store
 from medfl.plugins import load_plugins
-from medfl.privacy.concentrated import calibrated
+from medfl.privacy.concentrated import calibrate_sum
 from medfl.records.ledger import Ledger
 from medfl.settings import Privacy
 from medfl.testing.cohort import Case, make_sites, make_task
@@ -25,13 +25,13 @@ SITES = make_sites({f"site-{number}": 5 for number in range(1, 6)})
 SECURE = {"threshold": 4}
 
 
-def run(folder: Path, **more: Any) -> Result:
+def run(folder: Path, **more: Any) -> SimulationResult:
     case = Case(load_plugins(), "fedavg", {}, {"norm_sync": "params", "rounds": 2})
     return case.run(folder, **({"sites": SITES, "privacy": PRIVACY, "secure_aggregation": SECURE} | more))
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[SimulationResult, Path]:
     folder = tmp_path_factory.mktemp("private") / "run"
     return run(folder), folder
 
@@ -42,12 +42,12 @@ def test_the_sum_carries_the_noise_of_the_threshold_and_no_less(tmp_path: Path) 
     start, last = make_task("wide").initial(7), Store(tmp_path / "state" / "server").latest()
     assert last is not None
     mean = torch.cat([(tensor - start[name]).double().flatten() for name, tensor in last.state().tensors.items()])
-    sigma = calibrated(Privacy.model_validate(PRIVACY), 1)
+    sigma = calibrate_sum(Privacy.model_validate(PRIVACY), 1)
     expected = sigma * 0.5 * math.sqrt(5 / 4) / 5
     assert float(mean.std()) == pytest.approx(expected, rel=3 / math.sqrt(2 * len(mean)))
 
 
-def test_the_same_run_again_draws_the_same_noise(whole: tuple[Result, Path], tmp_path: Path) -> None:
+def test_the_same_run_again_draws_the_same_noise(whole: tuple[SimulationResult, Path], tmp_path: Path) -> None:
     assert digests(run(tmp_path)) == digests(whole[0])
     assert digests(run(tmp_path / "other", seed=8)) != digests(whole[0])
 
@@ -59,11 +59,11 @@ def test_sites_draw_unlike_noise(tmp_path: Path) -> None:
     start, last = make_task("wide").initial(7), Store(tmp_path / "state" / "server").latest()
     assert last is not None
     mean = torch.cat([(tensor - start[name]).double().flatten() for name, tensor in last.state().tensors.items()])
-    share = calibrated(Privacy.model_validate(PRIVACY), 1) * 0.5 / math.sqrt(5) / 5
+    share = calibrate_sum(Privacy.model_validate(PRIVACY), 1) * 0.5 / math.sqrt(5) / 5
     assert float(mean.std()) == pytest.approx(share * math.sqrt(5), rel=0.2)
 
 
-def test_accounts_hold_what_was_released_and_the_trust_model(whole: tuple[Result, Path]) -> None:
+def test_accounts_hold_what_was_released_and_the_trust_model(whole: tuple[SimulationResult, Path]) -> None:
     facts = whole[0].summary.privacy["site-1"]
     assert (facts.releases, facts.planned, facts.threshold) == (2, 2, 4)
     assert facts.epsilon == pytest.approx(8.0)
@@ -83,7 +83,7 @@ def test_a_ledger_adds_local_and_distributed_noise(tmp_path: Path) -> None:
 
 
 def test_log_and_report_say_whom_one_has_to_trust(
-    whole: tuple[Result, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    whole: tuple[SimulationResult, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("medfl_report")
     from medfl_report.groups import group_runs
@@ -102,7 +102,7 @@ def test_log_and_report_say_whom_one_has_to_trust(
     assert float(row["other"]) < 8.0
 
 
-def test_a_refused_release_is_no_noise_twice(whole: tuple[Result, Path], tmp_path: Path) -> None:
+def test_a_refused_release_is_no_noise_twice(whole: tuple[SimulationResult, Path], tmp_path: Path) -> None:
     """Check a budget that covers all planned rounds; with drop-outs, a site may have spent less."""
     result = run(tmp_path, unavailable=lambda site, at: site == "site-2" and at == 3)
     releases = {site: facts.releases for site, facts in result.summary.privacy.items()}

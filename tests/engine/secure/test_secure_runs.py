@@ -12,10 +12,10 @@ import torch
 from refusals import refused
 from toys import digests
 
-from medfl.engine.runs.simulation import Result
-from medfl.engine.secure.keys import CHANNEL, agreed, public_key, unseal
+from medfl.engine.runs.simulation import SimulationResult
+from medfl.engine.secure.keys import CHANNEL, agree_key, public_key, unseal
 from medfl.engine.secure.ops import MASKED, OPS, PUBLIC, SEALED, by_site, digest, session_digest, to_bytes
-from medfl.engine.store import Record, Store
+from medfl.engine.store import Store, StoredStep
 from medfl.errors import RefusedError
 from medfl.plugins import load_plugins
 from medfl.records.run_file import RunFile
@@ -30,18 +30,18 @@ THREE = {"threshold": 3}
 REGISTRY = load_plugins()
 
 
-def run(folder: Path, method: str = "fedavg", args: dict[str, Any] | None = None, **more: Any) -> Result:
+def run(folder: Path, method: str = "fedavg", args: dict[str, Any] | None = None, **more: Any) -> SimulationResult:
     case = Case(REGISTRY, method, args or {}, {"norm_sync": "params", "rounds": 2})
     return case.run(folder, **({"sites": FIVE} | more))
 
 
-def distance(left: Result, right: Result) -> float:
+def distance(left: SimulationResult, right: SimulationResult) -> float:
     first, second = bits(left), bits(right)
     return max(float((first[k][n].double() - second[k][n].double()).abs().max()) for k in first for n in first[k])
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[SimulationResult, Path]:
     folder = tmp_path_factory.mktemp("secure") / "run"
     return run(folder, secure_aggregation=THREE), folder
 
@@ -54,7 +54,7 @@ class Stopped:
         result = run(folder, secure_aggregation=THREE, unavailable=lambda site, at: at == MASKING + 1)
         assert result.outcome.status == "incomplete"
 
-    def of(self, site: str) -> Record:
+    def of(self, site: str) -> StoredStep:
         """Return a site's stored step with its masked numbers."""
         return Store(self.folder / "state" / site).load(MASKING)
 
@@ -96,7 +96,7 @@ def test_fewer_bits_are_coarser_and_32_are_as_many_as_in_a_plain_update(tmp_path
     assert distance(plain, coarse) < 1e-4
 
 
-def test_workers_change_no_bit(whole: tuple[Result, Path], tmp_path: Path) -> None:
+def test_workers_change_no_bit(whole: tuple[SimulationResult, Path], tmp_path: Path) -> None:
     assert digests(run(tmp_path, secure_aggregation=THREE, workers=2)) == digests(whole[0])
 
 
@@ -139,7 +139,7 @@ def test_drop_outs_one_after_the_other(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("operation", range(5))
 def test_beyond_the_threshold_the_run_stops_and_goes_on_later(
-    operation: int, whole: tuple[Result, Path], tmp_path: Path
+    operation: int, whole: tuple[SimulationResult, Path], tmp_path: Path
 ) -> None:
     unavailable, step = {"site-2", "site-3", "site-5"}, 5 + operation + 1
     result = run(tmp_path, secure_aggregation=THREE, unavailable=lambda site, at: site in unavailable and at == step)
@@ -165,7 +165,7 @@ def secrets(folder: Path, site: str, run_id: str, round_: int) -> list[bytes]:
     return [pairs.take(32), pairs.take(32), own.take(32)]
 
 
-def blob(folder: Path, record: Record, name: str) -> Tensors:
+def blob(folder: Path, record: StoredStep, name: str) -> Tensors:
     return Store(folder / "state" / "server").get(record.state().blobs[name])
 
 
@@ -194,7 +194,7 @@ def test_what_is_sealed_is_bound_to_the_list_of_participants(tmp_path: Path) -> 
     public = {name: to_bytes(key) for name, key in by_site(blob(tmp_path, server, PUBLIC), PUBLIC).items()}
     session = session_digest(1, 3, sorted(SIZES), public)
     private = secrets(tmp_path, "site-2", run_id, 1)[0]
-    bound, free = (agreed(private, public["site-1"][:32], CHANNEL, *more) for more in ([session.encode()], []))
+    bound, free = (agree_key(private, public["site-1"][:32], CHANNEL, *more) for more in ([session.encode()], []))
     about, loose = digest("site-1", "site-2", session).encode(), digest("site-1", "site-2").encode()
     assert len(unseal(bound, sealed, about)) == 2 * 66
     for key, data in ((free, about), (bound, loose)):
@@ -202,7 +202,7 @@ def test_what_is_sealed_is_bound_to_the_list_of_participants(tmp_path: Path) -> 
             unseal(key, sealed, data)
 
 
-def test_the_server_learns_neither_sizes_nor_updates(whole: tuple[Result, Path], stopped: Stopped) -> None:
+def test_the_server_learns_neither_sizes_nor_updates(whole: tuple[SimulationResult, Path], stopped: Stopped) -> None:
     last = Store(whole[1] / "state" / "server").latest()
     assert last is not None
     assert all(facts == {"trainable": True, "validates": True} for facts in last.meta["commit"]["site_info"].values())
@@ -227,7 +227,7 @@ def test_bytes_are_at_most_one_and_a_half_times_those_of_float32(tmp_path: Path)
     assert up("secure") - protocol == pytest.approx(1.25 * up("plain"), rel=0.02)
 
 
-def test_each_round_has_one_aggregation_of_five_operations(whole: tuple[Result, Path]) -> None:
+def test_each_round_has_one_aggregation_of_five_operations(whole: tuple[SimulationResult, Path]) -> None:
     register = SecretUses.read(whole[1] / "state" / "site-1" / SecretUses.NAME)
     assert len(OPS) == 5
     uses = {"participants", "keys of others", "peers", "model", "orders", "numbers", "drop-outs"}
@@ -238,7 +238,7 @@ def test_each_round_has_one_aggregation_of_five_operations(whole: tuple[Result, 
 
 
 def test_the_same_run_in_another_folder_has_other_masks_and_the_same_end(
-    whole: tuple[Result, Path], stopped: Stopped, tmp_path: Path
+    whole: tuple[SimulationResult, Path], stopped: Stopped, tmp_path: Path
 ) -> None:
     """Run twice: with equal masks, a server could start the run again with another model and get two payloads."""
     other = Stopped(tmp_path)

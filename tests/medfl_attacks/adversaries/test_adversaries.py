@@ -9,7 +9,7 @@ import pytest
 import torch
 from refusals import refused
 
-from medfl.engine.adversaries.adversary import DataAdversary, Knowledge, ReplyAdversary, root_mean_square
+from medfl.engine.adversaries.adversary import AttackerKnowledge, DataAdversary, ReplyAdversary, root_mean_square
 from medfl.engine.adversaries.simulation import AttackedData, AttackedReplies, Attackers, read_attackers
 from medfl.errors import PluginError, SettingsError
 from medfl.plugins import load_plugins
@@ -131,7 +131,7 @@ def test_where_no_honest_site_replies_those_who_know_them_all_know_nothing():
 
 
 def test_what_attackers_know():
-    known = Knowledge(Sent([(1, 0), (3, 4), (9, 9)], sizes=[4, 5, 6]), ("site-3",))
+    known = AttackerKnowledge(Sent([(1, 0), (3, 4), (9, 9)], sizes=[4, 5, 6]), ("site-3",))
     assert known.honest == ("site-1", "site-2")
     assert known.sizes == {"site-1": 4, "site-2": 5, "site-3": 6}
     assert known.honest_mean["a"].tolist() == [2, 2]

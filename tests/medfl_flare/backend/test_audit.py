@@ -15,9 +15,9 @@ from medfl.errors import StoreError
 from medfl_flare.backend.messages import Limits, unpack
 from medfl_flare.commands.site import app
 from medfl_flare.records.audit import AuditEntry, SentTensors, SpentBudget, add_entry, read_entries
-from medfl_flare.sites import audit
-from medfl_flare.sites.audit import audit_path
-from medfl_flare.sites.file import SiteFile
+from medfl_flare.sites import audit_log
+from medfl_flare.sites.audit_log import audit_path
+from medfl_flare.sites.site_file import SiteFile
 
 SITE = SITES[0]
 
@@ -97,7 +97,7 @@ def test_what_can_not_be_noted_does_not_leave(place: Place, monkeypatch: pytest.
         if entry.site == SITE and entry.leaves:
             raise StoreError("unwritable_file", "Could not write a line")
 
-    monkeypatch.setattr(audit, "add_entry", full)
+    monkeypatch.setattr(audit_log, "add_entry", full)
     files = place.files("audit-full")
     Loopback(files, tamper_answer=keep).serve(place.offer("full", rounds=1, steps=1, min_replies=2))
     messages = [unpack(blob, Limits(max_bytes=10**9)) for blob in left]
@@ -150,7 +150,7 @@ def test_after_a_line_that_was_cut_off_the_next_one_is_whole(tmp_path: Path, kep
     path.write_bytes(path.read_bytes() + path.read_bytes()[:kept])
     add_entry(path, WHOLE)
     assert read_entries(path) == [SHORT, None, WHOLE]
-    assert "unreadable line" in audit.entry_text(None)
+    assert "unreadable line" in audit_log.entry_text(None)
 
 
 def _add_some(path: Path) -> None:

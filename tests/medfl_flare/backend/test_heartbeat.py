@@ -15,10 +15,10 @@ from refusals import refused
 
 from medfl.errors import RefusedError
 from medfl.settings import Settings
-from medfl.utils.pulse import Beat
+from medfl.utils.heartbeat import HeartbeatSignal
 from medfl_flare.backend.heartbeat import HEARTBEAT_LIMITS, SilenceTimer, pack_heartbeat, read_heartbeat
 from medfl_flare.backend.messages import Limits, Message, pack
-from medfl_flare.sites.service import SiteService
+from medfl_flare.sites.site_service import SiteService
 
 
 class Clock:
@@ -29,8 +29,10 @@ class Clock:
         return self.now
 
 
-@pytest.mark.parametrize("beat", [Beat(), Beat("training", 0.25, True), Beat("scoring", 1.0, False)])
-def test_a_heartbeat_arrives_as_it_was_sent(beat: Beat) -> None:
+@pytest.mark.parametrize(
+    "beat", [HeartbeatSignal(), HeartbeatSignal("training", 0.25, True), HeartbeatSignal("scoring", 1.0, False)]
+)
+def test_a_heartbeat_arrives_as_it_was_sent(beat: HeartbeatSignal) -> None:
     assert read_heartbeat(pack_heartbeat(beat)) == beat
 
 
@@ -151,7 +153,7 @@ class Flare:
                 task.result_received_cb(SimpleNamespace(result=result, client=SimpleNamespace(name=site)), None)
                 task.completion_status = TaskCompletionStatus.OK
             return
-        beat = Shareable({BYTES_KEY: pack_heartbeat(Beat("training", 0.5, what == "beat"))})
+        beat = Shareable({BYTES_KEY: pack_heartbeat(HeartbeatSignal("training", 0.5, what == "beat"))})
         self.handlers[HEARTBEAT_TOPIC](HEARTBEAT_TOPIC, beat, about)
 
 
@@ -192,7 +194,7 @@ def test_a_slow_site_is_waited_for_as_long_as_its_work_moves_and_a_silent_one_is
 
 
 def test_a_heartbeat_is_small() -> None:
-    assert len(pack_heartbeat(Beat("training", 0.33, True))) < HEARTBEAT_LIMITS.max_bytes
+    assert len(pack_heartbeat(HeartbeatSignal("training", 0.33, True))) < HEARTBEAT_LIMITS.max_bytes
 
 
 @pytest.mark.parametrize(
@@ -209,8 +211,11 @@ def test_what_share_of_its_images_a_site_has_been_through_leaves_it_only_where_t
     sent: list[bytes] = []
     file: Any = SimpleNamespace(max_message_mb=1, threads=torch.get_num_threads(), disclose=described)
     service = SiteService(file, lambda to, blob, patience: False, sent.append)
-    service._record_heartbeat(Beat("training", 0.5, True))
+    service._record_heartbeat(HeartbeatSignal("training", 0.5, True))
     run: Any = SimpleNamespace(settings=Settings.model_validate({"rounds": 1, "privacy": privacy}))
     service._opened = run
-    service._record_heartbeat(Beat("training", 0.5, True))
-    assert [read_heartbeat(blob) for blob in sent] == [Beat("training", None, True), Beat("training", share, True)]
+    service._record_heartbeat(HeartbeatSignal("training", 0.5, True))
+    assert [read_heartbeat(blob) for blob in sent] == [
+        HeartbeatSignal("training", None, True),
+        HeartbeatSignal("training", share, True),
+    ]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from refusals import refused
 
-from medfl.engine.filters import CODEC, decode
+from medfl.engine.filters import CODEC_KEY, decode
 from medfl.engine.quantization import pack as pack_codes
 from medfl.engine.quantization import quantise
 from medfl.errors import RefusedError, SettingsError
@@ -111,7 +111,7 @@ def quantised(bits=4, dtype=torch.float32, shape=(3, 5)):
     values = torch.linspace(-1, 2, math.prod(shape)).reshape(shape).to(dtype)
     codes, lo, hi = quantise(values, bits)
     facts = [lo, hi, str(dtype).removeprefix("torch."), list(shape)]
-    return {"model/a": pack_codes(codes, bits)}, {CODEC: {"bits": bits, "tensors": {"model/a": facts}}}, values
+    return {"model/a": pack_codes(codes, bits)}, {CODEC_KEY: {"bits": bits, "tensors": {"model/a": facts}}}, values
 
 
 @settings(max_examples=40, deadline=None)
@@ -202,7 +202,7 @@ def test_an_abused_codec_is_refused_before_it_is_used(case):
     change, code, fields = CODECS[case]
     tensors, meta, _ = quantised()
     check_codec(tensors, meta, Limits(max_bytes=1000))
-    change(meta[CODEC])
+    change(meta[CODEC_KEY])
     with refused(RefusedError, code, **fields):
         check_codec(tensors, meta, Limits(max_bytes=1000))
 
@@ -210,7 +210,7 @@ def test_an_abused_codec_is_refused_before_it_is_used(case):
 @pytest.mark.parametrize("codec", [None, [], 4, "4", {}])
 def test_a_codec_that_is_no_description_is_refused(codec):
     with refused(RefusedError, "invalid_codec"):
-        check_codec({}, {CODEC: codec}, Limits())
+        check_codec({}, {CODEC_KEY: codec}, Limits())
 
 
 @pytest.mark.parametrize("bits", [4, 8, 16])

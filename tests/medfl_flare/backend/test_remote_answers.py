@@ -28,7 +28,7 @@ from remote_cases import (
     without_last_site,
 )
 
-from medfl.engine.filters import CODEC
+from medfl.engine.filters import CODEC_KEY
 from medfl.records.summary import Summary
 from medfl.testing.cohort import scores
 from medfl_flare import server as server_run
@@ -92,7 +92,7 @@ FROM_SITE: dict[str, Change] = {
     "a row with a line break": set_answer(rows=[row((5, "loss\n1,site-01"))]),
     "rows as text": set_answer(rows="rows"),
     "an answer as list": set_meta(answer=[1]),
-    "a codec": set_reply_meta(**{CODEC: {"bits": 7, "tensors": {}}}),
+    "a codec": set_reply_meta(**{CODEC_KEY: {"bits": 7, "tensors": {}}}),
 }
 
 

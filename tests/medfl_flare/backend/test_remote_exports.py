@@ -22,7 +22,7 @@ from medfl.plugins import load_plugins
 from medfl.testing.cohort import scores
 from medfl.utils import wire
 from medfl_flare.backend.messages import Message, pack, unpack
-from medfl_flare.sites.service import SiteService
+from medfl_flare.sites.site_service import SiteService
 from medfl_report.cards.verify import verify
 from medfl_report.cards.write import write_cards
 
@@ -195,7 +195,7 @@ def test_an_unexpected_error_is_told_by_its_kind_alone(
     def fail(offer: object, file: object) -> None:
         raise error
 
-    monkeypatch.setattr("medfl_flare.sites.service.open_offer", fail)
+    monkeypatch.setattr("medfl_flare.sites.site_service.open_offer", fail)
     refused = unpack(service.answer(pack(Message("hello", {}, offered(place).to_json()))), LIMITS).meta["refused"]
     assert type(error).__name__ in refused
     assert "ane" not in refused

@@ -14,7 +14,7 @@ from masked_cohorts import SMALL, make_volumes
 from refusals import refused
 from toys import snapshot
 
-from medfl.bundle.files import shipped
+from medfl.bundle.bundle_folders import shipped_bundles
 from medfl.errors import RefusedError
 from medfl.testing.cohort import scores
 from medfl.utils import wire
@@ -31,7 +31,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     for scanner, site in zip("ABC", SITES, strict=True):
         (data / scanner).rename(data / site)
     (data / "partition.json").unlink()  # it has the other names
-    return Place(root, Path(shutil.copytree(shipped()["volume_segmentation"], root / BUNDLE)), data)
+    return Place(root, Path(shutil.copytree(shipped_bundles()["volume_segmentation"], root / BUNDLE)), data)
 
 
 def values(**changes: Any) -> dict[str, Any]:

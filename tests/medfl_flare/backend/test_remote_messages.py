@@ -28,8 +28,8 @@ from remote_cases import (
 
 from medfl.utils import wire
 from medfl_flare.backend.messages import Message, pack, unpack
-from medfl_flare.sites.audit import AUDIT_FILE_NAME
-from medfl_flare.sites.service import SiteService
+from medfl_flare.sites.audit_log import AUDIT_FILE_NAME
+from medfl_flare.sites.site_service import SiteService
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 from remote_cases import mini_place, offered, serve
 
 from medfl.bundle.federation import read_federation
-from medfl.engine.evaluation import Row
+from medfl.engine.evaluation import MetricRow
 from medfl.plugins import Registry, load_plugins
 from medfl_flare.observers import OBSERVED_FILE_NAME, Observers, call_observers, keep_tracking
 from medfl_flare.records.submission import ObserverState
@@ -90,7 +90,7 @@ def test_the_server_and_who_submitted_see_what_is_seen_on_one_machine(
 def test_what_is_no_call_is_passed_over_and_the_next_one_is_made_once(tmp_path: Path) -> None:
     registry, seen = eyes(tmp_path)
     observers = Observers(load_plugins(), tmp_path)
-    observers.round_ended(1, [Row(1, "a", "global", "val", "aggregated", "accuracy", float("nan"))])
+    observers.round_ended(1, [MetricRow(1, "a", "global", "val", "aggregated", "accuracy", float("nan"))])
     with (tmp_path / OBSERVED_FILE_NAME).open("a") as file:
         file.write('{"hook": "medfl_methods"}\n[]\n{"hook": "medfl_run_ended", "status": 5}\n{"hook": "medfl_run')
     observers.run_ended("finished")

@@ -24,7 +24,7 @@ from remote_cases import (
 
 from medfl.utils import wire
 from medfl_flare.backend.messages import Message, pack
-from medfl_flare.sites.service import SiteService
+from medfl_flare.sites.site_service import SiteService
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def test_a_method_without_parcels_takes_none(place: Place, peer_message: tuple[s
 def test_a_site_does_not_fill_anothers_disk_with_parcels(
     place: Place, peer_message: tuple[str, str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("medfl_flare.sites.run.MAX_WAITING_MESSAGES", 0)
+    monkeypatch.setattr("medfl_flare.sites.site_run.MAX_WAITING_MESSAGES", 0)
     sender, to, blob = peer_message
     service = begun(place, "flood", to, method="fedskd", rounds=1)
     assert service.receive(sender, blob) is None

@@ -21,7 +21,7 @@ from remote_cases import (
     without_last_site,
 )
 
-from medfl.bundle.files import bundle_hash
+from medfl.bundle.bundle_folders import bundle_hash
 from medfl.data.sites import load_site
 from medfl.errors import MedflError, StoreError
 from medfl.objectives import Multiclass
@@ -31,7 +31,7 @@ from medfl.testing.cohort import scores
 from medfl_flare import server as server_run
 from medfl_flare.backend.messages import Message, pack, unpack
 from medfl_flare.backend.run_progress import RunStatus
-from medfl_flare.sites import run as site_run
+from medfl_flare.sites import site_run as site_run
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from medfl.bundle.files import shipped
+from medfl.bundle.bundle_folders import shipped_bundles
 from medfl.data.ingest.prepare import prepare
 from medfl.data.partition.by_column import by_site
 from medfl.data.partition.partition import partition
@@ -22,7 +22,7 @@ from medfl_datasets.abide.synthetic import ATLAS_FILE, write_release
 from medfl_flare.offer import make_offer
 from medfl_flare.offered_bundle import open_offer
 from medfl_flare.records.offer import Offer
-from medfl_flare.sites.file import SiteFile, read_site_file
+from medfl_flare.sites.site_file import SiteFile, read_site_file
 
 BUNDLE = "fmri_asd_classification"
 FACTS = {"num_classes": 2, "in_channels": 4, "width": 8, "size": 16, "spatial_dims": 3, "rounds": 1}
@@ -40,7 +40,7 @@ def brains(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def offer_for(site: str) -> Offer:
-    return make_offer(shipped()[BUNDLE], FACTS, "one", [site], 5)
+    return make_offer(shipped_bundles()[BUNDLE], FACTS, "one", [site], 5)
 
 
 def site_file(folder: Path, site: str, data: Path | None) -> SiteFile:

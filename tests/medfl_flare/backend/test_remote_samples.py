@@ -14,7 +14,7 @@ from medfl.engine.runs.records import read_run
 from medfl.records.ledger import Ledger, LedgerEntry
 from medfl.records.summary import Summary
 from medfl_flare.backend.messages import Limits, unpack
-from medfl_flare.sites.file import SiteFile
+from medfl_flare.sites.site_file import SiteFile
 from medfl_report.page import write_report
 
 PRIVACY = {"unit": "sample", "epsilon": 8.0, "clip": 0.5, "adjacency": "add_remove"}

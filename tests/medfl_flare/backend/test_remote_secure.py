@@ -16,7 +16,7 @@ from medfl.testing.cohort import scores
 from medfl.utils import wire
 from medfl_flare.backend.message_checks import Limits
 from medfl_flare.backend.messages import Message, pack, unpack
-from medfl_flare.sites.file import SiteFile
+from medfl_flare.sites.site_file import SiteFile
 
 SECURE: dict[str, Any] = {"secure_aggregation": {"threshold": 2}, "norm_sync": "params"}
 PRIVACY: dict[str, Any] = {"privacy": {"epsilon": 20.0, "clip": 0.5}}

@@ -12,7 +12,7 @@ from loopback import Place
 from remote_cases import mini_place, offered, serve
 
 from medfl.testing.cohort import scores
-from medfl_flare.sites.check import check_site
+from medfl_flare.sites.site_check import check_site
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ from medfl.engine.runs.progress import PROGRESS
 from medfl.records.progress import CommittedStep, Heartbeat
 from medfl.records.run_file import RunFile, SettingOrigin
 from medfl.records.summary import Attendance, Summary
-from medfl.utils.pulse import Beat, Pulse
+from medfl.utils.heartbeat import HeartbeatSender, HeartbeatSignal
 from medfl_flare.backend.heartbeat import pack_heartbeat
 from medfl_flare.backend.messages import Limits, unpack
 from medfl_flare.backend.remote_backend import MAX_SILENT_STEPS
-from medfl_report.commands.status import describe
+from medfl_report.commands.status import run_status_lines
 from medfl_report.monitor.monitored_folders import MonitoredFolder
 from medfl_report.page import write_report
 
@@ -53,7 +53,7 @@ def test_a_silent_site_is_left_out_after_a_few_steps(place: Place) -> None:
     assert progress.missing == {SITES[-1]: why}
     attendance = Summary.read(folder / "summary.json").attendance
     assert attendance == Attendance(sites=3, unavailable=(SITES[-1],), missed_rounds={SITES[-1]: ((1, 4),)})
-    assert describe(folder)["status"] == "finished on 2 of 3 sites"
+    assert run_status_lines(folder)["status"] == "finished on 2 of 3 sites"
     page = write_report([folder]).read_text()
     assert "finished on 2 of 3 sites" in page
     assert f"{SITES[-1]} missed rounds 1 to 4" in page
@@ -79,7 +79,7 @@ def test_of_a_share_of_the_sites_all_that_are_asked_must_reply(place: Place) -> 
     assert [len(sites) for sites in requested] == [1, 1]
 
 
-class Spoken(Pulse):
+class Spoken(HeartbeatSender):
     """Loopback in which a site also sends a heartbeat at the end of each piece of work."""
 
     def __exit__(self, *error: object) -> None:
@@ -98,7 +98,7 @@ class Spoken(Pulse):
 def test_heartbeats_come_to_the_server_without_counts_that_stay_at_home(
     place: Place, monkeypatch: pytest.MonkeyPatch, name: str, settings: Any, own: Any, share: float | None
 ) -> None:
-    monkeypatch.setattr("medfl_flare.sites.service.Pulse", Spoken)
+    monkeypatch.setattr("medfl_flare.sites.site_service.Pulse", Spoken)
     monkeypatch.setattr("medfl_flare.backend.remote_backend.MIN_HEARTBEAT_SECONDS", 0.0)
     files = place.files(f"beats-{name}", own)
     folder, progress = Loopback(files).serve(place.offer(rounds=1, steps=2, **settings))
@@ -118,9 +118,9 @@ def test_heartbeats_of_a_site_that_floods_are_noted_once(place: Place, monkeypat
     def flood(site: str, blob: bytes) -> bytes:
         if site == SITES[0] and unpack(blob, Limits()).kind == "step":
             for _ in range(50):
-                loopback._beat(site, pack_heartbeat(Beat("training", 0.5, True)))
+                loopback._beat(site, pack_heartbeat(HeartbeatSignal("training", 0.5, True)))
                 loopback._beat(site, b"nonsense")
-            loopback._beat("a stranger", pack_heartbeat(Beat("training", 0.5, True)))
+            loopback._beat("a stranger", pack_heartbeat(HeartbeatSignal("training", 0.5, True)))
         return blob
 
     loopback.tamper_answer = flood

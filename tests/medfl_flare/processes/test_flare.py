@@ -22,8 +22,8 @@ from loopback import SITES, UNLIKE, digests
 from refusals import refused
 from toys import snapshot
 
+from medfl.bundle.bundle_folders import bundle_hash
 from medfl.bundle.federation import read_federation
-from medfl.bundle.files import bundle_hash
 from medfl.errors import MedflError
 from medfl.records.ledger import Ledger
 from medfl.testing.cohort import scores

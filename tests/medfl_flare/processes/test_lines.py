@@ -12,7 +12,7 @@ import lines
 import pytest
 from loopback import write_site_file
 
-from medfl.bundle.files import shipped
+from medfl.bundle.bundle_folders import shipped_bundles
 from medfl.testing.synthetic import make_cohort
 from medfl_flare import kit as kits
 from medfl_flare.offer import make_offer
@@ -52,7 +52,7 @@ class Running:
             try:
                 facts = {"num_classes": 4, "in_channels": 3, "size": 28, "spatial_dims": 2}
                 settings = {"method": "fedavg", "rounds": 1, "steps": 2}
-                offer = make_offer(shipped()[BUNDLE], settings | facts, name, [SITE], 600)
+                offer = make_offer(shipped_bundles()[BUNDLE], settings | facts, name, [SITE], 600)
                 out = self.root / "out" / name
                 submit(Submission(offer, self.kits[ME], out))
             finally:
@@ -71,9 +71,9 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     make_cohort(root / "data", sites=1, images_per_site=40)
     for who in ("server", SITE):
         data = None if who == "server" else root / "data" / SITE
-        entry = {"folder": str(shipped()[BUNDLE])} | ({} if data is None else {"data": str(data)})
+        entry = {"folder": str(shipped_bundles()[BUNDLE])} | ({} if data is None else {"data": str(data)})
         own = write_site_file(
-            root / who, who, shipped()[BUNDLE], data, methods=["fedavg"], **{f"bundles.{BUNDLE}": entry}
+            root / who, who, shipped_bundles()[BUNDLE], data, methods=["fedavg"], **{f"bundles.{BUNDLE}": entry}
         )
         (names[who] / "local" / "medfl-site.toml").write_text(own.read_text())
     kits.start(names["server"], restart=False, patience=300)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from medfl_flare.commands import federate, site
 from medfl_flare.provision import Project
 from medfl_flare.records.audit import read_entries
-from medfl_flare.sites.audit import audit_path
+from medfl_flare.sites.audit_log import audit_path
 
 pytestmark = [pytest.mark.flare, pytest.mark.slow]
 

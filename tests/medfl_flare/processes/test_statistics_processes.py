@@ -14,7 +14,7 @@ from medfl.errors import MedflError
 from medfl_flare.federated_statistics.researcher_session import fetch_statistics
 from medfl_flare.federated_statistics.statistics_request import NoiseRequest, StatisticsRequest
 from medfl_flare.records.audit import read_entries
-from medfl_flare.sites.audit import audit_path
+from medfl_flare.sites.audit_log import audit_path
 from medfl_flare.statistics.disclosure import DisclosurePolicy
 from medfl_flare.statistics.local_folder import compute_folder_statistics
 from medfl_flare.statistics.site_statistics import DISCLOSURE_KINDS

@@ -14,17 +14,17 @@ from refusals import refused
 from medfl.errors import StoreError
 from medfl_flare.records.submission import (
     HookCall,
-    MetricRow,
     ObserverState,
     RoundEnded,
     RunEnded,
     RunStarted,
     SubmissionFile,
+    SubmissionRow,
     hook_arguments,
     read_hook_call,
 )
 
-ROW = MetricRow(round=1, site="a", model="global", split="val", moment="aggregated", metric="auc", value=0.1 + 0.2)
+ROW = SubmissionRow(round=1, site="a", model="global", split="val", moment="aggregated", metric="auc", value=0.1 + 0.2)
 CALLS = [
     RunStarted(settings={"rounds": 2, "privacy": None, "optimizer#lr": 0.1}),
     RoundEnded(round=1, rows=(ROW,)),

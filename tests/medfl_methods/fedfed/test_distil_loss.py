@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from medfl.contract import Request
-from medfl.privacy.release import Release
-from medfl.task import Scale
+from medfl.privacy.release import ImageRelease
+from medfl.task import ImageScale
 from medfl.utils.wire import tensors_equal
 from medfl_methods.fedfed.distiller import Distiller
 from medfl_methods.fedfed.distiller_training import DividedBatch, clip_and_noise
@@ -18,7 +18,7 @@ from medfl_methods.fedfed.generators import GeneratorOutput
 from medfl_methods.fedfed.method import FedFed
 from medfl_methods.fedtpf.method import FedTPF
 
-SCALE = Scale((3, 2, 2), (0.1, 0.5, 0.9), (1.0, 1.0, 1.0))
+SCALE = ImageScale((3, 2, 2), (0.1, 0.5, 0.9), (1.0, 1.0, 1.0))
 
 
 class ChannelMeans(nn.Module):
@@ -56,7 +56,7 @@ def test_each_copy_of_a_part_is_classified_by_the_label_of_its_image(copies: int
 def test_the_clip_in_training_is_that_of_what_is_sent(noise: str) -> None:
     """Norms of 4, 1 and 0.25 are clipped to 1, 1 and 0.25: the L1 norm for Laplace noise, the L2 norm otherwise."""
     part = torch.rand(3, 1, 4, 4, generator=torch.Generator().manual_seed(1)) - 0.5
-    release = Release(noise, 1e-14, 1.0)
+    release = ImageRelease(noise, 1e-14, 1.0)
     norms = torch.linalg.vector_norm(part.flatten(1), ord=1 if noise == "laplace" else 2, dim=1)
     part = part / norms.view(3, 1, 1, 1) * torch.tensor([4.0, 1.0, 0.25]).view(3, 1, 1, 1)
     torch.testing.assert_close(clip_and_noise(part, release), release.clipped(part).float(), atol=1e-5, rtol=0)
@@ -65,7 +65,7 @@ def test_the_clip_in_training_is_that_of_what_is_sent(noise: str) -> None:
 @pytest.mark.parametrize("noise", ["gaussian", "laplace"])
 def test_the_noise_in_training_has_the_variance_of_what_is_sent_and_no_bias(noise: str) -> None:
     torch.manual_seed(3)
-    added = clip_and_noise(torch.zeros(100, 1, 20, 20), Release(noise, 0.15, None))
+    added = clip_and_noise(torch.zeros(100, 1, 20, 20), ImageRelease(noise, 0.15, None))
     assert float(added.mean()) == pytest.approx(0.0, abs=0.01)
     assert float(added.var()) == pytest.approx(0.15, rel=0.05)
 

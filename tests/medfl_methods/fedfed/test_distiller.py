@@ -5,12 +5,12 @@ import torch
 from torch import nn
 
 from medfl.data.pooled import TensorData
-from medfl.task import Scale
+from medfl.task import ImageScale
 from medfl_methods.fedfed.distiller import Distiller, SharedPart
 from medfl_methods.fedfed.distiller_training import evaluate_distiller, reconstruction_errors
 from medfl_methods.fedfed.generators import GeneratorOutput, build_generator
 
-SCALE = Scale((3, 6, 6), (0.4, 0.5, 0.6), (0.2, 0.25, 0.5))
+SCALE = ImageScale((3, 6, 6), (0.4, 0.5, 0.6), (0.2, 0.25, 0.5))
 SHAPES = [(1, 6, 6), (3, 7, 5), (1, 8, 8, 8)]
 
 
@@ -55,7 +55,7 @@ def test_a_batch_norm_sees_parts_and_images_together():
 @pytest.mark.parametrize("shape", SHAPES)
 def test_tp_1_private_and_shared_part_make_the_image(kind, shape):
     torch.manual_seed(1)
-    model = Distiller(build_generator(kind, shape, 4, 2), nn.Flatten(), Scale(shape))
+    model = Distiller(build_generator(kind, shape, 4, 2), nn.Flatten(), ImageScale(shape))
     images = torch.rand(3, *shape)
     part = SharedPart(model, "x_p")(images)
     torch.testing.assert_close(model.generator(images).images + part, images, atol=1e-6, rtol=0)
@@ -73,7 +73,7 @@ def test_tp_1_a_perfect_generator_shares_nothing_and_a_zero_one_all():
 def test_what_is_shared_stays_in_evaluation_mode():
     """The latent is the mean, the residual of an image does not depend on its batch, and statistics do not change."""
     torch.manual_seed(2)
-    model = Distiller(build_generator("vae", (1, 6, 6), 4, 2), nn.Flatten(), Scale((1, 6, 6)))
+    model = Distiller(build_generator("vae", (1, 6, 6), 4, 2), nn.Flatten(), ImageScale((1, 6, 6)))
     part, images = SharedPart(model.train(), "x_p").train(), torch.rand(4, 1, 6, 6)
     statistics = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     together = part(images)

@@ -14,7 +14,7 @@ from medfl.data.pooled import TensorData
 from medfl.engine.store import Store
 from medfl.errors import ContractError, RefusedError
 from medfl.privacy.released import ReleasesImages
-from medfl.task import Scale
+from medfl.task import ImageScale
 from medfl.testing.cohort import SmallNet, make_data
 from medfl.toolkit.fit import Fit
 from medfl.training.loop import Batch
@@ -142,7 +142,7 @@ def test_forms_of_what_is_shared(tmp_path, make):
         site = site_of(DATA)
         server = server_of(method, tmp_path)
         sent, parts = sent_by(method, site, server)
-        whole = site.task.scale.raw(DATA.images) if share == "raw+noise" else parts
+        whole = site.task.scale.to_images(DATA.images) if share == "raw+noise" else parts
         added = sent["images/0"].float() - whole
         assert len(sent) == (3 if noisy and make is fed else 2)
         if noisy:
@@ -153,7 +153,7 @@ def test_forms_of_what_is_shared(tmp_path, make):
         server.round = 3
         method.aggregate_shared(server, told({"site-1": Reply(prefixed(sent, "shared/"))}))
         assert method.released(server).releases[0].of == ("raw" if share == "raw+noise" else "x_s")
-        images = site.task.scale.raw(DATA.images)
+        images = site.task.scale.to_images(DATA.images)
         torch.testing.assert_close(method.released(server).part(images), whole)
 
 
@@ -189,7 +189,7 @@ def test_the_set_is_everyones_with_its_owners(tmp_path):
     ]
     with torch.no_grad():
         expected = parts_of(method, site_of(datas["site-1"]), server)
-        torch.testing.assert_close(released.part(server.task.scale.raw(datas["site-1"].images)), expected)
+        torch.testing.assert_close(released.part(server.task.scale.to_images(datas["site-1"].images)), expected)
     facts = method.findings(server).meta["sharing"]
     assert facts["items"] == {"site-1": 4, "site-2": 3}
     assert facts["classes"] == released.labels.bincount(minlength=3).tolist()
@@ -318,8 +318,8 @@ def test_a_site_tells_how_far_generator_and_mean_image_are_off(tmp_path, judged)
         .load(select(server.state.tensors, "kept/distiller/"), "distiller")
         .eval()
     )
-    images = site.task.scale.raw((site.val if judged == "validation" else site.train).images)
-    usual = site.task.scale.raw(DATA.images).mean(0)
+    images = site.task.scale.to_images((site.val if judged == "validation" else site.train).images)
+    usual = site.task.scale.to_images(DATA.images).mean(0)
     with torch.no_grad():
         expected = F.mse_loss(model.generator(images).images, images), F.mse_loss(usual.expand_as(images), images)
     assert [reply.meta[key] for key in ("generator_error", "mean_image_error")] == pytest.approx(
@@ -363,10 +363,10 @@ def test_the_first_stage_has_a_budget_of_its_own(tmp_path, budget, batches):
 def test_a_shadow_network_sees_what_the_attacked_network_saw(tmp_path, share):
     """Residuals are not shifted by the mean, which is two standard deviations here; whole images are."""
     pytest.importorskip("medfl_attacks")
-    from medfl_attacks.membership.targets import shadow_set
+    from medfl_attacks.membership.targets import choose_shadow_set
     from medfl_attacks.open_run import OpenedRun
 
-    method, task = tpf(share=share, noise="none", clip=None), with_scale(Scale((1, 6, 6), (0.5,), (0.25,)))
+    method, task = tpf(share=share, noise="none", clip=None), with_scale(ImageScale((1, 6, 6), (0.5,), (0.25,)))
     site, server, seen = site_of(DATA, task), server_of(method, tmp_path, task=task), []
     replies = {"site-1": method.execute(site, Request("site-1", "share", method.distiller(server)))}
     server.state.meta["ended"] = {"rounds": 1, "ended": "round limit"}
@@ -383,7 +383,7 @@ def test_a_shadow_network_sees_what_the_attacked_network_saw(tmp_path, share):
         def released(self):
             return method.released(server)
 
-    source, data = shadow_set(Opened(tmp_path, "fedtpf", method, task, server.settings, {}))
+    source, data = choose_shadow_set(Opened(tmp_path, "fedtpf", method, task, server.settings, {}))
     assert source == "shared"
     shadow = data.batch(torch.arange(len(data)))[0]
     distances = (attacked[:, None] - shadow).flatten(2).abs().amax(2).amin(1)
@@ -397,7 +397,7 @@ def test_the_mean_image_is_that_of_all_training_images_and_is_judged_on_validati
     site = site_of(train)
     server = server_of(method, tmp_path)
     reply = method.execute(site, Request(site.name, "share", method.distiller(server)))
-    usual, raw = (site.task.scale.raw(data.images) for data in (train, site.val))
+    usual, raw = (site.task.scale.to_images(data.images) for data in (train, site.val))
     expected = float((raw - usual.mean(0)).square().mean())
     assert reply.meta["mean_image_error"] == pytest.approx(expected, rel=1e-4)
     parts = parts_of(method, site_of(site.val), server)

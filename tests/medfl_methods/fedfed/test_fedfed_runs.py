@@ -123,7 +123,7 @@ def test_mixed_images_are_priced_by_their_shares(tmp_path, monkeypatch):
 
     def mixing(images, labels, alpha, generator):
         assert alpha == 2.0
-        assert torch.equal(images, site.task.scale.raw(site.train.images[: len(images)]))
+        assert torch.equal(images, site.task.scale.to_images(site.train.images[: len(images)]))
         return 0.25 * images + 0.75 * images.flip(0), labels, labels.flip(0), 0.25
 
     def passing(loss, label):

@@ -16,7 +16,7 @@ from read_page import section, words
 from medfl.contract import Findings
 from medfl.engine.runs.findings import read_findings
 from medfl.engine.runs.records import read_run
-from medfl.privacy.release import Release, sentences
+from medfl.privacy.release import ImageRelease, guarantee_sentences
 from medfl_methods.fedfed.sharing_figures import (
     DIVERGING_COLOURS,
     describe_end,
@@ -36,7 +36,7 @@ HISTORY = [
 ]
 """Three rounds; site-2 froze in the second, in which site-3 reported no accuracy."""
 
-PAPER, CLIPPED = Release("gaussian", 0.15, None), Release("gaussian", 0.15, 1.0)
+PAPER, CLIPPED = ImageRelease("gaussian", 0.15, None), ImageRelease("gaussian", 0.15, 1.0)
 QUICK = {"bundles": False, "state": False, "metrics": ("accuracy",), "images": 5}
 
 
@@ -48,7 +48,7 @@ def findings(*releases, images=None, labels=(2, 2, 0, 0), **changes):
         "history": [],
         "frozen": {"site-2": 2},
         "releases": [release.meta() for release in releases],
-        "statement": sentences(releases),
+        "statement": guarantee_sentences(releases),
         "items": {"site-1": 1000, "site-2": 30, "site-3": 0},
         "classes": [400, 0, 630],
     } | changes
@@ -101,7 +101,7 @@ def test_a_clipped_run_has_the_epsilons_of_both_adjacencies(page):
 
 
 def test_the_epsilon_of_two_copies_is_that_of_both_together(page):
-    other = Release("gaussian", 0.25, 1.0)
+    other = ImageRelease("gaussian", 0.25, 1.0)
     assert "fedtpf: epsilon of a shared image: 18.6" in text(page({"findings": findings(CLIPPED, other)}))
 
 

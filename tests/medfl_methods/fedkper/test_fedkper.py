@@ -12,7 +12,7 @@ from medfl.objectives import Multiclass
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.testing.cohort import TensorData
-from medfl.toolkit.aggregation import normalised
+from medfl.toolkit.aggregation import normalised_weights
 from medfl.toolkit.fit import Fit
 from medfl.toolkit.losses import distillation
 from medfl.training.loop import Batch
@@ -207,9 +207,11 @@ def test_sites_of_one_class_weigh_by_accuracy_among_themselves_and_nothing_besid
         "one right": site_score(torch.eye(3)[[0, 1, 2, 1]], same),
         "one image": site_score(torch.eye(3)[:1], same[:1]),
     }
-    weights = normalised(scores, {})
+    weights = normalised_weights(scores, {})
     assert [weights[name] for name in scores] == pytest.approx([4 / 9, 1 / 9, 4 / 9])
-    weights = normalised(scores | {"two classes": site_score(torch.eye(3)[[0, 2, 2]], torch.tensor([0, 1, 2]))}, {})
+    weights = normalised_weights(
+        scores | {"two classes": site_score(torch.eye(3)[[0, 2, 2]], torch.tensor([0, 1, 2]))}, {}
+    )
     assert weights["two classes"] == pytest.approx(1, abs=1e-11)
     assert caplog.text == ""
     exact = [site_score(torch.eye(3)[part], part, score_eps=0) for part in (same, same[:1])]

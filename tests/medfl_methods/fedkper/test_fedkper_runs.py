@@ -14,7 +14,7 @@ from medfl.plugins import load_plugins
 from medfl.settings import Privacy
 from medfl.task import Task
 from medfl.testing.cohort import CLASSES, Case, SmallNet, bits, make_site, make_task
-from medfl.utils.rng import make_generator, pinned
+from medfl.utils.rng import make_generator, seeded_generators
 from medfl.utils.wire import tensors_equal
 from medfl_methods.fedkper import FedKPer
 
@@ -91,7 +91,7 @@ def test_fedkper_is_a_plain_loop(tmp_path, kind):
         for name, data in sites.items():
             model = kind()
             model.load_state_dict(state)
-            with pinned(7, name, round_, "global"):
+            with seeded_generators(7, name, round_, "global"):
                 trained[name] = plain_site(model, data.train.images, data.train.class_labels, (name, round_), clip)
         total = sum(score for _, score in trained.values())
         state = {

@@ -92,7 +92,7 @@ def test_what_an_attack_finds_of_a_cleaned_run_votes_too(run: Path, cohort: Path
 def test_its_configurations_say_how_heads_are_made(run: Path) -> None:
     for name in ("train.json", "inference.json"):
         definition = json.loads((run / "sites" / "site-01" / "configs" / name).read_text())["network_def"]
-        assert definition["_target_"] == "medfl.networks.parts.with_head"
+        assert definition["_target_"] == "medfl.networks.parts.replace_head"
         assert (
             definition["head"]["together"],
             definition["head"]["activation"],

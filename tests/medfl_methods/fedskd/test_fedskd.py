@@ -16,7 +16,7 @@ from medfl.errors import SettingsError
 from medfl.settings import Settings
 from medfl.testing.cohort import make_data, make_task
 from medfl.toolkit.fit import Fit
-from medfl.toolkit.transfer import ModelInTransit
+from medfl.toolkit.model_transfer import ModelInTransit
 from medfl.training.loop import Batch
 from medfl_methods.fedskd.regions import region_weights
 from medfl_methods.fedskd.similarity import region_similarity_loss
@@ -77,7 +77,7 @@ def test_the_loss_is_both_errors_and_gamma_times_the_similarity():
     fit, batch = begin(method)
     total = method.loss(fit, batch)
     pair = fit.extra["pair"]
-    alike = method.similarity(pair.own_features, pair.guest_features, RegionGrids(REGIONS, "soft"))
+    alike = method.similarity(pair.own_features, pair.visiting_features, RegionGrids(REGIONS, "soft"))
     ce = fit.ce(batch) + fit.site.task.loss(guest_of(fit)(batch.images), batch.targets)
     torch.testing.assert_close(total, ce + 3.0 * alike)
     assert 0 < float(alike.detach()) <= 3 * 4
@@ -88,7 +88,7 @@ def test_class_weights_are_those_of_the_host_for_both_models():
     method = make_method(gamma=0.0)
     fit, batch = begin(method)
     labels = torch.tensor([0, 0, 0, 0, 0, 0, 1, 2])
-    fit.site.task = fit.site.task.weighted(labels)
+    fit.site.task = fit.site.task.with_class_weights(labels)
     batch = dataclasses.replace(batch, targets=labels)
     weights = torch.tensor([8 / 18, 8 / 3, 8 / 3])[labels]
     expected = 0.0
@@ -179,7 +179,7 @@ def test_the_means_of_the_losses_are_noted():
         part = Batch(batch.images[:size], batch.targets[:size], batch.rows[:size])
         method.loss(fit, part)
         pair = fit.extra["pair"]
-        alike = method.similarity(pair.own_features, pair.guest_features, None)
+        alike = method.similarity(pair.own_features, pair.visiting_features, None)
         noted.append(float(alike.detach()))
     method.after_fit(fit)
     assert fit.log["similarity"] == pytest.approx((5 * noted[0] + 3 * noted[1]) / 8, rel=1e-5)
@@ -193,7 +193,7 @@ def test_stages_without_space_are_compared_by_the_batch_form_only():
     method = make_method(skd=ALL)
     fit, batch = begin(method)
     method.loss(fit, batch)
-    own, guest = fit.extra["pair"].own_features, fit.extra["pair"].guest_features
+    own, guest = fit.extra["pair"].own_features, fit.extra["pair"].visiting_features
     assert [feature.dim() for feature in own] == [4, 2]
 
     def value(form, numbers):

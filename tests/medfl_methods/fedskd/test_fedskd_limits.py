@@ -140,7 +140,7 @@ def test_the_start_is_rounded_up(rounds, fraction, visits):
     method.setup(server)
     returns = []
     for server.round in range(1, rounds + 1):
-        returns.append(method.guests_return(server))
+        returns.append(method.visiting_models_return(server))
     assert returns == [True] * visits + [False] * (rounds - visits)
 
 

@@ -8,7 +8,7 @@ from gram_cases import EACH_FORM, KINDS, check, direct, expected, features, grad
 
 from medfl_methods.fedskd import gram
 from medfl_methods.fedskd import similarity_nxn as tiles
-from medfl_methods.fedskd.gram import choose_form, gram_loss
+from medfl_methods.fedskd.gram import choose_algorithm, gram_loss
 from medfl_methods.fedskd.similarity_kxk import RowScale, row_terms
 
 
@@ -155,12 +155,12 @@ def test_tiles_made_again_give_the_bits_of_tiles_that_were_kept(monkeypatch):
 
 
 def test_the_form_goes_with_the_size():
-    assert choose_form(8, 884_736) == "small"
-    assert choose_form(116, 512) == "small"
-    assert choose_form(1728, 1024) == "tiles"
-    assert choose_form(13_824, 512) == "columns"
-    assert choose_form(13_824, 8192) == "tiles"
-    wide = [n for n in range(512, 8192, 64) if choose_form(n, 512) == "columns"]
+    assert choose_algorithm(8, 884_736) == "small"
+    assert choose_algorithm(116, 512) == "small"
+    assert choose_algorithm(1728, 1024) == "tiles"
+    assert choose_algorithm(13_824, 512) == "columns"
+    assert choose_algorithm(13_824, 8192) == "tiles"
+    wide = [n for n in range(512, 8192, 64) if choose_algorithm(n, 512) == "columns"]
     assert wide == list(range(wide[0], 8192, 64))
 
 

@@ -9,7 +9,7 @@ from refusals import refused
 from medfl.contract import Site, State
 from medfl.errors import SettingsError
 from medfl.settings import Settings
-from medfl.task import Scale
+from medfl.task import ImageScale
 from medfl.testing.cohort import make_task
 from medfl.utils.wire import select, tensors_equal
 from medfl_methods.fedtpf.adversary import Adversary
@@ -117,7 +117,7 @@ def test_more_steps_are_more_steps():
 @pytest.mark.parametrize("shape", [(3, 9, 5), (1, 8, 8, 8)])
 def test_any_image_has_a_critic(shape):
     task = make_task()
-    task = type(task)(**{**vars(task), "scale": Scale(shape)})
+    task = type(task)(**{**vars(task), "scale": ImageScale(shape)})
     adversary = make(of=site(task))
     images = torch.rand(2, *shape)
     adversary.train_critic(images, images / 2)
@@ -126,6 +126,6 @@ def test_any_image_has_a_critic(shape):
 
 def test_images_of_unknown_or_too_small_a_size_are_refused():
     task = make_task()
-    for scale, code in ((None, "missing_scale"), (Scale((1, 3, 3)), "image_too_small")):
+    for scale, code in ((None, "missing_scale"), (ImageScale((1, 3, 3)), "image_too_small")):
         with refused(SettingsError, code):
             make(of=site(type(task)(**{**vars(task), "scale": scale})))

@@ -18,7 +18,7 @@ from medfl.engine.site import Splits
 from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
-from medfl.task import Scale, Task
+from medfl.task import ImageScale, Task
 
 
 class Small(nn.Module):
@@ -64,7 +64,7 @@ def test_two_rounds_in_3_d(volumes: tuple[torch.Tensor, torch.Tensor], tmp_path:
         lambda parameters: torch.optim.SGD(parameters, lr=0.01),
         Multiclass(2),
         ("accuracy",),
-        scale=Scale((1, 28, 28, 28), (0.5,), (0.5,)),
+        scale=ImageScale((1, 28, 28, 28), (0.5,), (0.5,)),
     )
     sites = {f"site-{number}": splits(volumes, range(8 * number, 8 * number + 8)) for number in range(2)}
     run = SimulatedRun(

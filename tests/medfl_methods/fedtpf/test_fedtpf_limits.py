@@ -28,7 +28,7 @@ from medfl.engine.site import Splits
 from medfl.errors import RefusedError
 from medfl.objectives import Multiclass
 from medfl.settings import Settings
-from medfl.task import Scale
+from medfl.task import ImageScale
 from medfl.testing.cohort import make_data, make_task
 from medfl.utils.wire import select, tensors_equal
 from medfl_methods.fedfed.method import FedFed
@@ -152,7 +152,7 @@ def volume_task():
             "networks": {"volumes": Volumes},
             "network": "volumes",
             "objective": Multiclass(2),
-            "scale": Scale((1, 8, 8, 8)),
+            "scale": ImageScale((1, 8, 8, 8)),
             "_names": {},
         }
     )

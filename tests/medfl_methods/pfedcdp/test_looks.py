@@ -20,16 +20,16 @@ from medfl_methods.pfedcdp.explanations_report import explanations_section
 from medfl_report.groups import group_runs
 from medfl_report.page import write_report
 from medfl_report.rasters import (
-    AGAINST,
-    FOR,
     GREYS,
+    NEGATIVE,
+    POSITIVE,
     SIDE,
     STEPS,
     colour_layer,
     grey_layer,
-    plane,
-    shades,
-    strengths,
+    grey_levels,
+    overlay_levels,
+    thumbnail,
 )
 
 TEACHERS = ("cnn_a", "cnn_b")
@@ -60,7 +60,7 @@ def explained(spatial=(12, 12), channels=1, per_class=2, classes=3):
 
 
 def test_an_image_is_drawn_cell_by_cell():
-    levels = shades(np.random.default_rng(0).normal(size=(9, 7)))
+    levels = grey_levels(np.random.default_rng(0).normal(size=(9, 7)))
     layer = grey_layer(levels)
     ground = np.bincount(levels.ravel()).argmax()
 
@@ -72,10 +72,10 @@ def test_an_image_is_drawn_cell_by_cell():
 
 
 def test_values_are_drawn_with_sign_and_strength():
-    levels = strengths(np.random.default_rng(1).normal(size=(8, 11)), 1.5)
+    levels = overlay_levels(np.random.default_rng(1).normal(size=(8, 11)), 1.5)
 
     def strength(attributes):
-        sign = {FOR: 1, AGAINST: -1}[re.search(r'stroke="(#\w+)"', attributes)[1]]
+        sign = {POSITIVE: 1, NEGATIVE: -1}[re.search(r'stroke="(#\w+)"', attributes)[1]]
         return sign * round(float(re.search(r'opacity="([\d.]+)"', attributes)[1]) / 0.8 * STEPS)
 
     np.testing.assert_array_equal(drawn(colour_layer(levels), levels.shape, strength), levels)
@@ -83,19 +83,19 @@ def test_values_are_drawn_with_sign_and_strength():
 
 def test_strengths_are_centred_at_0_and_know_no_unit():
     values = np.linspace(-2, 2, 41)
-    levels = strengths(values, 1.0)
+    levels = overlay_levels(values, 1.0)
     np.testing.assert_array_equal(levels, -levels[::-1])
-    np.testing.assert_array_equal(strengths(values * 1e-6, 1e-6), levels)
+    np.testing.assert_array_equal(overlay_levels(values * 1e-6, 1e-6), levels)
     assert (levels.min(), levels[20], levels.max()) == (-STEPS, 0, STEPS)
-    assert not strengths(np.zeros(3), 0.0).any()
+    assert not overlay_levels(np.zeros(3), 0.0).any()
 
 
 @pytest.mark.parametrize("shape", [(64, 96), (224, 224), (100, 33), (20, 30)])
 def test_large_images_are_averaged_down(shape):
     image = np.random.default_rng(2).normal(size=shape)
-    averaged = plane(image)
+    averaged = thumbnail(image)
     assert averaged.shape == tuple(min(side, SIDE) for side in shape)
-    assert plane(np.full(shape, 3.0)) == pytest.approx(3.0)
+    assert thumbnail(np.full(shape, 3.0)) == pytest.approx(3.0)
     if all(side % SIDE == 0 for side in shape):
         blocks = image.reshape(SIDE, shape[0] // SIDE, SIDE, shape[1] // SIDE).mean(axis=(1, 3))
         np.testing.assert_allclose(averaged, blocks)
@@ -104,7 +104,7 @@ def test_large_images_are_averaged_down(shape):
 def test_of_a_volume_the_middle_slice_is_shown_upright():
     volume = np.zeros((4, 6, 5))
     volume[1, 5, 2] = 1.0  # left of the middle, at the front, in the middle slice
-    middle = plane(volume)
+    middle = thumbnail(volume)
     assert middle.shape == (6, 4)
     assert middle[0, 1] == 1.0
 

@@ -8,8 +8,8 @@ import pytest
 from pydantic import ValidationError
 from refusals import refused
 
+from medfl.bundle.bundle_folders import shipped_bundles
 from medfl.bundle.federation import read_federation
-from medfl.bundle.files import shipped
 from medfl.engine.runs.network_assignment import read_assignment
 from medfl.errors import SettingsError
 from medfl.plugins import load_plugins
@@ -286,7 +286,7 @@ def test_the_bundle_for_mammograms_has_clusters_if_profiles_are_named(tmp_path):
     registry = load_plugins()
     for profiles, assigned in ((None, set()), ("synthetic", {"a", "b", "c"})):
         values = {"dataset_dir": str(tmp_path), "network_assignment#profiles": profiles}
-        run = read_federation(shipped()["mammography_classification"], values)
+        run = read_federation(shipped_bundles()["mammography_classification"], values)
         rule = read_assignment(run.network_assignment, registry)
         assert isinstance(rule, MachineClusters)
         assert set(rule.assign(["a", "b", "c"], seed=0)) == assigned

@@ -23,7 +23,7 @@ from medfl.settings import Settings
 from medfl.task import Task
 from medfl.testing.cohort import make_data, make_task
 from medfl.toolkit.fit import Fit
-from medfl.toolkit.trainings import Budget, Training
+from medfl.toolkit.training_specs import Training, TrainingBudget
 from medfl.training.loop import Batch
 from medfl.utils.wire import tensors_equal
 from medfl_methods.pfedcdp.method import PFedCDP
@@ -200,7 +200,7 @@ def test_the_phases_share_a_rounds_budget(unit, share, total, expected):
     settings = {unit: total} if total or unit == "epochs" else {"epochs": 0}
     site = site_of({}, **settings)
     sites = {training.label: training.at(site) for training in PFedCDP(head_share=share).trainings(site)}
-    totals = {label: Budget.of(there.settings).total for label, there in sites.items()}
+    totals = {label: TrainingBudget.of(there.settings).total for label, there in sites.items()}
     assert (totals[""], totals.get("head", 0)) == expected
     assert sites.keys() == ({"", "head"} if expected[1] else {""}), "without a share there is no second training"
     assert {label: there.settings.norm_sync for label, there in sites.items()}.items() <= {

@@ -8,13 +8,13 @@ from pfedcdp_toys import REGISTRY, classifier, run
 from torch.nn import functional as F
 
 from medfl.contract import Server, State
-from medfl.data.pooled import Empty, TensorData
+from medfl.data.pooled import EmptyDataset, TensorData
 from medfl.engine.plan import MethodChoice
 from medfl.engine.runs.findings import read_findings
 from medfl.engine.runs.simulation import RunData, SimulatedRun, simulate
 from medfl.engine.site import Splits
 from medfl.networks.heads import TwoLayerHead
-from medfl.networks.parts import Split, mlp
+from medfl.networks.parts import SplitNetwork, mlp
 from medfl.objectives import Multiclass
 from medfl.settings import Settings
 from medfl.task import Task
@@ -133,14 +133,14 @@ def good(network="norm", seed=1):
         optimizer.zero_grad()
         F.cross_entropy(model(PUBLIC.images), PUBLIC.class_labels).backward()
         optimizer.step()
-    return Split(model.body, model.head).eval()
+    return SplitNetwork(model.body, model.head).eval()
 
 
 def poor():
     torch.manual_seed(8)
     model = SmallNet()
     torch.nn.init.zeros_(model.head.weight)  # equal predictions for all images
-    return Split(model.body, model.head).eval()
+    return SplitNetwork(model.body, model.head).eval()
 
 
 HOW = {"epochs": 15, "probe_epochs": 5, "lr": 0.01, "batch_size": 20}
@@ -240,7 +240,7 @@ def test_what_can_be_learned_is_by_sites_and_student(tmp_path):
         Multiclass(2),
         ("accuracy",),
     )
-    sites = {f"site-{n}": Splits(gaussians(100, n), Empty(), gaussians(100, 10 + n)) for n in range(4)}
+    sites = {f"site-{n}": Splits(gaussians(100, n), EmptyDataset(), gaussians(100, 10 + n)) for n in range(4)}
     args = {"refine": {"epochs": 8, "lr": 0.01}}
     settings = Settings(rounds=4, evaluate_every=4, epochs=4, batch_size=16)
     run_ = SimulatedRun(

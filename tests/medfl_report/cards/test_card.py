@@ -395,7 +395,7 @@ def test_a_promise_stands_in_the_card(tmp_path, registry):
 
 SECTION = """
 from medfl.plugins import SectionRecord, hookimpl
-from medfl_report.cards.card_parts import CardPart, PartTable
+from medfl_report.cards.section_content import CardPart, PartTable
 from medfl_report.section import Section
 
 @hookimpl

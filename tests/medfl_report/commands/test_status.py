@@ -11,10 +11,10 @@ from run_events import add, commit, end, missing, start, work, write
 from run_records import rewrite
 
 from medfl.cli.clean import clean
-from medfl.engine.store import only_writer
+from medfl.engine.store import lock_for_writing
 from medfl.errors import StoreError
 from medfl.records.run_file import RunFile
-from medfl_report.commands.status import describe
+from medfl_report.commands.status import run_status_lines
 
 STOPPED = "stopped: no process works on it; run the same command again to resume it"
 
@@ -52,7 +52,7 @@ def test_several_runs_stand_one_after_the_other(medfl_command, tmp_path):
 
 
 def test_a_run_that_was_stopped(tmp_path):
-    facts = describe(make_run(tmp_path / "one", rounds=10, done=4, status="running"))
+    facts = run_status_lines(make_run(tmp_path / "one", rounds=10, done=4, status="running"))
     assert facts["status"] == STOPPED
     assert facts["rounds"] == "4 of 10"
     assert facts["time"] == "about 6.0 s a round, 24.0 s since the start; about 36.0 s left"
@@ -61,45 +61,45 @@ def test_a_run_that_was_stopped(tmp_path):
 
 def test_a_run_that_is_being_written(tmp_path):
     run = make_run(tmp_path / "one", rounds=10, done=4, status="running")
-    with only_writer(run):
-        assert describe(run)["status"] == "running, round 5 of 10"
-    assert describe(run)["status"] == STOPPED
+    with lock_for_writing(run):
+        assert run_status_lines(run)["status"] == "running, round 5 of 10"
+    assert run_status_lines(run)["status"] == STOPPED
 
 
 def test_a_run_that_is_being_written_says_who_is_at_work_and_who_is_missing(tmp_path):
     run = make_run(tmp_path / "one", rounds=10, done=4, status="running")
     write(run, [start(0), work(1, "site-1", "site-2"), missing(2, "site-3", "no answer")])
-    with only_writer(run):
-        facts = describe(run)
+    with lock_for_writing(run):
+        facts = run_status_lines(run)
     assert facts["sites"] == "2 of 3 at work; site-3 unavailable: no answer"
-    assert "sites" not in describe(run), "nobody is at work in a run that was stopped"
+    assert "sites" not in run_status_lines(run), "nobody is at work in a run that was stopped"
 
 
 def test_a_run_that_ended_on_a_part_of_its_sites_says_so(tmp_path):
     run = write(make_run(tmp_path / "one"), [start(0), commit(6, 1), end(7, unavailable=["site-2"])])
-    assert describe(run)["status"] == "finished on 2 of 3 sites"
+    assert run_status_lines(run)["status"] == "finished on 2 of 3 sites"
 
 
 def test_a_finished_run_that_is_continued_counts_by_its_commits(tmp_path):
     run = make_run(tmp_path / "one", rounds=3)
     rewrite(RunFile, run, rounds=9)
     add(run, start(100, rounds=9))
-    with only_writer(run):
-        facts = describe(run)
+    with lock_for_writing(run):
+        facts = run_status_lines(run)
     assert (facts["status"], facts["rounds"]) == ("running, round 4 of 9", "3 of 9")
     assert facts["time"] == "about 6.0 s a round, 94.0 s since the start; about 36.0 s left"
 
 
 def test_a_run_that_diverged(tmp_path):
     run = make_run(tmp_path / "one", rounds=10, done=4, status="diverged", reason="Tensor 'a' is not finite.")
-    facts = describe(run)
+    facts = run_status_lines(run)
     assert facts["status"] == "diverged: Tensor 'a' is not finite. Run the same command again to repeat that round."
     assert (facts["rounds"], facts["time"]) == ("4 of 10", "about 6.0 s a round, 30.0 s since the start")
 
 
 def test_a_run_that_has_just_begun(tmp_path):
     run = make_run(tmp_path / "one", done=0, status="running", state=False)
-    facts = describe(run)
+    facts = run_status_lines(run)
     assert (facts["rounds"], facts["score"], facts["time"]) == ("0 of 3", "none yet", "0.0 s since the start")
 
 
@@ -119,7 +119,7 @@ def test_looking_needs_neither_torch_nor_tables(tmp_path):
 def test_looking_changes_nothing(tmp_path, options):
     run = make_run(tmp_path / "one", **options)
     before = listing(run)
-    describe(run)
+    run_status_lines(run)
     assert listing(run) == before
 
 
@@ -127,13 +127,13 @@ def test_damaged_facts_are_named(tmp_path):
     run = make_run(tmp_path / "one", status="running", done=1)
     (run / "run.json").write_text("{")
     with refused(StoreError, "damaged_file", path=str(run / "run.json")):
-        describe(run)
+        run_status_lines(run)
 
 
 def test_a_cleaned_run(tmp_path):
     run = make_run(tmp_path / "one")
     clean(run)
-    assert describe(run)["status"] == "finished; cleaned, so it can't be resumed"
+    assert run_status_lines(run)["status"] == "finished; cleaned, so it can't be resumed"
 
 
 def test_a_folder_without_a_run_is_an_error(medfl_command, tmp_path):

@@ -11,7 +11,7 @@ from run_events import SITES, add, commit, done, end, start, work, write
 from toys import builtin
 
 from medfl.engine.runs.progress import PROGRESS
-from medfl.engine.store import only_writer
+from medfl.engine.store import lock_for_writing
 from medfl.errors import StoreError
 from medfl.settings import Privacy
 from medfl.testing.cohort import make_sites
@@ -64,7 +64,7 @@ def test_silence_is_counted_by_the_clock_of_the_machine_that_writes(tmp_path: Pa
 
 def test_a_run_that_a_process_holds_is_at_work_and_else_it_was_stopped(tmp_path: Path) -> None:
     folder = write(tmp_path / "one", [start(0), commit(5, 1)])
-    with only_writer(folder):
+    with lock_for_writing(folder):
         (view,) = MonitoredFolder(folder).views()
         assert view.status == "running, round 2 of 3"
     (view,) = MonitoredFolder(folder).views()
@@ -83,7 +83,7 @@ def test_a_study_has_the_runs_below_it_also_those_that_begin_later(tmp_path: Pat
     clock.now += RESCAN_SECONDS + 1
     assert study.read_events()
     assert [(view.name, view.is_over) for view in study.views()][1][0] == "runs/blood/local/seed-0"
-    with only_writer(tmp_path):
+    with lock_for_writing(tmp_path):
         assert study.has_writer, "between two runs, too"
 
 

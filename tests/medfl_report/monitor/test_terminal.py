@@ -11,7 +11,7 @@ from rich.console import Console
 from run_events import SITES, add, commit, done, end, missing, start, work, write
 
 from medfl.engine.runs.progress import PROGRESS
-from medfl.engine.store import only_writer
+from medfl.engine.store import lock_for_writing
 from medfl_report.monitor.monitored_folders import MonitoredFolder
 from medfl_report.monitor.terminal_view import monitor, progress_bar, sparkline
 
@@ -33,7 +33,7 @@ def test_once_shows_all_that_there_is_to_know(tmp_path: Path) -> None:
     events = [start(0), work(1, *SITES), commit(5, 1, ["site-3"]), commit(9, 2, ["site-3"]), work(10, "site-1")]
     folder = write(tmp_path / "one", events)
     screen = console()
-    with only_writer(folder):
+    with lock_for_writing(folder):
         monitor(MonitoredFolder(folder), screen, follow=False, wait=no_wait)
     text = shown(screen)
     for part in (
@@ -61,7 +61,7 @@ def test_without_a_terminal_there_is_a_line_for_what_happens_until_it_is_over(tm
     def wait(seconds: float) -> None:
         add(folder, *later.pop(0))
 
-    with only_writer(folder):
+    with lock_for_writing(folder):
         monitor(MonitoredFolder(folder), screen, follow=True, wait=wait)
     lines = [line.split(" ", 1)[1] for line in shown(screen).splitlines()]
     assert lines == [
@@ -84,7 +84,7 @@ def test_a_silent_site_has_a_line_of_its_own_once(tmp_path: Path) -> None:
         if now[0] > written + 150:
             add(folder, end(200))
 
-    with only_writer(folder):
+    with lock_for_writing(folder):
         monitor(MonitoredFolder(folder, lambda: now[0]), screen, follow=True, wait=wait)
     assert shown(screen).count("silent: site-1\n") == 1
 

@@ -11,9 +11,9 @@ from make_runs import make_run
 from PIL import Image
 
 from medfl.engine.runs.records import read_run
-from medfl_report.gains import GAINS, LOSES, UNCLEAR, compare_sites
-from medfl_report.patient_tests import Pair
-from medfl_report.predictions import read_tested
+from medfl_report.patient_tests import RunPair
+from medfl_report.predictions import read_prediction_sets
+from medfl_report.site_comparison import BETTER, NO_CLEAR_DIFFERENCE, WORSE, compare_sites
 from medfl_studies.demo import demo
 from medfl_studies.demo.cells import HOSPITALS, write_images
 from medfl_studies.demo.runs import summarize_gains, write_demo_report
@@ -25,7 +25,10 @@ def compared(runs, methods, metric):
     """Return the gains of federated over local training."""
     alone, together = (read_run(runs / method) for method in methods)
     return compare_sites(
-        metric, methods[1], [Pair(alone, together)], {str(run.folder): read_tested(run) for run in (alone, together)}
+        metric,
+        methods[1],
+        [RunPair(alone, together)],
+        {str(run.folder): read_prediction_sets(run) for run in (alone, together)},
     )
 
 
@@ -66,7 +69,7 @@ def test_the_end_says_who_gains_as_the_page_does(tmp_path):
     expected = compared(tmp_path, ("local", "fedavg"), "accuracy")
     mean = expected.mean
     assert f"mean gain {mean.difference:+.3f} [{mean.low:+.3f}, {mean.high:+.3f}]" in line
-    gain, lose, unclear = (expected.count(verdict) for verdict in (GAINS, LOSES, UNCLEAR))
+    gain, lose, unclear = (expected.count(verdict) for verdict in (BETTER, WORSE, NO_CLEAR_DIFFERENCE))
     assert gain
     assert line.endswith(f"; {gain} of 3 sites gain, {lose} lose, {unclear} show no clear difference")
     shown = write_demo_report(alone, together, tmp_path / "page.html", ["accuracy"], "Nothing of this is real.")
@@ -83,8 +86,8 @@ def test_most_sites_gain_clearly_and_none_is_lost_on_average(tmp_path, capsys):
         comparison = compared(tmp_path / "runs", ("local", "fedavg"), metric)
         assert comparison.mean.low > 0
         rows += [row.effect for row in comparison.rows]
-    assert rows.count(GAINS) > len(rows) / 2
-    assert compared(tmp_path / "brains" / "runs", ("local", "fedskd"), "balanced_accuracy").mean.effect != LOSES
+    assert rows.count(BETTER) > len(rows) / 2
+    assert compared(tmp_path / "brains" / "runs", ("local", "fedskd"), "balanced_accuracy").mean.effect != WORSE
     assert f"Blood cells of six hospitals: open {cells}" in printed
     assert f"open {brains}" in printed
     assert "hospitals are synthetic" in cells.read_text()

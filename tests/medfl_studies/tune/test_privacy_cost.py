@@ -10,7 +10,7 @@ from tune_toys import launch_here
 
 from medfl.errors import SettingsError
 from medfl.privacy import composition
-from medfl.privacy.composition import Part
+from medfl.privacy.composition import NoisedReleases
 from medfl.privacy.gaussian import calibrate, epsilon
 from medfl.privacy.policy import policy_of
 from medfl.records.ledger import Ledger, LedgerEntry
@@ -44,7 +44,7 @@ def test_every_trial_is_charged_and_the_price_is_their_composition(load, tmp_pat
     ledgers = sorted((tmp_path / "out" / "ledger").glob("*.json"))
     assert len(ledgers) == 2, "one for each site's data"
     for ledger in ledgers:
-        parts = [Part.from_entry(entry) for entry in Ledger.read(ledger).entries.values()]
+        parts = [NoisedReleases.from_entry(entry) for entry in Ledger.read(ledger).entries.values()]
         assert [(part.sigma, part.count) for part in parts] == [(sigma, 2)] * 4
         assert composition.epsilon(tuple(parts), 1e-5) == cost.epsilon
     page = write_search_report(search, tuned)[1].read_text()
@@ -61,7 +61,7 @@ def test_prices_are_those_of_the_site_that_paid_most_for_each_kind_of_promise() 
     other = {"a": account(2.0, 3, adjacency="replace")}
     (cost, replaced) = compute_privacy_costs([first, second, other, {}])
     assert (cost.site, cost.trials, cost.largest) == ("b", 2, 9.0)
-    assert cost.epsilon == composition.epsilon((Part(2.0, 1), Part(1.0, 4)), 1e-5)
+    assert cost.epsilon == composition.epsilon((NoisedReleases(2.0, 1), NoisedReleases(1.0, 4)), 1e-5)
     assert (replaced.adjacency, replaced.trials) == ("replace", 1)
     assert compute_privacy_costs([{}, {}]) == []
     (nothing,) = compute_privacy_costs([{"a": account(0.0, 1)}])
@@ -159,7 +159,7 @@ def test_noise_of_several_sites_is_composed_as_the_ledger_composes_it(adjacency:
         releases=("1", "2", "3"),
         threshold=3,
     )
-    parts = (Part.from_entry(entry),) * 2
+    parts = (NoisedReleases.from_entry(entry),) * 2
     assert cost.epsilon == composition.epsilon(parts, 1e-5, adjacency)
     assert cost.epsilon > epsilon(2.0, 6, 1e-5, far)
 

@@ -6,7 +6,7 @@ import pytest
 from refusals import refused
 
 from medfl.errors import SettingsError
-from medfl.utils.dotted import placed
+from medfl.utils.nested import with_nested_value
 from medfl_studies.tune.space import SearchAxis, SearchSpace
 from medfl_studies.tuning_section import ValueRange
 
@@ -32,8 +32,8 @@ def test_a_grid_of_a_range_has_equal_steps_or_ratios() -> None:
 
 def test_a_part_of_a_value_is_placed_in_it() -> None:
     values = {"noise": {"type": "gaussian", "variance": 1.0}, "mu": 2}
-    assert placed(values, "noise#variance", 0.5) == {"noise": {"type": "gaussian", "variance": 0.5}, "mu": 2}
-    assert placed({}, "a#b#c", 1) == {"a": {"b": {"c": 1}}}
+    assert with_nested_value(values, "noise#variance", 0.5) == {"noise": {"type": "gaussian", "variance": 0.5}, "mu": 2}
+    assert with_nested_value({}, "a#b#c", 1) == {"a": {"b": {"c": 1}}}
     assert values["noise"]["variance"] == 1.0
 
 

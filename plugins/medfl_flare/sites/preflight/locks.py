@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from medfl.errors import StoreError
-from medfl.utils.locks import being_written, held
+from medfl.utils.locks import hold_lock, is_being_written
 from medfl_flare.kit import PID_FILES, processes
 from medfl_flare.sites.preflight import Caution
 
@@ -21,7 +21,7 @@ def check_run_locks(state: Path) -> str:
     """
     probe = state / f".medfl-lock-{os.getpid()}"
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with held(probe, remove=True) as first, held(probe) as second:
+    with hold_lock(probe, remove=True) as first, hold_lock(probe) as second:
         if not first or second:
             raise StoreError(
                 "no_file_locks",
@@ -30,7 +30,7 @@ def check_run_locks(state: Path) -> str:
                 path=state,
             )
     runs = sorted((state / "runs").iterdir()) if (state / "runs").is_dir() else []
-    busy = [run.name for run in runs if being_written(run)]
+    busy = [run.name for run in runs if is_being_written(run)]
     if busy:
         return Caution(
             f"a process holds the run {', '.join(busy)}: a running job, or one that did not end. A new job waits "

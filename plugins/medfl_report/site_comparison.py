@@ -11,17 +11,17 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from medfl.metrics import LOWER_IS_BETTER, UNBOUNDED, worst
-from medfl.utils.formats import count, known
+from medfl.metrics import LOWER_IS_BETTER_METRICS, UNBOUNDED_METRICS, worst
+from medfl.utils.formats import count, none_if_nan
 from medfl_report.groups import Group, folds_among
-from medfl_report.patient_tests import UNDEFINED, Pair, PatientTest, PatientTests, Sets, why_incomparable
-from medfl_report.predictions import Tested
+from medfl_report.patient_tests import UNDEFINED, PatientTest, PatientTests, PredictionSets, RunPair, why_incomparable
+from medfl_report.predictions import PredictionSet
 from medfl_report.statistics import Interval, mean_std, paired_t
 
-GAINS, LOSES, UNCLEAR = "better", "worse", "no clear difference"
+BETTER, WORSE, NO_CLEAR_DIFFERENCE = "better", "worse", "no clear difference"
 """Effects of a method on a site's score: a significant improvement, a significant decline, or neither."""
 
-TOO_FEW = "too few patients for a test"
+TOO_FEW_PATIENTS = "too few patients for a test"
 """Effect if no test on that many patients can reach the significance level."""
 
 
@@ -38,7 +38,7 @@ class ComparisonRow:
         low: Lower end of the difference's 95 % confidence interval; None without an interval.
         high: Upper end of the interval.
         by_run: Difference in each pair of runs, which differ in seed or fold.
-        effect: `GAINS`, `LOSES`, `UNCLEAR`, `TOO_FEW`, or the reason why there is no test.
+        effect: `BETTER`, `WORSE`, `NO_CLEAR_DIFFERENCE`, `TOO_FEW_PATIENTS`, or the reason why there is no test.
         left: Number of pairs of runs in which the metric is not defined; they count nowhere.
         patients: Number of test patients; None if each image counts as one, and in a row that is not about one site.
         p: Two-sided p-value of the test over patients; None without a test.
@@ -99,10 +99,10 @@ class Comparison:
 def axis_reach(metric: str, rows: Iterable[ComparisonRow]) -> float:
     """Return the round number to which an axis around 0 must extend to show all differences and intervals."""
     ends = [abs(end) for row in rows for end in (row.low, row.high, row.difference) if end]
-    return min(math.inf if metric in UNBOUNDED else 1.0, _round_up(max(ends, default=0.1)))
+    return min(math.inf if metric in UNBOUNDED_METRICS else 1.0, _round_up(max(ends, default=0.1)))
 
 
-def pair_up(alone: Group, other: Group) -> list[Pair]:
+def pair_up(alone: Group, other: Group) -> list[RunPair]:
     """Pair each run with a reference run on the same data, of the same seed if there is one.
 
     Args:
@@ -114,11 +114,11 @@ def pair_up(alone: Group, other: Group) -> list[Pair]:
         references = [reference for reference in alone.runs if reference.data == run.data]
         if references:
             same_seed = [reference for reference in references if reference.seed == run.seed]
-            pairs.append(Pair((same_seed or references)[0], run))
+            pairs.append(RunPair((same_seed or references)[0], run))
     return pairs
 
 
-def compare_sites(metric: str, name: str, pairs: Sequence[Pair], tested: Mapping[str, Sets]) -> Comparison:
+def compare_sites(metric: str, name: str, pairs: Sequence[RunPair], tested: Mapping[str, PredictionSets]) -> Comparison:
     """Compare a group with its reference at each site.
 
     With one pair the intervals are paired bootstraps over the test patients. With several pairs they are Student's t
@@ -140,7 +140,9 @@ def compare_sites(metric: str, name: str, pairs: Sequence[Pair], tested: Mapping
     return Comparison(metric, name, rows, mean, worst_row(metric, rows))
 
 
-def compare_over_runs(metric: str, name: str, pairs: Sequence[Pair], tested: Mapping[str, Sets]) -> Comparison:
+def compare_over_runs(
+    metric: str, name: str, pairs: Sequence[RunPair], tested: Mapping[str, PredictionSets]
+) -> Comparison:
     """Compare a group with its reference at each site over several seeds or folds.
 
     Args:
@@ -173,7 +175,7 @@ ScorePairs = Mapping[int, tuple[float, float]]
 """Maps the index of a pair to the scores (reference, compared method), for the pairs in which both are defined."""
 
 
-def _score_pairs(metric: str, site: str, pairs: Sequence[Pair]) -> ScorePairs:
+def _score_pairs(metric: str, site: str, pairs: Sequence[RunPair]) -> ScorePairs:
     scores = {}
     for place, pair in enumerate(pairs):
         alone, other = pair.alone.score(site, metric), pair.other.score(site, metric)
@@ -182,7 +184,9 @@ def _score_pairs(metric: str, site: str, pairs: Sequence[Pair]) -> ScorePairs:
     return scores
 
 
-def _count_images(site: str, pairs: Sequence[Pair], tested: Mapping[str, Sets]) -> tuple[int | None, int | None]:
+def _count_images(
+    site: str, pairs: Sequence[RunPair], tested: Mapping[str, PredictionSets]
+) -> tuple[int | None, int | None]:
     """Return the numbers of test images and patients of a site in all folds; None if they are not known."""
     sets = {
         pair.other.data: test_set
@@ -219,7 +223,7 @@ def row_over_runs(metric: str, row: ComparisonRow, folds: int | None, test: Pati
     """
     row = replace(row, difference=mean_known(row.by_run), low=None, high=None)
     if test.too_few:
-        return replace(row, p=test.p, effect=TOO_FEW)
+        return replace(row, p=test.p, effect=TOO_FEW_PATIENTS)
     interval = paired_t(row.by_run, folds=folds)
     if interval is None:
         reason = "the same in all runs" if len(row.by_run) > 1 else f"defined in {count(1, 'run')} only"
@@ -228,7 +232,7 @@ def row_over_runs(metric: str, row: ComparisonRow, folds: int | None, test: Pati
     if test.p is None:
         return add_patient_test(metric, row, interval, test)
     if not (test.is_significant and interval.excludes_zero):
-        return replace(row, p=test.p, effect=UNCLEAR)
+        return replace(row, p=test.p, effect=NO_CLEAR_DIFFERENCE)
     return replace(row, p=test.p, effect=_direction(metric, interval.difference))
 
 
@@ -242,7 +246,7 @@ def worst_row(metric: str, rows: Sequence[ComparisonRow], place: str = "site") -
     """
     both = [row for row in rows if row.alone is not None and row.other is not None]
     alone, other = (worst(metric, [getattr(row, side) for row in both]) for side in ("alone", "other"))
-    return ComparisonRow(f"worst {place}", None, known(alone), known(other), known(other - alone))
+    return ComparisonRow(f"worst {place}", None, none_if_nan(alone), none_if_nan(other), none_if_nan(other - alone))
 
 
 def mean_known(values: Iterable[float | None]) -> float | None:
@@ -269,7 +273,9 @@ def mean_interval(intervals: Sequence[Interval]) -> Interval:
     return Interval(centre, centre - below, centre + above)
 
 
-def _site_row(metric: str, site: str, pair: Pair, tested: Mapping[str, Sets], tests: PatientTests) -> ComparisonRow:
+def _site_row(
+    metric: str, site: str, pair: RunPair, tested: Mapping[str, PredictionSets], tests: PatientTests
+) -> ComparisonRow:
     """Return the row of a site for one pair of runs."""
     alone, other = pair.alone.score(site, metric), pair.other.score(site, metric)
     sets = [tested[str(run.folder)].get(site) for run in (pair.alone, pair.other)]
@@ -287,7 +293,7 @@ def _site_row(metric: str, site: str, pair: Pair, tested: Mapping[str, Sets], te
     return replace(row, patients=max((number for number in counts if number is not None), default=None))
 
 
-def paired(metric: str, before: Tested | None, after: Tested | None) -> tuple[Interval | None, str]:
+def paired(metric: str, before: PredictionSet | None, after: PredictionSet | None) -> tuple[Interval | None, str]:
     """Return the difference after - before with its interval over the patients, or None and the reason.
 
     Args:
@@ -340,17 +346,17 @@ def add_patient_test(metric: str, row: ComparisonRow, interval: Interval | None,
         test: Test of the difference over patients.
     """
     if test.too_few:
-        return replace(row, low=None, high=None, p=test.p, effect=TOO_FEW)
+        return replace(row, low=None, high=None, p=test.p, effect=TOO_FEW_PATIENTS)
     if interval is not None:
         row = replace(row, low=interval.low, high=interval.high)
     if test.p is None:
         return replace(row, effect=UNDEFINED if test.reason == UNDEFINED else f"no test: {test.reason}")
-    effect = _direction(metric, row.difference or 0.0) if test.is_significant else UNCLEAR
+    effect = _direction(metric, row.difference or 0.0) if test.is_significant else NO_CLEAR_DIFFERENCE
     return replace(row, p=test.p, effect=effect)
 
 
 def _direction(metric: str, difference: float) -> str:
-    return GAINS if (difference > 0) != (metric in LOWER_IS_BETTER) else LOSES
+    return BETTER if (difference > 0) != (metric in LOWER_IS_BETTER_METRICS) else WORSE
 
 
 def _round_up(value: float) -> float:

@@ -11,12 +11,12 @@ from medfl.contract import Site
 from medfl.settings import Settings
 from medfl.types import Meta
 
-Part = Literal["all", "body", "head"]
+TrainedPart = Literal["all", "body", "head"]
 """Trained part of a network: ``all``, ``head`` (the attribute `head`), or ``body`` (all other modules)."""
 
 
 @dataclass(frozen=True)
-class Budget:
+class TrainingBudget:
     """Length of a training in epochs or steps. If both are None, the run's settings apply.
 
     Attributes:
@@ -28,7 +28,7 @@ class Budget:
     steps: int | None = None
 
     @classmethod
-    def of(cls, settings: Settings) -> Budget:
+    def of(cls, settings: Settings) -> TrainingBudget:
         """Return the budget of one round in the run's settings."""
         return cls(settings.epochs) if settings.steps is None else cls(steps=settings.steps)
 
@@ -37,7 +37,7 @@ class Budget:
         """Number of steps, or of epochs if `steps` is None."""
         return (self.epochs or 0) if self.steps is None else self.steps
 
-    def split(self, share: float) -> tuple[Budget, Budget]:
+    def split(self, share: float) -> tuple[TrainingBudget, TrainingBudget]:
         """Split the budget into a share, rounded, and the rest.
 
         If the share is below 1, the rest is at least one epoch or step.
@@ -45,8 +45,8 @@ class Budget:
         total = self.total
         part = total if share == 1 else min(int(share * total + 0.5), max(total - 1, 0))
         if self.steps is None:
-            return Budget(part), Budget(total - part)
-        return Budget(steps=part), Budget(steps=total - part)
+            return TrainingBudget(part), TrainingBudget(total - part)
+        return TrainingBudget(steps=part), TrainingBudget(steps=total - part)
 
     def at(self, site: Site) -> Site:
         """Return a copy of the site whose settings have this budget."""
@@ -74,8 +74,8 @@ class Training:
     """
 
     label: str = ""
-    budget: Budget = Budget()
-    part: Part = "all"
+    budget: TrainingBudget = TrainingBudget()
+    part: TrainedPart = "all"
     apart: bool = False
     frozen_norms: bool = False
     batch_size: int | None = None
@@ -104,7 +104,7 @@ class Training:
         return {f"{self.label}_{name}" if self.label else name: value for name, value in numbers.items()}
 
 
-def freeze_other_part(model: nn.Module, part: Part) -> list[nn.Module]:
+def freeze_other_part(model: nn.Module, part: TrainedPart) -> list[nn.Module]:
     """Freeze the parameters outside the trained part in place, and return the modules that contain them."""
     if part == "all":
         return []

@@ -9,38 +9,41 @@ from medfl.toolkit.aggregation import add_update
 from medfl.types import Tensors
 from medfl.utils.wire import prefixed, select
 
-KEPT = "kept/"
+AUXILIARY_PREFIX = "kept/"
 """Prefix of the auxiliary tensors in a participant's state. They are saved with the state and are never sent."""
 
 
-def shared_of(participant: Server | Site) -> Tensors:
+def model_tensors(participant: Server | Site) -> Tensors:
     """Return the model's tensors in a participant's state, without the auxiliary tensors.
 
     At the server these are the shared tensors that all sites receive; at a site, its personal tensors.
     """
-    return {name: tensor for name, tensor in participant.state.tensors.items() if not name.startswith(KEPT)}
+    return {name: tensor for name, tensor in participant.state.tensors.items() if not name.startswith(AUXILIARY_PREFIX)}
 
 
-def keep(participant: Server | Site, prefix: str, tensors: Tensors) -> None:
+def set_auxiliary_state(participant: Server | Site, prefix: str, tensors: Tensors) -> None:
     """Store auxiliary tensors under a prefix in the participant's state; replace tensors of the same names."""
-    participant.state.tensors |= prefixed(tensors, KEPT + prefix)
+    participant.state.tensors |= prefixed(tensors, AUXILIARY_PREFIX + prefix)
 
 
-def kept(participant: Server | Site, prefix: str) -> Tensors:
+def auxiliary_state(participant: Server | Site, prefix: str) -> Tensors:
     """Return the auxiliary tensors that `set_auxiliary_state` stored under a prefix, by their original names."""
-    return select(participant.state.tensors, KEPT + prefix)
+    return select(participant.state.tensors, AUXILIARY_PREFIX + prefix)
 
 
-def add_to_kept(participant: Server | Site, prefix: str, changes: Tensors) -> None:
+def add_to_auxiliary_state(participant: Server | Site, prefix: str, changes: Tensors) -> None:
     """Add changes to the auxiliary tensors under a prefix, in place.
 
     The sum is computed in float64. A tensor that is not stored yet counts as zero.
     """
-    old = kept(participant, prefix)
-    new = {name: change if name not in old else add_update(old[name], wide(change)) for name, change in changes.items()}
-    keep(participant, prefix, new)
+    old = auxiliary_state(participant, prefix)
+    new = {
+        name: change if name not in old else add_update(old[name], as_float64(change))
+        for name, change in changes.items()
+    }
+    set_auxiliary_state(participant, prefix, new)
 
 
-def wide(tensor: torch.Tensor) -> torch.Tensor:
+def as_float64(tensor: torch.Tensor) -> torch.Tensor:
     """Return a floating tensor in float64, and any other tensor unchanged."""
     return tensor.double() if tensor.is_floating_point() else tensor

@@ -14,9 +14,9 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 
 from medfl.data.datalists import Datalist
-from medfl.data.partition.writing import counts_by_class
+from medfl.data.partition.writing import count_classes_by_site
 
-PICTURE = "who_holds_what.svg"
+COUNTS_FIGURE = "who_holds_what.svg"
 """File name of the figure in the folder of a partition."""
 
 MANY = 40
@@ -32,7 +32,7 @@ _ROW, _COLUMN, _BARS = 0.27, 0.72, 1.5  # inches
 _GREY = "#444444"
 
 
-def holdings_figure(sites: Mapping[str, Sequence[int]], classes: Sequence[str]) -> Figure:
+def class_counts_figure(sites: Mapping[str, Sequence[int]], classes: Sequence[str]) -> Figure:
     """Draw how many images of each class each site holds.
 
     Up to `MANY` sites: a row for each site, with a circle for each class, whose area is proportional to the number, and
@@ -59,16 +59,16 @@ def draw_partition(folder: Path, written: Mapping[str, Datalist]) -> Path:
     """Write the figure of a partition into its folder and return the path.
 
     Args:
-        folder: Folder for `PICTURE`.
+        folder: Folder for `COUNTS_FIGURE`.
         written: Maps each site to its data list. The server's test set and public data are left out.
     """
-    return draw_counts(folder, *counts_by_class(written))
+    return draw_counts(folder, *count_classes_by_site(written))
 
 
 def draw_counts(folder: Path, sites: Mapping[str, Sequence[int]], classes: Sequence[str]) -> Path:
-    """Write the figure of `holdings_figure` into a folder and return its path."""
-    save_figure(holdings_figure(sites, classes), folder / PICTURE)
-    return folder / PICTURE
+    """Write the figure of `class_counts_figure` into a folder and return its path."""
+    save_figure(class_counts_figure(sites, classes), folder / COUNTS_FIGURE)
+    return folder / COUNTS_FIGURE
 
 
 def save_figure(figure: Figure, target: Path | TextIO) -> None:

@@ -6,16 +6,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 
-def texts(value: Any) -> Iterator[str]:
+def iterate_strings(value: Any) -> Iterator[str]:
     """Yield all strings of nested mappings and lists, in order, without the keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
         for part in value.values():
-            yield from texts(part)
+            yield from iterate_strings(part)
     elif isinstance(value, list):
         for part in value:
-            yield from texts(part)
+            yield from iterate_strings(part)
 
 
 def merge_nested(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -27,8 +27,11 @@ def merge_nested(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str
     return both
 
 
-def placed(values: Mapping[str, Any], name: str, value: Any) -> dict[str, Any]:
+def with_nested_value(values: Mapping[str, Any], name: str, value: Any) -> dict[str, Any]:
     """Return a copy of a nested mapping with a value set at a key; ``a#b`` is the key ``b`` inside ``a``."""
     top, _, rest = name.partition("#")
     inner = values.get(top)
-    return {**values, top: placed(inner if isinstance(inner, Mapping) else {}, rest, value) if rest else value}
+    return {
+        **values,
+        top: with_nested_value(inner if isinstance(inner, Mapping) else {}, rest, value) if rest else value,
+    }

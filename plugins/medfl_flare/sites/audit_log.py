@@ -26,7 +26,7 @@ from medfl.utils.formats import size
 from medfl_flare.backend.messages import Message
 from medfl_flare.records.audit import AuditEntry, SentTensors, SpentBudget, add_entry
 from medfl_flare.records.offer import Offer
-from medfl_flare.sites.file import SiteFile
+from medfl_flare.sites.site_file import SiteFile
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from medfl.types import PathLike
 from medfl.utils.text import MAX_NAMES, names_and_more
 
 
-def without_logs(paths: Sequence[Path]) -> list[Path]:
+def exclude_logs(paths: Sequence[Path]) -> list[Path]:
     """Return paths without the log files of a study, so that ``runs/*/seed-*`` matches run folders only.
 
     The name of a log file begins with the name of a folder next to it: ``seed-0.log`` or ``seed-0-membership.log``.
@@ -26,7 +26,7 @@ def without_logs(paths: Sequence[Path]) -> list[Path]:
     return [path for path in paths if not is_log(path)]
 
 
-def read_facts(folder: PathLike) -> tuple[RunFile, Summary | None]:
+def read_run_files(folder: PathLike) -> tuple[RunFile, Summary | None]:
     """Read ``run.json`` and ``summary.json`` of a run folder.
 
     Args:

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from medfl.bundle.adopted import Used
-from medfl_adopt.config import Config, base_name
+from medfl.bundle.adopted import UsedIds
+from medfl_adopt.config import BundleConfig, base_name
 from medfl_adopt.parts import PartIds
 from medfl_adopt.used_ids import find_unused_ids
 
@@ -122,10 +122,10 @@ class IgnoredEntry:
 
 
 def list_ignored_entries(
-    config: Config,
-    evaluate: Config,
+    config: BundleConfig,
+    evaluate: BundleConfig,
     parts: PartIds,
-    used: Used,
+    used: UsedIds,
     content: Mapping[str, Any],
     others: Mapping[str, Any],
 ) -> list[IgnoredEntry]:
@@ -150,7 +150,7 @@ def list_ignored_entries(
     return sorted(entries, key=lambda entry: not entry.is_urgent)
 
 
-def _list_handlers(config: Config, parts: PartIds) -> Iterator[IgnoredEntry]:
+def _list_handlers(config: BundleConfig, parts: PartIds) -> Iterator[IgnoredEntry]:
     """Yield the handlers of trainer and evaluator."""
     for handlers in filter(None, (parts.train_handlers, parts.val_handlers)):
         for id_, handler in config.components(handlers):
@@ -160,7 +160,7 @@ def _list_handlers(config: Config, parts: PartIds) -> Iterator[IgnoredEntry]:
             yield IgnoredEntry(f"the handler '{name}' ({id_})", *reasons, id=id_, is_urgent=urgent)
 
 
-def _list_arguments(config: Config, parts: PartIds, used: Used) -> Iterator[IgnoredEntry]:
+def _list_arguments(config: BundleConfig, parts: PartIds, used: UsedIds) -> Iterator[IgnoredEntry]:
     """Yield the arguments of the trainer, the loaders and the data sets that a federation does not use."""
     reasons_of = {"trainer": TRAINER_REASONS, "train_dataloader": LOADER_REASONS, "val_dataloader": LOADER_REASONS}
     for part, handled in USED_ARGUMENTS.items():
@@ -177,7 +177,7 @@ def _list_arguments(config: Config, parts: PartIds, used: Used) -> Iterator[Igno
             yield IgnoredEntry(f"'{place}'", *reasons_of.get(part, {}).get(name, default), id=place)
 
 
-def _list_containers(config: Config, parts: PartIds) -> Iterator[str]:
+def _list_containers(config: BundleConfig, parts: PartIds) -> Iterator[str]:
     """Yield the ids whose parts are used, or are listed one by one."""
     ids = parts.ids()
     for name in (*USED_ARGUMENTS, "train_handlers", "val_handlers", "evaluator"):
@@ -186,7 +186,7 @@ def _list_containers(config: Config, parts: PartIds) -> Iterator[str]:
 
 
 def _list_unused_ids(
-    config: Config, used: Used, content: Mapping[str, Any], known: Collection[str]
+    config: BundleConfig, used: UsedIds, content: Mapping[str, Any], known: Collection[str]
 ) -> Iterator[IgnoredEntry]:
     """Yield the ids that no run uses."""
     for id_ in find_unused_ids(config, used, content, known):
@@ -195,14 +195,14 @@ def _list_unused_ids(
         yield IgnoredEntry(f"the id '{id_}'", why, "nothing", id=id_, is_urgent=_freezes_parameters(config, id_))
 
 
-def _freezes_parameters(config: Config, id_: str) -> bool:
+def _freezes_parameters(config: BundleConfig, id_: str) -> bool:
     """Return whether an id, or text at or below it, freezes parameters."""
     return any(FREEZING_PATTERN.search(f"{place} {text}") for place, text in config.iterate_texts(id_)) or bool(
         FREEZING_PATTERN.search(id_)
     )
 
 
-def _list_savers(evaluate: Config, parts: PartIds) -> Iterator[IgnoredEntry]:
+def _list_savers(evaluate: BundleConfig, parts: PartIds) -> Iterator[IgnoredEntry]:
     """Yield the transforms that write images or tables of patients."""
     for id_, transform in evaluate.components(parts.val_postprocessing) if parts.val_postprocessing else ():
         if base_name(str(transform["_target_"])) in SAVING_TRANSFORMS:
@@ -210,7 +210,7 @@ def _list_savers(evaluate: Config, parts: PartIds) -> Iterator[IgnoredEntry]:
             yield IgnoredEntry(what, "it writes images or tables of patients", "the bundle that the site exports")
 
 
-def _list_steps(config: Config, parts: PartIds) -> Iterator[IgnoredEntry]:
+def _list_steps(config: BundleConfig, parts: PartIds) -> Iterator[IgnoredEntry]:
     """Yield the steps of ``run`` and ``finalize``."""
     for name, why in (
         ("run", "medfl's rounds replace it"),

@@ -16,18 +16,18 @@ from statistics import fmean, stdev
 
 from medfl.engine.runs.records import RunRecord
 from medfl.types import Meta
-from medfl.utils.formats import count, known, listed
+from medfl.utils.formats import count, join_words, none_if_nan
 from medfl_report.groups import Group, same_people
 from medfl_report.scores import key_metrics, value_over
 from medfl_report.section import ReportData, TemplateSection
 
-Table = Mapping[str, Mapping[str, float]]
+ScoreMatrix = Mapping[str, Mapping[str, float]]
 """Maps the site of a model and the site of the test images to the score; NaN if the score is not defined."""
 
-LARGEST = 30
+MAX_SITES = 30
 """Largest number of sites of a matrix on the page."""
 
-DEEPEST = 0.5
+MAX_OPACITY = 0.5
 """Opacity of the cell with the largest score; the smallest score has opacity 0."""
 
 ONE_MODEL = "the one global model"
@@ -40,7 +40,7 @@ class MatrixCell:
 
     Attributes:
         value: Mean over the runs where the score is defined; None without any.
-        shade: Opacity of the background, in [0, `DEEPEST`].
+        shade: Opacity of the background, in [0, `MAX_OPACITY`].
         is_own: True if model and test images are of the same site.
     """
 
@@ -49,7 +49,7 @@ class MatrixCell:
     is_own: bool
 
 
-def cross_table(run: RunRecord, metric: str) -> dict[str, dict[str, float]] | None:
+def cross_site_scores(run: RunRecord, metric: str) -> dict[str, dict[str, float]] | None:
     """Return the final scores of every site's model on every site's test images.
 
     Args:
@@ -68,17 +68,17 @@ def cross_table(run: RunRecord, metric: str) -> dict[str, dict[str, float]] | No
     return table or None
 
 
-def one_model(run: RunRecord, metric: str) -> bool:
+def all_sites_share_model(run: RunRecord, metric: str) -> bool:
     """Return whether all sites have the same model, so that all rows of the matrix are equal."""
     return {model.partition("@")[0] for model, _, _ in _rows(run, metric)} == {"global"}
 
 
-def local_mean(table: Table) -> float:
+def local_mean(table: ScoreMatrix) -> float:
     """Return the local test: mean score of the models on their own site's test images; NaN if none is defined."""
     return mean_defined(row.get(owner, math.nan) for owner, row in table.items())
 
 
-def global_mean(table: Table) -> float:
+def global_mean(table: ScoreMatrix) -> float:
     """Return the global test: mean over the sites where a score is defined, then over the models; NaN without any."""
     return mean_defined(mean_defined(row.values()) for row in table.values())
 
@@ -88,20 +88,20 @@ def cross_site_score(run: RunRecord, metric: str) -> tuple[float, float]:
 
     Both are NaN without such scores. The standard deviation is also NaN if all sites have the same model.
     """
-    table = cross_table(run, metric)
+    table = cross_site_scores(run, metric)
     if table is None:
         return math.nan, math.nan
-    return global_mean(table), math.nan if one_model(run, metric) else spread(
+    return global_mean(table), math.nan if all_sites_share_model(run, metric) else spread(
         mean_defined(row.values()) for row in table.values()
     )
 
 
-def undefined(table: Table) -> int:
+def count_undefined(table: ScoreMatrix) -> int:
     """Return the number of undefined scores, which the means leave out."""
     return sum(math.isnan(value) for row in table.values() for value in row.values())
 
 
-class MatrixSection(TemplateSection):
+class CrossSiteSection(TemplateSection):
     """Cross-site evaluation."""
 
     template = "matrix.html"
@@ -120,7 +120,7 @@ def matrix_section(groups: Sequence[Group]) -> Meta | None:
             str(run.folder): table
             for group in groups
             for run in group.runs
-            if (table := cross_table(run, metric)) is not None
+            if (table := cross_site_scores(run, metric)) is not None
         }
         if tables:
             return _section(groups, metric, tables)
@@ -150,7 +150,7 @@ def mean_defined(values: Iterable[float]) -> float:
 # ---- what the page shows
 
 
-def _section(groups: Sequence[Group], metric: str, tables: Mapping[str, Table]) -> Meta:
+def _section(groups: Sequence[Group], metric: str, tables: Mapping[str, ScoreMatrix]) -> Meta:
     tested = [Group(g.label, tuple(run for run in g.runs if str(run.folder) in tables)) for g in groups]
     averaged = [
         _averaged(f"{group.label}, {name}" if name else group.label, metric, runs, tables)
@@ -163,7 +163,7 @@ def _section(groups: Sequence[Group], metric: str, tables: Mapping[str, Table]) 
     rows = [_row(group, tables) for group in tested if group.runs]
     return {
         "metric": metric,
-        "all_one_model": all(one_model(run, metric) for group in tested for run in group.runs),
+        "all_one_model": all(all_sites_share_model(run, metric) for group in tested for run in group.runs),
         "ends": ends,
         "rows": rows,
         "several": any(row["runs"] > 1 for row in rows),
@@ -176,27 +176,27 @@ def _section(groups: Sequence[Group], metric: str, tables: Mapping[str, Table]) 
     }
 
 
-def _row(group: Group, tables: Mapping[str, Table]) -> Meta:
+def _row(group: Group, tables: Mapping[str, ScoreMatrix]) -> Meta:
     """Return a row of the summary: both tests over the runs, and the number of undefined scores."""
     own_tables = [tables[str(run.folder)] for run in group.runs]
     return {
         "label": group.label,
-        "local": value_over([known(local_mean(table)) for table in own_tables]),
-        "global": value_over([known(global_mean(table)) for table in own_tables]),
+        "local": value_over([none_if_nan(local_mean(table)) for table in own_tables]),
+        "global": value_over([none_if_nan(global_mean(table)) for table in own_tables]),
         "runs": len(own_tables),
-        "undefined": sum(undefined(table) for table in own_tables),
+        "undefined": sum(count_undefined(table) for table in own_tables),
         "cells": sum(len(row) for table in own_tables for row in table.values()),
     }
 
 
-def _averaged(label: str, metric: str, runs: Sequence[RunRecord], tables: Mapping[str, Table]) -> Meta:
+def _averaged(label: str, metric: str, runs: Sequence[RunRecord], tables: Mapping[str, ScoreMatrix]) -> Meta:
     """Return the matrix averaged over runs on the same people, and the means of its rows.
 
     The mean of a row is the mean of the runs' means, as in the global test. It can differ from the mean over the cells
     if some scores are not defined in some runs.
     """
     own_tables = [tables[str(run.folder)] for run in runs]
-    single = all(one_model(run, metric) for run in runs)
+    single = all(all_sites_share_model(run, metric) for run in runs)
     owners = sorted({owner for table in own_tables for owner in table})
     sites = sorted({site for table in own_tables for row in table.values() for site in row})
     names = {ONE_MODEL: owners[0]} if single else {owner: owner for owner in owners}
@@ -211,20 +211,21 @@ def _averaged(label: str, metric: str, runs: Sequence[RunRecord], tables: Mappin
             for name, own_rows in rows.items()
         },
         "means": {
-            name: known(mean_defined(mean_defined(row.values()) for row in own_rows)) for name, own_rows in rows.items()
+            name: none_if_nan(mean_defined(mean_defined(row.values()) for row in own_rows))
+            for name, own_rows in rows.items()
         },
     }
 
 
-def _cells(scores: Table, ends: tuple[float, float]) -> dict[str, list[MatrixCell]]:
+def _cells(scores: ScoreMatrix, ends: tuple[float, float]) -> dict[str, list[MatrixCell]]:
     return {
-        owner: [MatrixCell(known(value), _shade(value, ends), owner == site) for site, value in row.items()]
+        owner: [MatrixCell(none_if_nan(value), _shade(value, ends), owner == site) for site, value in row.items()]
         for owner, row in scores.items()
     }
 
 
 def _is_readable(averaged: Meta) -> bool:
-    return max(len(averaged["scores"]), len(averaged["sites"])) <= LARGEST
+    return max(len(averaged["scores"]), len(averaged["sites"])) <= MAX_SITES
 
 
 def _untested(groups: Sequence[Group], tested: Sequence[Group]) -> list[str]:
@@ -236,23 +237,27 @@ def _untested(groups: Sequence[Group], tested: Sequence[Group]) -> list[str]:
     ]
     sentences = []
     if missing:
-        sentences.append(f"No cross-site evaluation: {listed(missing)}. It needs the setting `cross_site_evaluation`.")
+        sentences.append(
+            f"No cross-site evaluation: {join_words(missing)}. It needs the setting `cross_site_evaluation`."
+        )
     if fewer:
-        sentences.append(f"Only {listed(fewer)} are shown: the others are not over or have no cross-site evaluation.")
+        sentences.append(
+            f"Only {join_words(fewer)} are shown: the others are not over or have no cross-site evaluation."
+        )
     return sentences
 
 
 def _alike(tested: Sequence[Group], metric: str) -> list[str]:
-    names = [group.label for group in tested if any(one_model(run, metric) for run in group.runs)]
+    names = [group.label for group in tested if any(all_sites_share_model(run, metric) for run in group.runs)]
     if not names:
         return []
-    return [f"In {listed(names)} all sites have the same model, so local and global test are equal."]
+    return [f"In {join_words(names)} all sites have the same model, so local and global test are equal."]
 
 
 def _left_out(labels: Sequence[str]) -> list[str]:
     if not labels:
         return []
-    return [f"The table of {listed(labels)} is left out: more than {count(LARGEST, 'site')}."]
+    return [f"The table of {join_words(labels)} is left out: more than {count(MAX_SITES, 'site')}."]
 
 
 def _ends(values: Sequence[float]) -> tuple[float, float]:
@@ -263,4 +268,4 @@ def _ends(values: Sequence[float]) -> tuple[float, float]:
 
 def _shade(value: float, ends: tuple[float, float]) -> float:
     low, high = ends
-    return 0.0 if math.isnan(value) or low == high else DEEPEST * (value - low) / (high - low)
+    return 0.0 if math.isnan(value) or low == high else MAX_OPACITY * (value - low) / (high - low)

@@ -15,7 +15,7 @@ STOCK_HANDLERS = frozenset({"ValidationHandler", "StatsHandler", "CheckpointSave
 """Names of MONAI's handlers for which a federation has a replacement, so that no warning is needed."""
 
 
-TRACKED = ("tracking_uri", "experiment_name", "run_name")
+TRACKING_IDS = ("tracking_uri", "experiment_name", "run_name")
 """Ids in which MONAI stores the settings of its ``--tracking``."""
 
 
@@ -51,4 +51,4 @@ def read_tracking(tracked_config: str | bool | None, output_dir: Path) -> Meta:
         return {}
     parser = ConfigParser()
     parser.read_config(str(output_dir / tracked_config.strip("'").rpartition("/")[2]))
-    return {name: parser.get_parsed_content(name, default=None) for name in TRACKED if name in parser}
+    return {name: parser.get_parsed_content(name, default=None) for name in TRACKING_IDS if name in parser}

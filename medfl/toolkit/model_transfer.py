@@ -12,20 +12,20 @@ from typing import Literal
 import torch
 
 from medfl.contract import PayloadKind, PeerMessage, Site
-from medfl.training.optimizer_state import PREFIX as OPTIMIZER
+from medfl.training.optimizer_state import OPTIMIZER_PREFIX
 from medfl.types import Meta, Tensors
 from medfl.utils.metadata import PEER_MESSAGE, Count, MetaField, Text, list_of, one_of
 from medfl.utils.wire import prefixed, select
 
-MODEL = "model/"
+TRANSFER_PREFIX = "model/"
 """Prefix of the model's tensors in a peer message."""
 
 
-SENDS: Mapping[str, PayloadKind] = {MODEL: "weights", OPTIMIZER: "statistic"}
+MODEL_MESSAGE_TENSORS: Mapping[str, PayloadKind] = {TRANSFER_PREFIX: "weights", OPTIMIZER_PREFIX: "statistic"}
 """Prefixes and kinds of the tensors in a peer message with a model, for a method's `sends`."""
 
 
-TELLS: Mapping[str, MetaField] = {
+MODEL_MESSAGE_SCHEMA: Mapping[str, MetaField] = {
     "owner": MetaField("public", Text, after=(PEER_MESSAGE,)),
     "network": MetaField("public", one_of("networks"), after=(PEER_MESSAGE,)),
     "stamp": MetaField("public", list_of(Count, 2, shorter=True), after=(PEER_MESSAGE,)),
@@ -48,7 +48,7 @@ class ModelInTransit:
     kept: Tensors
 
 
-def pack(to: str, model: ModelInTransit, stamp: list[int]) -> PeerMessage:
+def pack_model(to: str, model: ModelInTransit, stamp: list[int]) -> PeerMessage:
     """Return a peer message with a model.
 
     Args:
@@ -57,17 +57,21 @@ def pack(to: str, model: ModelInTransit, stamp: list[int]) -> PeerMessage:
         stamp: Numbers that identify the time of sending, starting with the round. The receiver uses them to detect late
             messages.
     """
-    tensors = {name if name.startswith(OPTIMIZER) else MODEL + name: t for name, t in model.kept.items()}
+    tensors = {
+        name if name.startswith(OPTIMIZER_PREFIX) else TRANSFER_PREFIX + name: tensor
+        for name, tensor in model.kept.items()
+    }
     return PeerMessage(to, tensors, {"owner": model.owner, "network": model.network, "stamp": stamp})
 
 
 def unpack_model(peer_message: PeerMessage) -> ModelInTransit:
     """Return the model in a peer message."""
-    kept = select(peer_message.tensors, MODEL) | prefixed(select(peer_message.tensors, OPTIMIZER), OPTIMIZER)
+    optimizer = select(peer_message.tensors, OPTIMIZER_PREFIX)
+    kept = select(peer_message.tensors, TRANSFER_PREFIX) | prefixed(optimizer, OPTIMIZER_PREFIX)
     return ModelInTransit(peer_message.meta["owner"], peer_message.meta["network"], kept)
 
 
-def arrived(site: Site, owner: str, stamp: list[int]) -> ModelInTransit | None:
+def receive_model(site: Site, owner: str, stamp: list[int]) -> ModelInTransit | None:
     """Return the received model of `owner` with this stamp.
 
     Return None if its sender was unavailable or it arrived late.
@@ -76,7 +80,7 @@ def arrived(site: Site, owner: str, stamp: list[int]) -> ModelInTransit | None:
     return unpack_model(messages[0]) if messages else None
 
 
-def as_host(site: Site, network: str, scale: int = 1) -> Site:
+def with_host_settings(site: Site, network: str, scale: int = 1) -> Site:
     """Return a copy of the site for a visiting model, with its network and `scale` times the epochs or steps."""
     settings = site.settings
     budget: Meta = {"epochs": settings.epochs * scale}
@@ -92,14 +96,16 @@ def is_finite(tensors: Tensors) -> bool:
 
 
 Route = Literal["random_permutation", "derangement", "ring", "identity"]
-"""Rule that assigns models to hosts, see `route`."""
+"""Rule that assigns models to hosts, see `draw_route`."""
 
 
 MAX_DERANGEMENT_DRAWS = 1000
 """Maximum number of permutations drawn to find one that moves every model. Among many models, 1 in e does."""
 
 
-def route(hosts: Sequence[str], held: Mapping[str, str], kind: Route, generator: torch.Generator) -> dict[str, str]:
+def draw_route(
+    hosts: Sequence[str], held: Mapping[str, str], kind: Route, generator: torch.Generator
+) -> dict[str, str]:
     """Assign a model to each host for this round.
 
     A model that is at a site outside `hosts` is not assigned. If there are more models than hosts, some models are not

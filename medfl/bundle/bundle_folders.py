@@ -12,7 +12,7 @@ LIST_BUNDLES = "medfl list bundles"
 """Command that lists the bundles that come with medfl, for messages."""
 
 
-def shipped() -> dict[str, Path]:
+def shipped_bundles() -> dict[str, Path]:
     """Return the folder of each bundle that comes with medfl, by name."""
     folder = Path(str(files("medfl") / "bundles")).resolve()
     return {path.name: path for path in sorted(folder.iterdir()) if (path / "configs" / "metadata.json").is_file()}
@@ -29,7 +29,7 @@ def find_bundle(name_or_path: str) -> Path:
     """
     if Path(name_or_path).is_dir():
         return Path(name_or_path)
-    bundles = shipped()
+    bundles = shipped_bundles()
     if name_or_path not in bundles:
         raise SettingsError(
             "unknown_bundle",

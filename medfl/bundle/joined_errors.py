@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from medfl.errors import SettingsError
 
 
-def joined(problems: Sequence[SettingsError], separator: str, start: str = "") -> SettingsError:
+def join_errors(problems: Sequence[SettingsError], separator: str, start: str = "") -> SettingsError:
     """Join several errors into one, so that the user sees all problems at once.
 
     Args:

@@ -17,14 +17,14 @@ from pathlib import Path
 import torch
 
 from medfl.data.partition_file import check_unchanged
-from medfl.data.pooled import countable
+from medfl.data.pooled import countable_targets
 from medfl.data.sites import SiteData
 from medfl.errors import DataError, MedflError, SettingsError, explain
 from medfl.objectives import Objective
 from medfl.plugins import load_plugins
 from medfl.settings import Execution
 from medfl.training.loop import pick_device
-from medfl.types import GLOBAL, NO_SITES, PUBLIC
+from medfl.types import GLOBAL, NON_SITE_NAMES, PUBLIC
 from medfl_flare.kit_check import kit_checks
 from medfl_flare.offer import method_version
 from medfl_flare.offered_bundle import (
@@ -34,11 +34,11 @@ from medfl_flare.offered_bundle import (
     read_source,
     required_options,
 )
-from medfl_flare.sites.file import SECRET_FILE_NAME, SiteBundle, SiteFile, read_site_file
 from medfl_flare.sites.policy import check_counts, guarantee_text
 from medfl_flare.sites.preflight import Caution, images, machine
 from medfl_flare.sites.preflight.locks import check_kit_locks, check_run_locks
 from medfl_flare.sites.preflight.server import server_checks
+from medfl_flare.sites.site_file import SECRET_FILE_NAME, SiteBundle, SiteFile, read_site_file
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ def _check_images(
     if len(data.train) < max(file.min_count, 1):
         return
     if objective.titles:
-        counts = objective.counts(countable(data.train, objective))
+        counts = objective.counts(countable_targets(data.train, objective))
         yield _run_check(f"{title}, labels", lambda: images.check_labels(data.classes, counts))
     yield _run_check(f"{title}, intensities", lambda: images.check_intensities(data.train, bundle.folder))
     if len(data.shape) != 1:  # tables have no voxels
@@ -253,7 +253,7 @@ def _linked_dataset(file: SiteFile, data: Path) -> Iterator[Path]:
     if file.shared_test and (data.parent / GLOBAL).is_dir():
         links[GLOBAL] = data.parent / GLOBAL
     if file.is_server:
-        links = {name: data / name for name in NO_SITES if (data / name).is_dir()}
+        links = {name: data / name for name in NON_SITE_NAMES if (data / name).is_dir()}
         links |= {"any": next(iter(links.values()))} if links else {}  # a bundle reads shape and classes from any site
     with tempfile.TemporaryDirectory() as folder:
         for name, target in links.items():
@@ -263,13 +263,15 @@ def _linked_dataset(file: SiteFile, data: Path) -> Iterator[Path]:
 
 def _load_data(file: SiteFile, bundle: SiteBundle, folder: Path, parts: list[SiteData]) -> str:
     """Load all data and append them to `parts`; return their description."""
-    names = [name for name in (NO_SITES if file.is_server else (file.site, GLOBAL)) if (folder / name).is_symlink()]
+    names = [
+        name for name in (NON_SITE_NAMES if file.is_server else (file.site, GLOBAL)) if (folder / name).is_symlink()
+    ]
     if not names:
         raise DataError(
             "missing_folder",
-            f"expected {' or '.join(NO_SITES)} in '{bundle.data}'; remove 'data' if there is neither",
+            f"expected {' or '.join(NON_SITE_NAMES)} in '{bundle.data}'; remove 'data' if there is neither",
             path=bundle.data,
-            expected=NO_SITES,
+            expected=NON_SITE_NAMES,
         )
     if file.shared_test and GLOBAL not in names:
         raise DataError(
@@ -297,7 +299,7 @@ def _describe_data(file: SiteFile, part: SiteData, objective: Objective) -> str:
 
     sizes = ((part.train, "training"), (part.val, "validation"), (part.test, "test"))
     splits = ", ".join(f"{count(len(data))} {name}" for data, name in sizes)
-    numbers = zip(part.classes, objective.counts(countable(part.train, objective)), strict=True)
+    numbers = zip(part.classes, objective.counts(countable_targets(part.train, objective)), strict=True)
     classes = ", ".join(f"{name}: {count(number)}" for name, number in numbers)
     shape = " x ".join(map(str, part.shape)) or "different sizes"
     return f"{part.name}: {splits} images of {shape}; {len(part.classes)} classes, for training {classes}"

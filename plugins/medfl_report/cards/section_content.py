@@ -5,7 +5,7 @@ from __future__ import annotations
 from medfl.records.record import Record
 
 
-class PartTable(Record):
+class SectionTable(Record):
     """Table in a section of a model card.
 
     Attributes:
@@ -19,7 +19,7 @@ class PartTable(Record):
     rows: tuple[tuple[str, ...], ...]
 
 
-class CardPart(Record):
+class SectionContent(Record):
     """Content of a section of a model card: tables and paragraphs, without the heading.
 
     Attributes:
@@ -27,5 +27,5 @@ class CardPart(Record):
         texts: Paragraphs below the tables. They are plain text; Markdown in them is escaped.
     """
 
-    tables: tuple[PartTable, ...] = ()
+    tables: tuple[SectionTable, ...] = ()
     texts: tuple[str, ...] = ()

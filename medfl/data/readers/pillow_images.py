@@ -44,7 +44,7 @@ _DEEP_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")
 
 
 @contextlib.contextmanager
-def open_picture(path: Path) -> Iterator[PillowImage]:
+def open_pillow_image(path: Path) -> Iterator[PillowImage]:
     """Open an image without reading its pixels; close it when the block ends.
 
     Args:
@@ -87,7 +87,7 @@ def open_picture(path: Path) -> Iterator[PillowImage]:
         yield image
 
 
-def read_picture(path: Path) -> np.ndarray:
+def read_pillow_image(path: Path) -> np.ndarray:
     """Return the pixels of an image at their original size.
 
     Returns:
@@ -99,7 +99,7 @@ def read_picture(path: Path) -> np.ndarray:
     """
     from PIL import ImageOps
 
-    with open_picture(path) as image:
+    with open_pillow_image(path) as image:
         with decoding():
             turned = ImageOps.exif_transpose(image)
             turned.load()

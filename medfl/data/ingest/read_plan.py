@@ -20,7 +20,7 @@ from medfl.records.datalist import Exclusion
 
 
 @dataclass
-class Choice:
+class ReadPlan:
     """Plan of the images of a data set that are read, and of the images that are left out.
 
     Each image of the release has a place: its number in the order in which the release lists the images.
@@ -60,7 +60,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ReadOutcome:
     """Result of reading the images of a plan.
 
     Attributes:
@@ -73,13 +73,13 @@ class Outcome:
             `medfl.data.ingest.spec.ImageSpec.drop`.
     """
 
-    choice: Choice
+    choice: ReadPlan
     kept: list[int]
     facts: list[dict[str, Any]]
     reasons: dict[int, str]
     dropped: dict[int, str] = field(default_factory=dict)
 
-    def without(self, rows: Mapping[int, str]) -> Outcome:
+    def without(self, rows: Mapping[int, str]) -> ReadOutcome:
         """Return the outcome after rows were removed from the array.
 
         Args:
@@ -94,7 +94,7 @@ class Outcome:
         )
 
 
-def make_outcome(choice: Choice, done: Ingested | None = None) -> Outcome:
+def make_outcome(choice: ReadPlan, done: Ingested | None = None) -> ReadOutcome:
     """Return the outcome of a plan, keyed by place.
 
     Args:
@@ -102,8 +102,8 @@ def make_outcome(choice: Choice, done: Ingested | None = None) -> Outcome:
         done: Result of the ingestion; None before anything is read.
     """
     if done is None:
-        return Outcome(choice, [], [], dict(choice.missing))
-    return Outcome(
+        return ReadOutcome(choice, [], [], dict(choice.missing))
+    return ReadOutcome(
         choice,
         [choice.places[number] for number in done.kept],
         [done.facts[number] for number in done.kept],
@@ -120,7 +120,7 @@ def exclusions(reasons: Mapping[str, int]) -> tuple[Exclusion, ...]:
     return tuple(Exclusion(reason=reason, count=count) for reason, count in reasons.items() if count)
 
 
-def rows_to_mend(reasons: Mapping[int, str], count: int, row_of: Callable[[int], int]) -> str:
+def unreadable_rows_message(reasons: Mapping[int, str], count: int, row_of: Callable[[int], int]) -> str:
     """Return the error message for images that can't be read, listed by reason with their table rows.
 
     Args:

@@ -20,16 +20,16 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, PlainSerializer
 
 from medfl.data.datalists import Datalist
-from medfl.data.ingest.choice import Choice, Outcome, exclusions, rows_to_mend
+from medfl.data.ingest.folder_format import choose_format, inspect_images, read_row
 from medfl.data.ingest.image_folder import ImageFolder
-from medfl.data.ingest.labels import Columns, Rows, read_rows
-from medfl.data.ingest.options import Choose, Positional, read_edges, size_text
-from medfl.data.ingest.own_form import choose_format, inspect_images, read_row
+from medfl.data.ingest.labels import LabelledRows, TableColumns, read_rows
+from medfl.data.ingest.options import OneOf, Positional, read_edges, size_text
+from medfl.data.ingest.read_plan import ReadOutcome, ReadPlan, exclusions, unreadable_rows_message
 from medfl.data.ingest.spec import ImageSpec
-from medfl.data.readers.dicom_identity import CHECKS
-from medfl.data.readers.dicom_intent import intent_records, tell_intents
+from medfl.data.readers.dicom_identity import IDENTITY_CHECKS
+from medfl.data.readers.dicom_intent import intent_records, report_intents
 from medfl.data.readers.images import ImageKind
-from medfl.data.readers.mammogram_image import about_reading
+from medfl.data.readers.mammogram_image import reading_entries
 from medfl.data.table import read_table
 from medfl.errors import DataError
 from medfl.records.datalist import CaseRecord, make_record
@@ -55,7 +55,7 @@ class FolderContents:
         warnings: Warnings for the data list.
     """
 
-    rows: Rows
+    rows: LabelledRows
     kinds: dict[int, ImageKind]
     warnings: list[str]
 
@@ -64,7 +64,7 @@ def _serialize_size(size: tuple[int, ...]) -> int | str:
     return size_text(size)
 
 
-class Folder(ImageSpec):
+class FolderSpec(ImageSpec):
     """Your own image files with a table of labels. File names and patient identifiers are not kept.
 
     8-bit images keep their values and are only resized. DICOM, NIfTI and deeper images are scaled to [0, 1], each by
@@ -110,7 +110,7 @@ class Folder(ImageSpec):
     """Mirror right breasts, so that the chest wall is always on the left."""
     voi: bool = False
     """Apply the display window that a DICOM file contains."""
-    deidentify_check: Annotated[str, Choose(CHECKS)] = "strip"
+    deidentify_check: Annotated[str, OneOf(IDENTITY_CHECKS)] = "strip"
     """DICOM files that may identify the patient: strip keeps nothing of it, refuse stops."""
 
     @classmethod
@@ -118,9 +118,9 @@ class Folder(ImageSpec):
         """Return no values: a study names the folder and the table itself."""
         return {}
 
-    def columns(self) -> Columns:
+    def columns(self) -> TableColumns:
         """Return the column names of the table."""
-        return Columns(
+        return TableColumns(
             image=self.image_column,
             label=self.label_column,
             group=self.group_column,
@@ -147,12 +147,12 @@ class Folder(ImageSpec):
         hint = " (state it with --licence TEXT)" if self.licence == UNSTATED else ""
         return [f"{self.title()}: licence {self.licence}{hint}"]
 
-    def find(self) -> tuple[Rows, list[Path]]:
+    def find(self) -> tuple[LabelledRows, list[Path]]:
         """Return the rows of the table and the file of each row."""
         rows = read_rows(read_table(self.table), self.columns())
         return rows, ImageFolder(self.images).find(rows.images, rows.numbers)
 
-    def choose(self, files: tuple[Rows, list[Path]], say: Say) -> Choice:
+    def choose(self, files: tuple[LabelledRows, list[Path]], say: Say) -> ReadPlan:
         """Plan to read all images whose headers are readable. The headers decide the common format."""
         rows, paths = files
         if self.group_column is None:
@@ -161,14 +161,14 @@ class Folder(ImageSpec):
         if not kinds:
             raise DataError(
                 "no_readable_image",
-                rows_to_mend(failed, len(paths), rows.numbers.__getitem__),
+                unreadable_rows_message(failed, len(paths), rows.numbers.__getitem__),
                 count=len(failed),
                 total=len(paths),
             )
         numbered = {rows.numbers[place]: kind for place, kind in kinds.items()}
         form = choose_format(numbered, self.size, self.channels, self.reading())
-        warnings = tell_intents([kind.intent for kind in kinds.values()], say)
-        return Choice(
+        warnings = report_intents([kind.intent for kind in kinds.values()], say)
+        return ReadPlan(
             items=[paths[place] for place in kinds],
             places=list(kinds),
             files=lambda path: [path],
@@ -182,12 +182,12 @@ class Folder(ImageSpec):
             release=FolderContents(rows=rows, kinds=kinds, warnings=warnings),
         )
 
-    def incomplete(self, outcome: Outcome) -> str:
+    def incomplete(self, outcome: ReadOutcome) -> str:
         """Return the error message that lists the table rows of unreadable images."""
         contents: FolderContents = outcome.choice.release
-        return rows_to_mend(outcome.reasons, outcome.choice.count(), contents.rows.numbers.__getitem__)
+        return unreadable_rows_message(outcome.reasons, outcome.choice.count(), contents.rows.numbers.__getitem__)
 
-    def datalist(self, outcome: Outcome, say: Say) -> Datalist:
+    def datalist(self, outcome: ReadOutcome, say: Say) -> Datalist:
         """Return the data list of the images that were read.
 
         Raises:
@@ -219,5 +219,5 @@ class Folder(ImageSpec):
             licence=self.licence,
             exclusions=exclusions(dict(Counter(outcome.reasons.values()).most_common())),
             warnings=contents.warnings,
-            **({} if reading is None else about_reading(reading)),
+            **({} if reading is None else reading_entries(reading)),
         )

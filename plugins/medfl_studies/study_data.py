@@ -9,20 +9,26 @@ from dataclasses import replace
 from pathlib import Path
 
 from medfl.bundle.adopted import site_folders
-from medfl.data.datalists import FILE
+from medfl.data.datalists import DATALIST_FILE
 from medfl.data.ingest.prepare import prepare
 from medfl.data.ingest.spec import DatasetSpec
 from medfl.data.partition.partition import partition
 from medfl.data.partition.plan import PartitionPlan
-from medfl.engine.runs.records import repetition
+from medfl.engine.runs.records import describe_repetition
 from medfl.errors import DataError, StoreError
 from medfl.plugins import Registry
 from medfl.records.partition import Partition
 from medfl.utils.text import Say
-from medfl_report.sections.holdings import draw_partition
-from medfl_studies.checks import SOURCE_VARIABLE, difference, make_plan
+from medfl_report.sections.class_counts_figure import draw_partition
+from medfl_studies.checks import SOURCE_VARIABLE, find_plan_difference, make_plan
 from medfl_studies.jobs import dataset_dir, drops_public_duplicates, public_dir
-from medfl_studies.preps import Prep, option_defaults, release_of, resolve_preparation, with_image_size
+from medfl_studies.preparation import (
+    PreparationSpec,
+    locate_release,
+    option_defaults,
+    resolve_preparation,
+    with_image_size,
+)
 from medfl_studies.records.study_files import PoolPreparation
 from medfl_studies.schema import DataSet, Study, slug
 
@@ -92,7 +98,7 @@ def make_data(study: Study, source: Path | None, out: Path, registry: Registry, 
                 _make_plan(out, name, data, seed, registry, fold),
             )
             if not _has_partition(place, plan):
-                say(f"partition: {plan.scheme} of {name}, {repetition(plan.seed, fold)} -> {place}")
+                say(f"partition: {plan.scheme} of {name}, {describe_repetition(plan.seed, fold)} -> {place}")
                 draw_partition(place, partition(pool, place, plan, registry.partition(plan.scheme)))
                 for warning in Partition.read(place / Partition.NAME).warnings:
                     say(f"warning: {warning}")
@@ -104,7 +110,7 @@ def _make_plan(out: Path, name: str, data: DataSet, seed: int, registry: Registr
     return replace(plan, public=str(public_dir(out, name))) if drops_public_duplicates(data) else plan
 
 
-def find_release(name: str, prep: Prep, source: Path | None, registry: Registry) -> DatasetSpec:
+def find_release(name: str, prep: PreparationSpec, source: Path | None, registry: Registry) -> DatasetSpec:
     """Return a data set with its options and the location of its release.
 
     Raises:
@@ -112,20 +118,22 @@ def find_release(name: str, prep: Prep, source: Path | None, registry: Registry)
         PluginError: If the data set is unknown.
         SettingsError: If an option is unknown or not valid.
     """
-    return release_of(prep, _require_source(name, source), registry)
+    return locate_release(prep, _require_source(name, source), registry)
 
 
-def _check_prep(name: str, prep: Prep, source: Path | None, pool: Path, registry: Registry) -> None:
+def _check_prep(name: str, prep: PreparationSpec, source: Path | None, pool: Path, registry: Registry) -> None:
     """Check the options of a preparation, and the release unless the pooled data set exists."""
     resolve_preparation(prep, registry)
-    if not (pool / FILE).is_file():
+    if not (pool / DATALIST_FILE).is_file():
         find_release(name, prep, source, registry).look()
 
 
-def _ensure_pool(name: str, prep: Prep, source: Path | None, pool: Path, registry: Registry, say: Say) -> Path:
+def _ensure_pool(
+    name: str, prep: PreparationSpec, source: Path | None, pool: Path, registry: Registry, say: Say
+) -> Path:
     """Return the folder of the pooled data set; prepare it first if it does not exist."""
     wanted, path = resolve_preparation(prep, registry), pool.with_name(PoolPreparation.NAME)
-    if not (pool / FILE).is_file():
+    if not (pool / DATALIST_FILE).is_file():
         options = "".join(f", {key} {value}" for key, value in wanted.options.items() if value is not None)
         say(f"prep: dataset {wanted.dataset}{options} -> {pool}")
         spec = find_release(name, prep, source, registry)
@@ -169,7 +177,7 @@ def _find_data_folder(name: str, data: DataSet, source: Path | None) -> Path:
     """
     assert data.folder is not None  # the schema: either 'prep' or 'folder'
     folder = _require_source(name, source) / data.folder
-    pattern = "*/" + FILE if data.partition is None else FILE
+    pattern = "*/" + DATALIST_FILE if data.partition is None else DATALIST_FILE
     if not any(folder.glob(pattern)):
         kind = "a partitioned data set (site folders)" if data.partition is None else "a pooled data set"
         raise DataError(
@@ -206,7 +214,7 @@ def _has_partition(place: Path, plan: PartitionPlan) -> bool:
     made = Partition.find(place)
     if made is None:
         return False
-    changed_setting = difference(plan, made.settings)
+    changed_setting = find_plan_difference(plan, made.settings)
     if changed_setting:
         raise StoreError(
             "other_partition",

@@ -28,7 +28,7 @@ class TooLargeError(Exception):
         return error is not None
 
 
-def bytes_of(build: Callable[[], nn.Module], most: int) -> int:
+def network_bytes(build: Callable[[], nn.Module], most: int) -> int:
     """Return the bytes of a network's parameters and buffers, without creating a tensor above the limit.
 
     Args:
@@ -38,7 +38,7 @@ def bytes_of(build: Callable[[], nn.Module], most: int) -> int:
     Raises:
         TooLargeError: If the network is larger.
     """
-    with torch.random.fork_rng(devices=[]), Ceiling(most):
+    with torch.random.fork_rng(devices=[]), MemoryLimit(most):
         state = build().state_dict()
     total = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
     if total > most:
@@ -46,7 +46,7 @@ def bytes_of(build: Callable[[], nn.Module], most: int) -> int:
     return total
 
 
-class Ceiling(TorchDispatchMode):
+class MemoryLimit(TorchDispatchMode):
     """Context that refuses an operation before it creates a tensor above the limit, or too many tensors in total.
 
     Args:

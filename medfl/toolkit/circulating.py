@@ -15,28 +15,41 @@ from typing import ClassVar, Literal
 from pydantic import field_validator
 
 from medfl.contract import Capability, Model, PayloadKind, Reply, Request, Server, Site
-from medfl.toolkit.aggregation import sample
-from medfl.toolkit.personal import Personal
-from medfl.toolkit.rounds import Due, Step
-from medfl.toolkit.transfer import SENDS, TELLS, ModelInTransit, arrived, as_host, is_finite, pack, route, unpack_model
+from medfl.toolkit.aggregation import sample_sites
+from medfl.toolkit.model_transfer import (
+    MODEL_MESSAGE_SCHEMA,
+    MODEL_MESSAGE_TENSORS,
+    ModelInTransit,
+    draw_route,
+    is_finite,
+    pack_model,
+    receive_model,
+    unpack_model,
+    with_host_settings,
+)
+from medfl.toolkit.personal import PersonalModels
+from medfl.toolkit.rounds import RoundStep, ScheduledStep
 from medfl.types import Meta, Tensors
 from medfl.utils.metadata import MetaField, one_of
 
 logger = logging.getLogger(__name__)
 
 
-class Circulating(Personal):
+class CirculatingModels(PersonalModels):
     """Models that are sent to other sites, trained there and returned.
 
     Attributes:
-        route: Assignment of models to hosts, see `medfl.toolkit.transfer.route`.
+        route: Assignment of models to hosts, see `medfl.toolkit.model_transfer.draw_route`.
         p2p_scale: Factor for the run's local epochs (or steps), an integer >= 1; ``N`` means the number of sites with
             training data.
     """
 
-    sends: ClassVar[Mapping[str, PayloadKind]] = SENDS
-    sends_meta: ClassVar[Mapping[str, MetaField]] = {**TELLS, "guest": MetaField("public", one_of("owner", empty=True))}
-    supports: ClassVar[frozenset[Capability]] = Personal.supports | {Capability.PEER_MESSAGES}
+    sends: ClassVar[Mapping[str, PayloadKind]] = MODEL_MESSAGE_TENSORS
+    sends_meta: ClassVar[Mapping[str, MetaField]] = {
+        **MODEL_MESSAGE_SCHEMA,
+        "guest": MetaField("public", one_of("owner", empty=True)),
+    }
+    supports: ClassVar[frozenset[Capability]] = PersonalModels.supports | {Capability.PEER_MESSAGES}
 
     route: Literal["random_permutation", "derangement", "identity"] = "random_permutation"
     p2p_scale: Literal["N"] | int = "N"
@@ -49,64 +62,66 @@ class Circulating(Personal):
             raise ValueError("expected 'N' or a whole number >= 1")
         return value
 
-    def guests_return(self, server: Server) -> bool:
+    def visiting_models_return(self, server: Server) -> bool:
         """Return True if hosts train their visiting models and return them in this round."""
         return True
 
     # ---- steps of a round
 
-    def round_steps(self) -> tuple[Step, ...]:
+    def round_steps(self) -> tuple[RoundStep, ...]:
         """Return the steps ``send``, ``train`` and ``home``."""
         return (
-            Step("send", partial(self.to_owners, "send"), self.send, quorum=0),
-            Step("train", self.requests, self.train),
-            Step("home", partial(self.to_owners, "home"), quorum=0),
+            RoundStep("send", partial(self.requests_to_owners, "send"), self.send, quorum=0),
+            RoundStep("train", self.requests, self.train),
+            RoundStep("home", partial(self.requests_to_owners, "home"), quorum=0),
         )
 
-    def schedule(self, server: Server, done: Sequence[Due]) -> Sequence[Due]:
+    def remaining_steps(self, server: Server, done: Sequence[ScheduledStep]) -> Sequence[ScheduledStep]:
         """Return the remaining steps: only ``train`` if no model moves, and ``home`` only if the models return."""
-        if all(host == owner for host, owner in self.owner_of(server).items()):
+        if all(host == owner for host, owner in self.owner_by_host(server).items()):
             names = ["train"]
         else:
-            names = ["send", "train", "home"] if self.guests_return(server) else ["send", "train"]
-        return [Due(name) for name in names[len(done) :]]
+            names = ["send", "train", "home"] if self.visiting_models_return(server) else ["send", "train"]
+        return [ScheduledStep(name) for name in names[len(done) :]]
 
-    def owner_of(self, server: Server) -> dict[str, str]:
+    def owner_by_host(self, server: Server) -> dict[str, str]:
         """Map each of this round's participants to the owner of the model that it hosts.
 
         All methods draw the same route.
         """
-        hosts = sample(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
-        return route(hosts, {host: host for host in hosts}, self.route, server.shared_rng("route"))
+        hosts = sample_sites(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
+        return draw_route(hosts, {host: host for host in hosts}, self.route, server.shared_rng("route"))
 
     def requests(self, server: Server) -> list[Request]:
         """Return the requests to train, one per host."""
         scale = len(server.trainable()) if self.p2p_scale == "N" else self.p2p_scale
-        meta: Meta = {"scale": scale, "returns": self.guests_return(server)}
-        return [Request(host, "train", meta=meta | {"owner": owner}) for host, owner in self.owner_of(server).items()]
+        meta: Meta = {"scale": scale, "returns": self.visiting_models_return(server)}
+        return [
+            Request(host, "train", meta=meta | {"owner": owner}) for host, owner in self.owner_by_host(server).items()
+        ]
 
-    def to_owners(self, op: str, server: Server) -> list[Request]:
+    def requests_to_owners(self, op: str, server: Server) -> list[Request]:
         """Return the requests of an `op` to the owners whose models move."""
-        pairs, returns = self.owner_of(server).items(), self.guests_return(server)
+        pairs, returns = self.owner_by_host(server).items(), self.visiting_models_return(server)
         return [Request(owner, op, meta={"to": host, "returns": returns}) for host, owner in pairs if host != owner]
 
     # ---- a site
 
     def execute(self, site: Site, request: Request) -> Reply:
         """Store the site's own model if it was returned, then execute the request."""
-        self.take_in(site)
+        self.store_returned_model(site)
         return super().execute(site, request)
 
     def send(self, site: Site, request: Request) -> Reply:
         """Send a copy of the site's own model to its host."""
-        mine = ModelInTransit(site.name, site.network, self.lent(site, request))
-        return Reply(peer_messages=[pack(request.meta["to"], mine, [site.round])])
+        mine = ModelInTransit(site.name, site.network, self.sent_model(site, request))
+        return Reply(peer_messages=[pack_model(request.meta["to"], mine, [site.round])])
 
-    def lent(self, site: Site, request: Request) -> Tensors:
+    def sent_model(self, site: Site, request: Request) -> Tensors:
         """Return the tensors of the site's own model that are sent to its host."""
         return self.own(site)
 
-    def take_in(self, site: Site) -> None:
+    def store_returned_model(self, site: Site) -> None:
         """Store the last returned own model in the site's state, even if it arrived while the site was unavailable."""
         for peer_message in site.inbox:
             if peer_message.meta["owner"] == site.name:  # at most one: an unavailable site sends no model
@@ -121,7 +136,7 @@ class Circulating(Personal):
         guest = self.guest(site, owner)
         if guest is None:
             return Reply(meta={"guest": ""}, log={"trained": 0.0})
-        done, kept = self.go_on(as_host(site, guest.network, request.meta["scale"]), guest.kept)
+        done, kept = self.continue_training(with_host_settings(site, guest.network, request.meta["scale"]), guest.kept)
         if not is_finite(kept):
             logger.warning("Round %d: training at %s diverged; the model stays unchanged.", site.round, site.name)
             return Reply(meta={"guest": ""}, log=done.log | {"trained": 0.0})
@@ -133,11 +148,11 @@ class Circulating(Personal):
         if owner == site.name:
             site.state.tensors = kept
         else:
-            reply.peer_messages = [pack(owner, ModelInTransit(owner, guest.network, kept), [site.round])]
+            reply.peer_messages = [pack_model(owner, ModelInTransit(owner, guest.network, kept), [site.round])]
         return reply
 
     def guest(self, site: Site, owner: str) -> ModelInTransit | None:
         """Return the model of `owner` that this site hosts in this round, or None if it did not arrive."""
         if owner == site.name:
             return ModelInTransit(site.name, site.network, self.own(site))
-        return arrived(site, owner, [site.round])
+        return receive_model(site, owner, [site.round])

@@ -16,14 +16,14 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
-from medfl.bundle.files import shipped
+from medfl.bundle.bundle_folders import shipped_bundles
 from medfl.errors import PluginError, RefusedError, SettingsError, StoreError, did_you_mean
 from medfl.privacy.policy import mechanism_of
-from medfl.settings import Device, Execution, Strict, read_settings
+from medfl.settings import Device, Execution, StrictModel, read_settings
 from medfl.types import SERVER
-from medfl.utils.field_words import PluginName
+from medfl.utils.field_descriptions import PluginName
 from medfl.utils.files import flush_folder
-from medfl.utils.locks import held
+from medfl.utils.locks import hold_lock
 from medfl.utils.text import name_problem
 from medfl_flare.records.offer import NAME
 from medfl_flare.statistics.site_statistics import DisclosureKind
@@ -44,7 +44,7 @@ Name = Annotated[str, Field(pattern=NAME)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class MinimumPrivacy(Strict):
+class MinimumPrivacy(StrictModel):
     """Minimum privacy that a run must guarantee, over all its releases (`medfl.settings.Privacy`).
 
     A release is one noised value that leaves the site.
@@ -75,7 +75,7 @@ class MinimumPrivacy(Strict):
         return self
 
 
-class BundleEntry(Strict):
+class BundleEntry(StrictModel):
     """A bundle as listed in the file.
 
     Attributes:
@@ -109,7 +109,7 @@ class SiteBundle:
     allow_changes: tuple[str, ...] = ()
 
 
-class SiteFile(Strict):
+class SiteFile(StrictModel):
     """Contents of a participant's own file: its folders, and its permissions for runs. `read_site_file` makes it.
 
     Attributes:
@@ -208,12 +208,12 @@ class SiteFile(Strict):
                 allowed=sorted(self.bundles),
             )
         entry = self.bundles[name]
-        folder = entry.folder or shipped().get(name)
+        folder = entry.folder or shipped_bundles().get(name)
         if folder is None:
             raise RefusedError(
                 "unknown_bundle",
                 f"The file of '{self.site}' lists the bundle '{name}' without a 'folder', and no bundle of that name "
-                f"comes with medfl. {did_you_mean(name, shipped())}",
+                f"comes with medfl. {did_you_mean(name, shipped_bundles())}",
                 site=self.site,
                 bundle=name,
             )
@@ -291,7 +291,7 @@ def read_site_file(path: str | Path) -> SiteFile:
 def _anchored(site_file: SiteFile, start: Path) -> SiteFile:
     """Return a copy with absolute paths."""
 
-    def absolute(values: Strict, *names: str) -> Any:
+    def absolute(values: StrictModel, *names: str) -> Any:
         paths = {name: getattr(values, name) for name in names}
         return values.model_copy(
             update={name: start / path.expanduser() for name, path in paths.items() if path is not None}
@@ -332,7 +332,7 @@ def _read_secret(path: Path) -> bytes:
 def _make_secret(path: Path) -> None:
     """Create the secret atomically. If several processes call this at once, one of them creates it."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with held(path.with_name(f".{SECRET_FILE_NAME}.lock"), SECRET_LOCK_SECONDS, remove=True) as alone:
+    with hold_lock(path.with_name(f".{SECRET_FILE_NAME}.lock"), SECRET_LOCK_SECONDS, remove=True) as alone:
         if not alone or path.exists():
             return
         temporary = path.with_name(f".{SECRET_FILE_NAME}.tmp")

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from statistics import median
 
 from medfl.types import Meta
-from medfl.utils.formats import plain
+from medfl.utils.formats import setting_text
 from medfl_report.groups import Group, data_names
-from medfl_report.notices import Named
+from medfl_report.notices import NamedRun
 from medfl_report.scores import class_names
 
 COSTS = ("bytes_up", "bytes_down", "bytes_to_peers", "train_seconds", "evaluate_seconds")
@@ -70,7 +70,7 @@ class RunSetting:
     runs: tuple[str, ...] = ()
 
 
-def costs(runs: Sequence[Named]) -> list[Cost]:
+def costs(runs: Sequence[NamedRun]) -> list[Cost]:
     """Return the costs of the runs that are over."""
     run_costs = []
     for name, run in runs:
@@ -104,7 +104,7 @@ def group_costs(groups: Sequence[Group]) -> list[Cost]:
     return [cost for group in groups if (cost := median_cost(group)) is not None]
 
 
-def image_counts(runs: Sequence[Named]) -> list[ImageCounts]:
+def image_counts(runs: Sequence[NamedRun]) -> list[ImageCounts]:
     """Return the image counts of each data set."""
     names = data_names([run for _, run in runs])
     by_data: dict[str, ImageCounts] = {}
@@ -121,11 +121,11 @@ def image_counts(runs: Sequence[Named]) -> list[ImageCounts]:
     return list(by_data.values())
 
 
-def settings(runs: Sequence[Named]) -> list[RunSetting]:
+def settings(runs: Sequence[NamedRun]) -> list[RunSetting]:
     """Return the settings of the runs with their values and origins."""
     return _merged(
         [
-            (name, {key: (plain(setting.value), setting.origin) for key, setting in table.items()})
+            (name, {key: (setting_text(setting.value), setting.origin) for key, setting in table.items()})
             for name, run in runs
             if (table := run.run.provenance.settings)
         ],
@@ -133,17 +133,17 @@ def settings(runs: Sequence[Named]) -> list[RunSetting]:
     )
 
 
-def surroundings(runs: Sequence[Named]) -> list[RunSetting]:
+def surroundings(runs: Sequence[NamedRun]) -> list[RunSetting]:
     """Return versions, threads, device and plugins of the runs."""
     tables = []
     for name, run in runs:
         plugins = [f"{plugin} ({origin})" for plugin, origin in run.run.provenance.plugins.items()]
         values: Meta = {**run.run.execution.model_dump(mode="json"), **run.run.versions.to_json(), "plugins": plugins}
-        tables.append((name, {key: (plain(value), "") for key, value in values.items()}))
+        tables.append((name, {key: (setting_text(value), "") for key, value in values.items()}))
     return _merged(tables, len(runs))
 
 
-def data_hashes(runs: Sequence[Named]) -> list[RunSetting]:
+def data_hashes(runs: Sequence[NamedRun]) -> list[RunSetting]:
     """Return the SHA-256 of all data together, and of the data of each site."""
     tables = []
     for name, run in runs:
@@ -196,17 +196,17 @@ class Saving:
         return None if not self.plain else 1 - self.sent / self.plain
 
 
-def savings(runs: Sequence[Named]) -> list[Saving]:
+def savings(runs: Sequence[NamedRun]) -> list[Saving]:
     """Return the savings of each run that quantises and has sent updates."""
     quantised = []
     for name, run in runs:
         compression = run.settings.compression
         table = run.metrics[run.metrics["split"] == "train"]
-        sent, plain = (table[table["metric"] == metric] for metric in ("bytes_up", PLAIN))
+        sent, unquantised = (table[table["metric"] == metric] for metric in ("bytes_up", PLAIN))
         if not compression or sent.empty:
             continue
         rounds = sent["round"].nunique()
-        whole = len(plain) == len(sent)  # a run that an earlier version started has these for some rounds only
-        means = [float(rows["value"].sum()) / rounds for rows in (sent, plain)]
+        whole = len(unquantised) == len(sent)  # a run that an earlier version started has these for some rounds only
+        means = [float(rows["value"].sum()) / rounds for rows in (sent, unquantised)]
         quantised.append(Saving(name, compression.bits, means[0], means[1] if whole else None))
     return quantised

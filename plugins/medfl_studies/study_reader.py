@@ -7,7 +7,7 @@ from pathlib import Path
 
 from medfl.errors import SettingsError, did_you_mean
 from medfl.settings import read_settings
-from medfl.utils.dotted import texts
+from medfl.utils.nested import iterate_strings
 from medfl.utils.strict_yaml import read_yaml
 from medfl_report.claims import CLAIMABLE
 from medfl_studies.schema import FULL_SCALE, DataSet, ScaleChange, Study, StudyRow, StudyScale, slug
@@ -196,7 +196,7 @@ def _check_options(study: Study) -> None:
                     setting=key,
                     place=place,
                 )
-            if any(text.startswith(("$", "@", "%")) for text in texts(value)):
+            if any(text.startswith(("$", "@", "%")) for text in iterate_strings(value)):
                 raise SettingsError(
                     "expression_not_supported",
                     f"'{place}.{key}': expected a plain value, got an expression: {value!r}.",

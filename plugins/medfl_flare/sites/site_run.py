@@ -9,25 +9,25 @@ from pathlib import Path
 
 from medfl.contract import Capability, Model, PeerMessage, Request
 from medfl.data.partition_file import check_unchanged
-from medfl.data.pooled import countable
+from medfl.data.pooled import countable_targets
 from medfl.data.sites import SiteData
 from medfl.engine.checks import check_plan, check_privacy, check_targets
 from medfl.engine.constant_predictions import find_constant_predictions
-from medfl.engine.evaluation import Row, completed, predictor_of, rows_of, score
-from medfl.engine.reply_checks import GUEST, check_peer_message
+from medfl.engine.evaluation import MetricRow, add_frozen_tensors, build_predictor, score_dataset, scores_to_rows
+from medfl.engine.reply_checks import EVALUATED_MODEL_SCHEMA, check_peer_message
 from medfl.engine.runs.export import SiteExport
-from medfl.engine.runs.lifecycle import JOB_PATIENCE, RunWriter
-from medfl.engine.runs.progress import noted
+from medfl.engine.runs.lifecycle import REMOTE_LOCK_SECONDS, RunWriter
+from medfl.engine.runs.progress import record_progress
 from medfl.engine.runs.site_bundles import export_site, write_predictions
 from medfl.engine.site import SCORED, SiteOptions, SiteRunner, Splits
 from medfl.engine.store import Inbox
 from medfl.errors import RefusedError
-from medfl.privacy.ledger import fingerprint
+from medfl.privacy.ledger import hash_dataset
 from medfl.privacy.policy import policy_of
 from medfl.records.privacy_account import PrivacyAccount
 from medfl.records.progress import SiteExit
 from medfl.records.run_file import DataOrigin, Provenance
-from medfl.types import GLOBAL, MODEL, Dataset, Meta, Tensors
+from medfl.types import GLOBAL, MODEL_PREFIX, Dataset, Meta, Tensors
 from medfl.utils import wire
 from medfl_flare.backend.messages import Message, check_tensors, tensor_forms
 from medfl_flare.backend.protocol_messages import (
@@ -41,8 +41,8 @@ from medfl_flare.backend.protocol_messages import (
 )
 from medfl_flare.offered_bundle import OfferedRun
 from medfl_flare.sites.data_changes import DataChangeDetector, check_same_data
-from medfl_flare.sites.file import SiteFile
 from medfl_flare.sites.policy import check_counts, check_networks, disclosed_rows, disclosed_site_info, disclosed_splits
+from medfl_flare.sites.site_file import SiteFile
 
 logger = logging.getLogger(__name__)
 
@@ -168,12 +168,12 @@ class SiteRun:
         data = DataOrigin(allowed_changes=tuple(self._changes))
         provenance = Provenance(offer=opened.offer.to_json(), data=data, joined=opened.joined)
         writer = RunWriter(opened.plan(self._data.digest), self.folder, opened.execution)
-        with writer.held(JOB_PATIENCE):
+        with writer.held(REMOTE_LOCK_SECONDS):
             check_same_data(self.folder, self.name, self._data.digest)
             writer.claim(provenance, backend="flare")
             self.host = self._make_runner(writer)
             self.host.check_account()
-            with noted(self.folder, writer.start_event([self.name], {})) as self.note:
+            with record_progress(self.folder, writer.start_event([self.name], {})) as self.note:
                 yield
                 self.note(SiteExit())
 
@@ -194,11 +194,11 @@ class SiteRun:
 
         The keys are ``facts`` and ``data``, as disclosed by the site's own file, and ``newest``, the newest valid step.
         """
-        counts = self.task.objective.counts(countable(self._data.train, self.task.objective))
+        counts = self.task.objective.counts(countable_targets(self._data.train, self.task.objective))
         facts = disclosed_site_info(self._file, self.host.site_info(), counts)
         about: Meta = {"classes": list(self._data.classes), "name": self._data.source, "modality": self._data.modality}
         about["names"] = list(self._data.names)
-        about["shared_test"] = None if self._splits.shared is None else fingerprint(self._splits.shared)
+        about["shared_test"] = None if self._splits.shared is None else hash_dataset(self._splits.shared)
         return {"facts": facts, "newest": self.host.store.mend(), "data": about}
 
     # ---- a step
@@ -220,7 +220,7 @@ class SiteRun:
         tensors, meta["answer"] = self._execute_request(request, sent, read_steps(message.meta, "keep"))
         return tensors, meta
 
-    def _evaluate(self, evaluate: Meta, tensors: Tensors, sent: Tensors) -> list[Row]:
+    def _evaluate(self, evaluate: Meta, tensors: Tensors, sent: Tensors) -> list[MetricRow]:
         """Score the published models on this site's data and return the rows that may leave."""
         same = read_names(evaluate, "same")
         if not sent.keys() >= set(same):
@@ -291,9 +291,13 @@ class SiteRun:
             )
         if is_evaluation:
             self._check_evaluation_allowed()
-        self._check_model_tensors(message.tensors, (MODEL,) if is_evaluation else tuple(self._sends))
+        self._check_model_tensors(message.tensors, (MODEL_PREFIX,) if is_evaluation else tuple(self._sends))
         check_peer_message(
-            GUEST if is_evaluation else self._sends_meta, self.task, self.settings, meta["meta"], f"site '{sender}'"
+            EVALUATED_MODEL_SCHEMA if is_evaluation else self._sends_meta,
+            self.task,
+            self.settings,
+            meta["meta"],
+            f"site '{sender}'",
         )
         inbox = Inbox(self.folder / EVALUATION_USE if is_evaluation else self.host.store.folder)
         if inbox.waiting_bytes(sender, step) > MAX_WAITING_MESSAGES * self._file.max_message_mb * 10**6:
@@ -338,7 +342,7 @@ class SiteRun:
         model = models[kind]
         meta = {"network": model.network, "meta": model.meta, "owner": kind}
         for receiver in to:
-            self._send(PeerMessage(receiver, wire.prefixed(model.tensors, MODEL), meta), step, EVALUATION_USE)
+            self._send(PeerMessage(receiver, wire.prefixed(model.tensors, MODEL_PREFIX), meta), step, EVALUATION_USE)
         return {}, {"rows": rows_to_json(self._score(model, f"{kind}@{self.name}", round_))}
 
     def score_peer_model(self, message: Message) -> tuple[Tensors, Meta]:
@@ -359,18 +363,18 @@ class SiteRun:
                 owner=str(owner),
                 networks=sorted(self.task.networks),
             )
-        model = Model(meta["network"], wire.select(messages[0].tensors, MODEL), meta["meta"])
+        model = Model(meta["network"], wire.select(messages[0].tensors, MODEL_PREFIX), meta["meta"])
         rows = self._score(model, f"{meta['owner']}@{owner}", read_integer(message.meta, "round"))
         inbox.drop(messages[0].sender)
         return {}, {"rows": rows_to_json(rows)}
 
-    def _score(self, model: Model, name: str, round_: int) -> list[Row]:
+    def _score(self, model: Model, name: str, round_: int) -> list[MetricRow]:
         """Return the scores of a model on this site's test data, or nothing if they may not leave."""
         if "test" not in disclosed_splits(self._file, {"test": len(self._splits.test)}):
             return []
-        predictor = predictor_of(self._opened.make_method(), self.host.task, model)
-        scores = score(predictor, self._splits.test, self.host.task, self.settings)
-        return rows_of(scores, round_, self.name, name, "test", "aggregated")
+        predictor = build_predictor(self._opened.make_method(), self.host.task, model)
+        scores = score_dataset(predictor, self._splits.test, self.host.task, self.settings)
+        return scores_to_rows(scores, round_, self.name, name, "test", "aggregated")
 
     def install(self, message: Message) -> tuple[Tensors, Meta]:
         """Export this site's own bundle with the model's predictions for the site's test images.
@@ -397,12 +401,12 @@ class SiteRun:
                 stock=built.source.weights,
             )
             model = export_site(
-                self.folder / "bundle", site_export, self.name, completed(method, self.task, models), method
+                self.folder / "bundle", site_export, self.name, add_frozen_tensors(method, self.task, models), method
             )
-            predictor = predictor_of(method, self.task, model)
+            predictor = build_predictor(method, self.task, model)
             splits = Splits(data.train, data.val, data.test)
             predictions = write_predictions(
-                self.folder / "bundle", predictor, splits, self.task, self.settings, data.test_facts
+                self.folder / "bundle", predictor, splits, self.task, self.settings, data.test_metadata
             )
             for entry in find_constant_predictions({self.name: predictions}, self.task.objective, data.classes):
                 logger.warning("%s", entry.sentence)

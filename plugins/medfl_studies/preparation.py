@@ -15,7 +15,7 @@ from medfl.settings import read_settings
 from medfl_studies.records.study_files import PoolPreparation
 
 
-class Prep(BaseModel):
+class PreparationSpec(BaseModel):
     """The entry ``prep`` of a study file: name and options of a data set, ``{dataset: NAME, ...}``.
 
     Attributes:
@@ -31,7 +31,7 @@ class Prep(BaseModel):
         return dict(self.model_extra or {})
 
 
-def with_image_size(prep: Prep, size: int | None, registry: Registry) -> Prep:
+def with_image_size(prep: PreparationSpec, size: int | None, registry: Registry) -> PreparationSpec:
     """Return the preparation with a scale's image size, or unchanged if the data set has no size.
 
     Raises:
@@ -39,10 +39,10 @@ def with_image_size(prep: Prep, size: int | None, registry: Registry) -> Prep:
     """
     if size is None or "size" not in registry.dataset(prep.dataset).model_fields:
         return prep
-    return Prep(**(prep.model_dump() | {"size": size}))
+    return PreparationSpec(**(prep.model_dump() | {"size": size}))
 
 
-def release_of(prep: Prep, source: Path, registry: Registry) -> DatasetSpec:
+def locate_release(prep: PreparationSpec, source: Path, registry: Registry) -> DatasetSpec:
     """Return a data set with all its options and the location of its release in the source folder.
 
     Raises:
@@ -67,7 +67,7 @@ def release_of(prep: Prep, source: Path, registry: Registry) -> DatasetSpec:
     return spec
 
 
-def resolve_preparation(prep: Prep, registry: Registry) -> PoolPreparation:
+def resolve_preparation(prep: PreparationSpec, registry: Registry) -> PoolPreparation:
     """Return the record of a preparation: all options of the data set, without paths that the study does not name.
 
     Raises:
@@ -89,7 +89,7 @@ def option_defaults(kind: type[DatasetSpec]) -> dict[str, Any]:
     return values
 
 
-def _validate_options(prep: Prep, registry: Registry, paths: Mapping[str, Path]) -> DatasetSpec:
+def _validate_options(prep: PreparationSpec, registry: Registry, paths: Mapping[str, Path]) -> DatasetSpec:
     """Validate the options of a preparation and return the data set."""
     kind: type[DatasetSpec] = registry.dataset(prep.dataset)
     return read_settings(kind, {**prep.options(), **paths}, where=f"data set '{prep.dataset}' of the study")

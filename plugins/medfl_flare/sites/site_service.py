@@ -3,7 +3,7 @@
 Every message is checked (`medfl_flare.backend.messages`) and compared with the site's own file
 (`medfl_flare.sites.policy`). Only then does the same idempotent step as on one machine process it
 (`medfl.engine.site.SiteRunner`). A message that can't be processed is refused with a reason, and the site waits for the
-next message. The site records every message and everything that leaves it (`medfl_flare.sites.audit`).
+next message. The site records every message and everything that leaves it (`medfl_flare.sites.audit_log`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from medfl.records.privacy_account import PrivacyAccount
 from medfl.records.progress import CommittedStep, Heartbeat, JobEnd, JobStart
 from medfl.records.run_file import JoinedSite
 from medfl.types import Meta
+from medfl.utils.heartbeat import HeartbeatSender, HeartbeatSignal
 from medfl.utils.memory import keep_freed_memory
-from medfl.utils.pulse import Beat, Pulse
 from medfl.utils.text import one_line
 from medfl.utils.wire import Blob
 from medfl_flare.backend.heartbeat import pack_heartbeat
@@ -38,10 +38,10 @@ from medfl_flare.federated_statistics.site_reply import compute_reply
 from medfl_flare.federated_statistics.statistics_request import KIND, StatisticsRequest
 from medfl_flare.offered_bundle import OfferedRun, open_offer
 from medfl_flare.records.offer import Offer
-from medfl_flare.sites.audit import AuditLog
-from medfl_flare.sites.file import SiteFile
+from medfl_flare.sites.audit_log import AuditLog
 from medfl_flare.sites.policy import disclosed_profile
-from medfl_flare.sites.run import SiteRun
+from medfl_flare.sites.site_file import SiteFile
+from medfl_flare.sites.site_run import SiteRun
 
 if TYPE_CHECKING:
     from medfl.privacy.signatures import Signer
@@ -112,7 +112,7 @@ class SiteService:
         try:
             message = unpack(blob, self._current_limits)
             kind = message.kind[:64]
-            with Pulse(self._record_heartbeat):
+            with HeartbeatSender(self._record_heartbeat):
                 answer = self._dispatch(message)
                 reply = pack(answer)
             self._audit.record_reply(
@@ -269,7 +269,7 @@ class SiteService:
             self._run = run
         return Message("begin", {}, {"refused": None} | self._run.begin_reply())
 
-    def _record_heartbeat(self, beat: Beat) -> None:
+    def _record_heartbeat(self, beat: HeartbeatSignal) -> None:
         """Record a heartbeat at the site and send it to the server.
 
         The completed share reveals the number of images, so it is removed unless the run and the site's own file let

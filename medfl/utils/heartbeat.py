@@ -1,7 +1,7 @@
 """Heartbeats of long computations: a thread reports at intervals whether batches were processed, and how many.
 
-The caller of a computation opens a `Pulse` around it; the computation counts its batches by `counted`. They don't need
-to know each other, and heartbeats don't affect any result.
+The caller of a computation opens a `HeartbeatSender` around it; the computation counts its batches by `count_batches`.
+They don't need to know each other, and heartbeats don't affect any result.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Beat:
+class HeartbeatSignal:
     """A heartbeat.
 
     Attributes:
@@ -34,7 +34,7 @@ class Beat:
     moved: bool = False
 
 
-class Pulse:
+class HeartbeatSender:
     """Context manager that sends heartbeats, the first one `every` seconds after its start.
 
     Args:
@@ -42,14 +42,14 @@ class Pulse:
         every: Seconds between two heartbeats, > 0.
     """
 
-    def __init__(self, send: Callable[[Beat], None], every: float = BEAT_SECONDS) -> None:
+    def __init__(self, send: Callable[[HeartbeatSignal], None], every: float = BEAT_SECONDS) -> None:
         self._send, self._every = send, every
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._doing, self._done, self._depth = "", 0, 0
         self._total: int | None = None
         self._count = self._counted_before = 0
-        self._token: Token[Pulse | None] | None = None
+        self._token: Token[HeartbeatSender | None] | None = None
 
     def __enter__(self) -> Self:
         self._token = _CURRENT_SENDER.set(self)
@@ -62,12 +62,12 @@ class Pulse:
         self._over.set()
         self._thread.join()
 
-    def beat(self) -> Beat:
+    def beat(self) -> HeartbeatSignal:
         """Return the current heartbeat, and reset `moved` for the next one."""
         count, before = self._count, self._counted_before
         self._counted_before = count
         share = None if not self._total else min(1.0, round(self._done / self._total, 2))
-        return Beat(self._doing, share, count > before)
+        return HeartbeatSignal(self._doing, share, count > before)
 
     def part(self, batches: Iterable[T], doing: str, total: int | None) -> Iterator[T]:
         """Yield the batches and count them. If counted batches are nested, only the outer ones have a share."""
@@ -89,12 +89,12 @@ class Pulse:
             self._send(self.beat())
 
 
-_CURRENT_SENDER: ContextVar[Pulse | None] = ContextVar("at_work", default=None)
-"""The innermost `Pulse` around the current code."""
+_CURRENT_SENDER: ContextVar[HeartbeatSender | None] = ContextVar("at_work", default=None)
+"""The innermost `HeartbeatSender` around the current code."""
 
 
-def counted(batches: Iterable[T], doing: str, total: int | None = None) -> Iterator[T]:
-    """Yield the batches, counted for the `Pulse` around the code if there is one.
+def count_batches(batches: Iterable[T], doing: str, total: int | None = None) -> Iterator[T]:
+    """Yield the batches, counted for the `HeartbeatSender` around the code if there is one.
 
     Args:
         batches: Batches; one is done when the next one is requested.
