@@ -224,9 +224,9 @@ def _site_rows(run: RunRecord, sharing: Meta, stage: DistillationStage) -> Meta:
                 "items": number(int(items[site])) if site in items else "–",
                 "frozen": stage.frozen.get(site, "–"),
                 "errors": stage.errors.get(site),
-                "accuracy": [stage.accuracy.get(site, {}).get(round_) for round_ in last_values],
-                "interval": _interval(stage.accuracy.get(site, {}).get(last_values[-1]), patients.get(site))
-                if last_values
+                "accuracy": [stage.accuracy.get(site, {}).get(round_) for round_ in end_rounds],
+                "interval": _interval(stage.accuracy.get(site, {}).get(end_rounds[-1]), patients.get(site))
+                if end_rounds
                 else None,
                 "weight": _last_value(stage.weights.get(site, {})) if site in stage.frozen else None,
             }
