@@ -66,6 +66,7 @@ types: $(VENV)/.ready-dev
 style: $(VENV)/.ready-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell medfl plugins data_prep bundles benchmarks studies docs *.md
 	$(BIN)/lint-imports
 
 compiled: $(VENV)/.ready-dev

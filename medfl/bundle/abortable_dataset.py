@@ -79,8 +79,7 @@ class AbortableVisits(AbortableDataset):
             yield loaded
 
     def compute_metrics(self, model: torch.nn.Module, device: str) -> dict[str, float]:
-        """Return the scores that `medfl.types.SelfScoringDataset.compute_metrics` computes, or {} if the data set
-        computes none itself."""
+        """Return the data set's own scores (`medfl.types.SelfScoringDataset`), or {} if it computes none."""
         return self._visited.compute_metrics(model, device) if isinstance(self._visited, SelfScoringDataset) else {}
 
 

@@ -283,7 +283,7 @@ def check_receivers(
     """Check the receivers of the peer messages that a site would send.
 
     Args:
-        parcels: The peer messages.
+        peer_messages: The peer messages.
         allowed: Whether the method supports `Capability.PEER_MESSAGES`.
         site: Name of the sender, for messages.
         peers: Names of the possible receivers; None accepts every name.

@@ -331,7 +331,7 @@ def request_digest(request: Request, tensors_digest: str) -> str:
     """Return a SHA-256 that identifies a request. A request that is sent again has the same digest.
 
     Args:
-        order: The request.
+        request: The request.
         tensors_digest: `medfl.utils.wire.digest` of the request's tensors.
     """
     text = json.dumps([request.op, request.meta, tensors_digest], sort_keys=True)

@@ -30,7 +30,7 @@ def check_reply(
     Args:
         method: The method.
         task: The learning problem.
-        order: Request that the reply answers.
+        request: Request that the reply answers.
         tensors: Tensors of the reply.
         meta: Metadata of the reply, without the keys that medfl adds.
         who: Sender for messages, as in "site 'site-01'".
@@ -75,7 +75,7 @@ def check_before_sending(
         method: The method.
         task: The learning problem.
         settings: Settings of the run.
-        order: Request that the reply answers.
+        request: Request that the reply answers.
         reply: The reply, with its peer messages.
         who: Sender for messages, as in "site 'site-01'".
 

@@ -286,7 +286,7 @@ class Inbox:
         Args:
             step: Step in which the message was sent.
             sender: Name of the sender.
-            parcel: The message.
+            peer_message: The message.
         """
         path = self.folder / f"{step:08d}-{sender}.safetensors"
         if not path.exists():

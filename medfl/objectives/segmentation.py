@@ -210,8 +210,10 @@ class Segmentation(Objective):
     def _score(
         self, kind: str, ours: torch.Tensor, theirs: torch.Tensor, spacing: torch.Tensor | None
     ) -> torch.Tensor | float:
-        """Return a score of each class of a case. `spacing` is the case's own spacing, used with
-        `SPACING_OF_EACH_CASE`."""
+        """Return a score of each class of a case.
+
+        `spacing` is the case's own spacing, used with `SPACING_OF_EACH_CASE`.
+        """
         if kind in ("dice", "lesion_f1"):
             return dice(ours, theirs) if kind == "dice" else lesion_f1(ours, theirs)
         edges = self.spacing

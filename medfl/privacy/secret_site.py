@@ -26,7 +26,7 @@ class SecretSite(Site):
     A repeated request gets the same random numbers.
 
     Attributes:
-        order: Hash of the current request.
+        request: Hash of the current request.
         trainings: Number of private trainings that began in the current step.
     """
 

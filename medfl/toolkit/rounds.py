@@ -23,7 +23,7 @@ class RoundStep:
 
     Attributes:
         name: Name of the step, which is also the `op` of its requests.
-        orders: Function that returns the requests of the step; None for a step of the server alone.
+        requests: Function that returns the requests of the step; None for a step of the server alone.
         work: Function that executes a request at a site; None if the site sends an empty reply.
         fold: Function that aggregates the replies into the server's state; None if no replies are aggregated.
         quorum: Number of replies that the step needs, or a function of the server that returns it. None means the run's

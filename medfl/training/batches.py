@@ -20,8 +20,9 @@ def load_batches(
     doing: str = TRAINING,
     total: int | None = None,
 ) -> Iterator[LoadedBatch]:
-    """Yield the batches of a data set in order, on the CPU, and count them for progress reports
-    (`medfl.utils.heartbeat`).
+    """Yield the batches of a data set in order, on the CPU.
+
+    Counts the batches for progress reports (`medfl.utils.heartbeat`).
 
     Args:
         data: The data set. A data set with random augmentation (`AugmentingDataset`) may read batches ahead.

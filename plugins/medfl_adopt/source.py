@@ -77,8 +77,10 @@ class AdoptedSplit(TransformDataset):
         return self._rows
 
     def compute_metrics(self, model: nn.Module, device: str) -> dict[str, float]:
-        """Return the bundle's scores of a model, as in `medfl.types.SelfScoringDataset.judge`; names begin with
-        `METRIC_PREFIX`."""
+        """Return the scores of the bundle's own evaluator (`medfl.types.SelfScoringDataset`).
+
+        Their names begin with `METRIC_PREFIX`.
+        """
         if self._kind is None:
             return {}
         scores = self._site.score(model, self._rows, device, self._kind)

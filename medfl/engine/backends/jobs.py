@@ -50,7 +50,7 @@ class StepJob(BackendJob):
     """Job that executes the request for one site.
 
     Attributes:
-        order: ``to``, ``op`` and ``meta`` of the request.
+        request: ``to``, ``op`` and ``meta`` of the request.
         digest: `medfl.utils.wire.digest` of the request's tensors.
         step: Number of the step.
         round: Round that the step belongs to.

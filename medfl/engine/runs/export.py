@@ -95,7 +95,7 @@ def describe_network(metadata: Any, site_export: SiteExport) -> None:
 
     Args:
         metadata: Content of the bundle's ``metadata.json``.
-        home: Inputs of the exported bundle.
+        site_export: Inputs of the exported bundle.
     """
     names = site_export.names or site_export.classes
     if site_export.shape and names:

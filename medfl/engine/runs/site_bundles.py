@@ -62,7 +62,7 @@ def export(run: SimulatedRun, result: SimulationResult, site_export: SiteExport)
     Args:
         run: The run. The bundles are written to ``sites/<name>`` and ``global`` in its folder.
         result: Result of the run, whose summary is replaced.
-        home: Inputs of the exported bundles.
+        site_export: Inputs of the exported bundles.
 
     Returns:
         Paths of the bundles.
@@ -101,7 +101,7 @@ def export_global(
 
     Args:
         folder: Path of the run folder.
-        home: Inputs of the exported bundle.
+        site_export: Inputs of the exported bundle.
         models: Maps each kind of model of the server to the model.
         method: The method.
         weights: Writer of the weights, which several bundles of a run share.
@@ -130,7 +130,7 @@ def export_site(
 
     Args:
         target: Path of the bundle.
-        home: Inputs of the exported bundle.
+        site_export: Inputs of the exported bundle.
         site: Name of the site.
         models: Maps each kind of model of the site to the model.
         method: The method.

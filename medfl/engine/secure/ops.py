@@ -194,7 +194,7 @@ def check_reply(request: Request, tensors: Tensors, expected: int) -> None:
     """Check that a reply has the tensors of its operation.
 
     Args:
-        order: Request that the reply answers, with an op in `OPS`.
+        request: Request that the reply answers, with an op in `OPS`.
         tensors: Tensors of the reply.
         expected: Size of the masked numbers in bytes.
 

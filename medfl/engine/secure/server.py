@@ -261,7 +261,7 @@ class ServerOperation:
         Args:
             total: Sum of the masked numbers, which is changed in place.
             revealed: Maps each site that revealed shares to these, by their owner.
-            order: The method's own request.
+            request: The method's own request.
 
         Raises:
             RefusedError: If the shares of a site's key do not give this key.
@@ -292,7 +292,7 @@ class ServerOperation:
 
         Args:
             total: Unmasked sum, with the sum of the weights as its last element.
-            order: The method's own request.
+            request: The method's own request.
             sites: Number of peers, which decides the fixed-point format.
         """
         layout = layout_of(request.tensors, self.inner.sends)

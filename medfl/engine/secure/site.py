@@ -101,7 +101,7 @@ class SiteOperation:
 
     Attributes:
         site: The site, with the settings of the run.
-        order: Request of the operation.
+        request: Request of the operation.
         inner: Method whose updates are summed.
         tools: Resources of the site that the method does not see.
     """

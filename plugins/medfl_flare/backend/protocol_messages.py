@@ -217,7 +217,7 @@ class StepMessages:
         """Return the message for one site.
 
         Args:
-            order: Request to the site, or None if the site only evaluates.
+            request: Request to the site, or None if the site only evaluates.
         """
         key = (
             (0, "")

@@ -190,7 +190,7 @@ class FlareBackend:
         Args:
             step: Step number.
             round_: Round of the requests.
-            orders: Requests of the step, at most one for each site.
+            requests: Requests of the step, at most one for each site.
             evaluation: Evaluation of the previous round, or None.
             keep: Earlier steps whose state the sites must keep.
 

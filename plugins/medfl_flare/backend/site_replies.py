@@ -92,7 +92,7 @@ def read_step_reply(
         site: Name of the site.
         message: Reply of the site.
         step: Step that the server requested.
-        order: Request that the site got, or None if the site only had to score models.
+        request: Request that the site got, or None if the site only had to score models.
         expected: Rules for the reply.
         limits: Limits of a message.
 

@@ -397,7 +397,7 @@ class FedSDC(Averaging):
         """Return the model of a body and the heads that were published with it.
 
         Args:
-            holder: Server or site.
+            participant: Server or site.
             published: Tensors of body and heads, as `publish` returns them.
             model: Network of the same architecture.
         """

@@ -272,7 +272,7 @@ class PFedCDP(Averaging):
         """Return a cluster's body with the server's classifier.
 
         Args:
-            holder: Server, or site.
+            participant: Server, or site.
             network: Network of the cluster.
             lent: Tensors that a site received from the server; None uses the server's state.
         """
