@@ -54,7 +54,6 @@ PAGES = sorted(
         "studies/*.md",
     )
     for path in ROOT.glob(pattern)
-    if path.name != "CHANGELOG.md"
 )
 
 
