@@ -49,7 +49,7 @@ VISIBILITY_NOTES = {"public": "", "private": " (not sent in a run with a privacy
 
 WEIGHTING_SENTENCES = {
     "size": "by default by the sites' numbers of training images; equal in a run with a privacy setting",
-    "uniform": "by default equal for all sites, whatever their numbers of images",
+    "uniform": "by default equal for all sites, independent of their numbers of images",
     "method": "computed by the method, as described above",
     "none": "none; the server averages no models",
 }
