@@ -70,7 +70,7 @@ class FedTPF(FeatureSharing):
         penalty: Factor of the critic's gradient penalty, >= 0.
         critic_steps: Critic steps for each generator step, >= 1.
         critic_lr: Learning rate of the critic's Adam, > 0.
-        prototype: Prototypes: ``mean`` features of a class; ``scale_prototypes``, scaled to the norm sqrt(d) of a
+        prototype: Prototypes: ``mean`` features of a class; ``scaled``, scaled to the norm sqrt(d) of a
             standard normal vector, which fits the KL term; or ``none``.
         prototype_weight: Weight of the distance to the prototypes, >= 0.
         freeze: Whether sites freeze.
