@@ -132,7 +132,7 @@ def test_the_commands_of_a_page_leave_runs_and_exported_bundles(places: dict[str
         assert {"metrics.csv", "summary.json", "run.json", "report.html"} <= {path.name for path in folder.iterdir()}
         assert len(list((folder / "sites").glob("site-*/models/model.pt"))) == sites
     assert (place / "runs" / "report.html").is_file()
-    assert any((place / "data").glob("*/who_holds_what.svg"))
+    assert any((place / "data").glob("*/image_counts.svg"))
     if "monai.bundle run" not in "".join(blocks(page)):
         return
     exported = place / "runs" / "fedavg" / "sites" / "site-01"

@@ -226,7 +226,7 @@ SCORE_COLUMNS = (
     "fold",
     "site",
     "model",
-    "taken_home",
+    "exported",
     "split",
     "moment",
     "metric",
@@ -236,7 +236,7 @@ SCORE_COLUMNS = (
 )
 """Columns of the table of scores.
 
-`model` is ``global`` or ``personal``; `taken_home` is true for the model that the site exports.
+`model` is ``global`` or ``personal``; `exported` is true for the model that the site exports.
 """
 
 SERVER_TEST_SETS = ("global_test", "public_test")
@@ -284,11 +284,11 @@ def _iterate_scores(run: RunRecord, sets: PredictionSets) -> Iterator[dict[str, 
                     if value is not None:
                         yield about | {
                             "site": site,
-                            "taken_home": run.exported_kind(site) == model,
+                            "exported": run.exported_kind(site) == model,
                             "value": value,
                             "images": None if test_set is None else len(test_set.rows),
                             "patients": None if test_set is None else test_set.patient_count,
                         }
                 for place in SERVER_TEST_SETS:
                     if (value := getattr(scores, place)) is not None:
-                        yield about | {"site": place, "taken_home": False, "value": value}
+                        yield about | {"site": place, "exported": False, "value": value}

@@ -59,7 +59,7 @@ def test_from_a_pool_to_sites(medfl, pool, tmp_path):
     ]
     assert "Classes: 0 kind 0; 1 kind 1" in out
     if "medfl_report" in load_plugins().plugins:
-        assert f"Figure: {tmp_path / 'D' / 'who_holds_what.svg'}" in out
+        assert f"Figure: {tmp_path / 'D' / 'image_counts.svg'}" in out
     assert "note: the 8 validation images of the pooled data set are at no site" in err
     sites, pooled = load_sites(tmp_path / "D", Multiclass(8)), load_global(tmp_path / "D", Multiclass(8))
     assert sum(len(part) for site in sites.values() for part in (site.train, site.val, site.test)) == 200

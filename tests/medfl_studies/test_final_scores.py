@@ -46,7 +46,7 @@ def test_each_defined_score_has_a_line(table):
 
 
 def test_a_model_is_marked_at_the_site_that_takes_it_home(table):
-    assert table["taken_home"].tolist() == [True, False, True, False, False]
+    assert table["exported"].tolist() == [True, False, True, False, False]
 
 
 def test_images_and_patients_are_those_of_test_sets_with_predictions(table):

@@ -103,7 +103,7 @@ def test_the_table_of_means_follows_from_the_final_scores(load, tmp_path: Path) 
     scores = pd.read_csv(tmp_path / "out" / "results" / "demo-scores.csv")
     assert list(scores.columns) == list(SCORE_COLUMNS)
     assert len(scores) == 2 * 2 * 2, "two rows, seeds and sites"
-    own = scores[scores["taken_home"] & (scores["split"] == "test") & (scores["metric"] == "accuracy")]
+    own = scores[scores["exported"] & (scores["split"] == "test") & (scores["metric"] == "accuracy")]
     each = own.groupby(["row", "seed"])["value"].agg(["mean", "min"]).groupby("row")
     table = pd.read_csv(tmp_path / "out" / "results" / "demo.csv").set_index("label")
     assert each["mean"].mean().to_dict() == pytest.approx(table["mean"].to_dict())

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from medfl.data.datalists import Datalist
 from medfl.data.partition.writing import count_classes_by_site
 
-COUNTS_FIGURE = "who_holds_what.svg"
+COUNTS_FIGURE = "image_counts.svg"
 """File name of the figure in the folder of a partition."""
 
 MANY = 40

@@ -265,7 +265,7 @@ def test_the_table_is_tidy_and_the_summary_says_the_same(tmp_path):
     assert set(summary.scores["global"]) == {"val", "test"}
 
 
-def test_the_summary_adds_the_costs_up_and_says_who_holds_what(tmp_path):
+def test_the_summary_adds_the_costs_up_and_says_image_counts(tmp_path):
     sites = make_sites()
     summary = case().run(tmp_path, sites=sites).summary
     for name, data in sites.items():
