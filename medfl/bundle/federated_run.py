@@ -57,7 +57,7 @@ class FederatedRun:
         sites: Names of the sites that take part; None takes all in `dataset_dir`.
         mean: Mean of each channel of the images after scaling to [0, 1].
         std: Standard deviation of each channel after this scaling.
-        plugins: Paths of plugin files to load.
+        plugins: Path of a plugin file to load, or several paths.
         disabled_plugins: Names of plugins not to load.
         network_assignment: Rule that decides which network each site trains: its ``name``, and its options
             (`medfl.engine.runs.network_assignment`). With None only the setting `networks_by_site` decides, which takes
@@ -95,7 +95,7 @@ class FederatedRun:
         sites: Sequence[str] | None = None,
         mean: Sequence[float] = (0.5,),
         std: Sequence[float] = (0.5,),
-        plugins: Sequence[str] = (),
+        plugins: str | Sequence[str] = (),
         disabled_plugins: Sequence[str] = (),
         network_assignment: Mapping[str, Any] | None = None,
         public: str | None = None,
@@ -128,7 +128,8 @@ class FederatedRun:
         self.bundle_root, self.dataset_dir, self.output_dir = Path(bundle_root), Path(dataset_dir), Path(output_dir)
         self.sites, self.mean, self.std = sites, tuple(mean), tuple(std)
         self.source = source or ArraySource(task.objective, self.mean, self.std)
-        self.plugins, self.disabled = list(plugins), list(disabled_plugins)
+        self.plugins = [plugins] if isinstance(plugins, str) else list(plugins)
+        self.disabled = list(disabled_plugins)
         self.public = public or (PUBLIC if (self.dataset_dir / PUBLIC).is_dir() else None)
         self.label_map, self.network_assignment = label_map, network_assignment
         self.allow_leaks, self.allow_changes = list(allow_leaks), list(allow_changes)
