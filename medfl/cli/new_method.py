@@ -37,7 +37,8 @@ def command(
     written = write(package_files(name) if package else plugin_files(name), out)
     for path in written:
         typer.echo(f"wrote {path}")
-    typer.echo("Next: " + (f"pip install -e {out / name}" if package else f"medfl list methods --plugin {written[0]} --search {name}"))
+    listing = f"medfl list methods --plugin {written[0]} --search {name}"
+    typer.echo(f"Next: {f'pip install -e {out / name}' if package else listing}")
     typer.echo(f"Test: pytest {written[-1]}")
 
 
