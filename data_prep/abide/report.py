@@ -177,6 +177,7 @@ class AtlasSection(TemplateSection):
     """Report section with the regions of the data set's atlas."""
 
     template = "atlas.html"
+    """File name of the section's HTML template, beside this module."""
 
     def content(self, data: ReportData) -> Meta | None:
         """Return the template's values under ``atlas``, or None if no run had an atlas."""

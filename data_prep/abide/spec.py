@@ -1,5 +1,9 @@
 """Spec of ABIDE I: options, choice of maps and data list of the prepared data set.
 
+`medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
+of the spec in this order: `find` (find the files), `choose` (plan what to read), `drop` (select rows to remove after
+reading), `datalist` (describe the other rows) and `finish` (change the array or add files).
+
 Prepared data set: ``images.npy`` (N, X, Y, Z, channels), float32, with a row for each subject and a channel for each
 derivative. Each record has ``label``, ``subject_id``, ``site``, ``centre``, ``sex`` and ``age``. If an atlas is given,
 it is written on the grid of the images, with the list of its regions. All subjects are in the training split.
@@ -82,10 +86,15 @@ class Abide(ImageSpec):
     """
 
     dataset = "abide"
+    """Name of the data set, as users type it."""
     unreadable = "option require_complete"
+    """Treatment of missing or unreadable images: exclude them, unless the user sets ``require_complete``."""
     item = "map"
+    """Name of one item that is read, in the singular, for messages."""
     terms = RECORDS[0].licence
+    """Terms of use, which the user sees before reading starts and the data list states."""
     citation = CITATION
+    """Publications to cite, which the user sees before reading starts and the data list states."""
 
     source: Path
     """The folder with PCP's Outputs, nilearn's ABIDE_pcp, or all files."""
@@ -118,9 +127,18 @@ class Abide(ImageSpec):
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """Return the folder of the phenotypic file: ``abide`` in a study's source folder, or the source folder itself.
+        """Find the release for a study (a file that lists data sets, methods and seeds) that names no path to it.
 
-        If the study names a source, return nothing.
+        Args:
+            top: Source folder of the study, which contains the downloaded releases.
+            options: Options of the data set in the study file.
+
+        Returns:
+            ``{"source": folder}``. The folder is ``abide`` in `top` if that contains the phenotypic file, otherwise
+            `top` itself. Empty if the study names a source.
+
+        Raises:
+            DataError: If neither folder contains the phenotypic file.
         """
         return {} if "source" in options else {"source": folder_with(top, cls.dataset, PHENOTYPE_FILE)}
 

@@ -130,9 +130,13 @@ class Acevedo(SingleReleaseSpec):
     """
 
     dataset = "acevedo"
+    """Name of the data set, as users type it."""
     terms = RELEASE.licence
+    """Terms of use, which the user sees before reading starts and the data list states."""
     citation = RELEASE.citation
+    """Publications to cite, which the user sees before reading starts and the data list states."""
     release = RELEASE
+    """Description of the release: names, licence, published numbers, and the function that lists its images."""
 
     source: Path
     """The folder PBC_dataset_normal_DIB, or the one that contains it."""

@@ -85,9 +85,13 @@ class Bodzas(SingleReleaseSpec):
     """
 
     dataset = "bodzas"
+    """Name of the data set, as users type it."""
     terms = RELEASE.licence
+    """Terms of use, which the user sees before reading starts and the data list states."""
     citation = RELEASE.citation
+    """Publications to cite, which the user sees before reading starts and the data list states."""
     release = RELEASE
+    """Description of the release: names, licence, published numbers, and the function that lists its images."""
 
     source: Path
     """The folder that contains one for each class, or its parent."""

@@ -1,5 +1,9 @@
 """Base specs of white blood cell data sets: options, reading and data list that all releases share.
 
+`medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
+of the spec in this order: `find` (find the files), `choose` (plan what to read), `drop` (select rows to remove after
+reading) and `datalist` (describe the other rows).
+
 Images are read by the rules of `medfl.data.readers.images` as 8-bit RGB and resized with antialiasing; alpha is
 dropped, and grey is repeated in all channels. Images with more than 8 bits a channel, images smaller than `MIN_EDGE`
 and unreadable files are excluded and listed in ``quarantine.csv``. No release states which cells belong to one patient,
@@ -219,7 +223,15 @@ class SingleReleaseSpec(CellSpec):
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """Return the release's folder in a study's source folder: one of its name, or the source folder itself."""
+        """Find the release for a study (a file that lists data sets, methods and seeds) that names no path to it.
+
+        Args:
+            top: Source folder of the study, which contains the downloaded releases.
+            options: Options of the data set in the study file.
+
+        Returns:
+            ``{"source": folder}``. The folder is the one in `top` with the name of the release, otherwise `top` itself.
+        """
         return {"source": folder_or_top(top, cls.release.name)}
 
     def releases(self) -> list[tuple[CellRelease, Path]]:

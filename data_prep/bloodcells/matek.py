@@ -135,6 +135,7 @@ def cells_of(tree: FolderTree, top: Path, lines: Mapping[str, MatekAnnotation]) 
         return line if line.label == known else f"{TABLE_FILE} says {line.label}, the folder {known}"
 
     listing = RELEASE.listing(tree, top, identify)
+    """Name of the file that lists the cases, for messages."""
     listing.quarantined += [(f"{RELEASE.name}/{key}", NO_FILE) for key in left]
     return listing
 
@@ -194,9 +195,13 @@ class Matek(SingleReleaseSpec):
     """
 
     dataset = "matek"
+    """Name of the data set, as users type it."""
     terms = RELEASE.licence
+    """Terms of use, which the user sees before reading starts and the data list states."""
     citation = RELEASE.citation
+    """Publications to cite, which the user sees before reading starts and the data list states."""
     release = RELEASE
+    """Description of the release: names, licence, published numbers, and the function that lists its images."""
 
     source: Path
     """The folder AML-Cytomorphology_LMU, or the one that contains it."""

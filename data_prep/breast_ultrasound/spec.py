@@ -1,5 +1,9 @@
 """Spec of breast ultrasound: options, choice of images and data list of the prepared data set.
 
+`medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
+of the spec in this order: `find` (find the files), `choose` (plan what to read), `datalist` (describe the rows of the
+array) and `finish` (change the array or add files).
+
 The folder contains the images of BUS-BRA (four machines of one hospital) and of BrEaST (Poland) in one layout
 (`medfl_datasets.breast_ultrasound.files`). The command ``medfl partition --scheme by_site --column site --test official
 --global-test none`` makes five sites with the table's test images.
@@ -65,9 +69,13 @@ class BreastUltrasound(ImageSpec):
     """
 
     dataset = "breast_ultrasound"
+    """Name of the data set, as users type it."""
     unreadable = "option skip_unreadable"
+    """Treatment of missing or unreadable images: stop, unless the user sets the option ``skip_unreadable``."""
     terms = RECORDS[0].licence
+    """Terms of use, which the user sees before reading starts and the data list states."""
     citation = CITATION
+    """Publications to cite, which the user sees before reading starts and the data list states."""
 
     source: Path
     """The folder of metadata.csv, images and masks."""

@@ -1,5 +1,9 @@
 """Spec of CBIS-DDSM: options, choice of images and data list of the prepared data set.
 
+`medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
+of the spec in this order: `find` (find the files), `choose` (plan what to read) and `datalist` (describe the rows of
+the array).
+
 `medfl_datasets.cbis_ddsm.tables` reads the case descriptions, `medfl_datasets.cbis_ddsm.files` finds files in every
 layout of the release, `medfl_datasets.cbis_ddsm.selection` selects images, labels and splits, and
 `medfl_datasets.cbis_ddsm.pixels` and `medfl.data.readers.mammograms` read the images.
@@ -73,8 +77,11 @@ class CbisDdsm(ImageSpec):
     """
 
     dataset = "cbis_ddsm"
+    """Name of the data set, as users type it."""
     terms = RECORDS[0].licence
+    """Terms of use, which the user sees before reading starts and the data list states."""
     citation = CITATION
+    """Publications to cite, which the user sees before reading starts and the data list states."""
 
     source: Path
     """The folder of the images, in any layout of the release."""

@@ -1,5 +1,9 @@
 """Spec of CelebA: options, choice of images and data list of the prepared data set.
 
+`medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
+of the spec in this order: `find` (find the files), `choose` (plan what to read) and `datalist` (describe the rows of
+the array).
+
 The label is one of 40 attributes of each face. If the release contains ``identity_CelebA.txt``, images of one person
 have one ``subject_id`` and one ``identity``. `medfl partition` then keeps each person's images together, or makes a
 site of each person with ``--scheme by_site --column identity``, as LEAF does (with 5 images or more of each person).
@@ -100,8 +104,11 @@ class CelebA(ImageSpec):
     """
 
     dataset = "celeba"
+    """Name of the data set, as users type it."""
     terms = RECORDS[0].licence
+    """Terms of use, which the user sees before reading starts and the data list states."""
     citation = CITATION
+    """Publications to cite, which the user sees before reading starts and the data list states."""
 
     source: Path
     """The folder of img_align_celeba and list_attr_celeba."""
@@ -118,7 +125,15 @@ class CelebA(ImageSpec):
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """Return the release's folder in a study's source folder: ``celeba``, or the source folder itself."""
+        """Find the release for a study (a file that lists data sets, methods and seeds) that names no path to it.
+
+        Args:
+            top: Source folder of the study, which contains the downloaded releases.
+            options: Options of the data set in the study file.
+
+        Returns:
+            ``{"source": folder}``. The folder is ``celeba`` in `top` if that exists, otherwise `top` itself.
+        """
         return {"source": folder_or_top(top, cls.dataset)}
 
     def find(self) -> CelebaFiles:

@@ -1,5 +1,9 @@
 """Spec of tasks of the Medical Segmentation Decathlon: options, cases and metadata of the prepared data set.
 
+`medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
+of the spec in this order: `find` (find the files) and `volumes` (list the cases to read, with their metadata). The base
+class does the rest.
+
 All volumes are put on one grid (`medfl.data.transforms.frame.Frame`): turned to one orientation and padded to one size
 without cutting off a labelled voxel. They keep their spacing unless another is requested. Each is scaled by its own
 mean and standard deviation unless a window is given. All volumes have the same spacing, which the data list states, so
@@ -45,10 +49,15 @@ class Decathlon(VolumeSpec):
     """
 
     dataset = "decathlon"
+    """Name of the data set, as users type it."""
     terms = RECORDS[0].licence
+    """Terms of use, which the user sees before reading starts and the data list states."""
     citation = CITATION
+    """Publications to cite, which the user sees before reading starts and the data list states."""
     listing = TASK_FILE
+    """Name of the file that lists the cases, for messages."""
     numbered = "case"
+    """Word before the number of a case in `listing`, in messages and in the head of ``quarantine.csv``."""
 
     source: Annotated[Path, Positional()]
     """The folder of a task, with its dataset.json."""
@@ -65,7 +74,18 @@ class Decathlon(VolumeSpec):
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """Return the task's folder in a study's source folder: ``decathlon``, unless the study names another."""
+        """Find the release for a study (a file that lists data sets, methods and seeds) that names no path to it.
+
+        Args:
+            top: Source folder of the study, which contains the downloaded releases.
+            options: Options of the data set in the study file.
+
+        Returns:
+            ``{"source": folder}``. The folder is ``decathlon`` in `top`. Empty if the study names a source.
+
+        Raises:
+            DataError: If the folder does not exist.
+        """
         return {} if "source" in options else {"source": study_folder(top, cls.dataset)}
 
     def named_after(self, out: Path) -> Self:

@@ -1,5 +1,9 @@
 """Spec of Derm7pt: options, choice of images and data list of the prepared data set.
 
+`medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
+of the spec in this order: `find` (find the files), `choose` (plan what to read) and `datalist` (describe the rows of
+the array).
+
 Each case has a dermoscopic and a clinical image; a prepared data set has one of these views. The diagnoses form five
 groups (BCC, MEL, MISC, NEV, SK), which are the classes. Nine cases have no clinical image: the table names the
 dermoscopic one twice. They are excluded from the view ``clinic``, where a network would otherwise see another kind of
@@ -77,9 +81,13 @@ class Derm7pt(ImageSpec):
     """
 
     dataset = "derm7pt"
+    """Name of the data set, as users type it."""
     unreadable = "option skip_unreadable"
+    """Treatment of missing or unreadable images: stop, unless the user sets the option ``skip_unreadable``."""
     terms = RECORDS[0].licence
+    """Terms of use, which the user sees before reading starts and the data list states."""
     citation = CITATION
+    """Publications to cite, which the user sees before reading starts and the data list states."""
 
     source: Path
     """The folder release_v0, as unpacked, or the one that contains it."""
@@ -92,9 +100,18 @@ class Derm7pt(ImageSpec):
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """Return the folder that contains ``release_v0``.
+        """Find the release for a study (a file that lists data sets, methods and seeds) that names no path to it.
 
-        It is ``derm7pt`` in a study's source folder, or the source folder itself.
+        Args:
+            top: Source folder of the study, which contains the downloaded releases.
+            options: Options of the data set in the study file.
+
+        Returns:
+            ``{"source": folder}``. The folder is ``derm7pt`` in `top` if that contains ``release_v0``, otherwise `top`
+            itself.
+
+        Raises:
+            DataError: If neither folder contains ``release_v0``.
         """
         return {"source": folder_with(top, cls.dataset, "release_v0/meta/meta.csv")}
 

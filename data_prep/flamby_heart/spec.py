@@ -1,5 +1,8 @@
 """Spec of FLamby's Fed-Heart-Disease: options and preparation of the data set of feature vectors.
 
+`medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
+of the spec in this order: `look` (check the files) and `make` (write the data set).
+
 Prepared data set: one array (N, 13), float32, a vector for each complete row; each record has ``label`` (heart disease
 or none), ``subject_id``, ``centre`` (the hospital) and ``sex``. Training and test rows are exactly FLamby's
 (`medfl_datasets.flamby_heart.split`), and so is the scaling. The files contain no patient identifiers, so each row
@@ -65,8 +68,11 @@ class FlambyHeart(WholeSpec):
     """
 
     dataset = "flamby_heart"
+    """Name of the data set, as users type it."""
     parallel = False
+    """Whether several processes can read the release."""
     item = "row"
+    """Name of one item that is read, in the singular, for messages."""
 
     source: Path
     """The folder of the four files processed.NAME.data of the UCI Heart Disease data."""
@@ -76,9 +82,15 @@ class FlambyHeart(WholeSpec):
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """Return the release's folder in a study's source folder: ``fed_heart_disease``, ``flamby_heart``, or none.
+        """Find the release for a study (a file that lists data sets, methods and seeds) that names no path to it.
 
-        Without such a folder the release is expected in the source folder itself.
+        Args:
+            top: Source folder of the study, which contains the downloaded releases.
+            options: Options of the data set in the study file.
+
+        Returns:
+            ``{"source": folder}``. The folder is ``fed_heart_disease`` or ``flamby_heart`` in `top`, whichever exists
+            first, otherwise `top` itself.
         """
         return {"source": folder_or_top(top, "fed_heart_disease", cls.dataset)}
 

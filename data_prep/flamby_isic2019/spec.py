@@ -1,5 +1,9 @@
 """Spec of FLamby's Fed-ISIC2019: options, reading of images and data list of the prepared data set.
 
+`medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
+of the spec in this order: `find` (find the files), `choose` (plan what to read) and `datalist` (describe the rows of
+the array).
+
 Files of the release, as FLamby's scripts write them::
 
     ISIC_2019_Training_Input_preprocessed/ISIC_0024306.jpg    resized so that the shorter edge has 224 pixels, and with
@@ -123,9 +127,13 @@ class FlambyISIC2019(ImageSpec):
     """
 
     dataset = "flamby_isic2019"
+    """Name of the data set, as users type it."""
     unreadable = "option require_complete"
+    """Treatment of missing or unreadable images: exclude them, unless the user sets ``require_complete``."""
     terms = RECORDS[0].licence
+    """Terms of use, which the user sees before reading starts and the data list states."""
     citation = CITATION
+    """Publications to cite, which the user sees before reading starts and the data list states."""
 
     source: Annotated[Path, Positional()]
     """The folder that FLamby's scripts download to, with the images that they resized."""
@@ -138,9 +146,15 @@ class FlambyISIC2019(ImageSpec):
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """Return the release's folder in a study's source folder: ``fed_isic2019``, ``flamby_isic2019``, or none.
+        """Find the release for a study (a file that lists data sets, methods and seeds) that names no path to it.
 
-        Without such a folder the release is expected in the source folder itself.
+        Args:
+            top: Source folder of the study, which contains the downloaded releases.
+            options: Options of the data set in the study file.
+
+        Returns:
+            ``{"source": folder}``. The folder is ``fed_isic2019`` or ``flamby_isic2019`` in `top`, whichever exists
+            first, otherwise `top` itself.
         """
         return {"source": folder_or_top(top, "fed_isic2019", cls.dataset)}
 

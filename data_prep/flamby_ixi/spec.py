@@ -1,5 +1,9 @@
 """Spec of FLamby's Fed-IXI: options, reading of volumes and data list of the prepared data set.
 
+`medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
+of the spec in this order: `find` (find the files), `choose` (plan what to read), `datalist` (describe the rows of the
+array) and `finish` (change the array or add files).
+
 Files of the release (IXI Tiny) and FLamby's table of splits::
 
     7kd5wj7v7p-3/IXI_sample/IXI002-Guys-0828/T1/*.nii.gz       83 x 44 x 55 voxels
@@ -92,10 +96,15 @@ class FlambyIXI(ImageSpec):
     """
 
     dataset = "flamby_ixi"
+    """Name of the data set, as users type it."""
     unreadable = "option skip_unreadable"
+    """Treatment of missing or unreadable images: stop, unless the user sets the option ``skip_unreadable``."""
     item = "volume"
+    """Name of one item that is read, in the singular, for messages."""
     terms = RECORDS[0].licence
+    """Terms of use, which the user sees before reading starts and the data list states."""
     citation = CITATION
+    """Publications to cite, which the user sees before reading starts and the data list states."""
 
     source: Annotated[Path, Positional()]
     """The folder that FLamby's script downloads to: it, or one of its subfolders, contains IXI_sample."""
@@ -106,7 +115,16 @@ class FlambyIXI(ImageSpec):
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """Return the release's folder in a study's source folder: ``fed_ixi``, ``flamby_ixi``, or the source folder."""
+        """Find the release for a study (a file that lists data sets, methods and seeds) that names no path to it.
+
+        Args:
+            top: Source folder of the study, which contains the downloaded releases.
+            options: Options of the data set in the study file.
+
+        Returns:
+            ``{"source": folder}``. The folder is ``fed_ixi`` or ``flamby_ixi`` in `top`, whichever exists first,
+            otherwise `top` itself.
+        """
         return {"source": folder_or_top(top, "fed_ixi", cls.dataset)}
 
     def find(self) -> IxiFiles:

@@ -1,5 +1,9 @@
 """Spec of FLamby's Fed-KiTS19: options, cases and metadata of the prepared data set.
 
+`medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
+of the spec in this order: `find` (find the files) and `volumes` (list the cases to read, with their metadata). The base
+class does the rest.
+
 Files of the repository kits19, after its get_imaging, and FLamby's table of splits::
 
     data/case_00000/imaging.nii.gz
@@ -67,10 +71,15 @@ class FlambyKiTS19(VolumeSpec):
     """
 
     dataset = "flamby_kits19"
+    """Name of the data set, as users type it."""
     terms = RECORDS[0].licence
+    """Terms of use, which the user sees before reading starts and the data list states."""
     citation = CITATION
+    """Publications to cite, which the user sees before reading starts and the data list states."""
     listing = SPLIT_TABLE
+    """Name of the file that lists the cases, for messages."""
     numbered = "table row"
+    """Word before the number of a case in `listing`, in messages and in the head of ``quarantine.csv``."""
 
     source: Annotated[Path, Positional()]
     """The folder kits19, or data in it, with the folders case_00000 and so on."""
@@ -84,9 +93,15 @@ class FlambyKiTS19(VolumeSpec):
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """Return the release's folder in a study's source folder.
+        """Find the release for a study (a file that lists data sets, methods and seeds) that names no path to it.
 
-        It is ``fed_kits19``, ``flamby_kits19`` or ``kits19``, whichever exists first, or the source folder itself.
+        Args:
+            top: Source folder of the study, which contains the downloaded releases.
+            options: Options of the data set in the study file.
+
+        Returns:
+            ``{"source": folder}``. The folder is ``fed_kits19``, ``flamby_kits19`` or ``kits19`` in `top`, whichever
+            exists first, otherwise `top` itself.
         """
         return {"source": folder_or_top(top, "fed_kits19", cls.dataset, "kits19")}
 

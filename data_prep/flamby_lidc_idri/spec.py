@@ -1,5 +1,9 @@
 """Spec of FLamby's Fed-LIDC-IDRI: options, scans and metadata of the prepared data set.
 
+`medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
+of the spec in this order: `find` (find the files) and `volumes` (list the cases to read, with their metadata). The base
+class does the rest.
+
 Files, as FLamby's download_ct_scans.py writes them, and FLamby's table of splits::
 
     <SeriesInstanceUID>/patient.nii.gz           1 mm along each axis, Hounsfield units
@@ -76,11 +80,17 @@ class FlambyLidcIdri(VolumeSpec):
     """
 
     dataset = "flamby_lidc_idri"
+    """Name of the data set, as users type it."""
     item = "scan"
+    """Name of one item that is read, in the singular, for messages."""
     terms = RECORDS[0].licence
+    """Terms of use, which the user sees before reading starts and the data list states."""
     citation = CITATION
+    """Publications to cite, which the user sees before reading starts and the data list states."""
     listing = SPLIT_TABLE
+    """Name of the file that lists the cases, for messages."""
     numbered = "table row"
+    """Word before the number of a case in `listing`, in messages and in the head of ``quarantine.csv``."""
 
     source: Annotated[Path, Positional()]
     """The folder that FLamby's download_ct_scans.py writes to."""
@@ -93,9 +103,15 @@ class FlambyLidcIdri(VolumeSpec):
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """Return the release's folder in a study's source folder: ``fed_lidc_idri``, ``flamby_lidc_idri``, or none.
+        """Find the release for a study (a file that lists data sets, methods and seeds) that names no path to it.
 
-        Without such a folder the release is expected in the source folder itself.
+        Args:
+            top: Source folder of the study, which contains the downloaded releases.
+            options: Options of the data set in the study file.
+
+        Returns:
+            ``{"source": folder}``. The folder is ``fed_lidc_idri`` or ``flamby_lidc_idri`` in `top`, whichever exists
+            first, otherwise `top` itself.
         """
         return {"source": folder_or_top(top, "fed_lidc_idri", cls.dataset)}
 

@@ -1,5 +1,9 @@
 """Spec of HAM10000: options, choice of images and data list of the prepared data set.
 
+`medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
+of the spec in this order: `find` (find the files), `choose` (plan what to read), `datalist` (describe the rows of the
+array) and `finish` (change the array or add files).
+
 There are seven diagnoses. Images of one lesion have one ``subject_id``, so that no lesion is in two splits. With
 ``groups="image"`` each image counts as a lesion of its own, as in papers that split by image; the data list then has a
 warning. Lesions get running numbers: no name of a file, image or lesion is kept.
@@ -91,9 +95,13 @@ class HAM10000(ImageSpec):
     """
 
     dataset = "ham10000"
+    """Name of the data set, as users type it."""
     unreadable = "option require_complete"
+    """Treatment of missing or unreadable images: exclude them, unless the user sets ``require_complete``."""
     terms = RECORDS[0].licence
+    """Terms of use, which the user sees before reading starts and the data list states."""
     citation = CITATION
+    """Publications to cite, which the user sees before reading starts and the data list states."""
 
     source: Path
     """The folder of images and table, as unpacked."""

@@ -1,5 +1,9 @@
 """Spec of LC25000: options, choice of images and data list of the prepared data set.
 
+`medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
+of the spec in this order: `find` (find the files), `choose` (plan what to read) and `datalist` (describe the rows of
+the array).
+
 The 25,000 images are copies of 1,250 tiles that the authors rotated and flipped. No file name tells which images are
 copies of one tile, so a random split puts copies of most test images into training. A perceptual hash finds the copies
 (`medfl_datasets.lc25000.copies`) and gives them one ``subject_id``, so that no partition separates them. The release
@@ -80,8 +84,11 @@ class LC25000(ImageSpec):
     """
 
     dataset = "lc25000"
+    """Name of the data set, as users type it."""
     terms = RECORDS[0].licence
+    """Terms of use, which the user sees before reading starts and the data list states."""
     citation = CITATION
+    """Publications to cite, which the user sees before reading starts and the data list states."""
 
     source: Path
     """The folder lung_colon_image_set, or the one that contains it."""
@@ -94,7 +101,15 @@ class LC25000(ImageSpec):
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """Return the release's folder in a study's source folder: ``lc25000``, or the source folder itself."""
+        """Find the release for a study (a file that lists data sets, methods and seeds) that names no path to it.
+
+        Args:
+            top: Source folder of the study, which contains the downloaded releases.
+            options: Options of the data set in the study file.
+
+        Returns:
+            ``{"source": folder}``. The folder is ``lc25000`` in `top` if that exists, otherwise `top` itself.
+        """
         return {"source": folder_or_top(top, cls.dataset)}
 
     def title(self) -> str:

@@ -1,5 +1,8 @@
 """Spec of MedMNIST: options, download and preparation of a data set from one ``.npz`` file.
 
+`medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
+of the spec in this order: `look` (check the files) and `make` (write the data set).
+
 Copies of a file from elsewhere may have an official name but other images (subsets, re-saves), so sizes and checksums
 are compared with the official table.
 
@@ -288,7 +291,9 @@ class MedMNIST(WholeSpec):
     """
 
     dataset = "medmnist"
+    """Name of the data set, as users type it."""
     parallel = False
+    """Whether several processes can read the release."""
 
     source: Path
     """The folder that contains <flag>.npz, or the file."""
@@ -309,7 +314,16 @@ class MedMNIST(WholeSpec):
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """Return the folder of the file: ``medmnist`` in a study's source folder, or the source folder itself."""
+        """Find the release for a study (a file that lists data sets, methods and seeds) that names no path to it.
+
+        Args:
+            top: Source folder of the study, which contains the downloaded releases.
+            options: Options of the data set in the study file.
+
+        Returns:
+            ``{"source": folder}``. The folder is ``medmnist`` in `top` if that contains ``<flag>.npz``, otherwise `top`
+            itself.
+        """
         nested = top / cls.dataset
         return {"source": nested if (nested / f"{options.get('flag')}.npz").is_file() else top}
 

@@ -1,5 +1,9 @@
 """Spec of mini-MIAS: options, choice of images and data list of the prepared data set.
 
+`medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
+of the spec in this order: `find` (find the files), `choose` (plan what to read) and `datalist` (describe the rows of
+the array).
+
 - ``view="full"``: each of the 322 films is an image. A film with a malignant abnormality is malignant, even if it has
   benign ones.
 - ``view="crop"``: each abnormality with coordinates is an image, with its own severity. Four abnormalities have no
@@ -97,10 +101,15 @@ class Mias(ImageSpec):
     """
 
     dataset = "mias"
+    """Name of the data set, as users type it."""
     unreadable = "option require_complete"
+    """Treatment of missing or unreadable images: exclude them, unless the user sets ``require_complete``."""
     item = "film"
+    """Name of one item that is read, in the singular, for messages."""
     terms = RECORDS[0].licence
+    """Terms of use, which the user sees before reading starts and the data list states."""
     citation = CITATION
+    """Publications to cite, which the user sees before reading starts and the data list states."""
 
     source: Path
     """The folder all-mias, as unpacked, or the one that contains it."""
