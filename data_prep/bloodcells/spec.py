@@ -83,10 +83,10 @@ class BloodCells(CellSpec):
         return self
 
     def releases(self) -> list[tuple[CellRelease, Path]]:
-        """Return the given releases with their folders."""
+        """Return pairs of a release and its folder, for the releases whose folder is given."""
         folders = ((release, getattr(self, name)) for name, release in RELEASES.items())
         return [(release, folder) for release, folder in folders if folder is not None]
 
     def class_map(self) -> LabelMap:
-        """Return the user's label map, or medfl's own."""
+        """Return the label map (class of each cell type) from the user's file, or medfl's own."""
         return read_label_map(self.label_map or DEFAULT_LABEL_MAP)

@@ -55,8 +55,10 @@ TARGETS = ("mask", "pathology")
 """Choices of `BreastUltrasound.target`: the learning target of an image."""
 
 NO_IMAGE, NO_MASK = "there is no file of the image", "there is no file of the mask"
+"""Exclusion reasons of rows of the table: `NO_IMAGE` without an image, `NO_MASK` without a mask that is needed."""
+
 NO_LESION = "the image is normal, without a benign or malignant lesion"
-"""Exclusion reasons of rows of the table."""
+"""Exclusion reason of a row without a pathology, if the target is the pathology."""
 
 
 class BreastUltrasound(ImageSpec):
@@ -93,7 +95,7 @@ class BreastUltrasound(ImageSpec):
         return read_release(self.source)
 
     def choose(self, files: UltrasoundRelease, say: Say) -> ReadPlan:
-        """Choose all rows that have an image, and a mask or a pathology."""
+        """Plan to read all images of the table that have a file and the target: a mask file, or a pathology."""
         masked, pathologies = self.target == "mask", files.table.column("pathology")
         images: dict[int, UltrasoundImage] = {}
         missing: dict[int, str] = {}
@@ -132,7 +134,7 @@ class BreastUltrasound(ImageSpec):
         return unreadable_rows_message(outcome.reasons, choice.count(), choice.release.table.numbers.__getitem__)
 
     def datalist(self, outcome: ReadOutcome, say: Say) -> Datalist:
-        """Build the data list of the images that were read."""
+        """Build the data list: a record with metadata and split for each image that was read."""
         release: UltrasoundRelease = outcome.choice.release
         rows = release.table.rows
         subjects = number_subjects([rows[place]["patient"] for place in outcome.kept])

@@ -48,15 +48,18 @@ CITATION = "Liu, Luo, Wang and Tang, Deep Learning Face Attributes in the Wild, 
 """Publication that users of the data are asked to cite."""
 
 OFFICIAL_IMAGES, OFFICIAL_PERSONS, OFFICIAL_ATTRIBUTES = 202_599, 10_177, 40
-"""Numbers of images, persons and attributes in the release."""
+"""Published numbers of images (`OFFICIAL_IMAGES`), persons (`OFFICIAL_PERSONS`) and attributes
+(`OFFICIAL_ATTRIBUTES`)."""
 
 SPLIT_OPTIONS = ("auto", "official", "none")
-"""Choices of `CelebA.split`: the official split if its table exists, always the official split, or all images in
-training."""
+"""Choices of `CelebA.split`. ``auto``: the official split if its table exists; ``official``: always the official split;
+``none``: all images in training."""
 
 NO_FILE = "there is no image file"
+"""Exclusion reason of an image in the table."""
+
 TOO_FEW_IMAGES = "there are too few images of the person"
-"""Exclusion reasons of rows of the table."""
+"""Exclusion reason of an image whose person has fewer images than `CelebA.min_images`."""
 
 NO_IDENTITY_WARNING = (
     f"there is no {IDENTITY}.txt: each image counts as a person of its own, and images of one person may be at several "
@@ -119,7 +122,7 @@ class CelebA(ImageSpec):
     crop: bool = False
     """Crop the largest centred square first."""
     split: Annotated[str, OneOf(SPLIT_OPTIONS)] = "auto"
-    """official; none: all in training; auto: official if list_eval_partition exists."""
+    """Split: official; none (all images in training); auto (official if list_eval_partition exists)."""
     min_images: int = Field(1, ge=1)
     """Leave out persons with fewer images (needs identity_CelebA.txt)."""
 
@@ -137,11 +140,11 @@ class CelebA(ImageSpec):
         return {"source": folder_or_top(top, cls.dataset)}
 
     def find(self) -> CelebaFiles:
-        """Find the images and tables."""
+        """Find the images and tables of the release."""
         return find_files(self.source)
 
     def choose(self, files: CelebaFiles, say: Say) -> ReadPlan:
-        """Choose all images of the table that have a file and whose person has enough images."""
+        """Plan to read all images of the table that have a file and whose person has enough images."""
         release = _read_tables(files, self.attribute, self.split, self.min_images)
         warnings = [] if release.persons else [NO_IDENTITY_WARNING]
         differences = _deviations(release)
@@ -163,7 +166,7 @@ class CelebA(ImageSpec):
         )
 
     def datalist(self, outcome: ReadOutcome, say: Say) -> Datalist:
-        """Build the data list of the images that were read."""
+        """Build the data list: a record with label, person and split for each image that was read."""
         inputs: _CelebaInputs = outcome.choice.release
         release, differences = inputs.tables, inputs.differences
         sizes = sum(facts["size"] != OFFICIAL_IMAGE_SIZE for facts in outcome.facts)
