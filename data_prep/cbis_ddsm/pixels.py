@@ -30,7 +30,7 @@ _MASK_SHARE = 0.99
 
 @dataclass(frozen=True)
 class CbisFilm:
-    """Files of one image of the data set (a film, or the crop of a lesion), and the identity that their headers may have.
+    """Files of one image (a film, or the crop of a lesion), and the identity that the files' headers may have.
 
     Attributes:
         files: Candidate files: one file, or the crop and the mask of a lesion in any order.
@@ -61,7 +61,7 @@ class CbisReadOptions:
         crop_breast: Whether whole mammograms are cropped to the breast.
         align: Whether right breasts are mirrored, so that the chest wall is on the left.
         voi: Whether the display window (VOI LUT) of the DICOM file is applied.
-        check: Handling of identifying headers, one of `medfl.data.readers.dicom_identity.IDENTITY_CHECKS`.
+        check: Handling of headers that may identify the patient, one of `medfl.data.readers.dicom_identity.IDENTITY_CHECKS`.
     """
 
     size: tuple[int, int] = (224, 224)

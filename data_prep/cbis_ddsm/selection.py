@@ -53,7 +53,7 @@ class CbisImage:
 
     @property
     def name(self) -> str:
-        """Name of the image for messages and lists: patient, side and view, for crops also kind and number of the lesion."""
+        """Name of the image for messages: patient, side and view, for crops also kind and number of the lesion."""
         first = self.lesions[0]
         return " ".join((*first.breast_view, *((first.kind, first.number) if self.crop else ())))
 

@@ -113,7 +113,7 @@ class CbisDdsm(ImageSpec):
         return read_release(self.source, self.tables, self.abnormality)
 
     def choose(self, files: tuple[CbisTree, list[Lesion]], say: Say) -> ingest_choice.ReadPlan:
-        """Plan to read all images of the tables that have a file, without training images of patients in the test set."""
+        """Plan to read all images that have a file, without training images of patients in the test set."""
         tree, lesions = files
         differences = deviations(lesions)
         for sentence in differences:

@@ -37,7 +37,7 @@ B, M, N = "BENIGN", "MALIGNANT", "BENIGN_WITHOUT_CALLBACK"
 """Abbreviations of the pathologies in `ROWS`."""
 
 Row = tuple[int, str, str, int, str]
-"""Type of a synthetic table row: numbers and names of patient, side, view, lesion in the film, and pathology."""
+"""Type of a synthetic table row: patient number, side, view, number of the lesion in the film, pathology."""
 
 ROWS: dict[tuple[str, str], list[Row]] = {
     ("mass", "train"): [

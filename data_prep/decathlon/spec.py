@@ -62,13 +62,13 @@ class Decathlon(VolumeSpec):
     source: Annotated[Path, Positional()]
     """The folder of a task, with its dataset.json."""
     table: Path | None = None
-    """CSV or TSV with a row for each case."""
+    """CSV or TSV table with a row for each case, which states its site or patient."""
     case_column: str = "case"
-    """Column with the name of the image's file without its ending; it is not kept."""
+    """Column of the table with the name of the image's file without its ending; it is not kept."""
     site_column: str | None = None
-    """Column with the site; kept as 'site'."""
+    """Column of the table with the site; kept as 'site'."""
     group_column: str | None = None
-    """Column with the patient; it is not kept."""
+    """Column of the table with the patient; it is not kept."""
     name: str | None = None
     """Name of the data set; by default the name of the output folder."""
 
@@ -89,7 +89,7 @@ class Decathlon(VolumeSpec):
         return {} if "source" in options else {"source": study_folder(top, cls.dataset)}
 
     def named_after(self, out: Path) -> Self:
-        """Return the same options with the output folder's name as `name`, unless the user gave one."""
+        """Return a copy of the spec whose `name` is the name of the output folder, unless the user gave a name."""
         return self.model_copy(update={"name": self.name or out.absolute().name})
 
     def title(self) -> str:
@@ -97,18 +97,18 @@ class Decathlon(VolumeSpec):
         return self.name or self.dataset
 
     def credits(self) -> list[str]:
-        """Return the licence and references that the task states, and the citation of the ten tasks."""
+        """Return the lines that the user sees first: licence and references of the task, and the citation of all tasks."""
         release = read_release(self.source)
         reference = [f"The task names: {release.reference}"] if release.reference else []
         licence = f"{self.title()}: licence {release.licence or 'not stated'}"
         return [licence, *reference, f"Please cite, for the ten tasks: {CITATION}"]
 
     def find(self) -> DecathlonTask:
-        """Read the task's list of cases."""
+        """Read the task's list of cases, ``dataset.json``."""
         return read_release(self.source)
 
     def volumes(self, files: DecathlonTask, say: Say) -> VolumeListing:
-        """Return the cases of the task, with the site and patient of each from the table."""
+        """List the cases to read, with the site and patient of each from the table."""
         if files.others:
             say(f"note: {files.others} volumes without masks are skipped")
         facts, patients = self._read_table(files)

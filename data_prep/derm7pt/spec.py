@@ -46,13 +46,13 @@ CITATION = (
 """Publication that users of the data are asked to cite."""
 
 VIEWS = {"derm": "dermoscopy", "clinic": "clinical photograph"}
-"""Maps each view, which is also the table's column of its images, to its modality."""
+"""Maps each view to its modality. A view is also the name of the table's column with its images."""
 
 SPLIT_OPTIONS = ("official", "none")
-"""Choices of `Derm7pt.split`: the release's training, validation and test split, or all cases in training."""
+"""Choices of `Derm7pt.split`. ``official``: the split of the release; ``none``: all cases in training."""
 
 NO_CLINICAL_IMAGE = "the case has no clinical image: the release names its dermoscopic one twice"
-"""Exclusion reason in the view ``clinic``."""
+"""Exclusion reason of a case in the view ``clinic``."""
 
 
 class _Derm7ptInputs(NamedTuple):
@@ -94,9 +94,9 @@ class Derm7pt(ImageSpec):
     size: int = Field(224, ge=1)
     """Height and width of the images in the array."""
     view: Annotated[str, OneOf(VIEWS)] = "derm"
-    """derm (dermoscopy) or clinic (photograph)."""
+    """Images to use: derm (dermoscopy) or clinic (photograph)."""
     split: Annotated[str, OneOf(SPLIT_OPTIONS)] = "official"
-    """official, or none: all cases in training, for cross-validation folds at each site as in FedSKD."""
+    """Split: official, or none (all cases in training, for cross-validation folds at each site as in FedSKD)."""
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
@@ -120,11 +120,11 @@ class Derm7pt(ImageSpec):
         return "derm7pt" if self.view == "derm" else f"derm7pt-{self.view}"
 
     def find(self) -> Derm7ptRelease:
-        """Read the tables; images are looked up later, when the needed ones are known."""
+        """Read the tables of the release; `choose` looks up the images."""
         return read_release(self.source)
 
     def choose(self, files: Derm7ptRelease, say: Say) -> ReadPlan:
-        """Choose the images of all cases that have the view; the index of a case in the table identifies an image."""
+        """Plan to read the images of all cases that have the view; the index of the case in the table identifies each."""
         differences = files.deviations()
         for sentence in differences:
             say(f"warning: {sentence}")
@@ -159,7 +159,7 @@ class Derm7pt(ImageSpec):
         return unreadable_rows_message(outcome.reasons, outcome.choice.count(), numbers.__getitem__)
 
     def datalist(self, outcome: ReadOutcome, say: Say) -> Datalist:
-        """Build the data list of the images that were read."""
+        """Build the data list: a record with label, metadata and split for each image that was read."""
         inputs: _Derm7ptInputs = outcome.choice.release
         release = inputs.release
         empty_groups = [

@@ -55,7 +55,7 @@ SPLIT_TABLE = "thresholded_sites.csv"
 """FLamby's table of splits."""
 
 IMAGE_FILE, MASK_FILE = "imaging.nii.gz", "segmentation.nii.gz"
-"""Names of a case's volume and mask."""
+"""File names in a case's folder: `IMAGE_FILE` of the volume, `MASK_FILE` of the mask."""
 
 STRUCTURES = ("background", "kidney", "tumour")
 """Names of the mask values 0, 1 and 2."""
@@ -82,12 +82,12 @@ class FlambyKiTS19(VolumeSpec):
     """Word before the number of a case in `listing`, in messages and in the head of ``quarantine.csv``."""
 
     source: Annotated[Path, Positional()]
-    """The folder kits19, or data in it, with the folders case_00000 and so on."""
+    """The folder kits19 or its subfolder data, which contains the folders case_00000 and so on."""
     spacing: Spacing = (1.62, 1.62, 3.22)
-    """Voxel edges in millimetres to which all volumes are resampled, as 2x2x4: left to right, back to front, feet to
-    head."""
+    """Voxel edges in millimetres to which all volumes are resampled, for example 2x2x4. The axes run from left to right,
+    from back to front, and from feet to head."""
     window: Window = (-79.0, 304.0)
-    """Lowest and highest intensity, in Hounsfield units, that become 0 and 1."""
+    """Two intensities in Hounsfield units, such as -79,304: the first becomes 0, the second 1."""
     splits: Path | None = None
     """FLamby's table thresholded_sites.csv, if it is not in --source."""
 
@@ -106,12 +106,12 @@ class FlambyKiTS19(VolumeSpec):
         return {"source": folder_or_top(top, "fed_kits19", cls.dataset, "kits19")}
 
     def find(self) -> PublishedSplits:
-        """Read the table of splits."""
+        """Read the release's table of splits."""
         path = find_table(self.source, SPLIT_TABLE, self.splits, " from FLamby's fed_kits19/metadata")
         return read_splits(path, "case_ids", "site_ids", "train_test_split", list(OFFICIAL_COUNTS))
 
     def volumes(self, files: PublishedSplits, say: Say) -> VolumeListing:
-        """Return the cases of the table; raise DataError if none has a folder."""
+        """List the cases to read: those of the table. Raise DataError if none has a folder."""
         differences = unlike_published(files.sites, files.splits, OFFICIAL_COUNTS, "cases")
         for sentence in differences:
             say(f"warning: {sentence}")

@@ -51,7 +51,7 @@ SPLIT_TABLE = "metadata.csv"
 """FLamby's table of splits."""
 
 IMAGE_FILE, MASK_FILE = "patient.nii.gz", "mask_consensus.nii.gz"
-"""Names of a scan's volume and mask."""
+"""File names in a scan's folder: `IMAGE_FILE` of the volume, `MASK_FILE` of the mask."""
 
 STRUCTURES = ("background", "nodule")
 """Names of the mask values 0 and 1."""
@@ -62,7 +62,7 @@ class LidcScans:
     """Scans of a Fed-LIDC-IDRI release.
 
     Attributes:
-        published: Table of splits.
+        published: Content of FLamby's table of splits.
         folders: Maps the name of each scan in the table to its folder.
     """
 
@@ -95,9 +95,9 @@ class FlambyLidcIdri(VolumeSpec):
     source: Annotated[Path, Positional()]
     """The folder that FLamby's download_ct_scans.py writes to."""
     spacing: Spacing = (2.0, 2.0, 2.0)
-    """Voxel edges in millimetres to which all volumes are resampled; FLamby has 1x1x1."""
+    """Voxel edges in millimetres to which all volumes are resampled, for example 2x2x2; FLamby's are 1x1x1."""
     window: Window = (-1024.0, 600.0)
-    """Lowest and highest intensity, in Hounsfield units, that become 0 and 1."""
+    """Two intensities in Hounsfield units, such as -1024,600: the first becomes 0, the second 1."""
     splits: Path | None = None
     """FLamby's table metadata.csv, if it is not in --source."""
 
@@ -116,7 +116,7 @@ class FlambyLidcIdri(VolumeSpec):
         return {"source": folder_or_top(top, "fed_lidc_idri", cls.dataset)}
 
     def find(self) -> LidcScans:
-        """Read the table and find the folders of the scans."""
+        """Read the table of splits and find the folders of the scans."""
         path = find_table(self.source, SPLIT_TABLE, self.splits, " from FLamby's fed_lidc_idri/metadata")
         published = read_splits(path, "SeriesInstanceUID", "Manufacturer", "Split", list(OFFICIAL_COUNTS))
         folders = {path.parent.name: path.parent for path in sorted(self.source.rglob(IMAGE_FILE))}
@@ -131,7 +131,7 @@ class FlambyLidcIdri(VolumeSpec):
         return LidcScans(published, folders)
 
     def volumes(self, files: LidcScans, say: Say) -> VolumeListing:
-        """Return the scans of the table that have a folder."""
+        """List the scans to read: those of the table that have a folder."""
         published = files.published
         places = [place for place, name in enumerate(published.names) if name in files.folders]
         sites, splits = ([column[place] for place in places] for column in (published.sites, published.splits))

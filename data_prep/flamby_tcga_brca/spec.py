@@ -46,10 +46,10 @@ OFFICIAL_COUNTS = dict(zip(REGIONS, ((248, 63), (156, 40), (164, 42), (129, 33),
 """Maps each region to FLamby's numbers of training and test patients."""
 
 NO_FOLD = "the patient is in no fold"
-"""Exclusion reason of a row of the table."""
+"""Exclusion reason of a table row: FLamby's table of folds puts the patient neither in training nor in test."""
 
 ZERO_DAYS_REPLACEMENT = 0.5
-"""Days that replace 0. Times are whole days, so this is shorter than any other time."""
+"""Days that replace a survival time of 0. Times are whole days, so this is shorter than any other time."""
 
 
 class FlambyTcgaBrca(WholeSpec):
@@ -87,11 +87,19 @@ class FlambyTcgaBrca(WholeSpec):
         return {"source": folder_or_top(top, "fed_tcga_brca", cls.dataset)}
 
     def look(self) -> object:
-        """Find both files; raise DataError if one is missing."""
+        """Check the release by finding both files; raise DataError if one is missing."""
         return find_files(self.source)
 
     def make(self, out: Path, *, force: bool, workers: int | None, require_complete: bool, say: Say) -> Datalist:
-        """Read both files and write the prepared data set to `out`."""
+        """Read both files and write the prepared data set to `out`.
+
+        Args:
+            out: Output folder; it is written completely or not at all.
+            force: Whether an existing data set may be replaced.
+            workers: Unused, because one process reads the small files.
+            require_complete: Unused.
+            say: Receives licence, citation and warnings, one line each.
+        """
         say(f"{self.dataset}: licence {RECORDS[0].licence}")
         say(f"Please cite: {CITATION}")
         patients = read_patients(self.source)
