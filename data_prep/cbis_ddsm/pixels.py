@@ -61,7 +61,8 @@ class CbisReadOptions:
         crop_breast: Whether whole mammograms are cropped to the breast.
         align: Whether right breasts are mirrored, so that the chest wall is on the left.
         voi: Whether the display window (VOI LUT) of the DICOM file is applied.
-        check: Handling of headers that may identify the patient, one of `medfl.data.readers.dicom_identity.IDENTITY_CHECKS`.
+        check: Handling of headers that may identify the patient, one of
+            `medfl.data.readers.dicom_identity.IDENTITY_CHECKS`.
     """
 
     size: tuple[int, int] = (224, 224)

@@ -57,7 +57,7 @@ class Decathlon(VolumeSpec):
     listing = TASK_FILE
     """Name of the file that lists the cases, for messages."""
     numbered = "case"
-    """Word before the number of a case in `listing`, in messages and in the head of ``quarantine.csv``."""
+    """Word that precedes case numbers in messages; also the name of their column in ``quarantine.csv``."""
 
     source: Annotated[Path, Positional()]
     """The folder of a task, with its dataset.json."""
@@ -97,7 +97,7 @@ class Decathlon(VolumeSpec):
         return self.name or self.dataset
 
     def credits(self) -> list[str]:
-        """Return the lines that the user sees first: licence and references of the task, and the citation of all tasks."""
+        """Return the lines that the user sees first: licence and reference of the task, citation of the ten tasks."""
         release = read_release(self.source)
         reference = [f"The task names: {release.reference}"] if release.reference else []
         licence = f"{self.title()}: licence {release.licence or 'not stated'}"

@@ -124,7 +124,7 @@ class Derm7pt(ImageSpec):
         return read_release(self.source)
 
     def choose(self, files: Derm7ptRelease, say: Say) -> ReadPlan:
-        """Plan to read the images of all cases that have the view; the index of the case in the table identifies each."""
+        """Plan to read the images of all cases that have the view; an image has the index of its case in the table."""
         differences = files.deviations()
         for sentence in differences:
             say(f"warning: {sentence}")

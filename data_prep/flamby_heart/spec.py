@@ -47,8 +47,8 @@ SCALES = ("centre", "pooled", "mixed", "none")
 - ``centre``: the training rows of the same hospital.
 - ``pooled``: the training rows of all hospitals.
 - ``mixed``: for training rows, the training rows of all hospitals; for test rows, those of the same hospital. FLamby
-  trained and scored its pooled model in this way and published an accuracy of .735. The same model has about .81 if test
-  rows are scaled like the training rows.
+  trained and scored its pooled model in this way and published an accuracy of .735. The same model has about .81 if
+  test rows are scaled like the training rows.
 - ``none``: the features are not standardised.
 """
 

@@ -147,8 +147,8 @@ class FlambyISIC2019(ImageSpec):
     size: HeightWidth = (200, 200)
     """Size of the centre crop of each image in pixels: 200, or 200x224 (HxW)."""
     groups: Annotated[str, OneOf(GROUPINGS)] = "image"
-    """Images that stay together in a partition: those of one lesion (lesion), which FLamby's split separates; or each image
-    on its own (image), as FLamby splits."""
+    """Images that stay together in a partition: those of one lesion (lesion), which FLamby's split separates; or each
+    image on its own (image), as FLamby splits."""
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:

@@ -79,13 +79,13 @@ class FlambyKiTS19(VolumeSpec):
     listing = SPLIT_TABLE
     """Name of the file that lists the cases, for messages."""
     numbered = "table row"
-    """Word before the number of a case in `listing`, in messages and in the head of ``quarantine.csv``."""
+    """Word that precedes case numbers in messages; also the name of their column in ``quarantine.csv``."""
 
     source: Annotated[Path, Positional()]
     """The folder kits19 or its subfolder data, which contains the folders case_00000 and so on."""
     spacing: Spacing = (1.62, 1.62, 3.22)
-    """Voxel edges in millimetres to which all volumes are resampled, for example 2x2x4. The axes run from left to right,
-    from back to front, and from feet to head."""
+    """Voxel edges in millimetres to which all volumes are resampled, for example 2x2x4. The axes run from left to
+    right, from back to front, and from feet to head."""
     window: Window = (-79.0, 304.0)
     """Two intensities in Hounsfield units, such as -79,304: the first becomes 0, the second 1."""
     splits: Path | None = None

@@ -90,7 +90,7 @@ class FlambyLidcIdri(VolumeSpec):
     listing = SPLIT_TABLE
     """Name of the file that lists the cases, for messages."""
     numbered = "table row"
-    """Word before the number of a case in `listing`, in messages and in the head of ``quarantine.csv``."""
+    """Word that precedes case numbers in messages; also the name of their column in ``quarantine.csv``."""
 
     source: Annotated[Path, Positional()]
     """The folder that FLamby's download_ct_scans.py writes to."""

@@ -58,15 +58,18 @@ CITATION = (
 """Publication that users of the data are asked to cite."""
 
 GROUPINGS = ("lesion", "image")
-"""Choices of `HAM10000.groups`: the images that stay together in a partition."""
+"""Choices of `HAM10000.groups`. ``lesion``: the images of one lesion stay together in a partition; ``image``: each
+image is independent."""
 
 PRESETS = {"medfl": "lesion", "paper": "image"}
-"""Maps each preset to its grouping. The paper of FedSDC has 210 test images, 30 of each class, regardless of the
-lesion."""
+"""Maps each choice of `HAM10000.preset` to its grouping, one of `GROUPINGS`. The paper of FedSDC has 210 test images, 30
+of each class, regardless of the lesion."""
 
 NO_FILE = "there is no image file"
+"""Exclusion reason of a table row without an image."""
+
 NO_MASK = "there is no mask of the lesion"
-"""Exclusion reasons of rows of the table."""
+"""Exclusion reason of a table row without a lesion mask, if masks are needed."""
 
 
 class _HamInputs(NamedTuple):
@@ -110,7 +113,8 @@ class HAM10000(ImageSpec):
     size: HeightWidth = (224, 224)
     """Height and width of the images in the array: 224, or 225x300 (HxW)."""
     groups: Annotated[str | None, OneOf(GROUPINGS)] = None
-    """Images that stay together: lesion, or image (a lesion may then be in training and test)."""
+    """Images that stay together in a partition: those of one lesion (lesion), or none (image; a lesion may then be in
+    training and test)."""
     preset: Annotated[str, OneOf(PRESETS)] = "medfl"
     """medfl: --groups lesion; paper: --groups image, as in FedSDC's paper."""
     crop_lesion: bool = False
@@ -123,15 +127,15 @@ class HAM10000(ImageSpec):
         return "ham10000-crop" if self.crop_lesion else "ham10000-masks" if self.masks else "ham10000"
 
     def grouping(self) -> str:
-        """Return the chosen grouping, one of `GROUPINGS`."""
+        """Return the grouping that `groups` or otherwise the preset states, one of `GROUPINGS`."""
         return self.groups or PRESETS[self.preset]
 
     def find(self) -> HamFiles:
-        """Find the table, the images and the masks."""
+        """Find the table, the images and the masks of the release."""
         return find_files(self.source, self.metadata)
 
     def choose(self, files: HamFiles, say: Say) -> ReadPlan:
-        """Choose all images of the table that have a file, and a mask if masks are needed."""
+        """Plan to read all images of the table that have a file, and a mask if masks are needed."""
         metadata = read_metadata(files.table, need_lesions=self.grouping() == "lesion")
         differences = metadata.deviations()
         warnings = _by_image_warnings(metadata) if self.grouping() == "image" else []
@@ -169,7 +173,7 @@ class HAM10000(ImageSpec):
         )
 
     def datalist(self, outcome: ReadOutcome, say: Say) -> Datalist:
-        """Build the data list of the images that were read."""
+        """Build the data list: a record with label or mask, subject and metadata for each image that was read."""
         inputs: _HamInputs = outcome.choice.release
         records = make_records(inputs.metadata, outcome.kept, self.grouping())
         if self.masks is not None:
@@ -193,7 +197,7 @@ class HAM10000(ImageSpec):
         return add_masks(datalist, ("background", "lesion"))
 
     def finish(self, folder: Path, outcome: ReadOutcome, datalist: Datalist) -> None:
-        """Split the array into images and masks, in place, if the data set has masks."""
+        """If the data set has masks, split the array in `folder`, in place, into an array of images and one of masks."""
         if self.masks is not None:
             separate_masks(folder)
 
@@ -266,8 +270,8 @@ def make_records(metadata: HamMetadata, kept: Sequence[int], groups: str) -> lis
 
     Args:
         metadata: The table.
-        kept: Index in the table of each row of the array.
-        groups: Grouping, one of `GROUPINGS`.
+        kept: Table index of the image in each row of the array.
+        groups: Images that share a ``subject_id``, one of `GROUPINGS`.
 
     Raises:
         DataError: If no image of a class is left.

@@ -53,13 +53,14 @@ CITATION = (
 """Publication that users of the data are asked to cite."""
 
 ORGANS = ("both", "lung", "colon")
-"""Choices of `LC25000.organ`: all five classes, the three of the lung, or the two of the colon."""
+"""Choices of `LC25000.organ`: all five classes (``both``), the three of the lung, or the two of the colon."""
 
 GROUPINGS = ("hash", "none")
-"""Choices of `LC25000.groups`: keep the copies that the hash finds together, or treat each image as independent."""
+"""Choices of `LC25000.groups`. ``hash``: keep the copies that the perceptual hash finds together; ``none``: treat each
+image as independent."""
 
 LARGE_GROUP_SIZE = 100
-"""Size above which a group of copies causes a warning; on average the release has 20 images of a tile."""
+"""Number of images above which a group of copies causes a warning; the release has 20 copies of a tile on average."""
 
 COPIES_WARNING = (
     "the images are copies of about 1250 tiles, turned and flipped by the authors, and tiles of one patient are not "
@@ -68,9 +69,9 @@ COPIES_WARNING = (
 """Warning about the copies, always given."""
 
 UNDETECTED_COPIES_WARNING = "copies of a tile that the hash does not find may be in training and in the test set"
-"""Warnings about the splits, with and without the search for copies."""
+"""Warning about the splits if copies were searched: the search may miss some."""
 NO_SEARCH_WARNING = "copies were not looked for (groups: none), and most test images will have copies in training"
-"""Warning about the splits if copies were searched, and if they were not."""
+"""Warning about the splits if copies were not searched."""
 
 
 class LC25000(ImageSpec):
@@ -95,7 +96,7 @@ class LC25000(ImageSpec):
     size: int = Field(224, ge=1)
     """Height and width of the images in the array."""
     organ: Annotated[str, OneOf(ORGANS)] = "both"
-    """both (five classes), lung (three) or colon (two)."""
+    """Organ: both (five classes), lung (three) or colon (two)."""
     groups: Annotated[str, OneOf(GROUPINGS)] = "hash"
     """Images that stay together: hash (copies of a tile that the hash finds) or none (copies get separated)."""
 
@@ -121,7 +122,7 @@ class LC25000(ImageSpec):
         return find_files(self.source, classes_of(self.organ))
 
     def choose(self, files: Lc25000Files, say: Say) -> ReadPlan:
-        """Choose all tiles, and list excluded files first."""
+        """Plan to read all images of the chosen classes. Indices of excluded files precede those of the images."""
         warnings = [COPIES_WARNING, UNDETECTED_COPIES_WARNING if self.groups == "hash" else NO_SEARCH_WARNING]
         for sentence in warnings:
             say(f"warning: {sentence}")

@@ -38,7 +38,7 @@ from medfl_datasets.medmnist.releases import CITATION, RELEASES, URL, MedmnistRe
 
 
 def find_npz(source: Path, flag: str) -> Path:
-    """Return the file of a data set.
+    """Return the path of a data set's file, which must exist.
 
     Args:
         source: The file itself, or a folder that contains ``<flag>.npz``.
@@ -60,7 +60,7 @@ def find_npz(source: Path, flag: str) -> Path:
 
 
 def fetch_npz(source: Path, flag: str, url: str = URL, say: Say = lambda _: None) -> Path:
-    """Return the file of a data set, and download it if it does not exist.
+    """Return the path of a data set's file, and download the file if it does not exist.
 
     Args:
         source: Folder that contains ``<flag>.npz`` or receives it; or the file, if it exists.
@@ -102,7 +102,7 @@ def fetch_npz(source: Path, flag: str, url: str = URL, say: Say = lambda _: None
 
 
 def deviations(flag: str, content: NpzContent) -> list[str]:
-    """Describe the differences between a file and the official release, one sentence each."""
+    """Describe the differences between a file's content and the official release, one sentence each."""
     release = find_release(flag)
     if release is None:
         return [f"no official sizes are known for '{flag}', so the file was not compared with a release"]
@@ -300,7 +300,7 @@ class MedMNIST(WholeSpec):
     flag: str = Field(pattern=r"^\w+$")
     """Name of the data set: bloodmnist, organmnist3d, bloodmnist_64, ..."""
     finding: str | None = None
-    """ChestMNIST: the finding to classify, absent or present."""
+    """Finding to classify as absent or present, for ChestMNIST, whose images have labels for several findings."""
     download: bool = False
     """Download the file if it does not exist."""
     url: str | None = None
@@ -328,11 +328,19 @@ class MedMNIST(WholeSpec):
         return {"source": nested if (nested / f"{options.get('flag')}.npz").is_file() else top}
 
     def look(self) -> object:
-        """Find the file, unless it may be downloaded; raise DataError if it is missing."""
+        """Check the release: raise DataError if the file is missing, unless it may be downloaded."""
         return None if self.download else find_npz(self.source, self.flag)
 
     def make(self, out: Path, *, force: bool, workers: int | None, require_complete: bool, say: Say) -> Datalist:
-        """Write the prepared data set to `out`."""
+        """Read the file and write the prepared data set to `out`; see `prepare`.
+
+        Args:
+            out: Output folder; it is written completely or not at all.
+            force: Whether an existing data set may be replaced.
+            workers: Unused, because one process reads the file.
+            require_complete: Unused, because a damaged file always stops the preparation.
+            say: Receives licence, citation and warnings, one line each.
+        """
         return prepare(
             self.source,
             self.flag,

@@ -62,7 +62,7 @@ CITATION = (
 """Publication that users of the data are asked to cite."""
 
 VIEWS = ("full", "crop")
-"""Choices of `Mias.view`: whole films, or crops of lesions."""
+"""Choices of `Mias.view`: whole films (``full``), or crops of lesions."""
 
 LABEL_SETS: dict[str, dict[str, str]] = {
     "three-class": {"normal": "normal", "benign": "benign", "malignant": "malignant"},
@@ -118,7 +118,7 @@ class Mias(ImageSpec):
     view: Annotated[str, OneOf(VIEWS)] = "full"
     """full: whole films; crop: abnormalities cut out of them."""
     labels: Annotated[str | None, OneOf(LABEL_SETS)] = None
-    """three-class, benign-malignant or malignant-rest; by default three-class, for crop benign-malignant."""
+    """Label set: three-class, benign-malignant or malignant-rest. Default: three-class, for crops benign-malignant."""
     test_share: float = TEST_SHARE
     """Share of the patients in the test set; with 0, medfl partition holds out test sets."""
     seed: int = 0
@@ -163,15 +163,15 @@ class Mias(ImageSpec):
         return "mias" if self.view == "full" else "mias-crop"
 
     def counted(self) -> str:
-        """Return the plural of the items that are read: films or crops."""
+        """Return the name of the items that are read, in the plural, for messages: films or crops."""
         return "films" if self.view == "full" else "crops"
 
     def find(self) -> Path:
-        """Find the table; the films are in its folder."""
+        """Find the file of the table; the films are in the same folder."""
         return find_table(self.source)
 
     def choose(self, files: Path, say: Say) -> ReadPlan:
-        """Choose the images that have a table row and a file; the line number of the row identifies an image."""
+        """Plan to read the images that have a table row and a file; an image has the line number of its row."""
         films = read_films(files)
         differences = deviations(films)
         for sentence in differences:
@@ -207,7 +207,7 @@ class Mias(ImageSpec):
         )
 
     def datalist(self, outcome: ReadOutcome, say: Say) -> Datalist:
-        """Build the data list of the images that were read."""
+        """Build the data list: a record with label, patient, metadata and split for each image that was read."""
         inputs: _MiasInputs = outcome.choice.release
         selection = inputs.selection
         place_of = {line: place for place, line in enumerate(outcome.choice.places)}
