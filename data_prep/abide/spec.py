@@ -100,7 +100,7 @@ class Abide(ImageSpec):
     """Publications to cite, which the user sees before reading starts and the data list states."""
 
     source: Path
-    """The folder with PCP's Outputs, nilearn's ABIDE_pcp, or all files."""
+    """The folder of the release: it contains PCP's folder Outputs, nilearn's folder ABIDE_pcp, or all files."""
     derivatives: Words = DEFAULT_DERIVATIVES
     """Derivatives (kinds of fMRI maps, such as reho) to use as channels, separated by commas."""
     size: int = 48
@@ -114,7 +114,7 @@ class Abide(ImageSpec):
     """Preprocessing of the maps: filt_global, filt_noglobal, nofilt_global or nofilt_noglobal (with or without a
     band-pass filter, with or without regression of the global signal)."""
     atlas: Path | None = None
-    """Labels in MNI152 space (NIfTI) to resample to the grid of the images."""
+    """Brain atlas to resample to the grid of the images: a NIfTI file with region codes as voxels, in MNI152 space."""
     phenotypes: Path | None = None
     """The phenotypic file, if it is not in --source."""
     download: bool = False
@@ -152,7 +152,7 @@ class Abide(ImageSpec):
         return MapSelection(self.derivatives, self.pipeline, self.strategy)
 
     def grid(self) -> SpatialGrid:
-        """Return the voxel grid of the images."""
+        """Return the grid (number, size and position of the voxels, in MNI152 space) of the images."""
         return common_grid(self.size)
 
     def find(self) -> Path | None:
@@ -229,7 +229,7 @@ class Abide(ImageSpec):
         return files
 
     def incomplete(self, outcome: ReadOutcome) -> str:
-        """Return the error message for missing or unreadable maps if all are required."""
+        """Return the error message for the case that the user requires all maps, but some are missing or unreadable."""
         failed = _unreadable(outcome)
         if not failed:
             absent = _failures(outcome)
@@ -239,11 +239,15 @@ class Abide(ImageSpec):
         )
 
     def none_read(self, outcome: ReadOutcome) -> str:
-        """Return the error message if no map can be read."""
+        """Return the error message for the case that no map can be read."""
         return self.incomplete(outcome)
 
     def left_out(self, outcome: ReadOutcome, listed: int) -> list[str]:
-        """Return warnings about unreadable maps and excluded subjects.
+        """Return warnings for the user about unreadable maps and excluded subjects.
+
+        Args:
+            outcome: Outcome of reading the maps.
+            listed: Number of lines in ``quarantine.csv``.
 
         Raises:
             DataError: If too many maps can't be read.
@@ -296,7 +300,7 @@ class Abide(ImageSpec):
         )
 
     def finish(self, folder: Path, outcome: ReadOutcome, datalist: Datalist) -> None:
-        """Combine the maps of each subject into channels, in place, and write the atlas into the folder."""
+        """Combine the maps of each subject into one row with channels, in place, and write the atlas into the folder."""
         stack_rows(folder / datalist.image_array, len(self.derivatives))
         release: _AbideRelease = outcome.choice.release
         if release.atlas:

@@ -75,7 +75,7 @@ class AcevedoPreset:
 
 
 PRESETS = {"medfl": AcevedoPreset("class", False), "paper": AcevedoPreset("subclass", True)}
-"""Maps each preset to its options. ``paper`` matches FedSDC: all files of ten sub-classes, 11,630 training images
+"""Maps each preset to its options. ``paper`` matches the paper of FedSDC: all files of ten sub-classes, 11,630 training images
 and 2,913 test images."""
 
 

@@ -186,7 +186,7 @@ class FlambyIXI(ImageSpec):
         )
 
     def incomplete(self, outcome: ReadOutcome) -> str:
-        """Return the error message for missing or unreadable volumes if all are required."""
+        """Return the error message for the case that the user requires all volumes, but some are missing or unreadable."""
         published, _ = outcome.choice.release
         return unreadable_rows_message(outcome.reasons, len(published.names), published.table.numbers.__getitem__)
 

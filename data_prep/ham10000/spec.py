@@ -62,8 +62,8 @@ GROUPINGS = ("lesion", "image")
 image is independent."""
 
 PRESETS = {"medfl": "lesion", "paper": "image"}
-"""Maps each choice of `HAM10000.preset` to its grouping, one of `GROUPINGS`. The paper of FedSDC has 210 test images, 30
-of each class, regardless of the lesion."""
+"""Maps each choice of `HAM10000.preset` to its grouping, one of `GROUPINGS`. The paper of FedSDC has 210 test images,
+30 of each class, regardless of the lesion."""
 
 NO_FILE = "there is no image file"
 """Exclusion reason of a table row without an image."""
@@ -164,7 +164,7 @@ class HAM10000(ImageSpec):
         )
 
     def incomplete(self, outcome: ReadOutcome) -> str:
-        """Return the error message for missing or unreadable images if all are required."""
+        """Return the error message for the case that the user requires all images, but some are missing or unreadable."""
         inputs: _HamInputs = outcome.choice.release
         count = len(inputs.metadata.images)
         return (
@@ -197,7 +197,7 @@ class HAM10000(ImageSpec):
         return add_masks(datalist, ("background", "lesion"))
 
     def finish(self, folder: Path, outcome: ReadOutcome, datalist: Datalist) -> None:
-        """If the data set has masks, split the array in `folder`, in place, into an array of images and one of masks."""
+        """Split the array in `folder`, in place, into images and masks, if the data set has masks."""
         if self.masks is not None:
             separate_masks(folder)
 

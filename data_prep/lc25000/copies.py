@@ -119,8 +119,8 @@ def ring_spectra(thumbnail: np.ndarray) -> np.ndarray:
 
     Returns:
         Fourier coefficients, shape (`ANGLES`, `RINGS`, 1 + `HARMONICS`), complex64. Rings are weighted by area, the
-        coefficient of order n by n + 1. For each angle the squared absolute values sum to 1, or to 0 if the disc is blank. The
-        products of two images' coefficients therefore sum to a correlation.
+        coefficient of order n by n + 1. For each angle the squared absolute values sum to 1, or to 0 if the disc is
+        blank. The products of two images' coefficients therefore sum to a correlation.
     """
     from scipy.ndimage import map_coordinates
 

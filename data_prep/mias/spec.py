@@ -197,7 +197,7 @@ class Mias(ImageSpec):
         )
 
     def incomplete(self, outcome: ReadOutcome) -> str:
-        """Return the error message for missing or unreadable films if all are required."""
+        """Return the error message for the case that the user requires all films, but some are missing or unreadable."""
         lines, absent = list(outcome.reasons), len(outcome.choice.missing)
         if absent:
             return f"a complete set of films is required, {absent} are missing. Unpack it again."
