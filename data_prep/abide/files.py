@@ -125,8 +125,8 @@ def no_maps_error(source: Path, maps: MapSelection, subjects: int) -> DataError:
     """Make the error for a source folder without any map; its message names alternatives found there.
 
     Args:
-        source: As in `find_maps`.
-        maps: As in `find_maps`.
+        source: Folder of the maps that was searched.
+        maps: Derivatives, pipeline and strategy that were requested.
         subjects: Number of subjects whose maps were looked up.
     """
     ends = tuple(f"_{derivative}{suffix}" for derivative in maps.derivatives for suffix in SUFFIXES)

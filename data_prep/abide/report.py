@@ -44,7 +44,7 @@ class AtlasSlice:
     """Slice through the middle of the atlas.
 
     Attributes:
-        plane: One of `PLANES`.
+        plane: Name of the slice's plane, one of `PLANES`.
         regions: Number of the region at each pixel, 0 for none, shape (H, W), int64; row 0 is the lowest.
         mean: Mean of the images at each pixel, shape (H, W), float64; None if images are not shown.
     """

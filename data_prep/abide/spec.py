@@ -229,7 +229,7 @@ class Abide(ImageSpec):
         return files
 
     def incomplete(self, outcome: ReadOutcome) -> str:
-        """Return the error message for the case that the user requires all maps, but some are missing or unreadable."""
+        """Return the error message if the user requires all maps, but some are missing or unreadable."""
         failed = _unreadable(outcome)
         if not failed:
             absent = _failures(outcome)
@@ -239,7 +239,7 @@ class Abide(ImageSpec):
         )
 
     def none_read(self, outcome: ReadOutcome) -> str:
-        """Return the error message for the case that no map can be read."""
+        """Return the error message if no map can be read."""
         return self.incomplete(outcome)
 
     def left_out(self, outcome: ReadOutcome, listed: int) -> list[str]:
@@ -300,7 +300,7 @@ class Abide(ImageSpec):
         )
 
     def finish(self, folder: Path, outcome: ReadOutcome, datalist: Datalist) -> None:
-        """Combine the maps of each subject into one row with channels, in place, and write the atlas into the folder."""
+        """Combine the maps of each subject into the channels of one row, in place, and write the atlas."""
         stack_rows(folder / datalist.image_array, len(self.derivatives))
         release: _AbideRelease = outcome.choice.release
         if release.atlas:

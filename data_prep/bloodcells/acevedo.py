@@ -66,7 +66,7 @@ class AcevedoPreset:
     """Options that a preset sets together.
 
     Attributes:
-        labels: Label set, a key of `LABEL_MAPS`.
+        labels: Choice of classes, a key of `LABEL_MAPS`.
         keep_copies: Whether byte-identical files are kept.
     """
 
@@ -75,8 +75,8 @@ class AcevedoPreset:
 
 
 PRESETS = {"medfl": AcevedoPreset("class", False), "paper": AcevedoPreset("subclass", True)}
-"""Maps each preset to its options. ``paper`` matches the paper of FedSDC: all files of ten sub-classes, 11,630 training images
-and 2,913 test images."""
+"""Maps each preset to its options. ``paper`` matches the paper of FedSDC: all files of ten sub-classes, 11,630 training
+images and 2,913 test images."""
 
 
 def cells_of(tree: FolderTree, top: Path) -> CellListing:
@@ -148,12 +148,12 @@ class Acevedo(SingleReleaseSpec):
     source: Path
     """The folder PBC_dataset_normal_DIB, or the one that contains it."""
     preset: Annotated[str, OneOf(PRESETS)] = "medfl"
-    """medfl: no copies of files; paper: FedSDC's ten sub-classes with all files."""
+    """Options to use together. medfl: no copies of files; paper: FedSDC's ten sub-classes with all files."""
     labels: Annotated[str | None, OneOf(LABEL_MAPS)] = None
-    """class (eight) or subclass (ten); by default class, for preset paper subclass."""
+    """Classes: class (the eight folders) or subclass (ten cell types). Default: class, for preset paper subclass."""
 
     def label_set(self) -> str:
-        """Return the chosen label set, a key of `LABEL_MAPS`."""
+        """Return the choice of classes that `labels` or otherwise the preset states, a key of `LABEL_MAPS`."""
         return self.labels or PRESETS[self.preset].labels
 
     def title(self) -> str:

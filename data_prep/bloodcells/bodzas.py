@@ -43,7 +43,7 @@ ALIASES = {
 
 
 def class_of(folder: str) -> str | None:
-    """Return the class of a folder by its name; None if it is not a class folder."""
+    """Return the class (a key of `PUBLISHED`) that a folder's name states; None if the folder is not a class folder."""
     words = re.findall("[a-z]+", folder.lower())
     plain = " ".join(re.sub(r"phile$", "phil", word.removesuffix("s")) for word in words)
     name = ALIASES.get(plain, plain)

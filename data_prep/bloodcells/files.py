@@ -73,8 +73,8 @@ class CellListing:
 
 
 IdentifyCell = Callable[[str, str], tuple[str, Mapping[str, str]] | str]
-"""Type of a function that identifies the cell in an image. It takes the class of a folder and ``folder/name`` of an image
-in it, and returns `CellImage.code` and `CellImage.about`, or the reason to exclude the image."""
+"""Type of a function that identifies the cell in an image. It takes the class of a folder and ``folder/name`` of an
+image in it, and returns `CellImage.code` and `CellImage.about`, or the reason to exclude the image."""
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,7 @@ class BreastUltrasound(ImageSpec):
         )
 
     def incomplete(self, outcome: ReadOutcome) -> str:
-        """Return the error message for the case that the user requires all images, but some are missing or unreadable."""
+        """Return the error message if the user requires all images, but some are missing or unreadable."""
         choice = outcome.choice
         return unreadable_rows_message(outcome.reasons, choice.count(), choice.release.table.numbers.__getitem__)
 

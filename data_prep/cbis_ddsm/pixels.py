@@ -48,7 +48,7 @@ class CbisFilm:
     crop: bool
 
     def paths(self) -> tuple[Path, ...]:
-        """Return all files that may be read."""
+        """Return all candidate files, which may have to be read to find the image."""
         return self.files
 
 

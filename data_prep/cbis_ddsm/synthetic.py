@@ -34,7 +34,7 @@ FILM_SHAPE = (72, 48)
 """Height and width of the synthetic films in pixels."""
 
 B, M, N = "BENIGN", "MALIGNANT", "BENIGN_WITHOUT_CALLBACK"
-"""Abbreviations of the pathologies in `ROWS`."""
+"""Names of pathologies in the tables: `B` is benign, `M` malignant, `N` benign without callback."""
 
 Row = tuple[int, str, str, int, str]
 """Type of a synthetic table row: patient number, side, view, number of the lesion in the film, pathology."""
@@ -204,7 +204,7 @@ def write_tree(
     syntaxes: tuple[UID, ...] = (ExplicitVRLittleEndian,),
     swapped: Callable[[int], bool] = lambda place: place % 2 == 1,
 ) -> dict[Series, int]:
-    """Write the images of all lesions.
+    """Write the images of all lesions: whole films, crops and masks.
 
     Args:
         top: Target folder.

@@ -154,7 +154,7 @@ class Derm7pt(ImageSpec):
         )
 
     def incomplete(self, outcome: ReadOutcome) -> str:
-        """Return the error message for the case that the user requires all images, but some are unreadable."""
+        """Return the error message if the user requires all images, but some are unreadable."""
         numbers = outcome.choice.release.release.table.numbers
         return unreadable_rows_message(outcome.reasons, outcome.choice.count(), numbers.__getitem__)
 

@@ -39,7 +39,7 @@ CITATION = (
     "Janosi, Steinbrunn, Pfisterer and Detrano, Heart Disease, UCI Machine Learning Repository (1989), "
     "doi:10.24432/C52P4X; as prepared for FLamby: Ogier du Terrail et al., NeurIPS 2022 Datasets and Benchmarks"
 )
-"""Publication that users of the data are asked to cite."""
+"""Publications that users of the data are asked to cite."""
 
 SCALES = ("centre", "pooled", "mixed", "none")
 """Choices of `FlambyHeart.scale`: the training rows whose mean and standard deviation standardise the features.

@@ -186,7 +186,7 @@ class FlambyIXI(ImageSpec):
         )
 
     def incomplete(self, outcome: ReadOutcome) -> str:
-        """Return the error message for the case that the user requires all volumes, but some are missing or unreadable."""
+        """Return the error message if the user requires all volumes, but some are missing or unreadable."""
         published, _ = outcome.choice.release
         return unreadable_rows_message(outcome.reasons, len(published.names), published.table.numbers.__getitem__)
 
@@ -224,7 +224,7 @@ def read_resized(case: VolumeFiles, size: tuple[int, ...]) -> LoadedItem:
 
     Args:
         case: Files of the volume and the mask.
-        size: Size of the result in voxels.
+        size: Size of the result in voxels along each axis.
 
     Returns:
         Voxels, shape (*size, 2), float32: the volume, then the mask. The metadata name the structures in the mask and

@@ -116,7 +116,7 @@ class HAM10000(ImageSpec):
     """Images that stay together in a partition: those of one lesion (lesion), or none (image; a lesion may then be in
     training and test)."""
     preset: Annotated[str, OneOf(PRESETS)] = "medfl"
-    """medfl: --groups lesion; paper: --groups image, as in FedSDC's paper."""
+    """Options to use together. medfl: --groups lesion; paper: --groups image, as in FedSDC's paper."""
     crop_lesion: bool = False
     """Crop the lesion, using the masks of the release."""
     masks: Path | None = None
@@ -164,7 +164,7 @@ class HAM10000(ImageSpec):
         )
 
     def incomplete(self, outcome: ReadOutcome) -> str:
-        """Return the error message for the case that the user requires all images, but some are missing or unreadable."""
+        """Return the error message if the user requires all images, but some are missing or unreadable."""
         inputs: _HamInputs = outcome.choice.release
         count = len(inputs.metadata.images)
         return (

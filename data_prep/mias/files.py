@@ -38,7 +38,7 @@ class MiasImage:
     circle: tuple[int, int, int] | None = None
 
     def files(self) -> list[Path]:
-        """Return all files that are read: the file of the film."""
+        """Return the files that are read: only the file of the film."""
         return [self.path]
 
 

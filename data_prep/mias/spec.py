@@ -155,7 +155,7 @@ class Mias(ImageSpec):
         return self
 
     def label_set(self) -> str:
-        """Return the chosen label set, a key of `LABEL_SETS`."""
+        """Return the name of the label set that `labels` states, or the view's default; a key of `LABEL_SETS`."""
         return self.labels or ("three-class" if self.view == "full" else "benign-malignant")
 
     def title(self) -> str:
@@ -197,7 +197,7 @@ class Mias(ImageSpec):
         )
 
     def incomplete(self, outcome: ReadOutcome) -> str:
-        """Return the error message for the case that the user requires all films, but some are missing or unreadable."""
+        """Return the error message if the user requires all films, but some are missing or unreadable."""
         lines, absent = list(outcome.reasons), len(outcome.choice.missing)
         if absent:
             return f"a complete set of films is required, {absent} are missing. Unpack it again."
