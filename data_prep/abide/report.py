@@ -184,7 +184,7 @@ class AtlasSection(TemplateSection):
         return {"atlas": atlas} if (atlas := atlas_values(data.groups)) else None
 
     def sources(self, data: ReportData) -> list[str]:
-        """Return the data sources that the report names below the section; empty if no figure is drawn."""
+        """Return the data sources that the footer of the page names; empty if no figure is drawn."""
         drawn = (self.values(data) or {}).get("atlas", {}).get("figure")
         return ["the atlas and the images of the data"] if drawn else []
 

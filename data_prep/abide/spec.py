@@ -55,7 +55,7 @@ CITATION = (
 """Publications that users of the data are asked to cite."""
 
 INCOMPLETE = "another map of the subject can't be read"
-"""Exclusion reason of a map that was read, but whose subject lacks another map, so that the subject is unusable."""
+"""Exclusion reason of a map that was read, but whose subject has another map that can't be read."""
 
 _TOPS = ("", "ABIDE_Initiative", "ABIDE_pcp")
 """Folders below the source folder that may contain the phenotypic file."""
