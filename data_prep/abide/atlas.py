@@ -30,7 +30,7 @@ from medfl.errors import DataError
 from medfl.utils.text import MAX_NAMES, Say
 
 PREPARED_ATLAS = "atlas.nii.gz"
-"""File of the atlas in a prepared data set, on the grid of the images."""
+"""Name of the atlas file in a prepared data set; the atlas is on the grid (voxel size and position) of the images."""
 
 REGION_TABLE = "atlas_labels.csv"
 """Table of the regions beside the atlas: code, name (may be empty), and voxels on the grid (0 if too small for it)."""
@@ -39,7 +39,7 @@ MAX_REGIONS = 1024
 """Maximum number of regions. A volume with more different values is taken for an image."""
 
 MIN_SHARE_INSIDE = 0.5
-"""Minimum share of an atlas that the grid must contain; with less, the atlas is in another space."""
+"""Minimum share of an atlas's labelled voxels inside the grid; with less, the atlas is in another space."""
 
 _MAX_CODE = 1 << 24
 """Highest code of a region."""
@@ -54,7 +54,7 @@ class KnownAtlas:
     Attributes:
         name: Name of the atlas.
         pattern: Regular expression that matches in its file names, in lower case.
-        regions: Numbers of regions of its releases.
+        regions: Possible numbers of regions: one for each release of the atlas.
     """
 
     name: str
@@ -118,7 +118,7 @@ def read_labels(path: Path) -> Volume:
 
 
 def region_codes(labels: np.ndarray) -> list[int]:
-    """Return the codes of an atlas's regions, ascending, without 0."""
+    """Return the codes of the regions in an array of labels, ascending, without 0."""
     codes: list[int] = np.unique(labels[labels > 0]).tolist()
     return codes
 
@@ -165,7 +165,7 @@ def region_names(path: Path) -> dict[int, str]:
         path: The atlas.
 
     Returns:
-        Maps each code to its name; empty if there is no such file.
+        Mapping from each code to the name; empty if there is no such file.
     """
     beside = path.with_name(re.sub(r"\.nii(\.gz)?$", "", path.name, flags=re.IGNORECASE) + ".txt")
     if not beside.is_file():
@@ -186,8 +186,8 @@ class PlacedAtlas:
     Attributes:
         title: Name of the atlas; empty if its file name is unknown.
         labels: Code of the region in each voxel, int32.
-        names: Maps the code of each region to its name, which may be empty. It includes regions that are too small for
-            the grid.
+        names: Mapping from the code of each region to its name, which may be empty. It includes regions that are too
+            small for the grid.
         grid: Grid of the labels.
     """
 
@@ -205,12 +205,12 @@ def place_atlas(path: Path, grid: SpatialGrid, say: Say = lambda _: None) -> Pla
     """Read an atlas and resample it to a grid.
 
     Args:
-        path: As in `read_labels`.
+        path: A ``.nii`` or ``.nii.gz`` file of labels, as in `read_labels`.
         grid: Target grid.
         say: Receives the name of the atlas, its number of regions, and warnings about regions that vanish.
 
     Raises:
-        DataError: As in `read_labels` and `resample_atlas`.
+        DataError: If the file is not a valid atlas (`read_labels`), or less than half of it is inside the grid.
     """
     atlas = read_labels(path)
     codes, known, texts = region_codes(atlas.values), identify_atlas(path), region_names(path)

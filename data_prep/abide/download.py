@@ -21,7 +21,7 @@ URL = "https://s3.amazonaws.com/fcp-indi/data/Projects/ABIDE_Initiative"
 """Address of PCP's top folder."""
 
 PROGRESS_INTERVAL = 50
-"""Number of maps after which a progress line is printed."""
+"""Number of maps between two progress lines."""
 
 _MISSING_STATUS = (403, 404)
 """HTTP status codes of a file that the server does not have."""

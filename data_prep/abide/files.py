@@ -1,8 +1,9 @@
 """Find the derivative maps of ABIDE I as the Preprocessed Connectomes Project (PCP) publishes them.
 
-A map has a value for each brain voxel in MNI152 space, and 0 outside of the brain. When it is read, its non-zero voxels
-are normalised to mean 0 and standard deviation 1; all others stay 0. It is then resampled to the common grid of
-`medfl.data.readers.volumes`, so that the maps of all subjects are aligned.
+A map is an fMRI volume with a value for each brain voxel in MNI152 space, and 0 outside of the brain. A derivative is a
+kind of map, such as ``reho`` (regional homogeneity). PCP computed each with several pipelines (software) and strategies
+(filters). When a map is read, its non-zero voxels are normalised to mean 0 and standard deviation 1; all others stay 0.
+It is then resampled to the common grid of `medfl.data.readers.volumes`, so that the maps of all subjects are aligned.
 
 Messages never contain a file name, because it identifies a subject.
 """
@@ -18,11 +19,11 @@ from medfl.data.readers.map_files import SUFFIXES
 from medfl.errors import DataError, SettingsError, did_you_mean
 
 PIPELINES = ("ccs", "cpac", "dparsf", "niak")
-"""Processing pipelines of PCP."""
+"""Pipelines: the software packages with which PCP computed the maps."""
 
 
 STRATEGIES = ("filt_global", "filt_noglobal", "nofilt_global", "nofilt_noglobal")
-"""Processing strategies: with or without a band-pass filter, and with or without regression of the global signal."""
+"""Strategies: preprocessing with or without a band-pass filter, and with or without regression of the global signal."""
 
 
 DERIVATIVES = (
@@ -40,7 +41,7 @@ DERIVATIVES = (
 
 
 DEFAULT_DERIVATIVES = ("reho", "degree_weighted", "lfcd", "vmhc")
-"""Derivatives that FedASD uses as channels."""
+"""Derivatives that the method FedASD uses as image channels, in their order; default of `MapSelection.derivatives`."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,9 @@ class MapSelection:
     """Selection of maps: derivatives, pipeline and strategy.
 
     Attributes:
-        derivatives: Channels of the images in their order, from `DERIVATIVES`, each once.
-        pipeline: One of `PIPELINES`.
-        strategy: One of `STRATEGIES`.
+        derivatives: Derivatives to read, from `DERIVATIVES`, each once; they become the channels in this order.
+        pipeline: Software that computed the maps, one of `PIPELINES`.
+        strategy: Preprocessing of the maps, one of `STRATEGIES`.
 
     Raises:
         SettingsError: If a name is unknown, or derivatives are empty or repeated.
@@ -89,7 +90,7 @@ def _check_known(what: str, names: Sequence[str], known: Sequence[str]) -> None:
 
 
 def file_name(file_id: str, derivative: str) -> str:
-    """Return the file name of a map."""
+    """Return the name of the file with the map of a subject (given by file id) and a derivative."""
     return f"{file_id}_{derivative}{SUFFIXES[0]}"
 
 
@@ -103,8 +104,8 @@ def find_maps(source: Path, maps: MapSelection, file_ids: Sequence[str]) -> dict
         file_ids: File id of each subject.
 
     Returns:
-        Maps file id and derivative to the file (``.nii.gz`` or ``.nii``), for existing files. If a file exists in
-        several layouts, the bucket's layout has priority, then nilearn's, then the folder itself.
+        Mapping from (file id, derivative) to the file (``.nii.gz`` or ``.nii``), for existing files. If a file exists
+        in several layouts, the bucket's layout has priority, then nilearn's, then the folder itself.
     """
     files: dict[str, Path] = {}
     for folder in _map_folders(source, maps):
@@ -124,8 +125,8 @@ def no_maps_error(source: Path, maps: MapSelection, subjects: int) -> DataError:
     """Make the error for a source folder without any map; its message names alternatives found there.
 
     Args:
-        source: As in `find_maps`.
-        maps: As in `find_maps`.
+        source: Folder of the maps that was searched.
+        maps: Derivatives, pipeline and strategy that were requested.
         subjects: Number of subjects whose maps were looked up.
     """
     ends = tuple(f"_{derivative}{suffix}" for derivative in maps.derivatives for suffix in SUFFIXES)

@@ -1,4 +1,7 @@
-"""Read a map of ABIDE, and describe maps that are missing or can't be read."""
+"""Read an fMRI map of ABIDE, and describe maps that are missing or can't be read.
+
+A map is a volume with one value for each brain voxel. Each subject has a map of each derivative (kind of map).
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,22 @@ MAX_UNREADABLE_SHARE = 0.05
 """Largest share of unreadable maps among the existing ones; above it nothing is written."""
 
 NO_MAP = "there is no map"
-"""Exclusion reason of a subject and a derivative."""
+"""Exclusion reason of a map: the release has no file for this subject and derivative."""
 
 MapFailures = Mapping[tuple[int, str], str]
-"""Maps table row and derivative of each excluded map to the reason."""
+"""Type of a mapping from (table row of the subject, derivative) of each excluded map to the reason."""
 
 
 def read_one_map(path: Path, grid: SpatialGrid) -> LoadedItem:
-    """Read a map; see `medfl.data.readers.map_files.read_map`."""
+    """Read the map in a NIfTI file, normalise its brain voxels, and resample it to a grid.
+
+    Args:
+        path: A ``.nii`` or ``.nii.gz`` file.
+        grid: Target grid.
+
+    Returns:
+        Voxels of the grid's shape, float32; `medfl.data.readers.map_files.read_map` describes them.
+    """
     return LoadedItem(read_map(path, grid))
 
 
@@ -30,7 +41,7 @@ def too_many_unreadable(failed: MapFailures, maps: int) -> str | None:
     """Return the error message if more than `MAX_UNREADABLE_SHARE` of the maps can't be read, otherwise None.
 
     Args:
-        failed: Maps that can't be read.
+        failed: Maps that can't be read, with the reasons.
         maps: Number of maps that exist.
     """
     if len(failed) <= MAX_UNREADABLE_SHARE * maps:
@@ -42,7 +53,7 @@ def too_many_unreadable(failed: MapFailures, maps: int) -> str | None:
 
 
 def describe_failures(failures: MapFailures) -> str:
-    """Describe the reasons with their derivatives and table rows."""
+    """Describe excluded maps for a message: each reason with the derivatives and table rows that it concerns."""
     groups = defaultdict(list)
     for (row, derivative), reason in failures.items():
         groups[reason, derivative].append(row)

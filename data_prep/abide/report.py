@@ -36,7 +36,7 @@ MAX_MEAN_IMAGES = 50
 
 
 PLANES = ("sagittal", "coronal", "axial")
-"""Planes of the slices across the first, second and third axis (to the right, to the front, up)."""
+"""Names of the slice planes; each is perpendicular to the first, second or third axis (right, front, up)."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class AtlasSlice:
     """Slice through the middle of the atlas.
 
     Attributes:
-        plane: One of `PLANES`.
+        plane: Name of the slice's plane, one of `PLANES`.
         regions: Number of the region at each pixel, 0 for none, shape (H, W), int64; row 0 is the lowest.
         mean: Mean of the images at each pixel, shape (H, W), float64; None if images are not shown.
     """
@@ -65,7 +65,7 @@ class AtlasView:
         channel: Name of the channel that is averaged; empty if unknown.
         images: Number of images in the mean; 0 if none.
         persons: Number of persons in the training data. Each contributes at most one image to the mean.
-        upright: Whether the left of the axial and coronal slice is the left of the body.
+        upright: Whether the left side of the axial and coronal slices is the left side of the body.
         slices: One slice for each of `PLANES`.
     """
 
@@ -177,19 +177,20 @@ class AtlasSection(TemplateSection):
     """Report section with the regions of the data set's atlas."""
 
     template = "atlas.html"
+    """File name of the section's HTML template, beside this module."""
 
     def content(self, data: ReportData) -> Meta | None:
-        """Return the template's values under ``atlas``, or None if no run had an atlas."""
+        """Return the template's values as ``{"atlas": atlas_values(...)}``; None if no run had an atlas."""
         return {"atlas": atlas} if (atlas := atlas_values(data.groups)) else None
 
     def sources(self, data: ReportData) -> list[str]:
-        """Return the data sources of the figure."""
+        """Return the data sources that the footer of the page names; empty if no figure is drawn."""
         drawn = (self.values(data) or {}).get("atlas", {}).get("figure")
         return ["the atlas and the images of the data"] if drawn else []
 
 
 def atlas_values(groups: Sequence[Group]) -> Meta | None:
-    """Build the section from the first run whose data are still available and have an atlas.
+    """Compute the values that fill the template, from the first run whose data are available and have an atlas.
 
     Returns:
         Dictionary with ``figure`` (SVG or None), ``caption`` and ``unavailable`` (text in place of the figure). None if

@@ -1,5 +1,12 @@
 """Spec of ABIDE I: options, choice of maps and data list of the prepared data set.
 
+A map is an fMRI volume with one value for each brain voxel. A derivative is a kind of map, such as ``reho`` (regional
+homogeneity). A pipeline is the software that computed the maps, and a strategy its choice of filters.
+
+`medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
+of the spec in this order: `find` (find the files), `choose` (plan what to read), `drop` (select rows to remove after
+reading), `datalist` (describe the other rows) and `finish` (change the array or add files).
+
 Prepared data set: ``images.npy`` (N, X, Y, Z, channels), float32, with a row for each subject and a channel for each
 derivative. Each record has ``label``, ``subject_id``, ``site``, ``centre``, ``sex`` and ``age``. If an atlas is given,
 it is written on the grid of the images, with the list of its regions. All subjects are in the training split.
@@ -48,13 +55,13 @@ CITATION = (
 """Publications that users of the data are asked to cite."""
 
 INCOMPLETE = "another map of the subject can't be read"
-"""Exclusion reason of a readable map."""
+"""Exclusion reason of a map that was read, but whose subject has another map that can't be read."""
 
 _TOPS = ("", "ABIDE_Initiative", "ABIDE_pcp")
 """Folders below the source folder that may contain the phenotypic file."""
 
 MapFiles = Mapping[tuple[str, str], Path]
-"""Maps the file id of a subject and a derivative to the file."""
+"""Type of a mapping from (file id of a subject, derivative) to the file of the map."""
 
 
 @dataclass(frozen=True)
@@ -82,25 +89,32 @@ class Abide(ImageSpec):
     """
 
     dataset = "abide"
+    """Name of the data set, as users type it."""
     unreadable = "option require_complete"
+    """Treatment of missing or unreadable images: exclude them, unless the user sets ``require_complete``."""
     item = "map"
+    """Name of one item that is read, in the singular, for messages."""
     terms = RECORDS[0].licence
+    """Terms of use, which the user sees before reading starts and the data list states."""
     citation = CITATION
+    """Publications to cite, which the user sees before reading starts and the data list states."""
 
     source: Path
-    """The folder with PCP's Outputs, nilearn's ABIDE_pcp, or all files."""
+    """The folder of the release: it contains PCP's folder Outputs, nilearn's folder ABIDE_pcp, or all files."""
     derivatives: Words = DEFAULT_DERIVATIVES
-    """Derivatives to use as channels, separated by commas."""
+    """Derivatives (kinds of fMRI maps, such as reho) to use as channels, separated by commas."""
     size: int = 48
     """Voxels along each edge of an image."""
     sites: str = FEDASD
-    """fedasd for its four regions, or a column of the phenotypic file, such as SITE_ID."""
+    """Sites of the federation: fedasd for the four regions that the method FedASD uses, or a column of the phenotypic
+    file, such as SITE_ID."""
     pipeline: str = "cpac"
-    """ccs, cpac, dparsf or niak."""
+    """Software with which PCP computed the maps: ccs, cpac, dparsf or niak."""
     strategy: str = "filt_noglobal"
-    """filt_global, filt_noglobal, nofilt_..."""
+    """Preprocessing of the maps: filt_global, filt_noglobal, nofilt_global or nofilt_noglobal (with or without a
+    band-pass filter, with or without regression of the global signal)."""
     atlas: Path | None = None
-    """Labels in MNI152 space (NIfTI) to resample to the grid of the images."""
+    """Brain atlas to resample to the grid of the images: a NIfTI file with region codes as voxels, in MNI152 space."""
     phenotypes: Path | None = None
     """The phenotypic file, if it is not in --source."""
     download: bool = False
@@ -118,22 +132,31 @@ class Abide(ImageSpec):
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """Return the folder of the phenotypic file: ``abide`` in a study's source folder, or the source folder itself.
+        """Find the release for a study (a file that lists data sets, methods and seeds) that names no path to it.
 
-        If the study names a source, return nothing.
+        Args:
+            top: Source folder of the study, which contains the downloaded releases.
+            options: Options of the data set in the study file.
+
+        Returns:
+            ``{"source": folder}``. The folder is ``abide`` in `top` if that contains the phenotypic file, otherwise
+            `top` itself. Empty if the study names a source.
+
+        Raises:
+            DataError: If neither folder contains the phenotypic file.
         """
         return {} if "source" in options else {"source": folder_with(top, cls.dataset, PHENOTYPE_FILE)}
 
     def maps(self) -> MapSelection:
-        """Return the derivatives, pipeline and strategy of the maps."""
+        """Return the selection of maps (derivatives, pipeline and strategy) that the options state."""
         return MapSelection(self.derivatives, self.pipeline, self.strategy)
 
     def grid(self) -> SpatialGrid:
-        """Return the voxel grid of the images."""
+        """Return the grid (number, size and position of the voxels, in MNI152 space) of the images."""
         return common_grid(self.size)
 
     def find(self) -> Path | None:
-        """Find the phenotypic file; None if it is to be downloaded."""
+        """Find the phenotypic file, which lists the subjects; return None if it has to be downloaded."""
         if self.phenotypes is not None:
             if not self.phenotypes.is_file():
                 raise DataError(
@@ -153,7 +176,7 @@ class Abide(ImageSpec):
         return path
 
     def choose(self, files: Path | None, say: Say) -> ReadPlan:
-        """Choose the maps of subjects who have all derivatives; with `download`, download missing maps first.
+        """Plan to read the maps of subjects who have all derivatives; with `download`, download missing maps first.
 
         The index of a map is the subject's index times the number of derivatives, plus the derivative's alphabetical
         index.
@@ -206,7 +229,7 @@ class Abide(ImageSpec):
         return files
 
     def incomplete(self, outcome: ReadOutcome) -> str:
-        """Return the error message for missing or unreadable maps if all are required."""
+        """Return the error message if the user requires all maps, but some are missing or unreadable."""
         failed = _unreadable(outcome)
         if not failed:
             absent = _failures(outcome)
@@ -220,7 +243,11 @@ class Abide(ImageSpec):
         return self.incomplete(outcome)
 
     def left_out(self, outcome: ReadOutcome, listed: int) -> list[str]:
-        """Return warnings about unreadable maps and excluded subjects.
+        """Return warnings for the user about unreadable maps and excluded subjects.
+
+        Args:
+            outcome: Outcome of reading the maps.
+            listed: Number of lines in ``quarantine.csv``.
 
         Raises:
             DataError: If too many maps can't be read.
@@ -240,13 +267,17 @@ class Abide(ImageSpec):
         return [*lines, f"warning: {count} subjects without all maps were left out: see {QUARANTINE}"]
 
     def drop(self, outcome: ReadOutcome, say: Say) -> dict[int, str]:
-        """Return the rows of maps whose subject has an unreadable map, with the reason."""
+        """Select maps to remove from the array after reading: readable maps of subjects with an unreadable map.
+
+        Returns:
+            Mapping from the row of each map to remove to the reason `INCOMPLETE`.
+        """
         owners = [place // len(self.derivatives) for place in outcome.kept]
         counts = Counter(owners)
         return {row: INCOMPLETE for row, owner in enumerate(owners) if counts[owner] < len(self.derivatives)}
 
     def datalist(self, outcome: ReadOutcome, say: Say) -> Datalist:
-        """Build the data list of the subjects whose maps were all read."""
+        """Build the data list: a record for each subject whose maps were all read."""
         release: _AbideRelease = outcome.choice.release
         subjects = release.cohort.subjects
         used = [subjects[place // len(self.derivatives)] for place in outcome.kept[:: len(self.derivatives)]]
@@ -269,7 +300,7 @@ class Abide(ImageSpec):
         )
 
     def finish(self, folder: Path, outcome: ReadOutcome, datalist: Datalist) -> None:
-        """Combine the maps of each subject into channels, in place, and write the atlas into the folder."""
+        """Combine the maps of each subject into the channels of one row, in place, and write the atlas."""
         stack_rows(folder / datalist.image_array, len(self.derivatives))
         release: _AbideRelease = outcome.choice.release
         if release.atlas:

@@ -20,7 +20,7 @@ from medfl_datasets.abide.files import DEFAULT_DERIVATIVES, MapSelection, file_n
 from medfl_datasets.abide.tables import PHENOTYPE_FILE, QUALITY_CRITERIA
 
 CENTRES = ("LEUVEN_1", "LEUVEN_2", "UCLA_1", "USM", "UM_1", "PITT", "NYU", "YALE")
-"""Scanning sites: two of each region of FedASD."""
+"""Default scanning sites: two of each of the four regions that the method FedASD uses as sites."""
 
 ATLAS_FILE = "synthetic_atlas.nii.gz"
 """File of the atlas, beside the phenotypic file; its codes are 1 to `ATLAS_REGIONS`."""
@@ -29,7 +29,7 @@ ATLAS_REGIONS = 8
 """Number of regions of the atlas."""
 
 EFFECT_REGION = 3
-"""Code of the region in which the classes differ."""
+"""Code of the region in which subjects with autism have lower values."""
 
 SEMI_AXES_MM = (68.0, 86.0, 70.0)
 """Semi-axes of the brains in millimetres: to the right, to the front, up. Brains are centred on the common grid."""
@@ -68,7 +68,7 @@ def write_release(
         folder: Target folder, which gets the layout of PCP's top folder; created if needed.
         per_centre: Number of subjects of each scanning site, >= 2.
         centres: Values of SITE_ID.
-        derivatives: Derivatives whose maps are written.
+        derivatives: Derivatives (kinds of fMRI maps) that are written for each subject.
         size: Voxels along each edge of a map, >= 8.
         effect: Reduction of the values in `EFFECT_REGION` with autism, in standard deviations of the noise.
         seed: Seed of all random numbers.

@@ -5,7 +5,7 @@ A subject is used if PCP has files and the quality is good: ``qc_rater_1`` is OK
 403 with autism and 468 without: the selection of nilearn and of most papers since.
 
 The file id, which starts the names of a subject's files, is the only identifier that leaves this module. A subject is
-called by the row of the table, which is the same for all options; the public codes (SUB_ID) are dropped.
+named by the row in the table, which is the same for all options; the public codes (SUB_ID) are dropped.
 
 Sources: Di Martino et al., Molecular Psychiatry 19, 659 (2014); Craddock et al., Frontiers in Neuroinformatics 7
 (2013); the four regions: Weng, Cai and Zhou, FedSKD (2025), table I.
@@ -37,13 +37,13 @@ QUALITY_CRITERIA = {
     "qc_anat_rater_3": ("OK",),
     "qc_func_rater_3": ("OK",),
 }
-"""Maps each quality column to the accepted values."""
+"""Mapping from each quality column to the accepted values."""
 
 REQUIRED_COLUMNS = ("SITE_ID", "FILE_ID", "DX_GROUP", "AGE_AT_SCAN", "SEX", *QUALITY_CRITERIA)
-"""Required columns."""
+"""Columns that the phenotypic file must have."""
 
 FEDASD = "fedasd"
-"""Value of the option `sites` that selects the four regions in `FEDASD_REGIONS`."""
+"""Value of the option `sites` that makes four sites, the regions in `FEDASD_REGIONS` of the method FedASD."""
 
 FEDASD_REGIONS = {
     "Europe": ("LEUVEN", "MAX_MUN", "TRINITY", "SBL"),
@@ -51,16 +51,18 @@ FEDASD_REGIONS = {
     "US-Middle": ("UM", "PITT", "CMU"),
     "US-East": ("NYU", "YALE", "KKI", "OLIN"),
 }
-"""Maps each of FedASD's four sites to its scanning sites."""
+"""Mapping from each of FedASD's four regions to its scanning sites (`SITE_ID` without the number of a part)."""
 
 NO_FILES = "PCP has no files of the subject"
+"""Exclusion reason of a subject: there are no maps."""
+
 LOW_QUALITY = "a rater found the quality insufficient, or did not rate it"
-"""Exclusion reasons of subjects."""
+"""Exclusion reason of a subject: the scan fails `QUALITY_CRITERIA`."""
 
 _DX = {"1": 1, "2": 0}
-"""Maps the codes of DX_GROUP to class numbers."""
+"""Mapping from the codes of DX_GROUP to class numbers."""
 _SEX = {"1": "male", "2": "female"}
-"""Maps the codes of SEX to names."""
+"""Mapping from the codes of SEX to names."""
 _MISSING_CELLS = ("", "-9999")
 """Cells that mean a missing value."""
 _IDENTIFIERS = ("", "Unnamed: 0", "SUB_ID", "X", "subject", "FILE_ID")
@@ -75,8 +77,8 @@ class Subject:
         row: Row in the phenotypic file; the header is row 1.
         file_id: Prefix of the subject's file names.
         label: 0 control, 1 autism.
-        site: Site of the federation.
-        centre: Scanning site, with the parts of one centre (UM_1, UM_2) merged.
+        site: Site of the federation to which the subject belongs, as the option `sites` decides.
+        centre: Scanning site (``SITE_ID``), with the parts of one centre (UM_1, UM_2) merged.
         sex: ``male`` or ``female``; None if unknown.
         age: Age at the scan in years; None if unknown.
     """
@@ -91,7 +93,7 @@ class Subject:
 
     @property
     def subject_id(self) -> str:
-        """Name of the subject, derived only from the row."""
+        """Name of the subject in the prepared data set; it contains only the row number, no public code."""
         return f"subject-{self.row:06d}"
 
 
@@ -101,7 +103,7 @@ class AbideCohort:
 
     Attributes:
         subjects: Subjects, in the order of the table.
-        left_out: Maps each exclusion reason to its number of subjects.
+        left_out: Mapping from each exclusion reason to its number of subjects.
     """
 
     subjects: list[Subject]
@@ -160,7 +162,7 @@ def read_phenotypes(path: Path, sites: str = FEDASD) -> AbideCohort:
 
 
 def merge_site_parts(site_id: str) -> str:
-    """Return a scanning site without the number of its part.
+    """Return the name of a scanning site without the number that marks a part of it.
 
     >>> merge_site_parts("UM_1"), merge_site_parts("MAX_MUN")
     ('UM', 'MAX_MUN')

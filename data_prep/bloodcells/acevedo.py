@@ -29,7 +29,7 @@ FOLDERS: dict[str, tuple[str, ...]] = {
     "neutrophil": ("BNE", "SNE", "NEUTROPHIL"),
     "platelet": ("PLATELET",),
 }
-"""Maps each class folder to the cell types with which its file names start."""
+"""Maps each class folder to the codes of cell types with which the names of its files start."""
 
 SUBCLASSES = {
     "BA": "basophil",
@@ -43,11 +43,11 @@ SUBCLASSES = {
     "BNE": "band neutrophil",
     "SNE": "segmented neutrophil",
 }
-"""Maps the code of each of FedSDC's ten sub-classes to its name. Platelets and cells without a stated sub-class are
-excluded."""
+"""Maps the code of each of the ten sub-classes in the paper of FedSDC to its name. Platelets and cells without a stated
+sub-class are excluded."""
 
 NO_CELL_TYPE = "the name does not start with a cell type of its folder"
-"""Exclusion reason of an image."""
+"""Exclusion reason of an image whose name starts with no cell type of its folder."""
 
 _CLASS_OF = {code: folder for folder, codes in FOLDERS.items() for code in codes}
 
@@ -57,15 +57,16 @@ LABEL_MAPS: dict[str, LabelMap] = {
         "acevedo", SUBCLASSES | {code: None for code in _CLASS_OF if code not in SUBCLASSES}
     ),
 }
-"""Choices of `Acevedo.labels`: the eight folders, or the ten sub-classes."""
+"""Maps each choice of `Acevedo.labels` to its label map (class of each cell type): ``class`` has the eight folders as
+classes, ``subclass`` the ten sub-classes."""
 
 
 @dataclass(frozen=True)
 class AcevedoPreset:
-    """Combination of options.
+    """Options that a preset sets together.
 
     Attributes:
-        labels: Label set, a key of `LABEL_MAPS`.
+        labels: Choice of classes, a key of `LABEL_MAPS`.
         keep_copies: Whether byte-identical files are kept.
     """
 
@@ -74,23 +75,28 @@ class AcevedoPreset:
 
 
 PRESETS = {"medfl": AcevedoPreset("class", False), "paper": AcevedoPreset("subclass", True)}
-"""Maps each preset to its options. ``paper`` matches FedSDC: all files of ten sub-classes, 11,630 training images
-and 2,913 test images."""
+"""Maps each preset to its options. ``paper`` matches the paper of FedSDC: all files of ten sub-classes, 11,630 training
+images and 2,913 test images."""
 
 
 def cells_of(tree: FolderTree, top: Path) -> CellListing:
-    """List the cells of a release by the names of its files; see `CellRelease.listing`."""
+    """List the cells of Acevedo-20, identified by the names of the files.
+
+    Args:
+        tree: Names of the files in each class folder.
+        top: Folder that contains the class folders.
+    """
     return RELEASE.listing(tree, top, _identify_by_name)
 
 
 def find(source: Path) -> CellListing:
-    """List the cells of a release.
+    """Find the class folders of Acevedo-20 and list the cells.
 
     Args:
         source: ``PBC_dataset_normal_DIB``, or the folder that contains it.
 
     Raises:
-        DataError: If there is no such folder, or as in `CellRelease.listing`.
+        DataError: If there is no such folder, or a class folder is missing, empty or unknown.
     """
     top = RELEASE.top(source)
     return cells_of(read_tree(top), top)
@@ -118,6 +124,7 @@ RELEASE = CellRelease(
     class_of={folder: folder for folder in FOLDERS}.get,
     find=find,
 )
+"""Description of Acevedo-20: names, licence, published numbers, and the function that lists its images."""
 
 
 class Acevedo(SingleReleaseSpec):
@@ -130,19 +137,23 @@ class Acevedo(SingleReleaseSpec):
     """
 
     dataset = "acevedo"
+    """Name of the data set, as users type it."""
     terms = RELEASE.licence
+    """Terms of use, which the user sees before reading starts and the data list states."""
     citation = RELEASE.citation
+    """Publications to cite, which the user sees before reading starts and the data list states."""
     release = RELEASE
+    """Description of the release: names, licence, published numbers, and the function that lists its images."""
 
     source: Path
     """The folder PBC_dataset_normal_DIB, or the one that contains it."""
     preset: Annotated[str, OneOf(PRESETS)] = "medfl"
-    """medfl: no copies of files; paper: FedSDC's ten sub-classes with all files."""
+    """Options to use together. medfl: no copies of files; paper: FedSDC's ten sub-classes with all files."""
     labels: Annotated[str | None, OneOf(LABEL_MAPS)] = None
-    """class (eight) or subclass (ten); by default class, for preset paper subclass."""
+    """Classes: class (the eight folders) or subclass (ten cell types). Default: class, for preset paper subclass."""
 
     def label_set(self) -> str:
-        """Return the chosen label set, a key of `LABEL_MAPS`."""
+        """Return the choice of classes that `labels` or otherwise the preset states, a key of `LABEL_MAPS`."""
         return self.labels or PRESETS[self.preset].labels
 
     def title(self) -> str:
@@ -150,9 +161,9 @@ class Acevedo(SingleReleaseSpec):
         return "acevedo" if self.label_set() == "class" else f"acevedo-{self.label_set()}"
 
     def class_map(self) -> LabelMap:
-        """Return the map to the eight folders or the ten sub-classes."""
+        """Return the label map (class of each cell type): the eight folders or the ten sub-classes."""
         return LABEL_MAPS[self.label_set()]
 
     def keeps_copies(self) -> bool:
-        """Return whether the preset keeps byte-identical copies."""
+        """Return whether byte-identical copies are kept, as the preset states."""
         return PRESETS[self.preset].keep_copies

@@ -39,11 +39,11 @@ ALIASES = {
     "segment": "neutrophil segment",
     "segmented neutrophil": "neutrophil segment",
 }
-"""Maps other names of classes, in lower case, without a final ``e`` or ``s``, to the class."""
+"""Maps other folder names, in lower case, without a final ``e`` or ``s``, to the class."""
 
 
 def class_of(folder: str) -> str | None:
-    """Return the class of a folder by its name; None if it is not a class folder."""
+    """Return the class (a key of `PUBLISHED`) that a folder's name states; None if the folder is not a class folder."""
     words = re.findall("[a-z]+", folder.lower())
     plain = " ".join(re.sub(r"phile$", "phil", word.removesuffix("s")) for word in words)
     name = ALIASES.get(plain, plain)
@@ -51,13 +51,13 @@ def class_of(folder: str) -> str | None:
 
 
 def find(source: Path) -> CellListing:
-    """List the cells of a release.
+    """Find the class folders of Bodzas-23 and list the cells.
 
     Args:
         source: The folder that contains the class folders, or its parent.
 
     Raises:
-        DataError: If there is no such folder, or as in `CellRelease.listing`.
+        DataError: If there is no such folder, or a class folder is missing, empty or unknown.
     """
     top = RELEASE.top(source)
     return RELEASE.listing(read_tree(top), top, lambda known, _: (known, {}))
@@ -76,6 +76,7 @@ RELEASE = CellRelease(
     class_of=class_of,
     find=find,
 )
+"""Description of Bodzas-23: names, licence, published numbers, and the function that lists its images."""
 
 
 class Bodzas(SingleReleaseSpec):
@@ -85,13 +86,17 @@ class Bodzas(SingleReleaseSpec):
     """
 
     dataset = "bodzas"
+    """Name of the data set, as users type it."""
     terms = RELEASE.licence
+    """Terms of use, which the user sees before reading starts and the data list states."""
     citation = RELEASE.citation
+    """Publications to cite, which the user sees before reading starts and the data list states."""
     release = RELEASE
+    """Description of the release: names, licence, published numbers, and the function that lists its images."""
 
     source: Path
-    """The folder that contains one for each class, or its parent."""
+    """The folder that contains the nine class folders, or its parent."""
 
     def class_map(self) -> LabelMap:
-        """Return the map in which each folder is a class."""
+        """Return the label map (class of each cell type); each of the nine folders is a class."""
         return single_release_map(RELEASE.name, {name: name for name in PUBLISHED})

@@ -1,5 +1,9 @@
 """Base specs of white blood cell data sets: options, reading and data list that all releases share.
 
+`medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
+of the spec in this order: `find` (find the files), `choose` (plan what to read), `drop` (select rows to remove after
+reading) and `datalist` (describe the other rows).
+
 Images are read by the rules of `medfl.data.readers.images` as 8-bit RGB and resized with antialiasing; alpha is
 dropped, and grey is repeated in all channels. Images with more than 8 bits a channel, images smaller than `MIN_EDGE`
 and unreadable files are excluded and listed in ``quarantine.csv``. No release states which cells belong to one patient,
@@ -36,18 +40,18 @@ NO_PATIENTS_WARNING = (
     "warning: {} does not state which cells are of one patient: each image counts as a patient of its own, and "
     "cells of one patient may be at several sites and in several splits"
 )
-"""Warning that is given for every release."""
+"""Warning, with a place for the release's name, that patients are unknown; given for every release."""
 
 
 @dataclass(frozen=True)
 class CellCohort:
-    """Cells of all releases.
+    """Cells to read from all releases, and the numbers to report about them.
 
     Attributes:
         cells: Maps the index of each image to its cell.
-        labels: Map from the cell types of each release to classes.
+        labels: Label map: the class of each cell type of each release.
         left_out: Maps each exclusion reason to its number of images.
-        deviations: Differences between the releases and their published numbers.
+        deviations: Sentences about differences between the releases and their published numbers of images.
     """
 
     cells: dict[int, CellImage]
@@ -56,11 +60,11 @@ class CellCohort:
     deviations: list[str]
 
     def label(self, place: int) -> int:
-        """Return the class number of a cell."""
+        """Return the class number of the cell in the image with index `place`."""
         return self.labels.classes.index(self.class_of(place))
 
     def class_of(self, place: int) -> str:
-        """Return the class name of a cell."""
+        """Return the class name of the cell in the image with index `place`."""
         name = self.labels.sources[self.cells[place].source][self.cells[place].code]
         assert name is not None, "cells without a class are left out before they are read"
         return name
@@ -74,11 +78,13 @@ class CellSpec(ImageSpec):
     """
 
     complete: ClassVar[bool] = True
+    """Whether a class without an image is an error; otherwise it causes a warning."""
 
     size: int = Field(224, ge=1)
     """Height and width of the images in the array."""
     test_share: float = 0.2
-    """Share of each class of a release in the test set; with 0, medfl partition holds out test sets."""
+    """Share of the images of each class of a release that become test images; with 0, medfl partition holds out test
+    sets."""
     seed: int = 0
     """Seed that selects the images of the test set."""
 
@@ -96,11 +102,11 @@ class CellSpec(ImageSpec):
 
     @abstractmethod
     def releases(self) -> list[tuple[CellRelease, Path]]:
-        """Return each release with its folder; at least one."""
+        """Return pairs of a release to prepare and its folder, at least one."""
 
     @abstractmethod
     def class_map(self) -> LabelMap:
-        """Return the map from cell types to classes.
+        """Return the label map, which states the class of each cell type.
 
         Raises:
             SettingsError: If the map is a file that is missing or invalid.
@@ -111,7 +117,7 @@ class CellSpec(ImageSpec):
         return False
 
     def credits(self) -> list[str]:
-        """Return the licence and citation of each release."""
+        """Return the lines with the licence and citation of each release, which the user sees first."""
         return [
             line
             for release, _ in self.releases()
@@ -125,7 +131,7 @@ class CellSpec(ImageSpec):
         return labels, [release.find(folder) for release, folder in self.releases()]
 
     def choose(self, files: tuple[LabelMap, list[CellListing]], say: Say) -> ReadPlan:
-        """Choose all cells that have a class, and list excluded images first."""
+        """Plan to read all cells that have a class. Indices of excluded images precede those of the cells."""
         labels, listings = files
         deviations = _deviations([release for release, _ in self.releases()], listings, say)
         cells, left_out = _select_cells(listings, labels, say)
@@ -147,7 +153,11 @@ class CellSpec(ImageSpec):
         )
 
     def drop(self, outcome: ReadOutcome, say: Say) -> dict[int, str]:
-        """Return the rows of byte-identical copies and the reasons, unless copies are kept."""
+        """Select byte-identical copies to remove from the array after reading; none if copies are kept.
+
+        Returns:
+            Maps each row to remove to the reason.
+        """
         cohort: CellCohort = outcome.choice.release
         copies = find_copies([cohort.label(place) for place in outcome.kept], _digests(outcome))
         counts = Counter(copies.values())
@@ -160,7 +170,7 @@ class CellSpec(ImageSpec):
         return copies
 
     def datalist(self, outcome: ReadOutcome, say: Say) -> Datalist:
-        """Build the data list of the images that were read."""
+        """Build the data list: a record with class, subject and split for each image in the array."""
         cohort: CellCohort = outcome.choice.release
         self._check_classes({cohort.class_of(place) for place in outcome.kept}, cohort.labels, say)
         cells, subjects = [cohort.cells[place] for place in outcome.kept], number_subjects(_digests(outcome))
@@ -213,17 +223,26 @@ class SingleReleaseSpec(CellSpec):
     """
 
     release: ClassVar[CellRelease]
+    """Description of the release: names, licence, published numbers, and the function that lists its images."""
 
     source: Path
     """The folder of the release."""
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """Return the release's folder in a study's source folder: one of its name, or the source folder itself."""
+        """Find the release for a study (a file that lists data sets, methods and seeds) that names no path to it.
+
+        Args:
+            top: Source folder of the study, which contains the downloaded releases.
+            options: Options of the data set in the study file.
+
+        Returns:
+            ``{"source": folder}``. The folder is the one in `top` with the name of the release, otherwise `top` itself.
+        """
         return {"source": folder_or_top(top, cls.release.name)}
 
     def releases(self) -> list[tuple[CellRelease, Path]]:
-        """Return the release with its folder."""
+        """Return the only release, paired with its folder."""
         return [(self.release, self.source)]
 
 

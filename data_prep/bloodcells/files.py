@@ -25,7 +25,7 @@ NO_IMAGE = "a file without the ending of an image"
 """Reason to skip a file: it has no ending of an image file."""
 
 FolderTree = Mapping[str, Sequence[str]]
-"""Maps each folder to the sorted names of its files."""
+"""Type of a mapping from the name of each class folder to the sorted names of its files."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class CellImage:
         path: Image file.
         source: Name of the release.
         code: The release's code of the cell type, one of `CellRelease.published`.
-        about: Further metadata that the data list keeps.
+        about: Further metadata of the cell, which go into its record in the data list.
     """
 
     path: Path
@@ -51,7 +51,7 @@ class CellListing:
 
     Attributes:
         cells: The images, in the order of folders and names.
-        skipped: Maps each reason to the number of skipped files.
+        skipped: Maps each reason, such as `DOT_FILE`, to the number of files that are not images of cells.
         quarantined: Pairs of the name of an excluded image and the reason.
     """
 
@@ -73,8 +73,8 @@ class CellListing:
 
 
 IdentifyCell = Callable[[str, str], tuple[str, Mapping[str, str]] | str]
-"""Function that identifies a cell: takes the class of a folder and ``folder/name`` of an image in it. Returns
-`CellImage.code` and `CellImage.about`, or the reason to exclude the image."""
+"""Type of a function that identifies the cell in an image. It takes the class of a folder and ``folder/name`` of an
+image in it, and returns `CellImage.code` and `CellImage.about`, or the reason to exclude the image."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class CellRelease:
         licence: Terms of use.
         citation: Publication that users of the data are asked to cite.
         published: Maps the code of each cell type to its published number of images.
-        classes: Class folders that must exist.
+        classes: Classes that must have a folder.
         class_of: Function that returns the class of a folder by its name, or None for other folders.
         find: Function that lists the images below a folder.
     """

@@ -24,11 +24,11 @@ from medfl.utils.strict_yaml import read_yaml
 from medfl_datasets.bloodcells.files import CellRelease
 
 DEFAULT_LABEL_MAP = Path(__file__).parent / "label_maps" / "bloodcells.yaml"
-"""medfl's own label map, for the three releases together."""
+"""medfl's own label map, with one set of classes for the releases Acevedo-20, Matek-19 and Bodzas-23."""
 
 
 class LabelMap(StrictModel):
-    """Map from the cell types of each release to classes.
+    """Label map: the class of each cell type of each release.
 
     Attributes:
         classes: Names of the classes, >= 2, by their numbers.

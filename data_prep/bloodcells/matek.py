@@ -38,13 +38,13 @@ CODES: dict[str, str | None] = {
     "PMB": "bilobed promyelocyte",
     "PMO": "promyelocyte",
 }
-"""Maps each code to its cell type."""
+"""Maps the code of each cell type, which is also the folder's name, to its name and class."""
 
 NO_FILE = "the image has no file"
-"""Exclusion reason of a line of the table."""
+"""Exclusion reason of a line of `TABLE_FILE`."""
 
 NO_LINE = f"{TABLE_FILE} has no line for the image"
-"""Exclusion reason of an image."""
+"""Exclusion reason of an image file."""
 
 
 class MatekAnnotation(NamedTuple):
@@ -116,7 +116,7 @@ def read_annotations(path: Path) -> dict[str, MatekAnnotation]:
 
 
 def cells_of(tree: FolderTree, top: Path, lines: Mapping[str, MatekAnnotation]) -> CellListing:
-    """Match the images with the lines of the table.
+    """List the cells of Matek-19, labelled by the lines of the table.
 
     Args:
         tree: Maps each folder below `top` to the names of its files.
@@ -124,7 +124,7 @@ def cells_of(tree: FolderTree, top: Path, lines: Mapping[str, MatekAnnotation]) 
         lines: Annotations that `read_annotations` returned.
 
     Raises:
-        DataError: As in `CellRelease.listing`.
+        DataError: If a class folder is missing, empty or unknown.
     """
     left = dict(lines)
 
@@ -135,18 +135,20 @@ def cells_of(tree: FolderTree, top: Path, lines: Mapping[str, MatekAnnotation]) 
         return line if line.label == known else f"{TABLE_FILE} says {line.label}, the folder {known}"
 
     listing = RELEASE.listing(tree, top, identify)
+    """Name of the file that lists the cases, for messages."""
     listing.quarantined += [(f"{RELEASE.name}/{key}", NO_FILE) for key in left]
     return listing
 
 
 def find(source: Path) -> CellListing:
-    """List the cells of a release.
+    """Find the class folders and the table of Matek-19, and list the cells.
 
     Args:
         source: ``AML-Cytomorphology_LMU``, or the folder that contains it.
 
     Raises:
-        DataError: If the folder or the table is missing, if the table is invalid, or as in `CellRelease.listing`.
+        DataError: If the folder or the table is missing, if the table is invalid, or if a class folder is
+            missing, empty or unknown.
     """
     top = RELEASE.top(source)
     places = (top / TABLE_FILE, top.parent / TABLE_FILE)
@@ -182,6 +184,7 @@ RELEASE = CellRelease(
     class_of={code: code for code in CODES}.get,
     find=find,
 )
+"""Description of Matek-19: names, licence, published numbers, and the function that lists its images."""
 
 
 class Matek(SingleReleaseSpec):
@@ -194,13 +197,17 @@ class Matek(SingleReleaseSpec):
     """
 
     dataset = "matek"
+    """Name of the data set, as users type it."""
     terms = RELEASE.licence
+    """Terms of use, which the user sees before reading starts and the data list states."""
     citation = RELEASE.citation
+    """Publications to cite, which the user sees before reading starts and the data list states."""
     release = RELEASE
+    """Description of the release: names, licence, published numbers, and the function that lists its images."""
 
     source: Path
     """The folder AML-Cytomorphology_LMU, or the one that contains it."""
 
     def class_map(self) -> LabelMap:
-        """Return the map in which each cell type is a class."""
+        """Return the label map (class of each cell type); each of the 15 cell types is a class."""
         return single_release_map(RELEASE.name, CODES)

@@ -38,9 +38,13 @@ class BloodCells(CellSpec):
     """
 
     dataset = "bloodcells"
+    """Name of the data set, as users type it."""
     terms = "that of each release"
+    """Terms of use, which the user sees before reading starts and the data list states."""
     citation = ""
+    """Publication to cite; empty here, because the releases have their own (`CellSpec.credits`)."""
     complete = False
+    """Whether a class without an image is an error; otherwise it causes a warning."""
 
     acevedo: Path | None = None
     """The folder of Acevedo-20."""
@@ -53,7 +57,16 @@ class BloodCells(CellSpec):
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """Return the folders of all releases in a study's source folder, unless the study names some."""
+        """Find the release for a study (a file that lists data sets, methods and seeds) that names no path to it.
+
+        Args:
+            top: Source folder of the study, which contains the downloaded releases.
+            options: Options of the data set in the study file.
+
+        Returns:
+            Mapping from the name of each of the three releases to its folder: the one in `top` with the name of the
+            release, otherwise `top` itself. Empty if the study names the folder of any release.
+        """
         if any(options.get(name) is not None for name in RELEASES):
             return {}
         return {name: folder_or_top(top, name) for name in RELEASES}
@@ -70,10 +83,10 @@ class BloodCells(CellSpec):
         return self
 
     def releases(self) -> list[tuple[CellRelease, Path]]:
-        """Return the given releases with their folders."""
+        """Return pairs of a release and its folder, for the releases whose folder is given."""
         folders = ((release, getattr(self, name)) for name, release in RELEASES.items())
         return [(release, folder) for release, folder in folders if folder is not None]
 
     def class_map(self) -> LabelMap:
-        """Return the user's label map, or medfl's own."""
+        """Return the label map (class of each cell type) from the user's file, or medfl's own."""
         return read_label_map(self.label_map or DEFAULT_LABEL_MAP)

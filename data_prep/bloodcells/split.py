@@ -11,10 +11,10 @@ import numpy as np
 from medfl.utils.seeds import seed_of
 
 COPY_OF_SAME_CLASS = "a byte-identical copy of another image of its class"
-"""Exclusion reason: the first copy of the same class is kept."""
+"""Exclusion reason of all byte-identical copies in one class but the first, which is kept."""
 
 COPY_OF_OTHER_CLASS = "a byte-identical copy of an image of another class"
-"""Exclusion reason: no copy is kept, because the copies have different classes."""
+"""Exclusion reason of byte-identical copies in different classes; none is kept."""
 
 
 def find_copies(labels: Sequence[int], digests: Sequence[str]) -> dict[int, str]:
@@ -43,19 +43,20 @@ def find_copies(labels: Sequence[int], digests: Sequence[str]) -> dict[int, str]
 
 
 def select_test_images(strata: Sequence[str], units: Sequence[Hashable], share: float, seed: int) -> list[bool]:
-    """Select the test images: of a stratum of n images, keep floor((1 - share) n) for training, at least one.
+    """Draw the test images at random, separately in each stratum (the images of one class of one release).
 
-    Images of one unit (copies of a file) are in the same split: units of several images stay in training. The numbers
-    are therefore exact, unless copies exceed a stratum's training share.
+    Of n images in a stratum, floor((1 - share) n) stay in training, but at least one. A unit is an image and its
+    byte-identical copies. A unit with copies stays in training as a whole, so that no copy is in both splits. If a
+    stratum has too many copies, it gets fewer test images.
 
     Args:
-        strata: Stratum of each image.
-        units: Unit of each image.
+        strata: Name of the stratum of each image.
+        units: Identifier of the unit of each image; equal for copies of one file.
         share: Share of the test set, 0 <= share < 1.
         seed: Seed; the selection in a stratum depends only on it and the stratum's name.
 
     Returns:
-        Whether each image is in the test set.
+        For each image, True if it is in the test set.
     """
     sizes = Counter(units)
     members: defaultdict[str, list[int]] = defaultdict(list)

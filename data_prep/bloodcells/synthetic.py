@@ -13,10 +13,14 @@ from medfl_datasets.bloodcells.acevedo import FOLDERS
 from medfl_datasets.bloodcells.matek import CODES, TABLE_FILE
 
 FOLDER_OF = {code: folder for folder, codes in FOLDERS.items() for code in codes}
-"""Maps each cell type of Acevedo-20 to its folder."""
+"""Maps the code of each cell type of Acevedo-20 to its class folder."""
 
 ACEVEDO = dict.fromkeys(FOLDER_OF, 1) | {"BA": 5, "BNE": 5, "EO": 6}
+"""Maps the code of each cell type to its number of synthetic Acevedo-20 images."""
+
 MATEK = dict.fromkeys(CODES, 1) | {"BAS": 2, "MYO": 3}
+"""Maps the code of each cell type to its number of synthetic Matek-19 images."""
+
 BODZAS = {
     "Basophile": 2,
     "Eosinophile": 1,
@@ -28,11 +32,11 @@ BODZAS = {
     "Neutrophile Segment": 3,
     "Normoblast": 1,
 }
-"""Number of images of each cell type, or in each folder, by release."""
+"""Maps each class folder to its number of synthetic Bodzas-23 images."""
 
 
 def write_release(folder: Path, seed: int = 0) -> Path:
-    """Write all three releases.
+    """Write all three releases (Acevedo-20, Matek-19 and Bodzas-23) side by side.
 
     Args:
         folder: Target folder; created if needed.
@@ -67,7 +71,16 @@ def write_acevedo(folder: Path, counts: Mapping[str, int] = ACEVEDO, seed: int =
 
 
 def write_matek(folder: Path, counts: Mapping[str, int] = MATEK, seed: int = 0) -> Path:
-    """Write ``AML-Cytomorphology_LMU``: TIFF files with an alpha channel, and the table; see `write_acevedo`."""
+    """Write ``AML-Cytomorphology_LMU``: TIFF files with an alpha channel, and the table of annotations.
+
+    Args:
+        folder: Target folder; created if needed.
+        counts: Maps the code of each cell type to its number of images.
+        seed: Seed of all random numbers.
+
+    Returns:
+        The folder that contains the class folders.
+    """
     top, lines = folder / "AML-Cytomorphology_LMU", []
     for code, count in counts.items():
         for number in range(1, count + 1):
@@ -79,7 +92,16 @@ def write_matek(folder: Path, counts: Mapping[str, int] = MATEK, seed: int = 0) 
 
 
 def write_bodzas(folder: Path, counts: Mapping[str, int] = BODZAS, seed: int = 0) -> Path:
-    """Write ``bodzas``: BMP files that are numbered from 0 in each folder; see `write_acevedo`."""
+    """Write ``bodzas``: BMP files that are numbered from 0 in each folder.
+
+    Args:
+        folder: Target folder; created if needed.
+        counts: Maps each class folder to its number of images.
+        seed: Seed of all random numbers.
+
+    Returns:
+        The folder that contains the class folders.
+    """
     top = folder / "bodzas"
     for kind, count in counts.items():
         for number in range(count):

@@ -30,7 +30,7 @@ from medfl.data.table import CsvTable, read_table, row_list
 from medfl.errors import DataError
 
 TABLE, IMAGES, MASKS = "metadata.csv", "images", "masks"
-"""Names of the table, the image folder and the mask folder."""
+"""Names in the release's folder: `TABLE` of the table, `IMAGES` of the image folder, `MASKS` of the mask folder."""
 
 PATHOLOGIES = ("benign", "malignant")
 """Names of the classes, by their numbers."""
@@ -39,7 +39,7 @@ NORMAL = "normal"
 """Pathology of an image without a lesion."""
 
 KEPT_COLUMNS = ("site", "pathology", "birads", "device")
-"""Columns of the table that are kept."""
+"""Columns of the table whose values go into the records of the prepared data set."""
 
 _NAME = re.compile(r"[\w-]+")
 
@@ -50,14 +50,14 @@ class UltrasoundImage:
 
     Attributes:
         path: Image file.
-        mask: Mask file; None if the target is the pathology.
+        mask: Mask file; None if the masks are not used, because the pathology is the label.
     """
 
     path: Path
     mask: Path | None = None
 
     def files(self) -> list[Path]:
-        """Return all files that are read."""
+        """Return the image file and, if there is one, the mask file."""
         return [self.path] if self.mask is None else [self.path, self.mask]
 
 

@@ -1,5 +1,9 @@
 """Spec of breast ultrasound: options, choice of images and data list of the prepared data set.
 
+`medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
+of the spec in this order: `find` (find the files), `choose` (plan what to read), `datalist` (describe the rows of the
+array) and `finish` (change the array or add files).
+
 The folder contains the images of BUS-BRA (four machines of one hospital) and of BrEaST (Poland) in one layout
 (`medfl_datasets.breast_ultrasound.files`). The command ``medfl partition --scheme by_site --column site --test official
 --global-test none`` makes five sites with the table's test images.
@@ -51,8 +55,10 @@ TARGETS = ("mask", "pathology")
 """Choices of `BreastUltrasound.target`: the learning target of an image."""
 
 NO_IMAGE, NO_MASK = "there is no file of the image", "there is no file of the mask"
+"""Exclusion reasons of rows of the table: `NO_IMAGE` without an image, `NO_MASK` without a mask that is needed."""
+
 NO_LESION = "the image is normal, without a benign or malignant lesion"
-"""Exclusion reasons of rows of the table."""
+"""Exclusion reason of a row without a pathology, if the target is the pathology."""
 
 
 class BreastUltrasound(ImageSpec):
@@ -65,9 +71,13 @@ class BreastUltrasound(ImageSpec):
     """
 
     dataset = "breast_ultrasound"
+    """Name of the data set, as users type it."""
     unreadable = "option skip_unreadable"
+    """Treatment of missing or unreadable images: stop, unless the user sets the option ``skip_unreadable``."""
     terms = RECORDS[0].licence
+    """Terms of use, which the user sees before reading starts and the data list states."""
     citation = CITATION
+    """Publications to cite, which the user sees before reading starts and the data list states."""
 
     source: Path
     """The folder of metadata.csv, images and masks."""
@@ -85,7 +95,7 @@ class BreastUltrasound(ImageSpec):
         return read_release(self.source)
 
     def choose(self, files: UltrasoundRelease, say: Say) -> ReadPlan:
-        """Choose all rows that have an image, and a mask or a pathology."""
+        """Plan to read all images of the table that have a file and the target: a mask file, or a pathology."""
         masked, pathologies = self.target == "mask", files.table.column("pathology")
         images: dict[int, UltrasoundImage] = {}
         missing: dict[int, str] = {}
@@ -119,12 +129,12 @@ class BreastUltrasound(ImageSpec):
         )
 
     def incomplete(self, outcome: ReadOutcome) -> str:
-        """Return the error message for missing or unreadable images if all are required."""
+        """Return the error message if the user requires all images, but some are missing or unreadable."""
         choice = outcome.choice
         return unreadable_rows_message(outcome.reasons, choice.count(), choice.release.table.numbers.__getitem__)
 
     def datalist(self, outcome: ReadOutcome, say: Say) -> Datalist:
-        """Build the data list of the images that were read."""
+        """Build the data list: a record with metadata and split for each image that was read."""
         release: UltrasoundRelease = outcome.choice.release
         rows = release.table.rows
         subjects = number_subjects([rows[place]["patient"] for place in outcome.kept])

@@ -12,7 +12,7 @@ from medfl.utils.rng import seed_of
 from medfl_datasets.breast_ultrasound.files import IMAGES, MASKS, NORMAL, PATHOLOGIES, TABLE
 
 SITES = {"busbra_logiq7": 90, "busbra_toshiba": 140, "breast_pl": 190}
-"""Maps each source to the grey value of its tissue."""
+"""Maps each source (value of the column ``site``) to the grey value of its tissue."""
 
 HEADER = ("image", "site", "patient", "pathology", "birads", "device", "width", "height", "lesion_fraction", "split")
 """Columns of the table."""

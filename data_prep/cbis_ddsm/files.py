@@ -39,8 +39,8 @@ class CbisTree:
     """Tables and image files below a folder, with an index of the image folders by series.
 
     Attributes:
-        top: The folder.
-        tables: Maps kind and split, a key of `medfl_datasets.cbis_ddsm.tables.TABLES`, to the table.
+        top: Folder that was searched.
+        tables: Maps each kind of lesion and split, a key of `medfl_datasets.cbis_ddsm.tables.TABLES`, to the table.
         folders: Maps each folder to its image files, sorted.
     """
 
@@ -59,7 +59,7 @@ class CbisTree:
         return [file for folder in unique for file in self.folders[folder]]
 
     def unused(self) -> dict[str, int]:
-        """Count the image files of folders that `find` never returned.
+        """Count the image files that belong to no series that `find` was asked for.
 
         Returns:
             Maps each subject to its number of unused files; the key is '' for folders that name no subject.
@@ -71,7 +71,7 @@ class CbisTree:
         return dict(counts)
 
     def count(self) -> int:
-        """Return the number of image files."""
+        """Return the number of image files below the folder."""
         return sum(len(files) for files in self.folders.values())
 
 
@@ -107,7 +107,7 @@ def list_files(top: Path) -> CbisTree:
 
 
 def distinct_files(files: Iterable[Path]) -> list[Path]:
-    """Return the first of each set of identical files, so that a series that was downloaded twice counts once."""
+    """Return the first of each set of files with identical bytes, so that a series downloaded twice counts once."""
     by_size = defaultdict(list)
     for path in files:
         by_size[path.stat().st_size].append(path)

@@ -30,14 +30,15 @@ _MASK_SHARE = 0.99
 
 @dataclass(frozen=True)
 class CbisFilm:
-    """Files of one image of the data set, and the identity that their headers may have.
+    """Files of one image (a film, or the crop of a lesion), and the identity that the files' headers may have.
 
     Attributes:
         files: Candidate files: one file, or the crop and the mask of a lesion in any order.
         series: Series UIDs that the files' headers may have.
-        names: The release's names of the patient and the images. They are pseudonyms and identify no one.
+        names: Names of the patient and the images in the release, which headers may have. They are pseudonyms and
+            identify no one.
         laterality: ``left`` or ``right``.
-        crop: Whether the image is the crop of a lesion.
+        crop: Whether the image is the crop of a lesion; otherwise it is a whole mammogram.
     """
 
     files: tuple[Path, ...]
@@ -47,7 +48,7 @@ class CbisFilm:
     crop: bool
 
     def paths(self) -> tuple[Path, ...]:
-        """Return all files that may be read."""
+        """Return all candidate files, which may have to be read to find the image."""
         return self.files
 
 
@@ -58,9 +59,10 @@ class CbisReadOptions:
     Attributes:
         size: Height and width of the result in pixels.
         crop_breast: Whether whole mammograms are cropped to the breast.
-        align: Whether right breasts are mirrored.
+        align: Whether right breasts are mirrored, so that the chest wall is on the left.
         voi: Whether the display window (VOI LUT) of the DICOM file is applied.
-        check: Handling of identifying headers, one of `medfl.data.readers.dicom_identity.IDENTITY_CHECKS`.
+        check: Handling of headers that may identify the patient, one of
+            `medfl.data.readers.dicom_identity.IDENTITY_CHECKS`.
     """
 
     size: tuple[int, int] = (224, 224)

@@ -24,7 +24,7 @@ def read_release(
     Args:
         source: The folder of the images, in any layout of the release.
         tables: The folder of the four case descriptions; None if they are in `source` or its subfolders.
-        abnormality: One of `ABNORMALITIES`. Tables of other kinds are read too, if they exist.
+        abnormality: Kinds of lesions to use, one of `ABNORMALITIES`. Tables of other kinds are read too, if they exist.
 
     Raises:
         DataError: If tables are missing or invalid.
@@ -46,7 +46,7 @@ def read_release(
 
 
 def find_image_files(tree: cbis_files.CbisTree, images: Sequence[CbisImage]) -> dict[int, CbisFilm]:
-    """Find the files of images.
+    """Find the files of each image in a list.
 
     Returns:
         Maps the index in `images` to the files, for images that have any.
@@ -88,7 +88,15 @@ def _files_of_image(tree: cbis_files.CbisTree, image: CbisImage) -> CbisFilm:
 def report_files(
     tree: cbis_files.CbisTree, lesions: Sequence[Lesion], films: Mapping[int, CbisFilm], wanted: int, say: Say
 ) -> None:
-    """Report images without a file, and image files without a table row."""
+    """Tell the user how many images have no file, and how many image files have no table row.
+
+    Args:
+        tree: Files of the release.
+        lesions: Rows of all tables.
+        films: Files of the images that were found, from `find_image_files`.
+        wanted: Number of images that were looked up.
+        say: Receives a warning and a note.
+    """
     if wanted > len(films):
         say(f"warning: {wanted - len(films)} of {wanted} images of the tables have no file")
     for lesion in lesions:

@@ -19,11 +19,14 @@ from dataclasses import dataclass
 from medfl_datasets.cbis_ddsm.tables import LESION_KINDS, PATHOLOGIES, Lesion
 
 TWO_CLASSES = ("benign", "malignant")
+"""Class names if "benign without callback" counts as benign."""
+
 THREE_CLASSES = ("benign without callback", "benign", "malignant")
-"""Class names, in the order of `medfl_datasets.cbis_ddsm.tables.PATHOLOGIES`."""
+"""Class names if "benign without callback" is a class of its own; in the order of
+`medfl_datasets.cbis_ddsm.tables.PATHOLOGIES`."""
 
 PATIENT_IN_TEST_PART = "the patient is in the official test part of the other kind of lesion"
-"""Exclusion reason of training images."""
+"""Exclusion reason of training images whose patient also has test images."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class CbisImage:
 
     @property
     def name(self) -> str:
-        """Name of the image for messages and lists, in the words of the release."""
+        """Name of the image for messages: patient, side and view, for crops also kind and number of the lesion."""
         first = self.lesions[0]
         return " ".join((*first.breast_view, *((first.kind, first.number) if self.crop else ())))
 
@@ -82,9 +85,9 @@ class CbisSelection:
 
     Attributes:
         images: Selected images, in the order of the tables.
-        leaking_patients: Number of patients whose training images are excluded.
-        left_out: Number of excluded training images.
-        mixed: Number of films with malignant and other lesions.
+        leaking_patients: Number of patients who are in a training and a test part; their training images are excluded.
+        left_out: Number of training images that are excluded for this reason.
+        mixed: Number of selected images with malignant and other lesions.
     """
 
     images: list[CbisImage]

@@ -1,5 +1,9 @@
 """Spec of CBIS-DDSM: options, choice of images and data list of the prepared data set.
 
+`medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
+of the spec in this order: `find` (find the files), `choose` (plan what to read) and `datalist` (describe the rows of
+the array).
+
 `medfl_datasets.cbis_ddsm.tables` reads the case descriptions, `medfl_datasets.cbis_ddsm.files` finds files in every
 layout of the release, `medfl_datasets.cbis_ddsm.selection` selects images, labels and splits, and
 `medfl_datasets.cbis_ddsm.pixels` and `medfl.data.readers.mammograms` read the images.
@@ -60,7 +64,7 @@ VIEWS = ("full", "crop")
 """Choices of `CbisDdsm.view`: whole mammograms, or crops of lesions."""
 
 NO_FILE = "its series has no file"
-"""Exclusion reason of an image."""
+"""Exclusion reason of an image whose series (DICOM folder) contains no file."""
 
 
 class CbisDdsm(ImageSpec):
@@ -73,8 +77,11 @@ class CbisDdsm(ImageSpec):
     """
 
     dataset = "cbis_ddsm"
+    """Name of the data set, as users type it."""
     terms = RECORDS[0].licence
+    """Terms of use, which the user sees before reading starts and the data list states."""
     citation = CITATION
+    """Publications to cite, which the user sees before reading starts and the data list states."""
 
     source: Path
     """The folder of the images, in any layout of the release."""
@@ -85,7 +92,7 @@ class CbisDdsm(ImageSpec):
     view: Annotated[str, OneOf(VIEWS)] = "full"
     """full: whole mammograms; crop: lesions cut out of them."""
     abnormality: Annotated[str, OneOf(ABNORMALITIES)] = "both"
-    """both, mass or calc."""
+    """Kinds of lesions to use: mass, calc (calcifications) or both."""
     three_classes: bool = False
     """Keep benign without callback as a class; otherwise it is benign."""
     crop_breast: bool = False
@@ -98,15 +105,15 @@ class CbisDdsm(ImageSpec):
     """DICOM headers that may identify the patient: strip, or refuse the file."""
 
     def pixels(self) -> CbisReadOptions:
-        """Return the reading options that apply to all images."""
+        """Return the options that decide how every image is read and processed."""
         return CbisReadOptions(self.size, self.crop_breast, self.align, self.voi, self.deidentify_check)
 
     def find(self) -> tuple[CbisTree, list[Lesion]]:
-        """List the files and read the rows of the tables."""
+        """List the files of the release and read the rows of its tables, one for each lesion."""
         return read_release(self.source, self.tables, self.abnormality)
 
     def choose(self, files: tuple[CbisTree, list[Lesion]], say: Say) -> ingest_choice.ReadPlan:
-        """Choose all images of the tables that have a file, without training images of patients in the test set."""
+        """Plan to read all images that have a file, without training images of patients in the test set."""
         tree, lesions = files
         differences = deviations(lesions)
         for sentence in differences:
@@ -133,7 +140,7 @@ class CbisDdsm(ImageSpec):
         )
 
     def datalist(self, outcome: ReadOutcome, say: Say) -> Datalist:
-        """Build the data list of the images that were read."""
+        """Build the data list: a record with label, metadata and split for each image that was read."""
         choice, differences = outcome.choice.release
         _report_headers(outcome.facts, say)
         used = [(choice.images[place], facts) for place, facts in zip(outcome.kept, outcome.facts, strict=True)]

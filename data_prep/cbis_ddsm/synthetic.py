@@ -18,25 +18,26 @@ from pydicom.uid import UID, ExplicitVRLittleEndian, SecondaryCaptureImageStorag
 from medfl_datasets.cbis_ddsm.tables import TABLES, Lesion, Series, read_tables
 
 PATH_COLUMNS = "image file path,cropped image file path,ROI mask file path"
-"""Last columns of all tables."""
+"""Names of the last columns of all tables, which contain paths."""
 HEADERS = {
     "mass": "patient_id,breast_density,left or right breast,image view,abnormality id,abnormality type,mass shape,"
     f"mass margins,assessment,pathology,subtlety,{PATH_COLUMNS}",
     "calc": "patient_id,breast density,left or right breast,image view,abnormality id,abnormality type,calc type,"
     f"calc distribution,assessment,pathology,subtlety,{PATH_COLUMNS}",
 }
-"""Published header of the tables of each kind."""
+"""Maps each kind of lesion to the published first line of its tables."""
 
 SPLIT_NAMES = {"train": "Training", "test": "Test"}
-"""Maps each split of `TABLES` to its name in the release's paths."""
+"""Maps each split (``train`` or ``test``) to its name in the release's paths."""
 
 FILM_SHAPE = (72, 48)
 """Height and width of the synthetic films in pixels."""
 
 B, M, N = "BENIGN", "MALIGNANT", "BENIGN_WITHOUT_CALLBACK"
+"""Names of pathologies in the tables: `B` is benign, `M` malignant, `N` benign without callback."""
 
 Row = tuple[int, str, str, int, str]
-"""Patient, side, view, lesion and pathology."""
+"""Type of a synthetic table row: patient number, side, view, number of the lesion in the film, pathology."""
 
 ROWS: dict[tuple[str, str], list[Row]] = {
     ("mass", "train"): [
@@ -57,10 +58,10 @@ ROWS: dict[tuple[str, str], list[Row]] = {
     ],
     ("calc", "test"): [(4, "LEFT", "MLO", 1, M), (10, "RIGHT", "CC", 1, B)],
 }
-"""Rows of each synthetic table, by kind and split."""
+"""Maps each table (kind of lesion and split) to its synthetic rows."""
 
 SEPARATE_SERIES = (("mass", "train", 2),)
-"""Table (kind and split) and row index of lesions whose crop and mask are in two series."""
+"""Kind, split and row index of each lesion whose crop and mask are in two series instead of one."""
 
 
 def write_release(folder: Path, layout: str = "nbia", seed: int = 0) -> Path:
@@ -81,14 +82,22 @@ def write_release(folder: Path, layout: str = "nbia", seed: int = 0) -> Path:
 
 
 def uid(*parts: object) -> str:
-    """Make a UID from `parts`, whose last five digits occur in no other UID of the release."""
+    """Make the same DICOM UID for the same `parts`; its last five digits occur in no other UID of the release."""
     text = "|".join(map(str, parts))
     number = int.from_bytes(text.encode(), "little") % (10**30 + 57)
     return f"1.3.6.1.4.1.9590.100.1.2.{10**30 + number}"
 
 
 def write_tables(folder: Path, rows: Mapping[tuple[str, str], Sequence[Row]] = ROWS) -> Path:
-    """Write the four tables as the release has them: CRLF line ends, and a line break in a quoted path."""
+    """Write the four tables as the release has them: CRLF line ends, and a line break in a quoted path.
+
+    Args:
+        folder: Target folder; created if needed.
+        rows: Maps kind of lesion and split to the rows.
+
+    Returns:
+        `folder`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for (kind, part), name in TABLES.items():
         with (folder / name).open("w", newline="") as file:
@@ -121,7 +130,8 @@ def _cells(kind: str, part: str, place: int, row: Row) -> list[str]:
 
 
 SeriesFolder = Callable[[Series, str], Path]
-"""Function that returns the folder of a series, below the top folder, from the series and its description."""
+"""Type of a function that returns the folder of a series, relative to the release. Its arguments are the series and the
+description that the NBIA Data Retriever puts into the folder's name."""
 
 
 def nbia_folder(series: Series, description: str) -> Path:
@@ -167,7 +177,7 @@ LAYOUTS: dict[str, SeriesFolder] = {
 
 
 def film_pixels(place: int, shape: tuple[int, int] = FILM_SHAPE) -> np.ndarray:
-    """Draw a 16-bit mammogram with a bright breast on one side; its brightness encodes `place`."""
+    """Draw a 16-bit mammogram with a bright breast on one side; its brightness encodes the row index `place`."""
     rows, columns = np.indices(shape)
     breast = np.clip(1 - np.hypot(columns / shape[1], (rows - shape[0] / 2) / shape[0]), 0, 1)
     pixels = (breast * (20000 + 100 * place)).astype(np.uint16)
@@ -176,7 +186,7 @@ def film_pixels(place: int, shape: tuple[int, int] = FILM_SHAPE) -> np.ndarray:
 
 
 def lesion_pixels(place: int) -> np.ndarray:
-    """Draw a crop: a ramp whose steepness encodes `place`."""
+    """Draw the crop of a lesion: a grey ramp whose steepness encodes the row index `place`."""
     return (np.linspace(0, 1, 34 * 36) ** (1 + place % 7) * 60000).astype(np.uint16).reshape(34, 36)
 
 
@@ -194,14 +204,14 @@ def write_tree(
     syntaxes: tuple[UID, ...] = (ExplicitVRLittleEndian,),
     swapped: Callable[[int], bool] = lambda place: place % 2 == 1,
 ) -> dict[Series, int]:
-    """Write the images of all lesions.
+    """Write the images of all lesions: whole films, crops and masks.
 
     Args:
         top: Target folder.
         lesions: Rows of the tables.
         layout: Layout of the images, one of `LAYOUTS`.
         syntaxes: Transfer syntaxes that the DICOM files use in turn.
-        swapped: Function that returns whether the lesion with an index has crop and mask swapped.
+        swapped: Function from the index of a lesion to whether its crop and mask are swapped.
 
     Returns:
         Maps the series of each full image and each crop to the index that its pixels encode.

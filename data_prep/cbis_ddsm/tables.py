@@ -54,7 +54,13 @@ _NAMES = {
 
 
 class Series(NamedTuple):
-    """Series to which a path of a table points; its names come from the release and identify no one."""
+    """Series to which a path of a table points. Its names come from the release and identify no one.
+
+    Attributes:
+        subject: Name of the patient and image, the first part of the path.
+        study: UID of the study.
+        series: UID of the series.
+    """
 
     subject: str
     study: str
@@ -75,7 +81,7 @@ class Lesion:
         number: Number of the lesion in its image.
         density: Breast density, 1 to 4 as in BI-RADS; 0 if not rated.
         pathology: One of `PATHOLOGIES`.
-        image: Series of the whole image.
+        image: Series of the whole mammogram.
         crop: Series of the lesion's crop. Crop and mask may be in one series, or swapped.
         mask: Series of the lesion's mask.
     """
@@ -95,17 +101,20 @@ class Lesion:
 
     @property
     def breast_view(self) -> tuple[str, str, str]:
-        """Patient, side and view, which identify a film."""
+        """Patient, side and view, which together identify a film (one mammogram)."""
         return self.patient, self.side, self.view
 
     @property
     def where(self) -> str:
-        """Table and row number, for messages and lists."""
+        """Table and row number of the lesion, for messages and lists."""
         return f"{self.kind}_{self.split} {self.row}"
 
 
 def read_tables(paths: Mapping[tuple[str, str], Path]) -> list[Lesion]:
-    """Read tables.
+    """Read and check tables of lesions.
+
+    Returns:
+        All rows, table by table.
 
     Args:
         paths: Maps kind and split, as in `TABLES`, to the file.

@@ -23,7 +23,8 @@ IMAGE_FOLDER_PREFIX = "img_align_celeba"
 """Prefix of the name of the image folder."""
 
 ATTRIBUTES, PARTITION, IDENTITY = "list_attr_celeba", "list_eval_partition", "identity_CelebA"
-"""Names of the tables without their endings."""
+"""Names of the tables without their endings: `ATTRIBUTES` of the attributes, `PARTITION` of the official split,
+`IDENTITY` of the persons."""
 
 OFFICIAL_IMAGE_SIZE = [218, 178]
 """Height and width of the release's images in pixels."""
@@ -88,7 +89,7 @@ def find_files(source: Path) -> CelebaFiles:
 
 
 def read_face(path: Path, size: tuple[int, int], crop: bool) -> LoadedItem:
-    """Read and resize an image.
+    """Read and resize the photograph of a face.
 
     Args:
         path: Image file.

@@ -1,5 +1,9 @@
 """Spec of CelebA: options, choice of images and data list of the prepared data set.
 
+`medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
+of the spec in this order: `find` (find the files), `choose` (plan what to read) and `datalist` (describe the rows of
+the array).
+
 The label is one of 40 attributes of each face. If the release contains ``identity_CelebA.txt``, images of one person
 have one ``subject_id`` and one ``identity``. `medfl partition` then keeps each person's images together, or makes a
 site of each person with ``--scheme by_site --column identity``, as LEAF does (with 5 images or more of each person).
@@ -44,15 +48,18 @@ CITATION = "Liu, Luo, Wang and Tang, Deep Learning Face Attributes in the Wild, 
 """Publication that users of the data are asked to cite."""
 
 OFFICIAL_IMAGES, OFFICIAL_PERSONS, OFFICIAL_ATTRIBUTES = 202_599, 10_177, 40
-"""Numbers of images, persons and attributes in the release."""
+"""Published numbers of images (`OFFICIAL_IMAGES`), persons (`OFFICIAL_PERSONS`) and attributes
+(`OFFICIAL_ATTRIBUTES`)."""
 
 SPLIT_OPTIONS = ("auto", "official", "none")
-"""Choices of `CelebA.split`: the official split if its table exists, always the official split, or all images in
-training."""
+"""Choices of `CelebA.split`. ``auto``: the official split if its table exists; ``official``: always the official split;
+``none``: all images in training."""
 
 NO_FILE = "there is no image file"
+"""Exclusion reason of an image in the table."""
+
 TOO_FEW_IMAGES = "there are too few images of the person"
-"""Exclusion reasons of rows of the table."""
+"""Exclusion reason of an image whose person has fewer images than `CelebA.min_images`."""
 
 NO_IDENTITY_WARNING = (
     f"there is no {IDENTITY}.txt: each image counts as a person of its own, and images of one person may be at several "
@@ -100,8 +107,11 @@ class CelebA(ImageSpec):
     """
 
     dataset = "celeba"
+    """Name of the data set, as users type it."""
     terms = RECORDS[0].licence
+    """Terms of use, which the user sees before reading starts and the data list states."""
     citation = CITATION
+    """Publications to cite, which the user sees before reading starts and the data list states."""
 
     source: Path
     """The folder of img_align_celeba and list_attr_celeba."""
@@ -112,21 +122,29 @@ class CelebA(ImageSpec):
     crop: bool = False
     """Crop the largest centred square first."""
     split: Annotated[str, OneOf(SPLIT_OPTIONS)] = "auto"
-    """official; none: all in training; auto: official if list_eval_partition exists."""
+    """Split: official; none (all images in training); auto (official if list_eval_partition exists)."""
     min_images: int = Field(1, ge=1)
     """Leave out persons with fewer images (needs identity_CelebA.txt)."""
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """Return the release's folder in a study's source folder: ``celeba``, or the source folder itself."""
+        """Find the release for a study (a file that lists data sets, methods and seeds) that names no path to it.
+
+        Args:
+            top: Source folder of the study, which contains the downloaded releases.
+            options: Options of the data set in the study file.
+
+        Returns:
+            ``{"source": folder}``. The folder is ``celeba`` in `top` if that exists, otherwise `top` itself.
+        """
         return {"source": folder_or_top(top, cls.dataset)}
 
     def find(self) -> CelebaFiles:
-        """Find the images and tables."""
+        """Find the images and tables of the release."""
         return find_files(self.source)
 
     def choose(self, files: CelebaFiles, say: Say) -> ReadPlan:
-        """Choose all images of the table that have a file and whose person has enough images."""
+        """Plan to read all images of the table that have a file and whose person has enough images."""
         release = _read_tables(files, self.attribute, self.split, self.min_images)
         warnings = [] if release.persons else [NO_IDENTITY_WARNING]
         differences = _deviations(release)
@@ -148,7 +166,7 @@ class CelebA(ImageSpec):
         )
 
     def datalist(self, outcome: ReadOutcome, say: Say) -> Datalist:
-        """Build the data list of the images that were read."""
+        """Build the data list: a record with label, person and split for each image that was read."""
         inputs: _CelebaInputs = outcome.choice.release
         release, differences = inputs.tables, inputs.differences
         sizes = sum(facts["size"] != OFFICIAL_IMAGE_SIZE for facts in outcome.facts)

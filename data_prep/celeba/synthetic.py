@@ -11,13 +11,13 @@ from PIL import Image
 from medfl_datasets.celeba.files import ATTRIBUTES, IDENTITY, IMAGE_FOLDER_PREFIX, OFFICIAL_IMAGE_SIZE, PARTITION
 
 ATTRIBUTE_NAMES = ("5_o_Clock_Shadow", "Male", "Smiling", "Young")
-"""Names of the attributes."""
+"""Names of the attributes in the synthetic table."""
 
 PERSONS = (2880, 2880, 17, 2880, 17, 5, 10177, 17)
-"""Number of the person in each image."""
+"""Number of the person in each of the eight images."""
 
 SPLITS = (0, 0, 1, 0, 1, 2, 2, 1)
-"""Split of each image, as in the table: 0 training, 1 validation, 2 test."""
+"""Split of each of the eight images, as the table states it: 0 training, 1 validation, 2 test."""
 
 
 def write_release(folder: Path, form: Literal["authors", "kaggle"] = "authors", seed: int = 0) -> Path:
@@ -36,23 +36,23 @@ def write_release(folder: Path, form: Literal["authors", "kaggle"] = "authors", 
 
 
 def attribute_value(image: int, attribute: str) -> int:
-    """Return 1 if an image has an attribute, -1 otherwise."""
+    """Return 1 if the image with index `image` has an attribute, -1 otherwise, as in the table."""
     place = ATTRIBUTE_NAMES.index(attribute)
     return 1 if (image * (place + 1) + place) % 5 < 2 else -1
 
 
 def file_name(image: int) -> str:
-    """Return the name of an image's file."""
+    """Return the name of the file of the image with index `image`."""
     return f"{100 + image:06d}.jpg"
 
 
 def colour_of(image: int, seed: int = 0) -> tuple[int, int, int]:
-    """Return the RGB colour of an image."""
+    """Return the RGB colour of the image with index `image`, so that a test can identify the image."""
     return 200, image * 25, 100 + seed % 100
 
 
 def write_images(folder: Path, seed: int = 0) -> None:
-    """Write all images; each has one colour, and is black outside of the central square."""
+    """Write the eight images into a new folder; each has one colour, and is black outside of the central square."""
     folder.mkdir(parents=True)
     height, width = OFFICIAL_IMAGE_SIZE
     for image in range(len(PERSONS)):

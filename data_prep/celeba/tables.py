@@ -28,6 +28,7 @@ from medfl.errors import DataError, SettingsError, did_you_mean
 from medfl.utils.text import first_names
 
 T = TypeVar("T")
+"""Type of the values of a table."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,12 @@ def read_identities(path: Path) -> dict[str, str]:
 
 
 def lookup_images(table: dict[str, T], images: Sequence[str], path: Path) -> list[T]:
-    """Return the value of a table for each image.
+    """Return the value of a table for each image, in the order of `images`.
+
+    Args:
+        table: Maps each image name to its value.
+        images: Image names, from the attribute table.
+        path: File of the table, for messages.
 
     Raises:
         DataError: If an image is not in the table.

@@ -36,11 +36,11 @@ class DecathlonTask:
 
     Attributes:
         cases: Cases with masks, in the order of the list.
-        structures: Names of the labels, by their numbers; the first is the background.
-        channels: Names of the modalities.
+        structures: Names of the structures in the masks, by their numbers; the first is the background.
+        channels: Names of the image channels (``modality`` in the file).
         licence: Licence stated in the file; empty if none is stated.
         reference: Reference to credit, as stated in the file; empty if none is stated.
-        others: Number of volumes without masks.
+        others: Number of test volumes, which have no masks and are skipped.
     """
 
     cases: list[VolumeFiles]

@@ -1,5 +1,9 @@
 """Spec of tasks of the Medical Segmentation Decathlon: options, cases and metadata of the prepared data set.
 
+`medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
+of the spec in this order: `find` (find the files) and `volumes` (list the cases to read, with their metadata). The base
+class does the rest.
+
 All volumes are put on one grid (`medfl.data.transforms.frame.Frame`): turned to one orientation and padded to one size
 without cutting off a labelled voxel. They keep their spacing unless another is requested. Each is scaled by its own
 mean and standard deviation unless a window is given. All volumes have the same spacing, which the data list states, so
@@ -45,31 +49,47 @@ class Decathlon(VolumeSpec):
     """
 
     dataset = "decathlon"
+    """Name of the data set, as users type it."""
     terms = RECORDS[0].licence
+    """Terms of use, which the user sees before reading starts and the data list states."""
     citation = CITATION
+    """Publications to cite, which the user sees before reading starts and the data list states."""
     listing = TASK_FILE
+    """Name of the file that lists the cases, for messages."""
     numbered = "case"
+    """Word that precedes case numbers in messages; also the name of their column in ``quarantine.csv``."""
 
     source: Annotated[Path, Positional()]
     """The folder of a task, with its dataset.json."""
     table: Path | None = None
-    """CSV or TSV with a row for each case."""
+    """CSV or TSV table with a row for each case, which states its site or patient."""
     case_column: str = "case"
-    """Column with the name of the image's file without its ending; it is not kept."""
+    """Column of the table with the name of the image's file without its ending; it is not kept."""
     site_column: str | None = None
-    """Column with the site; kept as 'site'."""
+    """Column of the table with the site; kept as 'site'."""
     group_column: str | None = None
-    """Column with the patient; it is not kept."""
+    """Column of the table with the patient; it is not kept."""
     name: str | None = None
     """Name of the data set; by default the name of the output folder."""
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """Return the task's folder in a study's source folder: ``decathlon``, unless the study names another."""
+        """Find the release for a study (a file that lists data sets, methods and seeds) that names no path to it.
+
+        Args:
+            top: Source folder of the study, which contains the downloaded releases.
+            options: Options of the data set in the study file.
+
+        Returns:
+            ``{"source": folder}``. The folder is ``decathlon`` in `top`. Empty if the study names a source.
+
+        Raises:
+            DataError: If the folder does not exist.
+        """
         return {} if "source" in options else {"source": study_folder(top, cls.dataset)}
 
     def named_after(self, out: Path) -> Self:
-        """Return the same options with the output folder's name as `name`, unless the user gave one."""
+        """Return a copy of the spec whose `name` is the name of the output folder, unless the user gave a name."""
         return self.model_copy(update={"name": self.name or out.absolute().name})
 
     def title(self) -> str:
@@ -77,18 +97,18 @@ class Decathlon(VolumeSpec):
         return self.name or self.dataset
 
     def credits(self) -> list[str]:
-        """Return the licence and references that the task states, and the citation of the ten tasks."""
+        """Return the lines that the user sees first: licence and reference of the task, citation of the ten tasks."""
         release = read_release(self.source)
         reference = [f"The task names: {release.reference}"] if release.reference else []
         licence = f"{self.title()}: licence {release.licence or 'not stated'}"
         return [licence, *reference, f"Please cite, for the ten tasks: {CITATION}"]
 
     def find(self) -> DecathlonTask:
-        """Read the task's list of cases."""
+        """Read the task's list of cases, ``dataset.json``."""
         return read_release(self.source)
 
     def volumes(self, files: DecathlonTask, say: Say) -> VolumeListing:
-        """Return the cases of the task, with the site and patient of each from the table."""
+        """List the cases to read, with the site and patient of each from the table."""
         if files.others:
             say(f"note: {files.others} volumes without masks are skipped")
         facts, patients = self._read_table(files)

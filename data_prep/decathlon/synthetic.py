@@ -12,13 +12,13 @@ from medfl.utils.rng import seed_of
 from medfl_datasets.decathlon.files import TASK_FILE
 
 LABELS = {"0": "background", "1": "front", "2": "back"}
-"""Labels of the task, as `TASK_FILE` states them."""
+"""Maps each mask value to the name of its structure, as ``dataset.json`` states them."""
 
 SCANNERS = {"A": 200.0, "B": 3000.0, "C": 400000.0}
 """Maps each scanner to its largest voxel value. The values have no unit, as in MRI."""
 
 TABLE = "cases.csv"
-"""Table with the columns case, scanner and patient."""
+"""Name of the table, which has the columns case, scanner and patient."""
 
 
 def write_release(folder: Path, cases: int = 7, edge: int = 12, seed: int = 0) -> Path:

@@ -1,5 +1,9 @@
 """Spec of Derm7pt: options, choice of images and data list of the prepared data set.
 
+`medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
+of the spec in this order: `find` (find the files), `choose` (plan what to read) and `datalist` (describe the rows of
+the array).
+
 Each case has a dermoscopic and a clinical image; a prepared data set has one of these views. The diagnoses form five
 groups (BCC, MEL, MISC, NEV, SK), which are the classes. Nine cases have no clinical image: the table names the
 dermoscopic one twice. They are excluded from the view ``clinic``, where a network would otherwise see another kind of
@@ -42,13 +46,13 @@ CITATION = (
 """Publication that users of the data are asked to cite."""
 
 VIEWS = {"derm": "dermoscopy", "clinic": "clinical photograph"}
-"""Maps each view, which is also the table's column of its images, to its modality."""
+"""Maps each view to its modality. A view is also the name of the table's column with its images."""
 
 SPLIT_OPTIONS = ("official", "none")
-"""Choices of `Derm7pt.split`: the release's training, validation and test split, or all cases in training."""
+"""Choices of `Derm7pt.split`. ``official``: the split of the release; ``none``: all cases in training."""
 
 NO_CLINICAL_IMAGE = "the case has no clinical image: the release names its dermoscopic one twice"
-"""Exclusion reason in the view ``clinic``."""
+"""Exclusion reason of a case in the view ``clinic``."""
 
 
 class _Derm7ptInputs(NamedTuple):
@@ -77,24 +81,37 @@ class Derm7pt(ImageSpec):
     """
 
     dataset = "derm7pt"
+    """Name of the data set, as users type it."""
     unreadable = "option skip_unreadable"
+    """Treatment of missing or unreadable images: stop, unless the user sets the option ``skip_unreadable``."""
     terms = RECORDS[0].licence
+    """Terms of use, which the user sees before reading starts and the data list states."""
     citation = CITATION
+    """Publications to cite, which the user sees before reading starts and the data list states."""
 
     source: Path
     """The folder release_v0, as unpacked, or the one that contains it."""
     size: int = Field(224, ge=1)
     """Height and width of the images in the array."""
     view: Annotated[str, OneOf(VIEWS)] = "derm"
-    """derm (dermoscopy) or clinic (photograph)."""
+    """Images to use: derm (dermoscopy) or clinic (photograph)."""
     split: Annotated[str, OneOf(SPLIT_OPTIONS)] = "official"
-    """official, or none: all cases in training, for cross-validation folds at each site as in FedSKD."""
+    """Split: official, or none (all cases in training, for cross-validation folds at each site as in FedSKD)."""
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """Return the folder that contains ``release_v0``.
+        """Find the release for a study (a file that lists data sets, methods and seeds) that names no path to it.
 
-        It is ``derm7pt`` in a study's source folder, or the source folder itself.
+        Args:
+            top: Source folder of the study, which contains the downloaded releases.
+            options: Options of the data set in the study file.
+
+        Returns:
+            ``{"source": folder}``. The folder is ``derm7pt`` in `top` if that contains ``release_v0``, otherwise `top`
+            itself.
+
+        Raises:
+            DataError: If neither folder contains ``release_v0``.
         """
         return {"source": folder_with(top, cls.dataset, "release_v0/meta/meta.csv")}
 
@@ -103,11 +120,11 @@ class Derm7pt(ImageSpec):
         return "derm7pt" if self.view == "derm" else f"derm7pt-{self.view}"
 
     def find(self) -> Derm7ptRelease:
-        """Read the tables; images are looked up later, when the needed ones are known."""
+        """Read the tables of the release; `choose` looks up the images."""
         return read_release(self.source)
 
     def choose(self, files: Derm7ptRelease, say: Say) -> ReadPlan:
-        """Choose the images of all cases that have the view; the index of a case in the table identifies an image."""
+        """Plan to read the images of all cases that have the view; an image has the index of its case in the table."""
         differences = files.deviations()
         for sentence in differences:
             say(f"warning: {sentence}")
@@ -137,12 +154,12 @@ class Derm7pt(ImageSpec):
         )
 
     def incomplete(self, outcome: ReadOutcome) -> str:
-        """Return the error message for unreadable images if all are required."""
+        """Return the error message if the user requires all images, but some are unreadable."""
         numbers = outcome.choice.release.release.table.numbers
         return unreadable_rows_message(outcome.reasons, outcome.choice.count(), numbers.__getitem__)
 
     def datalist(self, outcome: ReadOutcome, say: Say) -> Datalist:
-        """Build the data list of the images that were read."""
+        """Build the data list: a record with label, metadata and split for each image that was read."""
         inputs: _Derm7ptInputs = outcome.choice.release
         release = inputs.release
         empty_groups = [

@@ -15,7 +15,7 @@ from medfl.data.table import read_table, row_list
 from medfl.errors import DataError
 
 INDEX_FILES = dict(zip(SPLITS, ("train_indexes.csv", "valid_indexes.csv", "test_indexes.csv"), strict=True))
-"""Maps each split to its index file."""
+"""Maps each split to the name of its index file."""
 
 UNPACK_HINT = "Take the files of release_v0.zip as they are."
 """Advice in messages about a release that was changed."""

@@ -42,12 +42,11 @@ OFFICIAL_DIAGNOSES = {
     "basal cell carcinoma": 42,
     "seborrheic keratosis": 45,
 }
-"""Maps each diagnosis to its number of cases in the real release. The cases of a group get its diagnoses in this order.
-
-"""
+"""Maps each diagnosis to its number of cases in the real release. Synthetic cases of a group get the diagnoses of the
+group in this order."""
 
 OFFICIAL_WOMEN, OFFICIAL_CASES = 522, 1011
-"""Number of women's cases, and of all cases, in the real release."""
+"""Numbers of cases in the real release: `OFFICIAL_WOMEN` of women, `OFFICIAL_CASES` of all patients."""
 
 
 def write_release(
@@ -91,7 +90,7 @@ def write_release(
 
 
 def write_meta(release: Path, rows: Sequence[Mapping[str, str]]) -> None:
-    """Write ``meta.csv`` with the columns of the first row."""
+    """Write the rows as ``meta.csv``, with the keys of the first row as columns."""
     with (release / "meta" / "meta.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
@@ -99,7 +98,7 @@ def write_meta(release: Path, rows: Sequence[Mapping[str, str]]) -> None:
 
 
 def write_indexes(release: Path, split: str, indexes: Sequence[int]) -> None:
-    """Write the index file of a split."""
+    """Write the index file of a split, which lists the row indices of its cases in ``meta.csv``."""
     (release / "meta" / INDEX_FILES[split]).write_text("\n".join(["indexes", *map(str, indexes)]) + "\n")
 
 

@@ -55,7 +55,7 @@ DIAGNOSIS_GROUPS = {
     ),
     "SK": ("seborrheic keratosis",),
 }
-"""Maps each group of diagnoses, in the order of the labels, to its diagnoses."""
+"""Maps each group of diagnoses (a class), in the order of the labels, to the diagnoses in it."""
 
 OFFICIAL_COUNTS = {
     "training": {"BCC": 19, "MEL": 90, "MISC": 32, "NEV": 256, "SK": 16},
@@ -65,7 +65,7 @@ OFFICIAL_COUNTS = {
 """Maps each split to a mapping from group to number of cases in the release: 413, 203 and 395 cases in all."""
 
 DOUBLED_CASES = 9
-"""Number of cases in the release whose clinical image is the dermoscopic one."""
+"""Number of cases in the release for which the table names the dermoscopic image also as the clinical one."""
 
 SEXES = ("female", "male")
 """Values of the column ``sex``."""
@@ -79,10 +79,10 @@ class Derm7ptRelease:
 
     Attributes:
         images: Folder of the images.
-        table: ``meta.csv``.
-        groups: Group of each diagnosis, a key of `DIAGNOSIS_GROUPS`.
+        table: Content of ``meta.csv``.
+        groups: Group of each case's diagnosis, a key of `DIAGNOSIS_GROUPS`.
         splits: Split of each case: ``training``, ``validation`` or ``test``.
-        doubled: Whether the clinical image of each case is the dermoscopic one.
+        doubled: For each case, True if the table names the dermoscopic image also as the clinical one.
     """
 
     images: Path
@@ -170,7 +170,7 @@ def read_release(source: Path) -> Derm7ptRelease:
 
 
 def group_diagnoses(table: CsvTable) -> list[str]:
-    """Return the group of each case.
+    """Return the group of each case's diagnosis, a key of `DIAGNOSIS_GROUPS`.
 
     Raises:
         DataError: If a diagnosis belongs to no group.

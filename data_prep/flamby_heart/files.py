@@ -24,10 +24,10 @@ CATEGORICAL_CELLS = (2, 6)
 """Indices of the categorical cells: type of chest pain, and result of the resting electrocardiogram."""
 
 FEATURE_NAMES = ("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak")
-"""Names that the UCI description gives to the remaining cells."""
+"""Names of the ten cells that remain without the diagnosis and `DROPPED_CELLS`, as in the UCI description."""
 
 SEX_COLUMN = 1
-"""Index of the sex among the remaining cells; 1 is male."""
+"""Index of the sex in `FEATURE_NAMES`; the value 1 is male."""
 
 FILES_HINT = "Take the file as the UCI Machine Learning Repository has it (data set 45, heart disease)."
 """Advice in messages about a file that was changed."""
@@ -35,7 +35,7 @@ FILES_HINT = "Take the file as the UCI Machine Learning Repository has it (data 
 
 @dataclass(frozen=True)
 class Hospital:
-    """Complete rows of a hospital, in the order of its file.
+    """Rows of a hospital in which no number is missing, in the order of the file.
 
     Attributes:
         numbers: All cells except the diagnosis and the dropped ones, shape (n, 10), float64.
@@ -106,8 +106,8 @@ def build_features(hospitals: dict[str, Hospital]) -> tuple[list[str], dict[str,
     Categories are collected from all hospitals, so that all hospitals have the same columns.
 
     Returns:
-        Names of the F features, and a mapping from each hospital to its features (n, F), float64. F is 13 for the real
-        files.
+        Names of the F features, and a mapping from each hospital to its features, shape (n, F) for n rows, float64. F
+        is 13 for the real files.
     """
     plain = [cell for cell in range(len(FEATURE_NAMES)) if cell not in CATEGORICAL_CELLS]
     everywhere = np.concatenate([hospital.numbers for hospital in hospitals.values()])

@@ -1,5 +1,8 @@
 """Spec of FLamby's Fed-Heart-Disease: options and preparation of the data set of feature vectors.
 
+`medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
+of the spec in this order: `look` (check the files) and `make` (write the data set).
+
 Prepared data set: one array (N, 13), float32, a vector for each complete row; each record has ``label`` (heart disease
 or none), ``subject_id``, ``centre`` (the hospital) and ``sex``. Training and test rows are exactly FLamby's
 (`medfl_datasets.flamby_heart.split`), and so is the scaling. The files contain no patient identifiers, so each row
@@ -36,14 +39,18 @@ CITATION = (
     "Janosi, Steinbrunn, Pfisterer and Detrano, Heart Disease, UCI Machine Learning Repository (1989), "
     "doi:10.24432/C52P4X; as prepared for FLamby: Ogier du Terrail et al., NeurIPS 2022 Datasets and Benchmarks"
 )
-"""Publication that users of the data are asked to cite."""
+"""Publications that users of the data are asked to cite."""
 
 SCALES = ("centre", "pooled", "mixed", "none")
 """Choices of `FlambyHeart.scale`: the training rows whose mean and standard deviation standardise the features.
-These are the rows of the same hospital (centre), of all hospitals (pooled), or none. With mixed, training rows
-are standardised by all hospitals and test rows by their own hospital. FLamby trained and scored its pooled model
-in this way: its published accuracy is .735; the same model has about .81 if test rows are scaled like the
-training rows."""
+
+- ``centre``: the training rows of the same hospital.
+- ``pooled``: the training rows of all hospitals.
+- ``mixed``: for training rows, the training rows of all hospitals; for test rows, those of the same hospital. FLamby
+  trained and scored its pooled model in this way and published an accuracy of .735. The same model has about .81 if
+  test rows are scaled like the training rows.
+- ``none``: the features are not standardised.
+"""
 
 OFFICIAL_COUNTS = {"cleveland": (199, 104), "hungarian": (172, 89), "switzerland": (30, 16), "va": (85, 45)}
 """Maps each hospital to FLamby's numbers of training and test rows."""
@@ -52,7 +59,7 @@ INCOMPLETE_ROW = "a number of the row is missing"
 """Exclusion reason: the row has a missing number."""
 
 STD_OFFSET = 1e-9
-"""Value that FLamby adds to each standard deviation."""
+"""Value that FLamby adds to each standard deviation before dividing by it."""
 
 
 class FlambyHeart(WholeSpec):
@@ -65,29 +72,47 @@ class FlambyHeart(WholeSpec):
     """
 
     dataset = "flamby_heart"
+    """Name of the data set, as users type it."""
     parallel = False
+    """Whether several processes can read the release."""
     item = "row"
+    """Name of one item that is read, in the singular, for messages."""
 
     source: Path
     """The folder of the four files processed.NAME.data of the UCI Heart Disease data."""
     scale: Annotated[str, OneOf(SCALES)] = "centre"
-    """Standardise by the training rows of each centre (as FLamby's sites do), pooled (all centres), mixed (as FLamby
-    scores its pooled model: training rows by all centres, test rows by their own), or none."""
+    """Standardise the features by training rows of: centre (the same hospital, as FLamby's sites do), pooled (all
+    hospitals), mixed (all hospitals for training rows, the same hospital for test rows, as FLamby scores its pooled
+    model); none does not standardise."""
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """Return the release's folder in a study's source folder: ``fed_heart_disease``, ``flamby_heart``, or none.
+        """Find the release for a study (a file that lists data sets, methods and seeds) that names no path to it.
 
-        Without such a folder the release is expected in the source folder itself.
+        Args:
+            top: Source folder of the study, which contains the downloaded releases.
+            options: Options of the data set in the study file.
+
+        Returns:
+            ``{"source": folder}``. The folder is ``fed_heart_disease`` or ``flamby_heart`` in `top`, whichever exists
+            first, otherwise `top` itself.
         """
         return {"source": folder_or_top(top, "fed_heart_disease", cls.dataset)}
 
     def look(self) -> object:
-        """Find the four files; raise DataError if one is missing."""
+        """Check the release by finding the four files; raise DataError if one is missing."""
         return find_files(self.source)
 
     def make(self, out: Path, *, force: bool, workers: int | None, require_complete: bool, say: Say) -> Datalist:
-        """Read the four files and write the prepared data set to `out`."""
+        """Read the four files and write the prepared data set to `out`.
+
+        Args:
+            out: Output folder; it is written completely or not at all.
+            force: Whether an existing data set may be replaced.
+            workers: Unused, because one process reads the small files.
+            require_complete: Unused.
+            say: Receives licence, citation and warnings, one line each.
+        """
         say(f"{self.dataset}: licence {RECORDS[0].licence}")
         say(f"Please cite: {CITATION}")
         hospitals = {name: read_hospital(path) for name, path in find_files(self.source).items()}

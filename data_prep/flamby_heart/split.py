@@ -10,13 +10,13 @@ from __future__ import annotations
 import numpy as np
 
 FLAMBY_SEED = 43
-"""FLamby's ``random_state``."""
+"""Seed that FLamby passes to ``train_test_split`` as ``random_state``."""
 
 TRAINING_SHARE = 0.66
 """Share of the rows for training; the other rows are test rows."""
 
 SMALL_CLASS_SIZE = 2
-"""Largest class size that prevents a stratified split."""
+"""Class size up to which the split is not stratified: each class needs more rows than this."""
 
 
 def select_test_rows(labels: np.ndarray) -> np.ndarray:

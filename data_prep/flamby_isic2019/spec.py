@@ -1,5 +1,9 @@
 """Spec of FLamby's Fed-ISIC2019: options, reading of images and data list of the prepared data set.
 
+`medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
+of the spec in this order: `find` (find the files), `choose` (plan what to read) and `datalist` (describe the rows of
+the array).
+
 Files of the release, as FLamby's scripts write them::
 
     ISIC_2019_Training_Input_preprocessed/ISIC_0024306.jpg    resized so that the shorter edge has 224 pixels, and with
@@ -53,7 +57,7 @@ CITATION = (
 """Publications that users of the data are asked to cite."""
 
 CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
-"""Diagnoses, in the order of FLamby's numbers."""
+"""Names of the classes (diagnoses), in the order of FLamby's numbers."""
 
 OFFICIAL_COUNTS = {
     "bcn": (9930, 2483),
@@ -66,15 +70,20 @@ OFFICIAL_COUNTS = {
 """Maps each centre, in the order of FLamby's numbers, to its numbers of training and test images."""
 
 IMAGE_FOLDER = "ISIC_2019_Training_Input_preprocessed"
+"""Name of the release's image folder."""
+
 SPLIT_TABLE = "train_test_split"
+"""Name of FLamby's table of splits."""
+
 METADATA_TABLE = "ISIC_2019_Training_Metadata.csv"
-"""Names of the image folder and the two tables in the release."""
+"""Name of the table of metadata: age, sex, body site and lesion of each image."""
 
 KEPT_COLUMNS = {"age_approx": "age", "sex": "sex", "anatom_site_general": "localization"}
 """Maps each column of `METADATA_TABLE` that is kept to its name in the data list."""
 
 GROUPINGS = ("image", "lesion")
-"""Choices of `FlambyISIC2019.groups`: the images that stay together in a partition."""
+"""Choices of `FlambyISIC2019.groups`. ``image``: each image counts as a patient of its own; ``lesion``: the images of
+one lesion stay together in a partition."""
 
 NO_FILE = "there is no image file"
 """Exclusion reason of a row of the table."""
@@ -87,7 +96,7 @@ class Isic2019Files:
     Attributes:
         images: Folder of the images.
         split: Table of splits.
-        metadata: Table of lesions; None if it is missing.
+        metadata: Table of metadata; None if it is missing.
     """
 
     images: Path
@@ -123,9 +132,13 @@ class FlambyISIC2019(ImageSpec):
     """
 
     dataset = "flamby_isic2019"
+    """Name of the data set, as users type it."""
     unreadable = "option require_complete"
+    """Treatment of missing or unreadable images: exclude them, unless the user sets ``require_complete``."""
     terms = RECORDS[0].licence
+    """Terms of use, which the user sees before reading starts and the data list states."""
     citation = CITATION
+    """Publications to cite, which the user sees before reading starts and the data list states."""
 
     source: Annotated[Path, Positional()]
     """The folder that FLamby's scripts download to, with the images that they resized."""
@@ -134,18 +147,25 @@ class FlambyISIC2019(ImageSpec):
     size: HeightWidth = (200, 200)
     """Size of the centre crop of each image in pixels: 200, or 200x224 (HxW)."""
     groups: Annotated[str, OneOf(GROUPINGS)] = "image"
-    """Images that stay together: image, as FLamby splits; or lesion, which FLamby's split separates."""
+    """Images that stay together in a partition: those of one lesion (lesion), which FLamby's split separates; or each
+    image on its own (image), as FLamby splits."""
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """Return the release's folder in a study's source folder: ``fed_isic2019``, ``flamby_isic2019``, or none.
+        """Find the release for a study (a file that lists data sets, methods and seeds) that names no path to it.
 
-        Without such a folder the release is expected in the source folder itself.
+        Args:
+            top: Source folder of the study, which contains the downloaded releases.
+            options: Options of the data set in the study file.
+
+        Returns:
+            ``{"source": folder}``. The folder is ``fed_isic2019`` or ``flamby_isic2019`` in `top`, whichever exists
+            first, otherwise `top` itself.
         """
         return {"source": folder_or_top(top, "fed_isic2019", cls.dataset)}
 
     def find(self) -> Isic2019Files:
-        """Find the image folder and the tables."""
+        """Find the image folder and the tables of the release."""
         if not (self.source / IMAGE_FOLDER).is_dir():
             raise DataError(
                 "missing_folder",
@@ -166,7 +186,7 @@ class FlambyISIC2019(ImageSpec):
         return Isic2019Files(self.source / IMAGE_FOLDER, split, metadata if metadata.is_file() else None)
 
     def choose(self, files: Isic2019Files, say: Say) -> ReadPlan:
-        """Choose all images of the table that have a file."""
+        """Plan to read all images of the table that have a file."""
         published = read_splits(files.split, "image", "center", "fold", list(OFFICIAL_COUNTS))
         labels = _labels(published.table)
         facts, lesions = _read_metadata(files.metadata, published)
@@ -204,7 +224,7 @@ class FlambyISIC2019(ImageSpec):
         )
 
     def datalist(self, outcome: ReadOutcome, say: Say) -> Datalist:
-        """Build the data list of the images that were read."""
+        """Build the data list: a record with label, metadata and split for each image that was read."""
         inputs: _Isic2019Inputs = outcome.choice.release
         published, labels, metadata = inputs.published, inputs.labels, inputs.metadata
         groups = inputs.lesions if self.groups == "lesion" else list(map(str, published.table.numbers))

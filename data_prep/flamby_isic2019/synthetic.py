@@ -13,11 +13,11 @@ from medfl.utils.seeds import seed_of
 from medfl_datasets.flamby_isic2019.spec import CLASSES, IMAGE_FOLDER, METADATA_TABLE, OFFICIAL_COUNTS, SPLIT_TABLE
 
 IMAGES_OF_CENTRE = 4
-"""Number of images of each centre; every fourth image is in the test fold."""
+"""Default number of images of each centre; every fourth image of a centre is in the test split."""
 
 
 def write_release(folder: Path, count: int = IMAGES_OF_CENTRE, seed: int = 0) -> Path:
-    """Write a release; in each centre two images show the same lesion.
+    """Write the image folder and both tables; in each centre, the first two images show the same lesion.
 
     The shorter edge of an image has 14 pixels or more.
 

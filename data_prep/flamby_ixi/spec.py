@@ -1,5 +1,9 @@
 """Spec of FLamby's Fed-IXI: options, reading of volumes and data list of the prepared data set.
 
+`medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
+of the spec in this order: `find` (find the files), `choose` (plan what to read), `datalist` (describe the rows of the
+array) and `finish` (change the array or add files).
+
 Files of the release (IXI Tiny) and FLamby's table of splits::
 
     7kd5wj7v7p-3/IXI_sample/IXI002-Guys-0828/T1/*.nii.gz       83 x 44 x 55 voxels
@@ -56,13 +60,13 @@ OFFICIAL_COUNTS = {"Guys": (249, 62), "HH": (145, 36), "IOP": (59, 15)}
 """Maps each hospital, in the order of FLamby's numbers, to its numbers of training and test volumes."""
 
 VOLUME_FOLDER, SPLIT_TABLE = "IXI_sample", "metadata_tiny.csv"
-"""Folder of the volumes, and FLamby's table of splits."""
+"""Names in the release: `VOLUME_FOLDER` of the folder of the volumes, `SPLIT_TABLE` of FLamby's table of splits."""
 
 STRUCTURES = ("background", "brain")
 """Names of the mask values 0 and 1."""
 
 NO_FILE = "the folder does not contain exactly one volume and one mask"
-"""Exclusion reason of a row of the table."""
+"""Exclusion reason of a table row whose subject lacks a file, or has several."""
 
 _SUBJECT = re.compile(r"IXI(\d{3})-([A-Za-z]+)-\d+")
 
@@ -74,7 +78,7 @@ class IxiFiles:
     Attributes:
         subjects: Maps each subject number to the subject's folder; the folder's name contains the number.
         hospitals: Maps each subject number to the hospital that the folder's name contains.
-        split: Table of splits.
+        split: File of the table of splits.
     """
 
     subjects: dict[int, Path]
@@ -92,13 +96,18 @@ class FlambyIXI(ImageSpec):
     """
 
     dataset = "flamby_ixi"
+    """Name of the data set, as users type it."""
     unreadable = "option skip_unreadable"
+    """Treatment of missing or unreadable images: stop, unless the user sets the option ``skip_unreadable``."""
     item = "volume"
+    """Name of one item that is read, in the singular, for messages."""
     terms = RECORDS[0].licence
+    """Terms of use, which the user sees before reading starts and the data list states."""
     citation = CITATION
+    """Publications to cite, which the user sees before reading starts and the data list states."""
 
     source: Annotated[Path, Positional()]
-    """The folder that FLamby's script downloads to: it, or one of its subfolders, contains IXI_sample."""
+    """The folder that FLamby's script downloads to; IXI_sample is in this folder or one of its subfolders."""
     splits: Path | None = None
     """FLamby's table metadata_tiny.csv, if it is not in --source."""
     size: Annotated[tuple[int, ...], BeforeValidator(read_edges)] = (48, 60, 48)
@@ -106,7 +115,16 @@ class FlambyIXI(ImageSpec):
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """Return the release's folder in a study's source folder: ``fed_ixi``, ``flamby_ixi``, or the source folder."""
+        """Find the release for a study (a file that lists data sets, methods and seeds) that names no path to it.
+
+        Args:
+            top: Source folder of the study, which contains the downloaded releases.
+            options: Options of the data set in the study file.
+
+        Returns:
+            ``{"source": folder}``. The folder is ``fed_ixi`` or ``flamby_ixi`` in `top`, whichever exists first,
+            otherwise `top` itself.
+        """
         return {"source": folder_or_top(top, "fed_ixi", cls.dataset)}
 
     def find(self) -> IxiFiles:
@@ -136,7 +154,7 @@ class FlambyIXI(ImageSpec):
         return IxiFiles(subjects, {int(match[1]): match[2] for match, _ in named}, split)
 
     def choose(self, files: IxiFiles, say: Say) -> ReadPlan:
-        """Choose all subjects of the table that have one volume and one mask."""
+        """Plan to read the volumes of all subjects of the table that have one volume and one mask."""
         if len(self.size) != 3:
             raise SettingsError(
                 "setting_out_of_range",
@@ -168,12 +186,12 @@ class FlambyIXI(ImageSpec):
         )
 
     def incomplete(self, outcome: ReadOutcome) -> str:
-        """Return the error message for missing or unreadable volumes if all are required."""
+        """Return the error message if the user requires all volumes, but some are missing or unreadable."""
         published, _ = outcome.choice.release
         return unreadable_rows_message(outcome.reasons, len(published.names), published.table.numbers.__getitem__)
 
     def datalist(self, outcome: ReadOutcome, say: Say) -> Datalist:
-        """Build the data list of the volumes that were read."""
+        """Build the data list: a record with centre and split for each volume that was read."""
         published, differences = outcome.choice.release
         spacings = {tuple(fact.pop("spacing")) for fact in outcome.facts}
         if len(spacings) > 1:
@@ -197,7 +215,7 @@ class FlambyIXI(ImageSpec):
         return add_masks(made, STRUCTURES, spacings.pop() if len(spacings) == 1 else None)
 
     def finish(self, folder: Path, outcome: ReadOutcome, datalist: Datalist) -> None:
-        """Split the array into volumes and masks, in place."""
+        """Split the array in `folder`, in place, into an array of volumes and one of masks."""
         separate_masks(folder)
 
 
@@ -206,11 +224,11 @@ def read_resized(case: VolumeFiles, size: tuple[int, ...]) -> LoadedItem:
 
     Args:
         case: Files of the volume and the mask.
-        size: Size of the result in voxels.
+        size: Size of the result in voxels along each axis.
 
     Returns:
-        Voxels (*size, 2), float32, the mask last. The metadata name the structures in the mask and the ``spacing`` in
-        millimetres.
+        Voxels, shape (*size, 2), float32: the volume, then the mask. The metadata name the structures in the mask and
+        the ``spacing`` (edges of a voxel) in millimetres.
 
     Raises:
         DataError: If a file can't be read, if volume and mask have different shapes, or if voxels are not finite or all

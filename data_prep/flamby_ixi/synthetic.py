@@ -17,7 +17,8 @@ def write_release(folder: Path, count: int = 4, seed: int = 0) -> Path:
 
     Args:
         folder: Target folder; created if needed.
-        count: Number of subjects of each of the three hospitals, >= 4; every fourth is in the test split.
+        count: Number of subjects of each of the three hospitals, >= 4. Every fourth subject of a hospital is in the
+            test split.
         seed: Seed of all random numbers.
 
     Returns:

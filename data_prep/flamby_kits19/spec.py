@@ -1,5 +1,9 @@
 """Spec of FLamby's Fed-KiTS19: options, cases and metadata of the prepared data set.
 
+`medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
+of the spec in this order: `find` (find the files) and `volumes` (list the cases to read, with their metadata). The base
+class does the rest.
+
 Files of the repository kits19, after its get_imaging, and FLamby's table of splits::
 
     data/case_00000/imaging.nii.gz
@@ -51,7 +55,7 @@ SPLIT_TABLE = "thresholded_sites.csv"
 """FLamby's table of splits."""
 
 IMAGE_FILE, MASK_FILE = "imaging.nii.gz", "segmentation.nii.gz"
-"""Names of a case's volume and mask."""
+"""File names in a case's folder: `IMAGE_FILE` of the volume, `MASK_FILE` of the mask."""
 
 STRUCTURES = ("background", "kidney", "tumour")
 """Names of the mask values 0, 1 and 2."""
@@ -67,36 +71,47 @@ class FlambyKiTS19(VolumeSpec):
     """
 
     dataset = "flamby_kits19"
+    """Name of the data set, as users type it."""
     terms = RECORDS[0].licence
+    """Terms of use, which the user sees before reading starts and the data list states."""
     citation = CITATION
+    """Publications to cite, which the user sees before reading starts and the data list states."""
     listing = SPLIT_TABLE
+    """Name of the file that lists the cases, for messages."""
     numbered = "table row"
+    """Word that precedes case numbers in messages; also the name of their column in ``quarantine.csv``."""
 
     source: Annotated[Path, Positional()]
-    """The folder kits19, or data in it, with the folders case_00000 and so on."""
+    """The folder kits19 or its subfolder data, which contains the folders case_00000 and so on."""
     spacing: Spacing = (1.62, 1.62, 3.22)
-    """Voxel edges in millimetres to which all volumes are resampled, as 2x2x4: left to right, back to front, feet to
-    head."""
+    """Voxel edges in millimetres to which all volumes are resampled, for example 2x2x4. The axes run from left to
+    right, from back to front, and from feet to head."""
     window: Window = (-79.0, 304.0)
-    """Lowest and highest intensity, in Hounsfield units, that become 0 and 1."""
+    """Two intensities in Hounsfield units, such as -79,304: the first becomes 0, the second 1."""
     splits: Path | None = None
     """FLamby's table thresholded_sites.csv, if it is not in --source."""
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """Return the release's folder in a study's source folder.
+        """Find the release for a study (a file that lists data sets, methods and seeds) that names no path to it.
 
-        It is ``fed_kits19``, ``flamby_kits19`` or ``kits19``, whichever exists first, or the source folder itself.
+        Args:
+            top: Source folder of the study, which contains the downloaded releases.
+            options: Options of the data set in the study file.
+
+        Returns:
+            ``{"source": folder}``. The folder is ``fed_kits19``, ``flamby_kits19`` or ``kits19`` in `top`, whichever
+            exists first, otherwise `top` itself.
         """
         return {"source": folder_or_top(top, "fed_kits19", cls.dataset, "kits19")}
 
     def find(self) -> PublishedSplits:
-        """Read the table of splits."""
+        """Read the release's table of splits."""
         path = find_table(self.source, SPLIT_TABLE, self.splits, " from FLamby's fed_kits19/metadata")
         return read_splits(path, "case_ids", "site_ids", "train_test_split", list(OFFICIAL_COUNTS))
 
     def volumes(self, files: PublishedSplits, say: Say) -> VolumeListing:
-        """Return the cases of the table; raise DataError if none has a folder."""
+        """List the cases to read: those of the table. Raise DataError if none has a folder."""
         differences = unlike_published(files.sites, files.splits, OFFICIAL_COUNTS, "cases")
         for sentence in differences:
             say(f"warning: {sentence}")

@@ -18,7 +18,8 @@ def write_release(folder: Path, count: int = 2, seed: int = 0) -> Path:
 
     Args:
         folder: Target folder; created if needed.
-        count: Number of cases of each of the six sites, >= 2; the last one is in the test split.
+        count: Number of cases of each of the six sites, >= 2; the last case of each site is in the test split. One more
+            case is in no row of the table.
         seed: Seed of all random numbers.
 
     Returns:

@@ -1,5 +1,9 @@
 """Spec of FLamby's Fed-LIDC-IDRI: options, scans and metadata of the prepared data set.
 
+`medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
+of the spec in this order: `find` (find the files) and `volumes` (list the cases to read, with their metadata). The base
+class does the rest.
+
 Files, as FLamby's download_ct_scans.py writes them, and FLamby's table of splits::
 
     <SeriesInstanceUID>/patient.nii.gz           1 mm along each axis, Hounsfield units
@@ -47,7 +51,7 @@ SPLIT_TABLE = "metadata.csv"
 """FLamby's table of splits."""
 
 IMAGE_FILE, MASK_FILE = "patient.nii.gz", "mask_consensus.nii.gz"
-"""Names of a scan's volume and mask."""
+"""File names in a scan's folder: `IMAGE_FILE` of the volume, `MASK_FILE` of the mask."""
 
 STRUCTURES = ("background", "nodule")
 """Names of the mask values 0 and 1."""
@@ -58,7 +62,7 @@ class LidcScans:
     """Scans of a Fed-LIDC-IDRI release.
 
     Attributes:
-        published: Table of splits.
+        published: Content of FLamby's table of splits.
         folders: Maps the name of each scan in the table to its folder.
     """
 
@@ -76,31 +80,43 @@ class FlambyLidcIdri(VolumeSpec):
     """
 
     dataset = "flamby_lidc_idri"
+    """Name of the data set, as users type it."""
     item = "scan"
+    """Name of one item that is read, in the singular, for messages."""
     terms = RECORDS[0].licence
+    """Terms of use, which the user sees before reading starts and the data list states."""
     citation = CITATION
+    """Publications to cite, which the user sees before reading starts and the data list states."""
     listing = SPLIT_TABLE
+    """Name of the file that lists the cases, for messages."""
     numbered = "table row"
+    """Word that precedes case numbers in messages; also the name of their column in ``quarantine.csv``."""
 
     source: Annotated[Path, Positional()]
     """The folder that FLamby's download_ct_scans.py writes to."""
     spacing: Spacing = (2.0, 2.0, 2.0)
-    """Voxel edges in millimetres to which all volumes are resampled; FLamby has 1x1x1."""
+    """Voxel edges in millimetres to which all volumes are resampled, for example 2x2x2; FLamby's are 1x1x1."""
     window: Window = (-1024.0, 600.0)
-    """Lowest and highest intensity, in Hounsfield units, that become 0 and 1."""
+    """Two intensities in Hounsfield units, such as -1024,600: the first becomes 0, the second 1."""
     splits: Path | None = None
     """FLamby's table metadata.csv, if it is not in --source."""
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """Return the release's folder in a study's source folder: ``fed_lidc_idri``, ``flamby_lidc_idri``, or none.
+        """Find the release for a study (a file that lists data sets, methods and seeds) that names no path to it.
 
-        Without such a folder the release is expected in the source folder itself.
+        Args:
+            top: Source folder of the study, which contains the downloaded releases.
+            options: Options of the data set in the study file.
+
+        Returns:
+            ``{"source": folder}``. The folder is ``fed_lidc_idri`` or ``flamby_lidc_idri`` in `top`, whichever exists
+            first, otherwise `top` itself.
         """
         return {"source": folder_or_top(top, "fed_lidc_idri", cls.dataset)}
 
     def find(self) -> LidcScans:
-        """Read the table and find the folders of the scans."""
+        """Read the table of splits and find the folders of the scans."""
         path = find_table(self.source, SPLIT_TABLE, self.splits, " from FLamby's fed_lidc_idri/metadata")
         published = read_splits(path, "SeriesInstanceUID", "Manufacturer", "Split", list(OFFICIAL_COUNTS))
         folders = {path.parent.name: path.parent for path in sorted(self.source.rglob(IMAGE_FILE))}
@@ -115,7 +131,7 @@ class FlambyLidcIdri(VolumeSpec):
         return LidcScans(published, folders)
 
     def volumes(self, files: LidcScans, say: Say) -> VolumeListing:
-        """Return the scans of the table that have a folder."""
+        """List the scans to read: those of the table that have a folder."""
         published = files.published
         places = [place for place, name in enumerate(published.names) if name in files.folders]
         sites, splits = ([column[place] for place in places] for column in (published.sites, published.splits))

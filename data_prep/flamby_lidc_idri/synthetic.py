@@ -15,8 +15,8 @@ def write_release(folder: Path, count: int = 2, seed: int = 0) -> Path:
 
     Args:
         folder: Target folder; created if needed.
-        count: Number of scans of each of the four manufacturers, >= 2; the last one is in the test split. One row of
-            the table has no scan.
+        count: Number of scans of each of the four manufacturers, >= 2; the last scan of each manufacturer is in the
+            test split. One more row of the table has no scan.
         seed: Seed of all random numbers.
 
     Returns:

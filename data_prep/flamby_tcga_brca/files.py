@@ -1,4 +1,4 @@
-"""Read FLamby's two files: ``brca.csv``, the clinical table, and ``train_test_split.csv``, the folds."""
+"""Read FLamby's two files: ``brca.csv``, the clinical table, and ``train_test_split.csv``, the splits (folds)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REGIONS = ("northeast", "south", "west", "midwest", "europe", "canada")
 """Regions in the order of FLamby's numbers, by the tissue source site (FLamby's ``centers.csv``)."""
 
 CLINICAL_TABLE, FOLD_TABLE = "brca.csv", "train_test_split.csv"
-"""Clinical table, and table of folds."""
+"""File names: `CLINICAL_TABLE` of the clinical table, `FOLD_TABLE` of the table that states each patient's split."""
 
 FEATURE_COUNT = 39
 """Number of feature columns. The first column of the table is the patient; the last two are event and time."""
@@ -28,10 +28,10 @@ FILES_HINT = "Take the files of flamby/datasets/fed_tcga_brca and its dataset_cr
 
 @dataclass(frozen=True)
 class BrcaPatients:
-    """Patients that are in a fold, in the order of the table.
+    """Patients that are in a fold (training or test), in the order of the table.
 
     Attributes:
-        names: Patient names of the table; they must not be written anywhere.
+        names: Name of each patient in the table; names must not be written anywhere.
         columns: Names of the features.
         features: Feature values, shape (n, 39), float32.
         times: Days under observation, >= 0, shape (n,), float64.

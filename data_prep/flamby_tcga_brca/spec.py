@@ -1,5 +1,8 @@
 """Spec of FLamby's Fed-TCGA-BRCA: options and preparation of the data set of feature vectors.
 
+`medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
+of the spec in this order: `look` (check the files) and `make` (write the data set).
+
 Prepared data set: one array (N, 39), float32, with the table's values of each patient that is in a fold; each record
 has ``target`` (days under observation, and 1 if the patient died), ``subject_id`` and ``centre`` (the region), but no
 patient name. The splits are FLamby's.
@@ -43,10 +46,10 @@ OFFICIAL_COUNTS = dict(zip(REGIONS, ((248, 63), (156, 40), (164, 42), (129, 33),
 """Maps each region to FLamby's numbers of training and test patients."""
 
 NO_FOLD = "the patient is in no fold"
-"""Exclusion reason of a row of the table."""
+"""Exclusion reason of a table row: FLamby's table of folds puts the patient neither in training nor in test."""
 
 ZERO_DAYS_REPLACEMENT = 0.5
-"""Days that replace 0. Times are whole days, so this is shorter than any other time."""
+"""Days that replace a survival time of 0. Times are whole days, so this is shorter than any other time."""
 
 
 class FlambyTcgaBrca(WholeSpec):
@@ -60,26 +63,43 @@ class FlambyTcgaBrca(WholeSpec):
     """
 
     dataset = "flamby_tcga_brca"
+    """Name of the data set, as users type it."""
     parallel = False
+    """Whether several processes can read the release."""
     item = "row"
+    """Name of one item that is read, in the singular, for messages."""
 
     source: Path
     """The folder of brca.csv and train_test_split.csv, as in FLamby's repository."""
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """Return the release's folder in a study's source folder: ``fed_tcga_brca``, ``flamby_tcga_brca``, or none.
+        """Find the release for a study (a file that lists data sets, methods and seeds) that names no path to it.
 
-        Without such a folder the release is expected in the source folder itself.
+        Args:
+            top: Source folder of the study, which contains the downloaded releases.
+            options: Options of the data set in the study file.
+
+        Returns:
+            ``{"source": folder}``. The folder is ``fed_tcga_brca`` or ``flamby_tcga_brca`` in `top`, whichever exists
+            first, otherwise `top` itself.
         """
         return {"source": folder_or_top(top, "fed_tcga_brca", cls.dataset)}
 
     def look(self) -> object:
-        """Find both files; raise DataError if one is missing."""
+        """Check the release by finding both files; raise DataError if one is missing."""
         return find_files(self.source)
 
     def make(self, out: Path, *, force: bool, workers: int | None, require_complete: bool, say: Say) -> Datalist:
-        """Read both files and write the prepared data set to `out`."""
+        """Read both files and write the prepared data set to `out`.
+
+        Args:
+            out: Output folder; it is written completely or not at all.
+            force: Whether an existing data set may be replaced.
+            workers: Unused, because one process reads the small files.
+            require_complete: Unused.
+            say: Receives licence, citation and warnings, one line each.
+        """
         say(f"{self.dataset}: licence {RECORDS[0].licence}")
         say(f"Please cite: {CITATION}")
         patients = read_patients(self.source)

@@ -11,10 +11,10 @@ from medfl.utils.seeds import seed_of
 from medfl_datasets.flamby_tcga_brca.files import CLINICAL_TABLE, FEATURE_COUNT, FOLD_TABLE
 
 ROWS = (20, 12, 12, 10, 10, 8)
-"""Number of patients of each region; every fourth patient is in the test fold."""
+"""Number of patients of each of the six regions; every fourth patient is in the test fold."""
 
 UNUSED = 3
-"""Number of rows of the table that are in no fold."""
+"""Number of patients in the clinical table that are in no fold."""
 
 
 def write_release(folder: Path, rows: Sequence[int] = ROWS, seed: int = 0) -> Path:

@@ -49,14 +49,14 @@ class HamImageFiles:
 
     Attributes:
         path: Image file.
-        mask: Lesion mask, needed to crop the lesion or to keep the mask beside the image; otherwise None.
+        mask: File of the lesion mask; None unless the lesion is cropped or the masks are kept.
     """
 
     path: Path
     mask: Path | None = None
 
     def files(self) -> list[Path]:
-        """Return all files that are read."""
+        """Return the image file and, if there is one, the mask file."""
         return [self.path] if self.mask is None else [self.path, self.mask]
 
 
@@ -115,7 +115,7 @@ def find_files(source: Path, metadata: Path | None = None) -> HamFiles:
 
 
 def read_image_or_crop(image_files: HamImageFiles, size: tuple[int, int]) -> LoadedItem:
-    """Read and resize an image, or the lesion crop of an image whose mask is given.
+    """Read and resize an image; if its lesion mask is given, crop the lesion first.
 
     Args:
         image_files: Files of the image.
@@ -153,7 +153,7 @@ def read_image_and_mask(image_files: HamImageFiles, size: tuple[int, int]) -> Lo
 
 
 def find_masks(folder: Path) -> dict[str, Path]:
-    """Find the lesion masks in a folder and all its subfolders.
+    """Find the files of the lesion masks in a folder and all its subfolders.
 
     Returns:
         Maps each image name to its lesion mask.

@@ -1,5 +1,9 @@
 """Spec of HAM10000: options, choice of images and data list of the prepared data set.
 
+`medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
+of the spec in this order: `find` (find the files), `choose` (plan what to read), `datalist` (describe the rows of the
+array) and `finish` (change the array or add files).
+
 There are seven diagnoses. Images of one lesion have one ``subject_id``, so that no lesion is in two splits. With
 ``groups="image"`` each image counts as a lesion of its own, as in papers that split by image; the data list then has a
 warning. Lesions get running numbers: no name of a file, image or lesion is kept.
@@ -54,15 +58,18 @@ CITATION = (
 """Publication that users of the data are asked to cite."""
 
 GROUPINGS = ("lesion", "image")
-"""Choices of `HAM10000.groups`: the images that stay together in a partition."""
+"""Choices of `HAM10000.groups`. ``lesion``: the images of one lesion stay together in a partition; ``image``: each
+image is independent."""
 
 PRESETS = {"medfl": "lesion", "paper": "image"}
-"""Maps each preset to its grouping. The paper of FedSDC has 210 test images, 30 of each class, regardless of the
-lesion."""
+"""Maps each choice of `HAM10000.preset` to its grouping, one of `GROUPINGS`. The paper of FedSDC has 210 test images,
+30 of each class, regardless of the lesion."""
 
 NO_FILE = "there is no image file"
+"""Exclusion reason of a table row without an image."""
+
 NO_MASK = "there is no mask of the lesion"
-"""Exclusion reasons of rows of the table."""
+"""Exclusion reason of a table row without a lesion mask, if masks are needed."""
 
 
 class _HamInputs(NamedTuple):
@@ -91,9 +98,13 @@ class HAM10000(ImageSpec):
     """
 
     dataset = "ham10000"
+    """Name of the data set, as users type it."""
     unreadable = "option require_complete"
+    """Treatment of missing or unreadable images: exclude them, unless the user sets ``require_complete``."""
     terms = RECORDS[0].licence
+    """Terms of use, which the user sees before reading starts and the data list states."""
     citation = CITATION
+    """Publications to cite, which the user sees before reading starts and the data list states."""
 
     source: Path
     """The folder of images and table, as unpacked."""
@@ -102,9 +113,10 @@ class HAM10000(ImageSpec):
     size: HeightWidth = (224, 224)
     """Height and width of the images in the array: 224, or 225x300 (HxW)."""
     groups: Annotated[str | None, OneOf(GROUPINGS)] = None
-    """Images that stay together: lesion, or image (a lesion may then be in training and test)."""
+    """Images that stay together in a partition: those of one lesion (lesion), or none (image; a lesion may then be in
+    training and test)."""
     preset: Annotated[str, OneOf(PRESETS)] = "medfl"
-    """medfl: --groups lesion; paper: --groups image, as in FedSDC's paper."""
+    """Options to use together. medfl: --groups lesion; paper: --groups image, as in FedSDC's paper."""
     crop_lesion: bool = False
     """Crop the lesion, using the masks of the release."""
     masks: Path | None = None
@@ -115,15 +127,15 @@ class HAM10000(ImageSpec):
         return "ham10000-crop" if self.crop_lesion else "ham10000-masks" if self.masks else "ham10000"
 
     def grouping(self) -> str:
-        """Return the chosen grouping, one of `GROUPINGS`."""
+        """Return the grouping that `groups` or otherwise the preset states, one of `GROUPINGS`."""
         return self.groups or PRESETS[self.preset]
 
     def find(self) -> HamFiles:
-        """Find the table, the images and the masks."""
+        """Find the table, the images and the masks of the release."""
         return find_files(self.source, self.metadata)
 
     def choose(self, files: HamFiles, say: Say) -> ReadPlan:
-        """Choose all images of the table that have a file, and a mask if masks are needed."""
+        """Plan to read all images of the table that have a file, and a mask if masks are needed."""
         metadata = read_metadata(files.table, need_lesions=self.grouping() == "lesion")
         differences = metadata.deviations()
         warnings = _by_image_warnings(metadata) if self.grouping() == "image" else []
@@ -152,7 +164,7 @@ class HAM10000(ImageSpec):
         )
 
     def incomplete(self, outcome: ReadOutcome) -> str:
-        """Return the error message for missing or unreadable images if all are required."""
+        """Return the error message if the user requires all images, but some are missing or unreadable."""
         inputs: _HamInputs = outcome.choice.release
         count = len(inputs.metadata.images)
         return (
@@ -161,7 +173,7 @@ class HAM10000(ImageSpec):
         )
 
     def datalist(self, outcome: ReadOutcome, say: Say) -> Datalist:
-        """Build the data list of the images that were read."""
+        """Build the data list: a record with label or mask, subject and metadata for each image that was read."""
         inputs: _HamInputs = outcome.choice.release
         records = make_records(inputs.metadata, outcome.kept, self.grouping())
         if self.masks is not None:
@@ -185,7 +197,7 @@ class HAM10000(ImageSpec):
         return add_masks(datalist, ("background", "lesion"))
 
     def finish(self, folder: Path, outcome: ReadOutcome, datalist: Datalist) -> None:
-        """Split the array into images and masks, in place, if the data set has masks."""
+        """Split the array in `folder`, in place, into images and masks, if the data set has masks."""
         if self.masks is not None:
             separate_masks(folder)
 
@@ -258,8 +270,8 @@ def make_records(metadata: HamMetadata, kept: Sequence[int], groups: str) -> lis
 
     Args:
         metadata: The table.
-        kept: Index in the table of each row of the array.
-        groups: Grouping, one of `GROUPINGS`.
+        kept: Table index of the image in each row of the array.
+        groups: Images that share a ``subject_id``, one of `GROUPINGS`.
 
     Raises:
         DataError: If no image of a class is left.

@@ -17,14 +17,16 @@ HEADER = ("lesion_id", "image_id", "dx", "dx_type", "age", "sex", "localization"
 """Columns of the table on Kaggle; Dataverse adds ``dataset``."""
 
 IMAGES_BY_DIAGNOSIS = {"nv": 6705, "mel": 1113, "bkl": 1099, "bcc": 514, "akiec": 327, "vasc": 142, "df": 115}
+"""Published number of images of each diagnosis."""
+
 LESIONS_BY_DIAGNOSIS = {"nv": 5403, "mel": 614, "bkl": 727, "bcc": 327, "akiec": 228, "vasc": 98, "df": 73}
-"""Published numbers of images and of lesions of each diagnosis."""
+"""Published number of lesions of each diagnosis."""
 
 IMAGES_BY_COLLECTION = {"vidir_molemax": 3954, "vidir_modern": 3363, "rosendahl": 2259, "vienna_dias": 439}
-"""Published number of images of each collection."""
+"""Published number of images of each collection (value of the column ``dataset``)."""
 
 SMALL_COUNTS = dict.fromkeys(IMAGES_BY_DIAGNOSIS, (3, 2))
-"""Maps each diagnosis to its numbers of images and lesions: 21 images of 14 lesions in all."""
+"""Default of the synthetic release: maps each diagnosis to its numbers of images and lesions, 21 and 14 in all."""
 
 
 def make_rows(counts: Mapping[str, tuple[int, int]] = SMALL_COUNTS, seed: int = 0) -> list[dict[str, str]]:
@@ -78,7 +80,7 @@ def write_release(
 
 
 def write_table(path: Path, rows: Sequence[Mapping[str, str]], separator: str = ",", **options: Any) -> None:
-    """Write rows under the names of their columns; `options` are passed to `csv.DictWriter`."""
+    """Write rows as a table with the keys of the first row as header; `options` are passed to `csv.DictWriter`."""
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), delimiter=separator, **options)
         writer.writeheader()
@@ -86,15 +88,16 @@ def write_table(path: Path, rows: Sequence[Mapping[str, str]], separator: str = 
 
 
 def lesion_colour(place: int) -> tuple[int, int, int]:
-    """Return the RGB colour of the lesion in the image of a row."""
+    """Return the RGB colour of the lesion in the image of the row with index `place`."""
     return 200, place * 10 % 256, 100
 
 
 def write_images(folder: Path, rows: Sequence[Mapping[str, str]], masks: bool = False) -> None:
-    """Write images of one colour, 16 x 24 pixels; the first half goes into part 1.
+    """Write an image of one colour, 16 x 24 pixels, for each row.
 
-    With masks, black skin surrounds the lesions, and the masks go into a subfolder. The lesion of row n starts at row 4
-    and column 2 + n % 8, and is 4 rows high and 8 columns wide.
+    The first half of the images goes into ``HAM10000_images_part_1``, the others into ``HAM10000_images_part_2``. With
+    `masks`, black skin surrounds the lesions, and lesion masks are written into a subfolder. The lesion of row n starts
+    at pixel row 4 and column 2 + n % 8, and is 4 rows high and 8 columns wide.
     """
     for place, row in enumerate(rows):
         part = folder / f"HAM10000_images_part_{1 + (place >= len(rows) / 2)}"

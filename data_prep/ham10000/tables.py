@@ -29,13 +29,13 @@ OFFICIAL_LESIONS = 7470
 """Number of lesions in the release."""
 
 OFFICIAL_UNKNOWN_VALUES = {"age": 57, "sex": 57, "localization": 234}
-"""Maps each column to the number of images for which the release has no value."""
+"""Maps each column to the number of images whose value the release does not state."""
 
 OFFICIAL_COLLECTIONS = {"rosendahl": 2259, "vidir_modern": 3363, "vidir_molemax": 3954, "vienna_dias": 439}
 """Maps each collection (value of the column ``dataset``) to its number of images in the release."""
 
 KEPT_COLUMNS = ("age", "sex", "localization", "dataset")
-"""Columns that are kept if the table has them."""
+"""Columns whose values go into the records of the prepared data set, if the table has them."""
 
 _NOT_KNOWN = ("", "unknown", "na", "nan")
 _IMAGE_ID = re.compile(r"\w+")
@@ -49,9 +49,9 @@ class HamMetadata:
         table: The table.
         images: ``image_id``, the name of each image file without its ending.
         lesions: ``lesion_id`` of each image; None if the table has no such column.
-        labels: Class number of each image: position of its diagnosis in `OFFICIAL_CLASS_COUNTS`.
-        facts: Values of `KEPT_COLUMNS` for each image; None for a value that the table marks as unknown. The age is in
-            years.
+        labels: Class number of each image: position of the diagnosis in `OFFICIAL_CLASS_COUNTS`.
+        facts: Metadata of each image: maps each of `KEPT_COLUMNS` to the value; None for a value that the table marks
+            as unknown. The age is in years.
     """
 
     table: CsvTable

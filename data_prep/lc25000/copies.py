@@ -44,7 +44,7 @@ DISC_RADIUS = 0.195
 0.199."""
 
 RINGS = 12
-"""Number of rings of equal width into which the disc is divided."""
+"""Number of concentric rings of equal width into which the disc is divided."""
 
 HARMONICS = 12
 """Highest order of the Fourier coefficients of a ring."""
@@ -98,7 +98,8 @@ def group_copies(thumbnails: np.ndarray) -> CopyGroups:
     """Group the images of one class into copies of the same tile; time grows with n^2, memory with n.
 
     Args:
-        thumbnails: Grey values of each whole image, shape (n, `THUMBNAIL_EDGE`, `THUMBNAIL_EDGE`), uint8.
+        thumbnails: Grey values of the n whole images at reduced size, shape (n, `THUMBNAIL_EDGE`, `THUMBNAIL_EDGE`),
+            uint8.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
@@ -117,9 +118,9 @@ def ring_spectra(thumbnail: np.ndarray) -> np.ndarray:
         thumbnail: Grey values, shape (`THUMBNAIL_EDGE`, `THUMBNAIL_EDGE`).
 
     Returns:
-        Coefficients, shape (`ANGLES`, `RINGS`, 1 + `HARMONICS`), complex64. Rings are weighted by area, the coefficient
-        of order n by n + 1. For each angle the squared absolute values sum to 1, or to 0 if the disc is blank. The
-        products of two images' coefficients therefore sum to a correlation.
+        Fourier coefficients, shape (`ANGLES`, `RINGS`, 1 + `HARMONICS`), complex64. Rings are weighted by area, the
+        coefficient of order n by n + 1. For each angle the squared absolute values sum to 1, or to 0 if the disc is
+        blank. The products of two images' coefficients therefore sum to a correlation.
     """
     from scipy.ndimage import map_coordinates
 
@@ -140,7 +141,8 @@ def disc_correlation(first: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Compute the correlation of pairs of discs at the best rotation, with or without a reflection.
 
     Args:
-        first: Coefficients of the first disc of each pair, shape (p, `RINGS`, 1 + `HARMONICS`).
+        first: Coefficients of the first disc of each of p pairs, shape (p, `RINGS`, 1 + `HARMONICS`), from
+            `ring_spectra` at one angle.
         other: Coefficients of the second disc of each pair, same shape.
 
     Returns:

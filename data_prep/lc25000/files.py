@@ -56,7 +56,7 @@ OFFICIAL_IMAGE_SIZE = [768, 768]
 """Height and width of the release's images in pixels."""
 
 OTHER_CLASS = "the name of the file is not one of its folder's class"
-"""Exclusion reason: the file name has the prefix of another class."""
+"""Exclusion reason of an image whose file name has the prefix of another class than its folder's."""
 
 _ENDINGS = (".jpeg", ".jpg")
 
@@ -68,7 +68,7 @@ class Lc25000Files:
     Attributes:
         paths: Image files, ordered by class and number.
         folders: Class folder of each image, a key of `CLASSES`.
-        surplus: Number of files that are not images.
+        surplus: Number of files in the class folders that are not images.
         quarantined: Pairs of ``folder/name`` of an excluded image and the reason.
     """
 
@@ -122,7 +122,7 @@ def find_files(source: Path, wanted: Collection[str]) -> Lc25000Files:
 
 
 def read_tile(path: Path, size: int) -> LoadedItem:
-    """Read and resize an image.
+    """Read and resize a tile (an image of the release).
 
     Args:
         path: Image file.

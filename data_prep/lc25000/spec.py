@@ -1,5 +1,9 @@
 """Spec of LC25000: options, choice of images and data list of the prepared data set.
 
+`medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
+of the spec in this order: `find` (find the files), `choose` (plan what to read) and `datalist` (describe the rows of
+the array).
+
 The 25,000 images are copies of 1,250 tiles that the authors rotated and flipped. No file name tells which images are
 copies of one tile, so a random split puts copies of most test images into training. A perceptual hash finds the copies
 (`medfl_datasets.lc25000.copies`) and gives them one ``subject_id``, so that no partition separates them. The release
@@ -49,13 +53,14 @@ CITATION = (
 """Publication that users of the data are asked to cite."""
 
 ORGANS = ("both", "lung", "colon")
-"""Choices of `LC25000.organ`: all five classes, the three of the lung, or the two of the colon."""
+"""Choices of `LC25000.organ`: all five classes (``both``), the three of the lung, or the two of the colon."""
 
 GROUPINGS = ("hash", "none")
-"""Choices of `LC25000.groups`: keep the copies that the hash finds together, or treat each image as independent."""
+"""Choices of `LC25000.groups`. ``hash``: keep the copies that the perceptual hash finds together; ``none``: treat each
+image as independent."""
 
 LARGE_GROUP_SIZE = 100
-"""Size above which a group of copies causes a warning; on average the release has 20 images of a tile."""
+"""Number of images above which a group of copies causes a warning; the release has 20 copies of a tile on average."""
 
 COPIES_WARNING = (
     "the images are copies of about 1250 tiles, turned and flipped by the authors, and tiles of one patient are not "
@@ -64,9 +69,9 @@ COPIES_WARNING = (
 """Warning about the copies, always given."""
 
 UNDETECTED_COPIES_WARNING = "copies of a tile that the hash does not find may be in training and in the test set"
-"""Warnings about the splits, with and without the search for copies."""
+"""Warning about the splits if copies were searched: the search may miss some."""
 NO_SEARCH_WARNING = "copies were not looked for (groups: none), and most test images will have copies in training"
-"""Warning about the splits if copies were searched, and if they were not."""
+"""Warning about the splits if copies were not searched."""
 
 
 class LC25000(ImageSpec):
@@ -80,21 +85,32 @@ class LC25000(ImageSpec):
     """
 
     dataset = "lc25000"
+    """Name of the data set, as users type it."""
     terms = RECORDS[0].licence
+    """Terms of use, which the user sees before reading starts and the data list states."""
     citation = CITATION
+    """Publications to cite, which the user sees before reading starts and the data list states."""
 
     source: Path
     """The folder lung_colon_image_set, or the one that contains it."""
     size: int = Field(224, ge=1)
     """Height and width of the images in the array."""
     organ: Annotated[str, OneOf(ORGANS)] = "both"
-    """both (five classes), lung (three) or colon (two)."""
+    """Organ: both (five classes), lung (three) or colon (two)."""
     groups: Annotated[str, OneOf(GROUPINGS)] = "hash"
     """Images that stay together: hash (copies of a tile that the hash finds) or none (copies get separated)."""
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """Return the release's folder in a study's source folder: ``lc25000``, or the source folder itself."""
+        """Find the release for a study (a file that lists data sets, methods and seeds) that names no path to it.
+
+        Args:
+            top: Source folder of the study, which contains the downloaded releases.
+            options: Options of the data set in the study file.
+
+        Returns:
+            ``{"source": folder}``. The folder is ``lc25000`` in `top` if that exists, otherwise `top` itself.
+        """
         return {"source": folder_or_top(top, cls.dataset)}
 
     def title(self) -> str:
@@ -106,7 +122,7 @@ class LC25000(ImageSpec):
         return find_files(self.source, classes_of(self.organ))
 
     def choose(self, files: Lc25000Files, say: Say) -> ReadPlan:
-        """Choose all tiles, and list excluded files first."""
+        """Plan to read all images of the chosen classes. Indices of excluded files precede those of the images."""
         warnings = [COPIES_WARNING, UNDETECTED_COPIES_WARNING if self.groups == "hash" else NO_SEARCH_WARNING]
         for sentence in warnings:
             say(f"warning: {sentence}")

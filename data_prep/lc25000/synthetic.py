@@ -11,14 +11,14 @@ from PIL import Image
 from medfl_datasets.lc25000.files import CLASSES
 
 TILES, COPIES = 2, 3
-"""Default number of tiles of each class, and of copies of each tile."""
+"""Defaults of `write_release`: `TILES` is the number of tiles of each class, `COPIES` that of copies of a tile."""
 
 _WIDTHS = (1.5, 3.0, 6.0)
 _STAIN, _GLASS = np.array((110, 60, 140.0)), np.array((245, 225, 235.0))
 
 
 def write_release(folder: Path, tiles: int = TILES, copies: int = COPIES, edge: int = 128, seed: int = 0) -> Path:
-    """Write a synthetic release that also contains one file that is not an image.
+    """Write the class folders with copies of random tiles, and one file that is not an image.
 
     Args:
         folder: Target folder; created if needed.

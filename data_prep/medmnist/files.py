@@ -20,10 +20,10 @@ from medfl.data.ingest.array_file import new_array, read_head
 from medfl.errors import DataError
 
 NPZ_SPLITS = (("train", "training"), ("val", "validation"), ("test", "test"))
-"""Prefix of each split in the file and its name in a data list, in the order of the array's rows."""
+"""Pairs of a split's prefix in the file and its name in a data list, in the order in which the images are written."""
 
 BLOCK_BYTES = 1 << 24
-"""Bytes of images that are in memory at once."""
+"""Size of a block of images in bytes: the amount that is in memory at once."""
 
 _KINDS = ("images", "labels")
 """Suffixes of the two arrays of each split."""
@@ -37,7 +37,7 @@ class NpzContent:
         path: The file.
         counts: Number of images of each split, in the order of `NPZ_SPLITS`.
         shape: Shape of one image: (H, W), (H, W, 3) or (D, H, W).
-        labels: Labels of each split: (n,) or, with L labels an image, (n, L); int64.
+        labels: Labels of each split, int64: shape (n,) for n images, or (n, L) if an image has L labels.
     """
 
     path: Path

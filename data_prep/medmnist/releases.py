@@ -26,7 +26,7 @@ class MedmnistRelease:
     Attributes:
         counts: Numbers of training, validation and test images.
         modality: Imaging modality.
-        labels: Names of the classes, from 0; of the findings if an image has several labels.
+        labels: Names of the classes, by their numbers from 0; names of the findings if `multi_label`.
         md5: Maps the image edge in pixels to the checksum of the file with images of that size.
         licence: Terms of use.
         multi_label: Whether an image has a label (absent or present) for each of several findings.
@@ -41,13 +41,13 @@ class MedmnistRelease:
 
 
 def split_flag(flag: str) -> tuple[str, int]:
-    """Split a flag into data set and image edge: (``bloodmnist``, 64) for ``bloodmnist_64``; the default edge is 28."""
+    """Split a flag, such as ``bloodmnist_64``, into data set (``bloodmnist``) and image edge (64, by default 28)."""
     head, _, side = flag.rpartition("_")
     return (head, int(side)) if head and side.isdecimal() else (flag, 28)
 
 
 def find_release(flag: str) -> MedmnistRelease | None:
-    """Return the official entry of a flag, with or without the suffix of a size; None if it is unknown."""
+    """Return the official entry of a flag (name of a data set, with or without a size suffix); None if unknown."""
     return RELEASES.get(split_flag(flag)[0])
 
 
@@ -227,4 +227,4 @@ RELEASES: Mapping[str, MedmnistRelease] = {
         "1235b78a3cd6280881dd7850a78eadb6 43bd14ebf3af9d3dd072446fedc14d5e",
     ),
 }
-"""Maps each flag, without the suffix of a size, to its official entry."""
+"""Maps each flag (name of a data set, without the suffix of a size) to its official entry."""

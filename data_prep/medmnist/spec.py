@@ -1,5 +1,8 @@
 """Spec of MedMNIST: options, download and preparation of a data set from one ``.npz`` file.
 
+`medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
+of the spec in this order: `look` (check the files) and `make` (write the data set).
+
 Copies of a file from elsewhere may have an official name but other images (subsets, re-saves), so sizes and checksums
 are compared with the official table.
 
@@ -35,7 +38,7 @@ from medfl_datasets.medmnist.releases import CITATION, RELEASES, URL, MedmnistRe
 
 
 def find_npz(source: Path, flag: str) -> Path:
-    """Return the file of a data set.
+    """Return the path of a data set's file, which must exist.
 
     Args:
         source: The file itself, or a folder that contains ``<flag>.npz``.
@@ -57,7 +60,7 @@ def find_npz(source: Path, flag: str) -> Path:
 
 
 def fetch_npz(source: Path, flag: str, url: str = URL, say: Say = lambda _: None) -> Path:
-    """Return the file of a data set, and download it if it does not exist.
+    """Return the path of a data set's file, and download the file if it does not exist.
 
     Args:
         source: Folder that contains ``<flag>.npz`` or receives it; or the file, if it exists.
@@ -99,7 +102,7 @@ def fetch_npz(source: Path, flag: str, url: str = URL, say: Say = lambda _: None
 
 
 def deviations(flag: str, content: NpzContent) -> list[str]:
-    """Describe the differences between a file and the official release, one sentence each."""
+    """Describe the differences between a file's content and the official release, one sentence each."""
     release = find_release(flag)
     if release is None:
         return [f"no official sizes are known for '{flag}', so the file was not compared with a release"]
@@ -288,14 +291,16 @@ class MedMNIST(WholeSpec):
     """
 
     dataset = "medmnist"
+    """Name of the data set, as users type it."""
     parallel = False
+    """Whether several processes can read the release."""
 
     source: Path
     """The folder that contains <flag>.npz, or the file."""
     flag: str = Field(pattern=r"^\w+$")
     """Name of the data set: bloodmnist, organmnist3d, bloodmnist_64, ..."""
     finding: str | None = None
-    """ChestMNIST: the finding to classify, absent or present."""
+    """Finding to classify as absent or present, for ChestMNIST, whose images have labels for several findings."""
     download: bool = False
     """Download the file if it does not exist."""
     url: str | None = None
@@ -309,16 +314,33 @@ class MedMNIST(WholeSpec):
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """Return the folder of the file: ``medmnist`` in a study's source folder, or the source folder itself."""
+        """Find the release for a study (a file that lists data sets, methods and seeds) that names no path to it.
+
+        Args:
+            top: Source folder of the study, which contains the downloaded releases.
+            options: Options of the data set in the study file.
+
+        Returns:
+            ``{"source": folder}``. The folder is ``medmnist`` in `top` if that contains ``<flag>.npz``, otherwise `top`
+            itself.
+        """
         nested = top / cls.dataset
         return {"source": nested if (nested / f"{options.get('flag')}.npz").is_file() else top}
 
     def look(self) -> object:
-        """Find the file, unless it may be downloaded; raise DataError if it is missing."""
+        """Check the release: raise DataError if the file is missing, unless it may be downloaded."""
         return None if self.download else find_npz(self.source, self.flag)
 
     def make(self, out: Path, *, force: bool, workers: int | None, require_complete: bool, say: Say) -> Datalist:
-        """Write the prepared data set to `out`."""
+        """Read the file and write the prepared data set to `out`; see `prepare`.
+
+        Args:
+            out: Output folder; it is written completely or not at all.
+            force: Whether an existing data set may be replaced.
+            workers: Unused, because one process reads the file.
+            require_complete: Unused, because a damaged file always stops the preparation.
+            say: Receives licence, citation and warnings, one line each.
+        """
         return prepare(
             self.source,
             self.flag,

@@ -13,7 +13,7 @@ FLAG = "syntheticmnist"
 """Name of the data set; its file is ``syntheticmnist.npz``."""
 
 STAINS = 12
-"""Number of stains; each image has a random one."""
+"""Number of stains (background and cell colours); each image has a random one."""
 
 
 def write_release(

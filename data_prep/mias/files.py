@@ -15,12 +15,10 @@ from medfl.errors import DataError
 from medfl_datasets.mias.tables import EDGE, TABLE_FILE
 
 CROP_RADII = 1.5
-"""Half the edge of a crop, in radii of the lesion; above 1, so that the crop shows the lesion's surroundings."""
+"""Half the edge of a crop, in radii of the lesion. It exceeds 1, so that the crop shows the lesion's surroundings."""
 
 MIN_HALF_EDGE = 32
-"""Half the edge of the smallest crop in pixels (6.4 mm); needed because the smallest lesion has a radius of 3 pixels.
-
-"""
+"""Minimum of half a crop's edge in pixels (6.4 mm); needed because the smallest lesion has a radius of 3 pixels."""
 
 _FILM = re.compile(r"mdb(\d{3})\.pgm", re.IGNORECASE)
 
@@ -40,7 +38,7 @@ class MiasImage:
     circle: tuple[int, int, int] | None = None
 
     def files(self) -> list[Path]:
-        """Return all files that are read."""
+        """Return the files that are read: only the file of the film."""
         return [self.path]
 
 

@@ -13,7 +13,7 @@ from medfl_datasets.mias.files import MiasImage
 from medfl_datasets.mias.tables import NORMAL, SEVERITIES, TABLE_FILE, MiasFilm, MiasFinding
 
 NO_FILE = "the film has no file"
-"""Exclusion reason: the file of the film is missing."""
+"""Exclusion reason of an image whose film is in the table, but not in the folder."""
 
 NO_COORDINATES = "the table has no coordinates of the abnormality"
 """Exclusion reason of an abnormality that can't be cropped."""
@@ -25,11 +25,11 @@ class MiasSelection:
 
     Attributes:
         films: Film of each image.
-        findings: Table row that each image shows.
-        classes: Class of each image.
+        findings: Table row of each image; for a whole film, that of the most severe abnormality.
+        classes: Class name of each image.
         images: File and crop of each image.
         left_out: Maps each exclusion reason to its number of images.
-        missing: Line numbers of table rows whose film is missing.
+        missing: Line numbers of table rows whose film has no file.
     """
 
     films: list[MiasFilm] = field(default_factory=list)

@@ -1,5 +1,9 @@
 """Spec of mini-MIAS: options, choice of images and data list of the prepared data set.
 
+`medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
+of the spec in this order: `find` (find the files), `choose` (plan what to read) and `datalist` (describe the rows of
+the array).
+
 - ``view="full"``: each of the 322 films is an image. A film with a malignant abnormality is malignant, even if it has
   benign ones.
 - ``view="crop"``: each abnormality with coordinates is an image, with its own severity. Four abnormalities have no
@@ -58,7 +62,7 @@ CITATION = (
 """Publication that users of the data are asked to cite."""
 
 VIEWS = ("full", "crop")
-"""Choices of `Mias.view`: whole films, or crops of lesions."""
+"""Choices of `Mias.view`: whole films (``full``), or crops of lesions."""
 
 LABEL_SETS: dict[str, dict[str, str]] = {
     "three-class": {"normal": "normal", "benign": "benign", "malignant": "malignant"},
@@ -97,10 +101,15 @@ class Mias(ImageSpec):
     """
 
     dataset = "mias"
+    """Name of the data set, as users type it."""
     unreadable = "option require_complete"
+    """Treatment of missing or unreadable images: exclude them, unless the user sets ``require_complete``."""
     item = "film"
+    """Name of one item that is read, in the singular, for messages."""
     terms = RECORDS[0].licence
+    """Terms of use, which the user sees before reading starts and the data list states."""
     citation = CITATION
+    """Publications to cite, which the user sees before reading starts and the data list states."""
 
     source: Path
     """The folder all-mias, as unpacked, or the one that contains it."""
@@ -109,7 +118,7 @@ class Mias(ImageSpec):
     view: Annotated[str, OneOf(VIEWS)] = "full"
     """full: whole films; crop: abnormalities cut out of them."""
     labels: Annotated[str | None, OneOf(LABEL_SETS)] = None
-    """three-class, benign-malignant or malignant-rest; by default three-class, for crop benign-malignant."""
+    """Label set: three-class, benign-malignant or malignant-rest. Default: three-class, for crops benign-malignant."""
     test_share: float = TEST_SHARE
     """Share of the patients in the test set; with 0, medfl partition holds out test sets."""
     seed: int = 0
@@ -146,7 +155,7 @@ class Mias(ImageSpec):
         return self
 
     def label_set(self) -> str:
-        """Return the chosen label set, a key of `LABEL_SETS`."""
+        """Return the name of the label set that `labels` states, or the view's default; a key of `LABEL_SETS`."""
         return self.labels or ("three-class" if self.view == "full" else "benign-malignant")
 
     def title(self) -> str:
@@ -154,15 +163,15 @@ class Mias(ImageSpec):
         return "mias" if self.view == "full" else "mias-crop"
 
     def counted(self) -> str:
-        """Return the plural of the items that are read: films or crops."""
+        """Return the name of the items that are read, in the plural, for messages: films or crops."""
         return "films" if self.view == "full" else "crops"
 
     def find(self) -> Path:
-        """Find the table; the films are in its folder."""
+        """Find the file of the table; the films are in the same folder."""
         return find_table(self.source)
 
     def choose(self, files: Path, say: Say) -> ReadPlan:
-        """Choose the images that have a table row and a file; the line number of the row identifies an image."""
+        """Plan to read the images that have a table row and a file; an image has the line number of its row."""
         films = read_films(files)
         differences = deviations(films)
         for sentence in differences:
@@ -188,7 +197,7 @@ class Mias(ImageSpec):
         )
 
     def incomplete(self, outcome: ReadOutcome) -> str:
-        """Return the error message for missing or unreadable films if all are required."""
+        """Return the error message if the user requires all films, but some are missing or unreadable."""
         lines, absent = list(outcome.reasons), len(outcome.choice.missing)
         if absent:
             return f"a complete set of films is required, {absent} are missing. Unpack it again."
@@ -198,7 +207,7 @@ class Mias(ImageSpec):
         )
 
     def datalist(self, outcome: ReadOutcome, say: Say) -> Datalist:
-        """Build the data list of the images that were read."""
+        """Build the data list: a record with label, patient, metadata and split for each image that was read."""
         inputs: _MiasInputs = outcome.choice.release
         selection = inputs.selection
         place_of = {line: place for place, line in enumerate(outcome.choice.places)}

@@ -14,7 +14,7 @@ OFFICIAL_FILM_COUNT = 322
 """Number of films in the real release."""
 
 FILE_HEADER = b"P5\n# CREATOR: GIMP PNM Filter Version 1.1\n%d %d\n255\n"
-"""Header of every real file; with its 1024 x 1024 pixels a file has 1,048,632 bytes."""
+"""Header of a real film file, with places for width and height. A file of 1024 x 1024 pixels has 1,048,632 bytes."""
 
 PROSE = """\
                THE mini-MIAS DATABASE OF MAMMOGRAMS
@@ -40,6 +40,8 @@ NOTES
 
 """
 
+"""Text that precedes the rows in the official ``Info.txt``, shortened."""
+
 KNOWN_ROWS: dict[int, Sequence[str]] = {
     1: ["G CIRC B 535 425 197"],
     2: ["G CIRC B 522 280 69"],
@@ -61,16 +63,20 @@ KNOWN_ROWS: dict[int, Sequence[str]] = {
 """Maps film numbers to table rows copied from the real release: the first films, and films with special cases."""
 
 SOME_FILMS = [1, 2, 3, 4, 5, 6, 59, 60, 143, 144, 215, 216, 239, 240]
-"""Films of seven patients. They cover all diagnoses, several rows, a note and missing coordinates."""
+"""Numbers of 14 films of seven patients, which cover all diagnoses, several rows, a note and missing coordinates."""
 
 
 SOME_ROWS = {number: KNOWN_ROWS.get(number, ["G NORM"]) for number in SOME_FILMS}
 """Maps each film of `SOME_FILMS` to its rows: seven normal films, four benign and three malignant ones."""
 
 KINDS = {"NORM": 207, "CALC": 30, "CIRC": 25, "ARCH": 19, "SPIC": 19, "MISC": 15, "ASYM": 15}
+"""Published number of table rows of each kind of abnormality."""
+
 TISSUES = {"D": 117, "F": 109, "G": 104}
+"""Published number of table rows of each tissue."""
+
 SEVERITIES = {"B": 69, "M": 54}
-"""Published number of rows of each kind, tissue and severity."""
+"""Published number of table rows of each severity."""
 
 
 def official_rows(seed: int = 0) -> dict[int, list[str]]:
@@ -94,7 +100,7 @@ def official_rows(seed: int = 0) -> dict[int, list[str]]:
 
 
 def write_table(path: Path, rows: Mapping[int, Sequence[str]], bare: bool = False) -> None:
-    """Write ``Info.txt``.
+    """Write the table of the release, ``Info.txt``.
 
     Args:
         path: File to write.
@@ -137,9 +143,10 @@ def write_release(
 
 
 def write_film(release: Path, number: int, rows: Sequence[str] = (), edge: int = 64, seed: int = 0) -> Path:
-    """Write a film and return its file.
+    """Draw a film with its lesions, write it into the release, and return the file.
 
-    The chest wall is white, with a stripe of value `brightness`. Lesions have value 150 and a core of 250.
+    The chest wall is white, with a stripe of value `brightness`, so that a test can identify the film.
+    Lesions have value 150 and a core of 250.
     """
     pixels = np.zeros((edge, edge), np.uint8)
     chest, stripe = (slice(-(edge // 4), None), slice(0, edge // 4))
@@ -160,7 +167,7 @@ def write_film(release: Path, number: int, rows: Sequence[str] = (), edge: int =
 
 
 def brightness(number: int, seed: int = 0) -> int:
-    """Return the value of a film's stripe, 100 to 199; consecutive films differ."""
+    """Return the grey value of the stripe in film `number`, 100 to 199; consecutive films differ."""
     return 100 + (number + seed) % 100
 
 

@@ -65,7 +65,7 @@ _ROW = re.compile(r"mdb\d{3}\s", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class MiasFinding:
-    """Row of the table.
+    """Finding in a film: a row of the table.
 
     Attributes:
         line: Line number in the file, from 1; ignored when rows are compared.
@@ -98,7 +98,7 @@ class MiasFilm:
 
     @property
     def patient(self) -> int:
-        """Number of the patient: of the pair of films, from 0."""
+        """Number of the patient, from 0; consecutive pairs of films belong to one patient."""
         return (self.number - 1) // 2
 
     @property
@@ -108,7 +108,7 @@ class MiasFilm:
 
     @cached_property
     def diagnosis(self) -> str:
-        """Most severe finding: ``normal``, ``benign`` or ``malignant``."""
+        """Most severe finding in the film: ``normal``, ``benign`` or ``malignant``."""
         severities = {finding.severity for finding in self.findings}
         return next((name for code, name in reversed(SEVERITIES.items()) if code in severities), NORMAL)
 
@@ -174,7 +174,7 @@ def deviations(films: Sequence[MiasFilm]) -> list[str]:
 
 
 def line_list(numbers: Sequence[int]) -> str:
-    """Format line numbers for a message; of many, only the first ones."""
+    """Format line numbers for a message, such as ``lines 3, 7``; of many, only the first ones."""
     return f"line{'s' if len(numbers) > 1 else ''} {first_names(sorted(numbers))}"
 
 
