@@ -15,7 +15,7 @@ from medfl.errors import DataError
 from medfl.records.partition import Partition
 
 MARKER_FILES = (DATALIST_FILE, Partition.NAME)
-"""Files that mark a folder as written by medfl, so that ``--force`` may replace it."""
+"""File names that show that medfl wrote a folder: if a folder contains one of them, ``--force`` may replace it."""
 
 
 _DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
