@@ -91,6 +91,7 @@ class _LazyDatasetCommand(typer.core.TyperCommand):
 
 
 app = typer.Typer(cls=DatasetCommands, add_completion=False, no_args_is_help=True, rich_markup_mode=None)
+"""The command ``medfl prep`` with one subcommand for each data set."""
 
 
 @app.callback()

@@ -127,7 +127,7 @@ NO_OPTIONS = frozenset(
 """Ids that the help leaves out: code and objects of the configuration, and ids that a separate option sets."""
 
 REFERENCE = re.compile(r"@(\w+)")
-"""Reference in a configuration to a top-level id or to a part of one."""
+"""Pattern of a reference, such as ``@optimizer``, to a top-level id of a configuration or to a part of one."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class OptionHelp:
     Attributes:
         name: Setting or id that the option sets, such as ``optimizer#lr``.
         text: Description in one sentence; may be empty.
-        default: Default as users type it, or None if it depends on the bundle and the command line names none.
+        default: Default as users type it; None if the default depends on the bundle and the user named no bundle.
         choices: Allowed values, or "" if there is no fixed list.
     """
 

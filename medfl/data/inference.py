@@ -90,8 +90,7 @@ def _is_image(path: Path) -> bool:
 
 
 class TableRows:
-    """Rows of a table of numbers, without targets. A row is identified by its row number in the file, as a spreadsheet
-    shows it.
+    """Rows of a table of numbers, without targets. A row's name is its row number in the file, as spreadsheets show it.
 
     Args:
         path: Table as `medfl.data.table.read_table` accepts it.
@@ -165,8 +164,7 @@ def _parse_number(cell: str) -> float:
 
 
 class SiteImages:
-    """Test images of a site's data list (or vectors, which are rows of a table), identified by their position in the
-    test split.
+    """Test images or table rows of a site's data list. The name of a case is its position in the test split.
 
     Args:
         folder: Folder of the site.

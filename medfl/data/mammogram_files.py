@@ -1,6 +1,7 @@
 """Load mammograms for inference, read exactly as ``medfl prep`` read them for training.
 
-The data list stores the reading options, see `medfl.data.readers.mammogram_image`. Data sets without these options,
+The data list stores the reading options: ``crop_breast``, ``align`` and ``voi`` (see
+`medfl.data.readers.mammogram_image`). Data sets without these options,
 for example MedMNIST, are read by `medfl.data.readers.images`.
 """
 

@@ -19,7 +19,10 @@ from medfl.data.readers.pillow_images import read_pillow_image
 from medfl.errors import DataError, SettingsError, did_you_mean
 
 READING = {"crop_breast": False, "align": False, "voi": False}
-"""Reading options of mammograms with their default values."""
+"""Default value of each reading option of mammograms.
+
+``crop_breast``: crop the image to the breast. ``align``: mirror right breasts. ``voi``: apply the display window.
+"""
 
 
 def read_mammogram(
