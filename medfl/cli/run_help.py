@@ -43,7 +43,7 @@ SHARED_IDS = {
     "given_by": "Note in run.json about who chose the settings.",
     "save_execute_config": "Whether MONAI's tracking writes the executed configuration to a file.",
 }
-"""Maps each id that the configurations of all shipped bundles have to its description."""
+"""Description of each id that all shipped bundles have in their configurations, by id."""
 
 OTHER_OPTIONS = {
     "tracking": ("MONAI's experiment tracking: 'mlflow', or a file with settings.", "None"),

@@ -1,7 +1,8 @@
 """Load brain maps for inference, read exactly as ``medfl prep abide`` reads them for training.
 
 A brain map is a volume with one number for each voxel, computed from a functional MRI scan. A derivative is the name of
-the quantity that a map contains, such as ``reho``. The maps of one subject are the channels of one image.
+the quantity that a map contains, such as ``reho``. The maps of one subject are the channels of one image, all resampled
+to one common grid, a cube in MNI152 space.
 """
 
 from __future__ import annotations

@@ -67,12 +67,12 @@ class Datalist:
         labels: Maps each class number, as a string, to the class name.
         modality: Imaging modality.
         licence: Terms of use.
-        splits: Maps each split to its records; a split that is missing in the file is empty.
+        splits: Maps each split to its records, one for each image; a split that is missing in the file is empty.
         extra: Other keys of the file, such as `medfl.data.targets.STRUCTURES_KEY`, with their values.
         objective: Name and settings of the objective, for example ``{"name": "segmentation", "channels": 2}``; None for
             a classification into `num_classes` classes.
         mask_array: Path of the mask array, relative to the folder of the list; empty without masks.
-        exclusions: Counts of images that were left out when the data set was prepared, with reasons.
+        exclusions: Reasons for which images were left out when the data set was prepared, with numbers of images.
         warnings: Warnings about the data set, one sentence each, collected during preparation.
     """
 

@@ -22,7 +22,7 @@ def class_names(datalist: Datalist) -> list[str]:
 
 
 def choose_label_map(public: Datalist, classes: Sequence[str], label_map: LabelMap | None, where: str) -> LabelMap:
-    """Return the label map for public data: the given one, or a map of equal class names.
+    """Return the label map for public data: the given one after checking it, or one that matches equal class names.
 
     Args:
         public: Data list of the public data.

@@ -60,7 +60,7 @@ class Checkpoint:
 
     Attributes:
         array: Path of the array file.
-        done: Maps each finished row to its metadata (`LoadedItem.facts`).
+        done: Maps the number of each finished row to the metadata that were read with it.
 
     Raises:
         DataError: If the disk has no room for the array.

@@ -106,8 +106,8 @@ def choose_format(
         kinds: Maps each table row to the kind of its file.
         size: (H, W), (D, H, W), or one number for all edges, each >= 1.
         channels: 1 or 3; None chooses 3 if any image is in colour, otherwise 1.
-        reading: Reading options of mammograms, with keys of `medfl.data.readers.mammogram_image.READING`; None reads
-            the files with `medfl.data.readers.images`.
+        reading: Reading options of mammograms, with the keys ``crop_breast``, ``align`` and ``voi``; None reads the
+            files as ordinary images.
 
     Raises:
         DataError: If there are both 2-D images and volumes.

@@ -113,7 +113,7 @@ def make_outcome(choice: ReadPlan, done: Ingested | None = None) -> ReadOutcome:
 
 
 def exclusions(reasons: Mapping[str, int]) -> tuple[Exclusion, ...]:
-    """Return an exclusion for each reason that applies to at least one image.
+    """Return an exclusion, a record of a reason and its number of images, for each reason with at least one image.
 
     Args:
         reasons: Maps each reason to its number of images.

@@ -55,7 +55,7 @@ class PartitionPlan:
         public: Public data, which only the server trains on: ``none``; ``validation`` for the pooled validation split,
             which is then not private data of any site; or the folder of another pooled data set.
         public_test_fraction: With ``validation``: share of the public units that become the public test set, in [0, 1).
-        column: Column of the data list for schemes that use one.
+        column: Column of the data list, that is, a key of its records such as ``site``, for schemes that use one.
         duplicates: ``refuse`` or ``drop``: what to do with training images that are also in the server's test set, and
             with public images that are also at a site or in that test set.
         allow_leaks: Kinds of such leaks that are tolerated: ``subjects``, ``pixels``.
@@ -156,7 +156,7 @@ class PartitionPlan:
 
     @property
     def held_out(self) -> float:
-        """Share of a site's units that become its test set."""
+        """Share of a site's units that become its test set; 0 if the test set is not taken from these units."""
         return {"k_fold": 1 / self.folds, "official": 0.0, "none": 0.0}.get(self.test, self.test_fraction)
 
     def json_options(self) -> dict[str, JsonValue]:

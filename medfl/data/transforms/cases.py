@@ -33,8 +33,8 @@ def check_cases(cases: Sequence[Case], keys: Collection[str], loaded: Collection
 
     Args:
         cases: List of cases.
-        keys: Keys that each case needs.
-        loaded: Keys among them whose files the transforms read.
+        keys: Keys that each case must have.
+        loaded: Keys whose files the transforms read.
         where: Name of the list, for messages.
 
     Raises:
