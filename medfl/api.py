@@ -360,8 +360,8 @@ def compare(
         split: ``test`` or ``val``.
 
     Returns:
-        One row for each metric and group of runs, with mean, spread, worst site, difference from the baseline, 95 %
-        confidence interval and p-values. `medfl_report.compare.compare` lists the columns.
+        One row for each metric and group of runs. The main columns are metric, label, method, mean and std (over
+        runs), worst (site), baseline, difference, low and high (95 % confidence interval), effect, and p-values.
 
     Raises:
         SettingsError: If a metric, the baseline or the split is unknown.

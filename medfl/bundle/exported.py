@@ -1,4 +1,4 @@
-"""Load the model of an exported bundle: a copy of a run's bundle with trained weights, written at the end of the run."""
+"""Load the model of an exported bundle, the copy of a bundle with trained weights that a run writes at its end."""
 
 from __future__ import annotations
 

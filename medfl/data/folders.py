@@ -67,7 +67,7 @@ def check_output_folder(out: Path, force: bool, inputs: Sequence[Path] = ()) -> 
 
 @contextlib.contextmanager
 def atomic_folder(out: Path, force: bool = False) -> Iterator[Path]:
-    """Provide a temporary folder that is renamed to `out` when the block ends without an error.
+    """Provide a temporary folder for writing. It is renamed to `out` when the ``with`` block ends without an error.
 
     Args:
         out: Folder to write.

@@ -93,7 +93,7 @@ def relabel_datalist(public: Datalist, classes: Sequence[str], chosen: LabelMap,
     Args:
         public: Data list of the public data.
         classes: Class names of the sites, in label order from 0.
-        chosen: Label map from `choose_label_map`.
+        chosen: Label map, as `choose_label_map` returns it.
         where: Name of the data, for messages.
 
     Raises:

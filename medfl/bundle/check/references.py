@@ -111,7 +111,7 @@ def _missing(contents: Sequence[Mapping[str, Any]], metadata: Any, root: Path) -
 
 
 def merged(contents: Sequence[Mapping[str, Any]], metadata: Any) -> ConfigParser:
-    """Return MONAI's parser with merged contents, not yet parsed.
+    """Merge the contents of configurations, and return MONAI's parser with the result. It is not parsed yet.
 
     Args:
         contents: Contents of configurations; later ones overwrite earlier ones.

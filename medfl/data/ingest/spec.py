@@ -38,7 +38,7 @@ class DatasetSpec(BaseModel, ABC):
         unreadable: Treatment of images that are missing or can't be read. ``leave out``: always exclude them and list
             them in ``quarantine.csv``. ``option require_complete``: the same, unless the user requires all images.
             ``option skip_unreadable``: stop, unless the user asks to exclude them.
-        parallel: Whether several processes can read.
+        parallel: Whether several processes can read, so that the command has the option ``--workers``.
         item: Name of one item that is read, in the singular, for messages.
     """
 
@@ -56,10 +56,10 @@ class DatasetSpec(BaseModel, ABC):
 
         Args:
             top: Source folder.
-            options: Options in the study file; fields that are paths are relative to `top`.
+            options: Options of the data set in the study file; paths are relative to `top`.
 
         Returns:
-            Maps each path field that the study does not name to its value.
+            Maps the name of each field with a path that the study file leaves out to the path that was found.
 
         Raises:
             DataError: If the release does not exist.

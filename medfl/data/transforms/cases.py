@@ -16,7 +16,7 @@ from medfl.utils.configuration import describe_object
 from medfl.utils.files import sha256_of
 
 Case = Mapping[str, Any]
-"""One case: maps the keys of the transforms to values.
+"""One case: maps the keys of the transforms, such as ``image`` and ``label``, to values.
 
 Values are files, folders (a DICOM series), lists of files, numbers, text or arrays.
 """

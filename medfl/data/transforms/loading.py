@@ -28,7 +28,7 @@ It receives targets (1, ...), the name of the list and the row.
 """
 
 Sample = dict[str, Any]
-"""One sample: maps the keys of the transforms to their values."""
+"""One sample for the network: maps the keys of the transforms, such as ``image`` and ``label``, to their values."""
 
 GRID_TOLERANCE = 0.5
 """Tolerance in voxels between the grids of an image and its mask: less than half a voxel assigns no voxel wrongly."""
@@ -177,7 +177,7 @@ class CaseLoader:
         self._checked.update(owners.tolist())
 
     def target(self, value: Any) -> torch.Tensor:
-        """Convert a batch of targets to the requested data type.
+        """Convert the targets of a batch to a tensor of the requested data type.
 
         Raises:
             DataError: If integers are requested and the values are not whole numbers.
@@ -238,12 +238,12 @@ class CaseLoader:
 
 
 def plain_targets(targets: dict[str, torch.Tensor]) -> Targets:
-    """Return the only target, or the dictionary if there are several."""
+    """Return the tensor if there is one target key, or the dictionary unchanged if there are several."""
     return next(iter(targets.values())) if len(targets) == 1 else targets
 
 
 def samples_of(item: Item) -> list[Sample]:
-    """Return the samples in a chain's result for one case."""
+    """Return the samples in a chain's result for one case as a list: one, or several if the chain crops patches."""
     return item if isinstance(item, list) else [item]
 
 
