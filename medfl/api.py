@@ -2,6 +2,9 @@
 
 The package `medfl` exports everything here, for example ``medfl.run``. The command line calls the same functions.
 Errors are exceptions (`medfl.errors.MedflError`); no function exits the process.
+
+A federation is a group of sites that train a model together. A data list is a JSON file that assigns the images of an
+array to training, validation and test. A bundle is MONAI's format for a model with its configuration and weights.
 """
 
 from __future__ import annotations
@@ -52,7 +55,9 @@ Plugins = Sequence[PathLike] | Registry
 
 @dataclass(frozen=True)
 class PreparedData(os.PathLike[str]):
-    """Prepared data on disk, pooled or split into sites. Functions accept it in place of a path.
+    """Prepared data on disk, pooled (as `prepare` writes them) or split into sites (as `partition` writes them).
+
+    Functions accept it in place of a path.
 
     Attributes:
         folder: Folder of the data.
@@ -67,7 +72,7 @@ class PreparedData(os.PathLike[str]):
 
     @property
     def counts(self) -> pd.DataFrame:
-        """Table of the numbers of images, with the columns site, split, class and images."""
+        """Table with the number of images of each site, split and class: columns site, split, class, images."""
         import pandas as pd
 
         rows = [
@@ -178,11 +183,12 @@ class Run(RunRecord):
 
     Attributes:
         folder: Path of the run folder.
-        run: Content of ``run.json``.
-        summary: Content of ``summary.json``; None until the run has ended.
-        metrics: Scores and costs of all rounds, with the columns round, site, model, split, moment, metric, value.
-        load_model: Function that returns the model of a site, or the global model for None, of a run on data in memory.
-            None for a run over a bundle, whose models are in the run folder.
+        run: Content of ``run.json``: settings, versions, and origin of data and code.
+        summary: Content of ``summary.json``: status and final scores; None until the run has ended.
+        metrics: Scores and costs of all rounds, with the columns round, site, model, split, moment, metric, value. The
+            moment says when a model was scored: after aggregation or directly after local training.
+        load_model: For a run on data in memory: function of a site's name that returns the site's model, or the global
+            model for None. For a run over a bundle, whose models are in the run folder, the attribute is None.
         kept_alive: Object that has to live as long as the run, such as its temporary folder.
     """
 
@@ -354,8 +360,8 @@ def compare(
         split: ``test`` or ``val``.
 
     Returns:
-        One row for each metric and group of runs, with mean, spread, worst site, difference from the baseline, 95 %
-        confidence interval and p-values. `medfl_report.compare.compare` lists the columns.
+        One row for each metric and group of runs. The main columns are metric, label, method, mean and std (over
+        runs), worst (site), baseline, difference, low and high (95 % confidence interval), effect, and p-values.
 
     Raises:
         SettingsError: If a metric, the baseline or the split is unknown.

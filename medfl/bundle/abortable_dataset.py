@@ -11,11 +11,11 @@ from medfl.types import AugmentingDataset, Dataset, LoadedBatch, SelfScoringData
 
 
 class AbortedError(MedflError):
-    """`MedflAlgo.abort` stopped a training or an evaluation. Nothing of it is stored."""
+    """Error that stops a training or an evaluation after `MedflAlgo.abort` was called. Its results are not stored."""
 
 
 class AbortableDataset:
-    """Data set that counts its batches and raises at the next one after the call was aborted.
+    """Data set that counts its batches, and raises at the next batch after the engine aborted the call.
 
     Args:
         images: Underlying data set.
@@ -24,6 +24,8 @@ class AbortableDataset:
 
     Attributes:
         batches: Number of batches so far.
+        class_labels: Class labels of the underlying data set; None if it has none.
+        targets: Method `targets` of the underlying data set, which returns the targets of rows.
     """
 
     def __init__(self, images: Dataset, is_aborted: Callable[[], bool], site: str) -> None:
@@ -34,7 +36,7 @@ class AbortableDataset:
         return len(self._images)
 
     def batch(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return a batch, as `medfl.types.Dataset.batch` does.
+        """Return the inputs and targets of rows, and count the batch.
 
         Raises:
             AbortedError: If the call was aborted.
@@ -56,7 +58,7 @@ class AbortableDataset:
 
 
 class AbortableVisits(AbortableDataset):
-    """`AbortableDataset` for cases that are transformed at random and differ at each visit.
+    """Abortable data set for cases that are transformed at random and differ at each visit, that is, each load.
 
     Args:
         images: Underlying data set.
@@ -69,7 +71,11 @@ class AbortableVisits(AbortableDataset):
         self._visited = images
 
     def visits(self, batches: Iterable[torch.Tensor], stream: int) -> Iterator[LoadedBatch]:
-        """Yield batches, as `medfl.types.AugmentingDataset.visits` does.
+        """Load batches with new random draws, and yield and count each in turn.
+
+        Args:
+            batches: Rows of each batch.
+            stream: Seed of the random draws.
 
         Raises:
             AbortedError: If the call was aborted.
@@ -79,7 +85,7 @@ class AbortableVisits(AbortableDataset):
             yield loaded
 
     def compute_metrics(self, model: torch.nn.Module, device: str) -> dict[str, float]:
-        """Return the data set's own scores (`medfl.types.SelfScoringDataset`), or {} if it computes none."""
+        """Return scores of a model by name that the underlying data set computes itself, or {} if it computes none."""
         return self._visited.compute_metrics(model, device) if isinstance(self._visited, SelfScoringDataset) else {}
 
 

@@ -1,6 +1,7 @@
 """Adopted bundles: the ids of a stock MONAI bundle that a federation builds, and the folders of the sites.
 
-An adopted bundle is a stock MONAI bundle to which ``medfl adopt`` added a ``federate.json``.
+An adopted bundle is a stock MONAI bundle to which ``medfl adopt`` added a ``federate.json``, the overlay. An id is a
+key of a bundle's configuration; ``optimizer#lr`` is a part of the id ``optimizer``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from medfl.types import NON_SITE_NAMES
 from medfl.utils.text import name_problem
 
 ADOPTED, OVERRIDES = "adopted", "overrides"
-"""Ids of an adopted bundle: the result of its adoption, and the options that its sites apply to the stock bundle."""
+"""Ids of an adopted bundle's ``federate.json``.
+
+`ADOPTED`: result of the adoption. `OVERRIDES`: values that each site sets in the stock configuration.
+"""
 
 OVERLAY_IDS = frozenset(
     {
@@ -52,7 +56,7 @@ OVERLAY_IDS = frozenset(
         "val_fraction",
     }
 )
-"""Top-level ids of an adopted bundle that belong to the run, even if the stock bundle has ids of the same names."""
+"""Top-level ids of the overlay, which belong to the run even if the stock bundle has ids of the same names."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +64,8 @@ class UsedIds:
     """Ids of a stock configuration that a federation builds.
 
     Attributes:
-        ids: Ids that a federation builds, with all of their parts.
-        replaced: Parts of these ids in whose place a run uses other objects.
+        ids: Ids whose objects a federation builds, with all of their parts.
+        replaced: Parts of `ids` that a federation does not build, because a run uses its own objects instead.
     """
 
     ids: frozenset[str]
@@ -94,7 +98,7 @@ class UsedIds:
 
 
 def is_replaced(id_: str, built: Collection[str], replaced: Collection[str]) -> bool:
-    """Return whether a run replaces an id, which is the case if the innermost listed id around it is in `replaced`.
+    """Return whether a run uses its own object in place of an id's: the innermost listed id around it is in `replaced`.
 
     Args:
         id_: Id to look up.

@@ -13,7 +13,7 @@ LIST_BUNDLES = "medfl list bundles"
 
 
 def shipped_bundles() -> dict[str, Path]:
-    """Return the folder of each bundle that comes with medfl, by name."""
+    """Return a mapping from the name of each bundle that comes with medfl to its folder."""
     folder = Path(str(files("medfl") / "bundles")).resolve()
     return {path.name: path for path in sorted(folder.iterdir()) if (path / "configs" / "metadata.json").is_file()}
 

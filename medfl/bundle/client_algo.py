@@ -27,14 +27,16 @@ from medfl.utils.wire import prefixed, select
 logger = logging.getLogger(__name__)
 
 ROUND = "medfl_round"
-"""Key of ``extra`` in `MedflAlgo.train`: number of the round, from 1. By default the site counts rounds itself."""
+"""Key in the argument ``extra`` of `MedflAlgo.train`, for the number of the round, from 1. Without it, the site counts
+rounds itself."""
 
 SPLIT = "medfl_split"
-"""Key of ``extra`` in `MedflAlgo.evaluate`: one of `medfl.data.datalists.SPLITS`; by default ``validation``."""
+"""Key in the argument ``extra`` of `MedflAlgo.evaluate`, for the split to score: ``training``, ``validation`` (the
+default) or ``test``."""
 
 
 class CallError(MedflError):
-    """The engine called methods of `MedflAlgo` in a wrong order. The engine's author can correct that."""
+    """Error if the engine calls methods of `MedflAlgo` in a wrong order. The engine's author can correct that."""
 
 
 class MedflAlgo(ClientAlgo):
@@ -57,7 +59,7 @@ class MedflAlgo(ClientAlgo):
 
     - The only method is ``fedavg``.
     - Updates pass medfl's filters (finite, ``norm_bound``). ``privacy`` and ``compression`` are refused, because they
-      need a privacy ledger on disk and a receiver that decodes.
+      need a privacy ledger on disk (a record of the privacy budget that runs spent) and a receiver that decodes.
     - The engine decides the participants, the mean, the quorum and the number of rounds. Settings about these have no
       effect.
     - With ``norm_sync`` of ``params`` or ``none`` only the shared tensors are exchanged. The site's own tensors are
@@ -237,12 +239,12 @@ class MedflAlgo(ClientAlgo):
 
 @dataclasses.dataclass(frozen=True)
 class TrainingResult:
-    """Result of a training.
+    """Result of a training of one round.
 
     Attributes:
-        after: Shared tensors after the training.
-        update: Shared tensors after the training minus those before, filtered.
-        batches: Number of batches.
+        after: Shared tensors after the training. Shared tensors are those that server and sites exchange.
+        update: Shared tensors after the training minus those before, after medfl's filters.
+        batches: Number of batches in the training.
         images: Number of the site's training images.
     """
 
@@ -254,7 +256,7 @@ class TrainingResult:
 
 @dataclasses.dataclass
 class ClientProgress:
-    """ClientProgress of a site.
+    """Progress of a site between calls of the engine.
 
     Attributes:
         round: Number of the last finished round, 0 before the first.

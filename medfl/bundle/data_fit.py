@@ -13,7 +13,8 @@ from medfl.engine.runs.provenance import bundle_values
 from medfl.errors import DataError
 
 TARGETS_BY_OBJECTIVE = {"Multiclass": "classes", "Binary": "classes", "Segmentation": "masks"}
-"""Maps the objective's class in a bundle's ``train.json`` to the kind of target. Other objectives accept any kind."""
+"""Maps the class name of the objective in a bundle's ``train.json`` to the kind of targets that the bundle learns.
+Other objectives accept any kind."""
 
 
 class DataKind(NamedTuple):
@@ -28,7 +29,7 @@ class DataKind(NamedTuple):
     targets: str
 
     def fits(self, wanted: DataKind) -> bool:
-        """Return whether data of this kind fit a bundle. An unknown entry of `wanted` fits any data."""
+        """Return whether data of this kind fit a bundle of the kind `wanted`. An unknown entry of it fits any data."""
         return wanted.inputs in ("", self.inputs) and wanted.targets in ("", self.targets)
 
     def __str__(self) -> str:

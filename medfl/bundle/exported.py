@@ -1,4 +1,4 @@
-"""Load the model of an exported bundle."""
+"""Load the model of an exported bundle, the copy of a bundle with trained weights that a run writes at its end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from medfl.engine.runs.site_bundles import WEIGHTS
 from medfl.errors import StoreError
 
 CONFIG = Path("configs") / "train.json"
-"""Relative path of the configuration that defines a bundle's network."""
+"""Path, relative to a bundle, of the configuration that defines its network."""
 
 
 def load_exported(bundle: Path) -> nn.Module:

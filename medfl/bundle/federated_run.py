@@ -41,7 +41,7 @@ from medfl.utils.imports import refuse_other_distribution
 logger = logging.getLogger(__name__)
 
 LOCAL = "local"
-"""Name of the backend that runs a federation on this machine. Plugins have further backends."""
+"""Name of the backend that runs a federation on this machine. A backend runs the sites; plugins have further ones."""
 
 
 class FederatedRun:
@@ -82,6 +82,11 @@ class FederatedRun:
     Attributes:
         on_round: Function that is called after each round with its number and rows of metrics; None by default.
         shows_progress: Whether to show the log, the rounds and the scores; True by default.
+        settings: Settings of the run (`medfl.settings.Settings`) that differ from their defaults.
+        execution: Settings of the execution on this machine (`medfl.settings.Execution`), such as the number of
+            workers, that differ from their defaults.
+        tracking: Settings of MONAI's experiment tracking by name; empty if it is off.
+        disabled: Names of plugins not to load.
     """
 
     def __init__(
@@ -143,7 +148,7 @@ class FederatedRun:
         self.settings = values
 
     def run(self) -> None:
-        """Run the federation, write the summary and a bundle for each site, and print the scores.
+        """Run the federation, write the summary and a bundle for each site, and print the scores. See `simulate`.
 
         Raises:
             MedflError: If settings, data, method or run folder are not valid. Under MONAI's own command the process
@@ -158,7 +163,7 @@ class FederatedRun:
                 show_scores(result.summary, self.task.metrics, self.output_dir)
 
     def simulate(self) -> SimulationResult:
-        """Run the federation, write its bundles, and let plugins observe it, for example to write the report.
+        """Run the federation, write the bundles of the sites, and notify plugins, for example to write the report.
 
         Returns:
             Result of the run.

@@ -16,10 +16,11 @@ from medfl.errors import SettingsError, own_error
 from medfl.types import Meta
 
 T = TypeVar("T")
+"""Type of the object that MONAI builds."""
 
 
 def unwrap_errors(build: Callable[[], T]) -> T:
-    """Return the result of a call. If MONAI wraps an error of medfl in its own error, raise the error of medfl.
+    """Return the result of a call. If MONAI wraps medfl's error in a RuntimeError, raise medfl's error instead.
 
     Args:
         build: Call that lets MONAI build components.

@@ -1,4 +1,8 @@
-"""A single site opened from a bundle without a run, and the check of the weights that a server sends to it."""
+"""A single site opened from a bundle without a run, and the check of the weights that a server sends to it.
+
+An opened site has read its bundle and data, so that another federated engine can train it through MONAI's client
+interface.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +39,7 @@ METHOD = "fedavg"
 differences."""
 
 EXACT = 2**53
-"""Largest integer up to which float64 represents all integers exactly."""
+"""Largest count that may arrive as floating point: float64 represents all integers up to it exactly."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,8 +52,9 @@ class OpenedSite:
         task: Task of the bundle, on the site's device.
         settings: Settings of a run.
         data: Data of the site.
-        filters: Filters through which updates leave the site.
-        start: Initial values of the shared tensors. Received weights must have the same names, shapes and types.
+        filters: Checks and changes that each update passes before it leaves the site, such as a bound of its norm.
+        start: Initial values of the tensors that server and site exchange. Received weights must have the same names,
+            shapes and types.
     """
 
     name: str
@@ -61,7 +66,7 @@ class OpenedSite:
     start: Tensors
 
     def view(self, round_: int, state: State, train: Dataset) -> Site:
-        """Return the site as the method sees it in a round.
+        """Return the participant object through which the method sees the site in a round.
 
         Args:
             round_: Number of the round, from 1.

@@ -1,6 +1,8 @@
 """Check a bundle's configuration before anything in it is built: refuse unknown options and missing ids.
 
-MONAI itself ignores an unknown option, such as a mistyped ``--optimizer#lrr``, and stops at the first missing id.
+MONAI itself ignores an unknown option, such as a mistyped ``--optimizer#lrr``, and stops at the first missing id. An id
+is a key of a configuration. An adopted bundle is a stock MONAI bundle to which ``medfl adopt`` added a
+``federate.json``.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ MONAI_OPTIONS = (
     "run_id",
     "final_id",
 )
-"""Options of MONAI's own command, and the two folders, which apply to every site of an adopted bundle."""
+"""Options that MONAI's own command interprets itself or that every site of an adopted bundle receives, so that they are
+not lost."""
 
 FEDERATION = {
     "loss": "loss function that a site minimises, of outputs and targets",
@@ -55,7 +58,7 @@ FEDERATION = {
     "settings": "settings that differ from the defaults of medfl.settings, by name; {} if none does",
     "federation": "medfl.bundle.federated_run.FederatedRun, as in medfl's federate.json",
 }
-"""Maps each id that a federation needs beside MONAI's own properties to its description."""
+"""Maps each id that a federation needs, besides the ids that MONAI requires, to its description."""
 
 
 def check_options(parser: ConfigParser, options: Meta, elsewhere: Collection[str] = ()) -> None:

@@ -1,4 +1,4 @@
-"""Writer of the file of predictions of a bundle's ``inference.json``, with decisions, thresholds and units."""
+"""Write the predictions that a bundle's ``inference.json`` computes to a CSV file, with decisions and units."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from medfl.utils.files import write_atomic
 class PredictionSaver:
     """Ignite handler that writes a row for each case: its name, the decision, and the predicted numbers.
 
-    The columns are ``case`` and the columns of `Objective.prediction_columns`.
+    The columns are ``case``, and then columns that depend on the objective: the decision, such as the name of a class,
+    and the predicted numbers, such as probabilities (`Objective.prediction_columns`).
 
     Args:
         output_dir: Folder of the file.
         objective: Objective of the task.
         names: Names of the classes, or of the outputs for an objective without classes. If empty, numbers are used.
         filename: Name of the file; an earlier file is replaced.
-        batch_transform: Takes a batch and returns the metadata of its images, as MONAI's `ClassificationSaver` does.
-        output_transform: Takes the engine's output and returns the predictions of the batch.
+        batch_transform: Function of a batch that returns the metadata of its images, with ``filename_or_obj``.
+        output_transform: Function of the engine's output that returns the predictions of the batch.
     """
 
     def __init__(

@@ -12,7 +12,7 @@ from medfl.types import Meta
 logger = logging.getLogger(__name__)
 
 STOCK_HANDLERS = frozenset({"ValidationHandler", "StatsHandler", "CheckpointSaver", "MLFlowHandler"})
-"""Names of MONAI's handlers for which a federation has a replacement, so that no warning is needed."""
+"""Class names of MONAI's handlers for which a federation has a replacement, so that no warning is needed."""
 
 
 TRACKING_IDS = ("tracking_uri", "experiment_name", "run_name")

@@ -45,7 +45,7 @@ PAYLOAD_KIND_MEANINGS = {
 """Maps each kind of payload to its meaning, for a reader who decides whether the data may leave a site."""
 
 VISIBILITY_NOTES = {"public": "", "private": " (not sent in a run with a privacy setting)", "needed": ""}
-"""Maps each visibility of a metadata field to the note behind the field's type."""
+"""Maps each visibility of a metadata field to a note about it, which follows the field's type on the page."""
 
 WEIGHTING_SENTENCES = {
     "size": "by default by the sites' numbers of training images; equal in a run with a privacy setting",
@@ -65,7 +65,7 @@ ALWAYS_SENT = (
 TESTED_LIMIT_CASES = (
     "The conformance suite runs both methods of each of these cases and compares all models bit by bit:"
 )
-"""Sentence above the list of limit cases that the class declares in `reduces_to`."""
+"""Sentence above the list of limit cases of a method. A limit case is settings with which the method equals another."""
 
 
 @dataclass

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 EXAMPLE = re.compile(r"\n\s*\n\s*Example:\s+(?P<line>medfl .*)\Z", re.DOTALL)
-"""Last paragraph of a docstring. The command may be wrapped between any two words."""
+"""Pattern of the last paragraph of a docstring with an example. The command may be wrapped between any two words."""
 
 
 def example_in(text: str) -> str:

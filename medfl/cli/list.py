@@ -29,7 +29,12 @@ MAX_WIDTH = 120
 
 
 class ListedKind(StrEnum):
-    """Kind of entries that can be listed."""
+    """Kind of entries that can be listed; the value is the word that the user types.
+
+    ``objectives`` are training goals, such as segmentation. ``adversaries`` are poisoning attacks for simulations.
+    ``sections`` are the sections of the report. ``bundles`` are the bundles that come with medfl. The other names say
+    what they list.
+    """
 
     methods = "methods"
     networks = "networks"
@@ -66,7 +71,8 @@ UNMET_NEEDS: dict[TaskKind, frozenset[str]] = {
 }
 """Maps each kind of task to the needs of methods (`medfl.contract.Need`) that no such task meets.
 
-They are written down here because the objectives themselves import torch. ``binary`` is meant with one logit, the
+A need is a condition of a method on its task, such as class labels. The table does not import the objectives, because
+they import torch. ``binary`` is meant with one logit, the
 default. A segmentation network has no linear layer as its head."""
 
 
@@ -212,7 +218,7 @@ def dataset_table(registry: Registry) -> Table:
 
 
 def adversary_table(registry: Registry) -> Table:
-    """Return a table of the poisoning attacks, those on data first, with their papers."""
+    """Return a table of the poisoning attacks, attacks on data first, with summary and paper."""
     table = _table("Poisoning attacks, for the setting 'adversaries' of simulations", "name", "changes", "summary")
     for record in sorted(registry.adversaries.values(), key=lambda record: (record.on, record.name)):
         table.add_row(record.name, record.on, "\n".join(filter(None, [record.summary, record.paper])))

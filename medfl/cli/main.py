@@ -131,13 +131,13 @@ class Commands(typer.core.TyperGroup):
                 self._add(record, partial(registry.command, record.name))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return the command of a name, or None."""
+        """Return the command of a name, or None if there is none. Load the plugins if the core has no such command."""
         if cmd_name not in self.records:
             self._load_plugins()
         return super().get_command(ctx, cmd_name)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of all commands."""
+        """Return the names of all commands, including commands of plugins."""
         self._load_plugins()
         return super().list_commands(ctx)
 
@@ -149,7 +149,7 @@ class Commands(typer.core.TyperGroup):
         return {title: records for title, records in listed.items() if records}
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the commands section by section, with the summaries in one column."""
+        """Write the list of commands for the help, section by section, with the summaries in one column."""
         sections = self.by_section()
         width = max(map(len, self.records))
         for title, records in sections.items():
@@ -179,6 +179,7 @@ def all_commands() -> dict[str, CommandRecord]:
 
 
 app = typer.Typer(cls=Commands, add_completion=False, rich_markup_mode=None, invoke_without_command=True)
+"""The command line ``medfl`` with all of its commands."""
 
 
 def import_target(target: str) -> Any:

@@ -10,7 +10,7 @@ import typer
 from medfl.cli.new_method import check_name, render, write
 
 SHARED_TEMPLATES = ("dataset_class", "dataset_read", "dataset_release")
-"""Templates that a single file and a folder share."""
+"""Names of the templates that the file of a single-file plugin and the files of a folder both include."""
 
 
 def command(

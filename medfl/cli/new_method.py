@@ -19,7 +19,7 @@ from medfl.errors import PluginError, SettingsError
 from medfl.version import DISTRIBUTION
 
 SHARED_TEMPLATES = ("imports", "class")
-"""Templates that a single file and a package share."""
+"""Names of the templates that the file of a single-file plugin and the files of a package both include."""
 
 
 def command(

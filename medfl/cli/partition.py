@@ -23,7 +23,8 @@ DEFAULT_SITES = 20
 """Number of sites if neither a number nor a column of sites is given."""
 
 MAX_SITES = 40
-"""Largest number of sites in the printed table. The figure and the cards show all sites."""
+"""Largest number of sites in the printed table. The figure and the site cards, JSON files next to the data lists, show
+all sites."""
 
 CHOICES_BY_DETAIL = {
     "test_fraction": ("test", ("fraction", "class_balanced")),
@@ -34,10 +35,14 @@ CHOICES_BY_DETAIL = {
     "allow_leaks": ("global_test", ("official",)),
     "public_test_fraction": ("public", ("validation",)),
 }
-"""Maps each detail of a policy to the policy's option and the choices of it that use the detail."""
+"""Maps each option that refines a policy to the policy's option, and to the values of that option that need it.
+
+A policy is the rule for a test set or for public data: ``test``, ``global_test`` or ``public``.
+"""
 
 CASE_LIST_OPTIONS = {"pool", "out", "scheme", "sites", "seed", "column", "alpha", "min_size", "k", "share", "option"}
-"""Options that apply to a list of cases. Sites of an adopted bundle choose test and validation cases themselves."""
+"""Options that apply if a bundle's own list of cases is split. The other options choose test and validation cases,
+which the sites of an adopted bundle (a stock MONAI bundle with an added ``federate.json``) choose themselves."""
 
 
 def command(

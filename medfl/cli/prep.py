@@ -42,7 +42,7 @@ SkipUnreadable = Annotated[
 
 
 class DatasetCommands(typer.core.TyperGroup):
-    """Subcommands for the data sets of all plugins. The code of a data set is imported when its command is used."""
+    """Group of one subcommand for each data set of the plugins. Using a subcommand imports the data set's code."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all data sets in the order of the help."""
@@ -91,6 +91,7 @@ class _LazyDatasetCommand(typer.core.TyperCommand):
 
 
 app = typer.Typer(cls=DatasetCommands, add_completion=False, no_args_is_help=True, rich_markup_mode=None)
+"""The command ``medfl prep`` with one subcommand for each data set."""
 
 
 @app.callback()

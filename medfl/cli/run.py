@@ -37,7 +37,7 @@ a setting as `--settings#fraction 0.1`, and a setting for which the configuratio
 `batch_size`, `balance`, `device`) as `--rounds 5`. In a run between machines, the server decides the settings marked
 *remote*; each participant decides the others for itself.
 """
-"""Text above the list of settings."""
+"""Text above the list of settings, on the page ``docs/settings.md`` and in ``medfl run --help-settings``."""
 
 
 def settings_page() -> str:
@@ -69,6 +69,7 @@ def _print_settings(is_requested: bool) -> None:
 
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
+"""The command ``medfl run``."""
 
 
 @app.command(cls=RunCommand, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

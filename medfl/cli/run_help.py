@@ -43,7 +43,7 @@ SHARED_IDS = {
     "given_by": "Note in run.json about who chose the settings.",
     "save_execute_config": "Whether MONAI's tracking writes the executed configuration to a file.",
 }
-"""Maps each id that the configurations of all shipped bundles have to its description."""
+"""Description of each id that all shipped bundles have in their configurations, by id."""
 
 OTHER_OPTIONS = {
     "tracking": ("MONAI's experiment tracking: 'mlflow', or a file with settings.", "None"),
@@ -127,7 +127,7 @@ NO_OPTIONS = frozenset(
 """Ids that the help leaves out: code and objects of the configuration, and ids that a separate option sets."""
 
 REFERENCE = re.compile(r"@(\w+)")
-"""Reference in a configuration to a top-level id or to a part of one."""
+"""Pattern of a reference, such as ``@optimizer``, to a top-level id of a configuration or to a part of one."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class OptionHelp:
     Attributes:
         name: Setting or id that the option sets, such as ``optimizer#lr``.
         text: Description in one sentence; may be empty.
-        default: Default as users type it, or None if it depends on the bundle and the command line names none.
+        default: Default as users type it; None if the default depends on the bundle and the user named no bundle.
         choices: Allowed values, or "" if there is no fixed list.
     """
 

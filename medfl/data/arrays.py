@@ -21,16 +21,18 @@ from medfl.errors import DataError
 from medfl.utils.files import sha256_of
 
 FEATURE_MEAN, FEATURE_STD = "feature_mean", "feature_std"
-"""Keys of a data list of vectors: mean and standard deviation of each feature over the training rows of all sites."""
+"""Keys of a data list of vectors (rows of a table), for statistics of each feature over the training rows of all sites.
+`FEATURE_MEAN`: the mean; `FEATURE_STD`: the standard deviation."""
 
 FEATURES = "features"
 """Key of a data list of vectors: names of the features, in column order."""
 
 MAX_RESIDENT_BYTES = 2 << 30
-"""Size limit of a split in memory. A larger split stays in its file and is read batch by batch."""
+"""Largest size, in bytes, of a split that is kept in memory. A larger split stays in its file and is read batch by
+batch."""
 
 CHUNK_BYTES = 16 << 20
-"""Size of the pixel chunks in which large arrays are checked."""
+"""Size, in bytes, of the pixel chunks in which large arrays are checked."""
 
 _CHANNEL_COUNTS = (1, 3)
 _DTYPES = (np.uint8, np.uint16, np.float16, np.float32, np.float64)
@@ -65,7 +67,8 @@ def channels_of(shape: Sequence[int]) -> int | None:
     """Return the number of channels if the last axis is the channel axis, otherwise None.
 
     A shape (N, H, W, C) with C of 1 or 3 means 2-D images with channels. (N, H, W) and (N, D, H, W) mean images and
-    volumes of one channel. (N, D, H, W, C) means volumes with channels. (N, F) means vectors, which have no channels.
+    volumes of one channel. (N, D, H, W, C) means volumes with channels. (N, F) means vectors, which have no channels. N
+    is the number of cases, C of channels, F of features; D, H and W are depth, height and width.
 
     Args:
         shape: Shape of the whole array, (N, ...).
@@ -102,10 +105,10 @@ class ArrayRows:
         return len(self._index)
 
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return a new tensor (B, ...) with the rows at the given positions.
+        """Return a new tensor (B, ...) with the B rows at the given positions.
 
         Args:
-            rows: Positions in the selection, each in [0, n), shape (B,).
+            rows: Positions in `index`, each in [0, n), shape (B,).
         """
         if self._block is not None:
             return self._block.index_select(0, rows)
@@ -129,7 +132,7 @@ class ArrayMasks(ArrayRows):
         """Return a new tensor (B, *shape) with the masks at the given positions.
 
         Args:
-            rows: Positions in the selection, each in [0, n), shape (B,).
+            rows: Positions in `index`, each in [0, n), shape (B,).
         """
         return super().gather(rows).reshape(len(rows), *self._shape)
 
@@ -150,6 +153,10 @@ class ArrayDataset:
         std: Standard deviation to divide by; one number, or one for each channel, > 0.
         patients: Patient number of each row, shared by images of one patient; None if no two images share a patient.
         target_type: Data type of the targets in a batch.
+
+    Attributes:
+        class_labels: Class label of each row of the split, shape (n,); None if the targets are no class labels.
+        patients: Patient number of each row, shape (n,), int64; None if no two images share a patient.
 
     Raises:
         DataError: If shapes, image type, or mean and std do not fit together, a row is outside the array, or a pixel is

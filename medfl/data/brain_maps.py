@@ -1,4 +1,9 @@
-"""Load brain maps for inference, read exactly as ``medfl prep abide`` reads them for training."""
+"""Load brain maps for inference, read exactly as ``medfl prep abide`` reads them for training.
+
+A brain map is a volume with one number for each voxel, computed from a functional MRI scan. A derivative is the name of
+the quantity that a map contains, such as ``reho``. The maps of one subject are the channels of one image, all resampled
+to one common grid, a cube in MNI152 space.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +36,7 @@ class BrainMaps:
         std: Normalisation standard deviation, as in training.
 
     Attributes:
-        subjects: Maps each derivative to its file, for each subject.
+        subjects: One dictionary for each subject, with the path of the map file by derivative.
 
     Raises:
         DataError: If there is no map, or a subject lacks a derivative.
@@ -133,11 +138,11 @@ def load_maps(
 
 
 def map_names(dataset_dir: str | Path, otherwise: Sequence[str]) -> list[str]:
-    """Return the derivative of each channel of a partitioned data set.
+    """Return the derivative that each image channel of a partitioned data set contains, in channel order.
 
     Args:
         dataset_dir: Partitioned data set: contains one folder for each site.
-        otherwise: Names to return if the data list has no channel names or can't be read.
+        otherwise: Derivatives to return if the data list has no channel names or can't be read.
     """
     try:
         site = Path(dataset_dir) / site_names(Path(dataset_dir))[0]

@@ -46,11 +46,11 @@ class Cohort:
         return next(iter(self.sites.values()))
 
     def digests(self) -> dict[str, str]:
-        """Return a mapping from each data set's name to its SHA-256 digest."""
+        """Return a mapping from the name of each data set to the SHA-256 digest of its content."""
         return {part.name: part.digest for part in self.parts}
 
     def digest(self) -> str:
-        """Return one SHA-256 digest of all data sets."""
+        """Return one SHA-256 digest over the content of all data sets."""
         return hashlib.sha256(repr(sorted(self.digests().items())).encode()).hexdigest()
 
 

@@ -52,7 +52,7 @@ MAX_CLASSES = 10_000
 """Upper limit of ``num_classes``. A larger value is treated as a mistake: a network has one output for each class."""
 
 INTENT_KEY: Final = "presentation_intent"
-"""Record key of a DICOM image's presentation intent, see `medfl.data.readers.dicom_intent`."""
+"""Record key of a DICOM image's presentation intent: whether its pixels are for processing or for display."""
 
 
 @dataclass
@@ -62,17 +62,17 @@ class Datalist:
     Attributes:
         name: Name of the data set.
         image_array: Path of the array file, relative to the folder of the list.
-        num_classes: Number of classes, 2 to `MAX_CLASSES`; with an objective that has no class labels, the number of
-            its strata.
+        num_classes: Number of classes, 2 to `MAX_CLASSES`. With an objective that has no class labels: number of its
+            strata, which are groups of similar cases, such as censored and uncensored ones.
         labels: Maps each class number, as a string, to the class name.
         modality: Imaging modality.
         licence: Terms of use.
-        splits: Maps each split to its records; a split that is missing in the file is empty.
+        splits: Maps each split to its records, one for each image; a split that is missing in the file is empty.
         extra: Other keys of the file, such as `medfl.data.targets.STRUCTURES_KEY`, with their values.
-        objective: Settings of the objective, as `Objective.facts` returns them; None for a classification into
-            `num_classes` classes.
+        objective: Name and settings of the objective, for example ``{"name": "segmentation", "channels": 2}``; None for
+            a classification into `num_classes` classes.
         mask_array: Path of the mask array, relative to the folder of the list; empty without masks.
-        exclusions: Counts of images that were left out when the data set was prepared, with reasons.
+        exclusions: Reasons for which images were left out when the data set was prepared, with numbers of images.
         warnings: Warnings about the data set, one sentence each, collected during preparation.
     """
 
@@ -166,7 +166,7 @@ class Datalist:
 
 
 def make_records(rows: Sequence[int] | np.ndarray, labels: Sequence[int] | np.ndarray, prefix: str) -> list[CaseRecord]:
-    """Return records of images whose subjects are unknown: each image gets its own subject identifier.
+    """Return records of images whose subjects (patients) are unknown: each image gets its own subject identifier.
 
     Args:
         rows: Array rows of the images.
@@ -180,7 +180,7 @@ def make_records(rows: Sequence[int] | np.ndarray, labels: Sequence[int] | np.nd
 
 
 def subjects_of(records: Sequence[Mapping[str, object]]) -> list[str | None]:
-    """Return the subject identifier of each record; None if it is unknown."""
+    """Return the identifier of the subject (patient) of each record; None if it is unknown."""
     return [entry_text(record, "subject_id") for record in records]
 
 

@@ -15,7 +15,7 @@ from medfl.errors import DataError
 from medfl.records.partition import Partition
 
 MARKER_FILES = (DATALIST_FILE, Partition.NAME)
-"""Files that mark a folder as written by medfl, so that ``--force`` may replace it."""
+"""File names that show that medfl wrote a folder: if a folder contains one of them, ``--force`` may replace it."""
 
 
 _DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -67,7 +67,7 @@ def check_output_folder(out: Path, force: bool, inputs: Sequence[Path] = ()) -> 
 
 @contextlib.contextmanager
 def atomic_folder(out: Path, force: bool = False) -> Iterator[Path]:
-    """Provide a temporary folder that is renamed to `out` when the block ends without an error.
+    """Provide a temporary folder for writing. It is renamed to `out` when the ``with`` block ends without an error.
 
     Args:
         out: Folder to write.

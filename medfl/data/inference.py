@@ -19,7 +19,7 @@ from medfl.errors import DataError
 from medfl.objectives import Objective
 
 ImageFunction = Callable[[Path, tuple[int, ...], int], np.ndarray]
-"""Function that reads an image file; arguments as in `medfl.data.readers.images.read_image`: path, size, channels."""
+"""Function of a path, a size and a number of channels that returns the resized pixels of an image file."""
 
 
 class ImageFiles:
@@ -90,7 +90,7 @@ def _is_image(path: Path) -> bool:
 
 
 class TableRows:
-    """Rows of a table of numbers, without targets. A row is identified by its row number in the file, see `CsvTable`.
+    """Rows of a table of numbers, without targets. A row's name is its row number in the file, as spreadsheets show it.
 
     Args:
         path: Table as `medfl.data.table.read_table` accepts it.
@@ -164,7 +164,7 @@ def _parse_number(cell: str) -> float:
 
 
 class SiteImages:
-    """Test images (or vectors) of a site's data list, identified by their position in the split.
+    """Test images or table rows of a site's data list. The name of a case is its position in the test split.
 
     Args:
         folder: Folder of the site.

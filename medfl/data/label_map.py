@@ -22,7 +22,7 @@ def class_names(datalist: Datalist) -> list[str]:
 
 
 def choose_label_map(public: Datalist, classes: Sequence[str], label_map: LabelMap | None, where: str) -> LabelMap:
-    """Return the label map for public data: the given one, or a map of equal class names.
+    """Return the label map for public data: the given one after checking it, or one that matches equal class names.
 
     Args:
         public: Data list of the public data.
@@ -93,7 +93,7 @@ def relabel_datalist(public: Datalist, classes: Sequence[str], chosen: LabelMap,
     Args:
         public: Data list of the public data.
         classes: Class names of the sites, in label order from 0.
-        chosen: Label map from `choose_label_map`.
+        chosen: Label map, as `choose_label_map` returns it.
         where: Name of the data, for messages.
 
     Raises:

@@ -24,7 +24,7 @@ LEAK_KINDS: tuple[LeakKind, ...] = ("subjects", "pixels")
 """All kinds of leaks, in the order of reports."""
 
 CHUNK_BYTES = 16 << 20
-"""Size of the pixel chunks that are hashed at a time."""
+"""Size, in bytes, of the pixel chunks that are hashed at a time."""
 
 MAX_PAIRS_LISTED = 8
 """Maximum number of pairs of places that a message lists for each kind of leak."""

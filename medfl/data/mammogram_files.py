@@ -1,6 +1,7 @@
 """Load mammograms for inference, read exactly as ``medfl prep`` read them for training.
 
-The data list stores the reading options, see `medfl.data.readers.mammogram_image`. Data sets without these options,
+The data list stores the reading options: ``crop_breast``, ``align`` and ``voi`` (see
+`medfl.data.readers.mammogram_image`). Data sets without these options,
 for example MedMNIST, are read by `medfl.data.readers.images`.
 """
 
@@ -34,8 +35,8 @@ def load_mammograms(
 
     Args:
         dataset_dir: Folder of image files, or a site's folder, whose test images are then used.
-        reading: Reading options used for training, with keys of `medfl.data.readers.mammogram_image.READING`. None
-            reads the files with `medfl.data.readers.images`.
+        reading: Reading options used for training, with the keys ``crop_breast``, ``align`` and ``voi``. None reads the
+            files as ordinary images.
         size: Spatial input size of the network; one number applies to all edges.
         spatial_dims: 2 for images, 3 for volumes.
         in_channels: Number of input channels of the network.
@@ -60,8 +61,7 @@ def reading_options(dataset_dir: str | Path, otherwise: Mapping[str, bool] | Non
         otherwise: Options to return if the data can't be read.
 
     Returns:
-        A value for each key of `medfl.data.readers.mammogram_image.READING`; None if the data list has no reading
-        options.
+        True or False for each of ``crop_breast``, ``align`` and ``voi``; None if the data list has no reading options.
 
     Raises:
         SettingsError: If an option in the data list is unknown.

@@ -13,6 +13,7 @@ from medfl.objectives import Objective
 from medfl.types import Dataset
 
 T = TypeVar("T")
+"""Result of a function that is called for each part of a concatenation."""
 
 
 class PooledDataset:
@@ -20,6 +21,10 @@ class PooledDataset:
 
     Args:
         parts: Data sets to concatenate, at least one.
+
+    Attributes:
+        class_labels: Class label of each case, shape (n,); None if any part has no class labels.
+        patients: Patient number of each case, shape (n,); None if no part has any.
     """
 
     def __init__(self, parts: list[Dataset]) -> None:
@@ -108,7 +113,7 @@ def all_targets(data: Dataset) -> torch.Tensor:
 
 
 def countable_targets(data: Dataset, objective: Objective) -> torch.Tensor:
-    """Return the targets of all cases, (n, ...), for `Objective.counts` and `Objective.can_train_on`.
+    """Return the targets of all cases, (n, ...), for an objective that counts targets before a run.
 
     Masks are large, may differ in shape and are never counted. For objectives with masks the result is empty, (n, 0).
     """
@@ -148,7 +153,11 @@ def concatenate_patients(parts: Sequence[torch.Tensor | None], sizes: Sequence[i
 
 
 class EmptyDataset:
-    """Data set without cases."""
+    """Data set without cases.
+
+    Attributes:
+        class_labels: Empty tensor, shape (0,), int64.
+    """
 
     def __init__(self) -> None:
         self.class_labels: torch.Tensor | None = torch.empty(0, dtype=torch.int64)
@@ -171,6 +180,10 @@ class TensorData:
     Args:
         images: Inputs, shape (n, ...), float32: images, features of images, or rows of a table.
         targets: Targets, shape (n, ...); integers of shape (n,) are class labels.
+
+    Attributes:
+        images: Inputs, as given.
+        class_labels: Class label of each row, shape (n,); None if the targets are no class labels.
     """
 
     def __init__(self, images: torch.Tensor, targets: torch.Tensor) -> None:

@@ -1,4 +1,7 @@
-"""Draw rows of a shared set of images for a training epoch, and choose the images that a site shares."""
+"""Draw rows of a shared set of images for a training epoch, and choose the images that a site shares.
+
+A shared set contains images, or data derived from images, that each site contributed and all sites train on.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ def balanced_rows(labels: torch.Tensor, count: int, generator: torch.Generator) 
     class with too few images contributes each image k or k + 1 times.
 
     Args:
-        labels: Labels of the shared set, shape (N,).
+        labels: Labels of the N images of the shared set, shape (N,).
         count: Number of rows to draw, >= 0.
         generator: Source of randomness for the rows and their order.
 
@@ -58,12 +61,12 @@ def balanced_rows(labels: torch.Tensor, count: int, generator: torch.Generator) 
 
 
 def stratified_share(labels: torch.Tensor, fraction: float, generator: torch.Generator) -> torch.Tensor:
-    """Choose a fraction of the images of each class: ceil(fraction n_c) of its n_c images.
+    """Choose a fraction of the images of each class: of a class with n images, ceil(fraction * n).
 
     Each class therefore contributes at least one image if `fraction` > 0.
 
     Args:
-        labels: Labels of a site's images, shape (N,).
+        labels: Labels of a site's N images, shape (N,).
         fraction: Fraction to choose, in [0, 1]; 0 chooses nothing, 1 all images.
         generator: Source of randomness.
 

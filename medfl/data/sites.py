@@ -36,8 +36,8 @@ from medfl.types import GLOBAL, METADATA_KEYS, NON_SITE_NAMES, Dataset, PathLike
 from medfl.utils.text import inert_name, name_problem
 
 PATIENT_COLUMN = "patient"
-"""Column of a prediction file next to `METADATA_KEYS`: a number that images of one patient share
-(`patient_numbers`)."""
+"""Name of the column of a prediction file that contains patient numbers (`medfl.data.datalists.patient_numbers`).
+Images of one patient share a number, which does not reveal who the patient is."""
 
 
 @dataclass
@@ -57,8 +57,8 @@ class SiteData:
         modality: Imaging modality.
         names: Names of the network outputs if cases have no class label: structures, findings or predicted numbers.
             Empty if the data list has no names.
-        test_metadata: Maps each key of `METADATA_KEYS` to the entries of the test images in the data list; None where
-            an entry is unknown.
+        test_metadata: Maps each key of `medfl.types.METADATA_KEYS` to one entry for each test image, from the data
+            list; None where an entry is unknown.
         files: Maps the data list and each array file to its SHA-256.
     """
 

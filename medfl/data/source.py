@@ -40,7 +40,20 @@ class DataSource(Protocol):
         public: str | None = None,
         label_map: LabelMap | None = None,
     ) -> Cohort:
-        """Load all data of a run; arguments and errors as in `medfl.data.cohort.load_cohort`."""
+        """Load all data of a run: the sites, the server's test set and public data.
+
+        Args:
+            folder: Folder with one folder for each site.
+            execution: Execution settings of this machine; ``open_test`` says whether test images are loaded.
+            sites: Names of the sites to load; None loads all.
+            public: Folder of the public data, relative to `folder`; None if there are no public data.
+            label_map: Maps each class name of the public data to a class name of the sites, or to None to leave its
+                images out. Without it, classes with equal names are matched.
+
+        Raises:
+            DataError: If data are missing, do not fit the task, or differ in their form.
+            SettingsError: If `label_map` is not valid.
+        """
         ...
 
     def site(self, folder: Path, execution: Execution) -> SiteData:
@@ -56,7 +69,12 @@ class DataSource(Protocol):
         ...
 
     def shared_test(self, folder: Path, execution: Execution) -> SiteData | None:
-        """Load the server's test set; return None if there is none."""
+        """Load the server's test set; return None if there is none, or if test images may not be loaded.
+
+        Args:
+            folder: Folder with one folder for each site.
+            execution: Execution settings of this machine; ``open_test`` says whether test images are loaded.
+        """
         ...
 
     def check_leaks(
@@ -67,7 +85,21 @@ class DataSource(Protocol):
         allow: Sequence[str] = (),
         open_test: bool = True,
     ) -> list[str]:
-        """Raise if two places share patients or images; arguments and errors as in `medfl.data.leaks.check_leaks`."""
+        """Raise if two places share patients or images. A place is a split of a site, of the server or of public data.
+
+        Args:
+            folder: Folder with one folder for each site.
+            names: Names of the sites.
+            public: Folder name of the public data; None if there are none.
+            allow: Kinds of leaks that are allowed: ``subjects``, ``pixels``.
+            open_test: Whether test images are compared too.
+
+        Returns:
+            A sentence for each allowed leak, for the report.
+
+        Raises:
+            DataError: If there is a leak that is not allowed.
+        """
         ...
 
 
@@ -79,7 +111,7 @@ class ArraySource:
         objective: Training objective of the task.
         mean: Mean to subtract from images in [0, 1]; one number, or one for each channel.
         std: Standard deviation to divide by after that; one number, or one for each channel, > 0.
-        weights: Always None: the bundles are medfl's.
+        weights: Always None, because bundles for such data lists are written for medfl.
     """
 
     objective: Objective
@@ -95,7 +127,7 @@ class ArraySource:
         public: str | None = None,
         label_map: LabelMap | None = None,
     ) -> Cohort:
-        """Load all data of a run, as `DataSource.cohort`."""
+        """Load all data of a run: the sites, the server's test set and public data. See `DataSource.cohort`."""
         return load_cohort(
             folder,
             self.objective,
@@ -108,11 +140,11 @@ class ArraySource:
         )
 
     def site(self, folder: Path, execution: Execution) -> SiteData:
-        """Load the data of one site, as `DataSource.site`."""
+        """Load the data of one site from its folder. See `DataSource.site`."""
         return load_site(folder, self.objective, self.mean, self.std, execution.open_test)
 
     def shared_test(self, folder: Path, execution: Execution) -> SiteData | None:
-        """Load the server's test set, as `DataSource.shared_test`."""
+        """Load the server's test set; return None if there is none. See `DataSource.shared_test`."""
         return load_global(folder, self.objective, self.mean, self.std) if execution.open_test else None
 
     def check_leaks(
@@ -123,5 +155,5 @@ class ArraySource:
         allow: Sequence[str] = (),
         open_test: bool = True,
     ) -> list[str]:
-        """Raise if two places share patients or images, as `DataSource.check_leaks`."""
+        """Raise if two splits of the data share patients or images. See `DataSource.check_leaks`."""
         return check_leaks(folder, names, public, allow, open_test)

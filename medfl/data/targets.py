@@ -1,4 +1,4 @@
-"""Read and check the training targets in the records of a data list."""
+"""Read and check the training targets in the records of a data list. A record is the entry of one case."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ The value is a number or a list of numbers; null marks a missing number.
 
 
 STRUCTURES_KEY = "structures"
-"""Data list key of the names of the segmented structures, in mask label order from 0."""
+"""Data list key of the names of the segmented structures, ordered by their numbers in masks, from 0."""
 
 TARGET_NAMES_KEY = "target_names"
 """Data list key of the names of the findings or predicted numbers, in the order of a record's target."""
 
 MASK_STRUCTURES_KEY: Final = "in_mask"
-"""Record key of the structure numbers that occur in the case's mask; readers of the list need not open the mask."""
+"""Record key of the numbers of the structures that occur in the case's mask, so that the mask need not be opened."""
 
 
 def record_targets(records: Sequence[CaseRecord], objective: Objective, place: str) -> torch.Tensor:

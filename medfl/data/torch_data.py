@@ -29,6 +29,9 @@ class TorchData:
     Args:
         data: Data set to adapt. Inputs and targets are numbers, arrays or tensors; all inputs have one shape, and all
             targets have one shape.
+
+    Attributes:
+        class_labels: Class label of each row, shape (n,); None if the targets are no class labels.
     """
 
     def __init__(self, data: PairDataset) -> None:

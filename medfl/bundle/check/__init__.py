@@ -21,7 +21,7 @@ from medfl.types import PathLike
 __all__ = ["BundleReport", "CodeEntry", "FileNote", "check_bundle"]
 
 METADATA = "configs/metadata.json"
-"""Relative path of a bundle's metadata."""
+"""Path of the metadata file, relative to the bundle."""
 
 
 def check_bundle(root: PathLike) -> BundleReport:

@@ -17,7 +17,7 @@ CODE = {
     ".sh": "a shell script",
     ".ipynb": "a notebook with code",
 }
-"""Maps each suffix of a file with code to a description."""
+"""Maps each suffix of files with code to a description of the code."""
 
 PICKLES = {".pkl", ".pickle", ".joblib"}
 """Suffixes of pickle files."""

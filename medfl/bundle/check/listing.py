@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from monai.bundle.config_item import ComponentLocator
 
 SPECIAL: dict[str, CodeKind] = {"_mode_": "mode", "_disabled_": "disabled", "_requires_": "requires"}
-"""Maps MONAI's keys that change what runs to the kind of code."""
+"""Maps each key with which MONAI changes what it runs to the kind of code (`CodeEntry.kind`)."""
 
 THIS_BUNDLE, PYTHON, COMPUTED = "this bundle", "python", "computed"
-"""Values of `CodeEntry.package` for the bundle's own modules, for Python itself, and for names that only running
-reveals."""
+"""Values of `CodeEntry.package` that name no installed package.
+
+`THIS_BUNDLE`: the bundle's own modules. `PYTHON`: Python itself. `COMPUTED`: a name that is known only at run time.
+"""
 
 
 def find_code(file: str, content: Any, own: Collection[str]) -> list[CodeEntry]:

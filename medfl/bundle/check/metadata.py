@@ -32,7 +32,7 @@ REQUIRED = {
     "network_data_format": "an object",
     "changelog": "an object",  # required by the model zoo, not by the schema
 }
-"""Maps each required key to the type of its value."""
+"""Maps each required top-level key of the metadata to the type of its value."""
 
 OPTIONAL = {
     "data_source": "text",
@@ -45,7 +45,7 @@ OPTIONAL = {
     "references": "a list of texts",
     "supported_apps": "an object",
 }
-"""Maps each optional key to the type of its value."""
+"""Maps each optional top-level key of the metadata to the type of its value."""
 
 TENSOR = {
     "type": "text",
@@ -55,10 +55,10 @@ TENSOR = {
     "dtype": "text",
     "value_range": "a list of numbers",
 }
-"""Maps each required key of an input or output to the type of its value."""
+"""Maps each required key of a network input or output in the metadata to the type of its value."""
 
 TENSOR_OPTIONAL = {"is_patch_data": "true or false", "channel_def": "an object"}
-"""Maps each optional key of an input or output to the type of its value."""
+"""Maps each optional key of a network input or output in the metadata to the type of its value."""
 
 FORMULA = re.compile(r"\*|[0-9pn+\-*/() ]+")
 """Pattern of a size in ``spatial_shape``: ``*``, or arithmetic on the unknowns ``p`` and ``n`` that MONAI evaluates."""

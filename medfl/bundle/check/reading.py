@@ -20,7 +20,7 @@ SUFFIXES = (".json", ".yaml", ".yml")
 """Suffixes of configurations."""
 
 KeyPath = tuple[str, ...]
-"""Keys and indices from the top of a configuration to a value."""
+"""Place of a value in a configuration: keys and list indices from the top, for example ``("train", "dataset")``."""
 
 
 def read_config(path: Path) -> tuple[Any, list[str]]:

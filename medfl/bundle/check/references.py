@@ -1,6 +1,8 @@
 """Check that each reference ``@id`` of a configuration has a target, and that required ids exist.
 
-MONAI's own parser merges and searches the configurations. Nothing is instantiated or evaluated.
+MONAI's own parser merges and searches the configurations. Nothing is instantiated or evaluated. An id is a key of a
+configuration, such as ``train#dataset``. An overlay is a configuration that MONAI merges over others, such as
+``evaluate.json`` over ``train.json``.
 """
 
 from __future__ import annotations
@@ -17,10 +19,11 @@ if TYPE_CHECKING:
     from monai.bundle import ConfigParser
 
 BASES = (("train",), ("inference",), ("train", "evaluate"), ("train", "federate"))
-"""Combinations of configurations over which an overlay may be merged, in the order of the attempts."""
+"""Combinations of configurations, by file name without suffix, over which an overlay may be merged, in the order of the
+attempts."""
 
 MAX_SIZE = 20_000
-"""Largest total number of values that macros may copy."""
+"""Largest total number of values that macros may copy. A macro, such as ``%train#dataset``, copies another value."""
 
 
 def check_references(configs: Mapping[str, Any], metadata: Any, root: Path) -> tuple[list[str], list[str]]:
@@ -108,7 +111,7 @@ def _missing(contents: Sequence[Mapping[str, Any]], metadata: Any, root: Path) -
 
 
 def merged(contents: Sequence[Mapping[str, Any]], metadata: Any) -> ConfigParser:
-    """Return MONAI's parser with merged contents, not yet parsed.
+    """Merge the contents of configurations, and return MONAI's parser with the result. It is not parsed yet.
 
     Args:
         contents: Contents of configurations; later ones overwrite earlier ones.

@@ -21,9 +21,10 @@ from medfl.utils.formats import size
 from medfl.utils.text import Say
 
 MAIN_PROCESS_BYTES, READER_PROCESS_BYTES = 250_000_000, 100_000_000
-"""Measured memory of the main process of a preparation, and of each further process that reads images.
+"""Memory in bytes, measured while images of about ten million pixels were prepared.
 
-The images had about ten million pixels.
+`MAIN_PROCESS_BYTES`: memory of the main process. `READER_PROCESS_BYTES`: memory of each further process, which reads
+images.
 """
 
 

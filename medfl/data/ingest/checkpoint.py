@@ -1,7 +1,9 @@
 """Record of an ingestion's progress on disk, so that an interrupted ingestion can be resumed.
 
-The work folder contains the partly filled array and ``journal.jsonl``. The journal's first line describes the array and
-the recipe. Each further line records one finished row, and is written only after the row is on disk.
+An ingestion reads items, such as image files, into the rows of one array: item n becomes row n. The work folder
+contains the partly filled array and ``journal.jsonl``. The journal's first line describes the array and the recipe,
+which is the settings that decide the pixels. Each further line records one finished row, and is written only after the
+row is on disk.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ _VERSION = 2
 
 
 def item_stamp(item: object, files: Sequence[Path]) -> str:
-    """Return a hash that changes when an item or one of its files changes. No file name can be recovered from it.
+    """Return a hash that changes when an item or one of its files changes. The hash reveals no file name.
 
     Args:
         item: Item whose ``repr`` is hashed.
@@ -58,7 +60,7 @@ class Checkpoint:
 
     Attributes:
         array: Path of the array file.
-        done: Maps each finished row to its metadata (`LoadedItem.facts`).
+        done: Maps the number of each finished row to the metadata that were read with it.
 
     Raises:
         DataError: If the disk has no room for the array.
@@ -80,7 +82,12 @@ class Checkpoint:
         self._written = time.monotonic()
 
     def add(self, row: int, facts: dict[str, Any]) -> None:
-        """Record that a row is finished; write to the journal every `FLUSH_SECONDS`."""
+        """Record that a row is finished; write to the journal every `FLUSH_SECONDS`.
+
+        Args:
+            row: Number of the row.
+            facts: Metadata of the row, as JSON.
+        """
         self.done[row] = facts
         self._waiting.append(json.dumps({"row": row, "stamp": self._stamps[row], "facts": facts}))
         if time.monotonic() - self._written >= FLUSH_SECONDS:

@@ -32,7 +32,7 @@ from medfl.utils.text import Say
 from medfl.version import __version__
 
 CHUNK_BYTES = 1 << 18
-"""Size of the chunks in which the response is read."""
+"""Size, in bytes, of the chunks in which the server's response is read."""
 
 _TEMPORARY_HTTP_ERRORS = (408, 425, 429, 500, 502, 503, 504)
 """HTTP status codes after which another try may succeed."""

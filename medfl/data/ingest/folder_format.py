@@ -25,11 +25,11 @@ class RowFormat:
     """Format of every image in the array.
 
     Attributes:
-        size: (H, W) or (D, H, W).
-        channels: 1 or 3.
-        dtype: uint8, float32 in [0, 1], or uint16 for mammograms.
-        reading: Reading options of mammograms, with keys of `medfl.data.readers.mammogram_image.READING`; None if the
-            images are no mammograms.
+        size: Height and width (H, W) of images, or depth, height and width (D, H, W) of volumes.
+        channels: Number of channels, 1 or 3.
+        dtype: Data type of the array: uint8, float32 with values in [0, 1], or uint16 for mammograms.
+        reading: Reading options of mammograms, with the keys ``crop_breast``, ``align`` and ``voi``; None if the images
+            are not read as mammograms.
     """
 
     size: tuple[int, ...]
@@ -38,7 +38,7 @@ class RowFormat:
     reading: Mapping[str, bool] | None = None
 
     def shape(self) -> tuple[int, ...]:
-        """Return the shape of one row of the array."""
+        """Return the shape of one row of the array: the size, followed by the channels if there are several."""
         return (*self.size, self.channels) if self.channels > 1 else self.size
 
 
@@ -63,12 +63,13 @@ def inspect_images(files: Sequence[Path], check: str, say: Say) -> tuple[dict[in
 
     Args:
         files: Paths of the files.
-        check: As in `medfl.data.readers.images.inspect_image`.
-        say: Receives progress.
+        check: Treatment of DICOM files that may identify the patient: ``strip`` accepts them, ``refuse`` counts them as
+            unreadable.
+        say: Function that receives lines about the progress.
 
     Returns:
-        Maps the position of each readable file to its kind, and the position of each unreadable file to the reason;
-        both ascending.
+        Two dictionaries by the position in `files`, ascending: the kind of each readable file, and the reason for each
+        unreadable file.
     """
 
     def inspect(path: Path) -> ImageKind | DataError:
@@ -105,8 +106,8 @@ def choose_format(
         kinds: Maps each table row to the kind of its file.
         size: (H, W), (D, H, W), or one number for all edges, each >= 1.
         channels: 1 or 3; None chooses 3 if any image is in colour, otherwise 1.
-        reading: Reading options of mammograms, with keys of `medfl.data.readers.mammogram_image.READING`; None reads
-            the files with `medfl.data.readers.images`.
+        reading: Reading options of mammograms, with the keys ``crop_breast``, ``align`` and ``voi``; None reads the
+            files as ordinary images.
 
     Raises:
         DataError: If there are both 2-D images and volumes.

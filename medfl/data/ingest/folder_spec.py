@@ -3,6 +3,9 @@
 The pooled data set contains no file names and no patient identifiers; patients get running numbers. Only the table
 columns that the user names are kept: labels, sites and further columns.
 
+A spec contains the options of one data set and the methods that read it (`medfl.data.ingest.spec`). A study is a file
+that lists data sets, methods and seeds to compare.
+
 The rules of `medfl.data.readers.images` apply to reading. The array is uint8 if all files have 8 bits per channel. If
 any file is deeper (grey DICOM, NIfTI, 16 bits), the array is float32 in [0, 1] for all. On request, files are read like
 the mammograms of published data sets (`medfl.data.readers.mammogram_image`); the array is then uint16.
@@ -50,8 +53,8 @@ class FolderContents:
     """Table rows and inspected files of the user's folder.
 
     Attributes:
-        rows: Rows of the table; a place is a position in them.
-        kinds: Maps the place of each readable file to its kind.
+        rows: Rows of the table. The place of an image is its position in these rows.
+        kinds: Maps the place of each readable file to its kind: dimensions, colour and bit depth.
         warnings: Warnings for the data list.
     """
 
@@ -76,9 +79,13 @@ class FolderSpec(ImageSpec):
     """
 
     dataset = "folder"
+    """Name of the data set, as users type it after ``medfl prep``."""
     unreadable = "option skip_unreadable"
+    """Treatment of images that can't be read: stop, unless the user gives ``--skip-unreadable``."""
     terms = ""
+    """Terms of use; empty because the user states them with `licence`."""
     citation = ""
+    """Publication to cite; empty because the user's own images have none."""
 
     images: Annotated[Path, Positional()]
     """Folder of the image files: PNG, JPEG, TIFF, DICOM, NIfTI, NRRD, MHA, ..."""
@@ -115,7 +122,7 @@ class FolderSpec(ImageSpec):
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
-        """Return no values: a study names the folder and the table itself."""
+        """Return the paths that a study does not name: none, because a study names folder and table itself."""
         return {}
 
     def columns(self) -> TableColumns:
@@ -139,21 +146,29 @@ class FolderSpec(ImageSpec):
         return self.model_copy(update={"name": self.name or out.absolute().name})
 
     def title(self) -> str:
-        """Return the data set's name."""
+        """Return the data set's name: the user's, or ``folder``."""
         return self.name or self.dataset
 
     def credits(self) -> list[str]:
-        """Return the user's terms of use, as lines for the user."""
+        """Return the lines about the terms of use that ``medfl prep`` shows first."""
         hint = " (state it with --licence TEXT)" if self.licence == UNSTATED else ""
         return [f"{self.title()}: licence {self.licence}{hint}"]
 
     def find(self) -> tuple[LabelledRows, list[Path]]:
-        """Return the rows of the table and the file of each row."""
+        """Find the image files: return the rows of the table, and the path of each row's file."""
         rows = read_rows(read_table(self.table), self.columns())
         return rows, ImageFolder(self.images).find(rows.images, rows.numbers)
 
     def choose(self, files: tuple[LabelledRows, list[Path]], say: Say) -> ReadPlan:
-        """Plan to read all images whose headers are readable. The headers decide the common format."""
+        """Plan the images to read: all whose headers are readable. The headers decide the common format.
+
+        Args:
+            files: Result of `find`.
+            say: Receives warnings and notes.
+
+        Raises:
+            DataError: If no image is readable.
+        """
         rows, paths = files
         if self.group_column is None:
             say(NO_GROUPS_WARNING)
@@ -183,7 +198,7 @@ class FolderSpec(ImageSpec):
         )
 
     def incomplete(self, outcome: ReadOutcome) -> str:
-        """Return the error message that lists the table rows of unreadable images."""
+        """Return the error message for unreadable images if all are required; it lists their table rows."""
         contents: FolderContents = outcome.choice.release
         return unreadable_rows_message(outcome.reasons, outcome.choice.count(), contents.rows.numbers.__getitem__)
 

@@ -14,7 +14,7 @@ import numpy as np
 from medfl.utils.seeds import seed_of
 
 HEAD = ("file", "diagnosis", "patient", "hospital", "part", "sex")
-"""Column names of the table."""
+"""Column names of the label table."""
 
 ROWS = (
     ("secret-sally-1.png", "benign", "SECRET-7", "north", "Train", "f"),
@@ -22,7 +22,7 @@ ROWS = (
     ("secret-sally-2.png", "malignant", "SECRET-7", "north", "training", "f"),
     ("secret-uma.jpg", "benign", "SECRET-9", "south", "TEST", ""),
 )
-"""Rows of the table."""
+"""Rows of the label table, one for each image, with cells in the order of `HEAD`."""
 
 
 def write_release(folder: Path, seed: int = 0) -> Path:
@@ -43,7 +43,13 @@ def write_release(folder: Path, seed: int = 0) -> Path:
 
 
 def write_table(path: Path, rows: Sequence[Sequence[str]] = ROWS, head: Sequence[str] = HEAD) -> Path:
-    """Write a table as CSV and return its path."""
+    """Write a label table as CSV and return its path.
+
+    Args:
+        path: File to write.
+        rows: Cells of each row.
+        head: Column names.
+    """
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([head, *rows])
     return path

@@ -77,13 +77,13 @@ class LabelledRows:
     """Rows of a table, one entry per image; all lists have the same length except `classes`.
 
     Attributes:
-        numbers: Row number in the table.
+        numbers: Row number in the table, as a spreadsheet shows it.
         images: Path of the image, as in the table.
-        labels: Class number, 0..C-1.
+        labels: Class number, from 0.
         classes: Class names, by class number.
         subjects: Generated identifier of the patient.
         splits: ``training``, ``validation`` or ``test``.
-        others: Entries of the site column and the kept columns, by record key.
+        others: Further entries of the image's record: the site under ``site``, and the kept columns under their names.
     """
 
     numbers: list[int]

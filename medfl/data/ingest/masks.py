@@ -1,7 +1,9 @@
 """Read images together with their masks, and store the masks in a separate array.
 
-During ingestion a row contains the image and, as last channel, its mask. Both are therefore read, recorded and left out
-together. `separate_masks` splits the finished array.
+During ingestion, which reads image files into one array, a row contains the image and, as last channel, its mask. Both
+are therefore read, recorded and left out together. `separate_masks` splits the finished array.
+
+A structure is a segmented object; its number is the value of its pixels in the mask, and 0 is the background.
 """
 
 from __future__ import annotations
@@ -26,14 +28,14 @@ MASK_FILE = "masks.npy"
 """File name of the mask array in the folder of a pooled data set."""
 
 CHUNK_BYTES = 16 << 20
-"""Size of the chunks in which the array is split."""
+"""Size, in bytes, of the chunks in which `separate_masks` copies the array."""
 
 
 def masked_row(pixels: np.ndarray, mask: np.ndarray, structures: int) -> LoadedItem:
     """Return a row with an image and its mask as last channel.
 
     Args:
-        pixels: Image, (*spatial, C).
+        pixels: Image with C channels, shape (*spatial, C).
         mask: Structure number of each pixel, (*spatial), integers from 0 to `structures` - 1.
         structures: Number of structures, including the background.
 
@@ -148,7 +150,7 @@ def add_masks(datalist: Datalist, structures: Sequence[str], spacing: Sequence[f
 
 
 MASK_STRATA = ("nothing in the mask", "something in the mask")
-"""Names of the strata in which masks are counted (`medfl.objectives.Segmentation.stratum_names`)."""
+"""Names of the two groups in which cases with masks are counted: empty masks, and masks with a structure."""
 
 
 def empty_mask_notes(datalist: Datalist) -> list[str]:

@@ -1,4 +1,7 @@
-"""Field types that data set specs share: sizes, choices and lists of words."""
+"""Field types that data set specs share: sizes, choices and lists of words.
+
+A spec is a model whose fields are the options of one data set, that is, of the command ``medfl prep NAME``.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ from medfl.errors import SettingsError, check_choice
 
 
 class Positional:
-    """Annotation of the field that the command takes as positional argument."""
+    """Mark in the type of a spec's field: ``medfl prep`` takes the field as positional argument, not as an option."""
 
 
 class CommaSeparated:
-    """Annotation of a field with several words or numbers that the command takes as one comma-separated argument."""
+    """Mark in the type of a spec's field: ``medfl prep`` takes its words or numbers as one comma-separated text."""
 
 
 def read_edges(size: Any) -> Any:
@@ -99,7 +102,7 @@ def check_mirror(url: str | None, download: bool) -> None:
 
 
 def OneOf(known: Collection[str]) -> AfterValidator:  # noqa: N802
-    """Return a validator that accepts one of the known values. Its error names the closest known value."""
+    """Return a pydantic validator that accepts only the known values. Its error names the closest known value."""
 
     def check(value: str | None, info: ValidationInfo) -> str | None:
         if value is not None:

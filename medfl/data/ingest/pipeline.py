@@ -47,6 +47,7 @@ QUARANTINE = "quarantine.csv"
 
 
 T = TypeVar("T")
+"""Type of the items that an ingestion reads."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,9 @@ class Ingested:
     """Result of an ingestion.
 
     Attributes:
-        kept: Position in the items of each row of the array; ascending.
+        kept: For each row of the array, the position of its item in the list of items; ascending.
         failed: Maps the position of each excluded item to the reason.
-        facts: Maps the position of each kept item to its `LoadedItem.facts`.
+        facts: Maps the position of each kept item to the metadata that `load` returned with its pixels.
     """
 
     kept: list[int]

@@ -1,4 +1,7 @@
-"""Prepare a data set: the steps that all data sets share, from the release's files to the data list."""
+"""Prepare a data set: the steps that all data sets share, from the release's files to the data list.
+
+A spec contains the options of one data set and the methods that read it.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ class PublishedSplits:
 
     Attributes:
         table: Table that was read.
-        names: Name of each case in the table, without duplicates. They must not be written anywhere.
+        names: Name of each case in the table, without duplicates. Names may identify patients, so no output may contain
+            them.
         sites: Name of the site of each case.
         splits: ``training`` or ``test``, for each case.
     """
@@ -36,7 +37,8 @@ def find_table(source: Path, name: str, option: Path | None = None, whose: str =
         source: Folder of the release; searched at any depth.
         name: File name of the table.
         option: File that the user gave with ``--splits``, or None.
-        whose: Place where the table is published, for the message; empty or text with a leading space.
+        whose: Place where the table is published, for the message, such as `` from the authors' repository``; empty, or
+            text with a leading space.
 
     Raises:
         DataError: If the table does not exist, or several files have its name.

@@ -1,6 +1,7 @@
 """Plan of the images to read for a data set, and the outcome of reading them.
 
-A release is the set of files that a data set's publisher distributes.
+A release is the set of files that a data set's publisher distributes. ``quarantine.csv`` lists the images that were
+excluded because they can't be read, with reasons.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class ReadPlan:
         recipe: Settings that decide the pixels of all items, as JSON.
         cells: Function that returns the cells of a place in ``quarantine.csv``, under `columns`. Nothing in them may
             identify a patient.
-        columns: Column names of these cells.
+        columns: Names of the columns of ``quarantine.csv`` before the column with the reason.
         missing: Maps the place of each image that is not read to the reason.
         unlisted: Reasons that are counted but not listed in ``quarantine.csv``.
         dtype: Data type of the array.
@@ -64,8 +65,8 @@ class ReadOutcome:
     """Result of reading the images of a plan.
 
     Attributes:
-        choice: The plan.
-        kept: Place of the image in each row of the array.
+        choice: Plan that was carried out.
+        kept: For each row of the array, the place of its image.
         facts: Metadata of each row of the array, from `medfl.data.ingest.workers.LoadedItem.facts`.
         reasons: Maps the place of each excluded image to the reason: first the images that were not read, then those
             that can't be read.
@@ -112,7 +113,7 @@ def make_outcome(choice: ReadPlan, done: Ingested | None = None) -> ReadOutcome:
 
 
 def exclusions(reasons: Mapping[str, int]) -> tuple[Exclusion, ...]:
-    """Return an exclusion for each reason that applies to at least one image.
+    """Return an exclusion, a record of a reason and its number of images, for each reason with at least one image.
 
     Args:
         reasons: Maps each reason to its number of images.

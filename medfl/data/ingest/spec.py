@@ -1,6 +1,7 @@
 """Specs of data sets: the options of a data set as one frozen model, and its methods for reading a release.
 
-A release is the set of files that a data set's publisher distributes.
+A release is the set of files that a data set's publisher distributes. A study is a file that lists data sets, methods
+and seeds to compare; its data sets are searched in one source folder.
 
 The fields of a `DatasetSpec` define the command ``medfl prep NAME``, the keys of a study file (``prep: {dataset: NAME,
 ...}``) and the Python call ``prepare(HAM10000(source=...), out)``. A field is an option: its type, default and bounds
@@ -37,11 +38,12 @@ class DatasetSpec(BaseModel, ABC):
         unreadable: Treatment of images that are missing or can't be read. ``leave out``: always exclude them and list
             them in ``quarantine.csv``. ``option require_complete``: the same, unless the user requires all images.
             ``option skip_unreadable``: stop, unless the user asks to exclude them.
-        parallel: Whether several processes can read.
-        item: Name of one item that is read, in the singular.
+        parallel: Whether several processes can read, so that the command has the option ``--workers``.
+        item: Name of one item that is read, in the singular, for messages.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    """Settings of pydantic: specs are immutable, accept no unknown option, and take help texts from docstrings."""
 
     dataset: ClassVar[str]
     unreadable: ClassVar[Literal["leave out", "option require_complete", "option skip_unreadable"]] = "leave out"
@@ -54,10 +56,10 @@ class DatasetSpec(BaseModel, ABC):
 
         Args:
             top: Source folder.
-            options: Options in the study file; fields that are paths are relative to `top`.
+            options: Options of the data set in the study file; paths are relative to `top`.
 
         Returns:
-            Maps each path field that the study does not name to its value.
+            Maps the name of each field with a path that the study file leaves out to the path that was found.
 
         Raises:
             DataError: If the release does not exist.
@@ -99,15 +101,15 @@ class ImageSpec(DatasetSpec):
     citation: ClassVar[str]
 
     def title(self) -> str:
-        """Return the name of the data set that these options produce."""
+        """Return the name of the data set, for the data list. By default the options do not change it."""
         return self.dataset
 
     def named_after(self, out: Path) -> Self:
-        """Return the spec, completed by the name of the output folder. By default it does not depend on that."""
+        """Return a spec that names the data set after the output folder; by default return this spec unchanged."""
         return self
 
     def credits(self) -> list[str]:
-        """Return the lines with terms of use and citation that are shown first."""
+        """Return the lines with terms of use and citation that ``medfl prep`` shows first."""
         return [f"{self.title()}: licence {self.terms}", f"Please cite: {self.citation}"]
 
     def counted(self) -> str:
@@ -126,7 +128,7 @@ class ImageSpec(DatasetSpec):
         """
 
     def look(self) -> object:
-        """Check the files of the release by finding them."""
+        """Check the files of the release, so that missing files are reported early; here by calling `find`."""
         return self.find()
 
     @abstractmethod
@@ -262,7 +264,7 @@ def is_path(option: FieldInfo) -> bool:
 
 
 def study_folder(top: Path, name: str) -> Path:
-    """Return the folder `name` in the source folder of a study.
+    """Return the folder `name` in the source folder `top` of a study.
 
     Raises:
         DataError: If it does not exist.

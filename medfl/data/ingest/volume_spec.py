@@ -1,4 +1,9 @@
-"""Base class of specs for releases of volumes with masks, which are brought onto one grid."""
+"""Base class of specs for releases of volumes with masks, which are brought onto one grid.
+
+A spec contains the options of one data set and the methods that read it (`medfl.data.ingest.spec`). A release is the
+set of files that a data set's publisher distributes. A case is a volume with its mask. A grid is the number of voxels
+and the voxel size along each axis.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +35,7 @@ if TYPE_CHECKING:
     from medfl.data.transforms.frame import Frame
 
 EDGE_DIVISOR = 16
-"""Divisor of the edges of an automatically chosen size, because networks halve an image up to four times."""
+"""Number of which each edge of an automatically chosen size is a multiple: networks halve an image up to four times."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ class VolumeListing:
 
     Attributes:
         cases: Files of each case.
-        numbers: Number of each case in `VolumeSpec.listing`, for messages.
+        numbers: Number of each case in the release's list of cases, for messages.
         patients: Identifier of each case's patient in the release; it is replaced by a generated one.
         facts: Entries to copy into the record of each case.
         structures: Names of the structures, by their mask numbers; the background is first.
@@ -101,9 +106,13 @@ class VolumeSpec(ImageSpec):
     """
 
     unreadable = "option skip_unreadable"
+    """Treatment of volumes that can't be read: stop, unless the user gives ``--skip-unreadable``."""
     item = "volume"
+    """Name of one item that is read, for messages."""
     listing: ClassVar[str]
+    """Name of the file of the release that lists the cases, for messages."""
     numbered: ClassVar[str]
+    """Meaning of the case numbers: ``case`` for the position in the list, or ``table row``."""
 
     source: Annotated[Path, Positional()]
     """Folder of the release."""
@@ -127,7 +136,16 @@ class VolumeSpec(ImageSpec):
         """
 
     def choose(self, files: Any, say: Say) -> ReadPlan:
-        """Plan to read all cases whose headers are readable. The headers decide the size."""
+        """Plan the cases to read: all whose headers are readable. The headers decide the common size and spacing.
+
+        Args:
+            files: Result of `find`.
+            say: Receives warnings and notes.
+
+        Raises:
+            DataError: If no case is readable, or the spacings differ and the user gave none.
+            SettingsError: If size, spacing or window is not valid.
+        """
         volumes = self.volumes(files, say)
         grids, missing = _read_grids(volumes)
         if not grids:
@@ -155,11 +173,11 @@ class VolumeSpec(ImageSpec):
         )
 
     def incomplete(self, outcome: ReadOutcome) -> str:
-        """Return the error message that lists the unreadable cases."""
+        """Return the error message for unreadable cases if all are required; it lists their numbers."""
         return self._unreadable_cases_message(outcome.reasons, outcome.choice.release.volumes)
 
     def datalist(self, outcome: ReadOutcome, say: Say) -> Datalist:
-        """Return the data list of the cases that were read."""
+        """Return the data list of the cases that were read. Warn about empty masks."""
         planned: _PlannedVolumes = outcome.choice.release
         volumes = planned.volumes
         subjects = number_subjects(volumes.patients)
@@ -183,7 +201,7 @@ class VolumeSpec(ImageSpec):
         return add_masks(datalist, volumes.structures, planned.spacing)
 
     def finish(self, folder: Path, outcome: ReadOutcome, datalist: Datalist) -> None:
-        """Split the array into volumes and masks."""
+        """Split the array in the output folder into an image array and a mask array, as the last step."""
         separate_masks(folder)
 
     def _frame(self, grids: Mapping[int, VolumeGrid], spacing: Sequence[float]) -> Frame:

@@ -1,4 +1,9 @@
-"""Read volumes with masks from NIfTI files and bring them onto the grid of an array."""
+"""Read volumes with masks from NIfTI files and bring them onto the grid of an array.
+
+A case is a volume file with its mask file. A structure is a segmented object; its number is the value of its voxels in
+the mask, and 0 is the background. A grid is the number of voxels and the voxel size along each axis. A frame
+(`medfl.data.transforms.frame.Frame`) is the grid and intensity scale that all cases of a data set get.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +23,13 @@ if TYPE_CHECKING:
     from medfl.data.transforms.frame import Frame
 
 IMAGE, LABEL = "image", "label"
-"""Keys of a case in the transforms, as in `medfl.data.transforms.frame`."""
+"""Keys of a case in MONAI transforms: `IMAGE` for the volume, `LABEL` for its mask."""
 
 GRID_TOLERANCE = 0.01
-"""Tolerance, in millimetres, for the grids of an image and its mask; also the relative tolerance for equal spacings."""
+"""Largest distance, in millimetres, between a corner of an image's grid and the same corner of its mask's grid.
+
+`medfl.data.ingest.volume_spec` uses the same number as relative tolerance when it compares the spacings of volumes.
+"""
 
 
 @dataclass(frozen=True)
@@ -42,17 +50,20 @@ class VolumeFiles:
 
     @property
     def name(self) -> str:
-        """Name of the image file without extension, as a table may name the case. It must not be written anywhere."""
+        """File name of the volume without extension, to find the case in a table that lists cases by this name.
+
+        The name may identify a patient, so it must not be written to any output.
+        """
         return next(self.image.name.removesuffix(end) for end in reversed(SUFFIXES) if self.image.name.endswith(end))
 
 
 @dataclass(frozen=True)
 class VolumeGrid:
-    """Grid of a volume after rotation to the axes of `medfl.data.transforms.frame.Frame`.
+    """Size and voxel spacing of a volume whose axes were brought into the order of a frame (D, H, W).
 
     Attributes:
         shape: (D, H, W) in voxels.
-        spacing: Voxel spacing in millimetres, in the same order.
+        spacing: Voxel spacing in millimetres along D, H and W.
     """
 
     shape: tuple[int, ...]
@@ -61,6 +72,10 @@ class VolumeGrid:
 
 def grid_of(case: VolumeFiles, channels: int) -> VolumeGrid:
     """Return the grid of a case from the headers of its files. Voxels are not read.
+
+    Args:
+        case: Files of the case.
+        channels: Number of channels that the volume must have.
 
     Raises:
         DataError: If a file is missing or damaged, the number of channels is wrong, or image and mask have different
@@ -115,16 +130,16 @@ def grid_of(case: VolumeFiles, channels: int) -> VolumeGrid:
 
 
 def read_case(case: VolumeFiles, frame: Frame, structures: int) -> LoadedItem:
-    """Read a volume and its mask onto a frame.
+    """Read a volume and its mask, and bring both onto the grid of a frame.
 
     Args:
         case: Files of the case.
-        frame: Frame that defines the grid.
+        frame: Grid and intensity scale of all cases of the data set.
         structures: Number of structures, including the background.
 
     Returns:
-        Row of shape (D, H, W, C + 1), float32, with the mask as last channel, and the numbers of the structures that
-        occur.
+        The case as one row of the array that contains all cases: shape (D, H, W, C + 1), float32, with the C image
+        channels and then the mask. Its metadata list the numbers of the structures that occur.
 
     Raises:
         DataError: If a file can't be read, voxels are not finite, the mask is wrong, or the size would cut off labelled

@@ -45,14 +45,14 @@ ITEMS_AHEAD = 3
 
 
 LoadFunction = Callable[[Any], "LoadedItem"]
-"""Function that reads one item."""
+"""Function that reads one item and returns its pixels and metadata. It raises DataError if the item can't be read."""
 
 
 class ReadResult(NamedTuple):
     """Result of reading an item into the array.
 
     Attributes:
-        place: Position of the item.
+        place: Position of the item in the list of items, and number of its row.
         reason: Reason for the exclusion, or None if the row was written.
         facts: Metadata of the item.
     """

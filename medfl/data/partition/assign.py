@@ -66,10 +66,20 @@ class UnitAssignment:
         plan: Settings of the partition.
 
     Attributes:
-        owner: Owner of each unit, shape (u,): the index of its site in `names`, or `UNASSIGNED`, `SERVER_TEST` or
-            `DROPPED`.
+        source: Pooled data list.
+        hashes: Hash of the pixels of each row of the pooled array.
+        plan: Settings of the partition.
+        records: Records of the pooled training split, n of them.
+        test: Records of the pooled test split.
+        place: Name of the pooled data set, for messages.
+        labels: Label (or stratum) of each training record, shape (n,).
+        sets: Labels of each training record if it may have several, shape (n, C), bool; None if each has one.
+        units: Unit of each training record, shape (n,), a number from 0.
+        owner: Owner of each of the u units, shape (u,): the index of its site in `names`, or `UNASSIGNED`,
+            `SERVER_TEST` or `DROPPED`.
         names: Names of the sites.
-        tests: Maps each site to its part of the pooled test split, if the plan's test is ``official``.
+        tests: Maps each site to its records of the pooled test split, if the plan gives this split to the sites (test
+            ``official``); otherwise empty.
         notes: Warnings and counts for the report.
 
     Raises:

@@ -1,5 +1,6 @@
 """Partition schemes that use a column of the data list: one or several sites for each value.
 
+A column is a key of the list's records, such as ``hospital``.
 A unit is one image, or a group of images that must stay together; see `medfl.data.partition`.
 """
 

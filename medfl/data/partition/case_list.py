@@ -1,4 +1,8 @@
-"""Split a bundle's own list of cases (Decathlon JSON) into site folders with lists and links to files."""
+"""Split a bundle's own list of cases into site folders with lists and links to files.
+
+Such a list is a JSON file in the format of the Medical Segmentation Decathlon, which an adopted bundle reads itself. An
+adopted bundle is a stock MONAI bundle to which ``medfl adopt`` added the configuration of a federation.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ BundleCase = dict[str, Any]
 """Case of a bundle's own list, whose keys and values the bundle chooses."""
 
 SCHEMES_WITHOUT_LABELS = ("iid",)
-"""Schemes that need no label of a case, besides schemes that use a column."""
+"""Names of the schemes that need no class labels. Schemes that use a column need none either."""
 
 SUBJECT_KEYS = ("subject_id", "patient_id", "patient", "subject")
 """Keys that may contain the subject of a case; the first one present is used."""

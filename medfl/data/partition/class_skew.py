@@ -67,9 +67,9 @@ def dirichlet_class_balanced(
     Use it for label skew with sites of similar size, and to reproduce results obtained with NIID-Bench. The shares of
     the final partition differ from plain Dirichlet draws.
 
-    For each class in turn, the scheme draws the shares, sets them to 0 for sites that already have n / K units or more,
-    normalises them, and cuts the shuffled class at the floors of the cumulative shares. All classes are drawn again
-    until each site has `min_size` units.
+    For each class in turn, the scheme draws the shares and sets them to 0 for sites that already have n / K units or
+    more, with n units and K sites in all. It normalises the shares, and cuts the shuffled class at the floors of the
+    cumulative shares. All classes are drawn again until each site has `min_size` units.
 
     Args:
         labels: Label of each unit, shape (n,).

@@ -106,7 +106,7 @@ def choose_per_class(units: np.ndarray, labels: np.ndarray, count: int, rng: np.
         rng: Source of randomness.
 
     Returns:
-        Mask of the chosen units, shape (u,), bool.
+        Mask of the chosen units, shape (u,) for u units, bool.
 
     Raises:
         SettingsError: If a class has no more than `count` images.

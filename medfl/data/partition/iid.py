@@ -23,8 +23,8 @@ def iid(
     Use it as the homogeneous baseline for the schemes with skewed sites, or to simulate sites with similar patients.
 
     The scheme shuffles the units and assigns them to the sites in turn, so site sizes differ by at most 1. With
-    `stratified`, it does so class by class, each class continuing at the site after the last one; the counts of each
-    class then also differ by at most 1. Units with several labels are stratified iteratively
+    `stratified`, it does so class by class. Each class starts at the site after the one where the class before it
+    ended, so the counts of each class also differ by at most 1. Units with several labels are stratified iteratively
     (`medfl.data.partition.shares.iterative`).
 
     Args:

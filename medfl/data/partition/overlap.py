@@ -18,9 +18,9 @@ class ComparedSets:
     """Wording for a comparison of two sets of images in messages and reports.
 
     Attributes:
-        what: Name of the set whose shared images may be dropped.
-        held: Name of the set that it must not share images with.
-        title: Name of both sets, for a message.
+        what: Kind of the images whose copies may be dropped: ``training`` or ``public``.
+        held: Name of the other set, which keeps its images, such as ``the server's test set``.
+        title: Names of both sets, for the start of a message.
     """
 
     what: str
@@ -29,7 +29,7 @@ class ComparedSets:
 
     @property
     def reason(self) -> str:
-        """Reason for an image's exclusion."""
+        """Reason that is recorded for an image that was dropped as a copy."""
         return f"the same image or patient is in {self.held}"
 
     def sentence(self, kind: LeakKind, count: int) -> str:
@@ -81,7 +81,7 @@ def find_overlap(
             not compared, because their identifiers were generated separately.
 
     Returns:
-        Maps each kind of leak to a mask of the images, shape (n,), bool.
+        Maps each kind of leak (``subjects``, ``pixels``) to a mask of the n checked images, shape (n,), bool.
     """
     pixels = {(hashes if other_hashes is None else other_hashes)[record["image"]] for record in others}
     subjects = set(subjects_of(others)) - {None} if other_hashes is None else set()
@@ -101,7 +101,7 @@ def raise_overlap(counts: dict[LeakKind, int], sides: ComparedSets) -> None:
 
     Args:
         counts: Maps each kind of leak to its number of images.
-        sides: Names of the compared sets.
+        sides: Wording for the compared sets.
 
     Raises:
         DataError: Always.

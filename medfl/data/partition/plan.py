@@ -19,7 +19,10 @@ from medfl.errors import SettingsError, did_you_mean
 from medfl.records.partition import Duplicates, GlobalTest, PartitionSettings, TestPolicy
 
 NO_PUBLIC, VALIDATION = "none", "validation"
-"""Values of `PartitionPlan.public` that are not a folder: no public data, or the pooled validation split."""
+"""Values of `PartitionPlan.public` that name no folder.
+
+`NO_PUBLIC`: no public data. `VALIDATION`: the pooled validation split becomes public data.
+"""
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,10 @@ class PartitionPlan:
         sites: Number of sites, >= 1; None lets a scheme that uses a column choose it.
         seed: Seed of all random draws, >= 0.
         options: Options of the scheme.
-        test: How a site's own test set is chosen. With ``official`` it is the site's part of the pooled test split, by
-            the column. Identical images then keep the site and the split that the release states.
+        test: Rule for a site's own test set. ``fraction``: a stratified share of its units. ``class_balanced``: a share
+            with equal numbers of all classes. ``k_fold``: one fold. ``official``: the site's part of the pooled test
+            split, by the column; identical images then keep the site and the split that the release states. ``none``:
+            no test set.
         test_fraction: With ``fraction`` and ``class_balanced``: share of a site's units that become its test set, in
             [0, 1).
         folds: With ``k_fold``: number of folds, >= 2.
@@ -43,12 +48,14 @@ class PartitionPlan:
             test set must be below 1.
         stratify: Columns of the data list by which a site's test and validation sets are stratified, in addition to
             labels.
-        global_test: How the server's test set is chosen.
+        global_test: Rule for the server's test set. ``official``: the pooled test split. ``per_class``: a number of
+            training images of each class. ``remainder``: the units that the scheme assigns to no site. ``none``: no
+            test set.
         per_class: With ``per_class``: number of images of each class in the server's test set, >= 1.
         public: Public data, which only the server trains on: ``none``; ``validation`` for the pooled validation split,
             which is then not private data of any site; or the folder of another pooled data set.
         public_test_fraction: With ``validation``: share of the public units that become the public test set, in [0, 1).
-        column: Column of the data list for schemes that use one.
+        column: Column of the data list, that is, a key of its records such as ``site``, for schemes that use one.
         duplicates: ``refuse`` or ``drop``: what to do with training images that are also in the server's test set, and
             with public images that are also at a site or in that test set.
         allow_leaks: Kinds of such leaks that are tolerated: ``subjects``, ``pixels``.
@@ -149,7 +156,7 @@ class PartitionPlan:
 
     @property
     def held_out(self) -> float:
-        """Share of a site's units that become its test set."""
+        """Share of a site's units that become its test set; 0 if the test set is not taken from these units."""
         return {"k_fold": 1 / self.folds, "official": 0.0, "none": 0.0}.get(self.test, self.test_fraction)
 
     def json_options(self) -> dict[str, JsonValue]:
@@ -158,7 +165,7 @@ class PartitionPlan:
         return options
 
     def effective_settings(self, sites: int) -> PartitionSettings:
-        """Return the settings, with None for each setting that has no effect.
+        """Return the settings for ``partition.json``, with None for each setting that has no effect.
 
         Args:
             sites: Number of sites of the partition.
@@ -187,7 +194,7 @@ class PartitionPlan:
         )
 
     def names(self) -> list[str]:
-        """Return the names of numbered sites, zero-padded so that they sort in numerical order."""
+        """Return the names of the plan's numbered sites, ``site-01`` and so on; empty without a number of sites."""
         return numbered_site_names(self.sites or 0)
 
 

@@ -79,7 +79,7 @@ def assign_units(
 
 
 def needs_column(scheme: Scheme) -> bool:
-    """Return True if a scheme uses a column of the data list."""
+    """Return True if a scheme uses a column of the data list, that is, has a parameter `values`."""
     return "values" in inspect.signature(scheme).parameters
 
 

@@ -80,13 +80,14 @@ def check_share(share: float) -> None:
 
 
 MAX_TRIES = 5000
-"""Maximum number of draws to reach the minimum size."""
+"""Maximum number of draws in the search for one that gives each site its minimum size."""
 
 
 CountDraw = Callable[[np.ndarray, int, float, np.random.Generator], np.ndarray | None]
-"""Function that draws unit counts.
+"""Function that draws the number of units of each class at each site.
 
-Maps class sizes (C,), a number of sites K, alpha and a generator to counts (C, K), or to None if the draw failed.
+It receives the sizes of the C classes, the number of sites K, alpha and a generator. It returns counts of shape (C, K),
+or None if the draw failed.
 """
 
 

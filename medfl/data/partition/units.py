@@ -1,5 +1,7 @@
 """Group images into units: images that must stay together when a data set is split.
 
+A record is the entry of one image in a data list; a column is a key of the records, such as ``site``.
+
 All images of a patient and all identical images form one unit; most units are a single image. Units are numbered in the
 order of their first image, so without groups unit i is image i.
 """

@@ -1,4 +1,7 @@
-"""Write a partition: a data list and a card for each site, and ``partition.json``."""
+"""Write a partition: a data list and a site card for each site, and ``partition.json``.
+
+A site card is a JSON file for human readers, with counts, exclusions and settings.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 
 
 POOLED = "pooled data set"
-"""Location of exclusions that were made before the partition."""
+"""Location that site cards state for images that ``medfl prep`` excluded, before the partition."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +38,10 @@ class PoolReference:
 
     Attributes:
         datalist: Data list of the pooled data set; sites inherit its metadata.
-        relative_path: Path of its image array, relative to a site's folder.
+        relative_path: Path of the pooled image array, relative to a site's folder.
         digest: SHA-256 of the image array.
         path: Path of the image array, to open it.
-        relative_mask_path: Path of its mask array, relative to a site's folder; empty without masks.
+        relative_mask_path: Path of the pooled mask array, relative to a site's folder; empty without masks.
         mask_digest: SHA-256 of the mask array; empty without masks.
     """
 
@@ -200,7 +203,7 @@ def count_undistributed(source: Datalist, plan: PartitionPlan) -> dict[str, int]
 
 
 def presentation_intents(datalist: Datalist) -> dict[str, int]:
-    """Return the number of images of each presentation intent; images whose intent is unknown are not counted."""
+    """Return the number of images by presentation intent (for processing or for display), without unknown intents."""
     records = [record for split in datalist.splits.values() for record in split]
     return dict(Counter(record["presentation_intent"] for record in records if "presentation_intent" in record))
 

@@ -65,7 +65,7 @@ class DicomImage:
         burned_in: Whether the file states that annotations such as names are burned into its pixels.
         identifying: Keywords of the elements that may identify the patient.
         series: UID of the series, or empty.
-        intent: Presentation intent, see `medfl.data.readers.dicom_intent`.
+        intent: Presentation intent: ``FOR PROCESSING``, ``FOR PRESENTATION`` or ``not said``.
     """
 
     pixels: np.ndarray

@@ -36,7 +36,7 @@ DEFLATED = "1.2.840.10008.1.2.1.99"
 """Transfer syntax UID of files that are compressed as a whole."""
 
 MAX_INFLATED_BYTES = 4 * MAX_PIXELS
-"""Maximum size of such a file after decompression."""
+"""Maximum size, in bytes, of a file with the transfer syntax `DEFLATED` after decompression."""
 
 _JPEG_EXTENDED = "1.2.840.10008.1.2.4.51"
 _MONOCHROME = ("MONOCHROME1", "MONOCHROME2")
@@ -137,7 +137,7 @@ def check_start(path: Path) -> None:
     """Raise if a file does not start like a DICOM file, or would fill the memory when it is opened.
 
     Raises:
-        DataError: If one of these applies, or the file can't be opened.
+        DataError: If the file is no DICOM file, is too large after decompression, or can't be opened.
     """
     try:
         with path.open("rb") as file:

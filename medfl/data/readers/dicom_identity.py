@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from pydicom import DataElement, Dataset
 
 IDENTITY_CHECKS = ("strip", "refuse")
-"""Treatments of files that may identify the patient: read them and keep nothing of these elements, or refuse them."""
+"""Treatments of files that may identify the patient: ``strip`` reads them without these elements, ``refuse`` raises."""
 
 PSEUDONYMIZABLE = ("PatientName", "PatientID")
-"""Elements that may contain a pseudonym."""
+"""Keywords of elements that contain a pseudonym in a de-identified file, and identify the patient otherwise."""
 
 PSEUDONYMIZABLE_DATES = ("StudyDate", "SeriesDate", "AcquisitionDate", "AcquisitionDateTime", "ContentDate")
-"""Elements that may contain a shifted or generated date."""
+"""Keywords of elements with a date, which is shifted or generated in a de-identified file."""
 
 IDENTIFYING = (
     "OtherPatientIDs",
@@ -50,7 +50,7 @@ IDENTIFYING = (
     "RequestingPhysician",
     "ResponsiblePerson",
 )
-"""Elements that no de-identified file may contain."""
+"""Keywords of elements that no de-identified file may contain."""
 
 _DUMMY_VALUES = ("", "anon", "anonymous", "anonymized", "anonymised", "deidentified", "none", "unknown", "na", "n/a")
 """Placeholder values that identify no one, in lower case."""

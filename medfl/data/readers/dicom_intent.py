@@ -32,7 +32,7 @@ def intent_records(intents: Sequence[str]) -> list[dict[str, str]]:
     """Return a dictionary with the presentation intent for each record; empty dictionaries if no file states any.
 
     Args:
-        intents: As for `report_intents`.
+        intents: Intent of each image, as `intent_of` returns it; empty if it does not apply to the image.
     """
     stated = any(intent in INTENTS for intent in intents)
     return [{INTENT_KEY: intent or INTENT_NOT_STATED} if stated else {} for intent in intents]

@@ -44,7 +44,8 @@ from medfl.data.readers.volumes import SUFFIXES
 from medfl.errors import DataError, SettingsError
 
 IMAGE_SUFFIXES = (*FORMATS, ".dcm", *SUFFIXES, *ITK_SUFFIXES)
-"""File name suffixes of images, in lower case. Other files can be read by their full name."""
+"""File name suffixes by which images are found in a folder, in lower case. A file with another suffix, such as a DICOM
+file without suffix, can be read if it is named."""
 
 MAX_VOXELS = 512 * 512 * 2048
 """Maximum number of voxels of a NIfTI file, because a small compressed file may claim any number."""
@@ -58,7 +59,8 @@ class ImageKind:
         dims: 2 for an image, 3 for a volume.
         colour: Whether the image has three channels.
         deep: Whether reading gives float32 in [0, 1]; otherwise uint8.
-        intent: Presentation intent of a grey DICOM file (`medfl.data.readers.dicom_intent`); empty for others.
+        intent: Presentation intent of a grey DICOM file: ``FOR PROCESSING``, ``FOR PRESENTATION`` or ``not said``;
+            empty for other files.
     """
 
     dims: int
@@ -72,8 +74,7 @@ def inspect_image(path: Path, check: str = "strip") -> ImageKind:
 
     Args:
         path: Path of the file.
-        check: One of `medfl.data.readers.dicom_identity.IDENTITY_CHECKS`: treatment of DICOM files that may identify
-            the patient.
+        check: Treatment of DICOM files that may identify the patient: ``strip`` accepts them, ``refuse`` raises.
 
     Raises:
         DataError: If the file is no image, is of an unsupported kind, or may identify the patient and `check` is

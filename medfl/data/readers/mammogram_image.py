@@ -19,7 +19,10 @@ from medfl.data.readers.pillow_images import read_pillow_image
 from medfl.errors import DataError, SettingsError, did_you_mean
 
 READING = {"crop_breast": False, "align": False, "voi": False}
-"""Reading options of mammograms with their default values."""
+"""Default value of each reading option of mammograms.
+
+``crop_breast``: crop the image to the breast. ``align``: mirror right breasts. ``voi``: apply the display window.
+"""
 
 
 def read_mammogram(
@@ -122,7 +125,17 @@ def open_mammogram(
 
 
 def mammogram_row(image: DicomImage, size: tuple[int, int], *, crop: bool, mirror: bool) -> np.ndarray:
-    """Convert an image to a row of shape `size`; see `medfl.data.readers.mammograms.to_row`."""
+    """Convert an image to a row of an array: scale its grey values to 16 bits and resize it.
+
+    Args:
+        image: Grey image.
+        size: Height and width of the row.
+        crop: Whether to crop the image to the breast.
+        mirror: Whether to exchange left and right.
+
+    Returns:
+        Array of shape `size`, uint16.
+    """
     inverted = image.inverted != (image.slope < 0)
     return to_row(image.pixels, size, extent=image.extent, inverted=inverted, crop=crop, mirror=mirror)
 

@@ -1,4 +1,8 @@
-"""Read brain maps from NIfTI files and normalise them."""
+"""Read brain maps from NIfTI files and normalise them.
+
+A brain map is a volume with one number for each voxel, computed from a functional MRI scan; 0 marks voxels outside of
+the brain. All maps of a data set are resampled to one common grid in MNI152 space.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from medfl.data.readers.volumes import SpatialGrid, read_volume, resample_map, s
 from medfl.errors import DataError
 
 MIN_SHARE_INSIDE = 0.9
-"""Minimum share of the brain inside the common grid; in published maps it is above 0.99."""
+"""Minimum share of a map's brain voxels that lie inside the common grid; in published maps it is above 0.99."""
 
 
 SUFFIXES = (".nii.gz", ".nii")
@@ -43,7 +47,7 @@ def read_map(path: Path, grid: SpatialGrid) -> np.ndarray:
 
 
 def normalised(values: np.ndarray) -> np.ndarray:
-    """Normalise the voxels that are not 0 to mean 0 and standard deviation 1; the others stay 0.
+    """Normalise the voxels of a map that are not 0 to mean 0 and standard deviation 1; the other voxels stay 0.
 
     Args:
         values: Map of any shape.

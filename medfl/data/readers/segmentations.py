@@ -25,7 +25,7 @@ MASK_SUFFIXES = (*FORMATS, SEGMENTATION_SUFFIX)
 """File name suffixes of masks, in lower case."""
 
 MIN_FRACTION = 0.5
-"""Minimum fraction of a lesion pixel."""
+"""Minimum fraction of a lesion pixel, in a file that stores for each pixel which fraction of it a segment covers."""
 
 _SOP_CLASSES = ("1.2.840.10008.5.1.4.1.1.66.4", "1.2.840.10008.5.1.4.1.1.66.7")
 """SOP class UIDs of segmentation and label map segmentation."""

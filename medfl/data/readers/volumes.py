@@ -169,19 +169,19 @@ def _is_flat(affine: np.ndarray) -> bool:
 
 
 SPAN_MM = 192.0
-"""Side of the cube that the common grid covers."""
+"""Side, in millimetres, of the cube that the common grid covers."""
 
 
 CENTRE_MM = (0.0, -18.0, 8.0)
-"""Centre of that cube in MNI152 space (RAS)."""
+"""Centre, in millimetres, of the cube that the common grid covers, in MNI152 space (RAS)."""
 
 
 SIZE_RANGE = (4, 256)
-"""Smallest and largest number of voxels a side."""
+"""Smallest and largest number of voxels along a side of the common grid."""
 
 
 MAX_SAMPLES_PER_EDGE = 4
-"""Maximum number of samples that are averaged along each edge of a voxel."""
+"""Maximum number of samples of a map that are averaged along each edge of a voxel of the grid."""
 
 
 @dataclass(frozen=True)
@@ -189,8 +189,8 @@ class SpatialGrid:
     """Grid of an array in space.
 
     Attributes:
-        shape: (X, Y, Z).
-        affine: Affine (4, 4) from voxel indices to millimetres.
+        shape: Number of voxels along each axis, (X, Y, Z).
+        affine: Affine (4, 4) from voxel indices to millimetres, in RAS convention.
     """
 
     shape: tuple[int, int, int]

@@ -1,6 +1,7 @@
 """Caches, in memory or on disk, for the results of the transforms before the first random one.
 
-Entries are keyed by the content of a case's files, not by their names.
+Entries are keyed by the content of a case's files, not by their names. An entry is a packed item: the result of the
+transforms for one case, as JSON and tensors (`medfl.data.transforms.packing`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from medfl.utils import wire
 from medfl.utils.files import write_atomic
 
 STALE_SECONDS = 24 * 3600
-"""Age after which an unfinished file must belong to a process that was killed."""
+"""Age, in seconds, after which an unfinished file must belong to a process that was killed."""
 
 
 class ItemCache(Protocol):
@@ -28,11 +29,11 @@ class ItemCache(Protocol):
         ...
 
     def get(self, key: str) -> Packed | None:
-        """Return the content under a key; None if there is none, or it is damaged."""
+        """Return the packed item that is stored under a key; None if there is none, or it is damaged."""
         ...
 
     def put(self, key: str, content: Packed) -> None:
-        """Store the content under a key."""
+        """Store a packed item under a key."""
         ...
 
 
@@ -40,16 +41,17 @@ class MemoryCache:
     """Cache in the memory of this process."""
 
     copies = False
+    """False: `get` returns tensors that the cache keeps, so callers must not change them."""
 
     def __init__(self) -> None:
         self._contents: dict[str, Packed] = {}
 
     def get(self, key: str) -> Packed | None:
-        """Return the content under a key, as `ItemCache.get`."""
+        """Return the packed item that is stored under a key; None if there is none."""
         return self._contents.get(key)
 
     def put(self, key: str, content: Packed) -> None:
-        """Store the content under a key, as `ItemCache.put`."""
+        """Store a packed item under a key."""
         self._contents[key] = content
 
 
@@ -65,6 +67,7 @@ class DiskCache:
     """
 
     copies = True
+    """True: `get` returns tensors that no other object shares."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -74,7 +77,7 @@ class DiskCache:
                     path.unlink()
 
     def get(self, key: str) -> Packed | None:
-        """Return the content under a key, as `ItemCache.get`."""
+        """Return the packed item that is stored under a key; None if there is none, or the file is damaged."""
         try:
             tensors, meta = wire.decode(self._path(key).read_bytes())
         except (OSError, DamagedError):
@@ -82,7 +85,7 @@ class DiskCache:
         return meta["item"], tensors
 
     def put(self, key: str, content: Packed) -> None:
-        """Store the content under a key, as `ItemCache.put`.
+        """Store a packed item under a key, in a file of its own.
 
         Raises:
             StoreError: If the file can't be written.

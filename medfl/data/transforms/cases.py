@@ -16,7 +16,7 @@ from medfl.utils.configuration import describe_object
 from medfl.utils.files import sha256_of
 
 Case = Mapping[str, Any]
-"""One case: maps the keys of the transforms to values.
+"""One case: maps the keys of the transforms, such as ``image`` and ``label``, to values.
 
 Values are files, folders (a DICOM series), lists of files, numbers, text or arrays.
 """
@@ -33,8 +33,8 @@ def check_cases(cases: Sequence[Case], keys: Collection[str], loaded: Collection
 
     Args:
         cases: List of cases.
-        keys: Keys that each case needs.
-        loaded: Keys among them whose files the transforms read.
+        keys: Keys that each case must have.
+        loaded: Keys whose files the transforms read.
         where: Name of the list, for messages.
 
     Raises:

@@ -32,7 +32,7 @@ Item = dict[str, Any] | list[dict[str, Any]]
 """Result of a chain for one case: a dictionary, or several dictionaries if the chain crops patches."""
 
 KEPT_META = ("affine", "original_affine", "spatial_shape", "space", "original_channel_dim")
-"""Metadata of an image that are kept; file names and headers are removed."""
+"""Keys of the metadata of an image that a chain keeps. They describe the grid; file names and headers are removed."""
 
 INDICES_SUFFIX = "_medfl_indices"
 """Suffix of the keys under which the voxel indices of a mask's classes are cached."""
@@ -57,9 +57,9 @@ class Chain:
 
     Attributes:
         transform: The whole chain, with the computation of indices inserted.
-        end: Number of transforms in the beginning.
+        end: Number of transforms in the beginning, which is the index of the first random transform.
         digest: SHA-256 over everything that decides the chain's results (`medfl.utils.configuration`).
-        beginning_digest: The same for the beginning only.
+        beginning_digest: SHA-256 over everything that decides the results of the beginning.
     """
 
     def __init__(self, transform: Callable[..., Any] | Sequence[Callable[..., Any]]) -> None:

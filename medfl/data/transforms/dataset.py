@@ -27,10 +27,10 @@ from medfl.types import Dataset, LoadedBatch, Targets
 from medfl.utils.seeds import seed_of
 
 CacheKind = Literal["memory", "disk", "none"]
-"""Location of the cache for the results of deterministic transforms."""
+"""Location of the cache for the results of deterministic transforms: the process's memory, a folder, or no cache."""
 
 FIXED_STREAM = 0
-"""Stream of random numbers for `TransformDataset.batch`, which returns the same samples each time."""
+"""Seed of the random transforms in `TransformDataset.batch`, so that it returns the same samples each time."""
 
 
 MAX_CACHED_TARGET_SIZE = 64
@@ -64,6 +64,12 @@ class TransformDataset:
         target_type: Data type of the targets; None keeps integers unchanged and converts other numbers to float32.
         check: Function that raises for invalid targets (`Objective.check_targets`); called once for each case.
         where: Name of the list, for messages, for example ``site 'site-01', split 'training'``.
+
+    Attributes:
+        inputs: Key of the network's input.
+        target_keys: Keys of the targets.
+        class_labels: Class label of each case, shape (n,), int64; None if cases have none.
+        patients: Patient number of each case, shape (n,), int64; None if no two cases share a patient.
 
     Raises:
         DataError: If a case lacks an entry or a file.
@@ -180,7 +186,7 @@ class TransformDataset:
         return torch.stack([self._targets[row] for row in wanted])
 
     def visits(self, batches: Iterable[torch.Tensor], stream: int) -> Iterator[LoadedBatch]:
-        """Yield each batch in turn, as in `medfl.types.AugmentingDataset.visits`.
+        """Load batches with new random draws and yield each in turn. A row that occurs again is transformed anew.
 
         Args:
             batches: Rows of each batch, each shape (B,).
@@ -197,7 +203,7 @@ class TransformDataset:
             yield from map(self._load, visits)
 
     def beginnings(self) -> Iterator[list[Sample]]:
-        """Yield the samples of each case after the deterministic transforms, before random transforms and collation.
+        """Yield the samples of each case after the deterministic beginning of the chain, before random transforms.
 
         Raises:
             DataError: If a case can't be loaded, or the network's input is not loaded by then. The message names the

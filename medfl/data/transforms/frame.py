@@ -1,5 +1,8 @@
 """Bring volumes onto one grid, in the same way in ``medfl prep`` and in a bundle's inference.
 
+A grid is the number of voxels and the voxel size along each axis. A case is the file of a volume, with the file of its
+mask if it has one.
+
 MONAI transforms do the work, so that a bundle's ``inference.json`` can invert them (``Invertd``). A predicted mask
 therefore returns to the grid of its original file.
 """
@@ -29,7 +32,7 @@ from medfl.data.readers.volumes import SUFFIXES
 from medfl.errors import DataError
 
 IMAGE, LABEL = "image", "label"
-"""Keys of a case: the file of a volume and the file of its mask."""
+"""Keys of a case in MONAI transforms: `IMAGE` for the volume, `LABEL` for its mask."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class Frame:
     4. It is padded with zeros, or cropped, symmetrically to the size.
 
     Attributes:
-        size: (D, H, W) in voxels.
+        size: Number of voxels along each axis, (D, H, W).
         spacing: Voxel spacing along each axis in millimetres; None keeps each volume's spacing.
         window: Lowest and highest intensity, such as (-100, 240) for soft tissue in CT; None normalises mean and
             deviation.
@@ -98,12 +101,12 @@ class LoadNiftid(MapTransform):
 def volume_transforms(
     size: Sequence[int], spacing: Sequence[float] | None = None, window: Sequence[float] | None = None
 ) -> Compose:
-    """Return the transforms that a bundle's ``inference.json`` applies to a volume file; arguments as in `Frame`.
+    """Return the transforms that a bundle's ``inference.json`` applies to a volume file; they perform steps 1 to 4.
 
     Args:
-        size: (D, H, W) in voxels.
-        spacing: Voxel spacing in millimetres, or None.
-        window: Lowest and highest intensity, or None.
+        size: Number of voxels along each axis, (D, H, W).
+        spacing: Voxel spacing along each axis in millimetres; None keeps each volume's spacing.
+        window: Lowest and highest intensity, mapped to 0 and 1; None normalises mean and deviation.
     """
     low_high = None if window is None else (float(window[0]), float(window[1]))
     frame = Frame(tuple(size), None if spacing is None else tuple(map(float, spacing)), low_high)

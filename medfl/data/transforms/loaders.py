@@ -1,8 +1,9 @@
 """Loader processes that load batches ahead of their use, in the requested order.
 
-Tensors are sent as bytes, because torch sends tensors through shared memory, which is often small in containers. If a
-loader process ends unexpectedly (a damaged file or too little memory), each case is loaded again alone, and the error
-names the case that crashes the process.
+A visit is the request for one case in a batch, with the seed of its random transforms. Tensors are sent as bytes,
+because torch sends tensors through shared memory, which is often small in containers. If a loader process ends
+unexpectedly (a damaged file or too little memory), each case is loaded again alone, and the error names the case that
+crashes the process.
 """
 
 from __future__ import annotations

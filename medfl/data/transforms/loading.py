@@ -28,7 +28,7 @@ It receives targets (1, ...), the name of the list and the row.
 """
 
 Sample = dict[str, Any]
-"""One sample: maps the keys of the transforms to their values."""
+"""One sample for the network: maps the keys of the transforms, such as ``image`` and ``label``, to their values."""
 
 GRID_TOLERANCE = 0.5
 """Tolerance in voxels between the grids of an image and its mask: less than half a voxel assigns no voxel wrongly."""
@@ -41,9 +41,9 @@ class Visit:
     Attributes:
         row: Row of the case.
         seed: Seed of all random draws, >= 0.
-        begun: Result of the deterministic transforms, if the requesting process has it; sent to loader processes in
-            this way.
-        key: Cache key of that result; None without a cache.
+        begun: Packed result of the deterministic transforms, if the requesting process has it in memory; loader
+            processes receive it with the visit.
+        key: Cache key of the result of the deterministic transforms; None without a cache.
     """
 
     row: int
@@ -65,7 +65,7 @@ class CaseLoader:
         where: Name of the list, for messages.
         target_type: Data type of the targets; None keeps integers unchanged and converts other numbers to float32.
         check: Function that raises for invalid targets; called once for each case and process.
-        cache: Cache that loader processes can access, that is the disk cache.
+        cache: Disk cache, which loader processes can access too; None without one.
     """
 
     cases: Sequence[Case]
@@ -84,14 +84,14 @@ class CaseLoader:
         return f"{case_digest(self.cases[row])[:32]}{self.chain.beginning_digest[:32]}"
 
     def begun(self, visit: Visit) -> tuple[Item, Packed | None]:
-        """Return the result of the deterministic transforms, from the visit, from the cache or by computing it.
+        """Return the result of the deterministic transforms for a visit: sent with it, from the cache, or computed now.
 
         Args:
             visit: The requested visit.
 
         Returns:
-            The result, whose tensors are not shared with a cache, and its packed form if it was computed now and has a
-            key.
+            The result, whose tensors are not shared with a cache, and its packed form if the result was computed now
+            and the visit has a cache key; otherwise None.
         """
         case, place = self.cases[visit.row], f"row {visit.row} of {self.where}"
         if visit.begun is not None:
@@ -177,7 +177,7 @@ class CaseLoader:
         self._checked.update(owners.tolist())
 
     def target(self, value: Any) -> torch.Tensor:
-        """Convert a batch of targets to the requested data type.
+        """Convert the targets of a batch to a tensor of the requested data type.
 
         Raises:
             DataError: If integers are requested and the values are not whole numbers.
@@ -238,12 +238,12 @@ class CaseLoader:
 
 
 def plain_targets(targets: dict[str, torch.Tensor]) -> Targets:
-    """Return the only target, or the dictionary if there are several."""
+    """Return the tensor if there is one target key, or the dictionary unchanged if there are several."""
     return next(iter(targets.values())) if len(targets) == 1 else targets
 
 
 def samples_of(item: Item) -> list[Sample]:
-    """Return the samples in a chain's result for one case."""
+    """Return the samples in a chain's result for one case as a list: one, or several if the chain crops patches."""
     return item if isinstance(item, list) else [item]
 
 

@@ -1,4 +1,7 @@
-"""Convert the result of a chain's beginning to tensors and JSON, so that it can be cached and sent without pickle."""
+"""Convert the result of deterministic transforms to tensors and JSON, so that it can be cached and sent without pickle.
+
+An item is the result of a chain of transforms for one case: a dictionary, or several if the chain crops patches.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +79,7 @@ def pack_item(item: Any, case: Mapping[str, Any], where: str) -> Packed:
 
 
 def unpack_item(content: Packed, case: Mapping[str, Any], copy: bool) -> Any:
-    """Convert a packed item back.
+    """Convert a packed item back to dictionaries and lists of tensors, arrays, numbers and text.
 
     Args:
         content: Result of `pack_item`.

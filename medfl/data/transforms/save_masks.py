@@ -14,7 +14,7 @@ from PIL import Image
 from medfl.data.readers.images import image_size
 
 GREYS = 255
-"""Grey value of the last class."""
+"""Grey value of the last class in a mask file: white."""
 
 
 class SaveMaskd(Transform):

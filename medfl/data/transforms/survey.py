@@ -18,8 +18,8 @@ class SplitSurvey:
 
     Attributes:
         pixels: 16-byte hash of each case; equal for equal inputs after the deterministic transforms.
-        shapes: Spatial shape of each case after these transforms.
-        empty: Maps each target key to its number of cases with an empty mask, which is allowed.
+        shapes: Spatial shape of each case after the deterministic transforms.
+        empty: Maps each target key to the number of cases with an empty mask. Empty masks are allowed.
     """
 
     pixels: tuple[bytes, ...]
