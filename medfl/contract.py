@@ -296,12 +296,12 @@ class Server(Participant):
     def shared_rng(self, label: str) -> torch.Generator:
         """Return a generator that depends only on (run seed, label, round), for draws that all methods share.
 
-        An example is the choice of participating sites (rule G-3), which must not differ between methods.
+        An example is the choice of participating sites, which must not differ between methods.
         """
         return make_generator(self.settings.seed, label, self.round)
 
     def trainable(self) -> list[str]:
-        """Return the names of the sites that have training data, sorted (rule G-11)."""
+        """Return the names of the sites that have training data, sorted."""
         return [name for name in self.sites if self.site_info.get(name, {}).get("trainable", True)]
 
     def networks(self) -> list[str]:

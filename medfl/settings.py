@@ -175,7 +175,7 @@ class Settings(StrictModel):
     """Share of the sites that take part in a round; at least one site takes part."""
 
     norm_sync: Annotated[Literal["all", "params", "none", "frozen"], Remote] = "all"
-    """Tensors of normalisation layers that sites share (rule G-2): ``all``; ``params``, without the running statistics;
+    """Tensors of normalisation layers that sites share: ``all``; ``params``, without the running statistics;
     ``none``; or ``frozen``, which shares all and keeps the layers in evaluation mode during training."""
 
     min_replies: Annotated[int, Remote] = Field(1, ge=1)
@@ -266,7 +266,7 @@ class Settings(StrictModel):
 
 
 def participant_count(candidates: int, fraction: float) -> int:
-    """Return how many of K candidates take part in a round: max(1, floor(fraction * K)), or 0 if K is 0 (rule G-3)."""
+    """Return how many of K candidates take part in a round: max(1, floor(fraction * K)), or 0 if K is 0."""
     return max(1, int(fraction * candidates + 1e-9)) if candidates else 0  # 1e-9: 0.1 * 30 is 3 despite rounding
 
 

@@ -178,7 +178,7 @@ class Task:
     def initial(self, seed: int, network: str | None = None, owner: str = "") -> Tensors:
         """Return the initial tensors of a network.
 
-        They depend on seed, network, owner and `weights`, not on the method (G-13).
+        They depend on seed, network, owner and `weights`, not on the method.
 
         Args:
             seed: Seed of the run.

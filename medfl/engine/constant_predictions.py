@@ -27,12 +27,12 @@ class SitePredictions:
     """Predictions of a model for the images of a site, with the images' targets.
 
     Attributes:
-        judged: Predictions, shape (N, K), as `medfl.training.predict.predict` returns them.
+        predictions: Predictions, shape (N, K), as `medfl.training.predict.predict` returns them.
         targets: Targets, shape (N, ...).
         split: ``test``, or ``val`` at a site without test images.
     """
 
-    judged: torch.Tensor
+    predictions: torch.Tensor
     targets: torch.Tensor
     split: str
 
@@ -53,13 +53,13 @@ def find_constant_predictions(
     """
     import torch  # not at the top: `medfl status` reads summaries, and torch takes seconds to import
 
-    known = {site: part for site, part in sorted(by_site.items()) if len(part.judged)}
+    known = {site: part for site, part in sorted(by_site.items()) if len(part.predictions)}
     if not known:
         return []
 
     def entry(words: str, sites: Sequence[str]) -> ConstantPrediction:
         parts = [known[site] for site in sites]
-        images, splits = sum(len(part.judged) for part in parts), tuple(sorted({part.split for part in parts}))
+        images, splits = sum(len(part.predictions) for part in parts), tuple(sorted({part.split for part in parts}))
         everywhere = len(sites) == len(known)
         return ConstantPrediction(
             prediction=words,
@@ -70,13 +70,13 @@ def find_constant_predictions(
             has_classes=objective.has_class_labels,
         )
 
-    judged = torch.cat([part.judged for part in known.values()])
+    predictions = torch.cat([part.predictions for part in known.values()])
     targets = torch.cat([part.targets for part in known.values()])
-    if (answer := objective.constant_answer(judged, targets, classes)) is not None:
+    if (answer := objective.constant_answer(predictions, targets, classes)) is not None:
         return [entry(answer.words, list(known))]
     sites_by_answer: dict[str, list[str]] = {}
     for site, part in known.items():
-        answer = objective.constant_answer(part.judged, part.targets, classes)
+        answer = objective.constant_answer(part.predictions, part.targets, classes)
         if answer is not None and answer.contradicted >= MIN_CONTRADICTIONS:
             sites_by_answer.setdefault(answer.words, []).append(site)
     return [entry(words, sites) for words, sites in sorted(sites_by_answer.items())]

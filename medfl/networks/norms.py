@@ -1,4 +1,4 @@
-"""Normalisation layers of a network, identified by module type and never by name (rule G-1)."""
+"""Normalisation layers of a network, identified by module type and never by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Body and head of a network, identified by attribute (rule G-1) and never by a substring of a parameter's name."""
+"""Body and head of a network, identified by attribute and never by a substring of a parameter's name."""
 
 from __future__ import annotations
 

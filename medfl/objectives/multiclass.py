@@ -132,18 +132,18 @@ class Multiclass(Objective):
         return [predicted, self.decision_rule, *map(format_value, predictions.tolist())]
 
     def weighted_score(
-        self, metric: str, judged: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
+        self, metric: str, predictions: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
         """Compute a metric for each weighting as `medfl.metrics.metric.Metric.weighted` does."""
-        return self.scores[metric].weighted(judged, targets, self.num_classes, weights)
+        return self.scores[metric].weighted(predictions, targets, self.num_classes, weights)
 
     def constant_answer(
-        self, judged: torch.Tensor, targets: torch.Tensor, names: Sequence[str] = ()
+        self, predictions: torch.Tensor, targets: torch.Tensor, names: Sequence[str] = ()
     ) -> ConstantAnswer | None:
         """Return the class that the model predicts for every case, if the cases have several classes."""
-        if not len(judged) or not self.is_without_nan(judged):
+        if not len(predictions) or not self.is_without_nan(predictions):
             return None
-        predicted = judged.argmax(dim=1)
+        predicted = predictions.argmax(dim=1)
         if bool((predicted != predicted[0]).any()) or not bool((targets != targets[0]).any()):
             return None
         number = int(predicted[0])

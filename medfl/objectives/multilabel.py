@@ -134,16 +134,16 @@ class Multilabel(Objective):
         return tuple(f"t{label}" for label in range(self.num_labels))
 
     def constant_answer(
-        self, judged: torch.Tensor, targets: torch.Tensor, names: Sequence[str] = ()
+        self, predictions: torch.Tensor, targets: torch.Tensor, names: Sequence[str] = ()
     ) -> ConstantAnswer | None:
         """Return the answer of a model that predicts the same findings for every case.
 
         A single finding with a constant prediction is no fault, because rare findings stay below the threshold 0.5.
         Findings whose labels don't vary are ignored.
         """
-        if not len(judged) or not self.is_without_nan(judged):
+        if not len(predictions) or not self.is_without_nan(predictions):
             return None
-        present, labelled = judged >= PROBABILITY_THRESHOLD, ~targets.isnan()
+        present, labelled = predictions >= PROBABILITY_THRESHOLD, ~targets.isnan()
         differ = ((targets == 1).any(0) & (targets == 0).any(0)).nonzero()[:, 0]
         if not len(differ) or bool((present[:, differ] != present[:1, differ]).any()):
             return None
@@ -163,7 +163,7 @@ class Multilabel(Objective):
         return targets.nan_to_num(-1.0).long()
 
 
-def _label_auc(label: int, judged: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def _label_auc(label: int, predictions: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Compute the AUC of a single finding."""
     columns = slice(label, label + 1)
-    return label_auc(judged[:, columns], targets[:, columns], weights)[0]
+    return label_auc(predictions[:, columns], targets[:, columns], weights)[0]

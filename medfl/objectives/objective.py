@@ -86,19 +86,19 @@ class ObjectivePresentation(ABC):
         """Column names of `Objective.scoring_targets` in tables; by default the column names of targets."""
         return self.target_columns
 
-    def is_without_nan(self, judged: torch.Tensor) -> bool:
+    def is_without_nan(self, predictions: torch.Tensor) -> bool:
         """Return True if every case has a prediction without NaN, as is the case unless the training diverged.
 
         Args:
-            judged: Values (N, K) from `Objective.scoring_inputs`.
+            predictions: Values (N, K) from `Objective.scoring_inputs`.
         """
-        return not bool(torch.isnan(judged).any())
+        return not bool(torch.isnan(predictions).any())
 
-    def groups(self, judged: torch.Tensor, others: torch.Tensor) -> tuple[str, ...]:
+    def groups(self, predictions: torch.Tensor, others: torch.Tensor) -> tuple[str, ...]:
         """Return the group of each case.
 
         Args:
-            judged: Values (N, K) from `Objective.scoring_inputs`.
+            predictions: Values (N, K) from `Objective.scoring_inputs`.
             others: Values (M, K) of other cases under the same model, M >= 1.
 
         Raises:
@@ -329,49 +329,49 @@ class Objective(ObjectivePresentation):
 
     # ---- scores
 
-    def score(self, metric: str, judged: torch.Tensor, targets: torch.Tensor) -> float:
+    def score(self, metric: str, predictions: torch.Tensor, targets: torch.Tensor) -> float:
         """Compute a metric with equal weights of all cases; NaN if it is undefined.
 
         Args:
             metric: Name of one of `scores`.
-            judged: Values (N, K) from `scoring_inputs`.
+            predictions: Values (N, K) from `scoring_inputs`.
             targets: Values (N, ...) from `scoring_targets`.
         """
         once = torch.ones(len(targets), 1, dtype=torch.float64, device=targets.device)
-        return float(self.weighted_score(metric, judged, targets, once)[0])
+        return float(self.weighted_score(metric, predictions, targets, once)[0])
 
     def weighted_score(
-        self, metric: str, judged: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
+        self, metric: str, predictions: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
         """Compute a metric for each of B weightings of the cases, as resampling needs it.
 
         Args:
             metric: Name of one of `scores`.
-            judged: Values (N, K) from `scoring_inputs`.
+            predictions: Values (N, K) from `scoring_inputs`.
             targets: Values (N, ...) from `scoring_targets`.
             weights: Case weights (N, B), float64, >= 0.
 
         Returns:
             Scores (B,), float64; NaN if undefined: without cases, with a NaN prediction, and as the metric defines.
         """
-        if not len(targets) or bool(torch.isnan(judged).any()):
+        if not len(targets) or bool(torch.isnan(predictions).any()):
             return torch.full((weights.shape[1],), math.nan, dtype=torch.float64)
-        return self.scores[metric](judged, targets, weights)
+        return self.scores[metric](predictions, targets, weights)
 
     def constant_answer(
-        self, judged: torch.Tensor, targets: torch.Tensor, names: Sequence[str] = ()
+        self, predictions: torch.Tensor, targets: torch.Tensor, names: Sequence[str] = ()
     ) -> ConstantAnswer | None:
         """Return the model's prediction if it is the same for every case although the targets differ.
 
         Args:
-            judged: Values (N, K) from `scoring_inputs`.
+            predictions: Values (N, K) from `scoring_inputs`.
             targets: Values (N, ...) from `scoring_targets`.
             names: Names of the classes; empty uses their numbers.
 
         Returns:
             The constant prediction; None if predictions differ, no target contradicts them, or a prediction is NaN.
         """
-        return constant_numbers(judged, targets) if self.is_without_nan(judged) else None
+        return constant_numbers(predictions, targets) if self.is_without_nan(predictions) else None
 
     def check_metrics(self, names: Sequence[str]) -> None:
         """Raise if this objective does not have a metric.

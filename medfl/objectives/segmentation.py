@@ -189,23 +189,25 @@ class Segmentation(Objective):
         Contains the Dice and the scores that `metrics` need; all other scores are NaN.
         """
         wanted = [kind for kind in _SCORE_KINDS if kind in {"dice", *metrics}]
-        judged = torch.full((len(targets), len(_SCORE_KINDS) + 1, len(self.labels)), torch.nan, dtype=torch.float64)
+        predictions = torch.full(
+            (len(targets), len(_SCORE_KINDS) + 1, len(self.labels)), torch.nan, dtype=torch.float64
+        )
         pairs = zip(outputs, self.masks(outputs), self.references(targets), strict=True)
         for row, (case, ours, theirs) in enumerate(pairs):
             if bool(case.isnan().any()):
                 continue  # a diverged model has no score
             for kind in wanted:
-                judged[row, _SCORE_KINDS.index(kind)] = self._score(
+                predictions[row, _SCORE_KINDS.index(kind)] = self._score(
                     kind, ours, theirs, None if spacing is None else spacing[row]
                 )
-            judged[row, -1] = self._sizes(ours)
-        return judged.flatten(1)
+            predictions[row, -1] = self._sizes(ours)
+        return predictions.flatten(1)
 
     def weighted_score(
-        self, metric: str, judged: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
+        self, metric: str, predictions: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
         """Average a metric over the cases whose score is defined."""
-        return self.scores[metric](judged, targets, weights)
+        return self.scores[metric](predictions, targets, weights)
 
     def _score(
         self, kind: str, ours: torch.Tensor, theirs: torch.Tensor, spacing: torch.Tensor | None
@@ -254,18 +256,18 @@ class Segmentation(Objective):
         """Column names reference_1, reference_2, ...: the reference size of each class."""
         return tuple(f"reference_{label}" for label in self.labels)
 
-    def is_without_nan(self, judged: torch.Tensor) -> bool:
+    def is_without_nan(self, predictions: torch.Tensor) -> bool:
         """Return True if every case has a Dice; distances may be undefined."""
-        return not bool(judged[:, : len(self.labels)].isnan().any())
+        return not bool(predictions[:, : len(self.labels)].isnan().any())
 
     def constant_answer(
-        self, judged: torch.Tensor, targets: torch.Tensor, names: Sequence[str] = ()
+        self, predictions: torch.Tensor, targets: torch.Tensor, names: Sequence[str] = ()
     ) -> ConstantAnswer | None:
         """Return the answer of a model that predicts only empty masks, if any reference mask is not empty."""
-        if not len(judged) or not self.is_without_nan(judged):
+        if not len(predictions) or not self.is_without_nan(predictions):
             return None
         filled = int((targets > 0).any(1).sum())
-        is_empty = not bool((judged[:, -len(self.labels) :] > 0).any())
+        is_empty = not bool((predictions[:, -len(self.labels) :] > 0).any())
         return ConstantAnswer("an empty mask", filled) if is_empty and filled else None
 
     def average_outputs(self, outputs: torch.Tensor) -> torch.Tensor:
@@ -291,12 +293,14 @@ _SCORE_KINDS = ("dice", "hd95", "surface_dice", "lesion_f1")
 
 
 def _mean_of_columns(
-    columns: slice, judged: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
+    columns: slice, predictions: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
     """Average the scores in the given columns over classes, then over cases."""
-    return mean_over_cases(judged[:, columns].double(), weights)
+    return mean_over_cases(predictions[:, columns].double(), weights)
 
 
-def _mean_of_column(place: int, judged: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def _mean_of_column(
+    place: int, predictions: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
     """Average the scores in one column over cases."""
-    return class_means(judged[:, place : place + 1].double(), weights)[0]
+    return class_means(predictions[:, place : place + 1].double(), weights)[0]

@@ -117,9 +117,9 @@ class Survival(Objective):
         """Column names time and event."""
         return ("time", "event")
 
-    def groups(self, judged: torch.Tensor, others: torch.Tensor) -> tuple[str, ...]:
+    def groups(self, predictions: torch.Tensor, others: torch.Tensor) -> tuple[str, ...]:
         """Return `HIGHER` for each case whose risk exceeds the median risk of the others, otherwise `LOWER`.
 
         For an even number of others, the lower median is used.
         """
-        return tuple(HIGHER if above else LOWER for above in (judged[:, 0] > others[:, 0].median()).tolist())
+        return tuple(HIGHER if above else LOWER for above in (predictions[:, 0] > others[:, 0].median()).tolist())

@@ -289,7 +289,7 @@ def limit_cases_hold(case: Case) -> None:
 
 @promise
 def equal_models_average_to_themselves(case: Case) -> None:
-    """Check that without local training each global model stays the initial one, including buffers (rule G-2).
+    """Check that without local training each global model stays the initial one, including buffers.
 
     Methods whose server trains on public data are exempt. If a method exports another network than the run's, with
     another head, only the body is compared.

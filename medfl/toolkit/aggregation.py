@@ -88,7 +88,7 @@ def check_updates(
 
 
 def normalised_weights(weights: dict[str, float], fallback: Mapping[str, Meta]) -> dict[str, float]:
-    """Return weights that sum to 1 (rule G-5).
+    """Return weights that sum to 1.
 
     If the weights are all zero, or one is negative or not finite, log a warning and weight by the sizes instead. If the
     sizes are unusable too, weight all sites equally.
@@ -132,7 +132,7 @@ def mean_updates(replies: Replies, weights: Mapping[str, Mapping[str, float]]) -
 
     Returns:
         Maps each prefix to its mean tensors by name, without the prefix, in float64. Integer and boolean buffers take
-        the largest value over the sites (rule G-2).
+        the largest value over the sites.
     """
     means: dict[str, Tensors] = {prefix: {} for prefix in weights}
     for site, tensors in replies:
@@ -158,7 +158,7 @@ def _add_weighted(mean: Tensors, tensors: Tensors, weight: float) -> None:
 
 
 def sample_sites(names: list[str], fraction: float, generator: torch.Generator) -> list[str]:
-    """Draw sites without replacement (rule G-3).
+    """Draw sites without replacement.
 
     Args:
         names: Names of the candidates, sorted as strings.

@@ -125,7 +125,7 @@ class Averaging(MultiStepMethod, LocalTraining):
         Args:
             model: A network of the run.
             norm_sync: Setting of the run that excludes all tensors (``none``) or the buffers (``params``) of
-                normalisation layers (rule G-2).
+                normalisation layers.
         """
         norms = norm_names(model)
         personal = {"none": norms, "params": norms & buffer_names(model)}.get(norm_sync, set())

@@ -45,7 +45,7 @@ class CompanionModel:
         self._smallest = smallest_batch(self.model, site.settings)
 
     def skips(self, batch: Batch) -> bool:
-        """Return True if the batch is too small for this model's batch-norm layers (rule G-6)."""
+        """Return True if the batch is too small for this model's batch-norm layers."""
         return len(batch.rows) < self._smallest
 
     def __call__(self, images: torch.Tensor, parameters: Tensors | None = None) -> torch.Tensor:

@@ -160,7 +160,7 @@ class LocalTraining(BaseModel):
             site: The site with its data, network and settings.
             tensors: Tensors of the model at the start.
             optimizer: `FitResult.optimizer` of the previous training, or an empty dict, to carry the optimiser's state
-                from one training to the next. None starts with a new optimiser and returns no state (rule G-7).
+                from one training to the next. None starts with a new optimiser and returns no state.
             extra: Initial values of `Fit.extra`.
             phase: Label of the random streams, so that a second training draws other batches; None uses the training's
                 label.

@@ -1,6 +1,6 @@
 """Models that are sent from site to site: their messages, their training at a host, and the routes.
 
-A route assigns to each host the model that it trains (or trains jointly with its own) in a round (rule G-16).
+A route assigns to each host the model that it trains (or trains jointly with its own) in a round.
 """
 
 from __future__ import annotations

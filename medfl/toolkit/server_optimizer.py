@@ -1,7 +1,7 @@
 """Server optimisers: the server treats the mean update as a gradient and keeps moments from round to round.
 
 They act on trainable parameters only. Floating buffers are averaged and integer buffers take the largest value, as in
-FedAvg (rule G-2), because a server optimiser could make a running variance negative. Computations use the mean's
+FedAvg, because a server optimiser could make a running variance negative. Computations use the mean's
 float64. Stored moments are rounded to the stored dtype; the steps use the unrounded values.
 """
 

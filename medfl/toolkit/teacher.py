@@ -13,7 +13,7 @@ from medfl.training.predict import evaluation_batch, logits
 
 
 class Teacher:
-    """Fixed teacher model: its logits for a site's training images, without gradients, in evaluation mode (rule G-8).
+    """Fixed teacher model: its logits for a site's training images, without gradients, in evaluation mode.
 
     Without augmentation, the logits of all images are computed once. With augmentation, the teacher keeps a copy of the
     model and computes the logits of each augmented batch.

@@ -74,7 +74,7 @@ def row_batches(
 ) -> Iterator[torch.Tensor]:
     """Yield the row numbers of each batch.
 
-    Each epoch is a new permutation of all rows, without dropping the last batch (rule G-6), or n draws with weights.
+    Each epoch is a new permutation of all rows, without dropping the last batch, or n draws with weights.
 
     Args:
         n: Number of rows of the data set; with 0 there is no batch.
@@ -106,7 +106,7 @@ def _draw_rows(weights: torch.Tensor, n: int, generator: torch.Generator) -> tor
 
 
 def smallest_batch(model: nn.Module, settings: Settings) -> int:
-    """Return the minimum number of images in a batch: 2 if batch-norm layers are trained, otherwise 1 (rule G-6)."""
+    """Return the minimum number of images in a batch: 2 if batch-norm layers are trained, otherwise 1."""
     return 2 if has_batch_norm(model) and settings.norm_sync != "frozen" else 1
 
 
@@ -132,7 +132,7 @@ class PlainSteps:
 
     Args:
         model: Model in training mode. If it has batch-norm layers that are not frozen, batches of one sample are
-            skipped (rule G-6).
+            skipped.
         optimizer: Optimiser of the trained parameters.
         settings: Settings of the run: epochs or steps, batch_size, norm_sync.
         generator: Random generator of the batches.

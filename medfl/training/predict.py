@@ -74,12 +74,12 @@ def predict(
     Raises:
         ContractError: If the model's outputs don't match the objective.
     """
-    judged, kept = [], []
+    predictions, kept = [], []
     for loaded, outputs in _outputs(model, data, settings, device, evaluation_batch(objective), inferer, cases):
         objective.check_outputs(outputs, loaded.targets)
-        judged.append(objective.scoring_inputs(outputs, loaded.targets, metrics, loaded.spacing))
+        predictions.append(objective.scoring_inputs(outputs, loaded.targets, metrics, loaded.spacing))
         kept.append(objective.scoring_targets(loaded.targets))
-    return (torch.cat(judged), torch.cat(kept)) if judged else (torch.empty(0, 0), torch.empty(0, 0))
+    return (torch.cat(predictions), torch.cat(kept)) if predictions else (torch.empty(0, 0), torch.empty(0, 0))
 
 
 def mean_loss(

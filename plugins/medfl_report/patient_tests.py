@@ -204,7 +204,7 @@ class PatientTests:
             return OTHER_IMAGES
         exchange = exchange_models(
             partial(first.objective.weighted_score, self._metric),
-            [(after.judged, before.judged) for before, after in sides],
+            [(after.predictions, before.predictions) for before, after in sides],
             first.targets,
             first.patients,
             seed=[zlib.crc32(data.encode()), zlib.crc32(site.encode())],

@@ -26,9 +26,9 @@ class PredictionSet:
 
     Attributes:
         rows: Index of each image in the test split, (N,), int64.
-        targets: Targets in the form of `Objective.kept`: (N,), int64, for classes, else (N, T), float64.
-        judged: Predictions in the form of `Objective.judged`, such as probabilities, (N, K), float64; NaN after a
-            diverged training.
+        targets: Targets in the form of `Objective.scoring_targets`: (N,), int64, for classes, else (N, T), float64.
+        predictions: Predictions in the form of `Objective.scoring_inputs`, such as probabilities, (N, K), float64; NaN
+            after a diverged training.
         objective: Objective of the run.
         sex: Sex of each image's patient as in the data list, "" if unknown; empty if it is known for no image.
         centre: Centre at which each image was taken, in the same form.
@@ -38,7 +38,7 @@ class PredictionSet:
 
     rows: torch.Tensor
     targets: torch.Tensor
-    judged: torch.Tensor
+    predictions: torch.Tensor
     objective: Objective
     sex: tuple[str, ...] = ()
     centre: tuple[str, ...] = ()
@@ -51,13 +51,13 @@ class PredictionSet:
             torch.equal(self.rows, other.rows)
             and self.targets.shape == other.targets.shape
             and torch.allclose(self.targets, other.targets, rtol=0, atol=0, equal_nan=True)
-            and self.judged.shape == other.judged.shape
+            and self.predictions.shape == other.predictions.shape
         )
 
     @property
     def defined(self) -> bool:
         """True if there are images and the model gave a number for each of them."""
-        return len(self.rows) > 0 and self.objective.is_without_nan(self.judged)
+        return len(self.rows) > 0 and self.objective.is_without_nan(self.predictions)
 
     @property
     def correct(self) -> int:
@@ -67,7 +67,7 @@ class PredictionSet:
     @property
     def right(self) -> torch.Tensor:
         """True for each image whose most probable class is the true class, (N,), bool."""
-        return self.judged.argmax(dim=1) == self.targets
+        return self.predictions.argmax(dim=1) == self.targets
 
     @property
     def patient_count(self) -> int | None:
@@ -76,7 +76,7 @@ class PredictionSet:
 
     def score(self, metric: str) -> float:
         """Return a metric of the objective; NaN if it is not defined."""
-        return self.objective.score(metric, self.judged, self.targets)
+        return self.objective.score(metric, self.predictions, self.targets)
 
     def interval(self, score: str | ScoreFunction) -> Interval | None:
         """Return a score with its 95 % bootstrap interval over the patients; None if it is not defined.
@@ -84,12 +84,12 @@ class PredictionSet:
         Args:
             score: Name of a metric of the objective, or a score function.
         """
-        return bootstrap(self._score(score), self.judged, self.targets, patients=self.patients)
+        return bootstrap(self._score(score), self.predictions, self.targets, patients=self.patients)
 
     def gain_over(self, other: PredictionSet, metric: str) -> Interval | None:
         """Return the difference self - other in a metric with its interval over patients; None if not defined."""
         score = self._score(metric)
-        return paired_bootstrap(score, self.judged, other.judged, self.targets, patients=self.patients)
+        return paired_bootstrap(score, self.predictions, other.predictions, self.targets, patients=self.patients)
 
     def part(self, chosen: torch.Tensor) -> PredictionSet:
         """Return the subset of the chosen images.
@@ -105,7 +105,7 @@ class PredictionSet:
         return PredictionSet(
             rows=self.rows[chosen],
             targets=self.targets[chosen],
-            judged=self.judged[chosen],
+            predictions=self.predictions[chosen],
             objective=self.objective,
             sex=sex,
             centre=centre,
@@ -160,15 +160,15 @@ def prediction_set_of(table: pd.DataFrame, objective: Objective) -> PredictionSe
     Raises:
         ValueError: If the columns do not match the objective, or a label is no class.
     """
-    kept, judged = list(objective.scoring_target_columns), list(objective.columns(()))
-    names = ["row", *kept, *judged]
+    kept, predictions = list(objective.scoring_target_columns), list(objective.columns(()))
+    names = ["row", *kept, *predictions]
     if [name for name in table.columns if name not in (*METADATA_KEYS, PATIENT_COLUMN, GROUP_COLUMN)] != names:
         raise ValueError(f"expected the columns {', '.join(names)}, got {len(table.columns)} others")
     sex, centre = (tuple(table[name].fillna("")) if name in table else () for name in METADATA_KEYS)
     return PredictionSet(
         _integers(table, "row"),
         _labels(table, objective.classes) if objective.has_class_labels else _numbers(table, kept),
-        _numbers(table, judged),
+        _numbers(table, predictions),
         objective,
         sex,
         centre,
@@ -204,7 +204,7 @@ def pooled(tested: dict[str, PredictionSet]) -> PredictionSet | None:
     return PredictionSet(
         torch.cat([test_set.rows for test_set in parts]),
         torch.cat([test_set.targets for test_set in parts]),
-        torch.cat([test_set.judged for test_set in parts]),
+        torch.cat([test_set.predictions for test_set in parts]),
         parts[0].objective,
         patients=concatenate_patients(
             [test_set.patients for test_set in parts], [len(test_set.rows) for test_set in parts]

@@ -147,7 +147,7 @@ def confusion_of(name: str, tested: PredictionSet) -> Confusion:
         name: Label of the group.
         tested: Test set, for example of all sites.
     """
-    counts = confusion(tested.judged, tested.targets, tested.objective.classes)
+    counts = confusion(tested.predictions, tested.targets, tested.objective.classes)
     shares = counts.double() / counts.sum(1, keepdim=True).clamp(min=1)
     return Confusion(name, counts.tolist(), shares.tolist())
 
@@ -164,7 +164,7 @@ def reliability_of(name: str, tested: PredictionSet) -> Reliability:
         name: Label of the group.
         tested: Test set, for example of all sites.
     """
-    sure, predicted = tested.judged.max(dim=1)
+    sure, predicted = tested.predictions.max(dim=1)
     right = (predicted == tested.targets).double()
     edges = torch.linspace(0, 1, NUM_BINS + 1, dtype=torch.float64)[1:-1]
     bins = torch.bucketize(sure, edges)

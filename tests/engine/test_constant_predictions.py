@@ -12,8 +12,8 @@ CLASSES = ("benign", "malignant", "normal")
 
 
 def site(predicted, labels, split="test"):
-    judged = torch.eye(3)[predicted]
-    return SitePredictions(judged, torch.tensor(labels), split)
+    predictions = torch.eye(3)[predicted]
+    return SitePredictions(predictions, torch.tensor(labels), split)
 
 
 def find(**sites):

@@ -328,14 +328,14 @@ def test_distances_are_in_the_millimetres_of_each_case(tmp_path):
         torch.manual_seed(0)
         network = run.task.build("network")
         settings = read_settings(Settings, {"rounds": 1}, "the run")
-        judged, _ = predict(network, data, objective, ["hd95"], settings, inferer=run.task.inferer)
+        predictions, _ = predict(network, data, objective, ["hd95"], settings, inferer=run.task.inferer)
         images, masks = data.batch(torch.tensor([0]))
         ours, theirs = objective.masks(run.task.inferer(images, network.eval())), objective.references(masks)
     column = objective.columns(()).index("hd95_0")
-    assert judged[0, column : column + 3].tolist() == pytest.approx(
+    assert predictions[0, column : column + 3].tolist() == pytest.approx(
         hausdorff95(ours[0], theirs[0], (1, 2, 3)).tolist(), nan_ok=True
     )
-    assert not judged[0, column].isnan()
+    assert not predictions[0, column].isnan()
     assert objective.scoring_inputs(torch.zeros(1, 3, 2, 2, 2), torch.ones(1, 3, 2, 2, 2), ["hd95"])[0, column].isnan()
 
 

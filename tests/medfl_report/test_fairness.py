@@ -83,7 +83,7 @@ def test_folds_whose_models_differ_in_scale_are_as_one():
     first = fold([0.1, 0.2, 0.3, 0.4], [0, 0, 1, 1], ["male"] * 4)
     second = fold([0.91, 0.92, 0.93, 0.94], [0, 0, 1, 1], ["male"] * 4)
     assert site_by_sex("a", [first, second]).male.auc == 1.0
-    raw = [score for part in (first, second) for score in part.judged[:, 1]]
+    raw = [score for part in (first, second) for score in part.predictions[:, 1]]
     assert roc_auc_score([0, 0, 1, 1] * 2, raw) == 0.75
 
 

@@ -41,7 +41,7 @@ def exchange(
         targets, score = torch.from_numpy(labels), partial(Multiclass(2).weighted_score, metric)
     elif metric == "dice":
         pair = [torch.from_numpy(1 + more + noise).sigmoid()[:, None] for more, noise in zip((gain, 0.0), noises)]
-        targets, score = torch.zeros(patients, 1), lambda judged, _, weights: mean_over_cases(judged, weights)
+        targets, score = torch.zeros(patients, 1), lambda predictions, _, weights: mean_over_cases(predictions, weights)
     else:
         risk = rng.normal(size=patients)
         times, end = rng.exponential(np.exp(-3 * risk)), rng.exponential(10.0, size=patients)

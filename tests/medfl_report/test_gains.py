@@ -68,7 +68,7 @@ def test_differences_are_those_of_the_scores(tmp_path):
     wanted = []
     for row in comparison.rows:
         before, after = (read_prediction_sets(read_run(run))[row.name] for run in runs)
-        before_score, two = (balanced_accuracy_score(t.targets, t.judged.argmax(1)) for t in (before, after))
+        before_score, two = (balanced_accuracy_score(t.targets, t.predictions.argmax(1)) for t in (before, after))
         assert row.alone == pytest.approx(before_score)
         assert row.other == pytest.approx(two)
         assert row.difference == pytest.approx(two - before_score)

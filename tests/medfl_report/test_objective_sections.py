@@ -63,8 +63,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return runs
 
 
-def answers(targets: list[list[float]], judged: list[list[float]], objective: Objective) -> Answers:
-    return Answers(torch.arange(len(targets)), torch.tensor(targets).double(), torch.tensor(judged).double(), objective)
+def answers(targets: list[list[float]], predictions: list[list[float]], objective: Objective) -> Answers:
+    return Answers(
+        torch.arange(len(targets)), torch.tensor(targets).double(), torch.tensor(predictions).double(), objective
+    )
 
 
 # ---- closed forms
@@ -117,7 +119,7 @@ def test_runs_about_survival_say_the_group_of_each_test_case(made: Made) -> None
     for folder in made("survival"):
         for test_set in read_prediction_sets(read_run(folder)).values():
             assert set(test_set.groups) <= {"higher", "lower"}
-            risks = test_set.judged[:, 0]
+            risks = test_set.predictions[:, 0]
             high = torch.tensor([group == "higher" for group in test_set.groups])
             assert len(high) == len(risks)
             assert not (high.any() and (~high).any()) or risks[high].min() >= risks[~high].max()
@@ -148,18 +150,18 @@ def test_an_interval_is_over_patients(objective: Objective) -> None:
     events = torch.arange(30) % 3 > 0
     truth = torch.rand(30, 1, generator=stream).double() + 1
     targets = torch.cat([truth, events[:, None].double()], 1) if objective.name == "survival" else truth
-    judged = -truth + torch.rand(30, 1, generator=stream)
+    predictions = -truth + torch.rand(30, 1, generator=stream)
     rows, metric = torch.arange(30), objective.metrics[0]
-    plain = Answers(rows, targets, judged, objective).interval(metric)
-    assert Answers(rows, targets, judged, objective, patients=rows).interval(metric) == plain
+    plain = Answers(rows, targets, predictions, objective).interval(metric)
+    assert Answers(rows, targets, predictions, objective, patients=rows).interval(metric) == plain
     twice = rows.repeat_interleave(2)
-    copied = Answers(twice, targets[twice], judged[twice], objective, patients=twice).interval(metric)
+    copied = Answers(twice, targets[twice], predictions[twice], objective, patients=twice).interval(metric)
     assert copied is not None
     assert plain is not None
     if objective.name == "regression":  # a C-index has no pair of a case with its own copy, which count less the more
         assert (copied.low, copied.high) == pytest.approx((plain.low, plain.high))
     assert copied.difference == pytest.approx(plain.difference)
-    naive = Answers(twice, targets[twice], judged[twice], objective).interval(metric)
+    naive = Answers(twice, targets[twice], predictions[twice], objective).interval(metric)
     assert naive is not None
     assert naive.high - naive.low < 0.85 * (copied.high - copied.low)
 
@@ -308,7 +310,7 @@ def test_cases_without_a_distance_are_left_out_and_counted(made: Made) -> None:
     run = read_run(made("masks")[1])
     test_set = read_prediction_sets(run)["south"]
     column = run.objective.columns(()).index("hd95_1")
-    test_set.judged[:, column] = torch.tensor([float(number) for number in range(11)] + [NAN])
+    test_set.predictions[:, column] = torch.tensor([float(number) for number in range(11)] + [NAN])
     content = masks_section(group_runs([run]), {str(run.folder): {"south": test_set}})
     assert content is not None
     (row,) = next(table["rows"] for table in content["kinds"] if table["kind"] == "hd95")
@@ -328,9 +330,9 @@ def test_a_site_that_is_not_asked_keeps_no_picture(made: Made, tmp_path: Path) -
     alone, other = made("masks")
     assert not list(alone.rglob(WORST_CASES_FILE))
     cases = read_worst_cases(other / "sites" / "west")
-    judged = read_prediction_sets(read_run(other))["west"].judged[:, 0]
-    assert [case.dice for case in cases] == pytest.approx(judged.sort().values[:3].tolist())
-    assert [judged[case.row] for case in cases] == pytest.approx([case.dice for case in cases])
+    predictions = read_prediction_sets(read_run(other))["west"].predictions[:, 0]
+    assert [case.dice for case in cases] == pytest.approx(predictions.sort().values[:3].tolist())
+    assert [predictions[case.row] for case in cases] == pytest.approx([case.dice for case in cases])
     assert cases[0].image.shape == (6, 6)
     assert cases[0].slice is None
     overlap = (

@@ -39,7 +39,7 @@ def test_the_first_table_says_what_scikit_learn_says(page, tmp_path):
     assert [words(cell) for cell in head[:4]] == ["site test images", "local", "fedavg", "difference 95 % CI"]
     tested = [read_prediction_sets(read_run(tmp_path / name)) for name in ("local", "fedavg")]
     alone, other = (
-        [accuracy_score(sets[site].targets, sets[site].judged.argmax(1)) for site in SITES] for sets in tested
+        [accuracy_score(sets[site].targets, sets[site].predictions.argmax(1)) for site in SITES] for sets in tested
     )
     for site, row, before, after in zip(SITES, rows, alone, other, strict=False):
         assert words(row[0]) == f"{site} 90 images"
@@ -69,7 +69,7 @@ def test_alone_a_run_shows_accuracies_with_wilsons_interval(page, tmp_path):
 def test_the_confusion_matrix_is_scikit_learns(page, tmp_path):
     document = page(("fedavg", {}))
     everything = pooled(read_prediction_sets(read_run(tmp_path / "fedavg")))
-    wanted = confusion_matrix(everything.targets, everything.judged.argmax(1))
+    wanted = confusion_matrix(everything.targets, everything.predictions.argmax(1))
     head, *rows = document.tables["Confusion matrix of fedavg"]
     assert head == ["", "basophil", "eosinophil", "lymphocyte"]
     for row, counts in zip(rows, wanted, strict=True):

@@ -62,7 +62,7 @@ def test_for_an_accuracy_it_is_the_sign_test_of_the_images_on_which_models_diffe
 def test_for_a_mean_it_is_the_paired_permutation_test_of_scipy():
     rng = np.random.default_rng(1)
     a, b = rng.normal(0.4, 1, size=(2, 8))
-    mean = lambda judged, targets, weights: (judged * weights).sum(0) / weights.sum(0)  # noqa: E731
+    mean = lambda predictions, targets, weights: (predictions * weights).sum(0) / weights.sum(0)  # noqa: E731
     ours = exchange_models(mean, [(torch.from_numpy(a)[:, None], torch.from_numpy(b)[:, None])], torch.zeros(8))
     theirs = permutation_test((a, b), lambda x, y: np.mean(x - y), permutation_type="samples", n_resamples=np.inf)
     assert ours.exhaustive

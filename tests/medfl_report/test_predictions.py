@@ -13,7 +13,7 @@ from medfl_report.predictions import PredictionSet
 SET = PredictionSet(
     rows=torch.tensor([3, 5, 8]),
     targets=torch.tensor([0, 1, 1]),
-    judged=torch.tensor([[0.9, 0.1], [0.4, 0.6], [0.7, 0.3]], dtype=torch.float64),
+    predictions=torch.tensor([[0.9, 0.1], [0.4, 0.6], [0.7, 0.3]], dtype=torch.float64),
     objective=Multiclass(2),
     sex=("male", "female", "male"),
     centre=("north", "south", "east"),
@@ -22,7 +22,7 @@ SET = PredictionSet(
 
 
 def test_two_models_may_say_other_things_of_the_same_images():
-    assert SET.same_images(replace(SET, judged=1 - SET.judged))
+    assert SET.same_images(replace(SET, predictions=1 - SET.predictions))
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_two_models_may_say_other_things_of_the_same_images():
         {"rows": torch.tensor([3, 5, 9])},
         {"rows": torch.tensor([5, 3, 8])},
         {"targets": torch.tensor([0, 1, 0])},
-        {"judged": torch.full((3, 4), 0.25, dtype=torch.float64)},
+        {"predictions": torch.full((3, 4), 0.25, dtype=torch.float64)},
     ],
 )
 def test_other_images_targets_or_classes_can_not_be_compared(change):

@@ -32,8 +32,8 @@ def judge(objective, outputs, targets):
     ],
 )  # fmt: skip
 def test_by_hand(objective, outputs, targets, words, contradicted):
-    judged, kept = judge(objective, outputs, targets)
-    answer = objective.constant_answer(judged, kept, ("a", "b", "c"))
+    predictions, kept = judge(objective, outputs, targets)
+    answer = objective.constant_answer(predictions, kept, ("a", "b", "c"))
     assert (answer.words, answer.contradicted) == (words, contradicted) if words else answer is None
 
 

@@ -65,11 +65,11 @@ def test_each_objective_keeps_its_own_rules(objective: Objective) -> None:
     assert loss.dim() == 0
     assert bool(torch.autograd.grad(loss, outputs)[0].abs().sum() > 0)
     names = tuple(objective.scores)
-    judged = objective.scoring_inputs(outputs.detach(), targets, names)
-    assert judged.shape == (12, len(objective.columns(names)))
+    predictions = objective.scoring_inputs(outputs.detach(), targets, names)
+    assert predictions.shape == (12, len(objective.columns(names)))
     kept = objective.scoring_targets(targets)
     assert kept.reshape(12, -1).shape[1] == len(objective.scoring_target_columns)
-    assert all(math.isfinite(objective.score(name, judged, kept)) for name in objective.metrics)
+    assert all(math.isfinite(objective.score(name, predictions, kept)) for name in objective.metrics)
     strata = objective.strata(targets)
     assert (strata.shape, strata.dtype) == ((12,), torch.int64)
     assert len(objective.counts(targets)) == len(objective.titles)
@@ -83,12 +83,12 @@ def test_each_objective_keeps_its_own_rules(objective: Objective) -> None:
 def test_a_case_that_counts_twice_is_a_case_that_is_there_twice(objective: Objective) -> None:
     outputs, targets = some(objective)
     names = tuple(objective.scores)
-    judged, kept = objective.scoring_inputs(outputs, targets, names), objective.scoring_targets(targets)
+    predictions, kept = objective.scoring_inputs(outputs, targets, names), objective.scoring_targets(targets)
     rows = torch.tensor([0, 0, 0, 1, 2, 2, 4, 5, 6, 7, 8, 9, 10, 11])
     weights = torch.bincount(rows, minlength=12).double()[:, None]
     for name in names:
-        often = objective.weighted_score(name, judged, kept, weights)[0]
-        assert float(often) == pytest.approx(objective.score(name, judged[rows], kept[rows]), nan_ok=True), name
+        often = objective.weighted_score(name, predictions, kept, weights)[0]
+        assert float(often) == pytest.approx(objective.score(name, predictions[rows], kept[rows]), nan_ok=True), name
 
 
 @pytest.mark.parametrize("objective", EACH, ids=repr)
@@ -118,9 +118,12 @@ def test_soft_targets_are_probabilities_of_alternatives(objective: Objective) ->
 @pytest.mark.parametrize("objective", EACH, ids=repr)
 def test_without_cases_nothing_is_defined(objective: Objective) -> None:
     outputs, targets = some(objective)
-    judged, kept = objective.scoring_inputs(outputs, targets, objective.metrics), objective.scoring_targets(targets)
+    predictions, kept = (
+        objective.scoring_inputs(outputs, targets, objective.metrics),
+        objective.scoring_targets(targets),
+    )
     for name in objective.metrics:
-        assert math.isnan(objective.score(name, judged[:0], kept[:0]))
+        assert math.isnan(objective.score(name, predictions[:0], kept[:0]))
         assert math.isnan(objective.score(name, objective.scoring_inputs(outputs * NAN, targets, (name,)), kept)), (
             "diverged"
         )
@@ -139,8 +142,10 @@ def test_binary_with_two_logits_is_two_classes() -> None:
     assert torch.equal(two.predictions(outputs), classes.predictions(outputs))
     assert torch.equal(two.default_loss()(outputs, targets), classes.default_loss()(outputs, targets))
     for name in METRICS:
-        judged = two.judged(outputs, targets, ())
-        assert two.score(name, judged, targets) == pytest.approx(classes.score(name, judged, targets), nan_ok=True)
+        predictions = two.predictions(outputs, targets, ())
+        assert two.score(name, predictions, targets) == pytest.approx(
+            classes.score(name, predictions, targets), nan_ok=True
+        )
 
 
 def test_a_logit_is_worth_the_difference_of_two() -> None:
@@ -161,10 +166,10 @@ def test_a_logit_is_worth_the_difference_of_two() -> None:
 def test_sensitivity_and_brier_in_closed_form() -> None:
     outputs = torch.tensor([[0.0], [40.0], [-40.0], [40.0]])
     targets, binary = torch.tensor([1, 1, 1, 0]), Binary()
-    judged = binary.judged(outputs, targets, ())
-    assert binary.score("brier", judged, targets) == pytest.approx((0.25 + 0 + 1 + 1) / 4)
-    assert binary.score("sensitivity", judged, targets) == pytest.approx(1 / 3), "0.5 is not above 0.5"
-    assert binary.score("specificity", judged, targets) == 0
+    predictions = binary.predictions(outputs, targets, ())
+    assert binary.score("brier", predictions, targets) == pytest.approx((0.25 + 0 + 1 + 1) / 4)
+    assert binary.score("sensitivity", predictions, targets) == pytest.approx(1 / 3), "0.5 is not above 0.5"
+    assert binary.score("specificity", predictions, targets) == 0
 
 
 def test_one_label_is_a_binary_task() -> None:
@@ -172,9 +177,11 @@ def test_one_label_is_a_binary_task() -> None:
     label, binary = Multilabel(1), Binary()
     findings = targets[:, None].float()
     torch.testing.assert_close(label.default_loss()(outputs, findings), binary.default_loss()(outputs, targets))
-    judged = label.judged(outputs, findings, ()), binary.judged(outputs, targets, ())
-    torch.testing.assert_close(judged[0][:, 0], judged[1][:, 1])
-    assert label.score("macro_auc", judged[0], findings) == pytest.approx(binary.score("auc", judged[1], targets))
+    predictions = label.predictions(outputs, findings, ()), binary.predictions(outputs, targets, ())
+    torch.testing.assert_close(predictions[0][:, 0], predictions[1][:, 1])
+    assert label.score("macro_auc", predictions[0], findings) == pytest.approx(
+        binary.score("auc", predictions[1], targets)
+    )
     torch.testing.assert_close(label.soft_targets(outputs, 2.0)[:, :, 0], binary.soft_targets(outputs, 2.0))
 
 
@@ -199,7 +206,7 @@ def test_a_mask_of_one_label_is_a_mask_of_two_classes() -> None:
     single = outputs[:, 1:] - outputs[:, :1]
     names = tuple(classes.scores)[:4]
     torch.testing.assert_close(
-        classes.judged(outputs, targets, names), label.judged(single, targets, names), equal_nan=True
+        classes.predictions(outputs, targets, names), label.predictions(single, targets, names), equal_nan=True
     )
     torch.testing.assert_close(classes.case_accuracy(outputs, targets), label.case_accuracy(single, targets))
     torch.testing.assert_close(classes.cross_entropy(outputs, targets), label.cross_entropy(single, targets))
@@ -213,8 +220,8 @@ def test_dice_is_a_mean_over_cases_and_not_over_voxels() -> None:
     outputs = torch.zeros(3, 2, 1, 8)
     outputs[0, 1] = 1.0  # all eight voxels right
     outputs[1:, 0] = 1.0  # the single voxel missed; nothing where nothing is
-    judged = objective.scoring_inputs(outputs, targets, ("dice",))
-    assert objective.score("dice", judged, objective.scoring_targets(targets)) == pytest.approx((1 + 0 + 1) / 3)
+    predictions = objective.scoring_inputs(outputs, targets, ("dice",))
+    assert objective.score("dice", predictions, objective.scoring_targets(targets)) == pytest.approx((1 + 0 + 1) / 3)
     assert objective.strata(targets).tolist() == [1, 1, 0]
 
 
@@ -322,9 +329,11 @@ def test_each_mask_is_measured_in_the_spacing_of_its_own_case():
     outputs[:, 0, 1, 1], targets[:, 0, 1, 3] = 1.0, 1.0
     spacing = torch.tensor([[9.0, 1.0], [9.0, 2.0], [9.0, 5.0], [math.nan, 1.0]], dtype=torch.float64)
     goal = Segmentation(1, overlapping=True, spacing=SPACING_OF_EACH_CASE, tolerance=4.0)
-    judged = goal.judged(outputs, targets, ("hd95", "surface_dice"), spacing)
+    predictions = goal.predictions(outputs, targets, ("hd95", "surface_dice"), spacing)
     columns = goal.columns(())
-    distances = judged[:, columns.index("hd95_0")].tolist()
+    distances = predictions[:, columns.index("hd95_0")].tolist()
     assert distances[:3] == pytest.approx([2.0, 4.0, 10.0])
     assert math.isnan(distances[3])
-    assert judged[:3, columns.index("surface_dice_0")].tolist() == [1.0, 1.0, 0.0], "within 4 mm, 4 itself included"
+    assert predictions[:3, columns.index("surface_dice_0")].tolist() == [1.0, 1.0, 0.0], (
+        "within 4 mm, 4 itself included"
+    )

@@ -179,7 +179,7 @@ def write_predictions(
 
     if not len(data.test):
         return SitePredictions(*predict_split(data.val), "val")
-    judged, targets = predict_split(data.test)
+    predictions, targets = predict_split(data.test)
     patients = patients_of(data.test)
     known = dict(facts) | ({} if patients is None else {PATIENT_COLUMN: tuple(map(str, patients.tolist()))})
     others = data.val if len(data.val) else data.train
@@ -188,11 +188,11 @@ def write_predictions(
         and len(others)
         and not (others is data.train and isinstance(others, AugmentingDataset))
     ):
-        known[GROUP_COLUMN] = task.objective.groups(judged, predict_split(others)[0])
-    write_atomic(target / PREDICTIONS, _format_predictions(task, judged, targets, known).encode())
+        known[GROUP_COLUMN] = task.objective.groups(predictions, predict_split(others)[0])
+    write_atomic(target / PREDICTIONS, _format_predictions(task, predictions, targets, known).encode())
     write_test_cases(target, data.test)
-    write_worst_cases(target, predictor, data.test, task, settings, judged, pictures)
-    return SitePredictions(judged, targets, "test")
+    write_worst_cases(target, predictor, data.test, task, settings, predictions, pictures)
+    return SitePredictions(predictions, targets, "test")
 
 
 def write_test_cases(target: Path, test: Dataset) -> None:
@@ -327,7 +327,7 @@ def _insert_values(
     return (json.dumps(content, indent=4, ensure_ascii=False) + "\n").encode()
 
 
-def _format_predictions(task: Task, judged: torch.Tensor, targets: torch.Tensor, facts: CaseMetadata) -> str:
+def _format_predictions(task: Task, predictions: torch.Tensor, targets: torch.Tensor, facts: CaseMetadata) -> str:
     """Return the content of `PREDICTIONS`: row, target, prediction and known metadata of each case.
 
     A metadata field that is unknown for all cases has no column.
@@ -337,7 +337,7 @@ def _format_predictions(task: Task, judged: torch.Tensor, targets: torch.Tensor,
     known = {name: entries for name, entries in facts.items() if any(entries)}
     writer.writerow(["row", *task.objective.scoring_target_columns, *task.objective.columns(task.metrics), *known])
     truths = targets.reshape(len(targets), -1).tolist()
-    for row, numbers in enumerate(zip(truths, judged.tolist(), strict=True)):
+    for row, numbers in enumerate(zip(truths, predictions.tolist(), strict=True)):
         last = [entries[row] or "" for entries in known.values()]
         writer.writerow([row, *(f"{value:.9g}" for part in numbers for value in part), *last])
     return text.getvalue()

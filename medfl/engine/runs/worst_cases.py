@@ -61,7 +61,7 @@ def write_worst_cases(
     test: Dataset,
     task: Task,
     settings: Settings,
-    judged: torch.Tensor,
+    predictions: torch.Tensor,
     wanted: bool,
 ) -> None:
     """Write the images of the worst cases into a bundle, or delete the file of an earlier run if they are not wanted.
@@ -72,14 +72,14 @@ def write_worst_cases(
         test: Test images of the site.
         task: The learning problem.
         settings: Settings of the run.
-        judged: Predictions for the test images, shape (N, K), as `Objective.judged` returns them.
+        predictions: Predictions for the test images, shape (N, K), as `Objective.scoring_inputs` returns them.
         wanted: Whether to write the images.
     """
-    if not wanted or MASK_FIGURE not in task.objective.figures or not task.objective.is_without_nan(judged):
+    if not wanted or MASK_FIGURE not in task.objective.figures or not task.objective.is_without_nan(predictions):
         (target / WORST_CASES_FILE).unlink(missing_ok=True)
         return
     columns = [place for place, name in enumerate(task.objective.columns(())) if name.startswith("dice_")]
-    dice = judged[:, columns].mean(1)
+    dice = predictions[:, columns].mean(1)
     rows = dice.argsort(stable=True)[:MAX_CASES]
     tensors, facts = {}, []
     for place, (loaded, outputs) in enumerate(

@@ -285,7 +285,7 @@ def train_head(
         head: Classifier on `device`.
         features: Features with labels.
         epochs: Number of epochs.
-        batch_size: Number of rows in a batch. A batch of one row is skipped if the head has batch norm (rule G-6).
+        batch_size: Number of rows in a batch. A batch of one row is skipped if the head has batch norm.
         lr: Learning rate.
         generator: Random stream of the batches.
         device: Device of `head`.

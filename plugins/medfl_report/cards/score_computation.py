@@ -269,7 +269,7 @@ def _class_row(pool: PredictionSet, label: int, name: str) -> CardRow:
     members = pool.part(pool.targets == label)
     if _has_few_patients(members):
         return _unscored_row(name)
-    predicted = pool.part(pool.judged.argmax(dim=1) == label)
+    predicted = pool.part(pool.predictions.argmax(dim=1) == label)
     scores = {
         "recall": _estimate_proportion(members.right, members.patients),
         "precision": _estimate_proportion(predicted.right, predicted.patients),
@@ -278,9 +278,11 @@ def _class_row(pool: PredictionSet, label: int, name: str) -> CardRow:
     return CardRow(name=name, cases=len(members.rows), patients=members.patient_count, scores=_drop_undefined(scores))
 
 
-def _one_vs_rest_auc(label: int, judged: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def _one_vs_rest_auc(
+    label: int, predictions: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
     """Return the AUC of one class against all others, for each of several weightings of the images."""
-    return weighted_binary_auc(judged[:, label].contiguous(), targets == label, weights)
+    return weighted_binary_auc(predictions[:, label].contiguous(), targets == label, weights)
 
 
 def _calibration_bins(pool: PredictionSet) -> tuple[CalibrationBin, ...]:

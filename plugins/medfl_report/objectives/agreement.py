@@ -88,7 +88,7 @@ def _row(group: Group, tested: Mapping[str, PredictionSets], pool: PredictionSet
         "cases": len(pool.rows),
         "error": score_sites(group, tested, partial(_absolute, number)),
         "bias": score_sites(group, tested, partial(_bias, number)),
-        "limits": limits_of_agreement(pool.judged[:, number] - pool.targets[:, number]),
+        "limits": limits_of_agreement(pool.predictions[:, number] - pool.targets[:, number]),
     }
 
 
@@ -105,7 +105,7 @@ def _bias(number: int, predictions: torch.Tensor, targets: torch.Tensor, weights
 def _pictures(groups: Sequence[Group], pooled: Mapping[str, PredictionSet], number: int, what: str) -> list[Markup]:
     """Return the scatter plot and the Bland-Altman plot of one output."""
     looks = group_looks(groups)
-    pairs = {name: (_values(pool.targets, number), _values(pool.judged, number)) for name, pool in pooled.items()}
+    pairs = {name: (_values(pool.targets, number), _values(pool.predictions, number)) for name, pool in pooled.items()}
     differences = {
         name: ((reference + prediction) / 2, prediction - reference) for name, (reference, prediction) in pairs.items()
     }

@@ -76,7 +76,7 @@ def calibration(tested: PredictionSet) -> list[ProbabilityBin]:
     Args:
         tested: Test set whose predictions are the probabilities of absence and presence, (N, 2).
     """
-    probabilities, present = tested.judged[:, 1].contiguous(), tested.targets == 1
+    probabilities, present = tested.predictions[:, 1].contiguous(), tested.targets == 1
     edges = torch.linspace(0, 1, BINS + 1, dtype=torch.float64)[1:-1]
     places = torch.bucketize(probabilities, edges, right=True)
     bins = []

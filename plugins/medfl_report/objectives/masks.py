@@ -62,7 +62,7 @@ def masks_section(groups: Sequence[Group], tested: Mapping[str, PredictionSets])
         "kinds": [
             {"kind": kind, "rows": [_row(groups, tested, pooled, objective, kind, label) for label in objective.labels]}
             for kind in KINDS
-            if any(not pool.judged[:, _columns(objective, kind)].isnan().all() for pool in pooled.values())
+            if any(not pool.predictions[:, _columns(objective, kind)].isnan().all() for pool in pooled.values())
         ],
         "labels": [group.label for group in groups if group.label in pooled],
         "sites": sites_of(groups, tested),
@@ -101,7 +101,7 @@ def _row(
 def _undefined(group: Group, tested: Mapping[str, PredictionSets], column: int) -> str:
     """Return a phrase with the number of cases of all runs in which a score is not defined; empty for none."""
     sets = [test_set for run in group.runs for test_set in tested[str(run.folder)].values()]
-    missing = sum(int(test_set.judged[:, column].isnan().sum()) for test_set in sets)
+    missing = sum(int(test_set.predictions[:, column].isnan().sum()) for test_set in sets)
     cases = sum(len(test_set.rows) for test_set in sets)
     runs = f" of {len(group.runs)} runs" if len(group.runs) > 1 else ""
     return f"not defined in {number(missing)} of {number(cases)} cases{runs}" if missing else ""
@@ -118,7 +118,7 @@ def _sizes(
     label = objective.labels[place]
     column = objective.columns(()).index(f"predicted_{label}")
     points = {
-        group: (np.asarray(pool.targets[:, place]), np.asarray(pool.judged[:, column]))
+        group: (np.asarray(pool.targets[:, place]), np.asarray(pool.predictions[:, column]))
         for group, pool in pooled.items()
     }
     styles, axes = group_looks(groups), (f"reference, {objective.size_unit}", "prediction")

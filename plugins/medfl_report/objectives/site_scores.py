@@ -78,7 +78,11 @@ def interval_of(test_set: PredictionSet, score: str | ScoreFunction) -> Interval
     if not test_set.defined:
         return None
     return bootstrap(
-        _function(test_set, score), test_set.judged, test_set.targets, resamples=RESAMPLES, patients=test_set.patients
+        _function(test_set, score),
+        test_set.predictions,
+        test_set.targets,
+        resamples=RESAMPLES,
+        patients=test_set.patients,
     )
 
 
@@ -86,8 +90,8 @@ def _value(test_set: PredictionSet, score: str | ScoreFunction) -> float:
     """Return a score without an interval; NaN if it is not defined."""
     if not test_set.defined:
         return math.nan
-    weights = test_set.judged.new_ones(len(test_set.rows), 1)
-    return float(_function(test_set, score)(test_set.judged, test_set.targets, weights)[0])
+    weights = test_set.predictions.new_ones(len(test_set.rows), 1)
+    return float(_function(test_set, score)(test_set.predictions, test_set.targets, weights)[0])
 
 
 def _function(test_set: PredictionSet, score: str | ScoreFunction) -> ScoreFunction:

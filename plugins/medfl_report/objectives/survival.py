@@ -98,7 +98,7 @@ def risk_groups(sets: Sequence[PredictionSet]) -> list[tuple[np.ndarray, np.ndar
     parts: list[list[torch.Tensor]] = [[], []]
     for test_set in sets:
         if test_set.defined:
-            risks = test_set.judged[:, 0]
+            risks = test_set.predictions[:, 0]
             higher = torch.tensor([group == HIGHER for group in test_set.groups])
             if not test_set.groups:
                 higher = risks > risks.median()

@@ -115,7 +115,7 @@ def pool_ranks(folds: Sequence[PredictionSet]) -> tuple[torch.Tensor, torch.Tens
     Args:
         folds: Test sets of the folds, at least one, without NaN.
     """
-    ranks = torch.cat([rank_normalised(fold.judged) for fold in folds])
+    ranks = torch.cat([rank_normalised(fold.predictions) for fold in folds])
     return ranks, torch.cat([fold.targets for fold in folds])
 
 
