@@ -73,7 +73,7 @@ class Averaging(MultiStepMethod, LocalTraining):
       overrides more than `loss` and the server's part.
     * `Capability.ROBUST`: the server computes one mean of the updates, weighted by sizes or uniformly, which a robust
       rule (``settings.robust``) can replace. Check this promise in a class that overrides `sends`, `weight`,
-      `weights_of`, `round_steps`, `plan`, `aggregate_updates`, `average_and_update`, `aggregate`, `extra_weights` or
+      `weights_of`, `round_steps`, `plan`, `aggregate_updates`, `average`, `aggregate`, `extra_weights` or
       `aggregate_extra`.
     """
 

@@ -63,7 +63,7 @@ class Fit:
             self._logits = batch, torch.is_grad_enabled(), self.model(batch.images)
         return self._logits[2]
 
-    def ce(self, batch: Batch) -> torch.Tensor:
+    def task_loss(self, batch: Batch) -> torch.Tensor:
         """Compute the task's loss of the model on a batch."""
         return self.site.task.loss(self.logits(batch), batch.targets)
 

@@ -66,7 +66,7 @@ class LocalTraining(BaseModel):
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
         """Compute the loss of a batch, which the training minimises."""
-        return fit.ce(batch)
+        return fit.task_loss(batch)
 
     def before_fit(self, fit: Fit) -> None:
         """Prepare a training. Called after the model is loaded and before the optimiser is created."""

@@ -116,7 +116,7 @@ class AdoptedSource:
 
     @property
     def weights(self) -> list[Path]:
-        """Files of weights, as in `medfl.data.source.DataSource.weight_files`."""
+        """Files of weights, as in `medfl.data.source.DataSource.weights`."""
         return [Path(name) for name in self._bundle.adopted["weights"]]
 
     def cohort(
@@ -155,7 +155,7 @@ class AdoptedSource:
         return Cohort(parts, self.shared_test(folder, execution))
 
     def shared_test(self, folder: Path, execution: Execution) -> SiteData | None:
-        """Load the server's test set, as in `medfl.data.source.DataSource.load_server_test`."""
+        """Load the server's test set, as in `medfl.data.source.DataSource.shared_test`."""
         exists = execution.open_test and (folder / GLOBAL).is_dir()
         return self.site(folder / GLOBAL, execution) if exists else None
 

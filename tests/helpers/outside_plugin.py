@@ -15,7 +15,7 @@ from pydantic import Field
 
 from medfl.contract import Capability
 from medfl.data.datalists import Datalist
-from medfl.data.ingest.spec import Choice, ImageSpec
+from medfl.data.ingest.spec import ImageSpec, ReadPlan
 from medfl.data.ingest.workers import LoadedItem
 from medfl.data.readers.rgb import read_rgb, resize
 from medfl.plugins import DatasetRecord, MethodRecord, hookimpl
@@ -117,7 +117,7 @@ class Scans(ImageSpec):
 
     def choose(self, files, say):
         """All of them."""
-        return Choice(
+        return ReadPlan(
             items=files,
             places=range(len(files)),
             files=lambda path: [path],

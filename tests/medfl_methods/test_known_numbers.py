@@ -41,7 +41,7 @@ class WithoutTheHalf(FedProx):
     """FedProx without the factor 1/2, a common implementation error."""
 
     def loss(self, fit, batch):
-        return fit.ce(batch) + self.mu * squared_distance(fit)
+        return fit.task_loss(batch) + self.mu * squared_distance(fit)
 
 
 def method(name, **args):

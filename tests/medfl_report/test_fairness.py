@@ -17,7 +17,7 @@ from medfl.engine.runs.records import read_run
 from medfl.objectives import Multiclass
 from medfl_report.groups import group_runs
 from medfl_report.page import write_report
-from medfl_report.predictions import Tested as Answers
+from medfl_report.predictions import PredictionSet as Answers
 from medfl_report.predictions import read_prediction_sets
 from medfl_report.sections.fairness import fairness_section
 from medfl_report.sections.fairness_measures import (

@@ -27,7 +27,7 @@ from medfl_report.objectives.masks import masks_section
 from medfl_report.objectives.survival import at_risk, product_limit, risk_groups
 from medfl_report.page import write_report
 from medfl_report.patient_tests import PatientTest
-from medfl_report.predictions import Tested as Answers
+from medfl_report.predictions import PredictionSet as Answers
 from medfl_report.predictions import read_prediction_sets
 from medfl_report.rasters import outline_layer
 from medfl_report.site_comparison import BETTER, WORSE, Comparison, ComparisonRow, add_patient_test

@@ -85,14 +85,14 @@ def super_model(network: nn.Module, sites: int, width: int, threshold: float) ->
     Args:
         network: Network that becomes the global one.
         sites: Number of sites, as in `SuperModel`.
-        width: Width of the selector, as in `selector_beside`.
+        width: Width of the selector, as in `build_selector`.
         threshold: Threshold, as in `SuperModel`.
     """
     return SuperModel(network, sites, build_selector(network, sites, width), threshold)
 
 
 def new_selector(build: Callable[[], nn.Module], sites: int, width: int) -> nn.Module:
-    """Return the selector for a new network, see `selector_beside`."""
+    """Return the selector for a new network, see `build_selector`."""
     return build_selector(build(), sites, width)
 
 

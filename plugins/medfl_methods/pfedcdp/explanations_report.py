@@ -26,7 +26,7 @@ from medfl_report.scores import class_names
 from medfl_report.section import ReportData, TemplateSection
 
 IMAGES, LABELS, MAPS = "explained/images", "explained/labels", "explained/maps/"
-"""Tensors of the findings, from `medfl_methods.pfedcdp.explanations.Explained`."""
+"""Tensors of the findings, from `medfl_methods.pfedcdp.explanations.Explanations`."""
 
 
 MAX_DRAWN_IMAGES = 8

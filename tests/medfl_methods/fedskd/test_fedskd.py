@@ -55,7 +55,7 @@ def test_the_guests_error_teaches_only_the_guest(gamma):
     fit, batch = begin(method)
     ce = fit.site.task.loss(fit.extra["pair"].guest(batch.images), batch.targets)
     assert set(gradients(ce, fit.model).values()) == {None}
-    assert set(gradients(fit.ce(batch), guest_of(fit)).values()) == {None}
+    assert set(gradients(fit.task_loss(batch), guest_of(fit)).values()) == {None}
 
 
 @pytest.mark.parametrize(("detach", "own_taught", "guest_taught"), [("none", 1, 1), ("ktm", 1, 0), ("dam", 0, 1)])
@@ -64,7 +64,7 @@ def test_the_similarity_loss_teaches_both_unless_it_is_detached(form, detach, ow
     method = make_method(skd=(form,), skd_detach=detach, gamma=10.0)
     fit, batch = begin(method)
     total = method.loss(fit, batch)
-    ce_own = fit.ce(batch)
+    ce_own = fit.task_loss(batch)
     ce_guest = fit.site.task.loss(guest_of(fit)(batch.images), batch.targets)
     for model, ce, taught in ((fit.model, ce_own, own_taught), (guest_of(fit), ce_guest, guest_taught)):
         whole, alone = gradients(total, model), gradients(ce, model)
@@ -78,7 +78,7 @@ def test_the_loss_is_both_errors_and_gamma_times_the_similarity():
     total = method.loss(fit, batch)
     pair = fit.extra["pair"]
     alike = method.similarity(pair.own_features, pair.visiting_features, RegionGrids(REGIONS, "soft"))
-    ce = fit.ce(batch) + fit.site.task.loss(guest_of(fit)(batch.images), batch.targets)
+    ce = fit.task_loss(batch) + fit.site.task.loss(guest_of(fit)(batch.images), batch.targets)
     torch.testing.assert_close(total, ce + 3.0 * alike)
     assert 0 < float(alike.detach()) <= 3 * 4
 
@@ -166,9 +166,11 @@ def test_a_guest_with_batch_norm_sits_out_a_batch_of_one():
     method = make_method()
     fit, batch = begin(method, own="plain", guest="norm")
     single = Batch(batch.images[:1], batch.targets[:1], batch.rows[:1])
-    torch.testing.assert_close(method.loss(fit, single), fit.ce(single))
+    torch.testing.assert_close(method.loss(fit, single), fit.task_loss(single))
     other, _ = begin(method, own="plain", guest="plain")
-    assert float(method.loss(other, single).detach()) > float(other.ce(single).detach()), "without, it takes part"
+    assert float(method.loss(other, single).detach()) > float(other.task_loss(single).detach()), (
+        "without, it takes part"
+    )
 
 
 def test_the_means_of_the_losses_are_noted():

@@ -35,7 +35,7 @@ from medfl_report.cards.evidence import Evidence
 from medfl_report.cards.score_computation import compute_card_scores
 from medfl_report.cards.verify import verify
 from medfl_report.cards.write import write_cards
-from medfl_report.predictions import Tested as SiteTestSet
+from medfl_report.predictions import PredictionSet as SiteTestSet
 
 SEXES, CENTRES = ("male", "female", "male", ""), ("A", "B", "B")
 METRICS = ("accuracy", "balanced_accuracy", "auc", "recall", "ece")
