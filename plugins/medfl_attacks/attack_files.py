@@ -213,7 +213,9 @@ class MembershipFile(AttackFile):
     """
 
     NAME: ClassVar[str] = "membership.json"
+    """Name of the file in its folder."""
     REPAIR: ClassVar[str] = "Attack again: medfl attack membership."
+    """Advice for a user whose file is damaged; part of the error message."""
 
     attack: Literal["membership"] = "membership"
     results: tuple[MembershipResult, ...]
@@ -231,7 +233,9 @@ class InversionFile(AttackFile):
     """
 
     NAME: ClassVar[str] = "inversion.json"
+    """Name of the file in its folder."""
     REPAIR: ClassVar[str] = "Attack again: medfl attack inversion."
+    """Advice for a user whose file is damaged; part of the error message."""
 
     attack: Literal["inversion"] = "inversion"
     results: tuple[InversionResult, ...]
@@ -246,7 +250,9 @@ class PoisoningFile(AttackFile):
     """
 
     NAME: ClassVar[str] = "poisoning.json"
+    """Name of the file in its folder."""
     REPAIR: ClassVar[str] = "Attack again: medfl attack poisoning."
+    """Advice for a user whose file is damaged; part of the error message."""
 
     attack: Literal["poisoning"] = "poisoning"
     results: tuple[PoisoningResult, ...]

@@ -109,9 +109,13 @@ class AttacksSection(TemplateSection):
     """Section of a report with the results of attacks on the runs."""
 
     template = "attacks.html"
+    """File name of the section's Jinja template."""
 
     def content(self, data: ReportData) -> Meta | None:
-        """Return the tables and figures under the key ``attacks``, or None if no run was attacked."""
+        """Return the variables of the template, or None if no run was attacked.
+
+        They contain the tables and figures under the key ``attacks``.
+        """
         return {"attacks": attacks} if (attacks := attacks_section(data.groups, data.folder)) else None
 
     def card(self, data: ReportData) -> SectionContent:

@@ -74,8 +74,11 @@ class Evidence(FileRecord):
     """
 
     NAME: ClassVar[str] = "evidence.json"
+    """Name of the file in its folder."""
     HAS_CHECKSUM: ClassVar[bool] = True
+    """Whether the file contains a checksum of its other content, which the reader verifies."""
     REPAIR: ClassVar[str] = "Fetch the bundle again, or write its card again with `medfl card RUN`."
+    """Advice for a user whose file is damaged; part of the error message."""
 
     facts: CardFacts
     scores: CardScores

@@ -33,9 +33,13 @@ class AgreementSection(TemplateSection):
     """Agreement of predictions with reference values."""
 
     template = "agreement.html"
+    """File name of the section's Jinja template."""
 
     def content(self, data: ReportData) -> Meta | None:
-        """Return both figures of each output, and errors with intervals; None without predictions."""
+        """Return the variables of the template; None without predictions.
+
+        They contain both figures of each output, and errors with intervals.
+        """
         return agreement_section(data.groups, data.of("agreement"))
 
 

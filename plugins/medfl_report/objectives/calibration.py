@@ -28,9 +28,13 @@ class CalibrationSection(TemplateSection):
     """Calibration of the probability of a finding."""
 
     template = "calibration.html"
+    """File name of the section's Jinja template."""
 
     def content(self, data: ReportData) -> Meta | None:
-        """Return calibration curves with counts, Brier score and calibration error; None without predictions."""
+        """Return the variables of the template; None without predictions.
+
+        They contain calibration curves with counts, Brier score and calibration error.
+        """
         return calibration_section(data.groups, data.of("calibration"))
 
 

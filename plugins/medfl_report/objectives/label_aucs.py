@@ -16,9 +16,13 @@ class LabelAucsSection(TemplateSection):
     """AUC of each finding."""
 
     template = "label_aucs.html"
+    """File name of the section's Jinja template."""
 
     def content(self, data: ReportData) -> Meta | None:
-        """Return the AUC of each finding and its numbers of labelled and positive images; None without predictions."""
+        """Return the variables of the template; None without predictions.
+
+        They contain the AUC of each finding and its numbers of labelled and positive images.
+        """
         return label_aucs_section(data.groups, data.of("label_auc"))
 
 

@@ -35,10 +35,15 @@ class MasksSection(TemplateSection):
     """Segmentation scores, sizes, and worst cases."""
 
     template = "masks.html"
+    """File name of the section's Jinja template."""
     stylesheet = "masks.css"
+    """File name of the section's CSS, which is added to the page."""
 
     def content(self, data: ReportData) -> Meta | None:
-        """Return scores of each class, sizes, and stored images; None without predictions."""
+        """Return the variables of the template; None without predictions.
+
+        They contain scores of each class, sizes, and stored images.
+        """
         return masks_section(data.groups, data.of("masks"))
 
 

@@ -32,9 +32,13 @@ class SurvivalSection(TemplateSection):
     """Survival by risk group, and C-index."""
 
     template = "survival.html"
+    """File name of the section's Jinja template."""
 
     def content(self, data: ReportData) -> Meta | None:
-        """Return Kaplan-Meier curves, and the C-index of each site and of all together; None without predictions."""
+        """Return the variables of the template; None without predictions.
+
+        They contain Kaplan-Meier curves, and the C-index of each site and of all together.
+        """
         return survival_section(data.groups, data.of("kaplan_meier"))
 
 

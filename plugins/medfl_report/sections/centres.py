@@ -235,9 +235,13 @@ class CentresSection(TemplateSection):
     """AUC of each scanning centre."""
 
     template = "centres.html"
+    """File name of the section's Jinja template."""
 
     def content(self, data: ReportData) -> Meta | None:
-        """Return the comparison at each centre and record its figures; None without predictions with a centre."""
+        """Return the variables of the template; None without predictions with a centre.
+
+        They contain the comparison at each centre. The figures are also recorded for files.
+        """
         centres = centres_section(data.groups, data.of("class_auc"), data.baseline)
         for place, (label, comparison) in enumerate((centres or {"tables": {}})["tables"].items()):
             record_forest(f"forest{place}", comparison, data.names, (centres or {})["bases"][label])

@@ -32,9 +32,10 @@ class ClassesSection(TemplateSection):
     """AUC of each class."""
 
     template = "classes.html"
+    """File name of the section's Jinja template."""
 
     def content(self, data: ReportData) -> Meta | None:
-        """Return the comparison of each class; None with fewer than three classes."""
+        """Return the variables of the template: the comparison of each class; None with fewer than three classes."""
         classes = classes_section(data.groups, data.of("class_auc"), data.baseline)
         return {"classes": classes} if classes else None
 

@@ -105,9 +105,13 @@ class CrossSiteSection(TemplateSection):
     """Cross-site evaluation."""
 
     template = "matrix.html"
+    """File name of the section's Jinja template."""
 
     def content(self, data: ReportData) -> Meta | None:
-        """Return the score matrices; None without cross-site evaluation or if all sites have the same model."""
+        """Return the variables of the template; None without cross-site evaluation or if all sites have the same model.
+
+        They contain the score matrices.
+        """
         matrix = matrix_section(data.groups)
         return None if matrix is None or matrix["all_one_model"] else {"matrix": matrix}
 

@@ -18,9 +18,10 @@ class FairnessSection(TemplateSection):
     """AUC by sex."""
 
     template = "fairness.html"
+    """File name of the section's Jinja template."""
 
     def content(self, data: ReportData) -> Meta | None:
-        """Return the AUC by sex; None if no predictions have the sex."""
+        """Return the variables of the template: the AUC by sex; None if no predictions have the sex."""
         return {"fairness": fairness} if (fairness := fairness_section(data.groups, data.of("class_auc"))) else None
 
 

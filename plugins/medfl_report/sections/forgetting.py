@@ -127,9 +127,13 @@ class ForgettingSection(TemplateSection):
     """Forgetting between rounds."""
 
     template = "forgetting.html"
+    """File name of the section's Jinja template."""
 
     def content(self, data: ReportData) -> Meta | None:
-        """Return tables and figures; None without any measure, or with a single evaluated round."""
+        """Return the variables of the template; None without any measure, or with a single evaluated round.
+
+        They contain tables and figures.
+        """
         content = forgetting(data.groups)
         return {"forgetting": content} if content["tables"] and content["rounds"] > 1 else None
 

@@ -173,9 +173,13 @@ class MethodsSection(TemplateSection):
     """Table of the methods, on pages with several runs."""
 
     template = "methods.html"
+    """File name of the section's Jinja template."""
 
     def content(self, data: ReportData) -> Meta | None:
-        """Return the table and the figure of the differences; None for a single run and without scores."""
+        """Return the variables of the template; None for a single run and without scores.
+
+        They contain the table and the figure of the differences.
+        """
         comparison = data.compute_once(compare_methods) if len(data.runs) > 1 else None
         if comparison is None:
             return None

@@ -30,9 +30,10 @@ class PrivacySection(TemplateSection):
     """Guarantees and spent budgets of runs with differential privacy."""
 
     template = "privacy.html"
+    """File name of the section's Jinja template."""
 
     def content(self, data: ReportData) -> Meta | None:
-        """Return a row for each private run; None without any."""
+        """Return the variables of the template: a row for each private run; None without any."""
         return {"privacy": privacy} if (privacy := privacy_section(data.groups)) else None
 
 

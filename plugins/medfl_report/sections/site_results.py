@@ -63,6 +63,7 @@ class SiteResultsSection(TemplateSection):
     """Federated methods compared with local training, site by site."""
 
     template = "site_results.html"
+    """File name of the section's Jinja template."""
 
     def content(self, data: ReportData) -> Meta | None:
         """Return comparisons with local training, or the scores of the sites; None without scores.

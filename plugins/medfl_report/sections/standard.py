@@ -56,9 +56,13 @@ class ScoresSection(TemplateSection):
     """Test performance: all metrics, confusion matrices, calibration."""
 
     template = "scores.html"
+    """File name of the section's Jinja template."""
 
     def content(self, data: ReportData) -> Meta | None:
-        """Return tables, confusion matrices and the reliability diagram; None without scores."""
+        """Return the variables of the template; None without scores.
+
+        They contain tables, confusion matrices and the reliability diagram.
+        """
         if not any(run.scores for _, run in data.runs):
             return None
         groups = [group for group in data.groups if "confusion" in group.objective.figures]
@@ -70,9 +74,10 @@ class CurvesSection(TemplateSection):
     """Scores and training loss by round."""
 
     template = "curves.html"
+    """File name of the section's Jinja template."""
 
     def content(self, data: ReportData) -> Meta | None:
-        """Return the figures; None if fewer than two rounds were evaluated."""
+        """Return the variables of the template: the figures; None if fewer than two rounds were evaluated."""
         drawn = curves(data.groups)
         return {"curves": drawn} if drawn["pictures"] else None
 
@@ -81,9 +86,13 @@ class ImageCountsSection(TemplateSection):
     """Number of images of each class at each site."""
 
     template = "image_counts.html"
+    """File name of the section's Jinja template."""
 
     def content(self, data: ReportData) -> Meta | None:
-        """Return figures and tables of each data set; None if no run knows the image counts."""
+        """Return the variables of the template; None if no run knows the image counts.
+
+        They contain figures and tables of each data set.
+        """
         return {"data_sets": shown} if (shown := image_counts(data.runs)) else None
 
 
@@ -91,9 +100,10 @@ class CostsSection(TemplateSection):
     """Cost of the runs in bytes and seconds, and savings by quantisation."""
 
     template = "costs.html"
+    """File name of the section's Jinja template."""
 
     def content(self, data: ReportData) -> Meta | None:
-        """Return the costs of runs and methods; None while no run is over."""
+        """Return the variables of the template: the costs of runs and methods; None while no run is over."""
         costs = run_tables.costs(data.runs)
         if not costs:
             return None
@@ -106,9 +116,10 @@ class SettingsSection(TemplateSection):
     """Settings, versions and data hashes of the runs."""
 
     template = "settings.html"
+    """File name of the section's Jinja template."""
 
     def content(self, data: ReportData) -> Meta:
-        """Return settings with their origins, versions, and data hashes."""
+        """Return the variables of the template: settings with their origins, versions, and data hashes."""
         return {"settings": settings(data.runs), "runs": data.runs}
 
 

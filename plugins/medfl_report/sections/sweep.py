@@ -31,9 +31,13 @@ class SweepSection(TemplateSection):
     """Scores by the value of one setting."""
 
     template = "sweep.html"
+    """File name of the section's Jinja template."""
 
     def content(self, data: ReportData) -> Meta | None:
-        """Return a figure for each method whose runs differ in one numeric setting; None without any."""
+        """Return the variables of the template; None without any.
+
+        They contain a figure for each method whose runs differ in one numeric setting.
+        """
         return {"sweep": sweep} if (sweep := sweep_section(data.groups)) else None
 
 
