@@ -1,4 +1,8 @@
-"""Section of a report on the attacks on its runs: membership inference, inversion and poisoning."""
+"""Section of a report on the attacks on its runs: membership inference, inversion and poisoning.
+
+A result has a target (the attacked model or information), an attack, and for inversion an item (the information that
+the attack started from). A group is the runs of one method that differ only in seed and fold.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +79,7 @@ MEASURE_COLUMNS = {
         "success": ("attack success rate", "wanted class predicted", ".3f"),
     },
 }
-"""Maps each kind of attack to its measures, each with its column heading, explanatory note and number format."""
+"""Mapping from each kind of attack to its measures: (column heading, explanatory note, number format) by field name."""
 
 RESULT_KEYS = {
     "membership": ("target", "attack"),
