@@ -1,7 +1,7 @@
 """Open a finished run for attacks: its task, data, method, the server's last state and every participant's models.
 
-The task is the learning problem: network, loss, optimizer, metrics. An exported bundle is a MONAI bundle with a final model
-that the run wrote for a site or for all sites. A kept round is a round whose global model the run saved (setting
+The task is the learning problem: network, loss, optimizer, metrics. An exported bundle is a MONAI bundle with a final
+model that the run wrote for a site or for all sites. A kept round is a round whose global model the run saved (setting
 ``keep_rounds``).
 
 Nothing is written. The data are located through ``run.json`` and compared with the digests recorded there. The task is

@@ -96,7 +96,7 @@ class InversionSetup:
         return self.auxiliary.mean(dim=0) if len(self.auxiliary) else torch.full_like(self.truth[0], GREY_VALUE)
 
     def generator(self, label: str) -> torch.Generator:
-        """Return a random generator that depends on the seed and on a label, so that each purpose has its own numbers."""
+        """Return a random generator for one purpose, seeded with the seed and the label of the purpose."""
         return make_generator(self.seed, "inversion", label)
 
     def noise(self, *key: str | int) -> SecretStream:

@@ -134,7 +134,8 @@ def recall_balanced(members: np.ndarray, others: np.ndarray) -> float:
     """Return the share of members among the m images with the highest scores, where m is the number of members.
 
     The number of images that are classified as members is fixed, so an attack gains nothing by predicting "member" more
-    often. Guessing finds m / (m + n) of the members, for n non-members. Images that tie at the threshold count in proportion.
+    often. Guessing finds m / (m + n) of the members, for n non-members. Images that tie at the threshold count in
+    proportion.
     """
     m = len(members)
     cut = np.sort(np.concatenate([members, others]))[::-1][m - 1]

@@ -2,8 +2,8 @@
 
 The attacker trains the shadow network. Source: Shokri et al., "Membership inference attacks against machine learning
 models", S&P 2017. As in Salem et al., "ML-Leaks", NDSS 2019, there is one shadow network, and the attack uses the
-highest class probabilities. The shadow set is the images that the attacker has: half of them are the members on which the shadow
-network is trained. Shapes: n images, C classes.
+highest class probabilities. The shadow set is the images that the attacker has: half of them are the members on which
+the shadow network is trained. Shapes: n images, C classes.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def check_shadow_set(data: Dataset, name: str) -> None:
 
 
 def count_epochs(settings: Settings, images: float) -> int:
-    """Return how often the run used each training image on average; a shadow network is trained for the same number of epochs.
+    """Return the number of epochs of a shadow network: how often the run used each training image on average.
 
     Args:
         settings: Settings of the run.

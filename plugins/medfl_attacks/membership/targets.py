@@ -1,8 +1,8 @@
 """Models and images of a membership attack, and the images that the attacker trains a shadow network on.
 
 Members are training images of the attacked model, non-members are test images. A shadow network is a network that the
-attacker trains to learn how outputs for training images differ. A kept round is a round whose global model the run saved
-(setting ``keep_rounds``).
+attacker trains to learn how outputs for training images differ. A kept round is a round whose global model the run
+saved (setting ``keep_rounds``).
 """
 
 from __future__ import annotations

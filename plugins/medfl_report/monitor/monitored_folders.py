@@ -1,4 +1,8 @@
-"""Monitored run folders: their event files are read incrementally as the runs write them."""
+"""Monitored run folders: their event files are read incrementally as the runs write them.
+
+A startup kit is the folder with which the server or a site of a distributed run is started on its own machine; the runs
+are below this folder.
+"""
 
 from __future__ import annotations
 
@@ -190,7 +194,7 @@ class MonitoredFolder:
 
     @property
     def has_writer(self) -> bool:
-        """True if a process holds the lock of a folder with several runs, as a study does between two runs."""
+        """True if the folder has several runs and a process holds the folder's lock, as a study does between two runs."""
         return not self.is_single_run and is_being_written(self.folder)
 
 

@@ -118,7 +118,8 @@ class RunView:
         privacy: Epsilon spent so far in words; empty if no privacy is promised.
         sites: Views of the sites, sorted by name.
         curves: Curves; scores come first, with the task's first metric.
-        attendance: Maps each site and round to the site's participation, see `RunState.attendance`.
+        attendance: Mapping from each site and round to the site's participation, `TOOK_PART` or `MISSED` of
+            `medfl.engine.attendance`.
         log: Latest log lines, oldest first.
     """
 

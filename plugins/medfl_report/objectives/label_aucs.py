@@ -1,4 +1,7 @@
-"""Section on the AUC of each finding, for images with several findings."""
+"""Section on the AUC of each finding, for images with several findings.
+
+A group is a set of runs of one method that differ only in seed and fold.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from medfl_report.section import ReportData, TemplateSection
 
 
 class LabelAucsSection(TemplateSection):
-    """AUC of each finding."""
+    """Section of a report: AUC of each finding."""
 
     template = "label_aucs.html"
     """File name of the section's Jinja template."""
@@ -33,7 +36,8 @@ def label_aucs_section(groups: Sequence[Group], tested: Mapping[str, PredictionS
 
     Args:
         groups: Groups of the page.
-        tested: Maps each run folder, as text, to its test sets; empty ones for runs of other objectives.
+        tested: Mapping from each run folder (as text) to the run's test sets with predictions, by site name; empty
+            for runs of other objectives.
     """
     groups = with_predictions(groups, tested)
     pool = next(iter(first_seed(groups, tested).values()), None)

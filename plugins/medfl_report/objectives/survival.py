@@ -29,7 +29,7 @@ INSTANTS = 5
 
 
 class SurvivalSection(TemplateSection):
-    """Survival by risk group, and C-index."""
+    """Section of a report: survival by risk group, and C-index."""
 
     template = "survival.html"
     """File name of the section's Jinja template."""
@@ -47,7 +47,8 @@ def survival_section(groups: Sequence[Group], tested: Mapping[str, PredictionSet
 
     Args:
         groups: Groups of the page.
-        tested: Maps each run folder, as text, to its test sets; empty ones for runs of other objectives.
+        tested: Mapping from each run folder (as text) to the run's test sets with predictions, by site name; empty
+            for runs of other objectives.
     """
     groups = with_predictions(groups, tested)
     if not groups:

@@ -29,7 +29,7 @@ METHODS_LISTED = 6
 
 
 class GlanceSection(TemplateSection):
-    """Summary box."""
+    """Section of a report: summary box."""
 
     template = "at_a_glance.html"
     """File name of the section's Jinja template."""

@@ -35,7 +35,7 @@ def attendance_of(run: RunRecord) -> dict[str, dict[int, str]]:
 
 
 class AttendanceSection(TemplateSection):
-    """Participation of the sites in each round."""
+    """Section of a report: participation of the sites in each round."""
 
     template = "attendance.html"
     """File name of the section's Jinja template."""

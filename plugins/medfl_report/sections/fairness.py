@@ -1,4 +1,7 @@
-"""Section on the AUC of men and women."""
+"""Section on the AUC of men and women.
+
+A group is a set of runs of one method that differ only in seed and fold.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from medfl_report.sections.fairness_measures import SEXES, SiteBySex, Subgroup, 
 
 
 class FairnessSection(TemplateSection):
-    """AUC by sex."""
+    """Section of a report: AUC by sex."""
 
     template = "fairness.html"
     """File name of the section's Jinja template."""
