@@ -2,7 +2,8 @@
 
 A claim of a paper says that one method is better than another in some measure.
 
-A group is a set of runs of one method that differ only in seed and fold.
+A group is a set of runs of one method that differ only in seed and fold. A site exports its personal model if the
+method trains one, else the global model.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Tables that compare methods: mean and spread over seeds and folds, worst site, paired differences from a reference.
 
 Runs that differ only in seed and fold, and in data drawn for these, make one row with equal weights. Scores are those
-of the exported models after the last evaluated round. No run or round is selected by its score.
+of the exported models after the last evaluated round; a site exports its personal model if the method trains one, else
+the global model. No run or round is selected by its score.
 """
 
 from __future__ import annotations

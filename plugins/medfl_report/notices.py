@@ -1,4 +1,4 @@
-"""Title, summary sentence and notices at the top of a report.
+"""Title, summary sentence and notices (information and warnings about the runs) at the top of a report.
 
 A group is a set of runs of one method that differ only in seed and fold.
 """

@@ -1,4 +1,7 @@
-"""Predictions of the exported models on the sites' test images, read from the run folders."""
+"""Predictions of the exported models on the sites' test images, read from the run folders.
+
+A site exports its personal model if the method trains one, else the global model.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +29,10 @@ class PredictionSet:
 
     Attributes:
         rows: Index of each image in the test split, (N,), int64.
-        targets: Targets of the N images (`Objective.scoring_targets`): class labels (N,), int64, or T values for each image,
-            (N, T), float64.
-        judged: Predictions from which metrics are computed (`Objective.scoring_inputs`): K values for each image, such as
-            class probabilities, (N, K), float64; NaN after a diverged training.
+        targets: Targets of the N images (`Objective.scoring_targets`): class labels (N,), int64, or T values for each
+            image, (N, T), float64.
+        judged: Predictions from which metrics are computed (`Objective.scoring_inputs`): K values for each image, such
+            as class probabilities, (N, K), float64; NaN after a diverged training.
         objective: Objective of the run.
         sex: Sex of each image's patient as in the data list, "" if unknown; empty if it is known for no image.
         centre: Centre at which each image was taken, "" if unknown; empty if it is known for no image.

@@ -1,6 +1,7 @@
 """Runs, references and metrics that a report compares, their scores, and their calibration.
 
-A group is a set of runs of one method that differ only in seed and fold.
+A group is a set of runs of one method that differ only in seed and fold. A site exports its personal model if the
+method trains one, else the global model.
 """
 
 from __future__ import annotations
@@ -214,7 +215,8 @@ def baseline_of(label: str, baseline: Baseline) -> str | None:
 
     Args:
         label: Label of the group.
-        baseline: Label of the reference of all groups, or a mapping from each group's label to the label of its reference.
+        baseline: Label of the reference of all groups, or a mapping from each group's label to the label of its
+            reference.
     """
     return baseline.get(label) if isinstance(baseline, Mapping) else baseline
 

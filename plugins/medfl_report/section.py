@@ -49,10 +49,12 @@ class ReportData:
     Attributes:
         runs: Pairs (name on the page, run).
         groups: The same runs in groups; the runs of a group differ in seed or fold only.
-        predictions: Maps each run folder, as text, to the test set of each site under the site's exported model.
-        findings: Maps each run folder, as text, to the findings of its method; empty findings if there are none.
-        baseline: Label of the reference group, or a mapping from each group's label to the label of its reference; None for
-            local training.
+        predictions: Mapping from each run folder (as text) to the run's test sets by site, with the predictions of the
+            model that the site exported.
+        findings: Mapping from each run folder (as text) to the findings of the run's method: results, beside models and
+            scores, that the method provides for a section of its own. Empty findings if there are none.
+        baseline: Label of the reference group, or a mapping from each group's label to the label of its reference; None
+            for local training.
         folder: Folder of the page, for links to files beside the runs; None for no links.
     """
 

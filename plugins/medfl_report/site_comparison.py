@@ -4,7 +4,8 @@ One question has one kind of uncertainty. For one pair of runs the interval is a
 several pairs, which differ in seed or fold, it is Student's t over the paired differences of the runs, as in
 `medfl_report.compare`.
 
-A group is a set of runs of one method that differ only in seed and fold.
+A group is a set of runs of one method that differ only in seed and fold. A site exports its personal model if the
+method trains one, else the global model.
 """
 
 from __future__ import annotations

@@ -17,10 +17,10 @@ class Trajectory:
     Attributes:
         server: Maps each round to the global model's score on the server's test set.
         global_at_sites: Scores of the global model after each round (rows) on each site's test set (columns).
-        personal_at_sites: Score of each site's personal model after each round (rows) on the site's own test set (columns).
-        trained: Score of each site's model right after training in each round (rows) on the site's own test set (columns);
-            NaN if a site did not train. Empty
-            unless the run scores at the moment ``trained``.
+        personal_at_sites: Score of each site's personal model after each round (rows) on the site's own test set
+            (columns).
+        trained: Score of each site's model right after training in each round (rows) on the site's own test set
+            (columns); NaN if a site did not train. Empty unless the run scores at the moment ``trained``.
         participants: Maps each round to the sorted names of the sites that trained, including refused replies.
         seconds: Maps each round to the cumulative seconds of all sites' work, one after the other, without evaluation.
     """

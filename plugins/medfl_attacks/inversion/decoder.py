@@ -39,6 +39,8 @@ class Decoder(nn.Module):
 
     Attributes:
         mean: Mean image from `Args`, as a buffer of the module.
+        layers: Layers at half the resolution.
+        straight: Layer at full resolution.
     """
 
     mean: torch.Tensor

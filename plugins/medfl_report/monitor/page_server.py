@@ -75,6 +75,12 @@ class MonitorServer(ThreadingHTTPServer):
         title: Title of the page.
         content: Content of the page.
         token: Secret part of the address.
+
+    Attributes:
+        title: Title of the page.
+        content: Content of the page.
+        token: Secret part of the address.
+        stopped: Event that is set when the server stops, so that event streams end.
     """
 
     daemon_threads = True

@@ -1,6 +1,7 @@
 """Scores of each site with confidence intervals, for the sections about one kind of task.
 
-A group is a set of runs of one method that differ only in seed and fold.
+A group is a set of runs of one method that differ only in seed and fold. A site exports its personal model if the
+method trains one, else the global model.
 """
 
 from __future__ import annotations

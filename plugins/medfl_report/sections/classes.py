@@ -3,7 +3,8 @@
 The folds of a seed are pooled at each site as in `medfl_report.sections.fairness_measures`. Sites are averaged and not
 pooled, because their class frequencies differ, and because the scores of their different models are not comparable.
 
-A group is a set of runs of one method that differ only in seed and fold.
+A group is a set of runs of one method that differ only in seed and fold. A site exports its personal model if the
+method trains one, else the global model.
 
 Source: Weng et al. 2025, FedSKD, figure 5b.
 """

@@ -1,8 +1,8 @@
 """Section on forgetting between rounds: measures, recovery intervals, scores after training and by computing time.
 
-A measure is a number that describes forgetting in a run (`medfl_report.forgetting.MEASURES`). A recovery interval is the
-part of a score curve between a peak and the first later score that reaches the peak again. A trajectory is the test scores
-of a run by round.
+A measure is a number that describes forgetting in a run (`medfl_report.forgetting.MEASURES`). A recovery interval is
+the part of a score curve between a peak and the first later score that reaches the peak again. A trajectory is the test
+scores of a run by round.
 
 A group is a set of runs of one method that differ only in seed and fold.
 """
@@ -151,9 +151,9 @@ def forgetting(groups: Sequence[Group]) -> Meta:
     """Return the variables of the template.
 
     Returns:
-        Dictionary with the keys metric, rounds (largest number of evaluated rounds of a run), tables, meanings (definitions of the columns),
-        several (word for the repeated runs), sentences (reasons for missing measures), falls (figures of recovery
-        intervals), curves (other figures).
+        Dictionary with the keys metric, rounds (largest number of evaluated rounds of a run), tables, meanings
+        (definitions of the columns), several (word for the repeated runs), sentences (reasons for missing measures),
+        falls (figures of recovery intervals), curves (other figures).
     """
     metric = forgetting_metric(groups)
     if metric is None:

@@ -56,7 +56,7 @@ MAX_CLASSES_DRAWN = 60
 
 
 class ScoresSection(TemplateSection):
-    """Section of a report: test performance: all metrics, confusion matrices, calibration."""
+    """Section of a report on test performance: all metrics, confusion matrices, calibration."""
 
     template = "scores.html"
     """File name of the section's Jinja template."""
@@ -157,7 +157,7 @@ def scores(groups: Sequence[Group]) -> Meta:
 
 
 def pool(groups: Sequence[Group], tested: Mapping[str, PredictionSets]) -> dict[str, PredictionSet]:
-    """Return for each group with predictions the concatenated test sets of all sites and runs, by label of the group."""
+    """Return for each group with predictions the concatenated test sets of all sites and runs, by label of group."""
     return {group.label: test_set for group in groups if (test_set := pool_group(group, tested)) is not None}
 
 

@@ -45,8 +45,8 @@ def compute_privacy_costs(accounts: Sequence[Mapping[str, PrivacyAccount]]) -> l
     """Compute the combined privacy cost of several runs.
 
     Args:
-        accounts: For each run, a mapping from site name to privacy account. No account may be redacted, that is without
-            the numbers that a site withholds.
+        accounts: For each run, a mapping from site name to privacy account. No account may be redacted: a redacted
+            account lacks the numbers that a site withholds, which the computation needs.
 
     Returns:
         One cost for each kind of guarantee, at the site with the largest combined epsilon; empty without privacy.
