@@ -160,7 +160,10 @@ class OpenedRun:
         return self.predictor(model, "")
 
     def models(self) -> dict[str, nn.Module]:
-        """Return the model of each site as a network in evaluation mode, by site name (see `site_models`)."""
+        """Return the model of each site as a network in evaluation mode, by site name.
+
+        The model is the personal model if the site has one, else the global model.
+        """
         return {name: self.predictor(model, name) for name, model in self.site_models().items()}
 
     def predictor(self, model: Model, name: str = "") -> nn.Module:

@@ -30,7 +30,7 @@ from medfl_attacks.open_run import OpenedRun
 from medfl_report.statistics import wilson_over_patients
 
 ATTACK_NAME = "poisoning"
-"""Kind of the attack in `medfl_attacks.attack_files.ATTACK_FILES`."""
+"""Name of this kind of attack; it selects the results file (a key of `medfl_attacks.attack_files.ATTACK_FILES`)."""
 
 EXAMPLE_ADVERSARIES = {"attack": "label_flip", "sites": ["site-1"]}
 """Example of the setting `adversaries` for error messages."""

@@ -33,7 +33,7 @@ LOCAL_COLOUR = "#7f7f7f"
 """Colour of local training, and of other references: grey."""
 
 DASHES = ("solid", (0, (5, 2)), (0, (1.5, 1.5)))
-"""Line styles; each style is used for as many methods as there are colours."""
+"""Line styles of the methods; each style is used for as many methods as there are colours."""
 
 EMBEDDED: Any = {"svg.fonttype": "none", "svg.hashsalt": "medfl", "text.parse_math": False}
 """Matplotlib settings of inline SVG: text remains text, ids are fixed, and ``$`` starts no formula."""

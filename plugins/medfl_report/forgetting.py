@@ -66,7 +66,7 @@ def forgetting_metric(groups: Sequence[Group]) -> str | None:
 
 
 def measures(run: RunRecord, metric: str) -> dict[str, float]:
-    """Return all `MEASURES` of a run that its scores determine (see `missing` for the others).
+    """Return a mapping from each of the `MEASURES` that the scores of a run determine to the value.
 
     Each measure uses all rounds with the scores that it needs, also in a run that ended early. Undefined scores are
     left out. Standard deviations over rounds have ddof = 0.

@@ -130,7 +130,7 @@ def compare_sites(metric: str, name: str, pairs: Sequence[RunPair], tested: Mapp
     Args:
         metric: Name of the metric.
         name: Label of the group.
-        pairs: At least one pair; several must be about the same people (see `medfl_report.groups`).
+        pairs: At least one pair. If there are several, a site must contain the same people in all of them.
         tested: Mapping from each run folder (as text) to the run's test sets with predictions, by site name.
     """
     if len(pairs) > 1:
@@ -151,7 +151,7 @@ def compare_over_runs(
     Args:
         metric: Name of the metric.
         name: Label of the group.
-        pairs: At least two pairs, all about the same people: see `medfl_report.groups`.
+        pairs: At least two pairs; a site must contain the same people in all of them.
         tested: Mapping from each run folder (as text) to the run's test sets with predictions, by site name.
     """
     sites = sorted({site for pair in pairs for site in pair.other.sites})
@@ -224,7 +224,8 @@ def row_over_runs(metric: str, row: ComparisonRow, folds: int | None, test: Pati
     Args:
         metric: Name of the metric.
         row: Row with at least one difference in `ComparisonRow.by_run`.
-        folds: Number of folds if the runs differ in fold, else None (see `medfl_report.statistics.paired_t`).
+        folds: Number of folds if the runs differ in fold, else None. With folds the interval is corrected for
+            overlapping training sets.
         test: Test of the mean difference over patients.
     """
     row = replace(row, difference=mean_known(row.by_run), low=None, high=None)

@@ -26,16 +26,22 @@ ROUNDING = 1e-12
 """Absolute differences of scores up to this value are rounding errors."""
 
 CHUNK, WEIGHTS = 128, 2**20
-"""Number of resamples that are drawn at once; number of image weights that are scored at once (8 MB of float64)."""
+"""Limits of memory. `CHUNK`: number of resamples drawn at once. `WEIGHTS`: number of image weights scored at once."""
 
 LEVEL = 0.05
 """Significance level."""
 
 EXCHANGES, EXHAUSTIVE = 1999, 10
-"""Number of random exchanges of a test; largest number n of patients with which all 2^n exchanges are computed."""
+"""`EXCHANGES`: number of random exchanges of a test.
+
+`EXHAUSTIVE`: largest number n of patients with which all 2^n exchanges are computed instead.
+"""
 
 PROBES, TIE = 16, 1e-10
-"""Number of exchanges that check whether a score is additive; absolute difference below which two scores are tied."""
+"""`PROBES`: number of exchanges that check whether a score is additive, that is a sum over patients.
+
+`TIE`: absolute difference below which two scores are tied.
+"""
 
 
 @dataclass(frozen=True)
@@ -136,7 +142,7 @@ class ExchangeDistribution:
     Attributes:
         observed: Difference without any exchange.
         patients: Number of patients, >= 1.
-        values: Differences after all 2^patients exchanges, or after `EXCHANGES` random ones, (B,), float64.
+        values: Differences after B exchanges, (B,), float64: all 2^patients exchanges, or `EXCHANGES` random ones.
         exhaustive: True if `values` contains all exchanges.
     """
 

@@ -37,7 +37,7 @@ from medfl_attacks.open_run import OpenedRun
 from medfl_report.rasters import balanced_indices
 
 ATTACK_NAME = "inversion"
-"""Kind of the attack in `medfl_attacks.attack_files.ATTACK_FILES`."""
+"""Name of this kind of attack; it selects the results file (a key of `medfl_attacks.attack_files.ATTACK_FILES`)."""
 
 TargetOption = Literal["all", "shared", "update", "model"]
 """Value of the option `against`: one target, or all that the run allows."""

@@ -227,7 +227,7 @@ def image_element(values: torch.Tensor, description: str, full: float | None = N
     """Return an image as an HTML element with embedded pixels.
 
     Args:
-        values: (C, H, W) in [0, 1]. For a volume (C, H, W, D) the middle slice is drawn, as in `medfl_report.rasters`.
+        values: (C, H, W) in [0, 1]. For a volume (C, H, W, D) the middle slice of the last axis is drawn.
         description: Alternative text.
         full: For values of both signs, the absolute value that gets full colour. Images of one channel are drawn from
             blue over white to red, images of three channels around mid-grey. None for values in [0, 1].

@@ -47,7 +47,7 @@ from medfl_attacks.membership.targets import (
 from medfl_attacks.open_run import OpenedRun
 
 ATTACK_NAME = "membership"
-"""Kind of the attack in `medfl_attacks.attack_files.ATTACK_FILES`."""
+"""Name of this kind of attack; it selects the results file (a key of `medfl_attacks.attack_files.ATTACK_FILES`)."""
 
 
 @dataclass(frozen=True)

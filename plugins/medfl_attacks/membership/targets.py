@@ -166,7 +166,7 @@ def choose_shadow_set(run: OpenedRun, kind: ShadowSet | None = None) -> tuple[Sh
 
     Args:
         run: The run.
-        kind: Kind of images; None means the default above.
+        kind: ``shared``, ``validation`` or ``none``; None means the default above.
 
     Returns:
         The kind of the images, and the images, or None for the kind ``none``.

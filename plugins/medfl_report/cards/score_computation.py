@@ -44,7 +44,7 @@ IMBALANCE_METRICS = ("balanced_accuracy", "auc")
 """Metrics that are preferred to accuracy if the test images have unequal class sizes."""
 
 ALL_IMAGES, SITE_MEAN = "all test images", "mean of sites"
-"""Names of the rows for all test images together, and for the unweighted mean of the sites' scores."""
+"""Names of two rows. `ALL_IMAGES`: all test images together. `SITE_MEAN`: unweighted mean of the sites' scores."""
 
 CLASS_METRICS = ("recall", "precision", "auc")
 """Metrics in the table by class, each for one class against all others."""

@@ -28,7 +28,7 @@ RUN_FILES = ("summary.json", "metrics.csv")
 """Files of the run folder from which a card is made, beside ``run.json`` and the results of attacks."""
 
 CARD_NAME, ALTERNATIVE_CARD_NAME = "README.md", "MODEL_CARD.md"
-"""Name of the card's file; alternative name for a bundle that has a ``README.md`` from another source."""
+"""`CARD_NAME`: name of the card's file. `ALTERNATIVE_CARD_NAME`: name if a bundle has another ``README.md`` already."""
 
 
 def write_cards(

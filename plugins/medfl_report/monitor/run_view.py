@@ -35,7 +35,8 @@ class SiteView:
         activity: Current activity in words, such as ``training for 3.0 s`` or ``unavailable: REASON``.
         level: ``work``, ``idle`` or ``bad``; sets the colour.
         share: Fraction of the current job's batches that are done, in [0, 1]; None if idle or unknown.
-        rounds: Rounds in which the site took part, of those with a request to it, such as ``2 of 3``.
+        rounds: Number of rounds in which the site took part, and number of rounds with a request to the site, such as
+            ``2 of 3``.
         seconds: Seconds of the last work and of all work, such as ``3.0 s (9.0 s)``.
         sent: Bytes sent to the server and to other sites, with a unit.
         received: Bytes received from the server, with a unit.

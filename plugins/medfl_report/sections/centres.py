@@ -110,7 +110,7 @@ def centre_gains(
         tested: Mapping from each run folder (as text) to the run's test sets with predictions, by site name.
 
     Returns:
-        The comparison and the centres without an AUC; None without runs of both on the same data, or without
+        The comparison and the centres without an AUC; None without runs of both groups on the same data, or without
         predictions with a centre.
     """
     seeds = [

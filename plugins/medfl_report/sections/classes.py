@@ -65,7 +65,7 @@ class ClassGain:
 def class_gains(
     group: Group, base: Group, tested: Mapping[str, PredictionSets], names: Sequence[str]
 ) -> list[ClassGain]:
-    """Compare a group with its reference in each class; empty without predictions of both on the same data.
+    """Compare a group with its reference in each class; empty without predictions of both groups on the same data.
 
     Args:
         group: Runs of a method.

@@ -46,7 +46,7 @@ class ImageCounts:
     """Number of images of each class at each site.
 
     Attributes:
-        name: Name of the data set, as in `medfl_report.groups.data_names`.
+        name: Name of the data set, such as ``data of seed 0``; empty if the runs have only one data set.
         classes: Names of the classes.
         splits: Maps each split (``training``, ``validation``, ``test``) that has images to the counts by site.
     """

@@ -40,6 +40,7 @@ REPORT_NOTE = (
 NETWORKS = {"US-East": "resnet10_minus2", "US-Middle": "resnet10_minus4", "US-West": "resnet10_minus6"}
 """Mapping from each site to the name of its network."""
 SIZE, TEST_SHARE = 16, 0.84
+"""`SIZE`: edge length of the volumes in voxels. `TEST_SHARE`: share of a site's subjects in the test set."""
 
 
 def run_brain_demo(out: Path, rounds: int, per_centre: int, seed: int, console: Console) -> DemoPart:

@@ -59,7 +59,7 @@ class Trial(Record):
 
     Attributes:
         number: Number of the trial in its row, counted from 0.
-        parameters: Maps each parameter name to its value, as in `medfl_studies.tune.space.SearchAxis`.
+        parameters: Maps each parameter name, such as ``method_args#mu`` or ``optimizer#lr``, to its value.
     """
 
     number: int
