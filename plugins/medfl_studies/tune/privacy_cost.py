@@ -1,10 +1,10 @@
 """Privacy cost of a search: the combined privacy loss of all its trials under differential privacy.
 
 A trial is a run of one row of a study; a row is a method with settings. A site's privacy account lists the noised
-releases of one run. A site's privacy budget ledger is a folder that adds up the accounts of several runs. Each trial is
-charged to the ledgers, and the cost of a search is computed in the same way as the total of a ledger. A kind of
-guarantee is a combination of unit (``site`` or ``sample``), adjacency and delta; only privacy losses of the same kind
-can be combined.
+releases of one run. A site's privacy budget ledger is a file that adds up the releases of several runs; the setting
+``privacy`` names the folder of the ledgers. Each trial is charged to the ledgers, and the cost of a search is computed
+in the same way as the total of a ledger. A kind of guarantee is a combination of unit (``site`` or ``sample``),
+adjacency and delta; only privacy losses of the same kind can be combined.
 
 The cost covers the noised releases of all trials. It does not cover the selection of a trial by validation scores,
 because the scores are not noised.
@@ -101,9 +101,9 @@ def _row_settings(study: Study, data: DataSet, row: str) -> Meta:
 
 
 def with_privacy_ledgers(study: Study, out: Path) -> Study:
-    """Return a copy of the study in which every row with privacy names a ledger, so that each trial is charged.
+    """Return a copy of the study in which every row with privacy names a folder of ledgers, to charge each trial.
 
-    A row without a ledger gets the folder `LEDGER_FOLDER` in the output folder of the search.
+    A row without such a folder gets the folder `LEDGER_FOLDER` in the output folder of the search.
 
     Args:
         study: Study with one data set.
