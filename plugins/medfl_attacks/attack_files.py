@@ -41,7 +41,7 @@ class MembershipMeasures(Record):
         auc_interval: 95 % confidence interval of `auc`.
         interval_over: Independent unit of the interval.
         tpr_at_1_fpr: True positive rate (share of members found) at a false positive rate of 1 %.
-        recall: Share of members found at the attack's own threshold.
+        recall: Share of members found at the threshold that the attack itself chooses.
         false_alarms: False positive rate at the attack's own threshold: share of non-members classified as members.
         accuracy: Balanced accuracy at the attack's own threshold.
         recall_balanced: Share of members found if exactly as many images are classified as members as there are
@@ -69,7 +69,7 @@ class MembershipResult(MembershipMeasures):
 
     Attributes:
         target: ``global`` for the server's model, ``sites`` for the model of a site.
-        attack: Name of the attack.
+        attack: Name of the attack: `loss_threshold` or `shadow_topk` (shadow model).
         site: Name of the site, or None for the server's model.
         round: Round after which the server kept the model, or None for the last model.
         accuracy_members: Accuracy of the attacked model on the members.
@@ -89,9 +89,9 @@ class InversionResult(Record):
 
     Attributes:
         target: Attacked information: ``shared`` images, the ``update`` of a site, or the ``model``.
-        attack: Name of the attack.
-        item: Information that the attack started from; for a model, the images that the reconstructions are compared
-            with.
+        attack: Name of the attack, such as ``gradient`` or ``decoder``.
+        item: Information that the attack started from, such as a noised image; for attacks on a model, the images that
+            the reconstructions are compared with.
         images: Number of images.
         converged: Number of images for which the iteration converged, or None for attacks without an iteration.
         mse: Mean squared error, averaged over the images.
@@ -206,6 +206,7 @@ class MembershipFile(AttackFile):
     """File with the results of membership attacks.
 
     Attributes:
+        attack: Kind of the attack, which tells the classes of attack files apart.
         results: Result for each target and attack.
         run: The run that was attacked.
         classes: Number of classes.
@@ -213,7 +214,9 @@ class MembershipFile(AttackFile):
     """
 
     NAME: ClassVar[str] = "membership.json"
+    """Name of the file in its folder."""
     REPAIR: ClassVar[str] = "Attack again: medfl attack membership."
+    """Advice for a user whose file is damaged; part of the error message."""
 
     attack: Literal["membership"] = "membership"
     results: tuple[MembershipResult, ...]
@@ -226,12 +229,15 @@ class InversionFile(AttackFile):
     """File with the results of inversion attacks.
 
     Attributes:
+        attack: Kind of the attack, which tells the classes of attack files apart.
         results: Result for each target, attack and item.
         notes: Sentences about images that were left out and assumptions that were made.
     """
 
     NAME: ClassVar[str] = "inversion.json"
+    """Name of the file in its folder."""
     REPAIR: ClassVar[str] = "Attack again: medfl attack inversion."
+    """Advice for a user whose file is damaged; part of the error message."""
 
     attack: Literal["inversion"] = "inversion"
     results: tuple[InversionResult, ...]
@@ -242,11 +248,14 @@ class PoisoningFile(AttackFile):
     """File with the measured effects of poisoning attacks.
 
     Attributes:
+        attack: Kind of the attack, which tells the classes of attack files apart.
         results: Result for each attack.
     """
 
     NAME: ClassVar[str] = "poisoning.json"
+    """Name of the file in its folder."""
     REPAIR: ClassVar[str] = "Attack again: medfl attack poisoning."
+    """Advice for a user whose file is damaged; part of the error message."""
 
     attack: Literal["poisoning"] = "poisoning"
     results: tuple[PoisoningResult, ...]

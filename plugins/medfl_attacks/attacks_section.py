@@ -1,4 +1,8 @@
-"""Section of a report on the attacks on its runs: membership inference, inversion and poisoning."""
+"""Section of a report on the attacks on its runs: membership inference, inversion and poisoning.
+
+A result has a target (the attacked model or information), an attack, and for inversion an item (the information that
+the attack started from). A group is the runs of one method that differ only in seed and fold.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +79,7 @@ MEASURE_COLUMNS = {
         "success": ("attack success rate", "wanted class predicted", ".3f"),
     },
 }
-"""Maps each kind of attack to its measures, each with its column heading, explanatory note and number format."""
+"""Mapping from each kind of attack to its measures: (column heading, explanatory note, number format) by field name."""
 
 RESULT_KEYS = {
     "membership": ("target", "attack"),
@@ -109,9 +113,13 @@ class AttacksSection(TemplateSection):
     """Section of a report with the results of attacks on the runs."""
 
     template = "attacks.html"
+    """File name of the section's Jinja template."""
 
     def content(self, data: ReportData) -> Meta | None:
-        """Return the tables and figures under the key ``attacks``, or None if no run was attacked."""
+        """Return the variables of the template, or None if no run was attacked.
+
+        They contain the tables and figures under the key ``attacks``.
+        """
         return {"attacks": attacks} if (attacks := attacks_section(data.groups, data.folder)) else None
 
     def card(self, data: ReportData) -> SectionContent:

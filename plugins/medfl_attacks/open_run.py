@@ -1,5 +1,9 @@
 """Open a finished run for attacks: its task, data, method, the server's last state and every participant's models.
 
+The task is the learning problem: network, loss, optimizer, metrics. An exported bundle is a MONAI bundle with a final
+model that the run wrote for a site or for all sites. A kept round is a round whose global model the run saved (setting
+``keep_rounds``).
+
 Nothing is written. The data are located through ``run.json`` and compared with the digests recorded there. The task is
 rebuilt from the exported bundles (`medfl_attacks.rebuild_task`).
 """
@@ -61,8 +65,8 @@ class OpenedRun:
         folder: Run folder.
         name: Name of the method.
         method: The method, with its settings in the run.
-        task: The learning problem as the method sees it. Its `device` is the device of the attack. `site_task` returns
-            the task with a site's own loss.
+        task: The learning problem as the method sees it, on the device of the attack. `site_task` returns the task with
+            a site's own loss.
         settings: Settings of the run.
         sites: Maps each site to its data, including the test set.
         global_test: Test set of the server, or None.
@@ -83,14 +87,14 @@ class OpenedRun:
 
     @cached_property
     def viewer(self) -> RunViewer:
-        """The read-only view of the run folder."""
+        """Reader of the run folder's stored states; it never writes."""
         return RunViewer(self.folder)
 
     @cached_property
     def server(self) -> Server:
-        """The server with its last state.
+        """The method's view of the server with its last state.
 
-        `Server.blob` reads the blobs that the server stored, so `method.released(server)` works.
+        It can also read the files (blobs) that the server stored in the run.
 
         Raises:
             StoreError: If the state was removed or is damaged.
@@ -156,11 +160,14 @@ class OpenedRun:
         return self.predictor(model, "")
 
     def models(self) -> dict[str, nn.Module]:
-        """Return the model of each site as a network in evaluation mode, by site name (see `site_models`)."""
+        """Return the model of each site as a network in evaluation mode, by site name.
+
+        The model is the personal model if the site has one, else the global model.
+        """
         return {name: self.predictor(model, name) for name, model in self.site_models().items()}
 
     def predictor(self, model: Model, name: str = "") -> nn.Module:
-        """Return a model of this run as a network in evaluation mode; cache it.
+        """Build the network of a model of this run, with weights, in evaluation mode; cache the network.
 
         Args:
             model: The model.
@@ -186,7 +193,10 @@ class OpenedRun:
         )
 
     def site(self, name: str) -> Site:
-        """Return a method's view of a site after the round whose models are exported, without the site's secret."""
+        """Return the method's view of a site after the round whose models were exported.
+
+        The view lacks the site's secret, from which a site draws its noise.
+        """
         site = self.viewer.site(name, self._exported_commit[1], self.site_task(name), self.settings)
         site.train, site.val = self.sites[name].train, self.sites[name].val
         site.published = self.method.publish(self._exported_server())

@@ -5,6 +5,8 @@ data attack defines which class its attackers want for an image: the attack itse
 class. The success rate is the share of images that the model assigns to that class, among the images whose true class
 is another one. A model without attackers also has a success rate, because of its ordinary errors; it is the baseline.
 Attacks on replies have no wanted class and no success rate.
+
+An opened run is a finished run with everything that an attack needs, such as data, method and models.
 """
 
 from __future__ import annotations
@@ -28,13 +30,13 @@ from medfl_attacks.open_run import OpenedRun
 from medfl_report.statistics import wilson_over_patients
 
 ATTACK_NAME = "poisoning"
-"""Kind of the attack in `medfl_attacks.attack_files.ATTACK_FILES`."""
+"""Name of this kind of attack; it selects the results file (a key of `medfl_attacks.attack_files.ATTACK_FILES`)."""
 
 EXAMPLE_ADVERSARIES = {"attack": "label_flip", "sites": ["site-1"]}
 """Example of the setting `adversaries` for error messages."""
 
 NO_ATTACK = "none"
-"""Name of the attack in the result of a run without attackers."""
+"""Value of the field ``attack`` in the result of a run without attackers."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,9 @@ class PoisoningOptions:
     """Options of `medfl attack poisoning`.
 
     Attributes:
-        adversaries: Attacks to measure in a run without adversaries, in the form of the setting `adversaries`: a JSON
-            object or a list of objects. A run with adversaries is always measured against its own attack.
+        adversaries: Attacks to measure in a run without adversaries, as the text of the setting `adversaries`: a JSON
+            object with the keys ``attack``, ``sites`` and options of the attack, or a list of objects. For a run with
+            adversaries only the effect of its own attack is measured.
     """
 
     adversaries: str | None = None

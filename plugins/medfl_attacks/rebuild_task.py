@@ -1,4 +1,9 @@
-"""Rebuild the task of a finished run from an exported bundle and the metadata in ``run.json``."""
+"""Rebuild the task of a finished run from an exported bundle and the metadata in ``run.json``.
+
+The task is the learning problem: network, loss, optimizer, metrics. An exported bundle is a MONAI bundle with a final
+model that the run wrote. An adopted bundle is a stock MONAI bundle for which ``medfl adopt`` wrote a federation file;
+its task can't be rebuilt here.
+"""
 
 from __future__ import annotations
 

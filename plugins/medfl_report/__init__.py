@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def medfl_commands() -> list[CommandRecord]:
-    """Return the commands ``status``, ``watch``, ``report``, ``card``, ``verify`` and ``compare``."""
+    """Return the commands of this package, such as ``report``, ``card`` and ``monitor``."""
     return [
         CommandRecord(
             "status",
@@ -95,7 +95,7 @@ def medfl_report_sections() -> list[SectionRecord]:
 
 @hookimpl(tryfirst=True)  # before observers that send the report somewhere
 def medfl_run_ended(run_folder: str, registry: Registry) -> None:
-    """Write ``report.html`` into the run folder."""
+    """Write the report of a run that has ended, ``report.html``, into the run folder."""
     from medfl_report.page import write_report
 
     write_report([run_folder], registry=registry)
@@ -111,7 +111,7 @@ def medfl_write_report(folders: list[str], out: str | None) -> str:
 
 @hookimpl
 def medfl_compare(folders: list[str], metrics: list[str] | None, baseline: str | None, split: str) -> DataFrame:
-    """Return the table of `medfl_report.compare.compare`."""
+    """Return a table that compares the runs in some folders, with a row for each metric and group of runs."""
     from medfl.engine.runs.records import read_run
     from medfl_report.compare import compare
 

@@ -1,4 +1,10 @@
-"""Check of a study's claims: whether an ordering of two methods holds in the study's runs."""
+"""Check of a study's claims: whether an ordering of two methods holds in the study's runs.
+
+A claim of a paper says that one method is better than another in some measure.
+
+A group is a set of runs of one method that differ only in seed and fold. A site exports its personal model if the
+method trains one, else the global model.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +44,8 @@ class ClaimMeasure:
         meaning: Definition, for measures that the study's other tables do not define; else empty.
         spread: Returns the standard deviation (ddof = 1) over the sites' models, if the measure is a mean over these;
             else NaN.
-        of_predictions: True if it is a mean over the sites of a metric of the predictions in the run folders.
+        of_predictions: True if the measure is a metric of the predictions in the run folders, as a mean over the sites.
+            A test over the test patients is then possible.
     """
 
     value: Callable[[RunRecord, str], float]
@@ -65,16 +72,16 @@ class ClaimSide:
 
 @dataclass(frozen=True)
 class ClaimCheck:
-    """A claim and its check.
+    """A claim and the result of the check.
 
     Attributes:
-        measure: One of `CLAIMABLE`.
+        measure: Name of the measure, a key of `CLAIMABLE`.
         better: Label of the method that is claimed to be better.
         than: Label of the other method.
         pairs: Number of pairs of runs with the same seed and fold on the same data.
         difference: Difference better - than, mean over the pairs; NaN without a pair.
         interval: 95 % confidence interval of the difference by Student's t; None if it can't be computed.
-        tests: P-values over folds; all NaN if there are no folds.
+        tests: P-values of tests over the pairs of folds; all NaN without folds.
         over_patients: Test over the test patients, for measures of predictions.
         ours: Values of the method that is claimed to be better.
         theirs: Values of the other method.
@@ -95,12 +102,16 @@ class ClaimCheck:
 
     @property
     def effect(self) -> str:
-        """``holds``, ``reversed``, or another text of `medfl_report.patient_tests.effect_over_runs`."""
+        """Result in words.
+
+        ``holds`` or ``reversed`` if the difference is significant; otherwise ``too few patients``, ``n.s.``, or ``-``
+        without an interval.
+        """
         return effect_over_runs(self.interval, self.over_patients, ("holds", "reversed"))
 
 
 def own_scores(run: RunRecord, metric: str) -> list[float]:
-    """Return the final scores of the exported models on their own site's test set, where they are defined."""
+    """Return the final score of each site's exported model on the site's own test set, where the score is defined."""
     scores = [run.score(site, metric) for site in run.sites]
     return [score for score in scores if score is not None]
 
@@ -116,11 +127,12 @@ def check_claim(
 
     Args:
         groups: Groups of runs. If no group has a label of the claim, the check has no pairs.
-        measure: One of `CLAIMABLE`.
+        measure: Name of the measure, a key of `CLAIMABLE`.
         better: Label of the method that is claimed to be better.
         than: Label of the other method.
-        sets_of: Returns the test sets of a run; by default a new `medfl_report.patient_tests.sets_reader`. Share one
-            reader between several claims to read each run once.
+        sets_of: Function that returns the test sets of a run with predictions; None for a new reader of the run
+            folders (`medfl_report.patient_tests.sets_reader`). Share one reader between several claims to read each run
+            once.
     """
     named, kind = {group.label: group for group in groups}, CLAIMABLE[measure]
     metric = kind.metric(groups)

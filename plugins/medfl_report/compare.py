@@ -1,7 +1,8 @@
 """Tables that compare methods: mean and spread over seeds and folds, worst site, paired differences from a reference.
 
 Runs that differ only in seed and fold, and in data drawn for these, make one row with equal weights. Scores are those
-of the exported models after the last evaluated round. No run or round is selected by its score.
+of the exported models after the last evaluated round; a site exports its personal model if the method trains one, else
+the global model. No run or round is selected by its score.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ AT_SERVER = {
     "shared_test": "Shared test: the exported model of each site on the server's test set, mean over the sites.",
     "public_test": "Public test: the global model on the public test set.",
 }
-"""Maps each column with scores on images of the server to its explanation."""
+"""Mapping from each column with scores on the server's or public images to an explanation of the column."""
 
 
 def compare(
@@ -155,7 +156,7 @@ def _baseline(groups: Sequence[Group], name: str | None) -> Group:
 def comparison_row(
     group: Group, base: Group, metric: str, split: str, sets_of: Callable[[RunRecord], PredictionSets]
 ) -> Meta:
-    """Return a row of the table of `compare`.
+    """Return one row of the table of `compare` as a mapping from column name to value.
 
     Args:
         group: Runs of the row.
@@ -233,7 +234,7 @@ def _differences(matched: Sequence[tuple[RunRecord, RunRecord]], metric: str, sp
 
 
 def run_means(group: Group, metric: str, split: str = "test") -> list[float]:
-    """Return the mean over the sites with a score, for each run that has scores."""
+    """Return for each run that has scores the mean over the sites with a score."""
     scores = [_scores(run, metric, split) for run in group.runs]
     return [math.fsum(values.values()) / len(values) for values in scores if values]
 

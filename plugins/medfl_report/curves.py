@@ -1,4 +1,7 @@
-"""Curves of scores and losses by round, and their figures."""
+"""Curves of scores and losses by round, and their figures.
+
+A group is a set of runs of one method that differ only in seed and fold.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,13 @@ from medfl_report.scores import LOCAL
 from medfl_report.trajectory import Trajectory
 
 T = TypeVar("T")
+"""Type of the values from which a figure of a group is drawn."""
 
 MAX_GROUPS = 8
 """Largest number of groups in a figure; more groups are drawn in several figures."""
 
 EPOCH = "epoch "
-"""Prefix of the moment of a score after an epoch."""
+"""Prefix of the moment of a score after an epoch of training at the server, as in ``epoch 3``."""
 
 
 def group_looks(groups: Sequence[Group]) -> dict[str, Look]:
@@ -38,9 +42,9 @@ def compare_svg(
 
     Args:
         draw: Draws the figure of a subset of the groups, with one pair of axes.
-        by_label: Maps the label of each group to its values for `draw`; at least one.
-        name: As in `medfl_report.figures.svg`.
-        description: As in `medfl_report.figures.svg`.
+        by_label: Mapping from the label of each group to the group's values for `draw`; at least one.
+        name: Name of letters and digits, unique on the page; the ids inside the SVG begin with the name.
+        description: Content of the figure in words, for screen readers.
     """
     labels, count = list(by_label), -(-len(by_label) // MAX_GROUPS)
     parts = [labels[low:high] for low, high in pairwise(len(labels) * part // count for part in range(count + 1))]
@@ -63,8 +67,8 @@ def curves_svg(
         curves: At least one curve; their names must differ.
         styles: Maps the name of each curve to its look.
         label: Label of the vertical axis.
-        name: As in `medfl_report.figures.svg`.
-        description: As in `medfl_report.figures.svg`.
+        name: Name of letters and digits, unique on the page; the ids inside the SVG begin with the name.
+        description: Content of the figure in words, for screen readers.
         **options: Further arguments of `curves_figure`.
     """
 
@@ -79,7 +83,7 @@ def last_values(curves: Sequence[Curve], after: str = "round {:.0f}") -> str:
 
     Args:
         curves: The curves.
-        after: Format of the last position.
+        after: Format string for the last position, such as the round.
     """
     phrases = [f"{curve.name}: {curve.middle[-1]:.3f} after {after.format(curve.rounds[-1])}" for curve in curves]
     return "; ".join(phrases) + "." if phrases else ""
@@ -134,7 +138,7 @@ def epoch_curve(group: Group, metric: str, where: str = GLOBAL) -> Curve | None:
     Args:
         group: The runs. They have such scores with the moment ``epochs``.
         metric: Name of the metric.
-        where: As in `global_curve`.
+        where: Test set: `medfl.types.GLOBAL` (server) or `medfl.types.PUBLIC`.
 
     Returns:
         The curve; None for fewer than two epochs.
@@ -150,12 +154,12 @@ def epoch_curve(group: Group, metric: str, where: str = GLOBAL) -> Curve | None:
 
 
 def by_epoch(label: str) -> str:
-    """Return the name of the curve of a group's student."""
+    """Return the name of a curve by epoch: the curve of a group's student, a model that is trained at the server."""
     return f"{label}, student by epoch"
 
 
 def public_metrics(groups: Sequence[Group]) -> list[str]:
-    """Return the metrics that several rounds or epochs have on public test images, in the order of the runs' tables."""
+    """Return the metrics with scores on public test images in at least two rounds or epochs."""
     tables = [run.metrics for group in groups for run in group.runs]
     rows = pd.concat([table[(table["site"] == PUBLIC) & (table["split"] == "test")] for table in tables])
     when = rows["round"].astype(str) + rows["moment"]
@@ -164,13 +168,20 @@ def public_metrics(groups: Sequence[Group]) -> list[str]:
 
 
 def loss_curve(group: Group, band: bool) -> Curve | None:
-    """Return the mean training loss of the participating sites of each round; None for fewer than two rounds."""
+    """Return the curve of the mean training loss of the sites that trained in a round; None for fewer than two rounds.
+
+    Args:
+        group: The runs.
+        band: True to add a band from the minimum to the maximum.
+    """
     rows = pd.concat([run.metrics for run in group.runs])
     return _curve(group.label, rows[(rows["split"] == "train") & (rows["metric"] == "loss")], band)
 
 
 def trained_curve(name: str, ways: Sequence[Trajectory]) -> Curve | None:
-    """Return the score of the sites right after training, mean over the participants of a round, then over the runs.
+    """Return the curve of the scores of the sites' models right after training, by round.
+
+    A value is the mean over the participants of the round, then over the runs.
 
     Args:
         name: Name of the curve.
@@ -184,7 +195,9 @@ def trained_curve(name: str, ways: Sequence[Trajectory]) -> Curve | None:
 
 
 def work_curve(name: str, ways: Sequence[Trajectory]) -> Curve | None:
-    """Return the score on the server's test set by the cumulative seconds of work, both as mean over the runs.
+    """Return the curve of the score on the server's test set by the cumulative seconds of training at all sites.
+
+    Scores and seconds are means over the runs.
 
     Args:
         name: Name of the curve.

@@ -27,13 +27,13 @@ INK = "#0d0e10"
 """Placeholder in a figure for the text colour of the page."""
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b5548c")
-"""Blue, vermilion, green and purple, each with a contrast of at least 3 to black and to white."""
+"""Colours of the methods: blue, vermilion, green and purple, each with a contrast of at least 3 to black and white."""
 
 LOCAL_COLOUR = "#7f7f7f"
-"""Grey, for local training."""
+"""Colour of local training, and of other references: grey."""
 
 DASHES = ("solid", (0, (5, 2)), (0, (1.5, 1.5)))
-"""Line styles; each style is used for as many methods as there are colours."""
+"""Line styles of the methods; each style is used for as many methods as there are colours."""
 
 EMBEDDED: Any = {"svg.fonttype": "none", "svg.hashsalt": "medfl", "text.parse_math": False}
 """Matplotlib settings of inline SVG: text remains text, ids are fixed, and ``$`` starts no formula."""
@@ -52,8 +52,10 @@ STYLE: Any = {
         ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "grid.color"), INK
     ),
 }
+"""Matplotlib settings of all figures of a page, beside the size."""
+
 LARGEST = 220
-"""Area in square points of a marker for 100 % of the images."""
+"""Area in square points of the largest marker of a reliability curve: a bin with 100 % of the images."""
 
 MANY_ROUNDS = 40
 """Number of rounds above which a curve has a thin line."""
@@ -101,7 +103,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class RecoveryInterval:
-    """Part of a curve below an earlier peak.
+    """Part of a score curve from a peak to the first later score that reaches the peak again.
 
     Attributes:
         peak: Index of the peak in the curve.
@@ -132,7 +134,12 @@ class Reliability:
 
 
 def looks(names: Sequence[str], alone: Sequence[str] = ()) -> dict[str, Look]:
-    """Return a look for each name; names in `alone` are grey, and up to twelve others have different looks."""
+    """Return the look (colour, line, marker) of each name.
+
+    Args:
+        names: Names of the methods. Up to twelve names have different looks.
+        alone: Names of references such as local training, which are grey.
+    """
     styles, count = {}, 0
     for name in names:
         turn = count // len(COLOURS)  # marks without lines differ, too
@@ -187,7 +194,7 @@ def recovery_figure(
     label: str,
     limits: tuple[float, float] | None = None,
 ) -> Figure:
-    """Draw a curve by round, with the area between the curve and the last peak shaded in its recovery intervals.
+    """Draw a curve by round, with the area between the curve and an earlier peak shaded.
 
     Source: Fowler and AlRegib, ICIP 2026, figure 3.
 

@@ -1,5 +1,10 @@
 """Measures of forgetting of a run: global, local and worst accuracy, backward transfer, consistency, balance.
 
+A trajectory is the test scores of one run in one metric, by round. Consistency is 1 minus the mean loss between a peak
+of the scores and the recovery. Backward transfer is the change of a score since a site last took part in a round.
+
+A group is a set of runs of one method that differ only in seed and fold.
+
 Definitions: Fowler and AlRegib, ICIP 2026, section 3 and table 1.
 """
 
@@ -48,33 +53,33 @@ CLAIMABLE = tuple(name for name in MEASURES if not name.endswith("_std") and not
 
 
 OWN_TESTS = "sites that train and have test images of their own"
-"""Requirement of some measures; a method that pools the sites' data has no such site."""
+"""Phrase for the sites that some measures require; a method that pools the sites' data has no such site."""
 
 
 def forgetting_metric(groups: Sequence[Group]) -> str | None:
-    """Return the metric of the measures: accuracy if all runs have it, else the first bounded one of the `key_metrics`.
+    """Return the metric in which forgetting is measured: accuracy if all runs have it, else another common metric.
 
-    Larger is better in this metric. None if there is no such metric.
+    The metric is in [0, 1], and larger is better. None if the runs share no such metric.
     """
     names = [name for name in key_metrics(groups) if name not in LOWER_IS_BETTER_METRICS | UNBOUNDED_METRICS]
     return "accuracy" if "accuracy" in names else next(iter(names), None)
 
 
 def measures(run: RunRecord, metric: str) -> dict[str, float]:
-    """Return all `MEASURES` of a run that its scores determine (see `missing` for the others).
+    """Return a mapping from each of the `MEASURES` that the scores of a run determine to the value.
 
     Each measure uses all rounds with the scores that it needs, also in a run that ended early. Undefined scores are
     left out. Standard deviations over rounds have ddof = 0.
 
     Args:
         run: A run, finished or not.
-        metric: Metric of its task, in [0, 1], in which larger is better.
+        metric: Metric of the run's task, in [0, 1], in which larger is better.
     """
     return measures_of(read_trajectory(run, metric))
 
 
 def measures_of(way: Trajectory) -> dict[str, float]:
-    """Return the `MEASURES` of a trajectory that was already read."""
+    """Return all `MEASURES` that a trajectory determines, as `measures` does for a run."""
     numbers: dict[str, float] = {}
     if len(way.server):
         numbers |= _series("global", way.server, way.every_round())
@@ -100,7 +105,12 @@ def missing(run: RunRecord, metric: str) -> list[str]:
 
 
 def missing_of(run: RunRecord, way: Trajectory) -> list[str]:
-    """Return the sentences of `missing`, given the run's trajectory."""
+    """Return sentences with the reasons for missing measures and their remedies, as `missing`, without reading the run.
+
+    Args:
+        run: A run.
+        way: Trajectory of the run.
+    """
     reasons = []
     if not len(way.server):
         reasons.append("Without a global model and a test set at the server there are no global measures.")
@@ -135,7 +145,7 @@ def forgetting_table(groups: Sequence[Group], metric: str) -> pd.DataFrame:
 
     Args:
         groups: Groups of runs.
-        metric: As in `measures`.
+        metric: Metric of the runs' task, in [0, 1], in which larger is better.
 
     Returns:
         Columns: label, seeds (with the measure, and with their folds), metric, measure, mean and std (ddof = 1)

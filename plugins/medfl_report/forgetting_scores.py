@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Mode = Literal["literal", "open", "clipped"]
-"""Interpretation of the paper's definition in `consistency`."""
+"""How `consistency` treats an interval without recovery, and gains: see the function's argument `mode`."""
 
 ROUNDING = 1e-12
 """Relative tolerance for reaching a peak again; it allows for rounding errors in means."""
@@ -33,7 +33,7 @@ class Consistency:
 
 
 def recovery_intervals(series: Sequence[float], last: bool = False) -> tuple[tuple[int, int], ...]:
-    """Return the intervals between a peak and the first later score that reaches it.
+    """Return the recovery intervals of a series: from a peak to the first later score that reaches the peak again.
 
     The first peak is the first score above 0. An interval ends at the first later score that is not below its peak;
     this score is the next peak. Intervals of a single step do not count. Scores within `ROUNDING` of the peak are not
@@ -64,10 +64,10 @@ def recovery_intervals(series: Sequence[float], last: bool = False) -> tuple[tup
 
 
 def consistency(series: Sequence[float], mode: Mode = "literal") -> Consistency:
-    """Compute the consistency of a series.
+    """Compute the consistency of a series of scores A_0, A_1, ...
 
-    It is 1 minus the mean over the intervals, from peak i to end j, of the sum over s = i..j of
-    |A_i - A_s| / A_i / (j - i).
+    The consistency is 1 minus the mean forgetting over the recovery intervals. The forgetting of an interval from peak
+    i to end j is the sum over s = i..j of |A_i - A_s| / A_i / (j - i).
 
     Args:
         series: Scores in order, at least one, each finite and >= 0.

@@ -21,7 +21,7 @@ from medfl.types import Meta
 from medfl.utils.formats import join_words
 
 NETWORKS = "task.networks."
-"""Prefix of the settings that name the networks."""
+"""Prefix of the dotted names of the settings that name the networks."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,10 @@ def repetitions(runs: Sequence[RunRecord]) -> str:
 
 
 def repeated_word(groups: Sequence[Group]) -> str:
-    """Return the difference between the runs of a group: ``seeds``, ``folds``, or ``runs`` for both; else empty."""
+    """Return a word for the repeated runs of a group.
+
+    The word is ``seeds`` if they differ in seed, ``folds`` if in fold, ``runs`` if in both; empty without repetitions.
+    """
     repeating = [group.runs for group in groups if len(group.runs) > 1]
     seeds = any(len({run.seed for run in runs}) > 1 for runs in repeating)
     folds = any(len({run.fold for run in runs}) > 1 for runs in repeating)
@@ -141,7 +144,10 @@ def folds_among(runs: Sequence[RunRecord]) -> int | None:
 
 
 def pairs(group: Group, base: Group) -> list[tuple[RunRecord, RunRecord]]:
-    """Return the pairs of runs of two groups with the same seed and data, hence the same fold, in the first's order."""
+    """Return the pairs (run of `group`, run of `base`) with the same seed and data, hence the same fold.
+
+    The pairs have the order of the runs in `group`.
+    """
     partners = {(run.seed, run.data): run for run in base.runs}
     return [(run, partners[run.seed, run.data]) for run in group.runs if (run.seed, run.data) in partners]
 
@@ -161,7 +167,7 @@ def by_data(groups: Sequence[Group]) -> dict[str, list[Group]]:
 
 
 def data_names(runs: Sequence[RunRecord]) -> dict[str, str]:
-    """Return a name for each data set of the runs, by its digest.
+    """Return a mapping from the digest of each data set of the runs to a name.
 
     A name is ``data of seed 0``, ``data of seed 0, fold 2``, or ``data`` with a part of the digest; it is empty if
     there is only one data set.
@@ -183,9 +189,12 @@ _DRAWN_FOR: Mapping[str, Callable[[RunRecord], str]] = {
 
 
 def data_per(runs: Sequence[RunRecord]) -> str:
-    """Return ``seed``, ``seed and fold`` or ``fold`` if each of these has its own data set (``fold``: for all seeds).
+    """Return what the data sets of the runs differ by.
 
-    Empty if there is only one data set, or if the data sets do not correspond to seeds and folds one to one.
+    * ``seed``: each seed has its own data set;
+    * ``seed and fold``: each combination of seed and fold has its own data set;
+    * ``fold``: each fold has its own data set, the same for all seeds;
+    * empty: there is only one data set, or no such correspondence.
     """
     ways = ["seed"] if all(run.fold is None for run in runs) else ["seed and fold", "fold"]
     for way in ways:
@@ -199,7 +208,7 @@ def same_people(group: Group) -> dict[str, list[RunRecord]]:
     """Split the runs of a group by the people at the sites.
 
     Returns:
-        Maps a name, empty for a single part, to the runs on the same people.
+        Mapping from the name of each set of people (empty for a single set) to the runs on these people.
     """
     parts = [[run for run in group.runs if run.data in data] for data in _people([group])]
     return {_seeds(part) if len(parts) > 1 else "": part for part in parts}
@@ -230,7 +239,7 @@ def by_people(groups: Sequence[Group]) -> dict[str, list[Group]]:
 
 
 def by_seed(group: Group) -> dict[int, list[RunRecord]]:
-    """Return the runs of a group by seed: one run, or the folds of a partition."""
+    """Return a mapping from each seed to the runs of a group with this seed: one run, or one for each fold."""
     runs_by_seed: dict[int, list[RunRecord]] = {}
     for run in group.runs:
         runs_by_seed.setdefault(run.seed, []).append(run)
@@ -362,10 +371,10 @@ def _text(value: Any) -> str:
 
 
 def constant_predictions(group: Group) -> str:
-    """Return sentences about models that predict the same for every image: ``seeds 0, 1: The same prediction...``.
+    """Return sentences about models of a group that predict the same for every image.
 
     Returns:
-        A sentence for each finding, after the seeds that share it; empty without findings.
+        A sentence for each finding, such as ``seeds 0, 1: The same prediction...``; empty without findings.
     """
     runs_by_sentence: dict[str, list[RunRecord]] = {}
     for run in group.runs:

@@ -1,4 +1,7 @@
-"""Title, summary sentence and notices at the top of a report."""
+"""Title, summary sentence and notices (information and warnings about the runs) at the top of a report.
+
+A group is a set of runs of one method that differ only in seed and fold.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,14 @@ NamedRun = tuple[str, RunRecord]
 """Pair (name of the run on the page, run)."""
 
 STATUS_WORDS = {"running": "not over"}
-"""Maps a status to its words in a sentence, if these differ."""
+"""Mapping from a run's status to the words for the status in a sentence, if these differ from the status."""
 
 MAX_NAMED = 8
-"""Largest number of methods that a title names; for more it has their number."""
+"""Largest number of methods that a title names; for more methods the title has only their number."""
 
 
 def headline(groups: Sequence[Group]) -> str:
-    """Return the title: the methods, or their number, and the number of sites."""
+    """Return the title of the report: the methods, or the number of methods, and the number of sites."""
     sites = {site for group in groups for run in group.runs for site in run.sites}
     who = join_words([group.label for group in groups]) if len(groups) <= MAX_NAMED else f"{len(groups)} methods"
     return f"{who} at {count(len(sites), 'site')}"

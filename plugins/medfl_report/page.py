@@ -72,7 +72,7 @@ class RenderedPage:
 
     @property
     def parts(self) -> list[RenderedSection]:
-        """Sections of the page, after a part ``runs`` with the tables before the first section."""
+        """All parts of the page: a part with the id ``runs`` for the tables before the sections, then the sections."""
         return [RenderedSection("runs", "", None, (), (), tables=self.tables), *self.sections]
 
 
@@ -93,7 +93,8 @@ def write_report(
     Args:
         runs: Run folders, finished or not. With a run of the method ``local`` the report compares the others with it.
         out: Path of the report; by default ``report.html`` in the first run's folder. An existing file is replaced.
-        labels: Label of each run, as in `medfl_report.groups.group_runs`.
+        labels: Label of each run; runs with the same label form a group. By default a group has the runs that differ
+            only in seed and fold.
         baseline: Label of the reference, or a mapping from each group's label to its reference, see
             `medfl_report.scores.compared`; by default local training.
         registry: Registry whose plugins provide the sections; None loads the installed plugins.
@@ -116,7 +117,13 @@ def write_report(
 
 
 def render(records: Sequence[RunRecord], labels: Sequence[str] | None = None, registry: Registry | None = None) -> str:
-    """Return the HTML of the report, without links. Arguments and errors as in `make_page`."""
+    """Return the HTML of the report, without links.
+
+    Args:
+        records: At least one run.
+        labels: Label of each run; None for labels from methods and settings.
+        registry: Registry whose plugins provide the sections; None loads the installed plugins.
+    """
     return make_page(records, labels, registry=registry).html
 
 
@@ -132,11 +139,13 @@ def make_page(
 
     Args:
         records: At least one run.
-        labels: Label of each run, as in `medfl_report.groups.group_runs`.
-        baseline: As in `write_report`.
+        labels: Label of each run; runs with the same label form a group. By default a group has the runs that differ
+            only in seed and fold.
+        baseline: Label of the reference, or a mapping from each group's label to the label of its reference; by default
+            local training.
         folder: Folder of the page, for links to files beside the runs; None for no links.
-        registry: As in `write_report`.
-        notes: As in `write_report`.
+        registry: Registry whose plugins provide the sections; None loads the installed plugins.
+        notes: Texts for the top of the page, a paragraph each.
 
     Raises:
         SettingsError: If two runs have the same settings and seed, or the reference is not a label.

@@ -34,12 +34,14 @@ RANK_METRICS = ("auc", "macro_auc", "map", "c_index")
 """Metrics that depend only on the ranking of a model's predictions, as do ``auc_0``, ``auc_1``, ..."""
 
 UNDEFINED = "not defined here"
-"""Text for a metric that can't be computed, such as the AUC of images of a single class."""
+"""Reason for a missing test: the metric can't be computed, such as the AUC of images of a single class."""
 
 NO_PREDICTIONS = "no predictions"
+"""Reason for a missing test: a run folder has no predictions."""
 OTHER_IMAGES = "other test images"
+"""Reason for a missing test: the two models have predictions for different test images."""
 NO_NUMBERS = "a model gives no numbers"
-"""Reasons why two models can't be compared patient by patient."""
+"""Reason for a missing test: a prediction is NaN, for example after a diverged training."""
 
 
 @dataclass(frozen=True)
@@ -76,12 +78,12 @@ class PatientTest:
 
     @property
     def too_few(self) -> bool:
-        """True if no predictions on that many patients could give a significant result."""
+        """True if there is a test, but with so few patients that no result could be significant."""
         return self.p is not None and not can_decide(self.patients)
 
 
 def sets_reader() -> Callable[[RunRecord], PredictionSets]:
-    """Return a function that reads a run's test sets, once for each run."""
+    """Return a function that reads the test sets of a run, and caches them, so that each run is read once."""
     sets_by_folder: dict[Path, PredictionSets] = {}
 
     def sets_of(run: RunRecord) -> PredictionSets:
@@ -100,7 +102,7 @@ def method_test(
     Args:
         pairs: Pairs (run of the method, run of its reference) on the same data.
         metric: Name of the metric.
-        sets_of: Returns the test sets of a run, such as `sets_reader()`.
+        sets_of: Function that returns the test sets of a run, such as `sets_reader()`.
     """
     if not pairs:
         return PatientTest(reason=UNDEFINED)
@@ -150,7 +152,7 @@ class PatientTests:
     Args:
         metric: Name of the metric.
         pairs: Pairs of runs, at least one.
-        sets_of: Returns the test sets of a run.
+        sets_of: Function that returns the test sets of a run, such as `sets_reader()`.
     """
 
     def __init__(self, metric: str, pairs: Sequence[RunPair], sets_of: Callable[[RunRecord], PredictionSets]) -> None:
@@ -159,7 +161,7 @@ class PatientTests:
         self._exchanges: dict[tuple[int, str, str], ExchangeDistribution | str] = {}
 
     def over(self, sites: Sequence[str]) -> PatientTest:
-        """Test the mean difference over the data sets, and over the sites for which both runs of a pair have a score.
+        """Test the mean difference over some sites for which both runs of a pair have a score, and over the data sets.
 
         Args:
             sites: Names of the sites.

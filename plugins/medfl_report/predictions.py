@@ -1,4 +1,7 @@
-"""Predictions of the exported models on the sites' test images, read from the run folders."""
+"""Predictions of the exported models on the sites' test images, read from the run folders.
+
+A site exports its personal model if the method trains one, else the global model.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +25,20 @@ from medfl_report.statistics import Interval, ScoreFunction, bootstrap, paired_b
 
 @dataclass(frozen=True)
 class PredictionSet:
-    """A test set with the predictions of one model, for a site the model that the site exports.
+    """A test set with the predictions of one model. For a site this is the model that the site exports.
 
     Attributes:
         rows: Index of each image in the test split, (N,), int64.
-        targets: Targets in the form of `Objective.scoring_targets`: (N,), int64, for classes, else (N, T), float64.
-        predictions: Predictions in the form of `Objective.scoring_inputs`, such as probabilities, (N, K), float64; NaN
-            after a diverged training.
+        targets: Targets of the N images (`Objective.scoring_targets`): class labels (N,), int64, or T values for each
+            image, (N, T), float64.
+        predictions: Predictions from which metrics are computed (`Objective.scoring_inputs`): K values for each image, such
+            as class probabilities, (N, K), float64; NaN after a diverged training.
         objective: Objective of the run.
         sex: Sex of each image's patient as in the data list, "" if unknown; empty if it is known for no image.
-        centre: Centre at which each image was taken, in the same form.
+        centre: Centre at which each image was taken, "" if unknown; empty if it is known for no image.
         patients: Patient number of each image, (N,), int64; None if each image counts as one patient.
-        groups: Group of each image (`Objective.groups`); empty if there are none.
+        groups: Group of each image by the model's prediction, such as a risk group in survival analysis
+            (`Objective.groups`); empty if the objective has none.
     """
 
     rows: torch.Tensor

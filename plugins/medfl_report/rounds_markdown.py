@@ -30,7 +30,7 @@ TABLES = {
     ),
     "last round": ("global_final", "bwt_final", "personal_change_final", "local_final"),
 }
-"""Maps the heading of each table to its measures."""
+"""Mapping from the heading of each table to the measures in the table, keys of `medfl_report.forgetting.MEASURES`."""
 
 
 def rounds_markdown(table: pd.DataFrame) -> str:

@@ -1,4 +1,8 @@
-"""Runs, references and metrics that a report compares, their scores, and their calibration."""
+"""Runs, references and metrics that a report compares, their scores, and their calibration.
+
+A group is a set of runs of one method that differ only in seed and fold. A site exports its personal model if the
+method trains one, else the global model.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ from medfl_report.site_comparison import mean_known
 from medfl_report.statistics import mean_std, wilson_over_patients
 
 COLUMNS = ("mean", "worst", "global_test", "public_test")
-"""Fields of a score in a run's summary, beside the values of each site."""
+"""Fields of a score in a run's summary, and columns of the score tables, beside the values of each site."""
 
 
 @dataclass(frozen=True)
@@ -179,9 +183,9 @@ def site_scores(group: Group, metric: str, tested: Mapping[str, PredictionSets])
     """Return the score of each site; an accuracy of a single run has a Wilson interval over the test patients.
 
     Args:
-        group: Runs on the same people: see `medfl_report.groups`. Images of several folds are counted together.
+        group: Runs in which each site has the images of the same people. Images of several folds are counted together.
         metric: Name of the metric.
-        tested: Maps each run folder, as text, to its test sets.
+        tested: Mapping from each run folder (as text) to the run's test sets with predictions, by site name.
     """
     rows = []
     for site in group.runs[0].sites:
@@ -211,7 +215,8 @@ def baseline_of(label: str, baseline: Baseline) -> str | None:
 
     Args:
         label: Label of the group.
-        baseline: Reference of all groups, or of each group.
+        baseline: Label of the reference of all groups, or a mapping from each group's label to the label of its
+            reference.
     """
     return baseline.get(label) if isinstance(baseline, Mapping) else baseline
 
@@ -221,8 +226,9 @@ def compared(groups: Sequence[Group], baseline: Baseline) -> list[tuple[Group, G
 
     Args:
         groups: Groups of a page.
-        baseline: Named references. Without one, or if no group has its label, the reference is the first group of local
-            training, or else the first group.
+        baseline: Label of the reference, or a mapping from each group's label to the label of its reference. Without a
+            label, or if no group has this label, the reference is the first group of local training, or else the first
+            group.
     """
     usual = next((group for group in groups if group.method == LOCAL), groups[0])
     named = {group.label: group for group in groups}
@@ -231,7 +237,7 @@ def compared(groups: Sequence[Group], baseline: Baseline) -> list[tuple[Group, G
 
 
 def reference_phrase(bases: Collection[str]) -> str:
-    """Return the label of the only reference, or a phrase if there are several."""
+    """Return a text for the references of a table: the label of the only one, or a phrase if there are several."""
     return next(iter(bases)) if len(bases) == 1 else "the reference of each"
 
 

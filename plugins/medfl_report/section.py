@@ -1,6 +1,8 @@
 """Base classes of the sections of a report, their input, and the rendering of their templates.
 
 A plugin adds sections with the hook ``medfl_report_sections`` (`medfl.hooks.SectionRecord`), as `medfl_report` does.
+
+A group is a set of runs of one method that differ only in seed and fold.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from medfl_report.scores import Baseline, MeanAndSpread
 from medfl_report.statistics import Interval
 
 T = TypeVar("T")
+"""Type of a result that sections share."""
 
 OUTPUT_NAMES = "output_names"
 """Template variable that contains `ReportData.names`; the filter ``words`` reads it."""
@@ -46,9 +49,12 @@ class ReportData:
     Attributes:
         runs: Pairs (name on the page, run).
         groups: The same runs in groups; the runs of a group differ in seed or fold only.
-        predictions: Maps each run folder, as text, to the test set of each site under the site's exported model.
-        findings: Maps each run folder, as text, to the findings of its method; empty findings if there are none.
-        baseline: References of the groups, see `medfl_report.scores.compared`.
+        predictions: Mapping from each run folder (as text) to the run's test sets by site, with the predictions of the
+            model that the site exported.
+        findings: Mapping from each run folder (as text) to the findings of the run's method: results, beside models and
+            scores, that the method provides for a section of its own. Empty findings if there are none.
+        baseline: Label of the reference group, or a mapping from each group's label to the label of its reference; None
+            for local training.
         folder: Folder of the page, for links to files beside the runs; None for no links.
     """
 
@@ -73,7 +79,12 @@ class ReportData:
         return result
 
     def of(self, figure: str) -> Mapping[str, Mapping[str, PredictionSet]]:
-        """Return the predictions of runs whose objective has a figure (`Objective.figures`); empty for other runs."""
+        """Return the predictions of the runs to which a figure applies; empty predictions for other runs.
+
+        Args:
+            figure: Keyword of the figure, such as ``calibration``; the objective of a run lists its keywords
+                (`Objective.figures`).
+        """
         return {
             str(run.folder): self.predictions[str(run.folder)] if figure in run.objective.figures else {}
             for _, run in self.runs
@@ -155,14 +166,14 @@ class TemplateSection(Section):
         """Return the variables of the template; None if there is nothing to show, which leaves the section out."""
 
     def values(self, data: ReportData) -> Meta | None:
-        """Return `content` of the data, computed once for each page."""
+        """Return the variables of the template (`content`), computed once for each page."""
         if self._seen is not data:
             self._values = self.content(data)
             self._seen = data
         return self._values
 
     def applies(self, data: ReportData) -> bool:
-        """Return whether there is content."""
+        """Return whether the page contains this section: whether `content` is not None."""
         return self.values(data) is not None
 
     def render(self, data: ReportData) -> Markup:

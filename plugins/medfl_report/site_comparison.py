@@ -3,6 +3,9 @@
 One question has one kind of uncertainty. For one pair of runs the interval is a bootstrap over the test patients. For
 several pairs, which differ in seed or fold, it is Student's t over the paired differences of the runs, as in
 `medfl_report.compare`.
+
+A group is a set of runs of one method that differ only in seed and fold. A site exports its personal model if the
+method trains one, else the global model.
 """
 
 from __future__ import annotations
@@ -32,14 +35,14 @@ class ComparisonRow:
     Attributes:
         name: Name of the site, or of the row.
         images: Number of test images, over all folds; None in a row that is not about one site.
-        alone: Score of local training, or of another reference.
+        alone: Score of the reference: local training, or another method.
         other: Score of the model that the site exports from the compared method.
         difference: other - alone; None if it is not known.
         low: Lower end of the difference's 95 % confidence interval; None without an interval.
         high: Upper end of the interval.
         by_run: Difference in each pair of runs, which differ in seed or fold.
         effect: `BETTER`, `WORSE`, `NO_CLEAR_DIFFERENCE`, `TOO_FEW_PATIENTS`, or the reason why there is no test.
-        left: Number of pairs of runs in which the metric is not defined; they count nowhere.
+        left: Number of pairs of runs that are left out, because the metric is not defined in them.
         patients: Number of test patients; None if each image counts as one, and in a row that is not about one site.
         p: Two-sided p-value of the test over patients; None without a test.
     """
@@ -92,7 +95,7 @@ class Comparison:
 
     @property
     def reach(self) -> float:
-        """Half the width of the figure's axis around 0: a round number, at most 1 for scores in [0, 1]."""
+        """Absolute value at both ends of the figure's axis around 0: a round number, at most 1 for scores in [0, 1]."""
         return axis_reach(self.metric, (*self.rows, self.mean))
 
 
@@ -127,8 +130,8 @@ def compare_sites(metric: str, name: str, pairs: Sequence[RunPair], tested: Mapp
     Args:
         metric: Name of the metric.
         name: Label of the group.
-        pairs: At least one pair; several must be about the same people (see `medfl_report.groups`).
-        tested: Maps each run folder, as text, to its test sets.
+        pairs: At least one pair. If there are several, a site must contain the same people in all of them.
+        tested: Mapping from each run folder (as text) to the run's test sets with predictions, by site name.
     """
     if len(pairs) > 1:
         return compare_over_runs(metric, name, pairs, tested)
@@ -148,8 +151,8 @@ def compare_over_runs(
     Args:
         metric: Name of the metric.
         name: Label of the group.
-        pairs: At least two pairs, all about the same people: see `medfl_report.groups`.
-        tested: Maps each run folder, as text, to its test sets.
+        pairs: At least two pairs; a site must contain the same people in all of them.
+        tested: Mapping from each run folder (as text) to the run's test sets with predictions, by site name.
     """
     sites = sorted({site for pair in pairs for site in pair.other.sites})
     scores = {site: _score_pairs(metric, site, pairs) for site in sites}
@@ -172,7 +175,10 @@ def compare_over_runs(
 
 
 ScorePairs = Mapping[int, tuple[float, float]]
-"""Maps the index of a pair to the scores (reference, compared method), for the pairs in which both are defined."""
+"""Mapping from the index of a pair of runs to (score of the reference, score of the compared method).
+
+Pairs in which a score is not defined are left out.
+"""
 
 
 def _score_pairs(metric: str, site: str, pairs: Sequence[RunPair]) -> ScorePairs:
@@ -218,7 +224,8 @@ def row_over_runs(metric: str, row: ComparisonRow, folds: int | None, test: Pati
     Args:
         metric: Name of the metric.
         row: Row with at least one difference in `ComparisonRow.by_run`.
-        folds: Number of folds if the runs differ in fold, else None (see `medfl_report.statistics.paired_t`).
+        folds: Number of folds if the runs differ in fold, else None. With folds the interval is corrected for
+            overlapping training sets.
         test: Test of the mean difference over patients.
     """
     row = replace(row, difference=mean_known(row.by_run), low=None, high=None)

@@ -17,22 +17,31 @@ import numpy as np
 import torch
 
 ScoreFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Function of predictions (N, K), targets (N, ...) and B image weightings (N, B), float64; returns B scores (B,)."""
+"""Function that computes a score under several weightings of the images, and returns a score for each, (B,).
+
+Arguments: predictions (N, K) with K values for each of N images, targets (N, ...), and B weightings (N, B), float64.
+"""
 
 ROUNDING = 1e-12
 """Absolute differences of scores up to this value are rounding errors."""
 
 CHUNK, WEIGHTS = 128, 2**20
-"""Number of resamples drawn at once, and of weights scored at once (8 MB, unless one chunk has more)."""
+"""Limits of memory. `CHUNK`: number of resamples drawn at once. `WEIGHTS`: number of image weights scored at once."""
 
 LEVEL = 0.05
 """Significance level."""
 
 EXCHANGES, EXHAUSTIVE = 1999, 10
-"""Number of random exchanges of a test; with at most `EXHAUSTIVE` patients, all 2^n exchanges are computed instead."""
+"""`EXCHANGES`: number of random exchanges of a test.
+
+`EXHAUSTIVE`: largest number n of patients with which all 2^n exchanges are computed instead.
+"""
 
 PROBES, TIE = 16, 1e-10
-"""Number of exchanges that check whether a score is additive; absolute difference below which two scores are tied."""
+"""`PROBES`: number of exchanges that check whether a score is additive, that is a sum over patients.
+
+`TIE`: absolute difference below which two scores are tied.
+"""
 
 
 @dataclass(frozen=True)
@@ -72,7 +81,7 @@ def bootstrap(
     Davison and Hinkley 1997, Bootstrap Methods and their Application, section 3.8.
 
     Args:
-        score: ScoreFunction for given weights of the images.
+        score: Function that computes the score for given weights of the images.
         predictions: Predictions of each image, such as class probabilities, (N, K), floating.
         targets: Targets, (N, ...).
         seed: Seed of the resampling.
@@ -107,7 +116,7 @@ def paired_bootstrap(
     these two trained models and not about the methods that trained them: another seed gives other models.
 
     Args:
-        score: ScoreFunction for given weights of the images.
+        score: Function that computes the score for given weights of the images.
         predictions_a: Predictions of the first model, (N, K), floating.
         predictions_b: Predictions of the second model, (N, K), floating, for the same images in the same order.
         targets: Targets, (N, ...).
@@ -133,7 +142,7 @@ class ExchangeDistribution:
     Attributes:
         observed: Difference without any exchange.
         patients: Number of patients, >= 1.
-        values: Differences after all 2^patients exchanges, or after `EXCHANGES` random ones, (B,), float64.
+        values: Differences after B exchanges, (B,), float64: all 2^patients exchanges, or `EXCHANGES` random ones.
         exhaustive: True if `values` contains all exchanges.
     """
 
@@ -154,7 +163,7 @@ class ExchangeDistribution:
         return hits / len(far) if self.exhaustive else (hits + 1) / (len(far) + 1)
 
     def draw(self, rng: np.random.Generator) -> np.ndarray:
-        """Return `EXCHANGES` random differences, drawn with `rng` if all exchanges are known."""
+        """Return `EXCHANGES` differences after random exchanges: drawn from `values` if `exhaustive`, else `values`."""
         return rng.choice(self.values, EXCHANGES) if self.exhaustive else self.values
 
 
@@ -183,7 +192,7 @@ def exchange_models(
     from a paired design.
 
     Args:
-        score: ScoreFunction for given weights of the images.
+        score: Function that computes the score for given weights of the images.
         pairs: Predictions of both models, (N, K) each, floating, for each repetition, such as a seed. All repetitions
             have the same test images in the same order, and a patient is exchanged in all of them at once.
         targets: Targets, (N, ...).
@@ -368,7 +377,7 @@ def wilson_over_patients(right: torch.Tensor, patients: torch.Tensor | None) -> 
 
     Args:
         right: True for each correct image, (N,), bool.
-        patients: As in `bootstrap`.
+        patients: Patient number of each image, (N,), int64; None if each image is of another patient.
     """
     n, correct = len(right), int(right.sum())
     if patients is None or not n:
@@ -429,7 +438,7 @@ class PairedTests:
 
     Attributes:
         t: Paired t test.
-        corrected: Paired t test with the variance of `paired_t` for folds, whose training data overlap.
+        corrected: Paired t test with the corrected variance for folds, whose training data overlap (see `paired_t`).
         wilcoxon: Wilcoxon's signed-rank test.
     """
 

@@ -17,9 +17,10 @@ class Trajectory:
     Attributes:
         server: Maps each round to the global model's score on the server's test set.
         global_at_sites: Scores of the global model after each round (rows) on each site's test set (columns).
-        personal_at_sites: Scores of the sites' personal models, in the same form.
-        trained: Scores of the sites' models right after training, in the same form; NaN if a site did not train. Empty
-            unless the run scores at the moment ``trained``.
+        personal_at_sites: Score of each site's personal model after each round (rows) on the site's own test set
+            (columns).
+        trained: Score of each site's model right after training in each round (rows) on the site's own test set
+            (columns); NaN if a site did not train. Empty unless the run scores at the moment ``trained``.
         participants: Maps each round to the sorted names of the sites that trained, including refused replies.
         seconds: Maps each round to the cumulative seconds of all sites' work, one after the other, without evaluation.
     """
@@ -37,7 +38,7 @@ class Trajectory:
         return any(len(table) > 0 for table in (self.server, self.global_at_sites, self.personal_at_sites))
 
     def every_round(self) -> bool:
-        """Return whether all models that were scored after aggregation were scored in every round from 1."""
+        """Return whether all models that were scored after aggregation were scored after every round from 1."""
         tables = (self.server, self.global_at_sites, self.personal_at_sites)
         scored = [list(table.index) for table in tables if len(table)]
         return bool(scored) and all(rounds == list(range(1, len(rounds) + 1)) for rounds in scored)

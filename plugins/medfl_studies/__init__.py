@@ -1,4 +1,8 @@
-"""Study files, tuning and the demo: comparisons of methods that are described in one file and repeated over seeds."""
+"""Studies, tuning and the demo.
+
+A study file (YAML) describes a comparison of methods that is repeated over seeds. Each row of the study is a method
+with its settings, and each row has one run for each seed.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,7 @@ def medfl_commands() -> list[CommandRecord]:
 
 @hookimpl
 def medfl_run_location(path: str) -> RunLocation | None:
-    """Return the output folder of the study that a path names, or None if the path is not a study file."""
+    """Return the location of a study's runs (its output folder), or None if the path is not a study file."""
     if Path(path).suffix not in (".yaml", ".yml"):
         return None
     from medfl_studies.schema import FULL_SCALE

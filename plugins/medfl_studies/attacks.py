@@ -1,5 +1,6 @@
-"""Attacks on the finished runs of a study: their command lines and the tables of their results.
+"""Attacks on the finished runs of a study: command lines of the attacks, and tables of the results.
 
+A study compares methods; each of its rows is a method with settings, and each row has one run for each seed.
 Plugins define the attacks (`medfl.hooks.AttackRecord`). ``medfl attack NAME RUN`` writes a results file to
 ``RUN/attacks``. The command is run again if that file is older than the run's scores or has other options than the
 study.
@@ -39,10 +40,10 @@ ATTACK_COLUMNS = [
     "low",
     "high",
 ]
-"""Columns of ``<data>-attacks.csv``."""
+"""Columns of the table of attack results, ``<data>-attacks.csv``, where ``<data>`` is the name of a data set."""
 
 RESULT_KEY = ("target", "round", "attack", "item")
-"""Fields that identify a result within an attack on a run."""
+"""Fields of a result that distinguish it from the other results of the same attack on the same run."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,9 +51,9 @@ class AttackJob:
     """An attack on one run of a study.
 
     Attributes:
-        record: The attack.
+        record: The registered attack, which names the command and the results class.
         results_class: Class of the attack's results file.
-        run: The run.
+        run: Job of the run that is attacked.
         options: Options of ``medfl attack`` by name.
     """
 
@@ -68,7 +69,7 @@ class AttackJob:
 
     @property
     def folder(self) -> Path:
-        """Run folder."""
+        """Folder of the attacked run; the attack writes into its folder ``attacks``."""
         return self.run.folder
 
     @property
@@ -78,12 +79,12 @@ class AttackJob:
 
     @property
     def file(self) -> Path:
-        """Path of the results file."""
+        """Path of the attack's results file, ``attacks/<attack>.json`` in the run folder."""
         path: Path = self.folder / ATTACKS_FOLDER / self.results_class.NAME
         return path
 
     def command(self) -> list[str]:
-        """Return the words of the command line."""
+        """Return the words of the command line ``medfl attack ...``."""
         words = [sys.executable, "-m", "medfl", "attack", self.record.name, str(self.folder)]
         for name, value in self.options.items():
             words += [f"--{name.replace('_', '-')}", str(value)]
@@ -92,7 +93,10 @@ class AttackJob:
         return words
 
     def results(self) -> Sequence[Any]:
-        """Return the results; empty if the attack was not run on this state of the run, or with other options."""
+        """Return the results from the file.
+
+        They are empty if the attack has not run since the run ended, or ran with other options.
+        """
         try:
             if self.file.stat().st_mtime_ns < (self.folder / "summary.json").stat().st_mtime_ns:
                 return ()
@@ -116,7 +120,7 @@ class AttackJob:
 
 
 def attack_jobs(study: Study, runs: Iterable[RunJob], registry: Registry) -> list[AttackJob]:
-    """Return all attacks of a study, in the order of its runs.
+    """Return a job for each attack of a study on each of the runs, in the order of the runs.
 
     Args:
         study: The study.
@@ -135,13 +139,13 @@ def attack_jobs(study: Study, runs: Iterable[RunJob], registry: Registry) -> lis
 
 
 def attack_table(attacks: Sequence[AttackJob]) -> pd.DataFrame:
-    """Compute mean, standard deviation and confidence interval over the runs of each row.
+    """Compute mean, standard deviation and confidence interval of each measure over the runs of each row of the study.
 
     The standard deviation has ddof = 1; the 95 % interval uses Student's t. Several results of a run with the same
     target, round, attack and item (such as one for each site) are averaged first.
 
     Args:
-        attacks: Attacks in the order of the rows. Attacks without results are left out.
+        attacks: Attacks, in the order of the study's rows. Attacks without results are left out.
 
     Returns:
         A table with `ATTACK_COLUMNS`. `round` is empty for the last model, `item` for attacks without an item. `std`,
@@ -166,7 +170,7 @@ def attack_table(attacks: Sequence[AttackJob]) -> pd.DataFrame:
 
 
 def attacks_markdown(table: pd.DataFrame, attacks: Mapping[str, AttackRecord]) -> str:
-    """Return a table for each attack, with a note on the meaning of its measures.
+    """Return a Markdown table for each attack, with a note on the meaning of its measures.
 
     Args:
         table: Table from `attack_table`.

@@ -1,4 +1,7 @@
-"""Checks of a study that can fail before any run starts."""
+"""Checks of a study that can fail before any run starts.
+
+The source folder holds the user's data: releases as downloaded, pooled data sets, or partitioned data sets.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ def find_source(folder: Path | None) -> Path | None:
     """Return the given source folder, else the folder in the environment variable, else None.
 
     Raises:
-        DataError: If it is not a folder.
+        DataError: If the source folder does not exist or is not a folder.
     """
     named = os.environ.get(SOURCE_VARIABLE)
     source = folder if folder is not None else Path(named) if named else None
@@ -38,7 +41,7 @@ def find_source(folder: Path | None) -> Path | None:
 
 
 def check_rows(study: Study, registry: Registry) -> None:
-    """Build every method once, and validate every setting.
+    """Check the rows of a study: build every method once, and validate every setting.
 
     Raises:
         SettingsError: If a method, its settings or a setting of the run is unknown or not valid; the message names the
@@ -60,7 +63,7 @@ def check_rows(study: Study, registry: Registry) -> None:
 
 
 def check_attacks(study: Study, registry: Registry) -> None:
-    """Check the name and the options of every attack.
+    """Check the name and the options of every attack of a study.
 
     Raises:
         PluginError: If an attack is unknown or can't be imported.
@@ -89,7 +92,7 @@ def check_options(bundle: Path, jobs: list[RunJob]) -> None:
     """Check that the bundle has all options of the runs.
 
     Raises:
-        SettingsError: If it lacks an option; the message names it and the nearest known option.
+        SettingsError: If the bundle lacks an option; the message names the option and the nearest known option.
     """
     from monai.bundle import ConfigParser
 
@@ -107,7 +110,9 @@ def check_options(bundle: Path, jobs: list[RunJob]) -> None:
 
 
 def make_plan(name: str, data: DataSet, seed: int, registry: Registry, fold: int | None = None) -> PartitionPlan:
-    """Build the plan of a partition from fields of `PartitionPlan` and options of its scheme.
+    """Build the plan that divides a pooled data set among sites.
+
+    The study file gives the plan as fields of `PartitionPlan` and options of the partition scheme.
 
     Args:
         name: Name of the data set.

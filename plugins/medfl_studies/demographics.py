@@ -1,5 +1,7 @@
 """Demographics of the sites of a partition: images of each class, sex, age and scanning centre.
 
+A partition is a data set that is divided into a folder for each site.
+
 Source: Weng, Cai and Zhou, FedSKD, 2025, table 1.
 """
 
@@ -22,7 +24,7 @@ from medfl_report.sections.class_counts_figure import COUNTS_FIGURE
 from medfl_report.statistics import mean_std
 
 ALL_SITES = "all sites"
-"""Name in the column of sites of the last row, for all sites together."""
+"""Text in the column ``site`` of the table's last row, which summarizes all sites together."""
 
 MIN_PEOPLE_FOR_AGE = 5
 """Minimum number of people with known age behind a published mean age, so that it reveals no person's age."""
@@ -44,7 +46,7 @@ def demographics_table(dataset_dir: Path) -> pd.DataFrame:
     Returns:
         Table with the columns site, centre (empty in the row of a whole site), images, people, ``class: <name>``
             (number of images), ``sex: <word>`` (number of people), age_known, age_mean and age_std. An image without a
-            known person counts as a person.
+            known person counts as a separate person.
 
     Raises:
         DataError: If a data list can't be read.
@@ -65,12 +67,15 @@ def demographics_table(dataset_dir: Path) -> pd.DataFrame:
 
 
 def demographics_markdown(table: pd.DataFrame, dataset_dir: Path, page: Path) -> str:
-    """Return the table in Markdown, with notes and the figure of the partition.
+    """Return the table in Markdown, with notes below it and a link to the figure of class counts if the figure exists.
+
+    The Markdown table has one column for age (mean ± standard deviation), and a column ``centre`` only if a centre is
+    known.
 
     Args:
         table: Table from `demographics_table`.
         dataset_dir: Folder of the partition.
-        page: Path of the file that the text is for; the link to the figure is relative to it.
+        page: Path of the Markdown file that will contain the text; the link to the figure is relative to this file.
     """
     shown = [name for name in table.columns if name == "centre" or not name.startswith(("site", "age"))]
     shown = [name for name in shown if name != "centre" or table["centre"].any()]

@@ -1,4 +1,7 @@
-"""The runs of a study, each defined by a command line that the user can also start separately."""
+"""The runs of a study, each defined by a command line that the user can also start separately.
+
+Each row of the study is a method with settings. A row has one run for each data set, seed and fold.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ class RunJob:
     """One run of a study.
 
     Attributes:
-        data: Name of the data set.
+        data: Name of the data set in the study.
         row: Name of the row.
         seed: Seed of the run.
         bundle: Folder of the bundle.
@@ -66,7 +69,7 @@ class RunJob:
         return self.folder.with_name(f"{self.folder.name}.log")
 
     def command(self) -> list[str]:
-        """Return the words of the command line."""
+        """Return the words of the run's command line, as for a subprocess."""
         options = self.options | ({} if self.workers is None else {"workers": self.workers})
         words = [sys.executable, "-m", "medfl", "run", str(self.bundle)]
         words += ["--dataset-dir", str(self.dataset_dir), "--output-dir", str(self.folder)]
@@ -75,7 +78,7 @@ class RunJob:
         return words
 
     def status(self) -> str:
-        """Return the status in ``summary.json``, or ``not run`` without this file."""
+        """Return the run's status from ``summary.json`` in the run folder, or ``not run`` without this file."""
         try:
             return Summary.read(self.folder / Summary.NAME).status
         except StoreError:
@@ -96,9 +99,9 @@ class RunJob:
         )
 
     def is_done(self) -> bool:
-        """Return whether exactly this run is finished.
+        """Return whether the run folder holds exactly this run, and the run is finished.
 
-        A run with other options is not; `medfl run` refuses or continues it.
+        For a folder with a run with other options it returns False; `medfl run` refuses or continues such a run.
         """
         try:
             before = JobIdentity.read(self.folder / JobIdentity.NAME)
@@ -112,9 +115,9 @@ class RunJob:
 
 
 def is_adopted_bundle(bundle: Path) -> bool:
-    """Return whether ``medfl adopt`` made the bundle from a stock MONAI bundle.
+    """Return whether the bundle is adopted: a stock MONAI bundle for which ``medfl adopt`` wrote a federation file.
 
-    The sites of such a bundle have files in the bundle's own format.
+    The sites of an adopted bundle have data files in the bundle's own format.
     """
     return "adopted" in bundle_values(bundle)
 
@@ -149,10 +152,10 @@ def public_dir(out: Path, name: str) -> Path:
 
 
 def drops_public_duplicates(data: DataSet) -> bool:
-    """Return whether the partition writes the public data, without private images.
+    """Return whether the partition drops public images that are also private (the setting ``duplicates: drop``).
 
-    This is the case with ``duplicates: drop``: public images that are also at a site or in the server's test set are
-    left out. Otherwise a run uses all public images, and raises an error if one of them is also at a site.
+    The partition then writes the public data without the images that are also at a site or in the server's test set.
+    Otherwise a run uses all public images, and raises an error if one of them is also at a site.
     """
     return data.public is not None and (data.partition or {}).get("duplicates") == "drop"
 
@@ -169,7 +172,7 @@ def expand_study(
         bundle: Folder of the bundle.
         source: Folder of the source data.
         out: Output folder of the study.
-        workers: Number of processes that train sites, in each run.
+        workers: Number of processes that train sites, in each run; None for the bundle's number.
     """
     jobs = []
     for name, data in study.data.items():

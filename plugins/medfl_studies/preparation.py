@@ -1,4 +1,7 @@
-"""Preparation of a study's data set from its release, with paths relative to the source folder."""
+"""Preparation of a study's data set from its release, with paths relative to the source folder.
+
+A release is the data set as its authors publish it. The source folder holds the user's downloads.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,12 @@ class PreparationSpec(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="allow")
+    """Configuration of pydantic: the object is immutable, and extra fields are the data set's options."""
 
     dataset: str
 
     def options(self) -> dict[str, Any]:
-        """Return the options of the data set as the file gives them."""
+        """Options of the data set as the study file gives them."""
         return dict(self.model_extra or {})
 
 
@@ -83,7 +87,7 @@ def resolve_preparation(prep: PreparationSpec, registry: Registry) -> PoolPrepar
 
 
 def option_defaults(kind: type[DatasetSpec]) -> dict[str, Any]:
-    """Return the default values of a data set's optional options, as JSON."""
+    """Return a mapping from each option that has a default value to this value in JSON types."""
     options = {key: option.get_default() for key, option in kind.model_fields.items() if not option.is_required()}
     values: dict[str, Any] = kind.model_construct(**options).model_dump(mode="json")
     return values

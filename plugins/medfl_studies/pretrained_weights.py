@@ -1,4 +1,8 @@
-"""Pretrained weights of a study's networks. A study whose file of weights is missing may run under another name."""
+"""Pretrained weights of a study's networks.
+
+If the file of weights is missing, a study that allows it runs with random weights. The study and its rows (methods with
+settings) then get other names, so that the results are not mistaken for results with pretrained weights.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ WEIGHTS_SETTING = "weights"
 """Option of the run that names the file of weights."""
 
 RANDOM_WEIGHTS_SUFFIX = "random weights"
-"""Suffix of the names of a study and its rows if the file is missing."""
+"""Suffix of the names of a study and its rows if the file of weights is missing."""
 
 
 def find_weights(study: Study, source: Path | None) -> tuple[Study, str]:

@@ -23,7 +23,7 @@ from pathlib import Path
 from medfl.utils.imports import quick_imports
 
 PRELOADED_MODULES = {"medfl": ("medfl.workflow", "medfl.cli.main")}
-"""Maps a module that is run to the modules that the server imports before it forks."""
+"""Mapping from a module that runs as a program to the modules that the server imports before it forks."""
 
 STOP_SECONDS = 10.0
 """Seconds that an interrupted run gets to end by itself before it is killed."""
@@ -36,7 +36,7 @@ class RunProcesses:
     """The running processes of a study, which can be ended together.
 
     Attributes:
-        stopped: Event that is set once all processes are to end.
+        stopped: Event that is set when `stop` is called; no process is launched afterwards.
     """
 
     def __init__(self) -> None:
@@ -112,9 +112,10 @@ class RunProcesses:
 
 
 def serve_requests(requests: socket.socket) -> list[str]:
-    """Fork for each request.
+    """Serve requests until their socket closes; fork a process for each request.
 
-    Return in each fork the words to run, and an empty list in the server when requests end.
+    The function returns twice over: in each fork it returns the words of the requested command, for the caller to run;
+    in the server it returns an empty list when the requests end.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the study and its runs handle Ctrl-C
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for the supervisors

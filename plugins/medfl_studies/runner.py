@@ -28,7 +28,7 @@ from medfl.utils.text import Say
 from medfl_studies.processes import RunProcesses
 
 Launcher = Callable[[list[str], Path], int]
-"""Runs a command line, appends its output to a log file, and returns its exit status."""
+"""Type of a function that runs a command line, appends the output to a log file, and returns the exit status."""
 
 
 class StudyJob(Protocol):
@@ -40,7 +40,7 @@ class StudyJob(Protocol):
 
     @property
     def folder(self) -> Path:
-        """Run folder, which the job writes to."""
+        """Run folder, to which the job writes."""
 
     @property
     def log(self) -> Path:
@@ -53,18 +53,19 @@ class StudyJob(Protocol):
         """Return ``finished``, ``not run``, or another status of the job."""
 
     def is_done(self) -> bool:
-        """Return whether nothing is left to do."""
+        """Return whether the job is finished, so that it is not run again."""
 
     def mark_done(self) -> None:
         """Write a mark into the job's folder that the job is finished."""
 
 
 JobType = TypeVar("JobType", bound=StudyJob)
+"""Type of a study's jobs: runs, attacks, or trials of a search."""
 
 
 @dataclass
 class JobOutcome(Generic[JobType]):
-    """Status of the runs of a study, or of its attacks.
+    """Status of each job of a study: runs, or attacks on runs.
 
     Attributes:
         status: Maps each job to its status. ``finished``, ``diverged`` and ``incomplete`` are read from

@@ -1,4 +1,9 @@
-"""Schema of study files. An unknown key is an error whose message suggests the nearest known key."""
+"""Schema of study files. An unknown key is an error whose message suggests the nearest known key.
+
+A study compares methods. Each row of the study is a method with settings; a row has one run for each data set, seed and
+fold. A scale is a named variant of the study, for example with fewer rounds. A release is a data set as its authors
+publish it; the source folder holds the user's downloads.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +34,7 @@ class DataSet(StrictModel):
         partition: ``scheme``, fields of `medfl.data.partition.plan.PartitionPlan` and options of the scheme, in one
             mapping. Without a ``seed`` each seed of the study draws its own partition. ``test: k_fold`` without a
             ``fold`` means one run for each of the ``folds``.
-        public: Preparation of data that the server may use for training in every run (``--public``); see
-            `medfl_studies.jobs.drops_public_duplicates`.
+        public: Preparation of public data, which the server may use for training in every run (option ``--public``).
         options: Options of the run for this data set, for example ``epochs``.
         rows: Names of the rows that are run on the data set; empty means all.
         size: Image size that replaces the sizes in `prep` and `public`; set by a scale, not by the file.
@@ -121,9 +125,10 @@ class StudyClaim(StrictModel):
     """A claim of a paper that one row is better than another; the study's page reports whether it holds.
 
     Attributes:
-        measure: Measure of the comparison, one of `medfl_report.claims.CLAIMABLE`.
+        measure: Name of the measure of the comparison, such as ``local_test``: a key of
+            `medfl_report.claims.CLAIMABLE`.
         better: Row that is claimed to be better.
-        than: Row that it is compared with.
+        than: Row that is claimed to be worse.
     """
 
     measure: str
@@ -137,7 +142,7 @@ class StudyScale(StrictModel):
     Attributes:
         settings: Options of the run that override the study's options.
         seeds: Seeds that replace the study's seeds.
-        size: Edge length of the images of all data sets that are prepared to a size.
+        size: Edge length in pixels or voxels to which images are prepared, for the data sets that have such an option.
         methods: Maps the name of a method to the changes of its rows.
     """
 
@@ -185,7 +190,7 @@ class Study(StrictModel):
     tune: Tuning | None = None
 
     def seed_list(self) -> list[int]:
-        """Return the seeds in order."""
+        """Return the seeds of the study as a list: 0 to N-1 if `seeds` is a number N."""
         return list(range(self.seeds)) if isinstance(self.seeds, int) else list(self.seeds)
 
     def repetitions(self, data: DataSet) -> list[tuple[int, int | None]]:

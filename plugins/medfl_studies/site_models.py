@@ -1,6 +1,10 @@
-"""Table of each site's model on the site's own test images and on all sites' test images, for all methods.
+"""Table of the scores of each site's model, on the site's own test images and on all sites' test images.
 
-Local test and global test (cross-site evaluation) are defined in `medfl_report.sections.cross_site`.
+The table compares groups: a group is the runs of one row of a study (a method with settings), which differ only in seed
+and fold.
+
+The local test is the score of a site's model on the site's own test images. The global test (cross-site evaluation) is
+the mean of the model's scores over the test sets of all sites.
 
 Source: Weng, Cai and Zhou, FedSKD, 2025, tables 2 and 3.
 """
@@ -28,7 +32,7 @@ from medfl_report.sections.cross_site import (
 from medfl_report.statistics import mean_std
 
 MEAN_SITE = "mean"
-"""Name in the column of sites for the mean over all models."""
+"""Text in the column ``site`` for the mean over the models of all sites."""
 
 TABLE_NOTES = (
     "Local test: score of each site's model on the site's own test images. Global test (cross-site evaluation): mean "
@@ -73,7 +77,9 @@ def models_table(groups: Sequence[Group], metrics: Sequence[str]) -> pd.DataFram
 
 
 def models_markdown(table: pd.DataFrame, metric: str) -> str:
-    """Return the local and the global test by one metric, with a line for each group and a column for each site.
+    """Return Markdown tables of the local and the global test in one metric.
+
+    Each table has a line for each group and a column for each site.
 
     Args:
         table: Table from `models_table`.

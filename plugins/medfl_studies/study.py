@@ -1,4 +1,8 @@
-"""Check and run a study, from its file to its tables."""
+"""Check and run a study, from its file to its tables.
+
+A study compares methods. Each row of the study is a method with settings; a row has one run for each data set, seed and
+fold. A scale is a named variant of the study, for example with fewer rounds.
+"""
 
 from __future__ import annotations
 
@@ -165,6 +169,7 @@ def list_commands(prepared: CheckedStudy) -> list[str]:
 
 
 P = ParamSpec("P")
+"""Parameters of a function that `limit_time_share` wraps."""
 
 
 def limit_time_share(
@@ -172,11 +177,11 @@ def limit_time_share(
 ) -> Callable[P, None]:
     """Wrap a function so that its calls take at most a share of the total time.
 
-    A call that comes too early does nothing: after a call that took t seconds, the next effective call is possible t *
-    (1 / share - 1) seconds later. The first call is always effective.
+    A call that comes too early does nothing. After a call that took t seconds, calls do nothing for
+    t * (1 / share - 1) seconds. The first call always runs the function.
 
     Args:
-        share: Share of the time, in (0, 1]; with 1 every call is effective.
+        share: Share of the time, in (0, 1]; with 1 every call runs the function.
         work: The function.
         clock: Returns the time in seconds.
     """
@@ -201,8 +206,8 @@ ROWS_HEADING = "### Rows"
 def rows_markdown(study: Study, registry: Registry) -> str:
     """Return the table of a study's rows in Markdown; empty without rows.
 
-    The column ``site weights`` shows the method's `weighting` with the row's settings, because rows that weight sites
-    differently differ in more than their method.
+    The column ``site weights`` shows how the method weights the sites when it averages (`weighting`), because rows with
+    different weights differ in more than the method.
 
     Args:
         study: A study whose rows are valid.

@@ -1,5 +1,9 @@
 """Data of a study: find, prepare and partition them before the first run.
 
+A release is a data set as its authors publish it; the source folder holds the user's downloads. Preparing a release
+gives a pooled data set. Partitioning a pooled data set gives a folder for each site. An adopted bundle is a stock MONAI
+bundle for which ``medfl adopt`` wrote a federation file.
+
 Each folder is written completely or not at all.
 """
 
@@ -41,7 +45,7 @@ def check_data(study: Study, source: Path | None, out: Path, registry: Registry,
         source: Folder of the source data, or None.
         out: Output folder of the study.
         registry: Registry with the partition schemes.
-        adopted: Whether the bundle is an adopted stock bundle, whose sites have no medfl data lists.
+        adopted: Whether the bundle is adopted. The sites of an adopted bundle have no medfl data lists.
 
     Raises:
         DataError: If data are missing.

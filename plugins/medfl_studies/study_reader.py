@@ -1,4 +1,7 @@
-"""Read a study file at a scale and check it. Messages on unknown names suggest the nearest known name."""
+"""Read a study file at a scale and check it. Messages on unknown names suggest the nearest known name.
+
+A scale is a named variant of a study in its file, for example with fewer rounds or smaller images.
+"""
 
 from __future__ import annotations
 

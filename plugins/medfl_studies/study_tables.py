@@ -1,4 +1,7 @@
-"""Write a study's tables and reports from its run folders. Unfinished runs are listed with their status."""
+"""Write a study's tables and reports from its run folders. Unfinished runs are listed with their status.
+
+Each row of a study is a method with settings; a row has one run for each data set, seed and fold.
+"""
 
 from __future__ import annotations
 
@@ -46,9 +49,12 @@ def write_tables(
 ) -> None:
     """Write ``results/<data>.md`` and ``.csv`` from the runs that have ended.
 
-    The final scores of each run are written to ``-scores.csv``. If there are entries for them, the tables
-    ``-models.csv`` (each site's model at every site), ``-rounds.csv``, ``-claims.csv`` and ``-attacks.csv`` are written
-    too.
+    The final scores of each run are written to ``<data>-scores.csv``. Further tables are written if they have entries:
+
+    * ``<data>-models.csv``: scores of each site's model at every site;
+    * ``<data>-rounds.csv``: measures over all rounds;
+    * ``<data>-claims.csv``: checks of the study's claims;
+    * ``<data>-attacks.csv``: results of attacks.
 
     Args:
         study: The study.
@@ -57,7 +63,7 @@ def write_tables(
         out: Output folder of the study.
         registry: Registry with the attacks.
         attacked: Status of the attacks, or None before the first attack.
-        rows: Table of the study's rows (`rows_markdown`).
+        rows: Markdown of the table of the study's rows (`medfl_studies.study.rows_markdown`).
     """
     jobs = {job: status for job, status in outcome.status.items() if job.data == data}
     ended = _ended_runs(study, outcome, data)
@@ -234,16 +240,16 @@ SCORE_COLUMNS = (
     "images",
     "patients",
 )
-"""Columns of the table of scores.
+"""Columns of the table of final scores.
 
-`model` is ``global`` or ``personal``; `exported` is true for the model that the site exports.
+The column `model` is ``global`` or ``personal``; `exported` is true for the model that the site exports.
 """
 
 SERVER_TEST_SETS = ("global_test", "public_test")
 """Test sets of the server; their names are in the column `site`."""
 
 FINAL_MOMENT = "aggregated"
-"""Moment of the final scores: after the last evaluated aggregation."""
+"""Name of the moment within a round at which the final scores were computed: after the server's aggregation."""
 
 
 def final_scores(

@@ -1,4 +1,6 @@
-"""Schema of the section ``tune`` of a study file: how ``medfl tune`` searches for settings of its rows.
+"""Schema of the section ``tune`` of a study file: how ``medfl tune`` searches for settings of the study's rows.
+
+A row of a study is a method with settings; a trial is a run of the row with other parameters.
 
 ``medfl study`` ignores the section. `medfl_studies.tune.space` checks the values against the methods and the settings
 of a run.
@@ -52,7 +54,7 @@ class RowSpace(StrictModel):
     Attributes:
         method_args: Maps a setting of the method to its values: a list, ``{low, high, log, points}``, or ``all``. The
             key ``preset`` selects among the method's presets; the key ``a#b`` names a part of a setting.
-        settings: Maps an option of the run to its values in the same form.
+        settings: Maps an option of the run to its values: a list, ``{low, high, log, points}``, or ``all``.
     """
 
     method_args: dict[str, Any] = {}
@@ -68,8 +70,9 @@ class Tuning(StrictModel):
         trials: Number of trials of each row; None for a grid, whose size is known.
         seed: Seed of the sampler. The runs of the trials use the study's first seed.
         metric: Metric to optimize; None means the first metric of the runs.
-        score: Aggregation over the sites: their ``mean``, or the ``worst`` site.
-        settings: Search space of every row: maps options of the run to values as in `RowSpace`.
+        score: How a trial's score is computed from the sites' scores: ``mean``, or ``worst`` for the worst site.
+        settings: Options of the run that are searched in every row; maps each option to its values: a list,
+            ``{low, high, log, points}``, or ``all``.
         rows: Maps the name of a row to its additional search space.
     """
 

@@ -23,9 +23,9 @@ class Alie(ReplyAdversary):
     The attackers know all honest replies.
 
     Attributes:
-        z: Number of standard deviations, >= 0. None means the value of `supporter_quantile`, the largest z for which
-            the attackers and the honest replies farther out are still a majority. If few of the sites attack, that
-            value is close to 0; `check` then logs a warning.
+        z: Number of standard deviations, >= 0. None means the value of `supporter_quantile`: the largest z with
+            which the attackers, together with the honest replies that are farther from the mean, are still a majority.
+            If few of the sites attack, that value is close to 0; `check` then logs a warning.
 
     Source: Baruch, Baruch, Goldberg, NeurIPS 2019, Algorithm 3.
     """
@@ -33,7 +33,7 @@ class Alie(ReplyAdversary):
     z: float | None = Field(None, ge=0, allow_inf_nan=False)
 
     def reply(self, update: Tensors, knowledge: AttackerKnowledge, generator: torch.Generator) -> Tensors:
-        """Return the malicious update, which is the same for all attackers.
+        """Return the attacker's reply in place of its update; it is the same for all attackers.
 
         If no honest site replied, return the attacker's honest update.
         """
@@ -58,10 +58,10 @@ class Alie(ReplyAdversary):
 def supporter_quantile(sites: int, attackers: int) -> float:
     """Return the default z of ALIE, at least 0.
 
-    z is chosen so that the honest replies farther from the mean than the attackers' reply are just enough to make the
-    attackers a majority: Phi^-1((n - m - s) / (n - m)) with s = floor(n / 2) + 1 - m for n sites with m attackers
-    (Baruch et al., section 3). If the attackers are already a majority, they need no supporters, and the result is
-    about 6.
+    z is chosen so that the honest replies farther from the mean than the attackers' reply (the supporters) are just
+    enough to make the attackers a majority: z = Phi^-1((n - m - s) / (n - m)) with s = floor(n / 2) + 1 - m supporters
+    (Baruch et al., section 3). Phi^-1 is the quantile function of the normal distribution. If the attackers are already
+    a majority, they need no supporters, and the result is about 6.
 
     Args:
         sites: Number of sites, n.

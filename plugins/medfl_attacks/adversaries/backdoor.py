@@ -30,11 +30,11 @@ class Backdoor(DataAdversary):
     patch: int = Field(3, ge=1)
 
     def label(self, labels: torch.Tensor, classes: int) -> torch.Tensor:
-        """Return the target class for each image."""
+        """Return the labels that the attacker wants, (N,): the target class for each image."""
         return torch.full_like(labels, self.target)
 
     def change(self, inputs: torch.Tensor, scale: ImageScale | None) -> torch.Tensor:
-        """Return a copy of the images with the square added."""
+        """Return the images as the attacker changes them: a copy with the square added."""
         assert scale is not None  # `check` refuses tasks without a scale
         stamped = inputs.clone()
         corner: Any = (..., *[slice(-self.patch, None)] * (inputs.dim() - 2))
@@ -42,7 +42,7 @@ class Backdoor(DataAdversary):
         return stamped
 
     def check(self, classes: int, scale: ImageScale | None) -> None:
-        """Raise SettingsError unless the target class exists and the square fits into the images."""
+        """Check that the attack is possible; raise SettingsError unless the target class exists and the square fits."""
         if self.target >= classes:
             raise SettingsError(
                 "setting_out_of_range",

@@ -28,11 +28,14 @@ class FreeRider(ReplyAdversary):
 
     @property
     def remembers(self) -> bool:
-        """True if the attack uses `AttackerKnowledge.last_change`, which a disguise or noise requires."""
+        """True if the attack uses the last change of the global model, which a disguise or noise requires.
+
+        The attacker is then given this change in `AttackerKnowledge.last_change`.
+        """
         return self.disguise or self.noise > 0
 
     def reply(self, update: Tensors, knowledge: AttackerKnowledge, generator: torch.Generator) -> Tensors:
-        """Return zeros or the last change of the model, plus noise."""
+        """Return the attacker's reply in place of its update: zeros or the last change of the model, plus noise."""
         last = knowledge.last_change
         drawn = gaussian_noise(update, self.noise * root_mean_square(last), generator)
         same = {name: last[name] for name in update if self.disguise and name in last}

@@ -22,5 +22,5 @@ class Gaussian(ReplyAdversary):
     scale: float = Field(1.0, gt=0, allow_inf_nan=False)
 
     def reply(self, update: Tensors, knowledge: AttackerKnowledge, generator: torch.Generator) -> Tensors:
-        """Return Gaussian noise in the shapes of the update."""
+        """Return the attacker's reply in place of its update: Gaussian noise in the shapes of the update."""
         return gaussian_noise(update, self.scale * root_mean_square(update), generator)

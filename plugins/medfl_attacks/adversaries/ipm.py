@@ -24,7 +24,7 @@ class InnerProduct(ReplyAdversary):
     epsilon: float = Field(0.5, gt=0, allow_inf_nan=False)
 
     def reply(self, update: Tensors, knowledge: AttackerKnowledge, generator: torch.Generator) -> Tensors:
-        """Return the malicious update, which is the same for all attackers.
+        """Return the attacker's reply in place of its update; it is the same for all attackers.
 
         If no honest site replied, return the attacker's honest update.
         """

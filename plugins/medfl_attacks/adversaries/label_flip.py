@@ -13,11 +13,13 @@ from medfl.task import ImageScale
 
 
 class LabelFlip(DataAdversary):
-    """Attackers relabel images of one class as another class, or reverse all classes: class y of C becomes C - 1 - y.
+    """Attackers relabel images of one class as another class, or reverse all classes.
+
+    Reversed, class y of C classes becomes class C - 1 - y.
 
     Attributes:
         source: Class whose images are relabelled as `target`. None, together with `target` None, reverses all classes.
-        target: Label that these images get.
+        target: Class that the images of class `source` get.
 
     Source: Tolpegin, Truex, Gursoy, Liu, ESORICS 2020 (one class); Fang, Cao, Jia, Gong, USENIX Security 2020 (all).
     """
@@ -33,20 +35,20 @@ class LabelFlip(DataAdversary):
         return self
 
     def label(self, labels: torch.Tensor, classes: int) -> torch.Tensor:
-        """Return the wrong labels. With a `source`, the labels of other classes stay correct."""
+        """Return the labels that the attacker assigns, (N,). With a `source`, other classes keep their labels."""
         if self.source is None or self.target is None:
             return classes - 1 - labels
         return torch.where(labels == self.source, self.target, labels)
 
     def touches(self, labels: torch.Tensor) -> torch.Tensor:
-        """Return the mask of the images that may be relabelled.
+        """Return a boolean mask (N,) of the images that the attack may relabel.
 
-        These are the images of the source class, or all images without a source.
+        These are the images of the class `source`, or all images if `source` is None.
         """
         return super().touches(labels) if self.source is None else labels == self.source
 
     def check(self, classes: int, scale: ImageScale | None) -> None:
-        """Raise SettingsError unless both classes exist."""
+        """Check that the attack is possible; raise SettingsError unless both classes exist."""
         if max(self.source or 0, self.target or 0) >= classes:
             raise SettingsError(
                 "setting_out_of_range",

@@ -25,7 +25,7 @@ class Scaling(ReplyAdversary):
     scale: float | None = Field(None, gt=0, allow_inf_nan=False)
 
     def reply(self, update: Tensors, knowledge: AttackerKnowledge, generator: torch.Generator) -> Tensors:
-        """Return the update times the factor."""
+        """Return the attacker's reply in place of its update: the update times the factor."""
         sizes = knowledge.sizes
         attacking = math.fsum(sizes[site] for site in knowledge.attackers)
         factor = math.fsum(sizes.values()) / attacking if self.scale is None else self.scale

@@ -22,5 +22,5 @@ class SignFlip(ReplyAdversary):
     scale: float = Field(1.0, gt=0, allow_inf_nan=False)
 
     def reply(self, update: Tensors, knowledge: AttackerKnowledge, generator: torch.Generator) -> Tensors:
-        """Return the update times -`scale`."""
+        """Return the attacker's reply in place of its update: the update times -`scale`."""
         return {name: -self.scale * tensor for name, tensor in update.items()}

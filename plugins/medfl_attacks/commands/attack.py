@@ -12,13 +12,17 @@ from medfl.utils.imports import quick_imports
 from medfl.utils.progress import progress_bar
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
+"""Typer application of ``medfl attack``; its subcommands are the attacks."""
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.", show_default=False)]
+"""Argument of all attacks: the folder of the run."""
 Device = Annotated[str, typer.Option(help="Device to compute on: auto, cpu or cuda:N.")]
+"""Option ``--device`` of all attacks."""
 Data = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Folder of the run's data, if they have moved.", show_default="as recorded"),
 ]
+"""Option ``--data`` of all attacks."""
 Plugins = Annotated[
     list[Path] | None,
     typer.Option(
@@ -27,31 +31,42 @@ Plugins = Annotated[
         help="Plugin file to load. Plugin files that the run itself names are not loaded.",
     ),
 ]
+"""Option ``--plugin`` of all attacks."""
 Seed = Annotated[int, typer.Option(min=0, help="Seed of all random numbers of the attack.")]
+"""Option ``--seed`` of the attacks that draw random numbers."""
 
 
 class TargetChoice(StrEnum):
     """Values of ``--targets``: models that the membership attack is run on."""
 
     GLOBAL = "global"
+    """The server's model."""
     SITES = "sites"
+    """The model of each site."""
 
 
 class ShadowChoice(StrEnum):
     """Values of ``--shadow``: images that the shadow network is trained on."""
 
     SHARED = "shared"
+    """Images that the sites sent each other in the run."""
     VALIDATION = "validation"
+    """The sites' validation images."""
     NONE = "none"
+    """No shadow network: only the loss threshold attack runs."""
 
 
 class AgainstChoice(StrEnum):
     """Values of ``--against``: information that images are reconstructed from."""
 
     ALL = "all"
+    """Everything that the run allows."""
     SHARED = "shared"
+    """Images that the sites sent each other in the run."""
     UPDATE = "update"
+    """The update that a site would send for one training step."""
     MODEL = "model"
+    """The global model."""
 
 
 @app.callback()

@@ -1,5 +1,9 @@
 """Inversion attacks on a finished run: reconstruct training images from the information that the run reveals.
 
+An opened run is a finished run with everything that an attack needs, such as data, method and models. An item is the
+information that one attack starts from, such as an image as it was sent. Total variation measures how much neighbouring
+pixels differ; its weight makes reconstructions smooth.
+
 There are three targets. ``shared``: images that the sites sent each other, as in methods with a feature generator.
 Every participant has these images and the generator that made them (He et al., ACSAC 2019). ``update``: the update that
 a site would send for one step on a small batch, starting from the run's last model. This is a worst case, because the
@@ -33,7 +37,7 @@ from medfl_attacks.open_run import OpenedRun
 from medfl_report.rasters import balanced_indices
 
 ATTACK_NAME = "inversion"
-"""Kind of the attack in `medfl_attacks.attack_files.ATTACK_FILES`."""
+"""Name of this kind of attack; it selects the results file (a key of `medfl_attacks.attack_files.ATTACK_FILES`)."""
 
 TargetOption = Literal["all", "shared", "update", "model"]
 """Value of the option `against`: one target, or all that the run allows."""
@@ -87,8 +91,8 @@ def run_inversion(
     """Attack a run and write ``attacks/inversion.json`` and ``attacks/inversion.html`` in its folder.
 
     Args:
-        opened: The run.
-        folder: Run folder.
+        opened: The opened run.
+        folder: Folder of the run, in which the files are written.
         options: Options of the attack; None means the defaults.
         show: Callback that receives the number of finished steps and the total.
 
@@ -115,7 +119,16 @@ def attack_targets(
 ) -> list[InversionFindings]:
     """Run the attacks and return their findings for each target.
 
-    Args and errors are the same as for `run_inversion`. Nothing is written.
+    Nothing is written.
+
+    Args:
+        opened: The opened run.
+        options: Options of the attack.
+        show: Callback that receives the number of finished steps and the total.
+
+    Raises:
+        SettingsError: If the run does not allow the requested target, or the task has no image scale.
+        DataError: If no site has training images.
     """
     chosen = _targets_to_attack(opened, options.against)
     setup = _prepare_setup(opened, options)
@@ -163,8 +176,8 @@ def target_error(opened: OpenedRun, target: InversionTarget) -> SettingsError | 
     """Return the error that explains why a run does not allow a target, or None if it does.
 
     Args:
-        opened: The run.
-        target: Target of the attack.
+        opened: The opened run.
+        target: ``shared``, ``update`` or ``model``.
     """
     method, fields = opened.method, {"target": target, "method": opened.name}
     if target == "shared":

@@ -1,5 +1,8 @@
 """Two attacks on the shared part of images: a trained decoder and a fixed-point iteration.
 
+A public generator network splits an image into a part that is shared and a part that it removes. An item is the shared
+part of an image as the site sent it, possibly clipped and with noise.
+
 The decoder learns to map items back to images, on images that the attacker has. The fixed-point iteration uses the
 public generator: it adds to an item the part that the generator removes.
 """
@@ -35,7 +38,9 @@ class Decoder(nn.Module):
         mean: Mean image, (C, *spatial), with two or three spatial axes.
 
     Attributes:
-        mean: The same mean image, as a buffer.
+        mean: Mean image from `Args`, as a buffer of the module.
+        layers: Layers at half the resolution.
+        straight: Layer at full resolution.
     """
 
     mean: torch.Tensor
@@ -79,10 +84,10 @@ def train_decoder(
     Args:
         images: Auxiliary images, (N, C, *spatial), in [0, 1], N >= 1. They are similar to the attacked images, which
             they don't include.
-        item: Maps images to items as a site does, with new noise in each call.
+        item: Function from images to items, as a site computes them, with new noise in each call.
         steps: Number of batches, >= 1.
         generator: Random generator of the batches and the initial weights.
-        on_step: Callback after each step.
+        on_step: Callback without arguments after each step.
 
     Returns:
         The decoder in evaluation mode, on the device of the images.
@@ -111,7 +116,7 @@ def decode(decoder: Decoder, items: torch.Tensor) -> torch.Tensor:
 
     Args:
         decoder: Decoder in evaluation mode.
-        items: (B, C, *spatial).
+        items: Items, (B, C, *spatial): B items with C channels.
     """
     return torch.cat([decoder(item) for item in items.split(1)]).clamp(0, 1)
 

@@ -2,6 +2,9 @@
 
 The information is the shared part of an image (He et al., ACSAC 2019), the update of a site (Geiping et al., NeurIPS
 2020), or a class of a trained model (Fredrikson et al., CCS 2015).
+
+An item is the shared part of an image as a site sent it, possibly clipped and with noise. Shapes: B images or items
+with C channels; ``*spatial`` stands for two or three axes.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ DEFAULT_SMOOTHNESS = 1e-3
 
 
 def ignore_step() -> None:
-    """Do nothing after a step."""
+    """Do nothing; the default of `on_step`, for callers without a progress bar."""
 
 
 def total_variation(images: torch.Tensor) -> torch.Tensor:
@@ -55,7 +58,7 @@ def minimize_over_images(
     signed: bool = False,
     on_step: StepCallback = ignore_step,
 ) -> torch.Tensor:
-    """Minimize a loss over images in [0, 1] with Adam, and return the best iterate of each image.
+    """Minimize a loss over images in [0, 1] with Adam, and return for each image the iterate with the smallest loss.
 
     Args:
         loss: Maps images (B, C, *spatial) to losses (B,), where the loss of an image depends on no other image, or to
@@ -97,14 +100,16 @@ def invert_items(
 ) -> torch.Tensor:
     """Find the images whose shared part is closest to the observed items.
 
-    Minimizes mean (sent(x') - item)^2 + smoothness TV(x' - u). The prior image u is the attacker's best guess without
+    Minimizes mean (sent(x') - item)^2 + smoothness TV(x' - u) over images x', where sent(x') is the clipped shared part
+    and TV the total variation. The prior image u is the attacker's best guess without
     the item, and the start of the descent. If u is constant, this is the ordinary total variation of x'. If u is a mean
     image, items without information lead back to it.
 
     Args:
         items: Observed items, (B, C, *spatial).
         part: Network that computes the shared part of images; it is public.
-        release: Release whose clipping the attacker imitates; None for items that were not clipped.
+        release: Settings with which the sites clipped and noised items before sending them. The attacker imitates the
+            clipping; None for items that were not clipped.
         prior: Prior image u, (C, *spatial), in [0, 1].
         smoothness: Weight of the total variation, >= 0. `smoothness_for` returns a weight that suits the noise.
         steps: Steps of the descent.

@@ -1,4 +1,8 @@
-"""HTML page of an inversion attack: training images, and the attacker's reconstructions of them."""
+"""HTML page of an inversion attack: training images, and the attacker's reconstructions of them.
+
+A target is the kind of information under attack (``shared`` images, ``update``, ``model``). Findings are all results on
+one target. An item is the information that one attack started from, such as an image as it was sent.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,7 @@ from medfl_report.rasters import NEGATIVE, POSITIVE
 from medfl_report.section import render_template
 
 TEMPLATE = "inversion.html"
+"""File name of the page's Jinja template."""
 
 MAX_PIXELS = 96
 """Largest number of cells of an image on the page along each side.
@@ -26,7 +31,7 @@ Larger images are averaged down to limit the size of the page.
 """
 
 FULL_COLOUR_QUANTILE = 0.99
-"""Quantile of the absolute values of an image that gets full colour."""
+"""Quantile of the absolute values of an image with values of both signs; larger values are drawn in full colour."""
 
 ATTACK_NAMES = {
     "none": "original image",
@@ -44,7 +49,7 @@ SECTION_TITLES = {"shared": "Shared images", "update": "Update of a site", "mode
 """Maps each target to the heading of its section."""
 
 ITEM_NAMES = {"none": "", "update": "", "class mean": "mean of the class", "nearest image": "nearest image"}
-"""Maps items to their names on the page, for items with another name there."""
+"""Mapping from an item to its name on the page, for items whose name differs there."""
 
 
 def write_inversion_page(path: Path, method: str, seed: int, findings: Sequence[InversionFindings]) -> None:
@@ -63,7 +68,13 @@ def write_inversion_page(path: Path, method: str, seed: int, findings: Sequence[
 
 
 def render_inversion_page(method: str, seed: int, findings: Sequence[InversionFindings]) -> str:
-    """Return the page as HTML; arguments as in `write_inversion_page`. The same content gives the same bytes."""
+    """Return the page as HTML. The same content gives the same bytes.
+
+    Args:
+        method: Name of the run's method.
+        seed: Seed of the run.
+        findings: Findings for each target.
+    """
     page = render_template(
         __file__,
         TEMPLATE,
@@ -167,7 +178,7 @@ def _measure_lines(group: Sequence[AttackReconstruction], place: int) -> list[st
 
 
 def summarize_findings(result: InversionFindings) -> str:
-    """Summarize the result on a target in sentences: the best attack compared with the mean image."""
+    """Return sentences that compare the best attack on a target with a guess of the mean image."""
     attacks = [
         reconstructed for reconstructed in result.reconstructions if reconstructed.attack not in ("none", "mean_image")
     ]
@@ -216,7 +227,7 @@ def image_element(values: torch.Tensor, description: str, full: float | None = N
     """Return an image as an HTML element with embedded pixels.
 
     Args:
-        values: (C, H, W) in [0, 1]. For a volume (C, H, W, D) the middle slice is drawn, as in `medfl_report.rasters`.
+        values: (C, H, W) in [0, 1]. For a volume (C, H, W, D) the middle slice of the last axis is drawn.
         description: Alternative text.
         full: For values of both signs, the absolute value that gets full colour. Images of one channel are drawn from
             blue over white to red, images of three channels around mid-grey. None for values in [0, 1].

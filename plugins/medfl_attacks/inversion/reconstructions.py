@@ -21,7 +21,8 @@ class AttackReconstruction:
     Attributes:
         attack: Name of the attack: ``gradient``, ``decoder`` or ``fixed_point``. ``mean_image`` is the baseline of an
             attacker who has only other patients' images; ``none`` is the true image itself.
-        item: Information that the attack started from, such as ``x_p``; against a model, the images that the
+        item: Information that the attack started from, such as ``x_p`` (the shared part of an image as it was sent) or
+            ``x_s`` (the same part without noise); against a model, the images that the
             reconstructions are compared with.
         images: Reconstructed images, (n, C, *spatial), in [0, 1], on the CPU.
         similarity: Similarity of each reconstruction to its true image.
@@ -61,7 +62,8 @@ class InversionFindings:
         shown: Maps the heading of an extra column on the page to its images, (n, C, *spatial), in the order of the
             columns.
         reconstructions: Result of each attack.
-        sent: Value of `AttackReconstruction.item` for the item that really left the sites; empty if there is none.
+        sent: Name of the item that really left the sites in the run, a value of `AttackReconstruction.item`; empty if
+            there is none.
         notes: Sentences about images that were left out and assumptions that were made.
     """
 

@@ -1,4 +1,9 @@
-"""Inversion attacks on each of the three targets: shared images, the update of a site, the global model."""
+"""Inversion attacks on each of the three targets: shared images, the update of a site, the global model.
+
+An opened run is a finished run with everything that an attack needs, such as data, method and models. A feature
+generator splits an image into a shared part and a rest: ``x_s`` is the shared part, ``x_p`` the shared part as it was
+sent, clipped and with noise. Shapes: n images with C channels; ``*spatial`` stands for two or three axes.
+"""
 
 from __future__ import annotations
 
@@ -47,9 +52,9 @@ MAX_UPDATES = 4
 """Largest number of attacked updates: each needs its own optimization with second derivatives of the network."""
 
 CLASS_SMOOTHNESS_FACTOR = 100.0
-"""Factor of the total variation's weight in attacks on classes.
+"""Factor by which attacks on classes multiply the weight of the total variation, which makes images smooth.
 
-A log probability is larger than a squared error.
+These attacks maximize a log probability, whose values are larger than those of a squared error.
 """
 
 GREY_VALUE = 0.5
@@ -62,7 +67,7 @@ class InversionSetup:
 
     Attributes:
         truth: Images under attack, (n, C, *spatial), in [0, 1].
-        labels: Their labels, (n,), known to the attacker.
+        labels: Labels of the images under attack, (n,), known to the attacker.
         auxiliary: The attacker's images of the same kind from another source, (N, C, *spatial), in [0, 1]; N may be 0.
         training: All training images of the run, for comparisons with reconstructed classes.
         batch: Number of images in an update.
@@ -84,15 +89,18 @@ class InversionSetup:
 
     @property
     def prior(self) -> torch.Tensor:
-        """The image that an attacker guesses without any information: the mean of the auxiliary images, or grey."""
+        """The image (C, *spatial) that an attacker guesses without any information.
+
+        It is the mean of the auxiliary images, or grey without auxiliary images.
+        """
         return self.auxiliary.mean(dim=0) if len(self.auxiliary) else torch.full_like(self.truth[0], GREY_VALUE)
 
     def generator(self, label: str) -> torch.Generator:
-        """Return a random generator with a separate stream for each label."""
+        """Return a random generator for one purpose, seeded with the seed and the label of the purpose."""
         return make_generator(self.seed, "inversion", label)
 
     def noise(self, *key: str | int) -> SecretStream:
-        """Return a noise stream with the distribution of the run's noise.
+        """Return a stream of random numbers for privacy noise with the same distribution as in the run.
 
         Its values differ from the sites' noise, because the attacker does not know their secrets.
         """
@@ -100,7 +108,7 @@ class InversionSetup:
 
 
 def raw_images(data: Dataset, rows: torch.Tensor, scale: ImageScale) -> torch.Tensor:
-    """Return some rows of a data set as images in [0, 1], (n, C, *spatial)."""
+    """Return the images at some row numbers of a data set, with values in [0, 1], (n, C, *spatial)."""
     return scale.to_images(data.batch(rows)[0]).clamp(0, 1)
 
 
@@ -171,7 +179,7 @@ def attack_shared_images(opened: OpenedRun, setup: InversionSetup) -> InversionF
 
 
 def plan_updates(images: int, batch: int) -> tuple[int, int]:
-    """Plan the attacked updates: at most `MAX_UPDATES`.
+    """Return how many updates are attacked, at most `MAX_UPDATES`, and with how many images each.
 
     Args:
         images: Number of images under attack.

@@ -1,11 +1,15 @@
 """Membership inference on a finished run: how well can an attacker recognise the training images of a trained model?
 
+An opened run is a finished run with everything that an attack needs, such as data, method and models. A target is one
+attacked model with its members and non-members.
+
 Members are training images of the sites, as stored, without augmentation. Non-members are test images. Both groups
 contain equally many images of each class. Two attacks use the same images:
 
 * ``loss_threshold``: an image with a smaller loss is more likely a member. The threshold is the mean loss of the
   members, which the authors assume the attacker knows (Yeom et al., "Privacy risk in machine learning", CSF 2018).
-* ``shadow_topk``: the shadow-model attack of `medfl_attacks.membership.shadow`.
+* ``shadow_topk``: the attacker trains a shadow network on other images, and learns from its outputs how the outputs for
+  training images differ (`medfl_attacks.membership.shadow`).
 """
 
 from __future__ import annotations
@@ -43,7 +47,7 @@ from medfl_attacks.membership.targets import (
 from medfl_attacks.open_run import OpenedRun
 
 ATTACK_NAME = "membership"
-"""Kind of the attack in `medfl_attacks.attack_files.ATTACK_FILES`."""
+"""Name of this kind of attack; it selects the results file (a key of `medfl_attacks.attack_files.ATTACK_FILES`)."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,7 @@ def run_membership(
     """Attack a run, and write ``membership.json`` and ``membership.html``.
 
     Args:
-        run: The run; only its folder ``attacks`` is written.
+        run: The opened run; only its folder ``attacks`` is written.
         options: Options of the attack; None means the defaults.
         out: Folder to write to; None means ``attacks`` in the run folder.
         progress: Callback that receives the number of finished training steps of the shadow networks, and the total.
@@ -177,7 +181,7 @@ def _steps_per_epoch(run: OpenedRun, data: Dataset | None) -> int:
 def attack_model(
     run: OpenedRun, target: MembershipTarget, shadow: TrainedShadowAttack | None, options: MembershipOptions
 ) -> list[MembershipResult]:
-    """Run both attacks on one model, on the same images.
+    """Run both attacks (loss threshold and shadow model) on one model, on the same images.
 
     Args:
         run: The run, for its settings and device.
@@ -226,7 +230,7 @@ def image_losses(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Return the cross-entropy of each image without class weights, (n,), float64.
 
     Args:
-        outputs: Logits, (n, C).
+        outputs: Logits, (n, C), for n images and C classes.
         labels: Labels, (n,), int64.
     """
     return nn.functional.cross_entropy(outputs.double(), labels, reduction="none")

@@ -1,6 +1,7 @@
 """HTML page of a membership attack: results, ROC curves, histograms and the attacker's knowledge.
 
-The page contains no image and no information about a patient.
+The page contains no image and no information about a patient. A shadow set is the images that the attacker trains a
+shadow network on. A result belongs to one attack on one model.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from medfl_report.figures import INK, STYLE, WIDTH, looks, svg
 from medfl_report.section import render_template
 
 TEMPLATE = "membership.html"
+"""File name of the page's Jinja template."""
 
 MAX_HISTOGRAMS = 8
 """Largest number of results for which all histograms are drawn.
@@ -53,7 +55,7 @@ def write_membership_page(content: MembershipFile, path: Path) -> None:
 
 
 def render_membership_page(content: MembershipFile) -> str:
-    """Return the page as HTML; the same content gives the same bytes."""
+    """Return the HTML page of a membership attack; the same content gives the same bytes."""
     results, run = content.results, content.run
     kinds = [kind for kind in ATTACK_NAMES if any(row.attack == kind for row in results)]
     page = render_template(
@@ -85,7 +87,7 @@ def model_name(row: MembershipResult) -> str:
 
 
 def strongest_results(results: Sequence[MembershipResult], kinds: Sequence[str]) -> list[MembershipResult]:
-    """Return the result with the highest AUC for each of some attacks."""
+    """Return for each of the attacks in `kinds` the result with the highest AUC."""
     return [max((row for row in results if row.attack == kind), key=lambda row: row.auc) for kind in kinds]
 
 

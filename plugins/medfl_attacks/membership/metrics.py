@@ -18,10 +18,10 @@ LOW_FPR = 0.01
 """False positive rate at which the true positive rate is reported (Carlini et al., S&P 2022)."""
 
 ROC_POINTS = 60
-"""Number of stored ROC points, evenly spaced on a logarithmic axis of the false positive rate."""
+"""Number of ROC points in the results file, evenly spaced on a logarithmic axis of the false positive rate."""
 
 HISTOGRAM_BINS = 30
-"""Number of bins of the stored histogram."""
+"""Number of bins of the histogram in the results file."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,10 @@ def measure_attack(scores: AttackScores) -> MembershipMeasures:
 
 
 def auc(members: np.ndarray, others: np.ndarray) -> float:
-    """Return the probability that a random member has a higher score than a random non-member; a tie counts half."""
+    """Return the area under the ROC curve.
+
+    This is the probability that a random member has a higher score than a random non-member; a tie counts half.
+    """
     m, n = len(members), len(others)
     ranks = rankdata(np.concatenate([members, others]))
     return float((ranks[:m].sum() - m * (m + 1) / 2) / (m * n))
@@ -93,7 +96,7 @@ def auc_interval(
     Args:
         members: Scores of the members.
         others: Scores of the non-members.
-        patients: Patient numbers as in `AttackScores.patients`.
+        patients: Patient numbers of the members and of the non-members, or None if each image is of another patient.
         level: Confidence level.
 
     Returns:
@@ -128,10 +131,11 @@ def tpr_at(members: np.ndarray, others: np.ndarray, rate: float) -> float:
 
 
 def recall_balanced(members: np.ndarray, others: np.ndarray) -> float:
-    """Return the share of members among the m images with the highest scores, for m members.
+    """Return the share of members among the m images with the highest scores, where m is the number of members.
 
     The number of images that are classified as members is fixed, so an attack gains nothing by predicting "member" more
-    often. Guessing finds m / (m + n) of the members. Images that tie at the threshold count in proportion.
+    often. Guessing finds m / (m + n) of the members, for n non-members. Images that tie at the threshold count in
+    proportion.
     """
     m = len(members)
     cut = np.sort(np.concatenate([members, others]))[::-1][m - 1]
@@ -143,7 +147,7 @@ def recall_balanced(members: np.ndarray, others: np.ndarray) -> float:
 def roc(members: np.ndarray, others: np.ndarray) -> tuple[tuple[float, float], ...]:
     """Return points (false positive rate, true positive rate) of the ROC curve.
 
-    The first point has one false positive, in the last all non-members are false positives.
+    At the first point one non-member is a false positive; at the last point all non-members are.
     """
     n = len(others)
     counts = sorted({round(count) for count in np.geomspace(1, n, ROC_POINTS)})

@@ -2,7 +2,8 @@
 
 The attacker trains the shadow network. Source: Shokri et al., "Membership inference attacks against machine learning
 models", S&P 2017. As in Salem et al., "ML-Leaks", NDSS 2019, there is one shadow network, and the attack uses the
-highest class probabilities.
+highest class probabilities. The shadow set is the images that the attacker has: half of them are the members on which
+the shadow network is trained. Shapes: n images, C classes.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class SelectedRows:
 
     Attributes:
         labels: Labels of the rows, (n,), int64.
-        class_labels: The same as `labels`; the interface of `medfl.types.Dataset` requires the name.
+        class_labels: Labels of the rows, as in `labels`; the interface of data sets requires this name as well.
         patients: Patient numbers of the rows, (n,), or None if the data set has none.
     """
 
@@ -57,11 +58,19 @@ class SelectedRows:
         return len(self._rows)
 
     def batch(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return images and labels of some of the selected rows."""
+        """Return images and labels of a batch.
+
+        Args:
+            rows: Positions within the selected rows.
+        """
         return self._data.batch(self._rows[rows])
 
     def targets(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the targets of some of the selected rows."""
+        """Return the training targets of a batch.
+
+        Args:
+            rows: Positions within the selected rows.
+        """
         return self._data.targets(self._rows[rows])
 
 
@@ -70,7 +79,7 @@ def match_classes(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw equally many rows of each class from two data sets.
 
-    The class then reveals nothing about the data set of an image.
+    The class of an image then doesn't reveal from which data set the image was drawn.
 
     Args:
         first: Labels of the first data set.
@@ -201,7 +210,7 @@ def check_shadow_set(data: Dataset, name: str) -> None:
 
 
 def count_epochs(settings: Settings, images: float) -> int:
-    """Return how often the run used each training image on average; a shadow network is trained for as many epochs.
+    """Return the number of epochs of a shadow network: how often the run used each training image on average.
 
     Args:
         settings: Settings of the run.

@@ -1,4 +1,9 @@
-"""Models and images of a membership attack, and the images that the attacker trains a shadow network on."""
+"""Models and images of a membership attack, and the images that the attacker trains a shadow network on.
+
+Members are training images of the attacked model, non-members are test images. A shadow network is a network that the
+attacker trains to learn how outputs for training images differ. A kept round is a round whose global model the run
+saved (setting ``keep_rounds``).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +28,12 @@ logger = logging.getLogger(__name__)
 TargetKind = Literal["global", "sites"]
 """Kind of attacked models: the server's model (``global``) or the models of the sites (``sites``)."""
 ShadowSet = Literal["shared", "validation", "none"]
-"""Kind of images that the shadow network is trained on."""
+"""Kind of images that the shadow network is trained on.
+
+* ``shared``: images that the sites sent each other in the run;
+* ``validation``: the sites' validation images;
+* ``none``: no shadow network is trained.
+"""
 
 ALL_KEPT_ROUNDS = "kept"
 """Value of the option `round` that selects all rounds whose models the run kept."""
@@ -39,7 +49,7 @@ class MembershipTarget:
         model: Network that maps normalised images to logits.
         network: Name of the network in the task.
         members: Training images of the model.
-        others: Test images.
+        others: Test images, which are the non-members.
         round: Round after which the server kept the model; None for the last model.
     """
 
@@ -156,7 +166,7 @@ def choose_shadow_set(run: OpenedRun, kind: ShadowSet | None = None) -> tuple[Sh
 
     Args:
         run: The run.
-        kind: Kind of images; None means the default above.
+        kind: ``shared``, ``validation`` or ``none``; None means the default above.
 
     Returns:
         The kind of the images, and the images, or None for the kind ``none``.

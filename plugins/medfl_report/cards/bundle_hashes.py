@@ -12,7 +12,9 @@ from medfl_report.cards.evidence import Evidence
 
 
 def hash_files(bundle: Path) -> dict[str, str]:
-    """Return a mapping from each file of a bundle, except ``evidence.json``, to its SHA-256; a link maps to its target.
+    """Return a mapping from each file of a bundle to the file's SHA-256.
+
+    ``evidence.json`` is left out. A symbolic link is mapped to its target instead.
 
     Args:
         bundle: Folder of the bundle.
@@ -31,7 +33,7 @@ def digest_hashes(hashes: Mapping[str, str]) -> str:
     """Return one SHA-256 over the names and hashes of several files.
 
     Args:
-        hashes: Maps each name to its hash.
+        hashes: Mapping from the name of each file to the file's hash.
     """
     return wire.digest({}, dict(hashes))
 

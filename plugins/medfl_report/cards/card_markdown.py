@@ -32,7 +32,7 @@ MODEL_DESCRIPTIONS = {"personal": "the site's personal model", "global": "the gl
 """Maps the kind of a model to its description."""
 
 SUBGROUP_HEADINGS = {"site": "By site", "sex": "By sex", "centre": "By centre", "class": "By class"}
-"""Maps each grouping of the test images to its heading."""
+"""Mapping from each grouping of the test images to the heading of the grouping's score table."""
 
 HUGGING_FACE_TASKS = {"image-classification", "image-segmentation", "tabular-classification", "tabular-regression"}
 """Pipeline tags of Hugging Face that a card may have."""
@@ -163,7 +163,9 @@ def _hugging_face_metrics(scores: CardScores) -> list[Meta]:
 
 
 def render_score_tables(facts: CardFacts, scores: CardScores) -> dict[str, str]:
-    """Return the tables of scores as Markdown, by `CardTable.part`; each score has its interval.
+    """Return a mapping from the grouping of each score table (`CardTable.part`) to the table in Markdown.
+
+    Each score is shown with its confidence interval.
 
     Args:
         facts: Statements of the card beside its scores.
@@ -199,7 +201,7 @@ def _estimate_text(estimate: ScoreEstimate | None) -> str:
 
 
 def render_headline(facts: CardFacts, scores: CardScores) -> str:
-    """Return the leading score as a phrase with its interval and number of images; empty without scores.
+    """Return the card's first score as a phrase, with interval and number of images; empty without scores.
 
     Args:
         facts: Statements of the card beside its scores.

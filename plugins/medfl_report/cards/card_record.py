@@ -1,4 +1,8 @@
-"""Records of a model card's statements beside scores: about the run, the data and the model, and people's answers."""
+"""Records of a model card's statements beside scores: about the run, the data and the model, and people's answers.
+
+A card describes the model of one exported bundle: a MONAI bundle with a final model that the run wrote for a site, or
+for all sites (the global model).
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,7 @@ class CardSetting(NamedValue):
     """Setting of the run.
 
     Attributes:
-        origin: Origin of the value, such as ``command line``.
+        origin: Where the value was set, such as ``command line``.
     """
 
     origin: str
@@ -56,7 +60,7 @@ class SiteImageCounts(Record):
 
     @property
     def by_split(self) -> dict[str, tuple[int, ...]]:
-        """Maps each split to its number of images of each class."""
+        """Mapping from each split to the split's number of images of each class."""
         return {"training": self.training, "validation": self.validation, "test": self.test}
 
 
@@ -86,7 +90,7 @@ class PrivacyFacts(Record):
         sigma: Noise multiplier, or the range of the sites' noise multipliers.
         clip: Clipping norm.
         epsilon: Epsilon of the guarantee for the whole run.
-        spent: Epsilon that the run spent.
+        spent: Epsilon that the run has spent, <= `epsilon`.
         statement: Guarantee in whole sentences.
     """
 
@@ -139,7 +143,7 @@ class RunFacts(Record):
         objective: Name of the objective.
         metrics: Metrics of the task.
         networks: Names of the networks.
-        loss: Loss as PyTorch prints it.
+        loss: Loss function, as PyTorch prints it.
         optimizer: Class of the optimizer.
         sites: Names of the sites.
         model_kind: Kind of the model of this card.
@@ -147,7 +151,7 @@ class RunFacts(Record):
         image_counts: Numbers of images at all sites; in the card of a site, at that site only.
         settings: Settings, sorted by name.
         environment: Software versions, device, threads and plugins.
-        data_digest: SHA-256 over the data of all sites.
+        data_digest: SHA-256 digest that identifies the data of all sites.
         costs: Bytes and seconds of all sites; in the card of a site, of that site only.
         privacy: Differential privacy; None if the run used none.
         sections: Sections from the report, in the order of the report's page.
@@ -267,7 +271,7 @@ class CardAnswers(Record):
 
     @property
     def checklists(self) -> Mapping[str, Mapping[str, str]]:
-        """Maps the name of each checklist to its answers."""
+        """Mapping from the name of each checklist to people's answers by item number."""
         return {"claim": self.claim, "tripod_ai": self.tripod_ai}
 
 

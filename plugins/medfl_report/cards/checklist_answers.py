@@ -17,7 +17,7 @@ from medfl_report.cards.run_facts import format_image_count
 from medfl_report.objectives.site_scores import RESAMPLES
 
 TEXT_KEYS = ("license", "intended_use")
-"""Keys of an answers file with a text; the other keys are the names of the checklists."""
+"""Keys of an answers file whose value is a text; the other keys are names of checklists, with answers by item."""
 
 
 def read_answers(path: Path | None) -> CardAnswers:
@@ -101,7 +101,7 @@ class ItemAnswer:
     """Answer to an item of a reporting checklist.
 
     Attributes:
-        state: `ANSWERED`, `NOT_APPLICABLE` or `UNKNOWN`.
+        state: One of the constants `ANSWERED`, `NOT_APPLICABLE` and `UNKNOWN`.
         text: Text of the answer, or reason why the item is not applicable; empty if unknown.
     """
 
@@ -132,7 +132,9 @@ def answer_items(checklist: str, facts: CardFacts, scores: CardScores) -> dict[s
 
 
 def answer_topics(facts: CardFacts, scores: CardScores) -> dict[str, ItemAnswer]:
-    """Return the answers that can be derived from a card, by topic (`ChecklistItem.topic`); others are left out.
+    """Return the answers that can be derived from a card; topics without an answer are left out.
+
+    The keys are topics: names by which the items of both checklists refer to an answer (`ChecklistItem.topic`).
 
     Args:
         facts: Statements of the card beside its scores.
@@ -189,7 +191,7 @@ def _selection_answer(run: RunFacts) -> str | None:
 
 
 PACKAGES = ("medfl", "torch", "python")
-"""Names of software in a run's environment whose versions are stated."""
+"""Names of the software whose versions are stated in the answers."""
 
 
 def _data_answers(facts: CardFacts) -> dict[str, str | None]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 ANSWERED, NOT_APPLICABLE, UNKNOWN = "answered", "not applicable", "unknown"
-"""States of a checklist item on a card."""
+"""States of a checklist item on a card: it has an answer, does not apply to the run, or nobody has answered it."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class ChecklistItem:
     """Item of a reporting checklist.
 
     Attributes:
-        about: Subject of the item.
+        about: Subject of the item, paraphrased.
         topic: Key of the answer in `medfl_report.cards.checklist_answers.answer_topics`; empty if the files of a run
             can't answer the item.
     """

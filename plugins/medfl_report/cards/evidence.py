@@ -1,4 +1,7 @@
-"""The file ``evidence.json``: the content of a model card as data, and the SHA-256 of each file of its bundle."""
+"""The file ``evidence.json``: the content of a model card as data, and the SHA-256 of each file of the card's bundle.
+
+In a distributed run the sites run on their own machines, and each has its own run folder.
+"""
 
 from __future__ import annotations
 
@@ -60,9 +63,9 @@ class Evidence(FileRecord):
     Attributes:
         facts: Statements of the card beside its scores.
         scores: Scores of the card.
-        card: File of the card.
-        files: Maps the path of each file of the bundle, except ``evidence.json``, to its SHA-256, and each link to
-            its target.
+        card: Name of the card's Markdown file, and version of medfl that wrote the card.
+        files: Mapping from the path of each file of the bundle, except ``evidence.json``, to the file's SHA-256, and
+            from each symbolic link to the link's target.
         files_digest: SHA-256 over `files`.
         predictions: Maps each site to the SHA-256 of its file of predictions, from which the scores were computed.
         data_digests: Maps each site, and any other owner of data, to the digest of its data; empty in the run folder of
@@ -74,8 +77,11 @@ class Evidence(FileRecord):
     """
 
     NAME: ClassVar[str] = "evidence.json"
+    """Name of the file in its folder."""
     HAS_CHECKSUM: ClassVar[bool] = True
+    """Whether the file contains a checksum of its other content, which the reader verifies."""
     REPAIR: ClassVar[str] = "Fetch the bundle again, or write its card again with `medfl card RUN`."
+    """Advice for a user whose file is damaged; part of the error message."""
 
     facts: CardFacts
     scores: CardScores

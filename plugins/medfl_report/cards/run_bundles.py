@@ -1,4 +1,8 @@
-"""Exported bundles of a run folder, and the predictions of their models for test images."""
+"""Exported bundles of a run folder, and the predictions of their models for test images.
+
+An exported bundle is a MONAI bundle with a final model that the run wrote, for a site or for all sites (the global
+bundle). In a distributed run the sites run on their own machines, and each has its own run folder.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ class RunBundle:
 
     Attributes:
         folder: Folder of the bundle.
-        site: Name of the site that exported it; None for the bundle of the global model.
+        site: Name of the site that exported the bundle; None for the global bundle.
         predictions: Maps each site to the file with the predictions of this bundle's model for the site's test images.
             Sites without such a file are left out.
     """
@@ -88,7 +92,8 @@ def _make_bundle(folder: Path, site: str | None, sites: Iterable[str]) -> RunBun
 def find_prediction_files(folder: Path, site: str | None, sites: Iterable[str]) -> dict[str, Path]:
     """Return the existing prediction files of some sites, by site.
 
-    A site's predictions are in its own bundle. Those for the global bundle are in the sites' bundles beside it.
+    A site's predictions are in its own bundle. Predictions of the global model are in the sites' bundles, beside the
+    global bundle.
 
     Args:
         folder: Folder of the bundle.
@@ -100,7 +105,7 @@ def find_prediction_files(folder: Path, site: str | None, sites: Iterable[str]) 
 
 
 def read_test_predictions(files: Mapping[str, Path], objective: Objective) -> dict[str, PredictionSet]:
-    """Return the test images of each site with their predictions.
+    """Read the predictions for the test images of each site.
 
     Args:
         files: Maps each site to its file of predictions.

@@ -30,7 +30,7 @@ from medfl_report.sections.run_tables import COSTS, costs, settings, surrounding
 from medfl_report.site_comparison import mean_known
 
 ABSENT = "none"
-"""Value of an entry of `surroundings` without content, such as the plugins of a run without plugins."""
+"""Value of an entry of a run's environment without content, such as the plugins of a run without plugins."""
 
 
 def read_run_facts(run: RunRecord, site: str | None, registry: Registry) -> RunFacts:

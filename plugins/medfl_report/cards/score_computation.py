@@ -44,10 +44,10 @@ IMBALANCE_METRICS = ("balanced_accuracy", "auc")
 """Metrics that are preferred to accuracy if the test images have unequal class sizes."""
 
 ALL_IMAGES, SITE_MEAN = "all test images", "mean of sites"
-"""Names of the rows that describe no subgroup."""
+"""Names of two rows. `ALL_IMAGES`: all test images together. `SITE_MEAN`: unweighted mean of the sites' scores."""
 
 CLASS_METRICS = ("recall", "precision", "auc")
-"""Metrics of one class against all others."""
+"""Metrics in the table by class, each for one class against all others."""
 
 
 def compute_card_scores(
@@ -60,7 +60,7 @@ def compute_card_scores(
 
     Args:
         tested: Maps each site to the model's predictions for its test images.
-        names: Names of the classes, structures, findings or target values.
+        names: Names of the network outputs: classes, structures, findings or target values.
         metrics: Metrics of the task; a metric that its objective lacks is left out.
     """
     sets = {site: test_set for site, test_set in sorted(tested.items()) if len(test_set.rows)}
@@ -138,7 +138,7 @@ def _majority_baseline(pool: PredictionSet, names: Sequence[str]) -> MajorityBas
 
 
 def select_subgroup_metrics(objective: Objective, metrics: Sequence[str]) -> list[str]:
-    """Return the metrics that are shown for subgroups: the first metric, then the metrics of `Objective.headline`.
+    """Return the metrics that are shown for subgroups: the card's first metric, then the objective's leading ones.
 
     Args:
         objective: Objective of the task.
@@ -304,8 +304,8 @@ def find_score_differences(old: CardScores, new: CardScores, tolerance: float = 
     """Return a sentence for each value that differs between a card and the predictions.
 
     Args:
-        old: Scores of a card.
-        new: Scores that were computed again.
+        old: Scores in a card.
+        new: Scores that were computed again from the predictions.
         tolerance: Largest absolute difference that counts as a rounding error, such as on another machine.
     """
     before, after = dict(old.values()), dict(new.values())

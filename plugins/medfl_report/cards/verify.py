@@ -33,7 +33,7 @@ class Verification:
         problems: Differences between the bundle and its card, in words; empty if the bundle matches its card.
         notes: Parts that could not be checked, with the reason, in words.
         files: Number of compared files.
-        numbers: Number of recomputed scores and counts.
+        numbers: Number of scores and counts that were computed again.
         sha256: SHA-256 of ``evidence.json``; empty if the file can't be read.
     """
 
@@ -113,7 +113,7 @@ def verify_bundle(bundle: Path, name: str = "") -> Verification:
 
 
 def find_changed_files(bundle: Path) -> list[str]:
-    """Return each file that differs from the evidence, in words, or the error if the evidence itself is damaged.
+    """Return a line for each file that differs from ``evidence.json``; one line with the error if that file is damaged.
 
     Args:
         bundle: Folder of the bundle.

@@ -28,7 +28,7 @@ RUN_FILES = ("summary.json", "metrics.csv")
 """Files of the run folder from which a card is made, beside ``run.json`` and the results of attacks."""
 
 CARD_NAME, ALTERNATIVE_CARD_NAME = "README.md", "MODEL_CARD.md"
-"""Name of the card's file, and its name in a bundle that has a ``README.md`` from another source."""
+"""`CARD_NAME`: name of the card's file. `ALTERNATIVE_CARD_NAME`: name if a bundle has another ``README.md`` already."""
 
 
 def write_cards(
@@ -114,7 +114,7 @@ def find_card_path(bundle: Path) -> Path:
 
 
 def hash_run_files(run: RunRecord) -> dict[str, str]:
-    """Return a mapping from each file of the run folder that cards are made from to its SHA-256.
+    """Return a mapping from each file of the run folder that cards are made from to the file's SHA-256.
 
     The hash of ``run.json`` ignores whether `medfl clean` was run.
 

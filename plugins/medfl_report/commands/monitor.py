@@ -1,4 +1,7 @@
-"""The command ``medfl monitor``: a live view of runs in the terminal or on a local page. It writes no files."""
+"""The command ``medfl monitor``: a live view of runs in the terminal or on a local page. It writes no files.
+
+A startup kit is the folder with which the server or a site of a distributed run is started on its own machine.
+"""
 
 from __future__ import annotations
 

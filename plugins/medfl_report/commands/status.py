@@ -33,7 +33,7 @@ def run_status_lines(folder: Path) -> dict[str, str]:
         folder: The run folder.
 
     Returns:
-        Maps the name of each line to its text, in the order of the output: ``method``, ``status``, ``rounds``,
+        Mapping from the name of each line to the text, in the order of the output: ``method``, ``status``, ``rounds``,
         ``sites`` (if the run is not over), ``score``, ``warning`` (if a site's predictions are constant), ``time``,
         ``disk`` and ``bundles``.
 

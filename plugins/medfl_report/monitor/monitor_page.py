@@ -11,10 +11,10 @@ from medfl_report.monitor.run_view import ProgressCurve, RunView
 from medfl_report.section import render_template
 
 WIDTH, HEIGHT = 420, 150
-"""Size of a figure in SVG units."""
+"""Width and height of a figure in SVG units."""
 
 LEFT, BOTTOM, MARGIN = 44, 20, 8
-"""Space for the axis labels at the left and below, and the margin on the other sides, in SVG units."""
+"""Space around a figure's curve in SVG units: for the labels at the left, for the labels below, and on other sides."""
 
 MAX_SITE_CURVES = 30
 """Maximum number of sites whose curves a figure shows; with more sites it shows only the mean."""

@@ -1,4 +1,8 @@
-"""Monitored run folders: their event files are read incrementally as the runs write them."""
+"""Monitored run folders: their event files are read incrementally as the runs write them.
+
+A startup kit is the folder with which the server or a site of a distributed run is started on its own machine; the runs
+are below this folder.
+"""
 
 from __future__ import annotations
 
@@ -146,6 +150,12 @@ class MonitoredFolder:
         gets_more_runs: Whether runs can start there at any time, as at the server or a site of a federation. Then the
             folder need not exist yet, and monitoring never ends by itself.
 
+    Attributes:
+        folder: The folder.
+        gets_more_runs: Whether runs can start there at any time.
+        is_single_run: Whether the folder is itself a run folder.
+        runs: Mapping from the folder of each run that was found so far to the run.
+
     Raises:
         StoreError: If the folder does not exist, or is a run folder without an event file.
     """
@@ -190,7 +200,7 @@ class MonitoredFolder:
 
     @property
     def has_writer(self) -> bool:
-        """True if a process holds the lock of a folder with several runs, as a study does between two runs."""
+        """True if the folder has several runs and a process holds the lock of the folder, as a study does."""
         return not self.is_single_run and is_being_written(self.folder)
 
 

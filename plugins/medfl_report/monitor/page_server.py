@@ -75,9 +75,16 @@ class MonitorServer(ThreadingHTTPServer):
         title: Title of the page.
         content: Content of the page.
         token: Secret part of the address.
+
+    Attributes:
+        title: Title of the page.
+        content: Content of the page.
+        token: Secret part of the address.
+        stopped: Event that is set when the server stops, so that event streams end.
     """
 
     daemon_threads = True
+    """Whether open connections don't keep the process alive; an attribute of the base class."""
 
     def __init__(self, port: int, title: str, content: PageContent, token: str) -> None:
         super().__init__((HOST, port), MonitorHandler)
@@ -98,8 +105,10 @@ class MonitorHandler(BaseHTTPRequestHandler):
     """Handler of GET requests for the page and its event stream; every other request gets an error status."""
 
     server: MonitorServer
+    """Server that received the request."""
     server_version, sys_version = "medfl", ""
     timeout = 60
+    """Seconds without data from the browser after which a connection is closed."""
 
     def do_GET(self) -> None:  # noqa: N802 - the standard library's name
         """Send the page for ``/TOKEN/``, or the event stream for ``/TOKEN/events``.

@@ -32,10 +32,10 @@ MAX_LOG_LINES = 200
 """Maximum number of log lines in memory; older lines are dropped."""
 
 STEP_JOB = "step"
-"""Kind of the jobs in which a site executes a request of the method, as events name it."""
+"""Kind of job in which a site executes a request of the method, such as training; the text in the events."""
 
 STOPPED, ENDED_BY_SERVER = "stopped", "left"
-"""Further statuses of a run beside the ones in `medfl.engine.status`.
+"""Statuses of a monitored run in addition to those of a run's summary.
 
 `STOPPED`: an error or an interruption ended the process. `ENDED_BY_SERVER`: in the folder of a site of a distributed
 run, the server ended the job.
@@ -47,7 +47,7 @@ class SiteJob:
     """A job that a site works on.
 
     Attributes:
-        activity: What the site does, such as ``training``.
+        activity: Activity of the site in words, such as ``training``.
         started_at: Time of the request, seconds since 1970.
         share: Fraction of the job's batches that are done, in [0, 1]; None if it is unknown or private.
     """
@@ -129,7 +129,7 @@ class RunState:
         privacy: Promised differential privacy, or None.
         sites: Maps each site to its state, sorted by name.
         rounds_done: Number of finished rounds.
-        status: How the run ended; empty if no event says that it ended.
+        status: Status with which the run ended; empty if no event says that the run ended.
         reason: Reason for the end; empty if there is none.
         unavailable: Sites that were unavailable at the end.
         first_event_at: Time of the first event, seconds since 1970.
@@ -137,9 +137,10 @@ class RunState:
         seconds_by_round: Maps each finished round to its seconds, counted within one start of the run.
         mean_scores: Maps ``"MODEL SPLIT METRIC"`` to the mean score of the sites, or the server's score, by round.
         training_losses: Maps each round to the mean training loss of the sites.
-        site_scores: Maps ``"MODEL SPLIT"`` and a site to the site's score by round, in `metric`.
-        attendance: Maps each site and round to `TOOK_PART` or `MISSED`. A round without a request to the site is left
-            out.
+        site_scores: Mapping from ``"MODEL SPLIT"`` (such as ``"personal test"``) and a site to the site's score in
+            `metric` by round.
+        attendance: Mapping from each site and round to whether the site replied (`TOOK_PART`) or not (`MISSED`). A
+            round without a request to the site is left out.
         log: Latest log lines, oldest first.
         log_line_count: Number of log lines so far, including the dropped ones.
     """

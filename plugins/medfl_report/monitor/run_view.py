@@ -35,7 +35,8 @@ class SiteView:
         activity: Current activity in words, such as ``training for 3.0 s`` or ``unavailable: REASON``.
         level: ``work``, ``idle`` or ``bad``; sets the colour.
         share: Fraction of the current job's batches that are done, in [0, 1]; None if idle or unknown.
-        rounds: Rounds in which the site took part, of those with a request to it, such as ``2 of 3``.
+        rounds: Number of rounds in which the site took part, and number of rounds with a request to the site, such as
+            ``2 of 3``.
         seconds: Seconds of the last work and of all work, such as ``3.0 s (9.0 s)``.
         sent: Bytes sent to the server and to other sites, with a unit.
         received: Bytes received from the server, with a unit.
@@ -118,7 +119,8 @@ class RunView:
         privacy: Epsilon spent so far in words; empty if no privacy is promised.
         sites: Views of the sites, sorted by name.
         curves: Curves; scores come first, with the task's first metric.
-        attendance: Maps each site and round to the site's participation, see `RunState.attendance`.
+        attendance: Mapping from each site and round to the site's participation, `TOOK_PART` or `MISSED` of
+            `medfl.engine.attendance`.
         log: Latest log lines, oldest first.
     """
 

@@ -31,10 +31,10 @@ MAX_ROUNDS = 60
 """Maximum number of latest rounds in a sparkline and in the attendance table."""
 
 COLOURS = {"work": "cyan", "good": "green", "warn": "yellow", "bad": "red", "idle": "dim", "info": ""}
-"""Maps each level to its style."""
+"""Mapping from each level of a status, activity or log line to a text style of Rich."""
 
 ATTENDANCE_MARKS: dict[str | None, tuple[str, str]] = {TOOK_PART: ("■", "green"), MISSED: ("×", "bold red")}
-"""Maps each participation to its mark and style; a round without a request is shown as a dim dot."""
+"""Mapping from each kind of participation to (mark, style); a round without a request is shown as a dim dot."""
 
 MAX_DETAILED_RUNS = 2
 """Maximum number of running runs that are shown in full below the table of all runs."""

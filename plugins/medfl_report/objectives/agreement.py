@@ -1,5 +1,7 @@
 """Section for regression: predictions against reference values, Bland-Altman plots, errors and bias.
 
+A group is a set of runs of one method that differ only in seed and fold.
+
 Source: Bland and Altman 1986, Statistical methods for assessing agreement between two methods of clinical measurement.
 """
 
@@ -23,19 +25,23 @@ from medfl_report.section import ReportData, TemplateSection
 from medfl_report.statistics import Interval
 
 MAX_PICTURED = 3
-"""Largest number of outputs that are drawn."""
+"""Largest number of network outputs that have figures."""
 
 WITHIN = 1.96
 """Half the width of the limits of agreement in standard deviations: 95 % of a normal distribution."""
 
 
 class AgreementSection(TemplateSection):
-    """Agreement of predictions with reference values."""
+    """Section of a report: agreement of predictions with reference values."""
 
     template = "agreement.html"
+    """File name of the section's Jinja template."""
 
     def content(self, data: ReportData) -> Meta | None:
-        """Return both figures of each output, and errors with intervals; None without predictions."""
+        """Return the variables of the template; None without predictions.
+
+        They contain both figures of each output, and errors with intervals.
+        """
         return agreement_section(data.groups, data.of("agreement"))
 
 
@@ -44,7 +50,8 @@ def agreement_section(groups: Sequence[Group], tested: Mapping[str, PredictionSe
 
     Args:
         groups: Groups of the page.
-        tested: Maps each run folder, as text, to its test sets; empty ones for runs of other objectives.
+        tested: Mapping from each run folder (as text) to the run's test sets with predictions, by site name; empty
+            for runs of other objectives.
     """
     groups = with_predictions(groups, tested)
     pooled = first_seed(groups, tested)
@@ -74,7 +81,7 @@ def limits_of_agreement(differences: torch.Tensor) -> Interval:
     """Return the mean difference with the limits of agreement, mean -+ 1.96 SD (ddof = 1).
 
     Args:
-        differences: Differences, (N,), N >= 1. The limits are NaN for a single difference.
+        differences: Differences of N cases, (N,), N >= 1. The limits are NaN for a single difference.
     """
     mean = float(differences.mean())
     spread = float(differences.std()) if len(differences) > 1 else float("nan")

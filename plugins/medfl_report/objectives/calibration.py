@@ -1,4 +1,7 @@
-"""Section on the calibration of the predicted probability of a finding."""
+"""Section on the calibration of the predicted probability of a finding.
+
+A group is a set of runs of one method that differ only in seed and fold.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +24,20 @@ BINS = 10
 """Number of bins of equal width in [0, 1]."""
 
 METRICS = ("brier", "ece")
-"""Metrics of the probabilities."""
+"""Metrics that measure calibration, shown in the section's table."""
 
 
 class CalibrationSection(TemplateSection):
-    """Calibration of the probability of a finding."""
+    """Section of a report: calibration of the probability of a finding."""
 
     template = "calibration.html"
+    """File name of the section's Jinja template."""
 
     def content(self, data: ReportData) -> Meta | None:
-        """Return calibration curves with counts, Brier score and calibration error; None without predictions."""
+        """Return the variables of the template; None without predictions.
+
+        They contain calibration curves with counts, Brier score and calibration error.
+        """
         return calibration_section(data.groups, data.of("calibration"))
 
 
@@ -39,7 +46,8 @@ def calibration_section(groups: Sequence[Group], tested: Mapping[str, Prediction
 
     Args:
         groups: Groups of the page.
-        tested: Maps each run folder, as text, to its test sets; empty ones for runs of other objectives.
+        tested: Mapping from each run folder (as text) to the run's test sets with predictions, by site name; empty
+            for runs of other objectives.
     """
     groups = with_predictions(groups, tested)
     pooled = first_seed(groups, tested)
@@ -74,7 +82,7 @@ def calibration(tested: PredictionSet) -> list[ProbabilityBin]:
     """Return the bins of the calibration curve that have images.
 
     Args:
-        tested: Test set whose predictions are the probabilities of absence and presence, (N, 2).
+        tested: Test set whose predictions are the probabilities of absence and presence, (N, 2), for N images.
     """
     probabilities, present = tested.predictions[:, 1].contiguous(), tested.targets == 1
     edges = torch.linspace(0, 1, BINS + 1, dtype=torch.float64)[1:-1]

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from medfl_report.figures import INK, LARGEST, Look, place_axes
 
 DRAWN = 400
-"""Largest number of markers of a method in a figure."""
+"""Largest number of markers of a method in a scatter plot."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class ProbabilityBin:
 
 
 def shown(count: int) -> np.ndarray:
-    """Return the indices of at most `DRAWN` of `count` markers, evenly spaced."""
+    """Return the indices of the markers to draw: at most `DRAWN` of `count`, evenly spaced."""
     return np.unique(np.linspace(0, count - 1, min(count, DRAWN)).round().astype(int))
 
 
@@ -102,7 +102,7 @@ def survival_figure(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], styles:
     """Draw Kaplan-Meier curves.
 
     Args:
-        curves: Maps each risk group to (times from 0, survival from each time on).
+        curves: Mapping from each risk group to (times from 0, survival probability from each time on), (M,) each.
         styles: Maps each risk group to its look.
     """
     with place_axes(2.9, len(curves)) as (figure, axes):

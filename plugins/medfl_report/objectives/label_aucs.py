@@ -1,4 +1,7 @@
-"""Section on the AUC of each finding, for images with several findings."""
+"""Section on the AUC of each finding, for images with several findings.
+
+A group is a set of runs of one method that differ only in seed and fold.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,16 @@ from medfl_report.section import ReportData, TemplateSection
 
 
 class LabelAucsSection(TemplateSection):
-    """AUC of each finding."""
+    """Section of a report: AUC of each finding."""
 
     template = "label_aucs.html"
+    """File name of the section's Jinja template."""
 
     def content(self, data: ReportData) -> Meta | None:
-        """Return the AUC of each finding and its numbers of labelled and positive images; None without predictions."""
+        """Return the variables of the template; None without predictions.
+
+        They contain the AUC of each finding and its numbers of labelled and positive images.
+        """
         return label_aucs_section(data.groups, data.of("label_auc"))
 
 
@@ -29,7 +36,8 @@ def label_aucs_section(groups: Sequence[Group], tested: Mapping[str, PredictionS
 
     Args:
         groups: Groups of the page.
-        tested: Maps each run folder, as text, to its test sets; empty ones for runs of other objectives.
+        tested: Mapping from each run folder (as text) to the run's test sets with predictions, by site name; empty
+            for runs of other objectives.
     """
     groups = with_predictions(groups, tested)
     pool = next(iter(first_seed(groups, tested).values()), None)

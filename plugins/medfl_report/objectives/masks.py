@@ -2,6 +2,8 @@
 
 The sites stored these images with their models (`medfl.engine.runs.worst_cases`), if their settings permit
 it.
+
+A group is a set of runs of one method that differ only in seed and fold.
 """
 
 from __future__ import annotations
@@ -25,20 +27,25 @@ from medfl_report.rasters import grey_layer, grey_levels, outline_layer, thumbna
 from medfl_report.section import ReportData, TemplateSection
 
 KINDS = ("dice", "hd95", "surface_dice", "lesion_f1")
-"""Scores of a case. The page shows the scores that are defined for at least one case."""
+"""Names of the scores of a case. The page shows the scores that are defined for at least one case."""
 
 REFERENCE, PREDICTION = "#00c2ff", "#ff7f0e"
-"""Colours of the outlines, distinguishable on grey with any colour vision."""
+"""Colours of the outlines of the reference mask and of the predicted mask; distinct with any colour vision."""
 
 
 class MasksSection(TemplateSection):
-    """Segmentation scores, sizes, and worst cases."""
+    """Section of a report: segmentation scores, sizes, and worst cases."""
 
     template = "masks.html"
+    """File name of the section's Jinja template."""
     stylesheet = "masks.css"
+    """File name of the section's CSS, which is added to the page."""
 
     def content(self, data: ReportData) -> Meta | None:
-        """Return scores of each class, sizes, and stored images; None without predictions."""
+        """Return the variables of the template; None without predictions.
+
+        They contain scores of each class, sizes, and stored images.
+        """
         return masks_section(data.groups, data.of("masks"))
 
 
@@ -47,7 +54,8 @@ def masks_section(groups: Sequence[Group], tested: Mapping[str, PredictionSets])
 
     Args:
         groups: Groups of the page.
-        tested: Maps each run folder, as text, to its test sets; empty ones for runs of other objectives.
+        tested: Mapping from each run folder (as text) to the run's test sets with predictions, by site name; empty
+            for runs of other objectives.
     """
     groups = with_predictions(groups, tested)
     pooled = first_seed(groups, tested)

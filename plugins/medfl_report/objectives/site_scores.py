@@ -1,4 +1,8 @@
-"""Scores of each site with confidence intervals, for the sections about one kind of task."""
+"""Scores of each site with confidence intervals, for the sections about one kind of task.
+
+A group is a set of runs of one method that differ only in seed and fold. A site exports its personal model if the
+method trains one, else the global model.
+"""
 
 from __future__ import annotations
 
@@ -50,9 +54,9 @@ def score_sites(
 
     Args:
         group: Runs of a method.
-        tested: Maps each run folder, as text, to its test sets.
+        tested: Mapping from each run folder (as text) to the run's test sets with predictions, by site name.
         score: Name of a metric of the objective, or a score function.
-        together: True to compute the score of all sites' cases together as well.
+        together: True to also compute `SiteScores.pooled`, the score of all sites' cases together.
     """
     sites = sites_of([group], tested)
     if len(group.runs) == 1:
@@ -117,10 +121,10 @@ def first_seed(groups: Sequence[Group], tested: Mapping[str, PredictionSets]) ->
 
     Args:
         groups: Groups of runs.
-        tested: Maps each run folder, as text, to its test sets.
+        tested: Mapping from each run folder (as text) to the run's test sets with predictions, by site name.
 
     Returns:
-        Maps the label of each group to its test set, without the groups that have no predictions.
+        Mapping from the label of each group to the group's test set, without the groups that have no predictions.
     """
     pools = {
         group.label: pool_group(Group(group.label, tuple(next(iter(by_seed(group).values())))), tested)
@@ -140,7 +144,7 @@ def several_seeds(groups: Sequence[Group]) -> bool:
 
 
 def resampled(groups: Sequence[Group], tested: Mapping[str, PredictionSets]) -> str:
-    """Return a sentence about the kind of the confidence intervals."""
+    """Return a sentence about the kind of the intervals: bootstraps over patients, or Student's t over runs."""
     if repeated := repeated_word(groups):
         single = any(len(group.runs) == 1 for group in groups)
         rest = "; for a method with one run, bootstrap over its test patients" if single else ""

@@ -29,12 +29,16 @@ INSTANTS = 5
 
 
 class SurvivalSection(TemplateSection):
-    """Survival by risk group, and C-index."""
+    """Section of a report: survival by risk group, and C-index."""
 
     template = "survival.html"
+    """File name of the section's Jinja template."""
 
     def content(self, data: ReportData) -> Meta | None:
-        """Return Kaplan-Meier curves, and the C-index of each site and of all together; None without predictions."""
+        """Return the variables of the template; None without predictions.
+
+        They contain Kaplan-Meier curves, and the C-index of each site and of all together.
+        """
         return survival_section(data.groups, data.of("kaplan_meier"))
 
 
@@ -43,7 +47,8 @@ def survival_section(groups: Sequence[Group], tested: Mapping[str, PredictionSet
 
     Args:
         groups: Groups of the page.
-        tested: Maps each run folder, as text, to its test sets; empty ones for runs of other objectives.
+        tested: Mapping from each run folder (as text) to the run's test sets with predictions, by site name; empty
+            for runs of other objectives.
     """
     groups = with_predictions(groups, tested)
     if not groups:

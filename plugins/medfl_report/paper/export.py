@@ -27,7 +27,7 @@ class PagePart(Protocol):
 
     @property
     def id(self) -> str:
-        """Identifier that is unique on the page."""
+        """Identifier of the part, unique on the page; prefix of the names of the files."""
         ...
 
     @property

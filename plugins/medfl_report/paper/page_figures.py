@@ -20,7 +20,7 @@ FORMATS: dict[str, Any] = {
     "svg": dict.fromkeys(("Date", "Creator", "Format", "Type")),
     "pdf": dict.fromkeys(("CreationDate", "Creator", "Producer")),
 }
-"""Maps each file ending to the metadata of matplotlib that are left out."""
+"""Mapping from each file ending to the metadata that matplotlib must leave out, so that the files don't change."""
 
 PLAIN: Any = {
     "svg.fonttype": "none",
@@ -39,7 +39,7 @@ class PageFigure:
     Attributes:
         name: Name of letters and digits, unique within the section.
         description: Content of the figure in words.
-        draw: Draws the figure.
+        draw: Function that draws the figure.
     """
 
     name: str
@@ -52,7 +52,7 @@ _recorded: ContextVar[list[PageFigure] | None] = ContextVar("medfl_figures", def
 
 @contextmanager
 def recorded_figures() -> Iterator[list[PageFigure]]:
-    """Collect the figures that are drawn within the block, in their order."""
+    """Yield a list that collects the figures recorded within the ``with`` block, in their order."""
     figures: list[PageFigure] = []
     token = _recorded.set(figures)
     try:
@@ -65,9 +65,9 @@ def record_figure(name: str, description: str, draw: Callable[[], Figure]) -> No
     """Record a figure for files if a block of `recorded_figures` is open.
 
     Args:
-        name: As in `PageFigure`; an empty name becomes ``image<n>``.
-        description: As in `PageFigure`.
-        draw: As in `PageFigure`.
+        name: Name of letters and digits, unique within the section; an empty name becomes ``image<n>``.
+        description: Content of the figure in words.
+        draw: Function that draws the figure.
     """
     figures = _recorded.get()
     if figures is not None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 SPACES, MINUS = str.maketrans("\u202f\u00a0", "  "), "\u2212"
-"""Translation of non-breaking spaces to plain ones; minus sign of negative numbers."""
+"""`SPACES`: translation table from non-breaking to plain spaces. `MINUS`: the minus sign of negative numbers."""
 
 LATEX = {
     **{char: f"\\{char}" for char in "&%$#_{}"},
@@ -54,7 +54,7 @@ class TableCell:
 
     Attributes:
         shown: Number or text; None for an empty cell.
-        notes: Notes in small print below it.
+        notes: Notes in small print below `shown`.
         html: HTML that the page shows in place of `shown`, such as a figure; None to show `shown`.
         look: CSS class.
         style: Inline CSS.
@@ -75,7 +75,7 @@ class TableCell:
         return " ".join([first, *(text if text.startswith("±") else f"({text})" for text in small)])
 
     def with_notes(self, *notes: str | None) -> TableCell:
-        """Return the cell with additional notes; None and empty notes are left out."""
+        """Return a copy of the cell with additional notes; None and empty notes are left out."""
         more = tuple(note for note in notes if note)
         return TableCell(self.shown, self.notes + more, self.html, self.look, self.style)
 
@@ -117,7 +117,7 @@ class ReportTable:
         label: Name for screen readers; by default the title.
         look: CSS class of the table.
         texts: Indices of the columns with text. If the first column has text, its cells are row headers.
-        numbers: CSS class of the cells of all other columns.
+        numbers: CSS class of the cells in the columns that are not in `texts`.
         spans: True to show the first cell of each group of rows once, spanning the group.
         caption: HTML of the caption in place of the title; None to show the title.
         file: Name of the table's files without ending. None for ``<section>-table<n>``; empty for no files.
@@ -139,7 +139,7 @@ class ReportTable:
     groups: list[list[TableRow]] = field(default_factory=lambda: [[]])
 
     def head(self, *heads: Any) -> None:
-        """Add columns with these heads."""
+        """Add columns with the given heads, in place."""
         self.heads += map(cell, heads)
 
     def row(self, *cells: Any) -> TableRow:
@@ -189,7 +189,7 @@ _recorded: ContextVar[list[ReportTable] | None] = ContextVar("medfl_tables", def
 
 @contextmanager
 def recorded_tables() -> Iterator[list[ReportTable]]:
-    """Collect the tables that are shown within the block, in their order."""
+    """Yield a list that collects the tables recorded within the ``with`` block, in their order."""
     tables: list[ReportTable] = []
     token = _recorded.set(tables)
     try:

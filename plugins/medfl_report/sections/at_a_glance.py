@@ -29,12 +29,16 @@ METHODS_LISTED = 6
 
 
 class GlanceSection(TemplateSection):
-    """Summary box."""
+    """Section of a report: summary box."""
 
     template = "at_a_glance.html"
+    """File name of the section's Jinja template."""
 
     def content(self, data: ReportData) -> Meta | None:
-        """Return the entries of the box, as pairs (term, sentences); None without scores."""
+        """Return the variables of the template; None without scores.
+
+        They contain the entries of the box, as pairs (term, sentences).
+        """
         comparison = data.compute_once(compare_methods)
         if comparison is None:
             return None

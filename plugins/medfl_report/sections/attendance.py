@@ -35,13 +35,18 @@ def attendance_of(run: RunRecord) -> dict[str, dict[int, str]]:
 
 
 class AttendanceSection(TemplateSection):
-    """Participation of the sites in each round."""
+    """Section of a report: participation of the sites in each round."""
 
     template = "attendance.html"
+    """File name of the section's Jinja template."""
     stylesheet = "attendance.css"
+    """File name of the section's CSS, which is added to the page."""
 
     def content(self, data: ReportData) -> Meta | None:
-        """Return a matrix of sites and rounds for each run in which a site missed a round; None without such a run."""
+        """Return the variables of the template; None if no site missed a round in any run.
+
+        They contain a matrix of sites and rounds for each run in which a site missed a round.
+        """
         runs = [_matrix(name, run) for name, run in _with_gaps(data.runs)]
         return {"runs": runs} if runs else None
 

@@ -5,6 +5,8 @@ A site may contain images of several centres. The folds of a seed are pooled at 
 scores of the site in its fold. The images of a centre are then pooled over the sites. A centre whose images are all of
 one class has no AUC; the section lists its image counts.
 
+A group is a set of runs of one method that differ only in seed and fold.
+
 Source: Weng et al. 2025, FedSKD, figure 5a.
 """
 
@@ -105,10 +107,10 @@ def centre_gains(
     Args:
         group: Runs of a method.
         base: Runs of the reference.
-        tested: Maps each run folder, as text, to its test sets.
+        tested: Mapping from each run folder (as text) to the run's test sets with predictions, by site name.
 
     Returns:
-        The comparison and the centres without an AUC; None without runs of both on the same data, or without
+        The comparison and the centres without an AUC; None without runs of both groups on the same data, or without
         predictions with a centre.
     """
     seeds = [
@@ -232,12 +234,16 @@ def _counts(name: str, ranked: RankedPredictions) -> tuple[int, ...]:
 
 
 class CentresSection(TemplateSection):
-    """AUC of each scanning centre."""
+    """Section of a report: AUC of each scanning centre."""
 
     template = "centres.html"
+    """File name of the section's Jinja template."""
 
     def content(self, data: ReportData) -> Meta | None:
-        """Return the comparison at each centre and record its figures; None without predictions with a centre."""
+        """Return the variables of the template; None without predictions with a centre.
+
+        They contain the comparison at each centre. The figures are also recorded for files.
+        """
         centres = centres_section(data.groups, data.of("class_auc"), data.baseline)
         for place, (label, comparison) in enumerate((centres or {"tables": {}})["tables"].items()):
             record_forest(f"forest{place}", comparison, data.names, (centres or {})["bases"][label])
@@ -251,8 +257,9 @@ def centres_section(
 
     Args:
         groups: Groups of the page.
-        tested: Maps each run folder, as text, to its test sets.
-        baseline: References, see `medfl_report.scores.compared`.
+        tested: Mapping from each run folder (as text) to the run's test sets with predictions, by site name.
+        baseline: Label of the reference group, or a mapping from each group's label to the label of its reference; None
+            for local training.
     """
     bases = {group.label: base for group, base in compared(groups, baseline)}
     comparisons = {

@@ -20,7 +20,7 @@ COUNTS_FIGURE = "image_counts.svg"
 """File name of the figure in the folder of a partition."""
 
 MANY = 40
-"""Largest number of sites in the layout with circles; with more sites, a heat map has a column for each site."""
+"""Largest number of sites that are drawn with circles; with more sites, a heat map has a column for each site."""
 
 COLOUR = "#1f5a8c"
 """Colour of circles and bars."""

@@ -3,6 +3,9 @@
 The folds of a seed are pooled at each site as in `medfl_report.sections.fairness_measures`. Sites are averaged and not
 pooled, because their class frequencies differ, and because the scores of their different models are not comparable.
 
+A group is a set of runs of one method that differ only in seed and fold. A site exports its personal model if the
+method trains one, else the global model.
+
 Source: Weng et al. 2025, FedSKD, figure 5b.
 """
 
@@ -29,12 +32,13 @@ from medfl_report.site_comparison import mean_known, pair_up
 
 
 class ClassesSection(TemplateSection):
-    """AUC of each class."""
+    """Section of a report: AUC of each class."""
 
     template = "classes.html"
+    """File name of the section's Jinja template."""
 
     def content(self, data: ReportData) -> Meta | None:
-        """Return the comparison of each class; None with fewer than three classes."""
+        """Return the variables of the template: the comparison of each class; None with fewer than three classes."""
         classes = classes_section(data.groups, data.of("class_auc"), data.baseline)
         return {"classes": classes} if classes else None
 
@@ -61,12 +65,12 @@ class ClassGain:
 def class_gains(
     group: Group, base: Group, tested: Mapping[str, PredictionSets], names: Sequence[str]
 ) -> list[ClassGain]:
-    """Compare a group with its reference in each class; empty without predictions of both on the same data.
+    """Compare a group with its reference in each class; empty without predictions of both groups on the same data.
 
     Args:
         group: Runs of a method.
         base: Runs of the reference.
-        tested: Maps each run folder, as text, to its test sets.
+        tested: Mapping from each run folder (as text) to the run's test sets with predictions, by site name.
         names: Names of the classes.
     """
     seeds = [_site_aucs(pair_up(base, Group(group.label, tuple(runs))), tested) for runs in by_seed(group).values()]
@@ -83,8 +87,9 @@ def classes_section(
 
     Args:
         groups: Groups of the page.
-        tested: Maps each run folder, as text, to its test sets.
-        baseline: References, see `medfl_report.scores.compared`.
+        tested: Mapping from each run folder (as text) to the run's test sets with predictions, by site name.
+        baseline: Label of the reference group, or a mapping from each group's label to the label of its reference; None
+            for local training.
     """
     names = class_names(max((run for group in groups for run in group.runs), key=lambda run: run.holdings is not None))
     if len(names) < 3:

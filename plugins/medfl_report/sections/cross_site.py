@@ -3,6 +3,8 @@
 The local test of a model is its score on the test images of its own site. Its global test is the mean of its scores
 over the test sets of all sites, each with the same weight and never pooled.
 
+A group is a set of runs of one method that differ only in seed and fold.
+
 Source: Weng, Cai and Zhou, FedSKD: Aggregation-free Model-heterogeneous Federated Learning using Multi-dimensional
 Similarity Knowledge Distillation, arXiv 2503.18981, 2025, section on evaluation.
 """
@@ -22,7 +24,7 @@ from medfl_report.scores import key_metrics, value_over
 from medfl_report.section import ReportData, TemplateSection
 
 ScoreMatrix = Mapping[str, Mapping[str, float]]
-"""Maps the site of a model and the site of the test images to the score; NaN if the score is not defined."""
+"""Mapping from the site of a model and the site of the test images to the score; NaN if the score is not defined."""
 
 MAX_SITES = 30
 """Largest number of sites of a matrix on the page."""
@@ -74,12 +76,12 @@ def all_sites_share_model(run: RunRecord, metric: str) -> bool:
 
 
 def local_mean(table: ScoreMatrix) -> float:
-    """Return the local test: mean score of the models on their own site's test images; NaN if none is defined."""
+    """Return the local test: mean of the sites' models' scores on their own site's test images; NaN without scores."""
     return mean_defined(row.get(owner, math.nan) for owner, row in table.items())
 
 
 def global_mean(table: ScoreMatrix) -> float:
-    """Return the global test: mean over the sites where a score is defined, then over the models; NaN without any."""
+    """Return the global test: mean of each model's scores over all sites, then over the models; NaN without scores."""
     return mean_defined(mean_defined(row.values()) for row in table.values())
 
 
@@ -102,12 +104,16 @@ def count_undefined(table: ScoreMatrix) -> int:
 
 
 class CrossSiteSection(TemplateSection):
-    """Cross-site evaluation."""
+    """Section of a report: cross-site evaluation."""
 
     template = "matrix.html"
+    """File name of the section's Jinja template."""
 
     def content(self, data: ReportData) -> Meta | None:
-        """Return the score matrices; None without cross-site evaluation or if all sites have the same model."""
+        """Return the variables of the template; None without cross-site evaluation or if all sites have the same model.
+
+        They contain the score matrices.
+        """
         matrix = matrix_section(data.groups)
         return None if matrix is None or matrix["all_one_model"] else {"matrix": matrix}
 

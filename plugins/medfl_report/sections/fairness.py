@@ -1,4 +1,7 @@
-"""Section on the AUC of men and women."""
+"""Section on the AUC of men and women.
+
+A group is a set of runs of one method that differ only in seed and fold.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,13 @@ from medfl_report.sections.fairness_measures import SEXES, SiteBySex, Subgroup, 
 
 
 class FairnessSection(TemplateSection):
-    """AUC by sex."""
+    """Section of a report: AUC by sex."""
 
     template = "fairness.html"
+    """File name of the section's Jinja template."""
 
     def content(self, data: ReportData) -> Meta | None:
-        """Return the AUC by sex; None if no predictions have the sex."""
+        """Return the variables of the template: the AUC by sex; None if no predictions have the sex."""
         return {"fairness": fairness} if (fairness := fairness_section(data.groups, data.of("class_auc"))) else None
 
 

@@ -5,6 +5,8 @@ each site. Within each fold every score is replaced by its rank, because the fol
 are not comparable. The result is the area under the ROC curve of the pooled ranks. With one fold this is the usual AUC,
 which depends only on the ranking. The AUC fold by fold uses only the folds in which it is defined.
 
+A group is a set of runs of one method that differ only in seed and fold.
+
 Source: Weng et al. 2025, FedSKD, equation 16 and the table of fairness.
 """
 
@@ -98,7 +100,7 @@ def rank_normalised(scores: torch.Tensor) -> torch.Tensor:
     """Return the normalised rank of each score in its column: (rank - 1/2) / N, ties with their mean rank.
 
     Args:
-        scores: Scores, (N, C), floating, without NaN.
+        scores: Scores, for N images and C classes, (N, C), floating, without NaN.
 
     Returns:
         Ranks in (0, 1), (N, C), float64.
@@ -159,7 +161,7 @@ def subgroup(ranks: torch.Tensor, labels: torch.Tensor, chosen: torch.Tensor) ->
 
 
 COLUMNS = (*SEXES, "average", "difference")
-"""Columns of the tables: attributes of `AucBySex`."""
+"""Columns of the tables, which are attributes of `AucBySex`: each sex, average and difference."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,7 @@ def fold_by_sex(tested: PredictionSets) -> AucBySex | None:
 
 
 def over_folds(folds: Sequence[AucBySex]) -> dict[str, FoldValue]:
-    """Return each of `COLUMNS` over the folds where it is defined.
+    """Return a mapping from each of `COLUMNS` to the column's value over the folds where the value is defined.
 
     Args:
         folds: AUC by sex of each fold, at least one.
@@ -206,7 +208,8 @@ def fold_table(groups: Sequence[Group], tested: Mapping[str, PredictionSets]) ->
     """Return the table fold by fold for the groups with several folds; None without any.
 
     Returns:
-        columns (`COLUMNS`), rows (by label), over (word for the repeated runs).
+        Dictionary with the keys columns (`COLUMNS`), rows (by label of the group) and over (word for the repeated runs,
+        such as ``folds``).
     """
     rows = {}
     for group in groups:

@@ -1,4 +1,11 @@
-"""Section on forgetting between rounds: measures, recovery intervals, scores after training and by computing time."""
+"""Section on forgetting between rounds: measures, recovery intervals, scores after training and by computing time.
+
+A measure is a number that describes forgetting in a run (`medfl_report.forgetting.MEASURES`). A recovery interval is
+the part of a score curve between a peak and the first later score that reaches the peak again. A trajectory is the test
+scores of a run by round.
+
+A group is a set of runs of one method that differ only in seed and fold.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +52,7 @@ MEANINGS = {
     "balance": "Mean of global test and right after training, both over the rounds.",
     "intervals": "Number of intervals of the literal consistency.",
 }
-"""Maps words of a column's heading to the definition of the column."""
+"""Mapping from words in a column's heading to the definition that the page shows."""
 
 NO_INTERVAL = "no interval"
 """Note on a consistency of 1 without any interval."""
@@ -80,6 +87,7 @@ MAIN = (
     MeasureColumn("balance", "of both means", "balance"),
     MeasureColumn("global test", "last round", "global_final"),
 )
+"""Columns of the main table of measures."""
 MORE = (
     MeasureColumn("personal models' change", "mean over rounds", "personal_change_mean"),
     MeasureColumn("personal models' change", "last round", "personal_change_final"),
@@ -91,6 +99,7 @@ MORE = (
     MeasureColumn("local consistency", "losses only", "consistency_local_clipped"),
     MeasureColumn("local intervals", "literal", "intervals_local"),
 )
+"""Columns of the second table, with further measures."""
 
 
 @dataclass(frozen=True)
@@ -124,12 +133,16 @@ class ScoredGroup:
 
 
 class ForgettingSection(TemplateSection):
-    """Forgetting between rounds."""
+    """Section of a report: forgetting between rounds."""
 
     template = "forgetting.html"
+    """File name of the section's Jinja template."""
 
     def content(self, data: ReportData) -> Meta | None:
-        """Return tables and figures; None without any measure, or with a single evaluated round."""
+        """Return the variables of the template; None without any measure, or with a single evaluated round.
+
+        They contain tables and figures.
+        """
         content = forgetting(data.groups)
         return {"forgetting": content} if content["tables"] and content["rounds"] > 1 else None
 
@@ -138,9 +151,9 @@ def forgetting(groups: Sequence[Group]) -> Meta:
     """Return the variables of the template.
 
     Returns:
-        metric, rounds (largest number of evaluated rounds of a run), tables, meanings (definitions of the columns),
-        several (word for the repeated runs), sentences (reasons for missing measures), falls (figures of recovery
-        intervals), curves (other figures).
+        Dictionary with the keys metric, rounds (largest number of evaluated rounds of a run), tables, meanings
+        (definitions of the columns), several (word for the repeated runs), sentences (reasons for missing measures),
+        falls (figures of recovery intervals), curves (other figures).
     """
     metric = forgetting_metric(groups)
     if metric is None:

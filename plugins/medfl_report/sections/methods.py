@@ -3,6 +3,8 @@
 All intervals of the table have the same kind. If any method has several runs, they are Student's t over the runs, with
 differences paired by seed and fold, as in `medfl_report.compare` and a study's tables. Otherwise each method has one
 run, and the intervals are bootstraps over its test patients.
+
+A group is a set of runs of one method that differ only in seed and fold.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from medfl_report.site_comparison import NO_CLEAR_DIFFERENCE, ComparisonRow, axi
 from medfl_report.statistics import Interval, paired_t
 
 EFFECTS = {"n.s.": NO_CLEAR_DIFFERENCE, "-": "–"}
-"""Maps an effect of `medfl_report.compare.compare` to its words on the page, if these differ."""
+"""Mapping from an effect in a comparison table to the words for the effect on the page, if these differ."""
 
 
 @dataclass(frozen=True)
@@ -170,12 +172,16 @@ def _ranks(means: dict[str, float], metric: str) -> dict[str, int]:
 
 
 class MethodsSection(TemplateSection):
-    """Table of the methods, on pages with several runs."""
+    """Section of a report: table of the methods, on pages with several runs."""
 
     template = "methods.html"
+    """File name of the section's Jinja template."""
 
     def content(self, data: ReportData) -> Meta | None:
-        """Return the table and the figure of the differences; None for a single run and without scores."""
+        """Return the variables of the template; None for a single run and without scores.
+
+        They contain the table and the figure of the differences.
+        """
         comparison = data.compute_once(compare_methods) if len(data.runs) > 1 else None
         if comparison is None:
             return None

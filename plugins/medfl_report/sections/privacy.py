@@ -1,6 +1,8 @@
 """Section on differential privacy: guarantees, budget spent, and privacy budget ledgers.
 
 A release is one noised value that leaves a site. A ledger is a site's privacy budget ledger over several runs.
+
+A group is a set of runs of one method that differ only in seed and fold.
 """
 
 from __future__ import annotations
@@ -20,19 +22,23 @@ from medfl_report.scores import named_runs
 from medfl_report.section import ReportData, TemplateSection
 
 Accounts = Mapping[str, PrivacyAccount]
-"""Maps each site to its privacy account, which may be redacted."""
+"""Mapping from each site to the site's privacy account: the releases of one run and the privacy that they spent.
+
+A redacted account lacks the numbers that the site withholds, because they tell the number of its images.
+"""
 
 UNBOUNDED = "no bound"
-"""Text for an infinite epsilon."""
+"""Text that the page shows for an infinite epsilon."""
 
 
 class PrivacySection(TemplateSection):
-    """Guarantees and spent budgets of runs with differential privacy."""
+    """Section of a report: guarantees and spent budgets of runs with differential privacy."""
 
     template = "privacy.html"
+    """File name of the section's Jinja template."""
 
     def content(self, data: ReportData) -> Meta | None:
-        """Return a row for each private run; None without any."""
+        """Return the variables of the template: a row for each private run; None without any."""
         return {"privacy": privacy} if (privacy := privacy_section(data.groups)) else None
 
 

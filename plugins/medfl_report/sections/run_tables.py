@@ -1,4 +1,7 @@
-"""Tables of runs: costs, image counts by site, settings, and bytes saved by quantisation."""
+"""Tables of runs: costs, image counts by site, settings, and bytes saved by quantisation.
+
+A group is a set of runs of one method that differ only in seed and fold.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from medfl_report.notices import NamedRun
 from medfl_report.scores import class_names
 
 COSTS = ("bytes_up", "bytes_down", "bytes_to_peers", "train_seconds", "evaluate_seconds")
-"""Fields of `medfl.records.summary.SiteCosts`."""
+"""Kinds of cost, which are fields of a run's summary: bytes sent and received, seconds of training and evaluation."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class ImageCounts:
     """Number of images of each class at each site.
 
     Attributes:
-        name: Name of the data set, as in `medfl_report.groups.data_names`.
+        name: Name of the data set, such as ``data of seed 0``; empty if the runs have only one data set.
         classes: Names of the classes.
         splits: Maps each split (``training``, ``validation``, ``test``) that has images to the counts by site.
     """
@@ -134,7 +137,7 @@ def settings(runs: Sequence[NamedRun]) -> list[RunSetting]:
 
 
 def surroundings(runs: Sequence[NamedRun]) -> list[RunSetting]:
-    """Return versions, threads, device and plugins of the runs."""
+    """Return the environment of the runs: software versions, threads, device and plugins."""
     tables = []
     for name, run in runs:
         plugins = [f"{plugin} ({origin})" for plugin, origin in run.run.provenance.plugins.items()]
@@ -197,7 +200,7 @@ class Saving:
 
 
 def savings(runs: Sequence[NamedRun]) -> list[Saving]:
-    """Return the savings of each run that quantises and has sent updates."""
+    """Return the bytes that quantisation saved, for each run that quantises and has sent updates."""
     quantised = []
     for name, run in runs:
         compression = run.settings.compression

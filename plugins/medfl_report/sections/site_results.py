@@ -3,6 +3,8 @@
 One pair of runs has intervals over the test patients. Several seeds or folds have intervals over the runs (Student's t;
 over folds with the correction for overlapping training sets), as in the tables of `medfl_report.compare`. Runs on other
 people, such as seeds with their own partitions, are compared separately: a site's name stands for other people there.
+
+A group is a set of runs of one method that differ only in seed and fold.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ EFFECT_COLOURS = {BETTER: COLOURS[0], WORSE: COLOURS[1]}
 """Maps each effect to its colour in figures; other effects are grey."""
 
 EFFECTS = {"gains": BETTER, "loses": WORSE, "unclear": NO_CLEAR_DIFFERENCE, "too_few": TOO_FEW_PATIENTS}
-"""Maps names in templates to effects."""
+"""Mapping from the names that templates use for effects to the effects."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,10 @@ class MethodAgainstLocal:
 
 
 class SiteResultsSection(TemplateSection):
-    """Federated methods compared with local training, site by site."""
+    """Section of a report: federated methods compared with local training, site by site."""
 
     template = "site_results.html"
+    """File name of the section's Jinja template."""
 
     def content(self, data: ReportData) -> Meta | None:
         """Return comparisons with local training, or the scores of the sites; None without scores.
@@ -136,7 +139,7 @@ def gains_section(groups: Sequence[Group], tested: Mapping[str, PredictionSets])
 
     Args:
         groups: Groups of the page.
-        tested: Maps each run folder, as text, to its test sets.
+        tested: Mapping from each run folder (as text) to the run's test sets with predictions, by site name.
 
     Returns:
         Variables of the template: comparisons (`MethodAgainstLocal`), plain (tables of scores of groups that can't be
@@ -262,13 +265,14 @@ class EffectAxis:
     """Horizontal axis of the small figures beside the rows of a comparison, in a view box of 180 units.
 
     Attributes:
-        comparison: The comparison. The axis extends from -reach to +reach over 168 units (`Comparison.reach`).
+        comparison: The comparison. The axis extends over 168 units from -reach to +reach, where reach is
+            `Comparison.reach`.
     """
 
     comparison: Comparison
 
     def x(self, value: float) -> str:
-        """Return the horizontal position of a difference."""
+        """Return the horizontal position of a difference in view box units, as text."""
         reach = self.comparison.reach
         return f"{90 + 84 * max(-1.0, min(1.0, value / reach)):.1f}"
 
@@ -278,16 +282,16 @@ class EffectAxis:
 
     @property
     def sides(self) -> str:
-        """Meaning of the left and the right side of 0."""
+        """Text with the meaning of the left and the right side of 0, such as ``← worse · better →``."""
         ends = (BETTER, WORSE) if self.comparison.metric in LOWER_IS_BETTER_METRICS else (WORSE, BETTER)
         return f"← {ends[0]} · {ends[1]} →"
 
     @property
     def left(self) -> str:
-        """Label of the left end."""
+        """Label of the left end of the axis: -reach."""
         return f"−{self.comparison.reach:g}"
 
     @property
     def right(self) -> str:
-        """Label of the right end."""
+        """Label of the right end of the axis: +reach."""
         return f"+{self.comparison.reach:g}"

@@ -1,4 +1,7 @@
-"""Sections of every report: test performance, curves by round, data by site, cost, settings."""
+"""Sections of every report: test performance, curves by round, data by site, cost, settings.
+
+A group is a set of runs of one method that differ only in seed and fold.
+"""
 
 from __future__ import annotations
 
@@ -53,12 +56,16 @@ MAX_CLASSES_DRAWN = 60
 
 
 class ScoresSection(TemplateSection):
-    """Test performance: all metrics, confusion matrices, calibration."""
+    """Section of a report on test performance: all metrics, confusion matrices, calibration."""
 
     template = "scores.html"
+    """File name of the section's Jinja template."""
 
     def content(self, data: ReportData) -> Meta | None:
-        """Return tables, confusion matrices and the reliability diagram; None without scores."""
+        """Return the variables of the template; None without scores.
+
+        They contain tables, confusion matrices and the reliability diagram.
+        """
         if not any(run.scores for _, run in data.runs):
             return None
         groups = [group for group in data.groups if "confusion" in group.objective.figures]
@@ -67,33 +74,39 @@ class ScoresSection(TemplateSection):
 
 
 class CurvesSection(TemplateSection):
-    """Scores and training loss by round."""
+    """Section of a report: scores and training loss by round."""
 
     template = "curves.html"
+    """File name of the section's Jinja template."""
 
     def content(self, data: ReportData) -> Meta | None:
-        """Return the figures; None if fewer than two rounds were evaluated."""
+        """Return the variables of the template: the figures; None if fewer than two rounds were evaluated."""
         drawn = curves(data.groups)
         return {"curves": drawn} if drawn["pictures"] else None
 
 
 class ImageCountsSection(TemplateSection):
-    """Number of images of each class at each site."""
+    """Section of a report: number of images of each class at each site."""
 
     template = "image_counts.html"
+    """File name of the section's Jinja template."""
 
     def content(self, data: ReportData) -> Meta | None:
-        """Return figures and tables of each data set; None if no run knows the image counts."""
+        """Return the variables of the template; None if no run knows the image counts.
+
+        They contain figures and tables of each data set.
+        """
         return {"data_sets": shown} if (shown := image_counts(data.runs)) else None
 
 
 class CostsSection(TemplateSection):
-    """Cost of the runs in bytes and seconds, and savings by quantisation."""
+    """Section of a report: cost of the runs in bytes and seconds, and savings by quantisation."""
 
     template = "costs.html"
+    """File name of the section's Jinja template."""
 
     def content(self, data: ReportData) -> Meta | None:
-        """Return the costs of runs and methods; None while no run is over."""
+        """Return the variables of the template: the costs of runs and methods; None while no run is over."""
         costs = run_tables.costs(data.runs)
         if not costs:
             return None
@@ -103,12 +116,13 @@ class CostsSection(TemplateSection):
 
 
 class SettingsSection(TemplateSection):
-    """Settings, versions and data hashes of the runs."""
+    """Section of a report: settings, versions and data hashes of the runs."""
 
     template = "settings.html"
+    """File name of the section's Jinja template."""
 
     def content(self, data: ReportData) -> Meta:
-        """Return settings with their origins, versions, and data hashes."""
+        """Return the variables of the template: settings with their origins, versions, and data hashes."""
         return {"settings": settings(data.runs), "runs": data.runs}
 
 
@@ -116,7 +130,7 @@ class SettingsSection(TemplateSection):
 
 
 def scores(groups: Sequence[Group]) -> Meta:
-    """Return the scores in all metrics on all splits that were evaluated."""
+    """Return template variables with the scores in all metrics on all splits that were evaluated."""
     captions = {
         "test": "",
         "shared": "Each site's personal model on the server's test set.",
@@ -143,7 +157,7 @@ def scores(groups: Sequence[Group]) -> Meta:
 
 
 def pool(groups: Sequence[Group], tested: Mapping[str, PredictionSets]) -> dict[str, PredictionSet]:
-    """Return the concatenated test sets of all sites and runs by label, for the groups with predictions."""
+    """Return for each group with predictions the concatenated test sets of all sites and runs, by label of group."""
     return {group.label: test_set for group in groups if (test_set := pool_group(group, tested)) is not None}
 
 
@@ -203,7 +217,7 @@ class CurvePlan(NamedTuple):
 
 
 def curves(groups: Sequence[Group]) -> Meta:
-    """Return figures of scores and training loss by round with captions, without curves of fewer than two rounds."""
+    """Return template variables with figures of scores and training loss by round; curves need at least two rounds."""
     band, labels = len(groups) <= MAX_BANDS, {group.label for group in groups}
     styles = group_looks(groups)
     styles |= {by_epoch(label): styles[label] for label in labels}
@@ -264,7 +278,7 @@ def _at_server(groups: Sequence[Group], metric: str, where: str) -> list[Curve |
 
 
 def image_counts(runs: Sequence[NamedRun]) -> list[Meta]:
-    """Return the image counts of each data set, with a figure of the training images."""
+    """Return template variables with the image counts of each data set and a figure of the training images."""
     return [
         {
             "name": sentence(counts.name),
@@ -294,7 +308,7 @@ def _counts_figure(counts: run_tables.ImageCounts, index: int) -> Markup | None:
 
 
 def settings(runs: Sequence[NamedRun]) -> Meta:
-    """Return the settings with origins, versions, and data hashes."""
+    """Return template variables with the settings and their origins, versions, and data hashes."""
     table = run_tables.settings(runs)
     return {
         "unlike": [entry for entry in table if entry.runs],

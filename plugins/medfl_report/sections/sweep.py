@@ -1,4 +1,7 @@
-"""Section on the sensitivity of the scores to one setting with several values."""
+"""Section on the sensitivity of the scores to one setting with several values.
+
+A group is a set of runs of one method that differ only in seed and fold.
+"""
 
 from __future__ import annotations
 
@@ -24,21 +27,25 @@ CROWDED = 25.0
 """Ratio of the axis to the smallest distance of two values above which the values are drawn equidistantly."""
 
 IGNORED = ("seed", "threads", "workers", "device")
-"""Settings that may differ in addition."""
+"""Settings in which the runs of a sweep may differ in addition to the varied setting."""
 
 
 class SweepSection(TemplateSection):
-    """Scores by the value of one setting."""
+    """Section of a report: scores by the value of one setting."""
 
     template = "sweep.html"
+    """File name of the section's Jinja template."""
 
     def content(self, data: ReportData) -> Meta | None:
-        """Return a figure for each method whose runs differ in one numeric setting; None without any."""
+        """Return the variables of the template; None without any.
+
+        They contain a figure for each method whose runs differ in one numeric setting.
+        """
         return {"sweep": sweep} if (sweep := sweep_section(data.groups)) else None
 
 
 def sweep_section(groups: Sequence[Group]) -> list[Meta]:
-    """Return the figures of the methods whose groups differ in one numeric setting only."""
+    """Return template variables with a figure for each method whose groups differ in one numeric setting only."""
     methods = dict.fromkeys(group.method for group in groups)
     parts = {method: [group for group in groups if group.method == method] for method in methods}
     sweeps = [_sweep(method, some, f"sweep{place}") for place, (method, some) in enumerate(parts.items())]

@@ -1,4 +1,4 @@
-"""Demo with synthetic brain maps of three regions of the world, whose networks have different widths.
+"""Demo with synthetic brain maps (volumes derived from fMRI) of sites in three regions with networks of other widths.
 
 Each region has 16 subjects to train on and 84 to test on, from two scanning centres. In the first half of the rounds
 the models visit other sites and are trained there. In the second half each site's model learns beside a copy of another
@@ -28,7 +28,7 @@ METHODS = {
     "local": (),
     "fedskd": ("--method_args", "{'preset': 'paper_asd', 'p2p_scale': 1, 'start_fraction': 0.5}"),
 }
-"""Maps each method of the demo to its options."""
+"""Mapping from each method of the demo to the options of its run."""
 REPORT_NOTE = (
     "The brain maps are synthetic. They show that medfl supports volumes, that sites with different networks can learn "
     "from each other (fedskd: models visit other sites and teach; no weights are averaged), and how every model "
@@ -38,8 +38,9 @@ REPORT_NOTE = (
 """Note at the top of the report."""
 
 NETWORKS = {"US-East": "resnet10_minus2", "US-Middle": "resnet10_minus4", "US-West": "resnet10_minus6"}
-"""Maps each site to its network."""
+"""Mapping from each site to the name of its network."""
 SIZE, TEST_SHARE = 16, 0.84
+"""`SIZE`: edge length of the volumes in voxels. `TEST_SHARE`: share of a site's subjects in the test set."""
 
 
 def run_brain_demo(out: Path, rounds: int, per_centre: int, seed: int, console: Console) -> DemoPart:

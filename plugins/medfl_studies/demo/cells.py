@@ -69,6 +69,7 @@ none.
 """
 
 SIZE, TEST_SHARE = 28, 0.8
+"""`SIZE`: edge length of the images in pixels. `TEST_SHARE`: requested share of test images at a hospital."""
 
 
 def run_cell_demo(out: Path, rounds: int, images: int, seed: int, console: Console) -> DemoPart:

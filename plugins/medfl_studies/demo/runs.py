@@ -1,4 +1,7 @@
-"""Run a method of the demo with MONAI's own command, and summarize which sites gain."""
+"""Run a method of the demo with MONAI's own command, and summarize which sites gain.
+
+A gain is the difference between the scores of federated and local training at a site.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from medfl_report.site_comparison import BETTER, NO_CLEAR_DIFFERENCE, TOO_FEW_PA
 
 
 def run_method(bundle: str, method: str, data: Path, out: Path, options: Sequence[str], console: Console) -> Path:
-    """Run a method with MONAI's bundle command, in this process, because its imports take longer than a short run.
+    """Run a method with MONAI's bundle command in this process, because a new process would import MONAI for longer.
 
     Args:
         bundle: Name of a bundle that comes with medfl.

@@ -1,4 +1,8 @@
-"""Files that a study writes: identity of a finished run, preparation of a pooled data set, hyperparameter search."""
+"""Files that a study writes: identity of a finished run, preparation of a pooled data set, hyperparameter search.
+
+Each row of a study is a method with settings. A search (`medfl tune`) runs trials of a row: runs with other parameters.
+An adopted bundle is a stock MONAI bundle for which ``medfl adopt`` wrote a federation file.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,7 @@ class JobIdentity(FileRecord):
     """
 
     NAME: ClassVar[str] = "study.json"
+    """Name of the file in its folder."""
 
     options: dict[str, JsonValue]
     configuration: str
@@ -38,7 +43,9 @@ class PoolPreparation(FileRecord):
     """
 
     NAME: ClassVar[str] = "prep.json"
+    """Name of the file in its folder."""
     REPAIR: ClassVar[str] = "Give another --out, or remove the pooled data set beside the file to prepare it again."
+    """Advice for a user whose file is damaged; part of the error message."""
 
     dataset: str
     options: dict[str, JsonValue]
@@ -52,7 +59,7 @@ class Trial(Record):
 
     Attributes:
         number: Number of the trial in its row, counted from 0.
-        parameters: Maps each parameter name to its value, as in `medfl_studies.tune.space.SearchAxis`.
+        parameters: Maps each parameter name, such as ``method_args#mu`` or ``optimizer#lr``, to its value.
     """
 
     number: int
@@ -82,11 +89,14 @@ class TrialResult(Record):
 class PrivacyCost(Record):
     """Privacy budget that all trials spent together at the site that spent most, for one kind of guarantee.
 
+    A kind of guarantee is a combination of `unit`, `adjacency` and `delta`; only epsilons of one kind can be combined.
+
     Attributes:
         unit: Unit of privacy, ``site`` or ``sample``.
-        adjacency: ``add_remove`` or ``replace``.
+        adjacency: How neighbouring data sets differ: ``add_remove`` if one unit is added or removed, ``replace`` if one
+            unit is replaced.
         delta: Probability that the guarantee fails.
-        trials: Number of runs that released anything.
+        trials: Number of trials with this kind of guarantee.
         largest: Largest epsilon of one run.
         epsilon: Epsilon of all runs together, or None if there is no bound.
         site: Name of the site.
@@ -128,10 +138,10 @@ class SearchOutcome(Record):
     Attributes:
         trials: Number of trials of each row.
         rounds: Number of rounds of each trial.
-        score: Aggregation over the sites: their mean, or the worst site.
+        score: How a trial's score is computed from the sites' scores: ``mean``, or ``worst`` for the worst site.
         seed: Seed of the trials' runs.
         winners: Maps each row to the number of its best trial.
-        prices: Spent privacy budget for each kind of guarantee; empty without privacy.
+        prices: Privacy budget that the trials spent, for each kind of guarantee; empty without privacy.
     """
 
     trials: int
@@ -152,7 +162,9 @@ class SearchRecord(FileRecord):
     """
 
     NAME: ClassVar[str] = "search.json"
+    """Name of the file in its folder."""
     REPAIR: ClassVar[str] = "Remove the file: finished trials are read again from their folders."
+    """Advice for a user whose file is damaged; part of the error message."""
 
     definition: SearchDefinition
     results: tuple[TrialResult, ...]

@@ -1,4 +1,7 @@
-"""History of a search: its definition and the results of its trials. A search that was killed continues from it."""
+"""History of a search: its definition and the results of its trials. A search that was killed continues from it.
+
+A trial is a run of one row of the study (a method with settings) with other parameters.
+"""
 
 from __future__ import annotations
 

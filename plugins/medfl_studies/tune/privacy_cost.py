@@ -1,8 +1,13 @@
-"""Privacy cost of a search: the combined privacy loss of all its trials.
+"""Privacy cost of a search: the combined privacy loss of all its trials under differential privacy.
 
-The cost is computed like in the sites' privacy budget ledgers. Each trial has its own budget and is charged to the
-ledgers. The composition is a guarantee about the updates or trainings of all trials. It does not cover the selection of
-a trial by validation scores, because the scores are not private.
+A trial is a run of one row of a study; a row is a method with settings. A site's privacy account lists the noised
+releases of one run. A site's privacy budget ledger is a file that adds up the releases of several runs; the setting
+``privacy`` names the folder of the ledgers. Each trial is charged to the ledgers, and the cost of a search is computed
+in the same way as the total of a ledger. A kind of guarantee is a combination of unit (``site`` or ``sample``),
+adjacency and delta; only privacy losses of the same kind can be combined.
+
+The cost covers the noised releases of all trials. It does not cover the selection of a trial by validation scores,
+because the scores are not noised.
 """
 
 from __future__ import annotations
@@ -23,11 +28,11 @@ from medfl_studies.records.study_files import PrivacyCost
 from medfl_studies.schema import DataSet, Study
 
 LEDGER_FOLDER = "ledger"
-"""Folder of the ledgers in the output folder of a search, if the study names no ledger."""
+"""Name of the folder, in the output folder of a search, that holds the sites' ledgers if the study names no ledger."""
 
 
 def describe_privacy_cost(cost: PrivacyCost) -> str:
-    """Describe the privacy cost of tuning in a sentence."""
+    """Describe the privacy cost of a search in a sentence: number of trials, largest and combined epsilon, and site."""
     together = "no bound" if cost.epsilon is None else f"epsilon {cost.epsilon:.4g}"
     return (
         f"Privacy cost of tuning: {cost.trials} trials, each with epsilon {cost.largest:.4g} at most, have together "
@@ -37,10 +42,14 @@ def describe_privacy_cost(cost: PrivacyCost) -> str:
 
 
 def compute_privacy_costs(accounts: Sequence[Mapping[str, PrivacyAccount]]) -> list[PrivacyCost]:
-    """Return the combined privacy cost of runs for each kind of guarantee; empty without privacy.
+    """Compute the combined privacy cost of several runs.
 
     Args:
-        accounts: For each run, a mapping from site name to privacy account. No account is redacted.
+        accounts: For each run, a mapping from site name to privacy account. No account may be redacted: a redacted
+            account lacks the numbers that a site withholds, which the computation needs.
+
+    Returns:
+        One cost for each kind of guarantee, at the site with the largest combined epsilon; empty without privacy.
     """
     parts_by_kind: dict[tuple[str, str, float], dict[str, list[NoisedReleases]]] = {}
     epsilons_by_kind: dict[tuple[str, str, float], list[float]] = {}
@@ -78,7 +87,10 @@ def _guarantee_kind(account: PrivacyAccount) -> tuple[str, str, float]:
 
 
 def find_privacy(study: Study, data: DataSet, row: str) -> Meta | None:
-    """Return the privacy setting of a row's runs in the study, or None."""
+    """Return the value of the setting ``privacy`` for the runs of a row on a data set; None if they have no privacy.
+
+    The setting may come from the study, the data set or the row; the row takes precedence.
+    """
     privacy: Meta | None = _row_settings(study, data, row).get("privacy")
     return privacy
 
@@ -89,7 +101,9 @@ def _row_settings(study: Study, data: DataSet, row: str) -> Meta:
 
 
 def with_privacy_ledgers(study: Study, out: Path) -> Study:
-    """Return the study with a ledger for every row with privacy: the study's ledger, or one in the search's folder.
+    """Return a copy of the study in which every row with privacy names a folder of ledgers, to charge each trial.
+
+    A row without such a folder gets the folder `LEDGER_FOLDER` in the output folder of the search.
 
     Args:
         study: Study with one data set.
@@ -107,13 +121,15 @@ def with_privacy_ledgers(study: Study, out: Path) -> Study:
 
 
 def check_privacy_budget(study: Study, trials: int, rounds: int, adopted: bool, bundle: Path) -> None:
-    """Raise SettingsError if the privacy settings do not allow a search.
+    """Check that the privacy settings of the study allow a search; raise SettingsError if not.
 
     Args:
         study: Study with one data set.
         trials: Number of trials of each row.
         rounds: Number of rounds of each trial.
-        adopted: Whether the bundle is an adopted stock bundle, whose sites' fingerprints depend on their test cases.
+        adopted: Whether the bundle is adopted: a stock MONAI bundle for which ``medfl adopt`` wrote a federation file.
+            Trials leave out test cases, which changes the fingerprint of the data of such a bundle, so later runs would
+            not find the ledgers of the trials.
         bundle: Folder of the bundle.
 
     Raises:

@@ -1,5 +1,8 @@
 """Choose the trials of a row with Optuna's samplers.
 
+A row of a study is a method with settings; a trial is a run of the row with other parameters. A search space is the set
+of values that the parameters may have.
+
 A sampler uses only its own seed, so the same scores lead to the same trials. If a search was killed, the sampler
 receives the known scores again and continues as it would have.
 """
@@ -27,7 +30,7 @@ It yields trials that may run at the same time, and receives their scores in the
 
 
 def make_sampler(space: SearchSpace, tuning: Tuning) -> TrialSampler:
-    """Return the sampler of a row.
+    """Return a new generator of the trials of a row.
 
     Args:
         space: Search space of the row.
@@ -51,7 +54,7 @@ def make_sampler(space: SearchSpace, tuning: Tuning) -> TrialSampler:
 
 
 def count_trials(space: SearchSpace, tuning: Tuning) -> int:
-    """Return the number of trials of a row."""
+    """Return the number of trials of a row: the size of the grid, or the number in the study file."""
     return len(space.grid()) if tuning.trials is None or tuning.sampler == "grid" else tuning.trials
 
 

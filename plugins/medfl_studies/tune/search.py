@@ -1,4 +1,8 @@
-"""Search for good settings of a study's rows: each row has the same number of trials and of rounds."""
+"""Search for good settings of a study's rows: each row has the same number of trials and of rounds.
+
+A row of a study is a method with settings; a trial is a run of the row with other parameters. Trials are compared by
+their scores on validation images.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +45,7 @@ class Search:
 
     Attributes:
         study: The study with one data set, with a fixed partition if necessary (`fix_partition`), and with a privacy
-            budget ledger for rows with privacy.
+            budget ledger (which adds up the privacy losses of several runs) for rows with privacy.
         tuning: Section ``tune`` of the study.
         jobs: Maps each row to one of its runs in the untuned study.
         spaces: Maps each row to its search space.
@@ -72,7 +76,7 @@ class Search:
         return next(iter(self.study.data))
 
     def job(self, row: str, trial: Trial) -> TrialJob:
-        """Return the run of a trial."""
+        """Return the job that runs a trial of a row."""
         return trial_job(self.study, row, trial, self.jobs[row], self.source, self.out)
 
     def samplers(self) -> dict[str, TrialSampler]:
@@ -96,7 +100,8 @@ class SearchResult:
     Attributes:
         results: Result of every trial, in the order of the search.
         winners: Maps each row to the result of its best trial.
-        privacy_costs: Spent privacy budget for each kind of guarantee; empty without privacy.
+        privacy_costs: Privacy budget that all trials spent together, one entry for each kind of guarantee (unit,
+            adjacency and delta); empty without privacy.
     """
 
     results: list[TrialResult]
@@ -175,7 +180,7 @@ def load_search(
 
 
 def first_trials(search: Search) -> dict[str, list[Trial]]:
-    """Map each row to the first trials that its sampler proposes."""
+    """Return a mapping from each row to the first trials that the row's sampler proposes."""
     return {row: next(sampler) for row, sampler in search.samplers().items()}
 
 

@@ -1,4 +1,7 @@
-"""Files that a search writes: a study file with the best settings, and all trials as JSON, CSV and Markdown."""
+"""Files that a search writes: a study file with the best settings, and all trials as JSON, CSV and Markdown.
+
+A search runs trials of each row of a study: a row is a method with settings, a trial a run with other parameters.
+"""
 
 from __future__ import annotations
 

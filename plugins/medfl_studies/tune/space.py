@@ -1,4 +1,8 @@
-"""Search space of a row: fields with their values, checked against the method and the settings of a run."""
+"""Search space of a row: fields with their values, checked against the method and the settings of a run.
+
+A row of a study is a method with settings. An axis is one field that a search varies; a trial is one combination of
+values, a value for each axis. The name ``a#b`` means the part ``b`` of the setting ``a``.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +34,7 @@ PRESET_KEY = "preset"
 """Key that selects among a method's presets."""
 
 SIGNIFICANT_DIGITS = 4
-"""Significant digits of sampled numbers."""
+"""Number of significant digits to which sampled numbers are rounded."""
 
 REASONS_NOT_TUNABLE = {
     "rounds": "all trials must have the same number",
@@ -39,9 +43,9 @@ REASONS_NOT_TUNABLE = {
 """Maps settings that can't be tuned to the reason."""
 
 TUNABLE_PARTS = frozenset({"privacy#clip"})
-"""Parts of settings that can be tuned.
+"""Parts that can be tuned of settings that can't be tuned as a whole.
 
-Rows must have the whole setting (`medfl_studies.tune.privacy_cost.with_privacy_ledgers`).
+The row must give the whole setting.
 """
 
 
@@ -62,21 +66,21 @@ class SearchAxis:
     whole: bool = False
 
     def extreme_values(self) -> tuple[Any, ...]:
-        """Return the values, or both ends of the range; if these are valid, every value of the axis is."""
+        """Return the values, or both ends of the range. If these values are valid, every value of the axis is valid."""
         if self.values is not None:
             return self.values
         assert self.range is not None
         return self.round_into_range(self.range.low), self.round_into_range(self.range.high)
 
     def round_into_range(self, number: float) -> int | float:
-        """Round a number to few digits and clip it to the range."""
+        """Round a number to `SIGNIFICANT_DIGITS`, or to an integer if `whole`, and clip it to the range."""
         assert self.range is not None
         near = round(number) if self.whole else float(f"{number:.{SIGNIFICANT_DIGITS}g}")
         within = min(max(near, self.range.low), self.range.high)
         return int(within) if self.whole else float(within)
 
     def grid(self) -> tuple[Any, ...]:
-        """Return the values, or the points of the range.
+        """Return the values that a grid search tries: all values, or evenly spaced points of the range.
 
         Raises:
             SettingsError: If the range has no number of points.
@@ -102,7 +106,7 @@ class SearchSpace:
 
     Attributes:
         row: Name of the row.
-        axes: At least one axis.
+        axes: Fields that the search varies; at least one.
     """
 
     row: str
@@ -121,7 +125,7 @@ def read_space(name: str, row: StudyRow, tuning: Tuning, others: Meta, registry:
         name: Name of the row.
         row: The row.
         tuning: Section ``tune`` of the study file.
-        others: Options of the row's runs, for settings that must be valid together.
+        others: Other options of the row's runs; some settings are valid only together.
         registry: Registry of the methods.
 
     Raises:
@@ -141,11 +145,11 @@ def read_space(name: str, row: StudyRow, tuning: Tuning, others: Meta, registry:
 
 
 def with_parameters(row: StudyRow, parameters: Meta) -> StudyRow:
-    """Return a row with the parameters of a trial.
+    """Return a copy of a row in which the parameters of a trial replace the row's own values.
 
     Args:
         row: The row.
-        parameters: Maps names, as in `SearchAxis`, to values.
+        parameters: Mapping from the names of axes (`SearchAxis.name`) to values.
     """
     method_args, settings = dict(row.method_args), dict(row.settings)
     for name, value in parameters.items():

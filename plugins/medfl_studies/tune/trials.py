@@ -1,4 +1,7 @@
-"""Trials of a search: runs of a row with other parameters, without test images, and their validation scores."""
+"""Trials of a search: runs of a row with other parameters, without test images, and their validation scores.
+
+A row of a study is a method with settings.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ FINAL_STATUSES = ("finished", "diverged")
 """Final statuses of a trial. A trial that diverged has no score."""
 
 FIXED_TEST_SETS = ("official", "none")
-"""Values of a partition's `test` for which the test images don't depend on the seed."""
+"""Values of the field `test` of a partition with which the test images don't depend on the seed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +46,9 @@ class TrialJob(RunJob):
 
 
 def fix_partition(study: Study) -> tuple[Study, str]:
-    """Fix the partition of all runs if another partition would test on images that a trial has used.
+    """Return the study with the same partition for all seeds, if its test images would otherwise depend on the seed.
+
+    With a partition for each seed, a test image of one seed could be a training or validation image of a trial.
 
     Args:
         study: Study with one data set.
@@ -76,7 +81,7 @@ def _has_varying_test_images(study: Study, data: DataSet) -> bool:
 
 
 def trial_job(study: Study, row: str, trial: Trial, like: RunJob, source: Path | None, out: Path) -> TrialJob:
-    """Return the run of a trial, which has the study's first seed.
+    """Return the job that runs a trial, with the study's first seed.
 
     Args:
         study: Study with one data set.
