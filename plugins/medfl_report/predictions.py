@@ -31,8 +31,8 @@ class PredictionSet:
         rows: Index of each image in the test split, (N,), int64.
         targets: Targets of the N images (`Objective.scoring_targets`): class labels (N,), int64, or T values for each
             image, (N, T), float64.
-        predictions: Predictions from which metrics are computed (`Objective.scoring_inputs`): K values for each image, such
-            as class probabilities, (N, K), float64; NaN after a diverged training.
+        predictions: Predictions from which metrics are computed (`Objective.scoring_inputs`): K values for each image,
+            such as class probabilities, (N, K), float64; NaN after a diverged training.
         objective: Objective of the run.
         sex: Sex of each image's patient as in the data list, "" if unknown; empty if it is known for no image.
         centre: Centre at which each image was taken, "" if unknown; empty if it is known for no image.
