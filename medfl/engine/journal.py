@@ -89,13 +89,13 @@ class RunOutcome:
     Attributes:
         status: ``finished``, ``diverged`` or ``incomplete``.
         rounds: Number of rounds that are over.
-        round: Round of the exported models: the best round, or the last one if the run does not compare rounds.
+        round: Round of the exported models: the best round with the setting ``best_round``, otherwise the last round.
         step: Number of the last step of the round of the exported models.
         best: Round with the best validation score.
         reason: Reason for an early end of the run; empty otherwise.
         published: Tensors that every site needs from the server to build its model.
         models: Maps each kind of model of the server (such as ``global``) to the model.
-        findings: Results of the method besides its scores, such as which sites are alike.
+        findings: Results of the method for its section of the report, besides models and scores.
         missed_rounds: Maps each site to the rounds that it missed, as stretches [first round, last round].
         unavailable: Names of the sites that sent no usable reply to their last request.
     """
