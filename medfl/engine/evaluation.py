@@ -268,7 +268,7 @@ def scores_to_rows(
         site: Name of the site.
         model: Kind of the model.
         split: Name of the split.
-        moment: Time of the score, as in `MetricRow`.
+        moment: Time of the scored model: ``aggregated``, ``trained`` or ``epoch N`` (see `MetricRow`).
     """
     return [MetricRow(round_, site, model, split, moment, name, value) for name, value in scores.items()]
 

@@ -58,7 +58,7 @@ def dequantise(
         codes: Codes from `quantise`, any shape.
         lo: Minimum, which code 0 decodes to exactly.
         hi: Maximum, which the largest code decodes to exactly.
-        bits: Bits of a code, as in `quantise`.
+        bits: Bits of a code, with which `quantise` made the codes.
         dtype: Floating dtype of the result.
 
     Returns:
@@ -92,7 +92,7 @@ def unpack(packed: torch.Tensor, bits: int, shape: list[int]) -> torch.Tensor:
 
     Args:
         packed: Result of `pack`.
-        bits: Bits of a code, as in `pack`.
+        bits: Bits of a code: 4, 8 or 16.
         shape: Shape of the codes.
 
     Raises:

@@ -225,7 +225,7 @@ class PrivacyPolicy(ABC):
         """Check that the policy and the run's secure aggregation go together.
 
         Raises:
-            SettingsError: If they don't.
+            SettingsError: If the two settings are not compatible.
         """
         return
 

@@ -59,7 +59,9 @@ class TaskIdentity(Record):
 
 
 class RunIdentity(Record):
-    """Identity of a run: runs with equal identities are the same run. The number of rounds is not part of it.
+    """Identity of a run: runs with equal identities are the same run.
+
+    The number of rounds is not part of the identity.
 
     Attributes:
         method: Name of the method.

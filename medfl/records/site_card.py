@@ -17,7 +17,7 @@ class SiteCard(FileRecord):
     Attributes:
         site: Name of the folder: the site, the server's test set, or the public data.
         dataset: Name of the pooled data set.
-        public_dataset: Name of the pooled data set of the public images, if it is another one.
+        public_dataset: Name of the pooled data set of the public images, if it differs from `dataset`.
         licence: Terms of use.
         labels: Maps the number of each class to its name.
         counts: Maps each split to the number of images of each class.

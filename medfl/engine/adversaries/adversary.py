@@ -86,7 +86,7 @@ class AttackerKnowledge:
     """Information that attackers have when they reply: all replies of the step, and the server's last model change.
 
     Attributes:
-        replies: All replies of the step, before any of them was changed.
+        replies: All replies of the step, before the attack changed any reply.
         attackers: Names of the attackers in the step, sorted.
         last_change: Change of the server's model between the last two requests to attackers: maps the names of the
             reply's tensors to differences. Empty at the first request, and for attacks that do not need the change
@@ -127,7 +127,7 @@ class AttackerKnowledge:
 
 
 class ReplyAdversary(StrictModel, ABC):
-    """Attack that changes the replies of attackers."""
+    """Attack that changes the replies of attackers after they trained honestly."""
 
     @property
     def remembers(self) -> bool:

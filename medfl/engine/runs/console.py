@@ -34,7 +34,7 @@ def show_scores(summary: Summary, metrics: Sequence[str], folder: Path) -> None:
 
     Args:
         summary: Summary of the run.
-        metrics: Names of the task's metrics. The table has the first `MAX_METRICS` of them.
+        metrics: Names of the task's metrics. The table has the first `MAX_METRICS` metrics.
         folder: Path of the run folder.
     """
     console = Console(width=None if sys.stdout.isatty() else 100, markup=False)

@@ -46,7 +46,7 @@ WEIGHTS = Path("models", "model.pt")
 """Path of the weights in a bundle, by MONAI's convention."""
 
 TEST_CASES = Path("test_cases.json")
-"""Path, in an exported stock bundle, of the list of the site's test cases, which `TEST_CONFIG` (a configuration) reads."""
+"""Path, in an exported stock bundle, of the list of the site's test cases. The configuration `TEST_CONFIG` reads it."""
 
 EXCLUDED_FOLDERS = {"models", "runs", ".git", ".cache"}
 """Names of the folders of a stock bundle that are not exported, as they contain other weights, runs or caches."""

@@ -104,7 +104,7 @@ def unseal(key: bytes, sealed: bytes, about: bytes) -> bytes:
     Args:
         key: Key from `agree_key`.
         sealed: Result of `seal`.
-        about: Associated data, as in `seal`.
+        about: Associated data that `seal` authenticated.
 
     Raises:
         RefusedError: If the message was changed, or was encrypted with another key or other associated data.

@@ -83,10 +83,10 @@ class AggregationMeta:
     """Metadata of a secure aggregation in a request. A round has one aggregation.
 
     Attributes:
-        sites: Names of all participants, sorted.
-        peers: Participants whose shares the other participants hold; empty before `MASKED`.
-        masked: Participants that sent their masked numbers; empty before `CONFIRM`.
-        op: Op of the method's own request, in `MASKED`.
+        sites: Names of all participants (the sites that received the first request of the round), sorted.
+        peers: Names of the participants whose shares the other participants hold; empty before `MASKED`.
+        masked: Names of the participants that sent their masked numbers; empty before `CONFIRM`.
+        op: Name of the operation in the method's own request, which `MASKED` wraps; otherwise empty.
     """
 
     sites: tuple[str, ...]

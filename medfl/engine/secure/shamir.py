@@ -49,7 +49,7 @@ def combine(shares: Mapping[int, bytes], threshold: int) -> bytes:
     Args:
         shares: Maps the place of each share in the result of `split` (1, 2, ...) to the share. The first `threshold`
             places are used.
-        threshold: Number of shares that determine the secret, as in `split`.
+        threshold: Number of shares that determine the secret, which `split` was given.
 
     Raises:
         RefusedError: If there are too few shares, or they are not shares of one secret of `SECRET_BYTES` bytes.

@@ -136,7 +136,7 @@ class SiteOperation:
 
     @cached_property
     def about(self) -> AggregationMeta:
-        """Metadata of the aggregation in the request."""
+        """Metadata of the aggregation in the request: the participants of each operation so far."""
         return AggregationMeta.of(self.request)
 
     def _check_participants(self) -> None:
@@ -194,7 +194,7 @@ class SiteOperation:
 
     @cached_property
     def session(self) -> str:
-        """Digest of the participants and keys that this site received."""
+        """Digest of the participants and keys that this site received, from which shared keys and masks are derived."""
         return session_digest(self.site.round, self._threshold, self.about.sites, self.public)
 
     @property
