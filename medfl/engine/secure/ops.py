@@ -4,9 +4,9 @@
 * `SHARES`: each participant gets all keys and sends every other one shares of its two secrets, encrypted for it.
 * `MASKED`: each participant whose shares the others hold executes the method's own request and sends its update masked.
 * `CONFIRM`: each participant that sent an update signs the list of the participants that did.
-* `UNMASK`: each participant checks that enough signatures are on the same list. It then reveals one share of each
-  participant: of the key of its masks if the participant dropped out, of its own mask if not. It never reveals both:
-  together they would uncover the update.
+* `UNMASK`: each participant checks that enough signatures are on the same list. For each participant, it then reveals
+  its share of one secret: the key of the pairwise masks if that participant dropped out, otherwise the key of that
+  participant's own mask. It never reveals its shares of both secrets, because these would uncover the update.
 """
 
 from __future__ import annotations
