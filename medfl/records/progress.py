@@ -18,7 +18,7 @@ from medfl.records.record import Record
 from medfl.settings import Privacy
 
 MAX_ROUND = 10**8 - 1
-"""Largest number of a round or a step, as in messages between machines."""
+"""Largest number of a round or a step; messages between machines have the same bound."""
 
 MAX_TIME = 1e11
 """Latest time of an event in seconds since 1970, which the calendars of most programming languages can represent."""

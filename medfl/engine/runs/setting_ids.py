@@ -56,7 +56,13 @@ def setting_values(config: Mapping[str, object]) -> Meta:
 
 
 def bare_name(option: str) -> str:
-    """Return an option with ``#`` between its parts, and without the prefix ``settings#`` if it is a setting."""
+    """Return the bare name of an option of the command line.
+
+    The parts of the name are separated by ``#``. If the option is a setting, the prefix ``settings#`` is removed.
+
+    Args:
+        option: Name of the option, with ``#`` or ``::`` between its parts.
+    """
     name = option.replace("::", "#")
     setting = name.removeprefix(f"{SETTINGS_ID}#")
     return setting if setting.partition("#")[0] in run_fields() else name
