@@ -10,7 +10,7 @@ Stretches = dict[str, list[list[int]]]
 
 
 def add_missed_round(missed_rounds: Stretches, sites: Iterable[str], round_: int) -> Stretches:
-    """Return the missed rounds with a further round added.
+    """Return a copy of the sites' missed rounds to which one more round is added.
 
     Args:
         missed_rounds: Missed rounds so far; not modified.
@@ -28,7 +28,11 @@ def add_missed_round(missed_rounds: Stretches, sites: Iterable[str], round_: int
 
 
 TOOK_PART, MISSED, NOT_REQUESTED = "took part", "missed", "not asked"
-"""Participation of a site in a round: it replied; it sent no usable reply; it received no request."""
+"""Participation of a site in a round.
+
+`TOOK_PART`: the site replied. `MISSED`: it received a request and sent no usable reply. `NOT_REQUESTED`: it received no
+request.
+"""
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class Stretch:
 
     @property
     def rounds(self) -> int:
-        """Number of rounds."""
+        """Number of rounds in the stretch."""
         return self.last - self.first + 1
 
     @property
@@ -57,7 +61,7 @@ class Stretch:
 
     @property
     def description(self) -> str:
-        """Text such as ``missed rounds 3 to 5``."""
+        """Description of the stretch in words, such as ``missed rounds 3 to 5``."""
         verb = {TOOK_PART: "took part in", MISSED: "missed"}.get(self.participation, "was not asked in")
         return f"{verb} " + (f"round {self.first}" if self.rounds == 1 else f"rounds {self.first} to {self.last}")
 

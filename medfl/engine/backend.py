@@ -1,6 +1,7 @@
 """Interface between the server loop and a backend, with the data that a backend returns.
 
-A backend transports requests and replies. `medfl.engine.backends.local.LocalBackend` runs sites on this machine;
+A backend transports requests and replies. A round of a method has one or more steps; in a step, the server sends
+requests and receives replies. `medfl.engine.backends.local.LocalBackend` runs sites on this machine;
 `medfl_flare` runs them on other machines.
 """
 
@@ -23,8 +24,8 @@ class Evaluation:
 
     Attributes:
         round: Number of the round, from 1.
-        step: Last step of the round; the sites' models are those of their states after this step.
-        published: Tensors that the server published after this step (`Method.publish`).
+        step: Number of the last step of the round. The sites' states after this step contain the models to score.
+        published: Tensors that the server published after this step, from which sites build their models.
     """
 
     round: int
@@ -55,9 +56,9 @@ class StepResult(NamedTuple):
     """Result of a step at all requested sites.
 
     Attributes:
-        results: Results of the sites that responded, including refusals.
+        results: Results of the sites that responded, with a reply or a refusal.
         unavailable: Names of the requested sites that did not respond.
-        scores: Rows of the evaluation that ran beside the step.
+        scores: Scores of the earlier round whose evaluation ran at the same time as the step.
     """
 
     results: list[SiteResult]
@@ -66,7 +67,7 @@ class StepResult(NamedTuple):
 
 
 class Backend(Protocol):
-    """Runs the sites of a federation and transports messages between them and the server loop."""
+    """Interface of a backend, which runs the sites of a federation and exchanges messages with them for the server."""
 
     @property
     def sites(self) -> list[str]:
@@ -74,11 +75,14 @@ class Backend(Protocol):
         ...
 
     def site_info(self) -> dict[str, Meta]:
-        """Return the information that each site discloses about itself, by site (`medfl.contract.Server.site_info`)."""
+        """Return the information that each site discloses about itself at the start of the run, by site.
+
+        For example, it says whether the site can train, and how many training images it has.
+        """
         ...
 
     def newest(self, site: str) -> int:
-        """Return the newest valid step on a site's disk; 0 if there is none."""
+        """Return the number of the newest valid step on a site's disk; 0 if there is none."""
         ...
 
     def step(
@@ -96,7 +100,7 @@ class Backend(Protocol):
             round_: Round of the step.
             requests: Requests of the step, at most one per site.
             evaluation: Round to evaluate beside the step, or None.
-            keep: Earlier steps whose states the sites must not delete.
+            keep: Numbers of earlier steps whose states the sites must not delete.
         """
         ...
 
@@ -110,17 +114,27 @@ class Backend(Protocol):
         ...
 
     def evaluate_cross_site(self, evaluation: Evaluation) -> list[MetricRow]:
-        """Score each site's model on the test data of every other site."""
+        """Score each site's model on the test data of every site.
+
+        Args:
+            evaluation: Round to score.
+
+        Returns:
+            One row for each model, site and metric.
+        """
         ...
 
 
 EventListener = Callable[[Event], None]
-"""Callback that receives progress events. It must not raise."""
+"""Type of a callback that receives progress events. The callback must not raise an exception."""
 
 
 def ignore_event(event: Event) -> None:
-    """Discard a progress event."""
+    """Discard a progress event: the callback of runs whose progress no one follows."""
 
 
 MethodFactory = Callable[[], Method]
-"""Creates a method object. The engine calls it before every step, because a method must keep nothing between steps."""
+"""Type of a function that returns a new method object.
+
+The engine calls it before every step, because a method object must keep nothing between steps.
+"""

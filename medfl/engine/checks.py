@@ -46,7 +46,7 @@ def check_plan(
     has_public: bool,
     others: Mapping[str, Collection[str]] | None = None,
 ) -> list[nn.Module]:
-    """Check that a method, task and settings go together, without the data of any site.
+    """Check that the method, task and settings of a run are compatible, without the data of any site.
 
     Log a warning if the method equals another method with these settings, and for settings without the expected effect.
 
@@ -57,7 +57,8 @@ def check_plan(
         settings: Settings of the run.
         sites: Names of the sites.
         has_public: Whether the server has public data.
-        others: Maps each known method to its requirements, for messages that suggest other methods; None if unknown.
+        others: Maps each known method to its requirements (`Method.needs`), for messages that suggest other methods;
+            None if unknown.
 
     Returns:
         One newly built network of each kind that the run trains.
@@ -108,7 +109,11 @@ def check_plan(
 
 
 def check_names(settings: Settings, registry: Registry) -> None:
-    """Check that exactly one plugin provides the privacy mechanism and the robust rule that the settings name.
+    """Check that exactly one plugin provides each of the privacy mechanism and the robust rule that the settings name.
+
+    Args:
+        settings: Settings of the run.
+        registry: Registry of the loaded plugins.
 
     Raises:
         PluginError: If no plugin, or more than one, provides the name.
@@ -120,9 +125,9 @@ def check_names(settings: Settings, registry: Registry) -> None:
 
 
 def check_robust(name: str, method: Method, settings: Settings) -> None:
-    """Check that a robust rule can replace the aggregation of a method.
+    """Check that a robust rule (a mean that tolerates outlying updates) can replace the aggregation of a method.
 
-    That requires a server that computes one mean of all updates and nothing else from the replies.
+    That requires a method whose server computes one mean of all updates and nothing else from the replies.
 
     Args:
         name: Name of the method.
@@ -266,7 +271,7 @@ def check_training(sites: Mapping[str, Splits], objective: Objective) -> None:
 
 
 def check_validation(settings: Settings, validating: Collection[str]) -> None:
-    """Check that a run that compares rounds has a site with validation images.
+    """Check that a run that selects the best round by validation scores has a site with validation images.
 
     Args:
         settings: Settings of the run.
@@ -310,7 +315,9 @@ def check_targets(objective: Objective, sites: Mapping[str, Splits], others: Map
 
 
 def warn_of_preset(name: str, method: Method, method_args: Meta, settings: Settings) -> None:
-    """Log a warning if a preset of the method is for other settings of the run, which a method can't set.
+    """Log a warning if the chosen preset of the method was made for other settings of the run.
+
+    A preset is a named set of settings of a method. It can't change settings of the run, such as the learning rate.
 
     Args:
         name: Name of the method.

@@ -27,8 +27,9 @@ class SitePredictions:
     """Predictions of a model for the images of a site, with the images' targets.
 
     Attributes:
-        predictions: Predictions, shape (N, K), as `medfl.training.predict.predict` returns them.
-        targets: Targets, shape (N, ...).
+        predictions: Predictions for N images, shape (N, K). A prediction has K numbers, such as probabilities of the
+            classes; the objective defines them.
+        targets: Targets of the images, shape (N, ...).
         split: ``test``, or ``val`` at a site without test images.
     """
 
@@ -48,8 +49,8 @@ def find_constant_predictions(
         classes: Names of the classes; if empty, their numbers are used.
 
     Returns:
-        One entry if the prediction is the same at all sites. Otherwise one entry for each constant prediction, sorted.
-        Empty if no model has a constant prediction.
+        Constant predictions with the sites that have them: one entry if the prediction is the same at all sites.
+        Otherwise one entry for each constant prediction, sorted. Empty if no model has a constant prediction.
     """
     import torch  # not at the top: `medfl status` reads summaries, and torch takes seconds to import
 

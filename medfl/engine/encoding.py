@@ -1,8 +1,8 @@
 """Encode the tensors of a reply with the method's own filters at a site, and decode them at the receiver.
 
-`medfl.contract.Filter` describes a filter. A site encodes after all checks and before clipping, noise and quantisation.
-Those three belong to medfl and always come last, so a method can't weaken them. A receiver undoes the quantisation,
-then the filters in reverse. Peer messages pass no filter.
+A filter of a method compresses or transforms the tensors of a reply, and can undo that. A site encodes after all checks
+and before clipping, noise and quantisation. Those three belong to medfl and always come last, so a method can't weaken
+them. A receiver undoes the quantisation, then the filters in reverse. Peer messages pass no filter.
 """
 
 from __future__ import annotations
@@ -19,14 +19,20 @@ from medfl.errors import ContractError, RefusedError, SettingsError
 from medfl.types import Meta, Tensors
 
 FILTERS_KEY = "_filters"
-"""Metadata key with one mapping for each filter of the method, from kinds of tensors to the metadata of `encode`."""
+"""Metadata key of the data that decoding needs.
+
+The value has one mapping for each filter of the method, from each kind of tensors to the metadata that `encode`
+returned.
+"""
 
 
 def kind_of(sends: Mapping[str, PayloadKind], name: str, who: str) -> PayloadKind:
-    """Return the kind of a tensor, by the longest declared prefix of its name.
+    """Return the payload kind of a tensor (such as ``update`` or ``statistic``), by the declared prefix of its name.
+
+    If several declared prefixes fit, the longest one decides.
 
     Args:
-        sends: Kind of each tensor by the prefix of its name (`medfl.contract.Method.sends`).
+        sends: Maps each prefix of names to the payload kind of the tensors with that prefix (`Method.sends`).
         name: Name of the tensor.
         who: Sender for messages, as in "Site 'site-01'".
 
@@ -77,8 +83,8 @@ class Encoder:
 
     Attributes:
         filters: Filters of the method, in the order of encoding (`medfl.contract.Method.filters`).
-        sends: Kind of each tensor by the prefix of its name (`medfl.contract.Method.sends`).
-        rng: Returns a generator for a label. A repeated request must get the same generators.
+        sends: Maps each prefix of names to the payload kind of the tensors with that prefix (`Method.sends`).
+        rng: Function that returns a random generator for a label. A repeated request must get the same generators.
     """
 
     filters: tuple[Filter, ...]
@@ -86,7 +92,7 @@ class Encoder:
     rng: Callable[[str], torch.Generator]
 
     def encode(self, tensors: Tensors, who: str, noised: bool) -> tuple[Tensors, Meta]:
-        """Apply the filters one after the other, each to the tensors of each of its kinds.
+        """Apply the filters one after the other, each to the tensors of the payload kinds that it is for.
 
         Args:
             tensors: Tensors of the reply, which were checked; their names begin with declared prefixes.
@@ -187,7 +193,7 @@ class Encoder:
 
 
 def decode_filtered(method: Method, tensors: Tensors, meta: Meta) -> tuple[Tensors, Meta]:
-    """Undo a method's filters at the receiver.
+    """Undo a method's filters at the receiver of a reply, and return the tensors and the metadata.
 
     Args:
         method: The method of the receiver.

@@ -31,8 +31,8 @@ class MetricRow(NamedTuple):
         model: Kind of model: ``global``, ``personal``, or ``personal@SITE`` in the final cross-site evaluation.
         split: ``train``, ``val`` or ``test``. Costs have the split ``train``. ``shared`` is the server's test set when
             it scores the personal model of a site.
-        moment: Time of the score: ``aggregated`` (after the round), ``trained`` (after the site's local training in the
-            round), or ``epoch N`` of a model that the server trains in the round.
+        moment: Time of the scored model: ``aggregated`` (after the round), ``trained`` (after the site's local training
+            in the round), or ``epoch N`` of a model that the server trains in the round.
         metric: Name of the metric or cost.
         value: Value of the metric or cost; nan if it is undefined.
     """
@@ -62,7 +62,13 @@ def rows_to_csv(rows: list[MetricRow], header: bool = False) -> str:
 
 
 def build_predictor(method: Method, task: Task, model: Model) -> nn.Module:
-    """Build the network that predicts with a model, with the method's own version of the task."""
+    """Build the network that predicts with a model, as the method defines it.
+
+    Args:
+        method: Method that made the model. It may change the task, for example add an output.
+        task: The learning problem.
+        model: Tensors of the model, with the name of its network.
+    """
     return method.predictor(method.task_of(task), [model])
 
 
@@ -94,8 +100,8 @@ def score_dataset(model: nn.Module, data: Dataset, task: Task, settings: Setting
     """Compute the task's metrics of a network on a data set, and the bundle's own metrics if it has some.
 
     Args:
-        model: Network whose outputs are as the task's objective says.
-        data: Data set. An empty one gives an empty result.
+        model: Network whose outputs have the form that the task's objective expects.
+        data: Data set. An empty data set gives an empty result.
         task: The learning problem.
         settings: Settings of the run.
 
@@ -114,14 +120,15 @@ def predict_dataset(
     """Predict a data set, and return the predictions and targets that the task's metrics need.
 
     Args:
-        model: Network whose outputs are as the task's objective says.
+        model: Network whose outputs have the form that the task's objective expects.
         data: Data set.
         task: The learning problem.
         settings: Settings of the run.
-        cases: First case, and the case after the last one; None predicts all cases.
+        cases: Range of cases, as (number of the first case, number after that of the last case); None predicts all.
 
     Returns:
-        Predictions, shape (N, K), and targets, shape (N, ...), as `medfl.training.predict.predict` returns them.
+        Predictions for N cases, shape (N, K), and targets, shape (N, ...). A prediction has K numbers, such as
+        probabilities of the classes; the objective defines them.
     """
     return predict(model, data, task.objective, task.metrics, settings, task.device, task.inferer, cases)
 
@@ -130,8 +137,8 @@ def score_predictions(predictions: torch.Tensor, targets: torch.Tensor, task: Ta
     """Compute the task's metrics from the result of `predict_dataset`.
 
     Args:
-        predictions: Predictions, shape (N, K).
-        targets: Targets, shape (N, ...).
+        predictions: Predictions for N cases, K numbers each, shape (N, K).
+        targets: Targets of the cases, shape (N, ...).
         task: The learning problem.
 
     Returns:
@@ -141,10 +148,10 @@ def score_predictions(predictions: torch.Tensor, targets: torch.Tensor, task: Ta
 
 
 Predictors = dict[str, nn.Module]
-"""Maps each kind of model that is the same at all sites to the network that predicts with it."""
+"""Networks that predict, by kind of model, for kinds of models that are the same at all sites (``global``)."""
 
 ScoreCache = dict[str, Meta]
-"""Maps each kind of model of a participant to its last scores, as JSON.
+"""Last scores of a participant's models, by kind of model, as JSON.
 
 The keys of an entry are ``scores`` (by split and metric) and ``model`` (digest of the model that was scored).
 """
@@ -174,7 +181,7 @@ class Scorer:
             kind: Kind of the model: ``global`` or ``personal``.
             model: The model.
             splits: Maps the name of each split to its data.
-            shared: Predictors that are the same at every site, by kind. A missing one is added in place.
+            shared: Networks of models that are the same at every site, by kind. A missing network is added in place.
 
         Returns:
             The value of each metric, by split and metric.
@@ -194,7 +201,13 @@ class Scorer:
     def predictor(self, method: Method, kind: str, model: Model, shared: Predictors) -> nn.Module:
         """Return the network that predicts with a model.
 
-        The predictor of the global model is built once and stored in `shared` in place.
+        The network of the global model is built once and stored in `shared` in place.
+
+        Args:
+            method: Method that builds the network.
+            kind: Kind of the model: ``global`` or ``personal``.
+            model: The model.
+            shared: Networks of models that are the same at every site, by kind.
         """
         if kind != "global":
             return build_predictor(method, self.task, model)
@@ -210,8 +223,8 @@ class BestEvaluation:
     Attributes:
         round: Number of the round, from 1; 0 if no round has a score.
         step: Number of the round's last step.
-        score: Mean over the sites of the validation score of the model that each site would export.
-        since: Number of evaluations after this round.
+        score: Mean over the sites of a validation score: each site scores the model that it would export.
+        since: Number of evaluations since this round, none of which was better.
     """
 
     round: int = 0
@@ -224,7 +237,7 @@ class BestEvaluation:
 
         Args:
             round_: The evaluated round.
-            step: Number of its last step.
+            step: Number of the last step of the round.
             rows: Rows with the scores of the round.
             metric: Metric that rounds are compared by. Sites without a valid value are left out of the mean. A value
                 outside [0, 1] is valid only for a metric in `medfl.metrics.UNBOUNDED_METRICS`.
@@ -255,7 +268,7 @@ def scores_to_rows(
         site: Name of the site.
         model: Kind of the model.
         split: Name of the split.
-        moment: Time of the score, as in `MetricRow`.
+        moment: Time of the scored model: ``aggregated``, ``trained`` or ``epoch N`` (see `MetricRow`).
     """
     return [MetricRow(round_, site, model, split, moment, name, value) for name, value in scores.items()]
 
@@ -263,7 +276,9 @@ def scores_to_rows(
 def make_epoch_scorer(
     method: Method, tests: Mapping[str, Dataset], task: Task, settings: Settings, round_: int, rows: list[MetricRow]
 ) -> Callable[[Model, int], None] | None:
-    """Return the callback `Server.watch`, which scores a model that the server trains after each of its epochs.
+    """Return a callback that scores a model after each epoch in which the server trains it.
+
+    The method calls it as ``watch(model, epoch)`` (`Server.watch`).
 
     Args:
         method: Method that builds the predictor.

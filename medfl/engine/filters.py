@@ -40,21 +40,24 @@ from medfl.utils.metadata import MetaField, check_schema
 from medfl.utils.rng import SecretStream
 
 CODEC_KEY = "_codec"
-"""Metadata key with the decoder's parameters: ``bits``, and the minimum, maximum, dtype and shape of each tensor."""
+"""Metadata key of the parameters with which the receiver undoes the quantisation.
+
+The parameters are ``bits``, and the minimum, maximum, dtype and shape of each quantised tensor.
+"""
 
 DIVERGED_HINT = "The training diverged; lower the learning rate."
 """Hint in the messages about numbers that are not finite."""
 
 StreamFactory = Callable[[str], SecretStream]
-"""Returns the secret stream from which the noise of a payload is drawn, given a hash of the payload."""
+"""Type of a function that returns the secret stream of random numbers for the noise of a payload, given its hash."""
 
 
 class Filters:
     """Checks and transformations of a site's outgoing messages in one run.
 
     Args:
-        sends: Kind of each tensor by the prefix of its name (`medfl.contract.Method.sends`).
-        sends_meta: Schema of the metadata (`medfl.contract.Method.sends_meta`).
+        sends: Maps each prefix of names to the payload kind of the tensors with that prefix (`Method.sends`).
+        sends_meta: Schema of the metadata: maps each allowed key to its type and visibility (`Method.sends_meta`).
         settings: Settings of the run.
         releases: Maximum number of noised payloads that the site sends in the whole run. The privacy budget covers all
             of them together.
@@ -117,9 +120,17 @@ class Filters:
     def check_reply(self, tensors: Tensors, meta: Meta, site: str) -> tuple[Tensors, Meta]:
         """Check a reply, and return the tensors and metadata that may leave the site, unchanged.
 
+        Unlike `outgoing`, the method does not filter, clip, noise or quantise.
+
+        Args:
+            tensors: Tensors of the reply.
+            meta: Metadata of the reply.
+            site: Name of the site, for messages.
+
         Raises:
-            ContractError: As `outgoing`.
-            RefusedError: As `outgoing`.
+            ContractError: If the method did not declare a tensor or a metadata key.
+            RefusedError: If a number is not finite, the norm is above the bound, or the privacy setting forbids a kind
+                of tensor.
         """
         kinds, meta = self._check_message(tensors, meta, site)
         self._policy.check_payloads(kinds, site)
@@ -205,17 +216,17 @@ class Filters:
 
 
 def decode(tensors: Tensors, meta: Meta) -> tuple[Tensors, Meta]:
-    """Undo the quantisation at the receiver.
+    """Undo the quantisation at the receiver of a reply, and return the tensors and the metadata.
 
     Args:
         tensors: Tensors as they left the site.
         meta: Metadata as they left the site.
 
     Returns:
-        Tensors of the dtypes and shapes that the method sent, and the metadata without the codec.
+        Tensors of the dtypes and shapes that the method sent, and the metadata without the key `CODEC_KEY`.
 
     Raises:
-        ContractError: If the codec does not fit the tensors.
+        ContractError: If the parameters under `CODEC_KEY` do not fit the tensors.
     """
     if CODEC_KEY not in meta:
         return tensors, meta
@@ -289,7 +300,8 @@ def check_receivers(
         peers: Names of the possible receivers; None accepts every name.
 
     Raises:
-        ContractError: If the method may not send peer messages, a receiver is unknown, or a receiver would get two.
+        ContractError: If the method may not send peer messages, a receiver is unknown, or a receiver would get two
+            messages.
     """
     receivers = sorted(peer_message.to for peer_message in peer_messages)
     unknown = sorted(set(receivers) - set(receivers if peers is None else peers))

@@ -1,5 +1,7 @@
 """Journal of the server: it commits each step in one atomic file, together with the step's rows of metrics.
 
+A commit is the server's state after a step with the metadata of the step. A round has one or more steps.
+
 The file of a step contains its rows. A commit also appends them to ``metrics.csv``. A restart truncates
 ``metrics.csv`` after the rows of the last commit, so a killed process neither loses nor duplicates a row.
 """
@@ -42,19 +44,19 @@ class Commit:
         status: Status of the run: ``running``, ``finished``, ``diverged`` or ``incomplete``.
         round: Round that the step belongs to.
         rounds_done: Number of rounds that are over.
-        evaluated: Last round whose scores are committed.
-        answers: Maps each site to the last step that it replied to.
-        facts: Maps each site to the site information that it disclosed at the start.
+        evaluated: Number of the last round whose scores are committed.
+        answered_steps: Maps each site to the number of the last step to which it replied.
+        site_info: Maps each site to the information that it disclosed about itself at the start.
         csv_offset: Size of ``metrics.csv`` in bytes before the rows of this step.
         csv_sha256: SHA-256 of the first `csv_offset` bytes of ``metrics.csv``.
         rows: Rows of metrics of this step.
         reason: Reason for an early end of the run; empty otherwise.
         best: Round with the best validation score so far.
-        keep: Earlier steps whose state is still needed.
-        ordered: Sites that received a request in this step.
-        missed: Maps each site to the rounds in which it received a request and sent no usable reply, as the first and
-            the last round of each stretch.
-        away: Sites that sent no usable reply to their last request.
+        keep: Numbers of earlier steps whose states must not be deleted.
+        requested: Names of the sites that received a request in this step.
+        missed_rounds: Maps each site to the rounds in which it received a request and sent no usable reply, as
+            stretches [first round, last round].
+        unavailable: Names of the sites that sent no usable reply to their last request.
     """
 
     step: int = 0
@@ -87,15 +89,15 @@ class RunOutcome:
     Attributes:
         status: ``finished``, ``diverged`` or ``incomplete``.
         rounds: Number of rounds that are over.
-        round: Round of the exported models.
-        step: Last step of that round.
+        round: Round of the exported models: the best round with the setting ``best_round``, otherwise the last round.
+        step: Number of the last step of the round of the exported models.
         best: Round with the best validation score.
         reason: Reason for an early end of the run; empty otherwise.
-        published: Tensors that every site needs from the server to build its model (`Method.publish`).
-        models: Maps each kind of model of the server to the model.
-        findings: Results of the method besides its scores.
-        missed: Rounds that each site missed, as in the last `Commit`.
-        away: Sites that sent no usable reply to their last request, as in the last `Commit`.
+        published: Tensors that every site needs from the server to build its model.
+        models: Maps each kind of model of the server (such as ``global``) to the model.
+        findings: Results of the method for its section of the report, besides models and scores.
+        missed_rounds: Maps each site to the rounds that it missed, as stretches [first round, last round].
+        unavailable: Names of the sites that sent no usable reply to their last request.
     """
 
     status: str
@@ -116,6 +118,9 @@ class Journal:
 
     Args:
         folder: Path of the run folder.
+
+    Attributes:
+        store: Step files of the server, which contain the commits.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -127,8 +132,8 @@ class Journal:
         """Save the first commit of a run. Delete ``metrics.csv`` if an earlier run left it without a commit.
 
         Args:
-            state: State of the server after the setup.
-            first: The commit.
+            state: State of the server after the setup of the method.
+            first: The commit of step 0.
 
         Raises:
             StoreError: If a file can't be written.
@@ -153,7 +158,7 @@ class Journal:
         self._append(now.rows, now.csv_offset)
 
     def check_keep_rounds(self, settings: Settings, models: Mapping[str, Model], rounds_done: int) -> None:
-        """Check the setting ``keep_rounds``, and log the size of the kept models.
+        """Check the setting ``keep_rounds`` (rounds whose models are kept), and log the size of the kept models.
 
         Log a warning for each round that is over and whose model was not kept.
 
@@ -253,7 +258,7 @@ class Journal:
         return None
 
     def at(self, step: int) -> tuple[State, Commit]:
-        """Read the server's state and the commit of a step that is still stored.
+        """Read the server's state and the commit of a given step, which must still be stored.
 
         Raises:
             DamagedError: If the file is damaged.
@@ -263,11 +268,19 @@ class Journal:
         return record.state(), _read_commit(record)
 
     def can_go_back(self, last: Commit) -> bool:
-        """Return whether the step before the last commit is still stored."""
+        """Return whether `go_back` is possible: whether the step before the last commit is still stored.
+
+        Args:
+            last: The last commit.
+        """
         return last.step - 1 in self.store.steps()
 
     def go_back(self, last: Commit) -> tuple[State, Commit]:
-        """Delete the last commit, and return the server's state and the commit before it."""
+        """Delete the last commit, and return the server's state and commit of the step before it.
+
+        Args:
+            last: The last commit.
+        """
         before = self.at(last.step - 1)
         self.store.drop(last.step)
         return before
@@ -332,7 +345,7 @@ def request_digest(request: Request, tensors_digest: str) -> str:
 
     Args:
         request: The request.
-        tensors_digest: `medfl.utils.wire.digest` of the request's tensors.
+        tensors_digest: SHA-256 of the request's tensors (`medfl.utils.wire.digest`).
     """
     text = json.dumps([request.op, request.meta, tensors_digest], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

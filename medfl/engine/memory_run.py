@@ -47,13 +47,13 @@ def run_in_memory(
 
     Args:
         task: The learning problem.
-        sites: Maps each site to its training, validation and test data; None for a split that it does not have.
+        sites: Maps each site to its training, validation and test data, in this order; None stands for missing data.
         method: Name of a method, or a method object.
         method_args: Settings of a method that is given by its name.
         options: Maps the names of settings in `medfl.settings.Settings` and `medfl.settings.Execution` to values.
         folder: The run folder.
         registry: Loaded plugins.
-        on_round: Function that is called after each round with the round and its rows of metrics.
+        on_round: Function that is called after each round with the number and the rows of metrics of the round.
         shows_progress: Whether to show a progress bar of the rounds.
 
     Returns:

@@ -1,4 +1,7 @@
-"""Check that a task meets the requirements of a method, and suggest methods whose requirements it meets."""
+"""Check that a task meets the requirements of a method, and suggest methods whose requirements the task meets.
+
+A method declares its requirements in `Method.needs`, by the keys of `NEED_CONDITIONS`.
+"""
 
 from __future__ import annotations
 
@@ -23,21 +26,24 @@ NEED_CONDITIONS: dict[Need, str] = {
     "public_data": "the run has public data (`--public FOLDER`)",
     "pooled_data": "the run is a simulation, where the raw data of all sites are on one machine",
 }
-"""Maps each requirement to the condition that meets it."""
+"""Maps the name of each requirement of a method to the condition that meets it, in words for messages."""
 
 
 OBJECTIVE_NEEDS = frozenset({"class_labels", "class_logits", "soft_targets"})
 """Requirements whose condition depends only on the objective."""
 
 RUN_NEEDS = frozenset({"public_data", "pooled_data"})
-"""Requirements on a run instead of a task; `medfl.engine.checks` and the backends check them."""
+"""Requirements on a run instead of a task. `medfl.engine.checks` and the backends check them."""
 
 _SHAPE_UNKNOWN = "the transforms of a stock bundle decide the shape and scale of its images"
-"""Reason why the cases of an adopted bundle do not count as images of one shape."""
+"""Reason why the cases of an adopted bundle do not count as images of one shape.
+
+An adopted bundle is a stock MONAI bundle for which ``medfl adopt`` wrote a federation file.
+"""
 
 
 def unmet_objective_reason(need: str, objective: Objective) -> str | None:
-    """Return the reason, in words, why an objective does not meet a requirement; None if it meets it.
+    """Return the reason, in words, why an objective does not meet a requirement; None if the requirement is met.
 
     Args:
         need: A requirement in `OBJECTIVE_NEEDS`.
@@ -100,7 +106,7 @@ def check_needs(
 
     Raises:
         SettingsError: If the task does not meet a requirement. The message names the requirement, the reason and the
-            methods that the task does meet.
+            methods whose requirements the task meets.
     """
     for need in sorted(method.active_needs):
         reason = unmet_reason(need, task, networks)

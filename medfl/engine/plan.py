@@ -29,7 +29,8 @@ class MethodChoice:
         name: Name of the method, for messages and the run folder.
         make: Factory that returns a new method object at each call.
         args: Settings of the method as the user gave them, for ``run.json``.
-        needs_by_method: Maps each known method to its requirements, for messages that suggest other methods.
+        needs_by_method: Maps each known method to its requirements (`Method.needs`), for messages that suggest other
+            methods.
     """
 
     name: str
@@ -44,7 +45,7 @@ class RunPlan:
 
     Attributes:
         method: Method of the run.
-        task: The learning problem, on the device of this participant.
+        task: The learning problem: networks, loss, optimiser and metrics, on the device of this participant.
         settings: Settings of the run.
         sites: Names of the sites of the run.
         data_digest: Digest of the data of all sites; empty if it is not known.
@@ -61,14 +62,14 @@ class RunPlan:
 
     @property
     def make_method(self) -> MethodFactory:
-        """Factory of the method that the backend runs: the method itself, or its wrapper for secure aggregation."""
+        """Factory of the method that the backend runs: the chosen method, or a wrapper of it for secure aggregation."""
         return wrap_method(self.method.make, self.settings)
 
     @cached_property
     def identity(self) -> RunIdentity:
         """Identity of the run. Two runs with the same identity are the same run.
 
-        The settings ``rounds`` and ``keep_rounds`` are not part of it.
+        The settings ``rounds`` and ``keep_rounds`` are not part of the identity.
         """
         late = networks_of_joined_sites(self.joined)
         at_start = {site: name for site, name in self.settings.networks_by_site.items() if site not in late}
@@ -93,7 +94,7 @@ class RunPlan:
 
 @dataclass(frozen=True)
 class ServerData:
-    """Data that the server itself holds.
+    """Data that the server itself has.
 
     Attributes:
         public: Public data that the method may use at the server, or None.

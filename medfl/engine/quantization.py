@@ -1,8 +1,8 @@
 """Uniform quantisation of a tensor between its minimum and maximum, and packing of the codes.
 
-Source: the quantiser of PFedCDP, with rounding to nearest. With s = 2^bits - 1,
-code = round((x - lo) / (hi - lo) * s) and x' = lo + code / s * (hi - lo). The error |x - x'| is at most
-(hi - lo) / (2 s).
+Source: the quantiser of the method PFedCDP, with rounding to nearest. The codes are integers of a given number of bits.
+With s = 2^bits - 1, minimum lo and maximum hi of the tensor, value x and decoded value x', code = round((x - lo) / (hi
+- lo) * s) and x' = lo + code / s * (hi - lo). The error |x - x'| is at most (hi - lo) / (2 s).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from medfl.errors import ContractError, RefusedError
 
 
 def quantise(t: torch.Tensor, bits: int) -> tuple[torch.Tensor, float, float]:
-    """Quantise a tensor: map each value to the nearest of 2^bits levels between the minimum and the maximum.
+    """Quantise a tensor: replace each value by the code of the nearest of 2^bits levels from minimum to maximum.
 
     Args:
         t: Tensor of finite floating values, any shape.
@@ -58,7 +58,7 @@ def dequantise(
         codes: Codes from `quantise`, any shape.
         lo: Minimum, which code 0 decodes to exactly.
         hi: Maximum, which the largest code decodes to exactly.
-        bits: Bits of a code, as in `quantise`.
+        bits: Bits of a code, with which `quantise` made the codes.
         dtype: Floating dtype of the result.
 
     Returns:
@@ -92,7 +92,7 @@ def unpack(packed: torch.Tensor, bits: int, shape: list[int]) -> torch.Tensor:
 
     Args:
         packed: Result of `pack`.
-        bits: Bits of a code, as in `pack`.
+        bits: Bits of a code: 4, 8 or 16.
         shape: Shape of the codes.
 
     Raises:

@@ -17,12 +17,12 @@ class StoredReplies:
     Iteration yields (site, tensors) and undoes the quantisation of the tensors.
 
     Args:
-        read: Reads the tensors of a site's reply, as they left the site.
-        answers: Results of the sites that did not refuse.
+        read: Function that reads the tensors of a site's reply, as they left the site.
+        results: Results of the sites that replied.
         missing: Sites that received a request and sent no usable reply.
 
     Attributes:
-        meta: Maps each site to the metadata of its reply, without the codec.
+        meta: Maps each site to the metadata of its reply, without the parameters of the quantisation.
         missing: Sites that received a request and sent no usable reply, sorted.
     """
 
@@ -41,7 +41,7 @@ class StoredReplies:
 
 
 class DecodedReplies:
-    """Replies of a step, with the method's own filters undone, one reply at a time.
+    """Replies of a step, in which the method's own filters (compression of the tensors) are undone one by one.
 
     Iteration yields (site, tensors).
 
@@ -50,7 +50,7 @@ class DecodedReplies:
         replies: Replies of a step as the backend returns them.
 
     Attributes:
-        meta: Maps each site to the metadata of its reply, without the entries of the filters.
+        meta: Maps each site to the metadata of its reply, without the data that undo the filters.
         missing: Sites that received a request and sent no usable reply.
     """
 

@@ -32,7 +32,7 @@ def check_reply(
         task: The learning problem.
         request: Request that the reply answers.
         tensors: Tensors of the reply.
-        meta: Metadata of the reply, without the keys that medfl adds.
+        meta: Metadata of the reply, without the keys that medfl itself adds for quantisation and filters.
         who: Sender for messages, as in "site 'site-01'".
         private: Whether the run has a privacy setting.
 

@@ -1,4 +1,4 @@
-"""The server loop: run a method on a backend, step by step, from wherever the run folder stands.
+"""The server loop: run a method on a backend, step by step, from the last step in the run folder.
 
 `ServerLoop.run` is the federated algorithm. Each iteration plans a step, sends its requests to the sites, aggregates
 their replies and commits the new state to disk (`medfl.engine.journal`). A restarted run continues after the newest
@@ -54,13 +54,13 @@ class ServerLoop:
     """Runs a method on a backend and stores its state in a run folder.
 
     Args:
-        plan: Description of the run. Its method is created again before each step.
-        backend: Transports requests and replies.
+        plan: Description of the run. A new method object is created before each step.
+        backend: Backend that transports requests and replies.
         folder: Run folder. The caller holds its lock (`medfl.engine.store.lock_for_writing`).
-        data: The server's own data.
-        on_round: Called after each committed round as ``on_round(round, rows)``. The rows are those of all steps of the
-            round that this process ran, and the scores of the previous round.
-        on_commit: Called after each committed step.
+        data: Data that the server itself has: public data and test sets.
+        on_round: Callback after each committed round, called as ``on_round(round, rows)``. The rows are those of all
+            steps of the round that this process ran, and the scores of the previous round.
+        on_commit: Callback after each committed step, called with the commit.
     """
 
     def __init__(

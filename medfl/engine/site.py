@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from medfl.privacy.signatures import Signer
 
 SCORED = ("val", "test")
-"""Splits on which models are scored."""
+"""Names of the splits on which a site's models are scored."""
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Splits:
         val: Validation data; may be empty.
         test: Test data; may be empty. Only the engine uses them, never a method.
         digest: Digest of the data lists, or empty if there are none.
-        shared: Test data that all sites share, or None. Only personal models are scored on them.
+        shared: Test data that all sites share, or None. Only personal models are scored on these data.
     """
 
     train: Dataset
@@ -66,8 +66,8 @@ class SiteOptions:
     Attributes:
         secret: Key of the site's privacy noise. None derives it from the run's seed, which is safe only in simulations.
         scored: Splits whose scores may leave the site.
-        withheld: Metadata keys of replies that must not leave the site.
-        signer: Signs the site's keys in secure aggregation.
+        withheld: Keys of the replies' metadata that must not leave the site.
+        signer: Signer of the site's keys in secure aggregation, or None in a simulation.
     """
 
     secret: bytes | None = None
@@ -99,8 +99,19 @@ class SiteRunner:
         data: Data of the site.
         folder: Folder in which the site's steps are stored.
         plan: Description of the run. Peer messages can be sent only to its sites.
-        post: Delivers a peer message as ``post(step, message)``. It returns when the receiver has stored the message.
+        post: Function that delivers a peer message (a message to another site), called as ``post(step, message)``. It
+            returns when the receiver has stored the message.
         options: Options that the site's administrator decides.
+
+    Attributes:
+        settings: Settings of the run.
+        task: The learning problem, with class weights from the site's targets if the settings ask for them.
+        run_id: Identifier of the run, from which the keys of the site's noise are derived.
+        scorer: Scorer of the site's models.
+        secret: Key of the site's privacy noise.
+        store: Step files of the site.
+        inbox: Peer messages that wait for the site.
+        account: Privacy account of the site, which records the noised values that leave it; None without privacy.
     """
 
     def __init__(
@@ -133,7 +144,7 @@ class SiteRunner:
         self.account = open_account(settings, data.train, data.digest, name, self.run_id, folder)
 
     def check_account(self) -> None:
-        """Raise if the privacy account lacks a release that a stored step made.
+        """Check that the privacy account lists all releases (noised values that left the site) of the stored steps.
 
         Raises:
             StoreError: If a release is missing; the summary would then report too small an epsilon.
@@ -179,12 +190,12 @@ class SiteRunner:
         """Execute a request and save the step, or return the stored result if the step is on disk.
 
         Args:
-            make_method: Creates the method.
+            make_method: Factory that returns a new method object.
             request: Request of the server. The site may change its tensors in place.
             step: Step number.
             round_: Round of the step.
-            tensors_digest: Digest of the request's tensors (`wire.digest`).
-            keep: Earlier steps whose states must not be deleted (`Store.save`).
+            tensors_digest: SHA-256 of the request's tensors (`wire.digest`).
+            keep: Numbers of earlier steps whose states must not be deleted (`Store.save`).
 
         Returns:
             Result of the step. The tensors of the reply stay in the step's file.
@@ -381,11 +392,11 @@ class SiteRunner:
             published: Tensors that the server published after `step`.
             step: Last step of the round.
             round_: Round to score.
-            shared: Cache of predictors that are equal at all sites, by kind of model. Changed in place; pass one dict
-                per round.
+            shared: Networks of models that are the same at all sites, by kind of model. Missing ones are added in
+                place, so use one dictionary per round for all sites.
 
         Returns:
-            Rows with the scores, and one with the seconds that scoring took.
+            Rows with the scores, and one row with the seconds that the scoring took.
         """
         own = {split: getattr(self.data, split) for split in self._scored}
         every = own | ({"shared": self.data.shared} if self.data.shared is not None else {})
@@ -400,7 +411,7 @@ class SiteRunner:
         return rows + scores_to_rows(cost, round_, self.name, "personal", "train", "aggregated")
 
     def models(self, method: Method, published: Tensors, step: int, round_: int) -> dict[str, Model]:
-        """Return the site's models after `step`, by kind.
+        """Return the site's models after a step, by kind: ``global``, ``personal`` or both.
 
         Args:
             method: Method of the run.

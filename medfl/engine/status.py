@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 RUNNING, FINISHED, DIVERGED, INCOMPLETE = "running", "finished", "diverged", "incomplete"
-"""Status of a run.
+"""Values of the status of a run.
 
 ``running``: the run continues. ``finished``: all its rounds are over. ``diverged``: a reply or a model is not finite.
 ``incomplete``: too few sites replied.

@@ -2,8 +2,8 @@
 
 A file is written under a temporary name, flushed to the disk and renamed; then its folder is flushed. After a kill, a
 full disk or a power cut, the disk has either the whole new step or the whole old one. A participant keeps its last two
-steps, with the large constants (blobs) that they refer to. A file that does not match its checksum is skipped with a
-warning, and the step before it is used.
+steps, with the blobs (large constant tensors in separate files) that the steps refer to. A file that does not match its
+checksum is skipped with a warning, and the step before it is used.
 """
 
 from __future__ import annotations
@@ -33,13 +33,16 @@ RETAINED_STEPS = 2
 
 
 SENT_PREFIXES = ("reply/", "peer_message/")
-"""Prefixes of the tensors that a site sent. They are needed until the server has committed the step."""
+"""Prefixes of the names of tensors that a site sent. The tensors are needed until the server has committed the step."""
 
 DISCARDED = "sent_discarded"
-"""Metadata key of a step whose `SENT_PREFIXES` tensors were deleted. The site can't send that reply again."""
+"""Metadata key that marks a step whose sent tensors (`SENT_PREFIXES`) were deleted to free space.
+
+The site can't send the reply of such a step again.
+"""
 
 StepNumbers = Collection[int]
-"""Numbers of steps."""
+"""Type of a collection of step numbers."""
 
 
 LOCK_SECONDS = 1.0
@@ -52,8 +55,9 @@ class StoredStep:
 
     Attributes:
         step: Number of the step.
-        tensors: All tensors of the file, by name. Those of the state have the prefix ``state/``.
-        meta: Metadata as JSON; ``state`` and ``blobs`` belong to the state.
+        tensors: All tensors of the file, by name. The tensors of the state have the prefix ``state/``.
+        meta: Metadata as JSON. The entries ``state`` (its metadata) and ``blobs`` (its references to blobs) belong to
+            the participant's state.
     """
 
     step: int
@@ -72,7 +76,7 @@ class Store:
         folder: Folder of the participant. The first write creates it.
 
     Attributes:
-        flushes: Whether `save` flushes the file to the disk. If not, the caller must call
+        flushes: Whether `save` flushes the step's file to the disk. If not, the caller must call
             `medfl.utils.files.flush_files` before it relies on the step.
     """
 
@@ -166,7 +170,7 @@ class Store:
             return record.state() if record else State()
 
     def read(self, step: int, prefix: str) -> Tensors:
-        """Read the tensors of a step whose names begin with a prefix, and return them without it.
+        """Read the tensors of a step whose names begin with a prefix, and return them by name without the prefix.
 
         The other tensors are not read, so the checksum is not verified.
         """
@@ -178,9 +182,9 @@ class Store:
         self.path(step).unlink(missing_ok=True)
 
     def free_space(self, keep: StepNumbers = ()) -> None:
-        """Delete files and tensors that a finished run does not need to be continued.
+        """Delete files and tensors that are not needed to continue a finished run with more rounds.
 
-        These are the older steps, the blobs that only they refer to, the `SENT_PREFIXES` tensors of the remaining
+        Deleted are the older steps, the blobs that only they refer to, the `SENT_PREFIXES` tensors of the remaining
         steps, and old peer messages. Nothing is deleted if the newest step can't be read. A kill at any moment leaves
         steps from which the run can continue.
 
@@ -206,7 +210,7 @@ class Store:
             Inbox(self.folder).forget(newest.step)
 
     def put(self, tensors: Tensors) -> str:
-        """Write a large constant (blob), unless a file with the same content exists.
+        """Write tensors as a blob (large constant), unless a file with the same content exists.
 
         Returns:
             SHA-256 of the content, which is the name of the blob.
@@ -218,10 +222,10 @@ class Store:
         return digest
 
     def get(self, digest: str) -> Tensors:
-        """Read a blob.
+        """Read the tensors of a blob.
 
         Args:
-            digest: SHA-256 of its content.
+            digest: SHA-256 of the blob's content, which `put` returned.
 
         Raises:
             StoreError: If the file is missing or damaged.
@@ -268,7 +272,9 @@ def copy_state(state: State) -> State:
 
 
 class Inbox:
-    """Peer messages that wait for a site. The receiver reads a message in its first step after the step of the sender.
+    """Peer messages (messages from other sites) that wait for a site, the receiver.
+
+    The receiver reads a message in its first step after the step in which the message was sent.
 
     The file names alone decide which messages a step reads. Reading deletes nothing, so a step that is repeated after a
     crash reads the same messages.
@@ -326,7 +332,11 @@ class Inbox:
             path.unlink(missing_ok=True)
 
     def forget(self, before: int) -> None:
-        """Delete the peer messages that were sent before a step."""
+        """Delete the peer messages that were sent before a step.
+
+        Args:
+            before: Number of the step.
+        """
         with contextlib.suppress(OSError):  # a file that can't be deleted only takes space
             for path in self.folder.glob("????????-*.safetensors"):
                 if int(path.name[:8]) < before:

@@ -27,7 +27,7 @@ from medfl.records.ledger import LedgerEntry
 from medfl.records.privacy_account import PrivacyAccount
 
 RESOLUTION = 0.01
-"""Maximum error of the numerical accountant: its epsilon is at most this much above the true one."""
+"""Maximum error of the numerical accountant: the computed epsilon is at most this much above the true epsilon."""
 
 MIN_EPSILON = 5 * RESOLUTION
 """Smallest privacy budget for which the numerical accountant is precise enough."""
@@ -38,12 +38,15 @@ MAX_LOSS = 500.0
 
 @dataclass(frozen=True)
 class NoisedReleases:
-    """A number of equal noised releases.
+    """A number of noised releases with equal noise and sampling rate.
+
+    For DP-SGD, each noised step counts as one release here.
 
     Attributes:
         sigma: Noise multiplier: standard deviation of the noise over the clipping bound, > 0.
         count: Number of releases, >= 0.
-        rate: Probability with which a unit takes part in a release (sampling rate), in (0, 1].
+        rate: Probability with which a privacy unit (a site or an image) takes part in a release (sampling rate), in
+            (0, 1].
         concentrated: Whether the noise is a sum of discrete shares of several sites. Then the guarantee is a bound from
             concentrated differential privacy (`medfl.privacy.concentrated`) instead of an exact value.
     """
@@ -55,7 +58,10 @@ class NoisedReleases:
 
     @classmethod
     def from_entry(cls, entry: LedgerEntry) -> Self:
-        """Return the noised steps of all releases in an entry of a ledger."""
+        """Return the noised steps of all releases in a ledger's entry.
+
+        A ledger is a file that lists the releases of one data set; an entry lists those of one run.
+        """
         return cls(
             sigma=entry.sigma,
             count=entry.steps * len(entry.releases),
@@ -65,7 +71,10 @@ class NoisedReleases:
 
     @classmethod
     def from_account(cls, account: PrivacyAccount) -> Self:
-        """Return the noised steps of all releases in an account that is not redacted."""
+        """Return the noised steps of all releases that a site's privacy account reports.
+
+        The account must not be redacted: it must state its noise.
+        """
         assert account.sigma is not None
         assert account.steps is not None
         assert account.rate is not None
@@ -79,10 +88,10 @@ class NoisedReleases:
 
 @lru_cache(maxsize=256)
 def epsilon(parts: tuple[NoisedReleases, ...], delta: float, adjacency: str = "add_remove") -> float:
-    """Return the smallest known epsilon for a delta and all releases together.
+    """Return the smallest known epsilon of all releases together, for a given delta.
 
     Args:
-        parts: Groups of equal releases.
+        parts: The releases, in groups of equal ones.
         delta: Delta of the guarantee, in (0, 1).
         adjacency: ``add_remove`` or ``replace``.
 
@@ -111,9 +120,9 @@ def epsilon(parts: tuple[NoisedReleases, ...], delta: float, adjacency: str = "a
 
 @lru_cache(maxsize=256)
 def calibrate(budget: float, count: int, rate: float, delta: float, adjacency: str = "add_remove") -> float:
-    """Return a noise multiplier that keeps a privacy budget.
+    """Return a noise multiplier with which a number of releases keeps a privacy budget.
 
-    With rate 1 it is the smallest one. Otherwise it spends at least 99.5 % of the budget.
+    With rate 1 it is the smallest such multiplier. Otherwise the releases spend at least 99.5 % of the budget.
 
     Args:
         budget: Epsilon of all releases together, > 0.
@@ -236,7 +245,7 @@ def opacus(part: str) -> Any:
     """Import and return a module of Opacus.
 
     Args:
-        part: Name of the module below ``opacus``.
+        part: Dotted name of the module below ``opacus``, such as ``accountants.analysis.prv``.
 
     Raises:
         SettingsError: If Opacus is not installed.

@@ -1,6 +1,7 @@
 """Guarantee of the sum of updates to which each site adds a share of discrete Gaussian noise.
 
-Here a release is one noised sum that the server learns. The sum of t shares is concentrated differentially private like
+Here a release is one noised sum that the server learns. Concentrated differential privacy measures privacy by a
+parameter rho >= 0; less is more private. The sum of t shares is concentrated differentially private like
 one Gaussian with t times the variance (Kairouz, Liu, Steinke, "The Distributed Discrete Gaussian Mechanism", ICML 2021,
 theorem 1; the term tau is negligible here, see `medfl.engine.secure.fixed_point.MIN_SITE_NOISE`). Releases compose by
 adding their rho, and rho gives epsilon (Canonne, Kamath, Steinke, NeurIPS 2020, corollary 13). More than t sites add
@@ -20,9 +21,9 @@ def rho_of(sigma: float, releases: int, sensitivity: float = 1.0) -> float:
     """Return the parameter rho of concentrated differential privacy for several releases together.
 
     Args:
-        sigma: Noise multiplier of the sum, > 0.
+        sigma: Noise multiplier of each sum: standard deviation of its noise over the clipping bound, > 0.
         releases: Number of releases.
-        sensitivity: Sensitivity in units of the clipping bound.
+        sensitivity: Largest change of a sum by one unit, in units of the clipping bound.
     """
     return releases * (sensitivity / sigma) ** 2 / 2
 
@@ -87,10 +88,10 @@ def calibrate_sum(privacy: Privacy, releases: int) -> float:
 
 
 def sum_epsilon(sigma: float, releases: int, delta: float, adjacency: str) -> float:
-    """Return epsilon of several released sums.
+    """Return epsilon of several released sums together.
 
     Args:
-        sigma: Noise multiplier of the sum, > 0.
+        sigma: Noise multiplier of each sum: standard deviation of its noise over the clipping bound, > 0.
         releases: Number of released sums.
         delta: Delta of the guarantee, in (0, 1).
         adjacency: ``add_remove`` or ``replace``.

@@ -27,11 +27,14 @@ SENSITIVITY = {"add_remove": 1.0, "replace": 2.0}
 
 
 MIN_MU = 1e-9
-"""Minimum mu of all releases together. Below it, rounding errors exceed the differences of probabilities."""
+"""Minimum mu of all releases together, where mu = s sqrt(k) / sigma as above.
+
+Below it, rounding errors exceed the differences of probabilities that epsilon and delta depend on.
+"""
 
 
 def epsilon(sigma: float, releases: int, delta: float, sensitivity: float = 1.0) -> float:
-    """Return the smallest epsilon that holds with a delta for a number of releases.
+    """Return the smallest epsilon of a number of releases together, for a given delta.
 
     Args:
         sigma: Noise multiplier (standard deviation over clipping bound), >= 0. For 0, epsilon is infinite.

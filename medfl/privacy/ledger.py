@@ -38,17 +38,21 @@ LOCK_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Account:
-    """Privacy account of one run on a site's data, in the ledger with all other runs on the same data.
+    """Privacy account of one run on a site's data: it checks the budget and records each release in the ledger.
+
+    The ledger also has the entries of all other runs on the same data.
 
     Attributes:
         path: Path of the ledger. The file is created at the first release.
         site: Name of the site, for messages.
         run: Name of the run. The same run in another folder has the same name.
         privacy: Privacy setting of the run.
-        step: Noise of one release: noise multiplier, number of noised steps, sampling rate.
+        step: Noise of one planned release: noise multiplier, number of noised steps, sampling rate.
         planned: Maximum number of releases in the run.
-        copy: Path of the copy of this run's entry in the site's folder of the run, or None if `path` is that file.
-        threshold: Number of sites whose shares add up to the noise, or None if the noise is the site's own.
+        copy: Path of the file in the site's folder of the run that has a copy of this run's entry; None if the site
+            keeps no ledger over several runs, so that `path` is in that folder.
+        threshold: Number of sites whose shares of noise together make up the noise of a sum under secure aggregation;
+            None if the site adds the full noise itself.
     """
 
     path: Path
@@ -71,7 +75,7 @@ class Account:
         """Check that all planned releases fit into the total budget of the data.
 
         Raises:
-            SettingsError: If they exceed the budget, with the numbers and a remedy.
+            SettingsError: If the releases exceed the budget, with the numbers and a remedy.
             StoreError: If a file can't be read.
         """
         total = self.privacy.total_epsilon
@@ -99,7 +103,7 @@ class Account:
         """Record a release in the files before it leaves the site, unless it is recorded already.
 
         Args:
-            made_of: Hash of the content of the release and its noise.
+            made_of: Hash of the content of the release and its noise, by which a repeated release is recognised.
 
         Raises:
             RefusedError: If the release exceeds the planned number or the total budget.
@@ -128,7 +132,9 @@ class Account:
             self._write(entries | {self.key: entry})
 
     def restore(self) -> None:
-        """Merge this run's releases in the ledger and in the copy, and write both files if they differ.
+        """Restore this run's entry from the copy, or the copy from the ledger, if one of them lacks releases.
+
+        The method merges this run's releases from both files, and writes both files if they differ.
 
         Raises:
             SettingsError: If the run began with another ledger, which would miss the releases that follow.
@@ -152,13 +158,13 @@ class Account:
                 self._write(self._read())
 
     def check_holds(self, made: Collection[str]) -> None:
-        """Check that the account holds the releases of a run that continues.
+        """Check that the account holds all releases that a continued run has already made.
 
         Args:
             made: Hashes of the releases in the run's stored steps.
 
         Raises:
-            StoreError: If the account lacks one of them.
+            StoreError: If the account lacks one of these releases.
         """
         known = self._read().get(self.key, self._entry(0)).releases
         if missing := len(set(made) - set(known)):
@@ -287,7 +293,7 @@ def open_account(
     Args:
         settings: Settings of the run.
         data: Training data of the site.
-        data_digest: Digest of the site's data. If it is empty, the ledger is named after their `hash_dataset`.
+        data_digest: Digest of the site's data, after which the ledger is named; if empty, `hash_dataset` computes it.
         site: Name of the site.
         run: Name of the run.
         folder: Folder of the site in the run.
@@ -296,7 +302,7 @@ def open_account(
         None if the run has no privacy setting or the site has no training data.
 
     Raises:
-        SettingsError: If the budget of the data is spent, or can't be reached.
+        SettingsError: If the budget of the data is spent, or no noise keeps the budget of the run.
         StoreError: If a file can't be read or written.
     """
     policy = policy_of(settings)

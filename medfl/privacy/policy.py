@@ -2,7 +2,11 @@
 
 `policy_of` returns the policy for the settings of a run. Each privacy mechanism is one subclass of `PrivacyPolicy`,
 which a plugin lists by its unit in the hook `medfl_privacy_mechanisms`. All other code calls the policy instead of
-reading the privacy setting. Release: one noised value that leaves the site.
+reading the privacy setting.
+
+The privacy unit is the part of the data that the guarantee hides, such as a site or one image. A release is one noised
+value that leaves the site. A site's ledger is a file that lists the releases of one data set over all runs; its account
+sums up the privacy that they spent.
 """
 
 from __future__ import annotations
@@ -83,7 +87,10 @@ class PrivacyPolicy(ABC):
 
     @classmethod
     def for_sums(cls) -> type[PrivacyPolicy]:
-        """Return the class of the policy for runs with secure aggregation, whose updates leave in sums only."""
+        """Return the class of the policy for runs with secure aggregation, in which updates leave a site in sums only.
+
+        Without a mechanism of its own for sums, it is the class itself.
+        """
         return cls
 
     @property
@@ -132,7 +139,11 @@ class PrivacyPolicy(ABC):
         return 0.0
 
     def sum_clip(self) -> float | None:
-        """Return the L2 bound of an update in a sum, or None if secure aggregation's own setting decides."""
+        """Return the L2 bound to which each site clips its update before secure aggregation adds the updates.
+
+        Returns:
+            None if the setting ``secure_aggregation.clip`` decides.
+        """
         return None
 
     # ---- disclosure
@@ -158,11 +169,11 @@ class PrivacyPolicy(ABC):
         """Check that all tensors of a reply may leave the site.
 
         Args:
-            kinds: Maps the name of each tensor to its kind.
-            site: Name of the site.
+            kinds: Maps the name of each tensor to its payload kind, such as ``update``.
+            site: Name of the site, for the message.
 
         Raises:
-            RefusedError: If one may not.
+            RefusedError: If a tensor may not leave the site.
         """
         if withheld := sorted(name for name, kind in kinds.items() if not self.discloses(kind)):
             name = withheld[0]
@@ -178,7 +189,7 @@ class PrivacyPolicy(ABC):
         """Check that a site may send a message to another site.
 
         Raises:
-            RefusedError: If it may not.
+            RefusedError: If the site may not send it.
         """
         if not self.discloses_peer_messages():
             raise RefusedError(
@@ -198,7 +209,7 @@ class PrivacyPolicy(ABC):
             name: Name of the method.
 
         Raises:
-            SettingsError: If it can't.
+            SettingsError: If the method can't run.
         """
         return
 
@@ -206,7 +217,7 @@ class PrivacyPolicy(ABC):
         """Check that an objective can be trained under this policy.
 
         Raises:
-            SettingsError: If it can't.
+            SettingsError: If the objective can't be trained.
         """
         return
 
@@ -214,7 +225,7 @@ class PrivacyPolicy(ABC):
         """Check that the policy and the run's secure aggregation go together.
 
         Raises:
-            SettingsError: If they don't.
+            SettingsError: If the two settings are not compatible.
         """
         return
 
@@ -234,8 +245,12 @@ class PrivacyPolicy(ABC):
     def check_trainings(self, site: str, count: int) -> None:
         """Check the number of trainings in one step of a site.
 
+        Args:
+            site: Name of the site, for the message.
+            count: Number of trainings in the step.
+
         Raises:
-            ContractError: If the account covers another number.
+            ContractError: If the privacy account covers another number of trainings.
         """
         return
 
@@ -248,12 +263,15 @@ class PrivacyPolicy(ABC):
 
     @property
     def threshold(self) -> int | None:
-        """Number of sites whose shares add up to the noise, or None if the noise is the site's own."""
+        """Number of sites whose shares of noise together make up the noise of a sum, under secure aggregation.
+
+        None if each site adds the full noise itself, or no noise.
+        """
         secure = self.settings.secure_aggregation
         return secure.resolved_threshold if self.is_private and secure is not None else None
 
     def release(self, images: int | None = None) -> NoisedReleases | None:
-        """Return the noised steps of one release of a site.
+        """Return the noise of one release of a site: noise multiplier, number of noised steps, and sampling rate.
 
         Args:
             images: Number of the site's training images, or None if unknown.
@@ -267,16 +285,20 @@ class PrivacyPolicy(ABC):
         return None
 
     def releases_of_replies(self, replies: int) -> NoisedReleases | None:
-        """Return the releases of a site that sent a number of replies, or None if they don't follow from replies."""
+        """Return the releases of a site that sent a number of replies.
+
+        Returns:
+            None if the releases do not follow from the number of replies, or there is no guarantee.
+        """
         return None
 
     @classmethod
     def part_of(cls, entry: LedgerEntry, adjacency: Adjacency) -> NoisedReleases | None:
-        """Return the releases of a ledger's entry, converted to the unit of this mechanism.
+        """Return the releases that a ledger's entry lists, converted to the privacy unit of this mechanism.
 
         Args:
-            entry: Entry of any unit.
-            adjacency: Adjacency of the guarantee.
+            entry: Entry of a ledger: the releases of one run, of any privacy unit.
+            adjacency: Adjacency of the guarantee that is computed from the result.
 
         Returns:
             None if no bound is known.
@@ -301,11 +323,19 @@ class PrivacyPolicy(ABC):
     # ---- statements
 
     def statement(self) -> str:
-        """Return sentences about the guarantee and its accounting; an empty text without a guarantee."""
+        """Return sentences about the guarantee for both adjacencies and about its accounting, for log and report.
+
+        Returns:
+            An empty text without a guarantee.
+        """
         return ""
 
     def other_guarantee(self) -> Guarantee | None:
-        """Return the guarantee of the same noise for the adjacency that the settings don't name."""
+        """Return the numbers of the guarantee for the adjacency that the settings don't choose, with the same noise.
+
+        Returns:
+            None without a guarantee.
+        """
         return None
 
     def describe_accounts(self, accounts: Mapping[str, PrivacyAccount]) -> str:
@@ -321,24 +351,27 @@ class NoPrivacy(PrivacyPolicy):
     """Policy of a run without a privacy setting: no clipping, no noise, and every declared message may leave a site."""
 
     is_private: ClassVar[bool] = False
+    """Whether the run has a differential privacy guarantee."""
     discloses_integers: ClassVar[bool] = True
+    """Whether integer and bool tensors of an update may leave the site."""
     discloses_training_scores: ClassVar[bool] = True
+    """Whether numbers about a site's training images may leave the site."""
 
     def discloses(self, kind: PayloadKind) -> bool:
-        """Return True: tensors of every kind may leave a site."""
+        """Return whether tensors of a kind may leave a site: always True."""
         return True
 
     def discloses_metadata(self, visibility: Visibility) -> bool:
-        """Return True: all metadata may leave a site."""
+        """Return whether metadata with a declared visibility may leave a site: always True."""
         return True
 
     def discloses_peer_messages(self) -> bool:
-        """Return True: a site may send messages to other sites."""
+        """Return whether a site may send messages to other sites: always True."""
         return True
 
 
 def mechanism_of(unit: str) -> type[PrivacyPolicy]:
-    """Return the class of the policy for a privacy unit.
+    """Return the class of the privacy mechanism for a privacy unit, which a plugin provides.
 
     Raises:
         PluginError: If no plugin, or more than one, has a mechanism for that unit, or if it can't be imported.
@@ -363,7 +396,7 @@ def policy_of(settings: Settings) -> PrivacyPolicy:
     """Return the privacy policy of a run.
 
     Raises:
-        PluginError: As `mechanism_of` does.
+        PluginError: If no plugin, or more than one, has a mechanism for the privacy unit, or if it can't be imported.
         SettingsError: If the settings are not possible for the mechanism.
     """
     if settings.privacy is None:
@@ -374,7 +407,7 @@ def policy_of(settings: Settings) -> PrivacyPolicy:
 
 
 def payloads_beside_updates(method: Method | type[Method]) -> list[str]:
-    """Return a description of each payload other than updates that the sites of a method send."""
+    """Return a description of each payload other than updates that the sites of a method send, for messages."""
     other = [f"'{prefix}' ({kind})" for prefix, kind in sorted(method.sends.items()) if kind != "update"]
     if Capability.PEER_MESSAGES in method.supports:
         other.append("messages from site to site")

@@ -28,6 +28,7 @@ from medfl.privacy.statements import ADJACENCY_WORDS
 from medfl.utils.rng import SecretStream
 
 Noise = Literal["gaussian", "laplace", "none"]
+"""Kind of noise that is added to a part of an image; ``none`` adds no noise."""
 
 IMAGE_PARTS = {
     "x_s": "the generalisable part of the image (the image less its reconstruction)",
@@ -46,8 +47,8 @@ class ImageRelease:
     Attributes:
         noise: Kind of noise: ``gaussian``, ``laplace`` or ``none``.
         variance: Variance of the noise of each element, > 0, in squared units of images in [0, 1]. It has no effect
-            with the noise ``none``. FedFed's published code uses its values as standard deviations, or as scales of
-            Laplace noise.
+            with the noise ``none``. The published code of the method FedFed uses these values as standard deviations,
+            or as scales of Laplace noise.
         clip: Largest norm of the part of one image, > 0: L1 norm for Laplace noise, otherwise L2 norm. None clips
             nothing. Without noise, a clip guarantees nothing.
         delta: Delta of Gaussian noise, in (0, 1).
@@ -57,7 +58,7 @@ class ImageRelease:
         SettingsError: If a value is out of range.
 
     Example:
-        >>> round(Release("gaussian", 0.15, clip=1.0).epsilon("add_remove"), 2)
+        >>> round(ImageRelease("gaussian", 0.15, clip=1.0).epsilon("add_remove"), 2)
         13.76
     """
 
@@ -102,7 +103,7 @@ class ImageRelease:
 
     @property
     def norm(self) -> Literal["l1", "l2"]:
-        """The norm that `clip` bounds."""
+        """Name of the norm that `clip` bounds: ``l1`` for Laplace noise, otherwise ``l2``."""
         return "l1" if self.noise == "laplace" else "l2"
 
     @property
@@ -111,10 +112,10 @@ class ImageRelease:
         return self.clip is not None and self.noise != "none"
 
     def clipped(self, part: torch.Tensor) -> torch.Tensor:
-        """Scale the part of each image by min(1, clip / norm).
+        """Return the parts of the images, each scaled by min(1, clip / norm), without noise.
 
         Args:
-            part: Parts of the images, shape (N, C, *spatial), any floating dtype.
+            part: Parts of N images with C channels, shape (N, C, *spatial), any floating dtype.
 
         Returns:
             Clipped parts, float64, of the same shape. In a shorter dtype, rounding could lift a norm above the bound. A
@@ -148,10 +149,10 @@ class ImageRelease:
         return whole * factors.view(-1, *[1] * (whole.dim() - 1))
 
     def apply(self, part: torch.Tensor, stream: SecretStream) -> torch.Tensor:
-        """Clip the part of each image, then add noise.
+        """Clip the part of each image, then add noise. The input stays unchanged.
 
         Args:
-            part: Parts of the images, shape (N, C, *spatial), any floating dtype.
+            part: Parts of N images with C channels, shape (N, C, *spatial), any floating dtype.
             stream: Secret stream of the site. Its key must contain a hash of the parts, because the difference of two
                 sets with equal noise would reveal both. For the same reason, several copies of the same parts must be
                 drawn from one stream, one after the other.
@@ -189,12 +190,12 @@ class ImageRelease:
         return " ".join(guarantee_sentences([self]))
 
     def meta(self) -> dict[str, Any]:
-        """Return the fields as JSON, which `from_meta` reads."""
+        """Return the fields by name, as JSON values for a message's metadata, which `from_meta` reads."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_meta(cls, meta: Mapping[str, Any]) -> ImageRelease:
-        """Build an object from the result of `meta`.
+        """Build an object from the fields that `meta` returned.
 
         Raises:
             SettingsError: If a field is unknown or missing, or a value is out of range.
@@ -230,7 +231,7 @@ def epsilon_together(releases: Sequence[ImageRelease], adjacency: str) -> float 
         SettingsError: If the adjacency is unknown, or Gaussian releases have different deltas.
 
     Example:
-        >>> copies = [Release("gaussian", variance, clip=1.0) for variance in (0.15, 0.25)]
+        >>> copies = [ImageRelease("gaussian", variance, clip=1.0) for variance in (0.15, 0.25)]
         >>> round(epsilon_together(copies, "add_remove"), 1)
         18.6
     """

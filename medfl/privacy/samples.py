@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from medfl.training.loop import Batch
 
 CHUNK_NUMBERS = 1 << 26
-"""Maximum number of elements of the per-image gradients that are in memory at once (256 MB)."""
+"""Maximum number of elements of the per-image gradients that are in memory at once (256 MB in float32)."""
 
 
 def sampling_schedule(settings: Settings, images: int) -> tuple[float, int]:
-    """Return the sampling rate of a step and the number of steps in a round.
+    """Return the sampling rate of a step and the number of steps in a round, as (rate, steps).
 
-    A batch has ``batch_size`` images on average. The number of steps is that without privacy: ceil(images /
+    A batch has ``batch_size`` images on average. The number of steps is the same as without privacy: ceil(images /
     batch_size) for each epoch.
 
     Args:
@@ -121,8 +121,12 @@ class PrivateSteps:
         gradient_clip: Largest L2 norm of the noised mean gradient, or None. It is post-processing and costs no privacy.
         sigma: Noise multiplier; None computes it from the settings.
 
+    Attributes:
+        smallest: Minimum number of images in a batch that makes a step. It is 0, as an empty batch also makes a step,
+            by the noise alone.
+
     Raises:
-        SettingsError: If Opacus is not installed, or no noise keeps the budget.
+        SettingsError: If Opacus is not installed, or no noise keeps the privacy budget.
         ContractError: If it is the second training in one step of the site.
     """
 
@@ -170,7 +174,7 @@ class PrivateSteps:
         """Update the parameters by the noised mean of the clipped gradients; without images by the noise alone.
 
         Args:
-            loss: Function that returns the scalar loss of a batch. It is called for one image at a time.
+            loss: Function that returns the scalar loss of a batch. It is called with batches of one image.
             batch: Images of the step, or None.
 
         Returns:
@@ -251,10 +255,12 @@ class PrivateSteps:
 
 
 def refuse_patches(batch: Batch) -> None:
-    """Check that a batch has at most one sample of each image, because clipping bounds samples and not images.
+    """Raise an error if a batch has several samples (such as patches) of an image.
+
+    Clipping bounds the gradient of each sample, so an image with several samples would not be protected.
 
     Raises:
-        SettingsError: If it has several samples of an image.
+        SettingsError: If the batch has several samples of an image.
     """
     if len(batch.rows.unique()) < len(batch.rows):
         raise SettingsError(

@@ -27,25 +27,34 @@ class SecretSite(Site):
 
     Attributes:
         request: Hash of the current request.
-        trainings: Number of private trainings that began in the current step.
+        trainings: Number of private trainings (by DP-SGD) that began in the current step.
     """
 
     request: str = ""
     trainings: int = 0
 
     def rng(self, label: str) -> torch.Generator:
-        """Return a generator that depends on (site secret; run id, round, label, hash of the request)."""
+        """Return a generator of secret random numbers for a purpose.
+
+        Args:
+            label: Name of the purpose. With the site's secret, the run id, the round and the hash of the request, it
+                determines the numbers.
+        """
         return torch.Generator().manual_seed(self.secret_seed(label))
 
     def secret_seed(self, label: str) -> int:
-        """Return a seed in [0, 2**63), keyed like `rng`."""
+        """Return a secret seed in [0, 2**63) for a purpose, which depends on the same values as the numbers of `rng`.
+
+        Args:
+            label: Name of the purpose.
+        """
         return self.secret_rng(f"seed of {label}", self.request).seed()
 
     def count_training(self) -> None:
         """Count a private training that begins.
 
         Raises:
-            ContractError: If it is the second one in a step, because the account covers one training in a step.
+            ContractError: If it is the second training in a step, because the account covers one training in a step.
         """
         self.trainings += 1
         if self.trainings > 1:
@@ -58,7 +67,7 @@ class SecretSite(Site):
 
 
 def derive_site_run_id(run_id: str, pixels: str, task: Task, network: str | None) -> str:
-    """Return an identifier of a run at one site, from which the keys of its noise and subsampling are derived.
+    """Return an identifier of a run at one site, from which the keys of the site's noise and subsampling are derived.
 
     Trainings on other images or with another network have other identifiers, so they never share noise.
 

@@ -1,5 +1,8 @@
 """Signatures with the key of a participant's startup kit, and checks of the certificates of other participants.
 
+A participant is a site, the server or a researcher. The startup kit is the folder with key, certificate and
+configuration that NVFlare makes for each participant of a project; the root certificate of the project issues them all.
+
 The module needs the package ``cryptography``, which comes with the extra ``flare``. The keys are NVFlare's (RSA, 2048
 bits). A signature is RSASSA-PSS with SHA-256 (RFC 8017). The signed content begins with the purpose of the
 signature, so that a signature of a peer message is not valid for any other purpose.
@@ -54,7 +57,10 @@ class Signer:
         return self._key.sign(_with_purpose(purpose, content), _PADDING, hashes.SHA256())
 
     def verify(self, purpose: str, content: bytes, signature: bytes, certificate: bytes, name: str) -> None:
-        """Verify a signature with the root certificate of this participant, as the function `verify` does."""
+        """Verify that a participant signed some content, with the root certificate of this signer's kit.
+
+        The arguments and errors are those of the function `verify`.
+        """
         verify(purpose, content, signature, certificate, self.root, name)
 
     def verify_site(self, purpose: str, content: bytes, signature: bytes, certificate: bytes, name: str) -> None:
@@ -70,7 +76,8 @@ class Signer:
             name: Name of the site that must have signed.
 
         Raises:
-            RefusedError: As `verify`, or if the certificate belongs to the server or to a researcher.
+            RefusedError: If the certificate or the signature is not valid, as in the function `verify`, or if the
+                certificate belongs to the server or to a researcher.
         """
         self.verify(purpose, content, signature, certificate, name)
         subject = x509.load_pem_x509_certificate(certificate).subject
@@ -91,8 +98,8 @@ def read_signer(kit: Path) -> Signer:
         kit: Folder of the kit, which contains the folder ``startup``.
 
     Raises:
-        SettingsError: If they can't be read, the key does not fit the certificate, or the certificate was not issued by
-            the kit's root or has expired.
+        SettingsError: If the files can't be read, the key does not fit the certificate, or the certificate was not
+            issued by the kit's root or has expired.
     """
     startup = kit / "startup"
     who = "server" if (startup / "server.key").is_file() else "client"
@@ -185,7 +192,8 @@ def check_certificate(
         now: Time at which the certificate must be valid; None is the current time.
 
     Raises:
-        RefusedError: If a check fails.
+        RefusedError: If the certificate is malformed, has another name, was not issued by the root, is not valid at
+            that time, or has no RSA key.
     """
     issuer = x509.load_pem_x509_certificate(root)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from medfl.settings import SecureAggregation
 
 ADJACENCY_WORDS = {"add_remove": "added or removed", "replace": "replaced by any other"}
-"""Maps each adjacency to the change of a unit, in words."""
+"""Maps each adjacency to the change, in words, of a privacy unit (a site or an image) that the guarantee hides."""
 
 
 def describe_secure(secure: SecureAggregation, simulated: bool = False) -> str:

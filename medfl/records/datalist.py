@@ -17,16 +17,16 @@ class CaseRecord(TypedDict, total=False):
     `record_targets` of `medfl.data.targets` check the records that are used.
 
     Attributes:
-        image: Row of the image array.
+        image: Number of the image's row in the array file that contains all images.
         label: Number of the class.
         target: Number or list of numbers, if cases have no class; None is an unknown number.
-        in_mask: Numbers of the structures that the case's mask shows.
+        in_mask: Numbers of the structures (segmentation classes) that the case's mask shows.
         subject_id: Pseudonym of the patient.
         site: Name of the hospital.
-        centre: Scanning centre.
+        centre: Name of the scanning centre.
         sex: Sex of the patient, or None if it is unknown.
         age: Age of the patient in years, or None if it is unknown.
-        presentation_intent: Purpose of a DICOM file's pixels, see `medfl.data.readers.dicom_intent`.
+        presentation_intent: Purpose of a DICOM file's pixels: for processing or for presentation.
     """
 
     image: int
@@ -42,7 +42,7 @@ class CaseRecord(TypedDict, total=False):
 
 
 def make_record(entries: dict[str, Any]) -> CaseRecord:
-    """Return the entries of a case as a record. It may have further columns that `CaseRecord` does not declare."""
+    """Return the entries of a case as a record, unchanged. Keys that `CaseRecord` does not declare are also allowed."""
     return cast("CaseRecord", entries)
 
 

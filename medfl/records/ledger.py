@@ -1,6 +1,8 @@
-"""Schema, reader and writer of privacy budget ledgers, which list the releases of one data set by run.
+"""Schema, reader and writer of privacy budget ledgers.
 
-Release: one noised value that leaves the site.
+A ledger is a file of a site that lists, for each run on one data set, the releases of that run. A release is one noised
+value that leaves the site. The privacy unit of a run is the part of the data that its guarantee hides: a site or one
+image.
 """
 
 from __future__ import annotations
@@ -19,11 +21,16 @@ Adjacency = Literal["add_remove", "replace"]
 """Adjacency of data sets: neighbours differ in one unit that is added or removed, or replaced by any other."""
 
 Mechanism = Literal["gaussian", "poisson-subsampled gaussian", "distributed discrete gaussian"]
-"""Mechanism of a release. In the distributed one, discrete Gaussian noise of several sites adds up in a sum."""
+"""Mechanism of a release.
+
+``gaussian``: one site adds Gaussian noise. ``poisson-subsampled gaussian``: each step draws the images at random (as in
+DP-SGD) and adds Gaussian noise. ``distributed discrete gaussian``: several sites add shares of discrete Gaussian noise
+to one sum.
+"""
 
 
 class LedgerEntry(Record):
-    """Releases that one run made of a data set.
+    """Entry of a ledger: the releases that one run made of a data set, and their noise.
 
     Attributes:
         unit: Name of the privacy unit, for example ``site``.
@@ -31,14 +38,15 @@ class LedgerEntry(Record):
         adjacency: Adjacency of the run's guarantee.
         sigma: Noise multiplier of each step: standard deviation of the noise over the clipping bound. It is infinite if
             there are no steps.
-        rate: Probability with which a unit takes part in a step.
-        steps: Number of noised steps in one release.
+        rate: Probability with which a privacy unit takes part in a step, in (0, 1]; 1 without subsampling.
+        steps: Number of noised steps in one release: the steps of one training by DP-SGD, or 1 for an update or a sum.
         delta: Delta of the run's guarantee.
-        epsilon: Privacy budget of the run.
+        epsilon: Privacy budget of the run: the epsilon that all planned releases together may spend.
         planned: Maximum number of releases in the run.
         releases: Hashes of the releases, in the order in which they were made. The hash is computed from the content of
             a release and its noise.
-        threshold: Number of sites whose shares add up to the noise, or None if the noise is the site's own.
+        threshold: Number of sites whose shares of noise together make up the noise of a sum under secure aggregation;
+            None if the site adds the full noise itself.
     """
 
     unit: PluginName
@@ -65,7 +73,8 @@ class LedgerEntry(Record):
 class Ledger(FileRecord):
     """Content of a ledger file: the releases of one data set over all runs, or a copy of one run's entry.
 
-    The name of a copy is `NAME`. A ledger over several runs is named after the fingerprint of its data.
+    The copy is in the site's folder of the run and has the name `NAME`. A ledger over several runs is named after the
+    fingerprint of its data.
 
     Attributes:
         entries: Maps the key of each run to its entry. `medfl.privacy.ledger.Account.key` computes the key.
@@ -73,7 +82,9 @@ class Ledger(FileRecord):
     """
 
     NAME: ClassVar[str] = "privacy.json"
+    """Name of the copy's file in a site's folder of the run."""
     HAS_CHECKSUM: ClassVar[bool] = True
+    """Whether the file holds a checksum of its other content, which the reader verifies."""
 
     entries: dict[str, LedgerEntry] = {}
     copy_of: Path | None = None
@@ -87,7 +98,8 @@ class Ledger(FileRecord):
             site: Name of the site, for messages.
 
         Raises:
-            StoreError: If the file is damaged, of another version or unreadable, with the code of `read`.
+            StoreError: If the file is damaged, unreadable or of another version, with the code ``damaged_file``,
+                ``unreadable_file`` or ``other_version``.
         """
         try:
             return cls.read(path)

@@ -1,4 +1,9 @@
-"""Schemas of ``partition.json`` and ``case_partition.json``, in which ``medfl partition`` describes a partition."""
+"""Schemas of ``partition.json`` and ``case_partition.json``, in which ``medfl partition`` describes a partition.
+
+A partition divides a pooled data set into the data of several sites, by a scheme such as a random or a class-skewed
+division. A unit is the smallest part that is never divided: a patient, or an image if patients are not known. A leak is
+a violation of the splits, such as a patient in both a training and a test set.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +34,17 @@ GlobalTest = Literal["official", "per_class", "remainder", "none"]
 
 
 Duplicates = Literal["refuse", "drop"]
-"""Treatment of duplicates: training images also in the server's test set, and public images that are also private."""
+"""Treatment of training images that are also in the server's test set, and of public images that are also private.
+
+``refuse``: raise an error. ``drop``: leave these images out.
+"""
 
 
 class LocatedExclusion(Exclusion):
     """Number of images that were left out of a data set for one reason and at one place.
 
     Attributes:
-        where: Name of the site, ``public``, or ``pooled data set`` if they were left out before the partition.
+        where: Name of the site, ``public``, or ``pooled data set`` if the images were left out before the partition.
     """
 
     where: str
@@ -61,7 +69,7 @@ class TestFold(Record):
 
 
 class PartitionSettings(Record):
-    """Settings of a partition, as in `medfl.data.partition.plan.PartitionPlan`; None for those without an effect.
+    """Settings of a partition, as the user gave them. Settings without an effect are None.
 
     Attributes:
         scheme: Name of the scheme.
@@ -118,20 +126,23 @@ class Partition(FileRecord):
 
     Attributes:
         dataset: Name of the pooled data set.
-        public_dataset: Name of the pooled data set of the public images, if it is another one.
+        public_dataset: Name of the pooled data set of the public images, if it differs from `dataset`.
         settings: Settings that had an effect.
         unassigned: Maps each class to its number of training images that are at no site and not in the server's test
             set.
         allowed_leaks: Sentences about leaks that were allowed.
         warnings: Sentences about problems of the partition.
-        exclusions: Numbers of images that were left out.
+        exclusions: Numbers of images that were left out, by reason and place.
         not_distributed: Maps each split of the pooled data set that is not in the partition to its number of images.
         sha256_by_file: Maps each data list and array, by its path relative to the partition, to its SHA-256.
     """
 
     NAME: ClassVar[str] = "partition.json"
+    """Name of the file in its folder."""
     REPAIR: ClassVar[str] = "Partition again."
+    """Sentence that tells a user what to do about a damaged file."""
     ERROR: ClassVar[type[MedflError]] = DataError
+    """Class of the errors that the reader raises."""
 
     dataset: str
     public_dataset: str | None = None
@@ -145,13 +156,14 @@ class Partition(FileRecord):
 
     @classmethod
     def find(cls, dataset_dir: str | Path) -> Self | None:
-        """Read the file of a partitioned data set.
+        """Find and read ``partition.json`` of a partitioned data set.
 
         Args:
             dataset_dir: Path of the folder that contains one folder for each site.
 
         Returns:
-            None if there is no such file, because the lists of the sites were written without ``medfl partition``.
+            None if the folder has no such file, because the lists of the sites were written without ``medfl
+            partition``.
 
         Raises:
             DataError: If the file can't be read, is damaged, or has another version.
@@ -161,20 +173,25 @@ class Partition(FileRecord):
 
 
 class CasePartition(FileRecord):
-    """Content of ``case_partition.json``, in the folder that contains the folders of the sites.
+    """Content of ``case_partition.json``, which describes a partition of a list of cases instead of an image array.
+
+    The file is in the folder that contains the folders of the sites.
 
     Attributes:
         case_list: Name of the file that lists the cases.
         scheme: Name of the scheme.
         options: Options of the scheme.
-        column: Entry of a case by which the scheme divides the cases.
+        column: Name of the entry of a case by which the scheme divides the cases.
         seed: Seed of all random draws.
         cases: Maps each site to the number of cases in each section of its list.
     """
 
     NAME: ClassVar[str] = "case_partition.json"
+    """Name of the file in its folder."""
     REPAIR: ClassVar[str] = "Partition again."
+    """Sentence that tells a user what to do about a damaged file."""
     ERROR: ClassVar[type[MedflError]] = DataError
+    """Class of the errors that the reader raises."""
 
     case_list: str
     scheme: str

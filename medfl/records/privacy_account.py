@@ -13,14 +13,16 @@ from medfl.utils.field_descriptions import PluginName
 from medfl.utils.metadata import MAX_COUNT, Count
 
 Epsilon = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+"""Type of an epsilon: finite and at least 0."""
 
 
 class PrivacyAccount(Record):
     """Releases of one run on a site's data, and the privacy that all runs on the same data spent together.
 
-    A release is one noised value that leaves the site. With the unit ``sample``, the number of a site's images follows
-    from `sigma`, `rate` and `steps`. A site withholds these from the server
-    (`medfl.privacy.policy.PrivacyPolicy.redact`); then all three are None.
+    A release is one noised value that leaves the site. The privacy unit is the part of the data that the guarantee
+    hides, a site or an image (``sample``). A ledger is a file that lists the releases of one data set. With the unit
+    ``sample``, the number of a site's images follows from `sigma`, `rate` and `steps`. A site withholds these from the
+    server (`medfl.privacy.policy.PrivacyPolicy.redact`); then all three are None.
 
     Attributes:
         unit: Name of the privacy unit, for example ``site``.
@@ -28,12 +30,13 @@ class PrivacyAccount(Record):
         delta: Delta of the guarantee.
         sigma: Noise multiplier of each step: standard deviation of the noise over the clipping bound. It is infinite if
             there are no steps.
-        rate: Probability with which a unit takes part in a step.
-        steps: Number of noised steps in one release.
-        threshold: Number of sites whose shares add up to the noise, or None if the noise is the site's own.
+        rate: Probability with which a privacy unit takes part in a step, in (0, 1]; 1 without subsampling.
+        steps: Number of noised steps in one release: the steps of one training by DP-SGD, or 1 for an update or a sum.
+        threshold: Number of sites whose shares of noise together make up the noise of a sum under secure aggregation;
+            None if the site adds the full noise itself.
         planned: Maximum number of releases in the run.
         releases: Number of releases that the run has made.
-        stated_epsilon: Privacy budget of the run.
+        stated_epsilon: Privacy budget of the run, as its settings state it: epsilon of all planned releases together.
         epsilon: Epsilon of the releases that the run has made, or None if no bound is known.
         composed: Epsilon of all runs together, or None if no bound is known or the site withholds it.
         runs: Number of runs on the same data that have made a release.

@@ -1,5 +1,8 @@
 """Schema of the progress events of a run in ``progress.jsonl``, one on each line, which `medfl monitor` shows.
 
+A round of a method has one or more steps. In a step, the server sends requests to sites, and each site replies. A job
+is the work of a site for a request, or for an evaluation.
+
 A line contains the time of the event and the event, whose class its ``kind`` names. Events contain no path and no data
 of a patient. Their numbers have bounds, so that every table, page and plot can show them.
 """
@@ -15,7 +18,7 @@ from medfl.records.record import Record
 from medfl.settings import Privacy
 
 MAX_ROUND = 10**8 - 1
-"""Largest number of a round or a step, as in messages between machines."""
+"""Largest number of a round or a step; messages between machines have the same bound."""
 
 MAX_TIME = 1e11
 """Latest time of an event in seconds since 1970, which the calendars of most programming languages can represent."""
@@ -27,9 +30,13 @@ MAX_COST = 1e21
 """Largest number of seconds or bytes of one step."""
 
 RoundNumber = Annotated[int, Field(ge=0, le=MAX_ROUND)]
+"""Type of the number of a round or a step, in [0, `MAX_ROUND`]."""
 Time = Annotated[float, Field(ge=0, le=MAX_TIME)]
+"""Type of a time in seconds since 1970, in [0, `MAX_TIME`]."""
 Score = Annotated[float, Field(ge=-MAX_SCORE, le=MAX_SCORE)]
+"""Type of a score or a loss, of an absolute value up to `MAX_SCORE`."""
 Cost = Annotated[float, Field(ge=0, le=MAX_COST)]
+"""Type of a number of seconds or bytes, in [0, `MAX_COST`]."""
 
 
 class RunStart(Record):
@@ -46,6 +53,7 @@ class RunStart(Record):
     """
 
     kind: Literal["run_start"] = "run_start"
+    """Name of the class of the event, by which a reader of the file recognises the class."""
     method: str
     seed: int
     rounds: RoundNumber
@@ -65,23 +73,25 @@ class JobStart(Record):
     """
 
     kind: Literal["job_start"] = "job_start"
+    """Name of the class of the event, by which a reader of the file recognises the class."""
     sites: tuple[str, ...]
     job: str
     activity: str
 
 
 class Heartbeat(Record):
-    """Sign of life of sites that run a job.
+    """Sign of life of sites that run a job, which is sent at intervals.
 
     Attributes:
         sites: Names of the sites.
         job: Kind of the job, or None if the sender does not know it.
         activity: Activity of the sites in words; empty before the first batch.
         share: Fraction of the job's batches that are done, in [0, 1], or None if it is unknown or private.
-        has_progressed: Whether a batch was done since the heartbeat before.
+        has_progressed: Whether a batch was done since the previous heartbeat.
     """
 
     kind: Literal["heartbeat"] = "heartbeat"
+    """Name of the class of the event, by which a reader of the file recognises the class."""
     sites: tuple[str, ...]
     job: str | None = None
     activity: str
@@ -98,6 +108,7 @@ class JobEnd(Record):
     """
 
     kind: Literal["job_end"] = "job_end"
+    """Name of the class of the event, by which a reader of the file recognises the class."""
     sites: tuple[str, ...]
     job: str
 
@@ -111,6 +122,7 @@ class UnavailableSite(Record):
     """
 
     kind: Literal["unavailable_site"] = "unavailable_site"
+    """Name of the class of the event, by which a reader of the file recognises the class."""
     site: str
     reason: str
 
@@ -135,10 +147,11 @@ class StepMetrics(Record):
     """Summary of the metrics of a step, rounded to five digits.
 
     Attributes:
-        scored_round: The round whose models were scored, or None if none was.
-        scores: Maps "model split metric" to the mean over the sites where the metric is defined.
-        server_scores: Maps "test set model split metric" to the score on a test set of the server.
-        site_scores: Maps "model split" to the score of each site in the task's first metric.
+        scored_round: The round whose models were scored, or None if no model was scored.
+        scores: Maps "MODEL SPLIT METRIC", such as "global test accuracy", to the mean over the sites where the metric
+            is defined.
+        server_scores: Maps "TEST_SET MODEL SPLIT METRIC" to the score on a test set of the server.
+        site_scores: Maps "MODEL SPLIT" to the score of each site in the task's first metric.
         training_loss: Mean training loss of the sites, or None.
         costs: Maps each site to its costs.
     """
@@ -164,6 +177,7 @@ class CommittedStep(Record):
     """
 
     kind: Literal["committed_step"] = "committed_step"
+    """Name of the class of the event, by which a reader of the file recognises the class."""
     step: RoundNumber
     round: RoundNumber
     rounds_done: RoundNumber
@@ -184,6 +198,7 @@ class RunEnd(Record):
     """
 
     kind: Literal["run_end"] = "run_end"
+    """Name of the class of the event, by which a reader of the file recognises the class."""
     status: Literal["finished", "diverged", "incomplete"]
     reason: str = ""
     rounds: RoundNumber
@@ -198,13 +213,15 @@ class RunStop(Record):
     """
 
     kind: Literal["run_stop"] = "run_stop"
+    """Name of the class of the event, by which a reader of the file recognises the class."""
     error: str
 
 
 class SiteExit(Record):
-    """Exit of a site from the run, in the file of that site: the server ended its job."""
+    """Event that a site left the run because the server ended the site's job. Only the file of that site has it."""
 
     kind: Literal["site_exit"] = "site_exit"
+    """Name of the class of the event, by which a reader of the file recognises the class."""
 
 
 Event = RunStart | JobStart | Heartbeat | JobEnd | UnavailableSite | CommittedStep | RunEnd | RunStop | SiteExit
@@ -215,7 +232,8 @@ class ProgressLine(Record):
     """Line of ``progress.jsonl``.
 
     Attributes:
-        time: Time of the event in seconds since 1970, by the clock of the machine that writes the file.
+        time: Time at which the event was written, in seconds since 1970, by the clock of the machine that writes the
+            file.
         event: The event.
     """
 

@@ -13,20 +13,21 @@ from medfl.errors import MedflError, StoreError
 from medfl.utils.files import json_bytes, write_atomic
 
 CHECKSUM = "sha256"
-"""Key of the checksum in a file that has one."""
+"""Key of the checksum in a file with a checksum (`FileRecord.HAS_CHECKSUM`)."""
 
 
 MAX_PLACE = 200
-"""Maximum number of characters of a key path in a damaged file that a message shows."""
+"""Maximum number of characters with which a message names the place (key path) of an error in a damaged file."""
 
 
 class Record(BaseModel):
     """Immutable data with named, validated fields, which can be part of a file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+    """Configuration of pydantic: objects are immutable, and unknown fields are errors."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record as JSON values."""
+        """Return the fields of the record by name, as JSON values."""
         return self.model_dump(mode="json")
 
 
@@ -37,7 +38,7 @@ class FileRecord(Record):
         NAME: Name of the file in its folder.
         VERSION: Version of the format, which the file contains. Reading a file with another version raises an error.
         HAS_CHECKSUM: Whether the file holds a checksum of its other content, which the reader verifies.
-        REPAIR: What a user can do about a damaged file, as a sentence.
+        REPAIR: Sentence that tells a user what to do about a damaged file.
         ERROR: Class of the errors that the reader raises.
     """
 
@@ -134,6 +135,6 @@ class FileRecord(Record):
 
 
 def checksum_of(values: dict[str, Any]) -> str:
-    """Return the SHA-256 of JSON values in a canonical form."""
+    """Return the SHA-256 of JSON values, in a form that does not depend on the order of the keys."""
     text = json.dumps(values, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

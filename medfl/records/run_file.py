@@ -16,7 +16,10 @@ from medfl.records.summary import BestRound
 from medfl.settings import Execution, Settings, read_settings
 
 IDENTITY_NAMES = {"networks_by_site": "networks"}
-"""Maps the name of a setting to its name in `RunIdentity`, if they differ. The keys of noise streams use that name."""
+"""Maps the name of a setting to its name in `RunIdentity`, for settings whose names differ.
+
+The name in `RunIdentity` enters the keys of noise streams.
+"""
 
 
 class TaskIdentity(Record):
@@ -24,17 +27,17 @@ class TaskIdentity(Record):
 
     Attributes:
         networks: Maps the name of each network to a hash of its tensors' names and shapes.
-        loss: Class, attributes and tensors of the loss.
+        loss: Class, attributes and tensors of the loss function.
         optimizer: Class and options of the optimiser.
         metrics: Names of the metrics.
         num_classes: Number of classes; None if there is an `objective`.
         objective: Identifying fields of the objective; None for a multiclass classification.
         frozen: Maps the name of each network with frozen parameters to their digest.
         augmentation: Description of the training augmentation.
-        views: Description of the views for methods that contrast them.
+        views: Description of the augmented views of an image, for methods with a contrastive loss.
         weights: SHA-256 of the file of pretrained weights.
         schedule: Description of the learning rate schedule.
-        regions: Hash of the atlas.
+        regions: Hash of the region labels (atlas) that divide an image into regions; None without regions.
     """
 
     networks: dict[str, str]
@@ -56,15 +59,17 @@ class TaskIdentity(Record):
 
 
 class RunIdentity(Record):
-    """Identity of a run: runs with equal identities are the same run. The number of rounds is not part of it.
+    """Identity of a run: runs with equal identities are the same run.
+
+    The number of rounds is not part of the identity.
 
     Attributes:
         method: Name of the method.
-        method_args: Settings of the method that were given.
+        method_args: Settings of the method that the user gave, by name.
         settings: Maps the name of each setting of the run to its value; `RunFile.settings` has them with types.
         sites: Names of the sites.
-        data: Digest of the data of all sites; equal for runs that can be compared image by image.
-        task: The learning problem.
+        data: Digest of the data of all sites. It is equal for runs that can be compared image by image.
+        task: Part of the learning problem that identifies a run.
     """
 
     method: str
@@ -112,7 +117,7 @@ class SettingOrigin(Record):
 
     Attributes:
         value: Value as JSON.
-        origin: For example ``bundle``, ``command line`` or ``default of medfl``.
+        origin: Origin of the value, for example ``bundle``, ``command line`` or ``default of medfl``.
     """
 
     value: Any
@@ -120,10 +125,12 @@ class SettingOrigin(Record):
 
 
 class AssignedNetwork(Record):
-    """Network that a rule gave a site (`medfl.engine.runs.network_assignment`).
+    """Network that a rule chose for a site.
+
+    A rule chooses, for example, a smaller network for a site with a weaker machine.
 
     Attributes:
-        network: Name of the network. The setting ``networks_by_site`` and the site's own file take precedence.
+        network: Name of the network. The setting ``networks_by_site`` and the site's own configuration take precedence.
         facts: Maps the name of each fact about the site's machine that the rule used to its value.
     """
 
@@ -136,7 +143,7 @@ class JoinedSite(Record):
 
     Attributes:
         round: First round that the site takes part in.
-        network: Name of the network that the site brought; None if it trains the run's.
+        network: Name of the network that the site brought; None if the site trains the default network of the run.
     """
 
     round: int = Field(ge=0)
@@ -144,7 +151,13 @@ class JoinedSite(Record):
 
 
 def networks_of_joined_sites(joined: Mapping[str, JoinedSite]) -> dict[str, str]:
-    """Return the networks that sites brought when they joined, by the name of the site."""
+    """Return the name of the network that each site brought when it joined, by the name of the site.
+
+    Sites that brought no network are left out.
+
+    Args:
+        joined: Maps each site that joined a run after it began to the record of its joining.
+    """
     return {site: entry.network for site, entry in joined.items() if entry.network is not None}
 
 
@@ -156,9 +169,9 @@ class DataOrigin(Record):
         sites: Maps each site, and the server's test set, to the digest of its data.
         folder: Path of the data, relative to the run folder.
         allowed_leaks: Kinds of violations of the splits that the user allowed.
-        allowed_changes: Files that changed since the partition, which the user allowed.
+        allowed_changes: Data files that changed since the partition and that the user allowed in spite of that.
         label_map: Maps each class of the public data to a class of the sites, or to None if it is left out.
-        fold: Fold that is the test set of every site; None if there are no folds.
+        fold: Fold of a cross-validation that is the test set of every site; None without cross-validation.
     """
 
     name: str = ""
@@ -175,10 +188,11 @@ class Provenance(Record):
 
     Attributes:
         settings: Maps the name of each setting to its value and origin; empty in a site's own folder.
-        data: The data.
+        data: Origin of the data.
         plugins: Maps the name of each loaded plugin to its distribution and version, or its file.
         assigned_networks: Maps each site to the network that a network assignment gave it.
-        offer: Offer of a run between machines, as it was submitted; None for a run on one machine.
+        offer: Offer of a run between machines: the proposal of method, settings and task that the researcher submitted
+            to the sites. None for a run on one machine.
         joined: Maps each site that joined after the run began to the record of its joining.
     """
 
@@ -191,7 +205,7 @@ class Provenance(Record):
 
     @property
     def late_networks(self) -> dict[str, str]:
-        """Maps each site that joined later and brought a network to its name."""
+        """Maps each site that joined after the run began and brought a network to the name of that network."""
         return networks_of_joined_sites(self.joined)
 
 
@@ -203,7 +217,7 @@ class Versions(Record):
         torch: Version of PyTorch.
         python: Version of Python.
         machine: Architecture of the processor.
-        cpu: Instruction set that PyTorch uses.
+        cpu: Instruction set of the processor that PyTorch uses, such as ``AVX2``.
     """
 
     medfl: str
@@ -220,16 +234,20 @@ class RunFile(FileRecord):
         identity: Identity of the run.
         rounds: Number of rounds.
         execution: Workers, threads and device.
-        backend: ``local`` or ``flare``.
+        backend: Backend that runs the sites: ``local`` (on this machine) or ``flare`` (on other machines).
         versions: Versions of the software.
         provenance: Origin of the settings, the data and the code.
-        best_round: Round with the best validation score; None while the run is not over, or if it compares no rounds.
+        best_round: Round with the best validation score; None while the run is not over, or if it does not compare
+            rounds.
         cleaned: True if ``medfl clean`` deleted the state, so that the run can't be continued.
     """
 
     NAME: ClassVar[str] = "run.json"
+    """Name of the file in its folder."""
     HAS_CHECKSUM: ClassVar[bool] = True
+    """Whether the file holds a checksum of its other content, which the reader verifies."""
     REPAIR: ClassVar[str] = "Put it back from a copy, or start the run in a new folder."
+    """Sentence that tells a user what to do about a damaged file."""
 
     identity: RunIdentity
     rounds: int

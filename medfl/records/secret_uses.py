@@ -1,4 +1,8 @@
-"""Register of the uses of a site's secrets under secure aggregation, in ``secure_aggregation.json`` of its folder."""
+"""Register of the uses of a site's secrets under secure aggregation, in ``secure_aggregation.json`` of its folder.
+
+The secrets of a round hide the site's update. Used for two different contents, they would reveal it. So the site
+records each use before anything leaves it, and refuses a second use of another content.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,11 @@ from medfl.records.record import FileRecord, Record
 
 
 class SecretUse(Record):
-    """A use of a round's secrets.
+    """One use of a site's secrets in a round.
 
     Attributes:
         round: Number of the round.
-        use: Name of the use, such as ``participants``.
+        use: Name of the use, such as ``participants`` (the list of participants that the secrets belong to).
         digest: Digest of the content for which the secrets were used.
     """
 
@@ -31,11 +35,14 @@ class SecretUses(FileRecord):
     """
 
     NAME: ClassVar[str] = "secure_aggregation.json"
+    """Name of the file in its folder."""
     HAS_CHECKSUM: ClassVar[bool] = True
+    """Whether the file holds a checksum of its other content, which the reader verifies."""
     REPAIR: ClassVar[str] = (
         "Without it, a repeated use of a secret can't be detected: restore it from a copy, or start the run in a new "
         "folder."
     )
+    """Sentence that tells a user what to do about a damaged file."""
 
     nonce: str | None = None
     uses: tuple[SecretUse, ...] = ()

@@ -52,12 +52,13 @@ class SiteCosts(Record):
 
 
 class Attendance(Record):
-    """Participation of the sites.
+    """Participation of the sites in the rounds of a run.
 
     Attributes:
         sites: Number of sites of the run.
-        unavailable: Sites that sent no usable reply to their last request.
-        missed: Maps each site that missed rounds to the first and the last round of each stretch of missed rounds.
+        unavailable: Names of the sites that sent no usable reply to their last request.
+        missed_rounds: Maps each site that missed rounds to its stretches of consecutive missed rounds, each as (first
+            round, last round).
     """
 
     sites: int
@@ -70,11 +71,11 @@ class BestRound(Record):
 
     Attributes:
         round: Number of the round; None if no score was defined.
-        metric: Metric that rounds are compared by.
-        score: Score of that round; None if no score was defined.
+        metric: Name of the metric that rounds are compared by.
+        score: Mean validation score of the round; None if no score was defined.
         scored_on: Images that the score was computed on, in words.
         is_exported: True if the models of that round are in the exported bundles.
-        ended_early: True if the run stopped because the score did not improve.
+        ended_early: True if the run stopped before its last round because the score did not improve.
     """
 
     round: int | None
@@ -139,14 +140,14 @@ class Summary(FileRecord):
         status: ``finished``, ``diverged`` or ``incomplete``.
         reason: Reason why the run ended early; empty if it did not.
         rounds: Number of rounds that were completed.
-        evaluated_round: Round of `scores`; None if no round was evaluated.
+        evaluated_round: Round that `scores` belong to; None if no round was evaluated.
         models_round: Round of the exported models.
         best_round: Round with the best validation score; None if the run did not compare rounds.
         scores: Maps kind of model (``global``, ``personal``), split and metric to the scores.
-        costs: Maps each site to its costs.
+        costs: Maps each site to the resources that it spent.
         attendance: Participation of the sites.
         holdings: Number of images by site, split and class; None in a run between machines, whose sites do not disclose
-            it.
+            these numbers.
         leaks: Sentences about violations of the splits that the user allowed.
         names: Names of the network's outputs if cases are of no class; empty if no one named them.
         privacy: Maps each site to its privacy account.
@@ -155,7 +156,9 @@ class Summary(FileRecord):
     """
 
     NAME: ClassVar[str] = "summary.json"
+    """Name of the file in its folder."""
     REPAIR: ClassVar[str] = "Give the command of the run again, or put the file back from a copy."
+    """Sentence that tells a user what to do about a damaged file."""
 
     method: str
     status: str
@@ -175,5 +178,11 @@ class Summary(FileRecord):
     unavailable_reasons: dict[str, str] = {}
 
     def score(self, model: str, split: str, metric: str) -> MetricScores | None:
-        """Return the scores of a metric for a kind of model on a split; None if it was not evaluated."""
+        """Return the scores of a metric for a kind of model on a split; None if the model was not evaluated on it.
+
+        Args:
+            model: ``global`` or ``personal``.
+            split: Name of the split, such as ``test``.
+            metric: Name of the metric.
+        """
         return self.scores.get(model, {}).get(split, {}).get(metric)

@@ -30,14 +30,14 @@ class DataAdversary(StrictModel, ABC):
     """Attack that changes the labels, and possibly the pixels, of attackers' training images.
 
     Attributes:
-        rate: Share of the images selected by `touches` that are changed, in (0, 1].
+        rate: Share, in (0, 1], of the images that the attack changes among the images that `touches` selects.
     """
 
     rate: float = Field(1.0, gt=0, le=1)
 
     @abstractmethod
     def label(self, labels: torch.Tensor, classes: int) -> torch.Tensor:
-        """Return the labels that attackers give to images, and that they want models to predict.
+        """Return the wrong labels that attackers give to images, and that they want models to predict.
 
         Args:
             labels: True labels, shape (n,), int64, each in [0, classes).
@@ -62,8 +62,9 @@ class DataAdversary(StrictModel, ABC):
         """Return changed images, before any augmentation. By default, return the images unchanged.
 
         Args:
-            inputs: Images, shape (B, C, *spatial), as a network receives them. They must not be changed in place.
-            scale: Scale of the task's images, or None if it is not known.
+            inputs: Batch of B images with C channels, shape (B, C, *spatial), normalised as a network receives them.
+                The tensor must not be changed in place.
+            scale: Normalisation of the task's images, or None if it is not known.
         """
         return inputs
 
@@ -72,7 +73,7 @@ class DataAdversary(StrictModel, ABC):
 
         Args:
             classes: Number of classes.
-            scale: Scale of the task's images, or None if it is not known.
+            scale: Normalisation of the task's images, or None if it is not known.
 
         Raises:
             SettingsError: If the attack is not possible.
@@ -85,10 +86,11 @@ class AttackerKnowledge:
     """Information that attackers have when they reply: all replies of the step, and the server's last model change.
 
     Attributes:
-        replies: All replies of the step, before any of them was changed.
+        replies: All replies of the step, before the attack changed any reply.
         attackers: Names of the attackers in the step, sorted.
-        last_change: Change of the server's model between the last two requests to attackers, by the names of the
-            reply's tensors. Empty at the first request, and for attacks that do not need it (`remembers`).
+        last_change: Change of the server's model between the last two requests to attackers: maps the names of the
+            reply's tensors to differences. Empty at the first request, and for attacks that do not need the change
+            (`ReplyAdversary.remembers`).
     """
 
     replies: Replies
@@ -107,12 +109,15 @@ class AttackerKnowledge:
 
     @cached_property
     def honest_mean(self) -> Tensors:
-        """Unweighted mean of the honest updates, float64; empty if there are none."""
+        """Unweighted mean of the updates of honest sites, by tensor name, float64; empty without honest sites."""
         return _floats(mean_update(self.replies, dict.fromkeys(self.honest, 1 / max(len(self.honest), 1))))
 
     @cached_property
     def honest_deviation(self) -> Tensors:
-        """Standard deviation of the honest updates for each coordinate, float64, with n - 1; zeros for a single one."""
+        """Standard deviation of the updates of honest sites for each coordinate, by tensor name, float64.
+
+        The sum of squares of n updates is divided by n - 1. A single update gives zeros.
+        """
         squares = {name: torch.zeros_like(mean) for name, mean in self.honest_mean.items()}
         for site, tensors in self.replies:
             if site in self.honest:
@@ -122,11 +127,14 @@ class AttackerKnowledge:
 
 
 class ReplyAdversary(StrictModel, ABC):
-    """Attack that changes the replies of attackers."""
+    """Attack that changes the replies of attackers after they trained honestly."""
 
     @property
     def remembers(self) -> bool:
-        """True if the attack needs `AttackerKnowledge.last_change`."""
+        """True if the attack needs `AttackerKnowledge.last_change`.
+
+        Attackers then store the models that they received.
+        """
         return False
 
     @abstractmethod
@@ -143,7 +151,7 @@ class ReplyAdversary(StrictModel, ABC):
         """
 
     def check(self, sites: int, attackers: int) -> None:
-        """Check that the attack is effective with a number of attackers. By default, accept every number.
+        """Check that the attack is possible with a number of attackers. By default, accept every number.
 
         An implementation may also log a warning.
 

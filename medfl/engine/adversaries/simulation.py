@@ -36,7 +36,11 @@ from medfl.utils.wire import prefixed, select
 logger = logging.getLogger(__name__)
 
 RECEIVED, CHANGE = "received/", "change/"
-"""Prefixes of tensors that attackers store at a step: the model in their request, and its change since the last one."""
+"""Prefixes of the names of tensors that attackers store at a step.
+
+`RECEIVED`: the model in the attackers' request. `CHANGE`: the difference of this model from the model that they
+received before it.
+"""
 
 
 class _AttackSetting(StrictModel):
@@ -67,7 +71,7 @@ class Attackers:
 
 
 def read_attackers(setting: Mapping[str, Any], registry: Registry) -> Attackers | None:
-    """Read the setting ``adversaries``, and return its attackers, or None if it is empty.
+    """Read the setting ``adversaries``, and return the attackers that it names, or None if the setting is empty.
 
     Args:
         setting: Value of the setting: ``attack``, ``sites``, and the options of the attack.
@@ -190,12 +194,12 @@ class AttackedData:
         data: Original images, each with a class.
         adversary: The attack.
         classes: Number of classes.
-        scale: Scale of the images, or None if it is not known.
+        scale: Normalisation of the images, or None if it is not known.
         generator: Generator that draws the images to poison.
 
     Attributes:
         class_labels: Label of each image after the attack, shape (n,), int64.
-        patients: Number of the patient of each image, or None if it is not known.
+        patients: Number of the patient of each image, or None if the patients are not known.
     """
 
     def __init__(
@@ -220,7 +224,14 @@ class AttackedData:
         return len(self._data)
 
     def batch(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the inputs and targets of some rows, with the changes of the attack."""
+        """Return the images and targets of some rows, with the changes of the attack.
+
+        Args:
+            rows: Numbers of the images, shape (B,), int64.
+
+        Returns:
+            Images, shape (B, C, *spatial), as a network receives them, and targets, shape (B, ...).
+        """
         inputs, _ = self._data.batch(rows)
         changed = self._changed[rows]
         if changed.any():
@@ -229,7 +240,11 @@ class AttackedData:
         return inputs, self.targets(rows)
 
     def targets(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the targets of some rows, with the changes of the attack."""
+        """Return the targets of some rows, with the changes of the attack.
+
+        Args:
+            rows: Numbers of the images, shape (B,), int64.
+        """
         true = self._data.targets(rows)
         return self._labels[rows].to(true.dtype).reshape(true.shape)
 
@@ -260,14 +275,29 @@ class AttackedBackend(LocalBackend):
         evaluation: Evaluation | None = None,
         keep: StepNumbers = (),
     ) -> StepResult:
-        """Execute the requests of a step, after the attackers have stored the model that they received."""
+        """Execute the requests of a step, and evaluate an earlier round meanwhile.
+
+        Before that, the attackers store the model that they received.
+
+        Args:
+            step: Number of the step.
+            round_: Round that the step belongs to.
+            requests: Requests, at most one for each site.
+            evaluation: Round to score, or None.
+            keep: Numbers of earlier steps whose states the sites must not delete.
+        """
         self._round = round_  # a continued run has the same rounds and may have other step numbers
         if isinstance(self._attackers.adversary, ReplyAdversary) and self._attackers.adversary.remembers:
             self._remember(step, requests)
         return super().step(step, round_, requests, evaluation, keep)
 
     def replies(self, results: list[SiteResult], missing: list[str]) -> Replies:
-        """Return the replies of a step, in which the replies of attackers are changed."""
+        """Return the replies that belong to results without a refusal, in which the replies of attackers are changed.
+
+        Args:
+            results: Results of the sites that replied.
+            missing: Names of the sites that received a request and sent no usable reply.
+        """
         replies = super().replies(results, missing)
         if not isinstance(self._attackers.adversary, ReplyAdversary) or not results:
             return replies
@@ -301,7 +331,7 @@ class AttackedReplies:
         attackers: The attackers.
         seed: Seed of the run. Seed and round decide the random numbers of the attackers.
         round_: Round of the replies.
-        last_change: Last change of the server's model, as in `AttackerKnowledge`.
+        last_change: Change of the server's model between the last two requests to attackers; None if not needed.
 
     Attributes:
         meta: Maps each site to the metadata of its reply.

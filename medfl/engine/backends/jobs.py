@@ -19,7 +19,7 @@ class BackendJob:
 
     Attributes:
         name: Name of the kind of job, for messages and progress events.
-        tensors: Input tensors. Several jobs may share one object.
+        tensors: Input tensors. Several jobs may share one dictionary of tensors.
     """
 
     name: ClassVar[str]
@@ -32,11 +32,11 @@ class BackendJob:
 
     @property
     def participants_text(self) -> str:
-        """The names in `participants`, separated by commas."""
+        """Names in `participants`, separated by commas, for messages."""
         return ", ".join(self.participants)
 
     def fields_to_json(self) -> Meta:
-        """Return all fields except the tensors, as JSON."""
+        """Return all fields except the tensors by name, as JSON values."""
         return {name: value for name, value in vars(self).items() if name != "tensors"}
 
     def copy(self) -> Self:
@@ -47,17 +47,18 @@ class BackendJob:
 
 @dataclass(frozen=True, kw_only=True)
 class StepJob(BackendJob):
-    """Job that executes the request for one site.
+    """Job that executes the server's request at one site.
 
     Attributes:
-        request: ``to``, ``op`` and ``meta`` of the request.
-        digest: `medfl.utils.wire.digest` of the request's tensors.
+        request: Request without its tensors: ``to`` (name of the site), ``op`` (operation) and ``meta`` (metadata).
+        digest: SHA-256 of the request's tensors.
         step: Number of the step.
         round: Round that the step belongs to.
-        keep: Earlier steps after which the site's state is still needed.
+        keep: Numbers of earlier steps whose states the site must not delete.
     """
 
     name: ClassVar[str] = "step"
+    """Name of the kind of job, for messages and progress events."""
     request: Meta
     digest: str
     step: int
@@ -76,16 +77,19 @@ class StepJob(BackendJob):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateJob(BackendJob):
-    """Job that scores the models of some sites on their own data. Its tensors are the published tensors of the server.
+    """Job that scores the models of some sites on the data of these sites.
+
+    The tensors of the job are those that the server published, from which sites build their models.
 
     Attributes:
         sites: Names of the sites.
-        step: Last step of the round.
+        step: Last step of the evaluated round.
         round: The evaluated round.
-        score_caches: Maps each site to the last scores of its models (`medfl.engine.evaluation.ScoreCache`).
+        score_caches: Maps each site to the last scores of its models, which are reused for unchanged models.
     """
 
     name: ClassVar[str] = "evaluate"
+    """Name of the kind of job, for messages and progress events."""
     sites: list[str]
     step: int
     round: int
@@ -99,16 +103,19 @@ class EvaluateJob(BackendJob):
 
 @dataclass(frozen=True, kw_only=True)
 class PredictJob(BackendJob):
-    """Job that predicts some cases of a test set of the server. Its tensors are the published tensors of the server.
+    """Job that predicts some cases of a test set of the server.
+
+    The tensors of the job are those that the server published, from which the global model is built.
 
     Attributes:
         test_set: Name of the test set.
-        cases: First case, and the case after the last one.
-        step: Last step of the round.
+        cases: Range of the cases: (number of the first case, number after that of the last case).
+        step: Last step of the evaluated round.
         round: The evaluated round.
     """
 
     name: ClassVar[str] = "predict"
+    """Name of the kind of job, for messages and progress events."""
     test_set: str
     cases: tuple[int, int]
     step: int
@@ -122,22 +129,25 @@ class PredictJob(BackendJob):
 
 @dataclass(frozen=True, kw_only=True)
 class CrossSiteJob(BackendJob):
-    """Job that scores one site's model on every site's test data. Its tensors are the published tensors of the server.
+    """Job that scores one site's model on every site's test data.
+
+    The tensors of the job are those that the server published, from which the site's model is built.
 
     Attributes:
-        owner: Site that the model belongs to.
-        step: Last step of the round.
+        owner: Name of the site that the model belongs to.
+        step: Last step of the evaluated round.
         round: The evaluated round.
     """
 
     name: ClassVar[str] = "cross_site_evaluation"
+    """Name of the kind of job, for messages and progress events."""
     owner: str
     step: int
     round: int
 
     @property
     def participants(self) -> list[str]:
-        """Name of the model's owner, in a list."""
+        """Name of the site that owns the model, in a list."""
         return [self.owner]
 
 

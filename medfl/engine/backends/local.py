@@ -44,23 +44,24 @@ ACTIVITY_BY_JOB: dict[type[BackendJob], str] = {
     PredictJob: SCORING,
     CrossSiteJob: "cross-site evaluation",
 }
-"""Maps each kind of job to the activity in its progress event at the start."""
+"""Maps each kind of job to the activity, in words, in the progress event at the start of such a job."""
 
 JOBS_PER_WORKER = 3
-"""Number of jobs for each worker into which an evaluation is divided."""
+"""Number of jobs per worker into which an evaluation is divided, so that all workers end at about the same time."""
 
 
 class LocalBackend:
     """Backend that runs the requests of a server at sites on one machine.
 
     Args:
-        hosts: Maps the name of each site that trains to its runner.
-        viewers: Maps each participant that only has test data to its runner, for example the server's test set. It is
-            scored with the global model.
+        hosts: Maps the name of each site that trains to its runner, which executes the site's requests.
+        viewers: Maps the name of each participant that only has test data, for example the server's test set, to its
+            runner. The global model is scored on these data.
         make_method: Factory that returns a new method object.
         workers: Number of processes, >= 1.
         threads: Number of threads of each process, >= 1.
-        absent: Returns whether a site is unavailable in a step, for tests and simulations of drop-outs.
+        unavailable: Function that returns whether a site is unavailable in a step, given the site's name and the step
+            number; for tests and simulations of drop-outs.
         note: Callback that receives progress events.
     """
 
@@ -87,11 +88,14 @@ class LocalBackend:
         return sorted(self.hosts)
 
     def site_info(self) -> dict[str, Meta]:
-        """Return the site information that each site discloses."""
+        """Return the information that each site discloses about itself at the start of the run, by site.
+
+        For example, it says whether the site can train, and how many training images it has.
+        """
         return {name: self.hosts[name].site_info() for name in self.sites}
 
     def newest(self, site: str) -> int:
-        """Return the newest valid step on a site's disk, or 0. Rename damaged newer files to ``*.damaged``."""
+        """Return the number of the newest valid step on a site's disk, or 0. Rename damaged files to ``*.damaged``."""
         return self.hosts[site].store.mend()
 
     def step(
@@ -109,7 +113,7 @@ class LocalBackend:
             round_: Round that the step belongs to.
             requests: Requests, at most one for each site.
             evaluation: Round to score, or None.
-            keep: Earlier steps after which the sites' states are still needed.
+            keep: Numbers of earlier steps whose states the sites must not delete.
 
         Returns:
             Results of the sites, sorted by name; names of the unavailable sites; and the rows of the evaluation.
@@ -125,10 +129,10 @@ class LocalBackend:
         return StepResult(answers, unavailable, sorted(rows, key=lambda row: row.site))
 
     def replies(self, answers: list[SiteResult], missing: list[str]) -> Replies:
-        """Return the replies of sites that did not refuse, which are read from the sites' step files.
+        """Return the replies that belong to results without a refusal. They are read from the sites' step files.
 
         Args:
-            answers: Results of these sites.
+            answers: Results of the sites that replied.
             missing: Names of the sites that received a request and sent no usable reply.
         """
         return StoredReplies(lambda answer: self.hosts[answer.site].store.read(answer.step, "reply/"), answers, missing)
@@ -140,7 +144,7 @@ class LocalBackend:
             evaluation: Round to score.
 
         Returns:
-            One row for each model, site and metric. The sites of a model begin with its owner.
+            One row for each model, site and metric. For each model, the rows of the site that owns it come first.
         """
         step, round_, published = evaluation.step, evaluation.round, evaluation.published
         jobs = [CrossSiteJob(owner=name, step=step, round=round_, tensors=published) for name in self._tested_sites()]
@@ -159,7 +163,7 @@ class LocalBackend:
         return self.hosts.get(name) or self.viewers[name]
 
     def close(self) -> None:
-        """Stop the workers."""
+        """Stop the worker processes, if there are any."""
         if self._pool is not None:
             self._pool.close()
 

@@ -1,5 +1,7 @@
 """Pool of forked worker processes that run jobs of the local backend.
 
+A job is a unit of work, such as one site's request or a part of an evaluation (`medfl.engine.backends.jobs`).
+
 Messages between the processes are JSON and safetensors blobs, never pickles.
 """
 
@@ -30,29 +32,30 @@ JobResult = tuple[Meta, Tensors]
 """Result of a job: JSON metadata and tensors."""
 
 RunJob = Callable[[BackendJob], JobResult]
-"""Function that runs one job."""
+"""Type of a function that runs one job and returns its result."""
 
 Stage = Literal["start", "end"] | HeartbeatSignal
-"""Start or end of a job, or a heartbeat in between."""
+"""Stage of a job: ``start``, ``end``, or a heartbeat (sign of life of the worker) in between."""
 
 NoteStage = Callable[[BackendJob, Stage], None]
-"""Callback that receives the stages of jobs."""
+"""Type of a callback ``note_stage(job, stage)``, which is called when a job reaches a stage."""
 
 NEXT_JOB_SECONDS = 0.01
 """Seconds that a worker waits for its next job before it gives freed memory back to the system."""
 
 HEARTBEAT = "beat"
-"""Key of a heartbeat in a message from a worker."""
+"""Metadata key that marks a message from a worker as a heartbeat."""
 
 
 def discard_stage(job: BackendJob, stage: Stage) -> None:
-    """Discard the stage of a job."""
+    """Discard the stage of a job: a callback for runs whose progress no one follows."""
 
 
 GPU_BEFORE_FORK = (
     "This process trained or used a GPU before it started workers, and torch can't continue in forked workers then. "
     "Start the run in a separate process (`medfl run`), use --workers 1, or hide the GPUs: CUDA_VISIBLE_DEVICES=''."
 )
+"""Error message for a process that used a GPU before it forked worker processes."""
 
 
 class WorkerPool:
@@ -62,7 +65,7 @@ class WorkerPool:
         run_job: Function that runs one job, in a worker.
         size: Number of processes.
         threads: Number of threads of each process.
-        kinds: All kinds of jobs.
+        kinds: Classes of the jobs that the workers can receive.
     """
 
     def __init__(self, run_job: RunJob, size: int, threads: int, kinds: Sequence[type[BackendJob]] = JOB_KINDS) -> None:
@@ -242,5 +245,8 @@ def _run_catching_errors(run_job: RunJob, job: BackendJob, blob: bytes) -> JobRe
 
 
 def describe_bug(error: Exception, job: BackendJob) -> str:
-    """Return a message about an unexpected error in a job, with its participants and without its content."""
+    """Return a message about an unexpected error in a job.
+
+    The message names the participants of the job and nothing of the job's content.
+    """
     return f"{type(error).__name__} in '{job.name}' of '{job.participants_text}': {error}"

@@ -26,7 +26,7 @@ from medfl.utils.progress import progress_bar
 from medfl.utils.text import visible, visible_lines
 
 MAX_METRICS = 3
-"""Maximum number of metrics in the table at the end of a run; the report has all."""
+"""Maximum number of metrics in the table at the end of a run; the report has all metrics."""
 
 
 def show_scores(summary: Summary, metrics: Sequence[str], folder: Path) -> None:
@@ -34,7 +34,7 @@ def show_scores(summary: Summary, metrics: Sequence[str], folder: Path) -> None:
 
     Args:
         summary: Summary of the run.
-        metrics: Names of the task's metrics. The table has the first `MAX_METRICS` of them.
+        metrics: Names of the task's metrics. The table has the first `MAX_METRICS` metrics.
         folder: Path of the run folder.
     """
     console = Console(width=None if sys.stdout.isatty() else 100, markup=False)
@@ -80,12 +80,12 @@ def show_log() -> None:
 
 
 MONAI_COMMAND = "monai.bundle.__main__"
-"""Name of the main module of ``python -m monai.bundle``."""
+"""Name of the main module of MONAI's command line, ``python -m monai.bundle``."""
 
 
 @contextmanager
 def ends_monai_command() -> Iterator[None]:
-    """End the process without a traceback, if an error or Ctrl+C ends a run in MONAI's command line.
+    """Return a context in which an error or Ctrl+C ends MONAI's command line without a traceback.
 
     MONAI would print a traceback of its own frames. In any other program, such as a notebook or medfl's command line,
     the exception is raised to the caller. With ``MEDFL_DEBUG=1`` it is always raised.

@@ -1,4 +1,8 @@
-"""Inputs of the exported bundles, and the description of a network in the metadata of such a bundle."""
+"""Inputs of the exported bundles, and the description of a network in the metadata of such a bundle.
+
+An exported bundle is the MONAI bundle with the trained model that a site keeps after a run. A stock bundle is a MONAI
+bundle that was not written for medfl.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,10 @@ from medfl.objectives import Objective
 from medfl.types import Meta
 
 CaseMetadata = Mapping[str, Sequence[str | None]]
-"""Maps the name of each metadata field to its value for each image; None if it is not known."""
+"""Maps the name of each metadata field of cases, such as the sex, to its values, one for each image in order.
+
+A value is None if it is not known.
+"""
 
 
 @dataclass(frozen=True)
@@ -20,18 +27,17 @@ class SiteExport:
 
     Attributes:
         bundle_root: Path of the run's bundle, whose configurations, documentation and licence are copied.
-        values: Maps ids of the configurations, such as ``num_classes``, to values of the run, which replace the
-            bundle's values.
+        values: Maps ids in the bundle's configurations, such as ``num_classes``, to values of the run, which replace
+            the bundle's values.
         shape: Shape of an image, (channels, *spatial), for the bundle's metadata.
         classes: Names of the classes, for the bundle's metadata.
         data: Name of the data set, for the bundle's metadata.
         modality: Imaging modality, for the bundle's metadata.
         names: Names of the network's outputs if these are not classes, for the bundle's metadata; empty if unknown.
-        facts: Maps each site to the metadata fields `medfl.types.METADATA_KEYS` of its test images, for the predictions
-            file.
+        facts: Maps each site to the metadata of its test images (such as sex and centre), for the predictions file.
         objective: Objective of the task, for the bundle's metadata; None for a classification into `classes`.
-        stock: Paths of the weights in a bundle that was not written for medfl (`medfl.data.source.DataSource.weights`).
-            Such a bundle is copied unchanged, except for the weights. None for a bundle of medfl.
+        stock: Paths of the weight files in a stock bundle, which is copied unchanged except for these files. None for a
+            bundle of medfl.
     """
 
     bundle_root: Path
@@ -47,7 +53,7 @@ class SiteExport:
 
     @property
     def draws(self) -> bool:
-        """True if the outputs of the network are masks."""
+        """True if the network segments: its outputs are masks."""
         return self.objective is not None and self.objective.has_spatial_targets
 
     @property
@@ -58,7 +64,11 @@ class SiteExport:
 
     @property
     def outputs(self) -> list[str]:
-        """Names of the channels of the network's output: class names, output names, or the objective's columns."""
+        """Names of the channels of the network's output, for the bundle's metadata.
+
+        They are the names of the outputs or the classes. Without names, they are numbers for masks, and otherwise the
+        column names of the objective's predictions.
+        """
         if self.names:
             return list(self.names)
         if self.objective is None:
@@ -69,7 +79,11 @@ class SiteExport:
 
 
 def describe_names(site_export: SiteExport) -> str:
-    """Return a line with the classes, structures or outputs of a network."""
+    """Return a line that lists the names of a network's classes, segmented structures or other outputs.
+
+    Args:
+        site_export: Inputs of the exported bundle, which contain the names.
+    """
     names = site_export.names or site_export.classes
     kind = "Classes" if not site_export.names else "Structures" if site_export.draws else "Outputs"
     return f"{kind}: {'; '.join(names) or 'not stated'}"

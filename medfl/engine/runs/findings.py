@@ -1,4 +1,7 @@
-"""Write and read ``findings.safetensors``: the results of a method besides its scores (`medfl.contract.Findings`)."""
+"""Write and read ``findings.safetensors``: results of a method for its section of the report.
+
+Findings are results besides models and scores (`medfl.contract.Findings`).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from medfl.utils import wire
 from medfl.utils.files import write_atomic
 
 FINDINGS_FILE = "findings.safetensors"
-"""Name of the file in a run folder."""
+"""Name of the file with the findings in a run folder."""
 
 
 def write_findings(folder: Path, findings: Findings) -> None:

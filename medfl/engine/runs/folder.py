@@ -1,4 +1,7 @@
-"""Claim a run folder for a run. A folder of another run raises an error; more rounds continue the run."""
+"""Claim a run folder for a run, by its ``run.json``.
+
+A folder of another run raises an error. The same run with more rounds continues the run in the folder.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,8 @@ def claim(folder: Path, run: RunFile) -> None:
         run: The run. If its execution or versions differ from those in the folder, a warning is logged.
 
     Raises:
-        StoreError: If the folder holds another run or a cleaned one, or was started for more rounds, or under privacy
-            for fewer.
+        StoreError: If the folder holds another run or a run whose state was deleted (``medfl clean``), if its run was
+            started for more rounds, or, with a privacy setting, for fewer rounds.
     """
     path = folder / RunFile.NAME
     if path.exists() and _failed_at_start(folder, run.identity):
@@ -65,7 +68,7 @@ def _failed_at_start(folder: Path, identity: RunIdentity) -> bool:
 
 
 def save_best_round(folder: Path, best_round: BestRound | None) -> None:
-    """Write the best round into ``run.json``, if the run compares rounds.
+    """Write the best round into the folder's ``run.json``, if the run compares rounds.
 
     Args:
         folder: The run folder.
@@ -77,10 +80,10 @@ def save_best_round(folder: Path, best_round: BestRound | None) -> None:
 
 
 def begun_run(folder: Path) -> RunFile | None:
-    """Return the ``run.json`` of the run that a folder holds; None in a new folder.
+    """Read the ``run.json`` of the run that a folder holds; return None for a new folder.
 
     Raises:
-        StoreError: If it is damaged.
+        StoreError: If the file is damaged.
     """
     path = folder / RunFile.NAME
     return RunFile.read(path) if path.exists() else None

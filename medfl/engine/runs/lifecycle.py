@@ -39,7 +39,10 @@ from medfl.types import SERVER, Dataset, PathLike, Tensors
 from medfl.utils.locks import is_being_written
 
 REMOTE_LOCK_SECONDS = 90.0
-"""Seconds to wait for the lock in a run between machines. The process of an earlier attempt may need time to end."""
+"""Seconds to wait for the lock of the run folder in a run between machines.
+
+The process of an earlier attempt may need time to end.
+"""
 
 
 @dataclass(frozen=True)
@@ -72,10 +75,11 @@ class RunWriter:
 
         Args:
             provenance: Origin of the settings, the data and the code.
-            backend: ``local`` or ``flare``.
+            backend: Name of the backend that runs the sites: ``local`` (this machine) or ``flare`` (other machines).
 
         Raises:
-            StoreError: If the folder holds another run, a cleaned run, or a run with more rounds.
+            StoreError: If the folder holds another run, a run whose state was deleted (``medfl clean``), or a run with
+                more rounds.
         """
         execution = self.execution.model_copy(update={"device": self.plan.task.device})
         run = RunFile(
@@ -110,13 +114,13 @@ class RunWriter:
     def runner(
         self, name: str, data: Splits, post: Callable[[int, PeerMessage], None], options: SiteOptions | None = None
     ) -> SiteRunner:
-        """Return the runner of a site, whose state is in the folder.
+        """Return the runner that executes a site's requests and stores the site's state in the run folder.
 
         Args:
             name: Name of the site.
             data: Splits of the site.
-            post: Function that delivers a peer message, called with (step, message). It must return only after the
-                message is stored at the receiver.
+            post: Function that delivers a peer message (a message to another site), called with (step, message). It
+                must return only after the message is stored at the receiver.
             options: Options that the administrator of the site decides.
         """
         folder = self.folder / "state" / name
@@ -133,7 +137,9 @@ class RunWriter:
         return self.runner(name, Splits(EmptyDataset(), val or EmptyDataset(), test), _refuse_to_post)
 
     def record_progress(self, missing: Mapping[str, str] | None = None) -> AbstractContextManager[EventListener]:
-        """Record the progress of the run during a block (`medfl.engine.runs.progress.record_progress`).
+        """Record the progress events of the run in ``progress.jsonl`` during a block.
+
+        The block receives a callback that appends an event.
 
         Args:
             missing: Maps each site that does not take part so far to the reason.
@@ -141,7 +147,7 @@ class RunWriter:
         return record_progress(self.folder, self.start_event(self.plan.sites, missing or {}))
 
     def start_event(self, sites: Iterable[str], unavailable: Mapping[str, str]) -> RunStart:
-        """Return the event of the run's start.
+        """Return the progress event of the run's start.
 
         Args:
             sites: Names of the sites.
@@ -158,15 +164,15 @@ class RunWriter:
         )
 
     def commit_callback(self, note: EventListener) -> Callable[[Commit], None]:
-        """Return a callback that records the event of each commit.
+        """Return a callback that records a progress event for each commit (saved step) of the server.
 
         Args:
-            note: Callback that appends a progress event.
+            note: Callback that appends a progress event to the file.
         """
         return lambda commit: note(committed_step(commit, self.plan.task.metrics[0]))
 
     def summarise(self, outcome: RunOutcome, missing: Collection[str] = ()) -> Summary:
-        """Return the summary of the run (`medfl.engine.runs.summary.summarise`).
+        """Return the summary of the run: status, scores, costs, attendance and best round.
 
         Args:
             outcome: Result of the run at the server.
@@ -190,7 +196,7 @@ class RunWriter:
         summary.write(self.folder / Summary.NAME)
 
     def free_space(self, outcome: RunOutcome) -> None:
-        """Delete the state that a finished run does not need to be continued (`medfl.engine.store.Store.free_space`).
+        """Delete the stored steps that are not needed to continue a finished run with more rounds.
 
         A run that ended early keeps all state, because the same command repeats its last round.
 
@@ -205,7 +211,7 @@ class RunWriter:
                 Store(path).free_space(keep)
 
     def record_end(self, note: EventListener, summary: Summary) -> None:
-        """Record the event of the run's end.
+        """Record the progress event of the run's end.
 
         Args:
             note: Callback that appends a progress event.
@@ -222,7 +228,9 @@ class RunWriter:
 
 
 class RunParticipants(ABC):
-    """Data of the server and its connection to the sites: the part of a run that depends on the place of the sites.
+    """Interface to the server's data and to the sites: the part of a run that depends on where the sites are.
+
+    Subclasses exist for sites on this machine and for sites on other machines.
 
     `run_federation` calls the methods in the order of their definition.
 
@@ -265,11 +273,11 @@ class RunParticipants(ABC):
     @property
     @abstractmethod
     def server_data(self) -> ServerData:
-        """Data of the server itself. It is available after `connect`."""
+        """Data of the server itself: public data and test sets. They are available after `connect`."""
 
     @abstractmethod
     def end_round(self, round_: int, rows: list[MetricRow]) -> None:
-        """Report a committed round.
+        """Report a committed round, for example to a progress bar.
 
         Args:
             round_: Number of the round.
@@ -357,7 +365,7 @@ class RunViewer:
         return bool(self._journal.store.steps())
 
     def latest(self) -> tuple[State, Commit] | None:
-        """Read the server's state and its newest valid commit; return None in a folder without commits.
+        """Read the newest valid commit and the server's state after it; return None in a folder without commits.
 
         Raises:
             StoreError: If the folder has commits but no commit can be read.

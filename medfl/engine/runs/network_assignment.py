@@ -17,11 +17,11 @@ from medfl.records.run_file import AssignedNetwork
 from medfl.settings import StrictModel, read_settings
 
 MachineFacts = Mapping[str, float]
-"""Maps the name of each number that a site reports about its machine to the number."""
+"""Maps the name of each fact that a site reports about its machine, such as its memory, to a number."""
 
 
 class NetworkAssignment(StrictModel):
-    """Rule that chooses the network of each site. Its fields are options for the user.
+    """Rule that chooses the network of each site. The fields of a subclass are options for the user.
 
     In a run between machines, a rule may ask the sites for facts about their machines (`asks_sites`). Such a rule must
     also implement `measure`, `check_facts`, `assign_reported` and `assign_late`.
@@ -63,7 +63,7 @@ class NetworkAssignment(StrictModel):
             where: Source of the facts, for messages.
 
         Raises:
-            SettingsError: If they are not. The message does not contain any value.
+            SettingsError: If a fact is missing, unknown or impossible. The message does not contain any value.
         """
         raise NotImplementedError
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:  # `medfl monitor` starts faster without torch
 logger = logging.getLogger(__name__)
 
 PROGRESS = "progress.jsonl"
-"""Name of the file in a run folder."""
+"""Name of the file with the progress events in a run folder."""
 
 
 class ProgressFile:
@@ -49,6 +49,9 @@ class ProgressFile:
     Args:
         folder: Path of the run folder.
         clock: Function that returns the seconds since 1970.
+
+    Attributes:
+        path: Path of the file.
     """
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
@@ -57,7 +60,7 @@ class ProgressFile:
         self._is_line_torn = self._has_warned = False
 
     def note(self, event: Event) -> None:
-        """Append an event to the file. If it can't be written, log a warning once; never raise an error."""
+        """Append an event to the file. If the file can't be written, log a warning once; never raise an error."""
         try:
             line = ProgressLine(time=round(self._clock(), 3), event=event).to_bytes()
             with self._lock:
@@ -123,7 +126,7 @@ def record_progress(folder: Path, start: RunStart) -> Iterator[EventListener]:
 
 
 def committed_step(commit: Commit, metric: str) -> CommittedStep:
-    """Return the event of a commit.
+    """Return the progress event of a commit (a step that the server has saved).
 
     Args:
         commit: The commit.

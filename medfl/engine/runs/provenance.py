@@ -20,7 +20,10 @@ from medfl.task import Task
 from medfl.types import Meta
 
 BUNDLE, DEFAULT = "bundle", "default of medfl"
-"""Origins of settings."""
+"""Origins of a setting's value.
+
+`BUNDLE`: the bundle's files contain the value. `DEFAULT`: neither a file nor the user gave a value.
+"""
 
 HIDDEN_OPTIMIZER_OPTIONS = frozenset({"foreach", "fused", "maximize", "capturable", "differentiable"})
 """Options of torch's optimisers that are left out, as they only select an implementation or are rarely used."""
@@ -30,7 +33,7 @@ def run_files(bundle_root: Path) -> list[Path]:
     """Return the paths of a bundle's configurations for a run: ``train``, in JSON or YAML, and ``federate.json``.
 
     Raises:
-        SettingsError: If one of them does not exist.
+        SettingsError: If one of the files does not exist.
     """
     files = _config_files(bundle_root)
     for file in files:
@@ -123,10 +126,10 @@ def _optimizer_options(task: Task, written: Meta) -> tuple[Meta, Meta]:
 def origin_table(
     effective: Meta, bundle: Meta, given_by: str, default: str, defaults: Meta | None = None
 ) -> dict[str, SettingOrigin]:
-    """Return the value and the origin of each setting that a bundle's files may set.
+    """Return the value and the origin of each of several settings that a bundle's files may set.
 
-    A value that the bundle's files contain comes from the bundle. A value that differs from theirs comes from the user.
-    A value that the files don't name is a default, unless it is known to differ from the default.
+    A value that the bundle's files contain comes from the bundle. A value that differs from the one in the files
+    comes from the user. A value that the files don't contain is a default, unless it differs from the known default.
 
     Args:
         effective: Maps the dotted name of each setting to the value that the run uses.
@@ -152,7 +155,7 @@ def origin_table(
 def method_table(
     effective: Meta, args: Meta, bundle: Meta, presets: Mapping[str, Meta], given_by: str
 ) -> dict[str, SettingOrigin]:
-    """Return the value and the origin of each setting of a method, named ``method_args.NAME``.
+    """Return the value and the origin of each setting of a method. The keys are the names ``method_args.NAME``.
 
     Args:
         effective: All settings of the method.

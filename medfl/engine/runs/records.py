@@ -31,7 +31,10 @@ The columns are the row, the columns of the target (`Objective.scoring_target_co
 """
 
 TEST_CONFIG = Path("configs", "test_cases.json")
-"""Path in an exported bundle of the configuration with which a stock bundle's ``evaluate`` scores the test cases."""
+"""Path, in an exported stock bundle, of the configuration that makes the bundle's ``evaluate`` score the test cases.
+
+A stock bundle is a MONAI bundle that was not written for medfl.
+"""
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class RunRecord:
 
     @cached_property
     def objective(self) -> Objective:
-        """Objective that was learned."""
+        """Objective of the task, such as a multiclass classification or a segmentation."""
         return read_task_objective(self.run.identity.task)
 
     @property
@@ -87,13 +90,13 @@ class RunRecord:
 
     @property
     def fold(self) -> int | None:
-        """Number of the fold that is the sites' test sets, from 0; None if there are no folds."""
+        """Number of the cross-validation fold that is the sites' test sets, from 0; None without a cross-validation."""
         fold = self.run.provenance.data.fold
         return None if fold is None else fold.fold
 
     @property
     def folds(self) -> int | None:
-        """Number of folds, whether each has a run or not; None if there are none."""
+        """Number of folds of the cross-validation; None without a cross-validation."""
         fold = self.run.provenance.data.fold
         return None if fold is None else fold.folds
 
@@ -105,7 +108,7 @@ class RunRecord:
 
     @property
     def data_folder(self) -> Path | None:
-        """Path of the data, resolved from the current place of the run folder; None if it is not known."""
+        """Path of the folder with the data, resolved from the current place of the run folder; None if not known."""
         folder = self.run.provenance.data.folder
         return None if folder is None else Path(os.path.normpath(self.folder.absolute() / folder))
 
@@ -121,7 +124,7 @@ class RunRecord:
 
     @property
     def holdings(self) -> ImageCounts | None:
-        """Images by site, split and class; None if the run does not know them."""
+        """Numbers of images by site, split and class; None if the run does not know them, or is not over."""
         return None if self.summary is None else self.summary.holdings
 
     @property
@@ -135,7 +138,14 @@ class RunRecord:
         return () if self.summary is None else self.summary.constant_predictions
 
     def exported_kind(self, site: str) -> str | None:
-        """Return the kind of model that a site exports: ``personal`` if it has one, else ``global``; or None."""
+        """Return the kind of model that a site exports: ``personal`` if it has one, otherwise ``global``.
+
+        Args:
+            site: Name of the site.
+
+        Returns:
+            None if the site has no scored model.
+        """
         for kind in ("personal", "global"):
             for metrics in self.scores.get(kind, {}).values():
                 if any(site in scores.sites for scores in metrics.values()):
@@ -168,7 +178,7 @@ class RunRecord:
         return scores.public_test if tests == "public_test" else scores.global_test
 
     def shared(self, metric: str) -> float | None:
-        """Return the mean over the sites of the exported models' final scores on the server's test set.
+        """Return the score on the server's test set, averaged over the models that the sites export.
 
         None if sites export a personal model and the run did not have the setting ``shared_test``.
 
@@ -187,7 +197,7 @@ class RunRecord:
 
 
 def read_task_objective(task: TaskIdentity) -> Objective:
-    """Return the objective of a run's task."""
+    """Return the objective of a run's task from the task's identity in ``run.json``."""
     return Multiclass(task.num_classes or 0) if task.objective is None else read_objective(task.objective)
 
 
@@ -217,7 +227,7 @@ def read_run(folder: PathLike) -> RunRecord:
 
 
 def read_predictions(path: PathLike) -> pd.DataFrame:
-    """Read a file of predictions (`PREDICTIONS`) as a table."""
+    """Read a file of a site's predictions (`PREDICTIONS`) as a table with one row for each case."""
     import pandas as pd  # takes half a second to import
 
     return pd.read_csv(path, dtype=dict.fromkeys(METADATA_KEYS, "object"))

@@ -13,9 +13,10 @@ from medfl.utils.text import MAX_NAMES, names_and_more
 
 
 def exclude_logs(paths: Sequence[Path]) -> list[Path]:
-    """Return paths without the log files of a study, so that ``runs/*/seed-*`` matches run folders only.
+    """Return paths without log files, so that ``runs/*/seed-*`` yields run folders only.
 
-    The name of a log file begins with the name of a folder next to it: ``seed-0.log`` or ``seed-0-membership.log``.
+    A study (a comparison of several methods and seeds) writes a log file next to each of its run folders. The name of a
+    log file begins with the name of a folder next to it: ``seed-0.log`` or ``seed-0-membership.log``.
     """
     folders = [path for path in paths if path.is_dir()]
 
@@ -57,6 +58,6 @@ def sites_without_bundle(folder: Path, run: RunFile) -> list[str]:
 
     Args:
         folder: The run folder.
-        run: Its ``run.json``.
+        run: Content of the folder's ``run.json``.
     """
     return [site for site in run.identity.sites if not (folder / "sites" / site / "models" / "model.pt").is_file()]

@@ -1,5 +1,7 @@
 """Translate between the names of settings and the ids of a bundle's configuration.
 
+An id is a key of a MONAI configuration file; ``#`` separates the parts of a nested id.
+
 The files of a bundle have their settings under the id ``settings``. A user gives a setting by its bare name. A setting
 that the bundle does not contain has the default of `medfl.settings`. If ``settings`` refers to an id of the same name,
 as in ``"rounds": "@rounds"``, the setting is that id. Any other id with the name of a setting is unrelated to the
@@ -38,7 +40,9 @@ def _refers(value: object, name: str) -> bool:
 
 
 def setting_values(config: Mapping[str, object]) -> Meta:
-    """Return the value of each setting that is not an id of the configuration: that under ``settings``, or the default.
+    """Return the value of each setting that is not an id of the configuration.
+
+    The value is the one under the id ``settings`` or, without one, the default.
 
     Args:
         config: Maps each id to its value. Without the id ``settings`` the result is empty.
@@ -52,7 +56,13 @@ def setting_values(config: Mapping[str, object]) -> Meta:
 
 
 def bare_name(option: str) -> str:
-    """Return an option with ``#`` between its parts, and without the prefix ``settings#`` if it is a setting."""
+    """Return the bare name of an option of the command line.
+
+    The parts of the name are separated by ``#``. If the option is a setting, the prefix ``settings#`` is removed.
+
+    Args:
+        option: Name of the option, with ``#`` or ``::`` between its parts.
+    """
     name = option.replace("::", "#")
     setting = name.removeprefix(f"{SETTINGS_ID}#")
     return setting if setting.partition("#")[0] in run_fields() else name

@@ -53,7 +53,7 @@ class RunData:
         public_test: Public test images, or None. They are for a model that the server trains on public data.
         digest: Digest of the data, for ``run.json``.
         classes: Names of the classes, for the summary; if empty, their numbers are used.
-        names: Names of the network's outputs, for the summary, as in `medfl.data.sites.SiteData.names`.
+        names: Names of the network's outputs, for the summary, if cases have no class; empty if unknown.
         leaks: Sentences about violations of the splits that the user allowed; they are part of the summary.
     """
 
@@ -78,9 +78,11 @@ class Simulation:
     """Behaviour of the sites that a run on one machine simulates.
 
     Attributes:
-        absent: Returns whether a site is unavailable in a step, given its name and the step.
+        unavailable: Function that returns whether a site is unavailable in a step, given the site's name and the step
+            number.
         attackers: The attackers that the setting ``adversaries`` names; None without attackers.
-        secrets: Maps sites to their secrets. The secrets of all other sites are derived from the seed.
+        secrets: Maps sites to their secrets, the keys of their privacy noise. The secrets of all other sites are
+            derived from the seed.
     """
 
     unavailable: Callable[[str, int], bool] = lambda site, step: False
@@ -94,7 +96,7 @@ class Callbacks:
 
     Attributes:
         on_start: Function that is called after the run has claimed its folder.
-        on_round: Function that is called after each round with the round and its rows of metrics.
+        on_round: Function that is called after each round with the number and the rows of metrics of the round.
         export: Function that is called with the run and its result before the summary is written, which marks the run
             as finished.
         frees_space: Whether the run deletes, at its end, the stored steps and replies that no continuation needs.
@@ -150,7 +152,7 @@ class SimulationResult:
 
     Attributes:
         outcome: Status of the run and models of the server.
-        models: Maps each site to its models by kind.
+        models: Maps each site to its models by kind (``global``, ``personal``).
         summary: Content of ``summary.json``.
     """
 
@@ -162,7 +164,8 @@ class SimulationResult:
 def simulate(run: SimulatedRun) -> SimulationResult:
     """Run a federation to its end, or continue the run in its folder.
 
-    A continued run has the same results as an uninterrupted one, bit by bit. Set the number of threads of torch.
+    A continued run has the same results as an uninterrupted one, bit by bit. The function also sets the number of
+    threads of torch.
 
     Raises:
         SettingsError: If the combination of method, task, settings and sites is not possible.

@@ -1,4 +1,8 @@
-"""Export the models of a run: write a MONAI bundle for each site, with the predictions for its test images."""
+"""Export the models of a run: write a MONAI bundle for each site, with the predictions for its test images.
+
+A stock bundle is a MONAI bundle that was not written for medfl; ``medfl adopt`` adds files to it, so that a federation
+can train it.
+"""
 
 from __future__ import annotations
 
@@ -42,10 +46,10 @@ WEIGHTS = Path("models", "model.pt")
 """Path of the weights in a bundle, by MONAI's convention."""
 
 TEST_CASES = Path("test_cases.json")
-"""Path in an exported bundle of the list of the site's test cases, which `TEST_CONFIG` reads."""
+"""Path, in an exported stock bundle, of the list of the site's test cases. The configuration `TEST_CONFIG` reads it."""
 
 EXCLUDED_FOLDERS = {"models", "runs", ".git", ".cache"}
-"""Folders of a stock bundle that are not exported: other weights, and runs."""
+"""Names of the folders of a stock bundle that are not exported, as they contain other weights, runs or caches."""
 
 ADOPTED_FILES = {Path("configs", "federate.json"), Path("docs", "federate.md")}
 """Files that ``medfl adopt`` added to a stock bundle, which are not exported."""
@@ -169,7 +173,7 @@ def write_predictions(
             they change at each visit.
         task: The learning problem.
         settings: Settings of the run.
-        facts: Metadata of the test images.
+        facts: Metadata of the test images, such as sex and centre: maps the name of each field to its values.
         pictures: Whether to write images of the worst cases (`medfl.engine.runs.worst_cases`).
     """
     metrics = (*task.metrics, *task.objective.headline)
@@ -268,7 +272,10 @@ def _replace_network(content: bytes, is_json: bool, network_of: Callable[[Any], 
 
 
 class WeightsWriter:
-    """Writer of the weights of a run's bundles. It writes identical weights once and hard-links the other files."""
+    """Writer of the weights of a run's bundles.
+
+    It writes identical weights once, and makes the files of all other bundles with these weights hard links.
+    """
 
     def __init__(self) -> None:
         self._path_by_digest: dict[str, Path] = {}

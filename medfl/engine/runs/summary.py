@@ -25,7 +25,7 @@ COST_METRICS = {
     "train_seconds": "work_seconds",
     "evaluate_seconds": "evaluate_seconds",
 }
-"""Maps the name of each cost in the summary to its metric in ``metrics.csv``."""
+"""Maps the name of each cost in the summary to the name of the metric in ``metrics.csv`` that it is computed from."""
 
 
 def summarise(
@@ -97,7 +97,7 @@ def summarise(
 
 
 def describe_unavailable(summary: Summary | None) -> str:
-    """Return the number of sites that were available at the end of a run, as the text `` on 5 of 7 sites``.
+    """Return the number of sites that were available at the end of a run, as a text such as `` on 5 of 7 sites``.
 
     The text is empty if all sites were available, and for a run that diverged, whose replies were not usable.
 

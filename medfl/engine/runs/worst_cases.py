@@ -1,7 +1,8 @@
 """Images of the test cases with the lowest Dice scores, written at the site into its exported bundle.
 
-They show images of patients. They are written only with the setting ``pictures``, and never for a site on another
-machine. The file has the row of the case in the test split, its Dice score, and one slice of the image and the masks.
+The images show patients, so they are written only with the setting ``pictures``, and never for a site on another
+machine. For each case, the file has the row of the case in the test split, its Dice score, and one slice of the image
+and the masks.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from medfl.utils import wire
 from medfl.utils.files import write_atomic
 
 WORST_CASES_FILE = "worst_cases.safetensors"
-"""Name of the file in an exported bundle."""
+"""Name of the file with the images of the worst cases in an exported bundle."""
 
 MASK_FIGURE = "masks"
-"""Entry in `Objective.figures` of an objective whose cases have masks."""
+"""Keyword in `Objective.figures` that marks an objective whose cases have masks; only these have worst cases."""
 
 MAX_CASES = 3
 """Maximum number of cases of a site in the file."""
@@ -42,9 +43,9 @@ class WorstCase:
         row: Row of the case in the test split.
         dice: Mean Dice score over the classes, in [0, 1].
         slice: Number of the slice along the last axis, from 0; None for a two-dimensional image.
-        image: Image, shape (H, W), float32, in [0, 1].
-        reference: Masks of the reference, shape (L, H, W), bool.
-        prediction: Masks of the prediction, shape (L, H, W), bool.
+        image: Slice of the image, shape (H, W) (height, width), float32, in [0, 1].
+        reference: Reference masks of the slice, one for each of L structures, shape (L, H, W), bool.
+        prediction: Predicted masks of the slice, one for each structure, shape (L, H, W), bool.
     """
 
     row: int
@@ -72,7 +73,8 @@ def write_worst_cases(
         test: Test images of the site.
         task: The learning problem.
         settings: Settings of the run.
-        predictions: Predictions for the test images, shape (N, K), as `Objective.scoring_inputs` returns them.
+        predictions: Inputs of the objective's metrics for the N test images, shape (N, K). Some of the K columns are
+            Dice scores of the classes.
         wanted: Whether to write the images.
     """
     if not wanted or MASK_FIGURE not in task.objective.figures or not task.objective.is_without_nan(predictions):
@@ -102,8 +104,8 @@ def widest_error(prediction: torch.Tensor, reference: torch.Tensor) -> int | Non
     reference is returned.
 
     Args:
-        prediction: Masks of the prediction, shape (L, *spatial), bool.
-        reference: Masks of the reference, shape (L, *spatial), bool.
+        prediction: Predicted masks of L structures, shape (L, *spatial), bool.
+        reference: Reference masks, shape (L, *spatial), bool.
 
     Returns:
         None for two-dimensional masks.
@@ -120,11 +122,11 @@ def shrink_planes(planes: torch.Tensor) -> torch.Tensor:
     """Average planes down to at most `MAX_SIDE` pixels along each side, and convert them to bytes.
 
     Args:
-        planes: Image (floating) or masks (bool), shape (L, H, W).
+        planes: L planes of an image (floating) or of masks (bool), shape (L, H, W) (height, width).
 
     Returns:
-        uint8, shape (L, h, w). An image is scaled from its minimum and maximum to 0 and 255. A pixel of a mask is 1 if
-        at least half of its area is in the mask, else 0.
+        Bytes, uint8, of the reduced shape (L, h, w). An image is scaled from its minimum and maximum to 0 and 255. A
+        pixel of a mask is 1 if at least half of its area is in the mask, else 0.
     """
     height, width = (min(edge, MAX_SIDE) for edge in planes.shape[1:])
     values = adaptive_avg_pool2d(planes.float(), (height, width))

@@ -14,14 +14,15 @@ from medfl.settings import Settings, participant_count
 def check_secure(name: str, method: Method, settings: Settings, sites: Sequence[str], server: tuple[str, str]) -> None:
     """Check that secure aggregation is possible, if the settings ask for it.
 
-    It is possible if the server computes one mean of all updates and uses nothing else from the replies.
+    Secure aggregation gives the server only the sum of all updates. It is possible if the server computes one mean of
+    all updates and uses nothing else from the replies.
 
     Args:
         name: Name of the method.
         method: The method.
         settings: Settings of the run.
         sites: Names of the sites.
-        server: Difference between the method's aggregation and a mean of updates, as a code and a clause for messages.
+        server: Difference between the method's aggregation and a mean of updates, as (code, clause for messages).
 
     Raises:
         SettingsError: If secure aggregation is not possible, or the package ``cryptography`` is not installed.

@@ -1,8 +1,8 @@
 """Sampler of the discrete Gaussian: integers k with probabilities proportional to exp(-k^2 / (2 sigma^2)).
 
-It samples by rejection from a discrete Laplace distribution (Canonne, Kamath, Steinke, "The Discrete Gaussian for
-Differential Privacy", NeurIPS 2020, algorithms 2 and 3). It uses float64 instead of the paper's fractions: as
-everywhere in medfl, the guarantee holds for real numbers.
+The sampler draws by rejection from a discrete Laplace distribution (Canonne, Kamath, Steinke, "The Discrete Gaussian
+for Differential Privacy", NeurIPS 2020, algorithms 2 and 3). It computes in float64 instead of the paper's fractions:
+as everywhere in medfl, the guarantee holds for real numbers.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 The numbers of a site are clipped together to an L2 norm, scaled by a power of two, and rounded up or down at random, so
 that the expected value does not change (stochastic rounding). The scale leaves room for the sum over all sites and for
-noise.
+noise. Masks are random numbers that sites add to their integers and that cancel in the sum over all sites. The integers
+modulo 2^bits are stored as words: unsigned numpy integers.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ from medfl.engine.secure.masks import Words
 from medfl.errors import SettingsError
 
 TAIL = 12.0
-"""Number of standard deviations of noise that the format has room for. A larger value wraps around, once in 10^32."""
+"""Number of standard deviations of noise that the format has room for.
+
+Noise beyond it wraps around modulo 2^bits, with a probability of 10^-32.
+"""
 
 MIN_SITE_NOISE = 10.0
-"""Minimum standard deviation of a site's noise, in steps.
+"""Minimum standard deviation of a site's noise, in steps (smallest differences between two numbers of the format).
 
 From this value on, the sum of discrete Gaussians is a discrete Gaussian up to tau = 10 exp(-pi^2 sigma^2) < 10^-400
 (Kairouz et al., 2021, theorem 1). A 64-bit number can't distinguish that from 0.
@@ -39,7 +43,7 @@ class FixedPoint:
         clip: Largest L2 norm of one vector, > 0.
         numbers: Number of elements of a vector, >= 0.
         noise: Noise multiplier of the sum: standard deviation over `clip`, with `threshold` sites; 0 is no noise.
-        threshold: Number of sites whose shares add up to the noise `noise`.
+        threshold: Number of sites whose shares of noise together make up the noise `noise` of the sum.
 
     Raises:
         SettingsError: If the noise would be lost in rounding, because the format has too few bits.
@@ -64,7 +68,10 @@ class FixedPoint:
 
     @property
     def scale(self) -> float:
-        """Number of steps in 1: the largest power of two for which no sum over all sites, with noise, wraps around."""
+        """Factor from real numbers to integers (steps in 1).
+
+        It is the largest power of two for which no sum over all sites, with noise, wraps around.
+        """
         room = 2.0 ** (self.bits - 1) - 1 - self.sites
         spread = TAIL * self.noise * math.sqrt(self.sites / self.threshold)
         room -= spread * math.sqrt(self.numbers)
@@ -82,10 +89,10 @@ class FixedPoint:
         return self.noise * self.reach / math.sqrt(self.threshold)
 
     def rounded(self, values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """Convert values to steps by stochastic rounding.
+        """Convert real numbers to integers (numbers of steps) by stochastic rounding.
 
         Args:
-            values: Shape (N,), float64, with an L2 norm of at most `clip`.
+            values: N numbers of a vector, shape (N,), float64, with an L2 norm of at most `clip`.
             generator: Generator of the rounding. It need not be secret, only uniform.
 
         Returns:
@@ -95,26 +102,30 @@ class FixedPoint:
         return (values * self.scale + shift).floor_().to(torch.int64)
 
     def words(self, steps: torch.Tensor) -> Words:
-        """Convert integers to words, which can be masked.
+        """Convert integers to words modulo 2^bits, which can be masked.
 
         Args:
-            steps: Shape (N,), int64.
+            steps: Integers, shape (N,), int64, as `rounded` returns them, possibly with noise.
         """
         return steps.numpy().astype(_word(self.bits))
 
     def values(self, words: Words) -> torch.Tensor:
-        """Convert an unmasked sum to real numbers, shape (N,), float64."""
+        """Convert an unmasked sum of words to real numbers, shape (N,), float64.
+
+        Args:
+            words: Sum of the words of several vectors, modulo 2^bits.
+        """
         return torch.from_numpy(to_signed(words, self.bits)).double() / self.scale
 
 
 def to_signed(words: Words, bits: int) -> np.ndarray:
-    """Return the representatives of words modulo 2^bits in [-2^(bits-1), 2^(bits-1)), int64."""
+    """Convert words modulo 2^bits to signed integers in [-2^(bits-1), 2^(bits-1)), int64."""
     spare = 64 - bits
     return (words.astype(np.uint64) << np.uint64(spare)).view(np.int64) >> np.int64(spare)
 
 
 def pack_words(words: Words, bits: int) -> torch.Tensor:
-    """Convert words to bytes without unused high bytes.
+    """Convert words to bytes for a message, without unused high bytes.
 
     Returns:
         uint8, shape (N * bits / 8,).
@@ -125,7 +136,7 @@ def pack_words(words: Words, bits: int) -> torch.Tensor:
 
 
 def unpack_words(raw: torch.Tensor, bits: int) -> Words:
-    """Return the words that `pack_words` converted, modulo 2^bits.
+    """Convert bytes from `pack_words` back to words, modulo 2^bits.
 
     Args:
         raw: Bytes, uint8, whose number is a multiple of bits / 8.
@@ -138,7 +149,7 @@ def unpack_words(raw: torch.Tensor, bits: int) -> Words:
 
 
 def empty(count: int, bits: int) -> Words:
-    """Return a vector of zeros.
+    """Return words that are all zero, for example as the start of a sum.
 
     Args:
         count: Number of elements.

@@ -17,11 +17,18 @@ NONCE = 12
 """Size in bytes of the nonce before each encrypted message."""
 
 CHANNEL, MASK = b"medfl secure aggregation: channel", b"medfl secure aggregation: mask"
-"""Uses of an agreed key: encrypted messages between two sites, or the mask that they share."""
+"""Uses of a key that two sites share.
+
+`CHANNEL`: encryption of messages between the two sites. `MASK`: random numbers (the mask) that one site adds to its
+update and the other subtracts.
+"""
 
 
 def primitives(part: str) -> Any:
-    """Import and return a module of ``cryptography``.
+    """Import and return a module of ``cryptography`` with primitives.
+
+    Args:
+        part: Dotted name of the module below ``cryptography``.
 
     Raises:
         SettingsError: If the package is not installed.
@@ -39,13 +46,15 @@ def primitives(part: str) -> Any:
 
 
 def public_key(private: bytes) -> bytes:
-    """Return the X25519 public key of a private key, 32 bytes each."""
+    """Return the X25519 public key that belongs to a private key; both have 32 bytes."""
     pair = primitives("hazmat.primitives.asymmetric.x25519").X25519PrivateKey.from_private_bytes(private)
     return bytes(pair.public_key().public_bytes_raw())
 
 
 def agree_key(private: bytes, public: bytes, use: bytes, *context: bytes) -> bytes:
-    """Derive the key that two sites share, from one's private and the other's public key (X25519 and HKDF-SHA256).
+    """Derive the key that two sites share, by X25519 and HKDF-SHA256.
+
+    Each site computes the same key, from its own private key and the public key of the other site.
 
     Args:
         private: Private key of one site.
@@ -95,10 +104,10 @@ def unseal(key: bytes, sealed: bytes, about: bytes) -> bytes:
     Args:
         key: Key from `agree_key`.
         sealed: Result of `seal`.
-        about: Associated data, as in `seal`.
+        about: Associated data that `seal` authenticated.
 
     Raises:
-        RefusedError: If the message was changed, or has another key or other associated data.
+        RefusedError: If the message was changed, or was encrypted with another key or other associated data.
     """
     aead, errors = primitives("hazmat.primitives.ciphers.aead"), primitives("exceptions")
     try:

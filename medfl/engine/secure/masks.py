@@ -7,7 +7,7 @@ import numpy as np
 from medfl.engine.secure.keys import primitives
 
 Words = np.ndarray
-"""Vector of shape (N,), uint32 for numbers of 32 bits, otherwise uint64. Sums wrap, so they are modulo 2^bits."""
+"""Vector of N integers modulo 2^bits, shape (N,): uint32 for numbers of 32 bits, otherwise uint64. Sums wrap around."""
 
 CHUNK = 1 << 17
 """Number of elements that are masked at once, so that they stay in the processor's cache."""
@@ -34,5 +34,12 @@ def add_mask(words: Words, key: bytes, sign: int = 1) -> None:
 
 
 def pair_sign(own: str, other: str) -> int:
-    """Return 1 if a site adds the mask that it shares with another site, or -1 if it subtracts the mask."""
+    """Return 1 if a site adds the mask that it shares with another site, or -1 if it subtracts the mask.
+
+    The two sites have opposite signs, so that the mask cancels in the sum.
+
+    Args:
+        own: Name of the site.
+        other: Name of the other site.
+    """
     return 1 if own < other else -1

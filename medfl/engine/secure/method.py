@@ -1,7 +1,8 @@
 """Wrapper of a method for secure aggregation, which replaces the method's messages between the server and the sites.
 
 For the server loop, the journal and the backends, the wrapper is a method whose rounds have a few more steps. So a run
-continues after a kill like any other run.
+continues after a kill like any other run. An operation is one of these steps: the requests of the server and the
+replies of the sites.
 """
 
 from __future__ import annotations
@@ -64,12 +65,18 @@ class SecureMethod:
 
     @property
     def sends(self) -> dict[str, PayloadKind]:
-        """Kind of the tensors that a site sends: keys, encrypted shares and masked numbers, which reveal nothing."""
+        """Payload kind of the tensors that a site sends, by the prefix of their names.
+
+        The tensors are keys, encrypted shares and masked numbers, which reveal nothing about the site's data.
+        """
         return {PREFIX: "statistic"}
 
     @cached_property
     def sends_meta(self) -> dict[str, MetaField]:
-        """Schema of the wrapped method's public metadata. All fields are optional, as the requests have other ops."""
+        """Schema of the metadata that a site sends: the public metadata of the wrapped method, by key.
+
+        All fields are optional, as the requests of the operations have other ops than the method's own request.
+        """
         return {
             key: replace(field, after=())
             for key, field in self.inner.sends_meta.items()
@@ -77,19 +84,35 @@ class SecureMethod:
         }
 
     def filters(self) -> tuple[Filter, ...]:
-        """Return no filters, because masked numbers can't be compressed."""
+        """Return the filters that encode a reply: none, because masked numbers can't be compressed."""
         return ()
 
     def plan(self, server: Server) -> Plan | None:
-        """Return the plan of the next operation."""
+        """Return the plan of the next operation: the requests of a step and their receivers.
+
+        Args:
+            server: State of the server, which contains the progress of the aggregation.
+
+        Returns:
+            None if the wrapped method has no further step.
+        """
         return ServerOperation(server, self.inner).plan()
 
     def aggregate(self, server: Server, replies: Replies) -> None:
-        """Take the replies of an operation into the server's state; after the last one, aggregate the mean."""
+        """Store the replies of an operation in the server's state; after the last operation, aggregate the mean update.
+
+        Args:
+            server: State of the server.
+            replies: Replies of the operation.
+        """
         ServerOperation(server, self.inner).aggregate(replies)
 
     def execute(self, site: Site, request: Request) -> Reply:
-        """Execute an operation, or a request of the wrapped method whose reply has no tensors.
+        """Execute the site's part of an operation, or a request of the wrapped method whose reply has no tensors.
+
+        Args:
+            site: The site.
+            request: Request of the server.
 
         Raises:
             RefusedError: If the reply would contain tensors or peer messages without a mask.
@@ -110,10 +133,15 @@ class SecureMethod:
         return replace(reply, meta={key: value for key, value in reply.meta.items() if key in self.sends_meta})
 
     def check_tensors(self, task: Task, request: Request, tensors: Tensors) -> None:
-        """Check that a reply has the tensors of its operation.
+        """Check that a reply has the names, shapes and dtypes of tensors that belong to the request's operation.
+
+        Args:
+            task: The learning problem.
+            request: Request that the reply answers.
+            tensors: Tensors of the reply.
 
         Raises:
-            RefusedError: If names, shapes or dtypes differ.
+            RefusedError: If a name, shape or dtype differs.
         """
         if request.op not in OPS:
             if tensors:

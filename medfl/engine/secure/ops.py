@@ -4,9 +4,9 @@
 * `SHARES`: each participant gets all keys and sends every other one shares of its two secrets, encrypted for it.
 * `MASKED`: each participant whose shares the others hold executes the method's own request and sends its update masked.
 * `CONFIRM`: each participant that sent an update signs the list of the participants that did.
-* `UNMASK`: each participant checks that enough signatures are on the same list. It then reveals one share of each
-  participant: of the key of its masks if the participant dropped out, of its own mask if not. It never reveals both:
-  together they would uncover the update.
+* `UNMASK`: each participant checks that enough signatures are on the same list. For each participant, it then reveals
+  its share of one secret: the key of the pairwise masks if that participant dropped out, otherwise the key of that
+  participant's own mask. It never reveals its shares of both secrets, because these would uncover the update.
 """
 
 from __future__ import annotations
@@ -32,25 +32,38 @@ KEYS, SHARES, MASKED, CONFIRM, UNMASK = (
     "secure_confirm",
     "secure_unmask",
 )
-"""Ops of the requests of the five operations."""
+"""Names of the five operations, as the field ``op`` of their requests contains them.
+
+The module docstring describes each operation.
+"""
 
 OPS = (KEYS, SHARES, MASKED, CONFIRM, UNMASK)
-"""All operations, in order."""
+"""Names of all operations, in the order in which they are executed."""
 
 PREFIX = "secure/"
 """Prefix of the names of all tensors of these operations."""
 
 PUBLIC, SIGNATURE, CERTIFICATE = "secure/public", "secure/signature", "secure/certificate"
-"""Names of the tensors with a site's public keys, its signature of them, and its certificate."""
+"""Names of the tensors of `KEYS`.
+
+`PUBLIC`: a site's two public keys. `SIGNATURE`: the site's signature of these keys. `CERTIFICATE`: the site's
+certificate.
+"""
 
 SEALED, NUMBERS, REVEALED = "secure/sealed", "secure/numbers", "secure/revealed"
-"""Names of the tensors with encrypted shares, masked numbers, and revealed shares."""
+"""Names of the tensors of `SHARES`, `MASKED` and `UNMASK`.
+
+`SEALED`: encrypted shares. `NUMBERS`: the masked numbers of an update. `REVEALED`: revealed shares.
+"""
 
 CONFIRMED, CONFIRMED_SIGNATURE = "secure/confirmed", "secure/confirmed_signature"
-"""Names of the tensors with a digest of a site's lists of participants, and the site's signature of it."""
+"""Names of the tensors of `CONFIRM`.
+
+`CONFIRMED`: a digest of a site's lists of participants. `CONFIRMED_SIGNATURE`: the site's signature of the digest.
+"""
 
 ABOUT = "secure_aggregation"
-"""Metadata key of `AggregationMeta` in a request, and of the aggregation in the server's state."""
+"""Metadata key of the aggregation: of the `AggregationMeta` in a request, and of the progress in the server's state."""
 
 SEALED_BYTES = NONCE + 2 * SHARE_BYTES + 16
 """Size in bytes of an encrypted pair of shares: nonce, shares and authentication tag."""
@@ -70,10 +83,10 @@ class AggregationMeta:
     """Metadata of a secure aggregation in a request. A round has one aggregation.
 
     Attributes:
-        sites: Names of all participants, sorted.
-        peers: Participants whose shares the other participants hold; empty before `MASKED`.
-        masked: Participants that sent their masked numbers; empty before `CONFIRM`.
-        op: Op of the method's own request, in `MASKED`.
+        sites: Names of all participants (the sites that received the first request of the round), sorted.
+        peers: Names of the participants whose shares the other participants hold; empty before `MASKED`.
+        masked: Names of the participants that sent their masked numbers; empty before `CONFIRM`.
+        op: Name of the operation in the method's own request, which `MASKED` wraps; otherwise empty.
     """
 
     sites: tuple[str, ...]
@@ -82,12 +95,12 @@ class AggregationMeta:
     op: str = ""
 
     def meta(self) -> Meta:
-        """Return the metadata of a request, with the key ``secure_aggregation``."""
+        """Return the fields as the metadata of a request: a mapping with the single key ``secure_aggregation``."""
         return {ABOUT: {name: list(v) if isinstance(v, tuple) else v for name, v in vars(self).items()}}
 
     @classmethod
     def from_fields(cls, entry: Mapping[str, Any]) -> AggregationMeta:
-        """Return an object with fields from a mapping, in which lists stand for tuples."""
+        """Return an object with the fields in a mapping, which contains lists instead of tuples."""
         sites, peers, masked = (tuple(entry[name]) for name in ("sites", "peers", "masked"))
         return cls(sites, peers, masked, entry.get("op", ""))
 
@@ -96,7 +109,7 @@ class AggregationMeta:
         """Read and check the metadata of a request.
 
         Raises:
-            RefusedError: If they are missing or not valid.
+            RefusedError: If the metadata are missing or not valid.
         """
         entry: Any = request.meta.get(ABOUT)
         lists = ("sites", "peers", "masked")
@@ -122,7 +135,7 @@ def digest(*parts: Any) -> str:
 
 
 def session_digest(round_: int, threshold: int, sites: Sequence[str], public: Mapping[str, bytes]) -> str:
-    """Return the digest that enters the derivation of all secrets of an aggregation.
+    """Return the digest of an aggregation's participants and keys, from which encryption keys and masks are derived.
 
     Two participants that received different lists derive different keys. So neither can decrypt the other's shares, and
     their masks do not cancel.
@@ -130,7 +143,7 @@ def session_digest(round_: int, threshold: int, sites: Sequence[str], public: Ma
     Args:
         round_: The round.
         threshold: Number of shares that reconstruct a secret.
-        sites: Names of the participants, which received a request for keys.
+        sites: Names of the participants: the sites that received a request for keys.
         public: Maps each participant that sent keys to its two public keys.
     """
     keys = {name: public[name].hex() for name in sorted(public)}
@@ -145,13 +158,13 @@ def mask_context(session: str, peers: Sequence[str], payload: str) -> bytes:
     Args:
         session: Result of `session_digest`.
         peers: Participants whose shares the other participants hold.
-        payload: Digest of the method's own request (`medfl.engine.journal.request_digest`).
+        payload: Digest of the method's own request, which identifies the model.
     """
     return digest("masks", session, list(peers), payload).encode()
 
 
 def by_site(tensors: Tensors, prefix: str) -> dict[str, torch.Tensor]:
-    """Return the tensors that are named ``prefix/site``, by site."""
+    """Return the tensors whose names are ``prefix/site``, by the name of the site."""
     start = f"{prefix}/"
     return {name[len(start) :]: tensor for name, tensor in tensors.items() if name.startswith(start)}
 
@@ -171,11 +184,13 @@ Layout = list[tuple[str, tuple[int, ...], int]]
 
 
 def layout_of(tensors: Tensors, sends: Mapping[str, PayloadKind]) -> Layout:
-    """Return the layout of an update: each floating tensor of the request whose name has a declared prefix.
+    """Return the layout of an update: name, shape and number of elements of each tensor whose numbers are summed.
+
+    These are the floating tensors of the request whose names have a declared prefix.
 
     Args:
         tensors: Tensors of the method's own request.
-        sends: Kind of each tensor by the prefix of its name (`medfl.contract.Method.sends`).
+        sends: Maps each prefix of names to the payload kind of the tensors with that prefix (`Method.sends`).
     """
     chosen = {
         name: tensor
@@ -186,7 +201,7 @@ def layout_of(tensors: Tensors, sends: Mapping[str, PayloadKind]) -> Layout:
 
 
 def numbers_of(layout: Layout) -> int:
-    """Return the number of elements in a layout, without the weight that follows them."""
+    """Return the number of all elements in a layout. The update's weight, which is sent after them, does not count."""
     return sum(count for _, _, count in layout)
 
 
@@ -196,7 +211,7 @@ def check_reply(request: Request, tensors: Tensors, expected: int) -> None:
     Args:
         request: Request that the reply answers, with an op in `OPS`.
         tensors: Tensors of the reply.
-        expected: Size of the masked numbers in bytes.
+        expected: Size that the masked numbers must have, in bytes.
 
     Raises:
         RefusedError: If a name is missing or not expected, or a tensor has another dtype or length.

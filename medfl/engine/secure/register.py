@@ -15,7 +15,7 @@ from medfl.errors import RefusedError, StoreError
 from medfl.records.secret_uses import SecretUse, SecretUses
 
 MODEL = "model"
-"""Name of the use that records the model that a round trains."""
+"""Name of the use in the register under which `model_once` records the model that a round trains."""
 
 RECORDED_DIGITS = 32
 """Number of hexadecimal digits of a digest that are recorded."""
@@ -33,7 +33,10 @@ class SecretUseRegister:
 
     @property
     def nonce(self) -> str:
-        """Random digits that enter the derivation of all secrets of this run. The first use draws and writes them."""
+        """Random digits from which, with the site's own secret, all secrets of this run are derived.
+
+        The first access draws the digits and writes them to the disk.
+        """
         known = self._read()
         if known.nonce is not None:
             return known.nonce
@@ -47,10 +50,10 @@ class SecretUseRegister:
         Args:
             round_: The round.
             use: Name of the use, such as ``participants``.
-            content: Digest of the content.
+            content: Digest of the content for which the secrets are used, such as the list of participants.
 
         Raises:
-            RefusedError: If the round was used for something else.
+            RefusedError: If this use of the round is recorded with another content.
             StoreError: If the file can't be read or written.
         """
         known, digest = self._read(), content[:RECORDED_DIGITS]

@@ -59,7 +59,7 @@ class MeanReplies:
     Attributes:
         mean: Tensors of the mean update.
         meta: Maps each site to the metadata of its reply.
-        missing: Sites that received a request and are not in the sum.
+        missing: Names of the sites that received a request and whose updates are not in the sum.
     """
 
     mean: Tensors
@@ -97,8 +97,9 @@ class ServerOperation:
         """State of the round's aggregation, which is a part of the server's state.
 
         The keys are ``phase`` (the next operation; missing if no aggregation is in progress), ``sites``, ``keyed``,
-        ``peers``, ``masked`` and ``confirmed`` (participants of each operation), ``quorum``, ``ends`` (whether the
-        aggregation ends the round), ``metas`` (metadata of the replies), or only ``done`` (round of the last one).
+        ``peers``, ``masked`` and ``confirmed`` (participants of each operation), ``quorum`` (minimum number of
+        replies), ``ends`` (whether the aggregation ends the round) and ``metas`` (metadata of the replies). After an
+        aggregation, the only key is ``done`` (its round).
         """
         progress: dict[str, Any] = self.server.state.meta.setdefault(ABOUT, {})
         return progress
@@ -106,7 +107,10 @@ class ServerOperation:
     # ---- plan
 
     def plan(self) -> Plan | None:
-        """Return the plan of the next operation, or the method's own plan if its replies are not summed."""
+        """Return the plan of the next operation, or the method's own plan if the replies to it are not summed.
+
+        A plan has the requests of one step.
+        """
         progress = self.progress
         if "phase" not in progress:
             return self._plan_first()
@@ -183,7 +187,9 @@ class ServerOperation:
     # ---- aggregate
 
     def aggregate(self, replies: Replies) -> None:
-        """Take the replies of an operation into the server's state. After the last one, the method aggregates the mean.
+        """Store the replies of an operation in the server's state. After the last operation, the method aggregates.
+
+        The method receives the mean of all updates as the reply of each site.
 
         Args:
             replies: Replies of the operation.

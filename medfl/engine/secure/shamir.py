@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from medfl.errors import RefusedError
 
 PRIME = 2**521 - 1
-"""Modulus of the field."""
+"""Modulus of the finite field in which shares are computed."""
 
 SHARE_BYTES = 66
 """Size of a share in bytes."""
@@ -47,8 +47,9 @@ def combine(shares: Mapping[int, bytes], threshold: int) -> bytes:
     """Reconstruct a secret from shares by Lagrange interpolation at 0.
 
     Args:
-        shares: Maps the place of each share (1, 2, ...) to the share. The first `threshold` places are used.
-        threshold: Number of shares that determine the secret, as in `split`.
+        shares: Maps the place of each share in the result of `split` (1, 2, ...) to the share. The first `threshold`
+            places are used.
+        threshold: Number of shares that determine the secret, which `split` was given.
 
     Raises:
         RefusedError: If there are too few shares, or they are not shares of one secret of `SECRET_BYTES` bytes.

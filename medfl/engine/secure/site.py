@@ -68,12 +68,17 @@ if TYPE_CHECKING:
     from medfl.privacy.signatures import Signer
 
 KEYS_PURPOSE, SURVIVORS_PURPOSE = "keys of secure aggregation", "survivors of secure aggregation"
-"""Purposes of the signatures on a site's public keys, and on the list of participants that sent an update."""
+"""Purposes of signatures.
+
+`KEYS_PURPOSE`: signature of a site's public keys. `SURVIVORS_PURPOSE`: signature of the list of participants that sent
+an update.
+"""
 
 NoiseFactory = Callable[[str, str], SecretStream]
 """Function ``make(payload, turn)`` that records a release in the site's privacy account and returns its noise stream.
 
-The noise depends on the payload, a hash. The account counts each pair of payload and turn as one release.
+``payload`` is a hash of the noised content, on which the noise depends. The account counts each pair of payload and
+turn as one release, a noised value that leaves the site.
 """
 
 
@@ -84,8 +89,8 @@ class SiteTools:
     Attributes:
         register: Register of the uses of the site's secrets.
         noise: Function that records a release in the site's privacy account and returns the stream of its noise.
-        signer: Signs the site's keys and verifies other sites' keys; None on one machine, where no site has a
-            certificate.
+        signer: Object that signs the site's keys and verifies other sites' keys; None on one machine, where no site
+            has a certificate.
         sites: Names of the run's sites; None accepts every name.
     """
 
@@ -115,7 +120,8 @@ class SiteOperation:
         """Execute the operation.
 
         Raises:
-            RefusedError: If it would reveal more than the sum of at least `threshold` updates.
+            RefusedError: If the reply would reveal more than a sum of at least as many updates as the setting
+                ``secure_aggregation.threshold`` says.
         """
         self._check_participants()
         operations: dict[str, Callable[[], Reply]] = {
@@ -130,7 +136,7 @@ class SiteOperation:
 
     @cached_property
     def about(self) -> AggregationMeta:
-        """Metadata of the aggregation in the request."""
+        """Metadata of the aggregation in the request: the participants of each operation so far."""
         return AggregationMeta.of(self.request)
 
     def _check_participants(self) -> None:
@@ -151,13 +157,19 @@ class SiteOperation:
 
     @cached_property
     def secrets(self) -> tuple[bytes, bytes]:
-        """Private keys of the channel and of the masks. They do not depend on the other participants."""
+        """Two private keys of this site: for encrypted messages to other sites, and for the masks that pairs share.
+
+        The keys do not depend on the other participants.
+        """
         stream = self.site.secret_rng("secure aggregation", self.tools.register.nonce)
         return stream.take(KEY), stream.take(KEY)
 
     @cached_property
     def own_mask(self) -> bytes:
-        """Key of the site's own mask, which depends on the lists of participants and keys."""
+        """Key of the mask that only this site adds, besides the masks that it shares with other sites.
+
+        The key depends on the lists of participants and keys.
+        """
         payload = f"{self.tools.register.nonce} {self.session}"
         return self.site.secret_rng("own mask of secure aggregation", payload).take(KEY)
 
@@ -182,7 +194,7 @@ class SiteOperation:
 
     @cached_property
     def session(self) -> str:
-        """Digest of the participants and keys that this site received."""
+        """Digest of the participants and keys that this site received, from which shared keys and masks are derived."""
         return session_digest(self.site.round, self._threshold, self.about.sites, self.public)
 
     @property

@@ -19,8 +19,9 @@ def weight_of(inner: Method, meta: Meta, settings: Settings) -> int:
     """Return the weight of a site's update, which is an integer because the weights are summed too.
 
     Args:
-        inner: The method. With `Capability.ROBUST` it promises to weight updates by the sizes of the sites or equally.
-        meta: Metadata of the reply, at the site.
+        inner: The method, which weights updates equally or by the sites' numbers of training images (as it promises by
+            `Capability.ROBUST`).
+        meta: Metadata of the reply, before it leaves the site.
         settings: Settings of the run. With a privacy setting, all updates have the same weight.
 
     Raises:
@@ -38,14 +39,19 @@ def weight_of(inner: Method, meta: Meta, settings: Settings) -> int:
 
 
 def heaviest(inner: Method, settings: Settings) -> int:
-    """Return the largest weight that a site may have; 1 if all updates have the same weight."""
+    """Return the largest weight that a site's update may have; 1 if all updates have the same weight.
+
+    Args:
+        inner: The method.
+        settings: Settings of the run.
+    """
     assert settings.secure_aggregation is not None
     by_size = weight_of(inner, {"size": 2}, settings) != weight_of(inner, {"size": 1}, settings)
     return settings.secure_aggregation.largest_size if by_size else 1
 
 
 def clip_of(settings: Settings) -> float:
-    """Return the largest L2 norm of a site's update, to which it is clipped."""
+    """Return the L2 norm to which a site's update is clipped: the clip in the settings, or `CLIP`."""
     secure = settings.secure_aggregation
     assert secure is not None
     if (clip := policy_of(settings).sum_clip()) is not None:
@@ -54,7 +60,9 @@ def clip_of(settings: Settings) -> float:
 
 
 def fixed_point(inner: Method, settings: Settings, sites: int, numbers: int) -> tuple[FixedPoint, int]:
-    """Return the fixed-point format and the largest weight, which are the same at the server and at all sites.
+    """Return the fixed-point format of the updates and the largest weight of an update.
+
+    Both are the same at the server and at all sites.
 
     Args:
         inner: The method.

@@ -1,4 +1,9 @@
-"""Common base of the privacy mechanisms with a guarantee: disclosure, checks of delta, and text about accounts."""
+"""Common base of the privacy mechanisms with a guarantee: disclosure, checks of delta, and text about accounts.
+
+The privacy unit is the part of the data that the guarantee hides: a site, or one image. A release is one noised value
+that leaves the site. A site's ledger is a file that lists the releases of one data set over all runs. Its account
+sums up the privacy that these releases spent.
+"""
 
 from __future__ import annotations
 
@@ -23,24 +28,29 @@ from medfl.utils.metadata import Visibility
 class DifferentialPrivacy(PrivacyPolicy):
     """Privacy policy with a differential privacy guarantee: only updates and public metadata may leave a site.
 
+    A subclass is the mechanism of one privacy unit. It declares the attributes below.
+
     Args:
         settings: Settings of the run, with a privacy setting.
 
     Raises:
-        SettingsError: If the settings name an accountant of another unit.
+        SettingsError: If the settings name another accountant than that of the mechanism.
 
     Attributes:
         unit: Name of the privacy unit: the part of the data that the guarantee hides.
         accountant: Name of the accountant that composes releases.
-        units: Plural noun of the unit, for messages.
-        releases: Plural noun of a site's releases, for sentences.
+        units: Plural noun of the unit for messages, such as "training images".
+        releases: Plural noun of a site's releases for sentences, such as "updates".
     """
 
     unit: ClassVar[str]
     accountant: ClassVar[str]
     is_private: ClassVar[bool] = True
+    """Whether the run has a differential privacy guarantee."""
     discloses_integers: ClassVar[bool] = False
+    """Whether integer and bool tensors of an update may leave the site, although noise can't protect them."""
     discloses_training_scores: ClassVar[bool] = False
+    """Whether numbers about a site's training images may leave the site."""
     units: ClassVar[str]
     releases: ClassVar[str]
 
@@ -66,43 +76,49 @@ class DifferentialPrivacy(PrivacyPolicy):
 
     @property
     def other_adjacency(self) -> str:
-        """The adjacency that the settings don't name."""
+        """Adjacency that the run's settings don't choose: ``replace`` if they choose ``add_remove``, and vice versa."""
         return next(name for name in SENSITIVITY if name != self.privacy.adjacency)
 
     def epsilon_of(self, parts: Sequence[NoisedReleases], adjacency: str | None = None) -> float:
         """Return epsilon of several releases together, with the delta of the run.
 
         Args:
-            parts: Groups of equal releases.
-            adjacency: Adjacency; None is the adjacency of the run.
+            parts: The releases, in groups of equal ones.
+            adjacency: ``add_remove`` or ``replace``; None is the adjacency of the run.
         """
         return epsilon(tuple(parts), self.privacy.delta, adjacency or self.privacy.adjacency)
 
     @abstractmethod
     def other_guarantee(self) -> Guarantee:
-        """Return the guarantee of the same noise for the adjacency that the settings don't name."""
+        """Return the numbers of the guarantee for `other_adjacency`, with the same noise.
+
+        `statement` returns the sentences about both adjacencies.
+        """
 
     # ---- disclosure
 
     def discloses(self, kind: PayloadKind) -> bool:
-        """Return whether tensors of a kind may leave a site. Only updates may."""
+        """Return whether tensors of a payload kind may leave a site: only those of the kind ``update``."""
         return kind == "update"
 
     def discloses_metadata(self, visibility: Visibility) -> bool:
-        """Return whether metadata may leave a site. Only public metadata may, which are not computed from data."""
+        """Return whether metadata with a declared visibility may leave a site.
+
+        Only metadata with the visibility ``public`` may, which are not computed from data.
+        """
         return visibility == "public"
 
     def discloses_peer_messages(self) -> bool:
-        """Return False: no site may send messages to other sites."""
+        """Return whether a site may send messages to other sites: always False."""
         return False
 
     # ---- compatibility
 
     def check_method(self, method: Method, name: str) -> None:
-        """Check that a method sends only updates.
+        """Check that the sites of a method send only updates.
 
         Raises:
-            SettingsError: If it sends something else.
+            SettingsError: If they send something else.
         """
         if other := payloads_beside_updates(method):
             raise SettingsError(
@@ -116,8 +132,10 @@ class DifferentialPrivacy(PrivacyPolicy):
     def check_secure_aggregation(self) -> None:
         """Check that the settings ``privacy`` and ``secure_aggregation`` have the same clip.
 
+        The clip is the bound of an update's norm.
+
         Raises:
-            SettingsError: If they have different ones.
+            SettingsError: If the two clips differ.
         """
         secure = self.settings.secure_aggregation
         clip = None if secure is None else secure.clip
@@ -130,10 +148,10 @@ class DifferentialPrivacy(PrivacyPolicy):
             )
 
     def check_run(self, networks: Sequence[nn.Module], images: Mapping[str, int], sites: int) -> None:
-        """Check that delta is small enough for the number of sites.
+        """Check that the delta of the guarantee is small enough for the number of sites.
 
         Raises:
-            SettingsError: If it is not.
+            SettingsError: If delta is 1 / sites or more.
         """
         self.check_delta(sites, "a federation")
 
@@ -145,7 +163,7 @@ class DifferentialPrivacy(PrivacyPolicy):
 
         Args:
             count: Number of units n, >= 1.
-            where: Owner of the units, for messages.
+            where: Owner of the units, such as "a federation", for messages.
 
         Raises:
             SettingsError: If delta is 1 / count or more.
@@ -166,22 +184,32 @@ class DifferentialPrivacy(PrivacyPolicy):
 
     @classmethod
     def part_of(cls, entry: LedgerEntry, adjacency: Adjacency) -> NoisedReleases | None:
-        """Return the releases of a ledger's entry, converted to this unit, or None if no bound is known."""
+        """Return the releases that a ledger's entry lists, converted to the privacy unit of this mechanism.
+
+        Args:
+            entry: Entry of a ledger: the releases of one run, of any privacy unit.
+            adjacency: Adjacency of the guarantee that is computed from the result.
+
+        Returns:
+            None if the entry has another unit and no bound for this mechanism's unit is known.
+        """
         part = NoisedReleases.from_entry(entry)
         return part if entry.unit == cls.unit or not part.count else cls.foreign_part(entry.unit, part, adjacency)
 
     @classmethod
     @abstractmethod
     def foreign_part(cls, unit: str, part: NoisedReleases, adjacency: Adjacency) -> NoisedReleases | None:
-        """Convert releases of another privacy unit to this unit.
+        """Convert releases that protect another privacy unit into equivalent releases for this mechanism's unit.
+
+        Runs with different units on the same data need the conversion to be composed in one account.
 
         Args:
-            unit: Unit of the releases.
-            part: The releases.
-            adjacency: Adjacency of the guarantee.
+            unit: Privacy unit of the releases.
+            part: The releases, as a group with equal noise.
+            adjacency: Adjacency of the guarantee that is computed from the result.
 
         Returns:
-            None if no bound is known.
+            Releases that lose at least as much privacy of this mechanism's unit; None if no bound is known.
         """
 
     @classmethod
@@ -204,7 +232,11 @@ class DifferentialPrivacy(PrivacyPolicy):
     # ---- statements
 
     def describe_accounts(self, accounts: Mapping[str, PrivacyAccount]) -> str:
-        """Return sentences about the releases of the run, and about the privacy that all runs on the data spent."""
+        """Return sentences about the releases of the run, and about the privacy that all runs on the data spent.
+
+        Args:
+            accounts: Maps each site to its privacy account, which may be redacted.
+        """
         most = max(accounts.values(), key=lambda account: (account.releases, account.planned))
         text = f"Each site released at most {most.releases} of {most.planned} planned {self.releases}"
         withheld = any(account.withholds_noise for account in accounts.values())

@@ -1,6 +1,7 @@
 """Privacy mechanism for single images: sites train by DP-SGD, so everything computed from a trained model is private.
 
-Release: the noised steps of one training, which leave the site as a trained model.
+Release: the noised steps of one training, which leave the site as a trained model. The privacy unit is the part of the
+data that the guarantee hides, here one image. A site's account lists its releases and the privacy that they spent.
 """
 
 from __future__ import annotations
@@ -29,12 +30,19 @@ class DPSGD(DifferentialPrivacy):
     """Privacy policy for the unit ``sample``. Each training is one release, with one noised step for each batch."""
 
     unit: ClassVar[str] = "sample"
+    """Name of the privacy unit: one training image of a site."""
     accountant: ClassVar[str] = "prv"
+    """Name of the accountant that composes the releases."""
     noises_training: ClassVar[bool] = True
+    """Whether the training itself adds the noise, to the gradients of single images."""
     unit_noun: ClassVar[str] = "image"
+    """Noun of the privacy unit, for tables."""
     unit_phrase: ClassVar[str] = "an image"
+    """Noun of the privacy unit with an article, for sentences."""
     units: ClassVar[str] = "training images"
+    """Plural noun of the privacy unit, for messages."""
     releases: ClassVar[str] = "trainings"
+    """Plural noun of a site's releases, for sentences."""
 
     def steps(
         self,
@@ -44,7 +52,17 @@ class DPSGD(DifferentialPrivacy):
         start: Callable[[], str],
         gradient_clip: float | None = None,
     ) -> PrivateSteps:
-        """Return the steps of DP-SGD, with subsampled batches, clipped gradients of single images, and noise."""
+        """Return the steps of DP-SGD, which replace the plain steps of a site's training.
+
+        A step draws a random batch, clips the gradient of each image and adds noise to the sum of the gradients.
+
+        Args:
+            model: Model to train, on the task's device.
+            optimizer: Optimizer of the parameters to train.
+            site: Site that trains.
+            start: Returns a hash of the model before the training.
+            gradient_clip: Largest L2 norm of the noised gradient of a batch, or None.
+        """
         return PrivateSteps(model, optimizer, site, start(), gradient_clip)
 
     # ---- compatibility
@@ -53,7 +71,7 @@ class DPSGD(DifferentialPrivacy):
         """Check that a method sends only updates, which depend on the data only through the loss of single images.
 
         Raises:
-            SettingsError: If it sends something else, or does not support `Capability.DP_SGD`.
+            SettingsError: If the method sends something else, or does not declare `Capability.DP_SGD`.
         """
         super().check_method(method, name)
         if Capability.DP_SGD not in method.active_supports:
@@ -70,7 +88,7 @@ class DPSGD(DifferentialPrivacy):
         """Check that the objective has a loss for each single case.
 
         Raises:
-            SettingsError: If its loss compares cases with each other.
+            SettingsError: If the loss of the objective compares cases with each other.
         """
         if not objective.per_case_loss:
             raise SettingsError(
@@ -106,10 +124,14 @@ class DPSGD(DifferentialPrivacy):
             self.check_delta(images[largest], f"site '{largest}'")
 
     def check_trainings(self, site: str, count: int) -> None:
-        """Check that a step has one training, as the account covers one.
+        """Check that a site trains exactly once in a step, because the account covers one training in a step.
+
+        Args:
+            site: Name of the site, for the message.
+            count: Number of trainings in the step.
 
         Raises:
-            ContractError: If it has another number.
+            ContractError: If the number is not 1.
         """
         if count != 1:
             raise ContractError(
@@ -124,7 +146,14 @@ class DPSGD(DifferentialPrivacy):
     # ---- accounting
 
     def release(self, images: int | None = None) -> NoisedReleases | None:
-        """Return the steps of one training, whose noise depends on the number of images; None if that is unknown."""
+        """Return one release of a site: the noised steps of one training.
+
+        Args:
+            images: Number of the site's training images, on which noise and sampling rate depend, or None.
+
+        Returns:
+            None if the number of images is unknown.
+        """
         if images is None:
             return None
         rate, count = sampling_schedule(self.settings, images)
@@ -132,10 +161,11 @@ class DPSGD(DifferentialPrivacy):
 
     @classmethod
     def foreign_part(cls, unit: str, part: NoisedReleases, adjacency: Adjacency) -> NoisedReleases | None:
-        """Convert releases of whole sites to the unit image; return None for any other unit.
+        """Convert releases that protect another privacy unit into equivalent releases for the unit image.
 
-        A noised update of a whole site also hides an image: a different image changes the update by at most twice the
-        bound. For ``replace``, the sensitivity is twice the bound already.
+        Only releases of a mechanism that hides whole sites can be converted; the result is None for any other unit. A
+        noised update of a whole site also hides an image: a different image changes the update by at most twice the
+        clipping bound. For ``replace``, the sensitivity is twice the bound already.
         """
         if not mechanism_of(unit).hides_sites:
             return None
@@ -172,7 +202,7 @@ class DPSGD(DifferentialPrivacy):
         return Guarantee(self.other_adjacency, 2 * privacy.epsilon, delta, is_upper_bound=True)
 
     def statement(self) -> str:
-        """Return the guarantee of the trainings, by numerical composition."""
+        """Return sentences about the guarantee of all trainings of the run, for both adjacencies."""
         privacy, other = self.privacy, self.other_guarantee()
         chosen = privacy.adjacency
         return (

@@ -1,6 +1,7 @@
 """Privacy mechanism for whole sites: each site clips its update and adds Gaussian noise before the update leaves.
 
 Release: one noised update, or under secure aggregation one noised sum, to which each site adds a share of the noise.
+The privacy unit is the part of the data that the guarantee hides, here all data of a site.
 """
 
 from __future__ import annotations
@@ -21,44 +22,60 @@ class SiteUpdates(DifferentialPrivacy):
     """Privacy policy for the unit ``site``. Each update is one Gaussian release; all releases compose exactly."""
 
     unit: ClassVar[str] = "site"
+    """Name of the privacy unit: all data of one site together."""
     accountant: ClassVar[str] = "gaussian"
+    """Name of the accountant that composes the releases."""
     hides_sites: ClassVar[bool] = True
+    """Whether the guarantee covers all data of a site together, not only single images."""
     noises_updates: ClassVar[bool] = True
+    """Whether an update is clipped and noised as it leaves the site, after the training."""
     unit_noun: ClassVar[str] = "site"
+    """Noun of the privacy unit, for tables."""
     unit_phrase: ClassVar[str] = "a site"
+    """Noun of the privacy unit with an article, for sentences."""
     units: ClassVar[str] = "sites"
+    """Plural noun of the privacy unit, for messages."""
     releases: ClassVar[str] = "updates"
+    """Plural noun of a site's releases, for sentences."""
 
     @classmethod
     def for_sums(cls) -> type[PrivacyPolicy]:
-        """Return `DistributedNoise`."""
+        """Return the class of the policy for runs with secure aggregation, which discloses sums only."""
         return DistributedNoise
 
     def update_noise(self, releases: int) -> float:
-        """Return the noise multiplier that keeps the budget for all updates of the site together."""
+        """Return the noise multiplier of an update as it leaves a site.
+
+        Args:
+            releases: Number of updates of the site that together keep the privacy budget.
+        """
         return noise_multiplier(self.privacy, releases)
 
     def release(self, images: int | None = None) -> NoisedReleases:
-        """Return one release. Its noise covers all rounds and does not depend on the number of images."""
+        """Return the noise of one release of a site: one update.
+
+        Args:
+            images: Not used, because the noise does not depend on the number of images.
+        """
         return NoisedReleases(noise_multiplier(self.privacy, self.settings.rounds), 1)
 
     def releases_of_replies(self, replies: int) -> NoisedReleases | None:
-        """Return the releases of a site: every reply carries one update."""
+        """Return the releases of a site that sent a number of replies, each of which carries one noised update."""
         return replace(self.release(), count=replies)
 
     @classmethod
     def foreign_part(cls, unit: str, part: NoisedReleases, adjacency: Adjacency) -> NoisedReleases | None:
-        """Return None, because noise for a part of a site's data gives no known bound for a whole site."""
+        """Convert releases of another privacy unit: return None, as they give no known bound for a whole site."""
         return None
 
     def other_guarantee(self) -> Guarantee:
-        """Return the guarantee of the same noise for the adjacency that the settings don't name."""
+        """Return the numbers of the guarantee for the adjacency that the settings don't choose, with the same noise."""
         together = replace(self.release(), count=self.settings.rounds)
         other = self.other_adjacency
         return Guarantee(other, self.epsilon_of([together], other), self.privacy.delta)
 
     def statement(self) -> str:
-        """Return the guarantee of the updates, by exact Gaussian composition."""
+        """Return sentences about the guarantee of all updates of a site, for both adjacencies."""
         privacy, releases, sigma = self.privacy, self.settings.rounds, self.release().sigma
         budgets = {
             name: epsilon(sigma, releases, privacy.delta, sensitivity) for name, sensitivity in SENSITIVITY.items()
@@ -83,23 +100,27 @@ class DistributedNoise(SiteUpdates):
     """
 
     def sum_noise(self) -> float:
-        """Return the noise multiplier of the sum that keeps the budget for all rounds together."""
+        """Return the noise multiplier of a round's sum of updates, which keeps the budget for all rounds together."""
         return calibrate_sum(self.privacy, self.settings.rounds)
 
     def sum_clip(self) -> float:
-        """Return the L2 bound of an update, for which the noise is calibrated."""
+        """Return the L2 bound to which each site clips its update before secure aggregation adds the updates."""
         return self.privacy.clip
 
     def release(self, images: int | None = None) -> NoisedReleases:
-        """Return one release: the sum of the updates of a round."""
+        """Return the noise of one release: the sum of the updates of a round.
+
+        Args:
+            images: Not used, because the noise does not depend on the number of images.
+        """
         return NoisedReleases(self.sum_noise(), 1, concentrated=True)
 
     def releases_of_replies(self, replies: int) -> NoisedReleases | None:
-        """Return None, because a round has several replies for one sum."""
+        """Return None: the releases do not follow from a site's replies, as a round has several replies for one sum."""
         return None
 
     def statement(self) -> str:
-        """Return the guarantee of the sums, by concentrated differential privacy, and its trust assumptions."""
+        """Return sentences about the guarantee of all sums, for both adjacencies, and its trust assumptions."""
         privacy, releases, release = self.privacy, self.settings.rounds, self.release()
         together, threshold = replace(release, count=releases), self.threshold
         budgets = {name: self.epsilon_of([together], name) for name in SENSITIVITY}
