@@ -28,7 +28,9 @@ class PluginRecord:
     """
 
     kind: ClassVar[str]
+    """Kind of the record in the singular, for messages."""
     plural: ClassVar[str]
+    """Kind of the record in the plural, for the names of its hook and of its attribute in the registry."""
     name: str
     target: str
 
@@ -44,7 +46,9 @@ class NetworkRecord(PluginRecord):
     """
 
     kind = "network"
+    """Kind of the record in the singular, for messages."""
     plural = "networks"
+    """Kind of the record in the plural, for the names of its hook and of its attribute in the registry."""
     name: str
     target: str
     summary: str = ""
@@ -61,7 +65,9 @@ class NetworkAssignmentRecord(PluginRecord):
     """
 
     kind = "network_assignment"
+    """Kind of the record in the singular, for messages."""
     plural = "networks_by_site"
+    """Kind of the record in the plural, for the names of its hook and of its attribute in the registry."""
     name: str
     target: str
     summary: str = ""
@@ -78,7 +84,9 @@ class PartitionRecord(PluginRecord):
     """
 
     kind = "partition"
+    """Kind of the record in the singular, for messages."""
     plural = "partitions"
+    """Kind of the record in the plural, for the names of its hook and of its attribute in the registry."""
     name: str
     target: str
     summary: str = ""
@@ -134,7 +142,9 @@ class MethodRecord(PluginRecord):
     """
 
     kind = "method"
+    """Kind of the record in the singular, for messages."""
     plural = "methods"
+    """Kind of the record in the plural, for the names of its hook and of its attribute in the registry."""
     name: str
     target: str
     family: str
@@ -186,7 +196,9 @@ class DatasetRecord(PluginRecord):
     """
 
     kind = "dataset"
+    """Kind of the record in the singular, for messages."""
     plural = "datasets"
+    """Kind of the record in the plural, for the names of its hook and of its attribute in the registry."""
     name: str
     target: str
     modality: str = ""
@@ -208,7 +220,9 @@ class ObjectiveRecord(PluginRecord):
     """
 
     kind = "objective"
+    """Kind of the record in the singular, for messages."""
     plural = "objectives"
+    """Kind of the record in the plural, for the names of its hook and of its attribute in the registry."""
     name: str
     target: str
     summary: str = ""
@@ -225,7 +239,9 @@ class RobustRuleRecord(PluginRecord):
     """
 
     kind = "robust_rule"
+    """Kind of the record in the singular, for messages."""
     plural = "robust_rules"
+    """Kind of the record in the plural, for the names of its hook and of its attribute in the registry."""
     name: str
     target: str
     summary: str = ""
@@ -242,7 +258,9 @@ class PrivacyMechanismRecord(PluginRecord):
     """
 
     kind = "privacy_mechanism"
+    """Kind of the record in the singular, for messages."""
     plural = "privacy_mechanisms"
+    """Kind of the record in the plural, for the names of its hook and of its attribute in the registry."""
     name: str
     target: str
     summary: str = ""
@@ -261,7 +279,9 @@ class AdversaryRecord(PluginRecord):
     """
 
     kind = "adversary"
+    """Kind of the record in the singular, for messages."""
     plural = "adversaries"
+    """Kind of the record in the plural, for the names of its hook and of its attribute in the registry."""
     name: str
     target: str
     paper: str
@@ -286,7 +306,9 @@ class AttackRecord(PluginRecord):
     """
 
     kind = "attack"
+    """Kind of the record in the singular, for messages."""
     plural = "attacks"
+    """Kind of the record in the plural, for the names of its hook and of its attribute in the registry."""
     name: str
     target: str
     results: str
@@ -309,7 +331,9 @@ class SectionRecord(PluginRecord):
     """
 
     kind = "report_section"
+    """Kind of the record in the singular, for messages."""
     plural = "report_sections"
+    """Kind of the record in the plural, for the names of its hook and of its attribute in the registry."""
     name: str
     title: str
     target: str
@@ -332,7 +356,9 @@ class CommandRecord(PluginRecord):
     """
 
     kind = "command"
+    """Kind of the record in the singular, for messages."""
     plural = "commands"
+    """Kind of the record in the plural, for the names of its hook and of its attribute in the registry."""
     name: str
     target: str
     summary: str
@@ -351,7 +377,9 @@ class BackendRecord(PluginRecord):
     """
 
     kind = "backend"
+    """Kind of the record in the singular, for messages."""
     plural = "backends"
+    """Kind of the record in the plural, for the names of its hook and of its attribute in the registry."""
     name: str
     target: str
     summary: str = ""
