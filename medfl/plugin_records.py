@@ -1,4 +1,8 @@
-"""Records that plugins' hooks return: short descriptions whose targets are imported at their first use."""
+"""Records that plugins' hooks return: short descriptions of methods, data sets and other parts of a plugin.
+
+A record's target is a string such as ``my_package.method:MyMethod``, which is imported at its first use. A study is a
+file that lists runs to compare; a release is a data set as its publisher distributes it.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +25,8 @@ class PluginRecord:
 
     Attributes:
         kind: Kind of the record in the singular, for messages.
-        plural: Kind in the plural. The hook is ``medfl_<plural>``, and `medfl.plugins.Registry` has an attribute
-            ``<plural>``.
+        plural: Kind of the record in the plural. Plugins list such records in the hook ``medfl_<plural>``;
+            `medfl.plugins.Registry` stores them in its attribute ``<plural>``.
         name: Name that users type.
         target: ``module:attribute``, imported at its first use.
     """
@@ -119,7 +123,7 @@ class Capability(StrEnum):
 
 
 UNINHERITED_CAPABILITIES = frozenset({Capability.DP_SGD, Capability.ROBUST})
-"""Capabilities that depend on all code of a class, so that a subclass does not inherit them."""
+"""Capabilities that a subclass does not inherit, because they depend on all code of a class."""
 
 
 METHOD_DECLARATIONS = ("name", "family", "paper", "summary")
@@ -392,7 +396,7 @@ class RunLocation:
 
     Attributes:
         folder: Run folder, or a folder of run folders.
-        gets_more_runs: Whether further runs will be added to it.
+        gets_more_runs: Whether further runs will be added to the folder.
     """
 
     folder: Path

@@ -1,4 +1,7 @@
-"""MONAI workflow that runs a federation and checks all options and ids before it builds anything."""
+"""MONAI workflow that runs a federation and checks all options and ids before it builds anything.
+
+An id is a key of a bundle's configuration. A backend executes a run on other machines than this one.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ STOCK_OPTIONS = frozenset(
 
 
 class RunLauncher(Protocol):
-    """Interface of a launcher that executes a run on other machines."""
+    """Interface of a backend, which executes a run on other machines."""
 
     def prepare(self, parser: ConfigParser, files: str | Sequence[str], options: Meta) -> Callable[[], None]:
         """Check the run, and return a function that executes it and returns when it has ended.

@@ -19,7 +19,7 @@ DEPTHS: dict[int, tuple[type[BasicBlock | Bottleneck], tuple[int, int, int, int]
     34: (BasicBlock, (3, 4, 6, 3)),
     50: (Bottleneck, (3, 4, 6, 3)),
 }
-"""Maps each depth to its block and the number of blocks in each stage."""
+"""Mapping from each supported depth to the class of its blocks and the number of blocks in each of the four stages."""
 
 
 class ResNet(nn.Module):

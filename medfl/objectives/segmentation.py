@@ -149,8 +149,10 @@ class Segmentation(Objective):
         )
 
     def strata(self, targets: torch.Tensor) -> torch.Tensor:
-        """Return each case's stratum, for partitions and folds that keep strata in proportion: 0 for an empty mask,
-        or 1."""
+        """Return each case's stratum, for partitions and folds that keep strata in proportion.
+
+        The stratum is 0 for an empty mask, otherwise 1.
+        """
         return any_in_rows(targets, lambda values: values > 0).long()
 
     @property

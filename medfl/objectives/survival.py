@@ -87,8 +87,10 @@ class Survival(Objective):
         )
 
     def strata(self, targets: torch.Tensor) -> torch.Tensor:
-        """Return each case's stratum, for partitions and folds that keep strata in proportion: 1 with an event, else
-        0."""
+        """Return each case's stratum, for partitions and folds that keep strata in proportion.
+
+        The stratum is 1 for a case with an event, 0 for a censored one.
+        """
         return targets[:, 1].long()
 
     @property

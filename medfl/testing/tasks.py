@@ -18,7 +18,9 @@ from medfl.testing.cohort import CLASSES, SmallNet, make_data, make_task
 
 
 class SmallUNet(nn.Module):
-    """Network with a body of two convolutions and a head of one, which keep the size of an image; its stages are maps.
+    """Network with a body of two convolutions and a head of one, which keep the size of an image.
+
+    Its stages (`feature_layers`) give feature maps.
 
     Args:
         outputs: Number of output channels.
@@ -94,7 +96,10 @@ OTHER_OBJECTIVES = tuple(example.objective for example in _EXAMPLES.values())
 
 
 def make_task_of(objective: Objective) -> Task:
-    """Return the tiny task with an objective, its default loss and metrics, and networks as in `make_task`."""
+    """Return the tiny task with another objective, its default loss and metrics.
+
+    The networks are ``norm`` (with batch norm), ``plain`` (without) and ``wide``.
+    """
     example = _EXAMPLES[objective.name]
     kind = partial(example.network, outputs=objective.outputs)
     networks = {"norm": kind, "plain": partial(kind, norm=False), "wide": partial(kind, width=9)}
@@ -114,7 +119,12 @@ def with_targets_of(data: TensorData, objective: Objective) -> TensorData:
 
 
 def make_sites_of(objective: Objective, sizes: Mapping[str, int]) -> dict[str, Splits]:
-    """Create sites with an objective: the given numbers of training images, 4 for validation and 6 for testing."""
+    """Create the data of sites with targets of an objective.
+
+    Args:
+        objective: Objective of the kind of one of `OTHER_OBJECTIVES`.
+        sizes: Number of training images of each site. Each has 4 validation and 6 test images.
+    """
 
     def part(n: int, key: str) -> TensorData:
         return with_targets_of(make_data(n, key), objective)

@@ -1,4 +1,7 @@
-"""Capture of the intermediate features of a network during its forward pass."""
+"""Capture of the intermediate features of a network during its forward pass.
+
+A stage is a module of the network whose output is a feature map or vector.
+"""
 
 from __future__ import annotations
 
