@@ -190,8 +190,7 @@ class ProximalPersonalModels(Averaging):
         return auxiliary_state(site, OWN_MODEL_PREFIX) or site.task.initial(site.settings.seed, site.network)
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
-        """Compute the task's loss plus (pull/2) ||v - u||^2, with the site's parameters v and the received
-        parameters u."""
+        """Compute the task's loss plus (pull/2) ||v - u||^2, with own parameters v and received ones u."""
         loss = super().loss(fit, batch)
         if self.pull == 0:
             return loss
