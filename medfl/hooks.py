@@ -215,8 +215,8 @@ class Hooks:
         """Return the location of the runs that belong to the file or folder `path`.
 
         Return None if this plugin does not know the path. ``medfl monitor`` calls this hook, for example to find the
-        runs of a study (a file that lists runs to compare) or of an NVFlare startup kit (a machine's folder with its
-        certificates and start script).
+        runs of a study (a file that lists methods, data sets and seeds to compare) or of an NVFlare startup kit (a
+        participant's folder with certificates and settings).
         """
 
     @_hookspec(firstresult=True)
@@ -228,7 +228,14 @@ class Hooks:
 
     @_hookspec(firstresult=True)
     def medfl_compare(self, folders: list[str], metrics: list[str] | None, baseline: str | None, split: str) -> Any:
-        """Return a table that compares run folders, as a pandas DataFrame; arguments as in `medfl.compare`."""
+        """Return a table that compares run folders, as a pandas DataFrame.
+
+        Args:
+            folders: Run folders.
+            metrics: Names of metrics; None uses the first metric of the task.
+            baseline: Label of the row with which the others are compared; None uses the first row.
+            split: ``test`` or ``val``.
+        """
 
     @_hookspec
     def medfl_partition_written(self, folder: str, counts: dict[str, list[int]], classes: list[str]) -> None:

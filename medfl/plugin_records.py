@@ -1,7 +1,7 @@
 """Records that plugins' hooks return: short descriptions of methods, data sets and other parts of a plugin.
 
 A record's target is a string such as ``my_package.method:MyMethod``, which is imported at its first use. A study is a
-file that lists runs to compare; a release is a data set as its publisher distributes it.
+file that lists methods, data sets and seeds to compare; a release is a data set as its publisher distributes it.
 """
 
 from __future__ import annotations
@@ -303,8 +303,8 @@ class AttackRecord(PluginRecord):
         results: ``module:Class`` of its results, a `medfl.records.record.FileRecord` with the fields ``options`` and
             ``results``. The command writes it to the run's `ATTACKS_FOLDER`. A study's table has one row per
             ``target``, ``round``, ``attack`` and ``item`` of the results, if they have these fields.
-        measures: Maps the fields of a result that a study's table shows to their headings.
-        digits: Maps measures to their number of decimals; all others have three.
+        measures: Mapping from the fields of a result that a study's table shows to their headings.
+        digits: Mapping from measures to their number of decimals; all others have three.
         note: Explanation of the measures, printed below the table.
         has_intervals: Whether the table shows 95 % confidence intervals over the seeds instead of standard deviations.
     """
@@ -377,7 +377,7 @@ class BackendRecord(PluginRecord):
         name: Name that users type.
         target: ``module:Class``, a `medfl.workflow.RunLauncher` that is created without arguments.
         summary: Description in one line.
-        options: Maps each further option of ``medfl run`` to its description and default.
+        options: Mapping from each further option of ``medfl run`` to its description and default.
     """
 
     kind = "backend"

@@ -438,7 +438,7 @@ def load_plugins(files: Iterable[str | Path] = (), disabled: Iterable[str] = ())
 
 
 _latest_registries: dict[tuple[str, str], Registry] = {}
-"""Maps the kind and name of each record to the last registry with this record that this process loaded."""
+"""Mapping from the kind and name of each record to the last registry with this record that this process loaded."""
 
 
 def look_up(kind: str, name: str, base: type) -> Any:

@@ -44,8 +44,8 @@ class StrictModel(BaseModel):
 class Privacy(StrictModel):
     """Differential privacy of the updates, applied at each site before an update leaves it.
 
-    A release is one noised value that leaves the site. The ledger is a file of a site that lists its releases over all
-    runs.
+    A release is one noised value that leaves the site. The ledger is the record of the privacy budget that all runs
+    have spent on one site's data.
     """
 
     unit: Annotated[PluginName, Remote] = "site"
@@ -224,7 +224,7 @@ class Settings(StrictModel):
     CPU. MONAI's engines with ``amp`` also use float32 on a CPU, but float16 with loss scaling on a GPU."""
 
     networks_by_site: Annotated[dict[str, str], Remote] = {}
-    """Mapping from site name to network name, for sites that do not use the task's default network."""
+    """Name of the network of each site that does not use the task's default network."""
 
     norm_bound: Annotated[float | None, Remote] = Field(None, gt=0)
     """Maximum L2 norm of a reply; a reply with a larger norm is refused. None accepts any finite reply."""
@@ -334,7 +334,7 @@ _CODE_BY_PROBLEM = {
     "less_than": "setting_out_of_range",
     "less_than_equal": "setting_out_of_range",
 }
-"""Maps pydantic's error types to medfl's error codes."""
+"""Mapping from pydantic's error types to medfl's error codes."""
 
 
 S = TypeVar("S", bound=BaseModel)

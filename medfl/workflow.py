@@ -42,7 +42,7 @@ class RunLauncher(Protocol):
         Args:
             parser: Parser with the bundle's files, in which the options are applied.
             files: Configuration files.
-            options: Maps ids and settings to the user's values.
+            options: Mapping from ids and settings to the user's values.
 
         Raises:
             MedflError: If this backend can't execute the run.
@@ -143,7 +143,7 @@ def run_bundle(
 
     Args:
         root: Folder of the bundle.
-        options: Maps ids of the bundle's configuration, and settings, to values.
+        options: Mapping from ids of the bundle's configuration, and settings, to values.
         on_round: Callback after each round on this machine, with the round's number and its rows of metrics.
         shows_progress: Whether to show the rounds and the scores.
 

@@ -45,7 +45,7 @@ def set_and_remove_frozen(model: nn.Module, tensors: Mapping[str, torch.Tensor])
 
     Args:
         model: The network.
-        tensors: Maps the name of each frozen parameter to its value.
+        tensors: Mapping from the name of each frozen parameter to its value.
     """
     names_by_path: dict[str, list[str]] = {}
     for name, value in tensors.items():

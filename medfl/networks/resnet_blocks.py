@@ -113,6 +113,14 @@ class BasicBlock(nn.Module):
         stride: Stride of the block, >= 1.
         norm: Normalisation after each convolution.
         act: Activation.
+
+    Attributes:
+        conv1: First convolution.
+        bn1: Normalisation after the first convolution.
+        act: Activation, after the first normalisation and at the end.
+        conv2: Second convolution.
+        bn2: Normalisation after the second convolution.
+        downsample: Shortcut from the input to the output.
     """
 
     expansion: ClassVar = 1
@@ -148,6 +156,16 @@ class Bottleneck(nn.Module):
         stride: Stride of the block, >= 1.
         norm: Normalisation after each convolution.
         act: Activation.
+
+    Attributes:
+        conv1: First convolution.
+        bn1: Normalisation after the first convolution.
+        conv2: Second convolution.
+        bn2: Normalisation after the second convolution.
+        conv3: Third convolution.
+        bn3: Normalisation after the third convolution.
+        act: Activation, after the first two normalisations and at the end.
+        downsample: Shortcut from the input to the output.
     """
 
     expansion: ClassVar = 4

@@ -172,7 +172,10 @@ class DiceBCELoss(nn.Module):
     """Sum of MONAI's Dice loss and binary cross entropy, for masks that may overlap: one sigmoid per channel.
 
     MONAI's `DiceCELoss` differs even with ``sigmoid=True``: its cross entropy uses a softmax over the channels, which
-    is for exclusive classes. Use it for those.
+    is for exclusive classes. Use `DiceCELoss` for those.
+
+    Attributes:
+        dice: MONAI's Dice loss with a sigmoid.
     """
 
     def __init__(self) -> None:

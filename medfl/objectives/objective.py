@@ -72,7 +72,7 @@ class ObjectivePresentation(ABC):
 
         Args:
             predictions: Predictions of the case, (K,), from `Objective.predictions`.
-            names: As in `prediction_columns`.
+            names: Names of the outputs; if their number differs from the number of outputs, numbers are used.
         """
         return [*map(format_value, predictions.tolist()), self.unit]
 
@@ -321,7 +321,7 @@ class Objective(ObjectivePresentation):
         """Return the values per case, (N, K), that metrics need besides the targets; by default the `predictions`.
 
         Args:
-            outputs: As in `check_outputs`.
+            outputs: Outputs of a network, (N, `outputs`), or (N, `outputs`, *spatial) for spatial targets.
             targets: Targets of the cases.
             metrics: Names of the metrics to compute.
             spacing: Voxel spacing of each case in millimetres along each axis, (N, axes), float64, NaN if unknown; None

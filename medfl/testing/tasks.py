@@ -26,6 +26,11 @@ class SmallUNet(nn.Module):
         outputs: Number of output channels.
         norm: Whether the network has a batch-norm layer.
         width: Number of channels of the body.
+
+    Attributes:
+        body: Feature extractor from images (B, 1, H, W) to feature maps (B, width, H, W).
+        head: 1x1 convolution from feature maps to outputs (B, outputs, H, W).
+        feature_layers: Modules whose outputs are the feature maps of the stages.
     """
 
     def __init__(self, outputs: int, norm: bool = True, width: int = 6) -> None:
@@ -89,7 +94,7 @@ _EXAMPLES = {
         _Example(Segmentation(2), _mask_targets, SmallUNet),
     )
 }
-"""Maps each objective's name to its example."""
+"""Mapping from each objective's name to its example."""
 
 OTHER_OBJECTIVES = tuple(example.objective for example in _EXAMPLES.values())
 """Objectives other than multiclass that the tiny federation supports."""

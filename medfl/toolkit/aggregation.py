@@ -99,11 +99,11 @@ def normalised_weights(weights: dict[str, float], fallback: Mapping[str, Meta]) 
     sizes are unusable too, weight all sites equally.
 
     Args:
-        weights: Maps each site to its weight.
-        fallback: Maps each site to its metadata with ``size``; a site without ``size`` has size 1.
+        weights: Mapping from each site to its weight.
+        fallback: Mapping from each site to its metadata with ``size``; a site without ``size`` has size 1.
 
     Returns:
-        Maps each site to its normalised weight.
+        Mapping from each site to its normalised weight.
     """
     if not _are_usable(weights):
         logger.warning("Aggregation weights are not usable (not finite, negative, or all zero); weighing by size.")
@@ -141,12 +141,12 @@ def mean_updates(replies: Replies, weights: Mapping[str, Mapping[str, float]]) -
 
     Args:
         replies: Replies of the sites.
-        weights: Maps each prefix to the weights of the sites, which sum to 1. A site without a weight is left out of
-            that prefix. Tensors with other prefixes are ignored.
+        weights: Mapping from each prefix to the weights of the sites, which sum to 1. A site without a weight is left
+            out of that prefix. Tensors with other prefixes are ignored.
 
     Returns:
-        Maps each prefix to its mean tensors by name, without the prefix, in float64. Integer and boolean buffers take
-        the largest value over the sites (rule G-2).
+        Mapping from each prefix to its mean tensors by name, without the prefix, in float64. Integer and boolean
+        buffers take the largest value over the sites (rule G-2).
     """
     means: dict[str, Tensors] = {prefix: {} for prefix in weights}
     for site, tensors in replies:

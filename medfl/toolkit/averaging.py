@@ -153,7 +153,7 @@ class Averaging(MultiStepMethod, LocalTraining):
 
         Args:
             server: The server.
-            metas: Maps each site to the metadata of its reply.
+            metas: Mapping from each site to the metadata of its reply.
         """
         return {name: self.weight(meta) for name, meta in metas.items()}
 
@@ -191,8 +191,7 @@ class Averaging(MultiStepMethod, LocalTraining):
         Args:
             server: The server, after `server_update`.
             prefix: Prefix of the tensors in `sends`, other than the model's.
-            mean: Mean tensors as in `server_update`, by names without the prefix. A site that sent none counts as
-                zeros.
+            mean: Mean tensors, float64, by names without the prefix. A site that sent no such tensors counts as zeros.
             replied: Number of sites that replied.
         """
         add_to_auxiliary_state(server, prefix, mean)

@@ -116,7 +116,7 @@ class ModelPair:
         """Remove the feature hooks.
 
         Returns:
-            Maps each loss to its mean over the images that both models were trained on.
+            Mapping from each loss to its mean over the images that both models were trained on.
         """
         for taps in self._taps:
             taps.close()

@@ -39,7 +39,7 @@ def check_comparable_stages(networks: Mapping[str, nn.Module], layers: Sequence[
     """Raise if the stages of the networks can't be compared one by one.
 
     Args:
-        networks: Maps each name to a network.
+        networks: Mapping from each name to a network.
         layers: Numbers of the compared stages, from 1; None means all.
 
     Raises:

@@ -43,7 +43,7 @@ def fisher(
             >= 1.
 
     Returns:
-        Maps each name to values >= 0 of the parameter's shape, on the model's device.
+        Mapping from each name to values >= 0 of the parameter's shape, on the model's device.
 
     Source: Kirkpatrick et al., PNAS 2017; squares of per-sample gradients as in Kunstner et al., NeurIPS 2019.
     """

@@ -122,14 +122,14 @@ def draw_route(
 
     Args:
         hosts: Names of this round's hosts, sorted.
-        held: Maps each model to the site where it is now.
+        held: Mapping from each model to the site where it is now.
         kind: ``random_permutation`` is uniform over all permutations, so a model may stay in place. ``derangement`` is
             uniform over the permutations that move every model, or over all if there is none. ``ring`` passes each
             model to the next host, and from the last host to the first. ``identity`` moves no model.
         generator: Random generator of the round.
 
     Returns:
-        Maps each host to its model, in the order of `hosts`; no model occurs twice.
+        Mapping from each host to its model, in the order of `hosts`; no model occurs twice.
     """
     models = sorted(model for model, participant in held.items() if participant in hosts)
     if kind in ("identity", "ring"):

@@ -60,12 +60,12 @@ def mean_prototypes(sent: Mapping[str, Tensors], weight: Callable[[str, str], fl
     """Compute the weighted mean prototype of each class over the sites that sent one.
 
     Args:
-        sent: Maps each site to its prototypes (d,) by class number.
+        sent: Mapping from each site to its prototypes (d,) by class number.
         weight: Function of a site and a class that returns the weight. If all weights are 0, sites are weighted
             equally.
 
     Returns:
-        Maps each class number to the mean, float32.
+        Mapping from each class number to the mean, float32.
     """
     means = Tensors()
     for label in sorted({label for own in sent.values() for label in own}):
@@ -174,8 +174,8 @@ class PrototypeSharing(PersonalModels):
 
         Args:
             server: The server.
-            sent: Maps each site to its prototypes (d,) by class number.
-            metas: Maps each site to the metadata of its reply.
+            sent: Mapping from each site to its prototypes (d,) by class number.
+            metas: Mapping from each site to the metadata of its reply.
         """
         raise NotImplementedError
 

@@ -203,7 +203,8 @@ def train(
         settings: Settings of the run: epochs or steps, batch_size, norm_sync, balance, precision, privacy.
         generator: Random generator of the batches.
         device: Device of `model`.
-        weights: Sampling weights of the images, shape (n,), as in `row_batches`; None uses the setting ``balance``.
+        weights: Sampling weights of the images, shape (n,), for draws with replacement; None uses the setting
+            ``balance``.
         after_batch: Callback after each optimiser step.
         gradient_clip: Maximum L2 norm of a batch's gradient over all parameters jointly, > 0; None disables clipping.
         augment: Function that augments each batch (`Task.augment`); None leaves images unchanged.

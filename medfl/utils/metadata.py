@@ -222,7 +222,7 @@ def check_metadata(
 
     Args:
         meta: Metadata of a reply or a peer message.
-        schema: Maps each field's name to its declaration.
+        schema: Mapping from each field's name to its declaration.
         op: Operation of the request, or `PEER_MESSAGE`.
         known: Names and numbers that the receiver knows, such as ``classes`` and ``networks`` (`MetaField.problem_of`).
         who: Sender, for the message, for example "site 'site-01'".

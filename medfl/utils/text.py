@@ -96,7 +96,7 @@ def describe_counts(reasons: Mapping[int, str]) -> str:
     """Return the distinct reasons with their counts, the most frequent first: ``2 x damaged; 1 x empty``.
 
     Args:
-        reasons: Maps each item's number to its reason.
+        reasons: Mapping from each item's number to its reason.
     """
     texts = list(reasons.values())
     ordered = sorted(set(texts), key=lambda text: (-texts.count(text), text))

@@ -26,7 +26,7 @@ DTYPES = {
 """Mapping from each supported dtype to its name in safetensors."""
 
 _DTYPES = {code: dtype for dtype, code in DTYPES.items()}
-"""Maps names in safetensors to dtypes."""
+"""Mapping from names in safetensors to dtypes."""
 
 Blob = bytes | memoryview
 """Type of a serialized blob."""

@@ -183,7 +183,7 @@ def cosines_to_others(replies: Replies, weights: Mapping[str, float], names: lis
 
     Args:
         replies: At least one reply.
-        weights: Maps each site to its weight in the sum, > 0.
+        weights: Mapping from each site to its weight in the sum, > 0.
         names: Names of the tensors that make up an update.
     """
     total, trained, cosines = mean_update(replies, dict(weights)), set(names), {}
@@ -209,7 +209,7 @@ def contributions(
 
     Args:
         cosines: Mean cosine between each site's update and the other sites' updates, in [-1, 1].
-        errors: Maps the same sites to their errors e_k, >= 0.
+        errors: Mapping from the same sites to their errors e_k, >= 0.
         mode: Combination of the two shares: ``plus`` adds them, ``times`` multiplies them.
     """
     gradient_shares = normalise_shares({name: max(0.0, 1 - cosine) for name, cosine in cosines.items()})

@@ -188,7 +188,7 @@ def penalty(parameters: Mapping[str, torch.Tensor], u: Tensors, v: Tensors) -> t
     """Compute the penalty sum_i (u_i w_i^2 - 2 v_i w_i) of parameters w, with gradient 2 (u w - v); may be negative.
 
     Args:
-        parameters: Maps each name to the parameter w; at least one.
+        parameters: Mapping from each name to the parameter w; at least one.
         u: Sum of the Fisher information, of the same shapes.
         v: Sum of the Fisher information times the parameters, of the same shapes.
     """

@@ -148,9 +148,9 @@ def adjust_weights(
     """Adjust weights a by the gaps G: return a + length (G - c) / max |G - c|, clipped to [0, 1], with sum 1.
 
     Args:
-        shares: Maps each site to its weight a, >= 0; the weights sum to 1.
-        gaps: Maps sites to their gaps G, finite. A site without a gap keeps its weight up to the normalisation. If all
-            G - c are 0, the weights do not change.
+        shares: Mapping from each site to its weight a, >= 0; the weights sum to 1.
+        gaps: Mapping from sites to their gaps G, finite. A site without a gap keeps its weight up to the normalisation.
+            If all G - c are 0, the weights do not change.
         length: Largest change of a weight, >= 0.
         centre: Whether c is the mean of the gaps; otherwise c is 0.
     """

@@ -99,8 +99,8 @@ def disco_weights(sizes: Mapping[str, int], distances: Mapping[str, float], a: f
     The factor cancels in the normalisation. With it, a = b = 0 returns exactly the sizes.
 
     Args:
-        sizes: Maps each site to its number of training images.
-        distances: Maps each site to its discrepancy d, finite.
+        sizes: Mapping from each site to its number of training images.
+        distances: Mapping from each site to its discrepancy d, finite.
         a: Factor of the discrepancy, >= 0.
         b: Constant added to each weight, finite.
     """
@@ -117,13 +117,13 @@ def discrepancies(
     """Return the discrepancy of each site's class distribution from the target.
 
     Args:
-        counts: Maps each site to its number of images per class of the task; all lists have the same length.
+        counts: Mapping from each site to its number of images per class of the task; all lists have the same length.
         metric: ``kl`` for the Kullback-Leibler divergence, ``l2`` for the Euclidean distance.
         target: ``uniform`` for equal shares of all classes, ``global`` for the shares of all participants together.
         normalise: Whether to divide by the sum over the sites, unless the sum is 0.
 
     Returns:
-        Maps each site to its discrepancy, >= 0 and finite; 0 for a site without images.
+        Mapping from each site to its discrepancy, >= 0 and finite; 0 for a site without images.
     """
     together = [sum(column) for column in zip(*counts.values(), strict=True)]
     target_shares = class_shares(together if target == "global" else [1] * len(together))

@@ -122,8 +122,8 @@ class FedNova(FedProx):
         """Compute the factor of the mean update, tau_eff sum_k p_k / a_k, in which the mean has weights p_k / a_k.
 
         Args:
-            sizes: Maps each site that took a step to its weight.
-            metas: Maps each site that took a step to the metadata of its reply.
+            sizes: Mapping from each site that took a step to its weight.
+            metas: Mapping from each site that took a step to the metadata of its reply.
         """
         shares = normalised_weights(dict(sizes), metas)
         if self.tau_eff == "effort" and len({meta["effort"] for meta in metas.values()}) == 1:

@@ -178,7 +178,7 @@ def distance_covered(optimizer: torch.optim.Optimizer, steps: int) -> dict[torch
         steps: Number of steps, >= 0.
 
     Returns:
-        Maps each parameter to its distance.
+        Mapping from each parameter to its distance.
     """
     lengths: dict[torch.Tensor, float] = {}
     for group in optimizer.param_groups:

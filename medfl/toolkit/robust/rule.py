@@ -78,7 +78,7 @@ def robust_mean(server: Server, replies: Replies, robust: Robust) -> Tensors:
         robust: Setting of the run.
 
     Returns:
-        Maps each name to a float64 tensor; integer and boolean buffers take the lower median over the replies.
+        Mapping from each name to a float64 tensor; integer and boolean buffers take the lower median over the replies.
     """
     return make_rule(robust).aggregate(server, replies) | _lower_medians(replies)
 

@@ -38,7 +38,7 @@ def by_coordinate(replies: Replies, originals: Tensors, column: Callable[[torch.
         column: Function from updates (n, numbers), float64, in the order of the sites' names, to aggregates (numbers,).
 
     Returns:
-        Maps each name to the aggregate in the tensor's shape.
+        Mapping from each name to the aggregate in the tensor's shape.
     """
     stacks = stacked_updates(replies, sorted(replies.meta), originals)
     return {name: column(rows).reshape(originals[name].shape) for name, rows in stacks}
