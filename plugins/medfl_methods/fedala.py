@@ -77,7 +77,6 @@ class FedALA(FedAvg):
     p_layers: int = Field(1, ge=0)
     sample_fraction: float = Field(0.8, gt=0, le=1)
     eta: float = Field(1.0, ge=0, allow_inf_nan=False)
-    """Learning rate of the server, > 0."""
     threshold: float = Field(0.1, ge=0, allow_inf_nan=False)
     window: int = Field(10, ge=1)
     max_passes: int = Field(50, ge=1)

@@ -60,7 +60,6 @@ class Flash(Averaging):
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"guard": False}, "medfl": {}}
 
     eta: float = Field(0.01, gt=0, allow_inf_nan=False)
-    """Learning rate of the server, > 0."""
     beta1: float = Field(0.9, ge=0, lt=1)
     beta2: float = Field(0.99, ge=0, lt=1)
     tau: float = Field(1e-3, gt=0, allow_inf_nan=False)
