@@ -31,7 +31,7 @@ _MODULES = {
     "medfl.objectives": ("Binary", "Multiclass", "Multilabel", "Regression", "Segmentation", "Survival"),
     "medfl.task": ("Task",),
 }
-"""Maps each module to the names that this package exports from it."""
+"""Mapping from each module to the names that this package exports from it."""
 
 __all__ = sorted(name for names in _MODULES.values() for name in names)
 

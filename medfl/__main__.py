@@ -1,4 +1,4 @@
-"""Run the command line by ``python -m medfl``."""
+"""Entry point of ``python -m medfl``, which runs medfl's command line."""
 
 from medfl.cli.main import main
 

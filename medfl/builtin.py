@@ -1,4 +1,7 @@
-"""medfl's built-in plugin: networks, partitions, data sets, objectives, robust rules and privacy mechanisms."""
+"""medfl's built-in plugin: networks, partitions, data sets, objectives, robust rules and privacy mechanisms.
+
+Each function is a hook that returns records: a name, the class or function to import, and a summary.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from medfl.plugins import (
 
 @hookimpl
 def medfl_networks() -> list[NetworkRecord]:
-    """Return the networks of `medfl.networks`."""
+    """Return the records of the networks in `medfl.networks`."""
     return [
         NetworkRecord("cnn4", "medfl.networks.cnn:CNN4", "a small convolutional network for small images"),
         NetworkRecord(
@@ -27,7 +30,7 @@ def medfl_networks() -> list[NetworkRecord]:
 
 @hookimpl
 def medfl_partitions() -> list[PartitionRecord]:
-    """Return the partitions of `medfl.data.partition`."""
+    """Return the records of the partitions in `medfl.data.partition`, which split a pooled data set into sites."""
     return [
         PartitionRecord("iid", "medfl.data.partition.iid:iid", "random shares of equal size and class balance"),
         PartitionRecord(
@@ -63,7 +66,7 @@ def medfl_partitions() -> list[PartitionRecord]:
 
 @hookimpl
 def medfl_datasets() -> list[DatasetRecord]:
-    """Return the data set of `medfl.data.ingest` for a hospital's own images."""
+    """Return the record of the data set ``folder``, which prepares a hospital's own images."""
     return [
         DatasetRecord(
             "folder",
@@ -88,7 +91,7 @@ def medfl_datasets() -> list[DatasetRecord]:
 
 @hookimpl
 def medfl_objectives() -> list[ObjectiveRecord]:
-    """Return the objectives of `medfl.objectives`."""
+    """Return the records of the objectives in `medfl.objectives`: kinds of tasks, such as classification."""
     return [
         ObjectiveRecord("multiclass", "medfl.objectives.multiclass:Multiclass", "each case has one of several classes"),
         ObjectiveRecord("binary", "medfl.objectives.binary:Binary", "a finding is present or absent"),
@@ -103,7 +106,7 @@ def medfl_objectives() -> list[ObjectiveRecord]:
 
 @hookimpl
 def medfl_robust_rules() -> list[RobustRuleRecord]:
-    """Return the robust rules of `medfl.toolkit.robust`."""
+    """Return the records of the robust rules in `medfl.toolkit.robust`, which replace the mean of the updates."""
     return [
         RobustRuleRecord(
             "median", "medfl.toolkit.robust.median:Median", "the coordinate-wise median; Yin et al., ICML 2018"
@@ -149,7 +152,7 @@ def medfl_robust_rules() -> list[RobustRuleRecord]:
 
 @hookimpl
 def medfl_privacy_mechanisms() -> list[PrivacyMechanismRecord]:
-    """Return the privacy mechanisms of `medfl.privacy.mechanisms`."""
+    """Return the records of the privacy mechanisms in `medfl.privacy.mechanisms`, one per privacy unit."""
     return [
         PrivacyMechanismRecord(
             "site",

@@ -29,8 +29,8 @@ class MedflError(Exception):
 
     Attributes:
         code: Kind of error.
-        fields: Maps each field's name to its value as JSON: a path is text; a tuple or a set is a list, sorted for a
-            set.
+        fields: Values in the message as JSON, by field name. A path becomes text, a tuple becomes a list, and a set
+            becomes a sorted list.
 
     Example:
         >>> error = SettingsError("unknown_method", "unknown method 'fedprx'.", name="fedprx")
@@ -92,26 +92,26 @@ class DamagedError(StoreError):
 
 
 class RefusedError(MedflError):
-    """A reply is refused: not finite, above a bound, or undeclared. The site counts as unavailable."""
+    """A site's reply is refused: it is not finite, above a bound, or undeclared. The site counts as unavailable."""
 
 
 class ContractError(MedflError):
-    """A method violates the contract. Its author can fix it; the message says which rule is violated and where."""
+    """A method violates `medfl.contract`. Its author can fix it; the message says which rule is violated and where."""
 
 
 MAX_NAMES = 8
-"""Number of known names up to which a message lists them all, whether or not a command does."""
+"""Maximum number of known names that a message lists if a command can list them instead."""
 
 
 def did_you_mean(name: str, known: Iterable[str], command: str = "") -> str:
-    """Return the end of a message about an unknown name: the nearest known name, and where all known names are.
+    """Return the end of a message about an unknown name: the nearest known name, and all names or how to list them.
 
     The nearest name is one that begins with what was typed, or else the most similar one. More than `MAX_NAMES` names
     are left out if `command` lists them.
 
     Args:
-        name: What was typed.
-        known: What would have been accepted.
+        name: Unknown name that the user typed.
+        known: Names that would have been accepted.
         command: Command that lists the known names, such as ``medfl list methods``; empty if there is none.
 
     Returns:
@@ -149,13 +149,14 @@ def pip_install(extra: str) -> str:
 
 
 STOPPED = "stopped; give the same command again"
-"""Message after Ctrl+C."""
+"""Message after Ctrl+C in a command other than a run."""
 
 STOPPED_RUN = "stopped; what is finished is saved, the same command continues"
 """Message after Ctrl+C during a run."""
 
 FAULT, MISTAKE, INTERRUPTED = 1, 2, 130
-"""Exit statuses: an unexpected error, an error that the user can fix, and Ctrl+C."""
+"""Exit statuses of a command: `FAULT` for an unexpected error, `MISTAKE` for an error that the user can fix, and
+`INTERRUPTED` for Ctrl+C."""
 
 
 @dataclass(frozen=True)

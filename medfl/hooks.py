@@ -28,10 +28,10 @@ A plugin may implement any of these hooks, with exactly these signatures::
     medfl_round_ended(run_folder: str, round: int, rows: list[dict[str, Any]]) -> None
     medfl_run_ended(run_folder: str, status: str, registry: Any) -> None
 
-The last four hooks are observers. They receive copies and may take fewer arguments. Their return values are ignored,
-and an observer that raises is logged by name. No hook changes the numbers inside a step. In a run on other machines,
-the server calls the observers, and so does the machine that submitted the run after it has received the results
-(`medfl_flare.observers`).
+A record describes one method, data set or other part of a plugin. The last four hooks are observers: they watch runs.
+They receive copies and may take fewer arguments. Their return values are ignored, and an observer that raises is logged
+by name. No hook changes the numbers inside a step. In a run on other machines, the server calls the observers, and so
+does the machine that submitted the run after it has received the results (`medfl_flare.observers`).
 """
 
 from __future__ import annotations
@@ -124,11 +124,11 @@ METHOD_MEMBERS = (
         "predictor",
     ),
 )
-"""Names of the members of `medfl.contract.Method`, listed here to avoid an import of torch."""
+"""Names of the members that every method has (`medfl.contract.Method`), listed here to avoid an import of torch."""
 
 
 def method_problem(name: str, kind: Any) -> PluginError | None:
-    """Return the error for a class that is not a method, or None for a method.
+    """Return the error for a class that does not implement the interface of methods; None if it does.
 
     Each class must declare `supports` itself, because its own code decides whether its parent's capabilities still
     hold.
@@ -169,7 +169,7 @@ class Hooks:
 
     @_hookspec
     def medfl_partitions(self) -> list[PartitionRecord]:  # type: ignore[empty-body]
-        """Return the partitions of this plugin."""
+        """Return the partitions of this plugin: functions that split a pooled data set into sites."""
 
     @_hookspec
     def medfl_datasets(self) -> list[DatasetRecord]:  # type: ignore[empty-body]
@@ -177,11 +177,11 @@ class Hooks:
 
     @_hookspec
     def medfl_objectives(self) -> list[ObjectiveRecord]:  # type: ignore[empty-body]
-        """Return the objectives of this plugin."""
+        """Return the objectives of this plugin: kinds of tasks, such as classification."""
 
     @_hookspec
     def medfl_robust_rules(self) -> list[RobustRuleRecord]:  # type: ignore[empty-body]
-        """Return the robust rules of this plugin."""
+        """Return the robust rules of this plugin, which replace the mean of the updates."""
 
     @_hookspec
     def medfl_privacy_mechanisms(self) -> list[PrivacyMechanismRecord]:  # type: ignore[empty-body]
@@ -193,7 +193,7 @@ class Hooks:
 
     @_hookspec
     def medfl_attacks(self) -> list[AttackRecord]:  # type: ignore[empty-body]
-        """Return the attacks on finished runs of this plugin, for studies."""
+        """Return the privacy attacks of this plugin, which a study or ``medfl attack`` executes on finished runs."""
 
     @_hookspec
     def medfl_report_sections(self) -> list[SectionRecord]:  # type: ignore[empty-body]
@@ -208,14 +208,15 @@ class Hooks:
 
     @_hookspec
     def medfl_backends(self) -> list[BackendRecord]:  # type: ignore[empty-body]
-        """Return the backends of this plugin."""
+        """Return the backends of this plugin: launchers that execute a run on other machines."""
 
     @_hookspec(firstresult=True)
     def medfl_run_location(self, path: str) -> RunLocation | None:
         """Return the location of the runs that belong to the file or folder `path`.
 
-        Return None if this plugin does not know it. ``medfl monitor`` calls this hook, for example to find the runs of
-        a study or of an NVFlare startup kit.
+        Return None if this plugin does not know the path. ``medfl monitor`` calls this hook, for example to find the
+        runs of a study (a file that lists methods, data sets and seeds to compare) or of an NVFlare startup kit (a
+        participant's folder with certificates and settings).
         """
 
     @_hookspec(firstresult=True)
@@ -227,7 +228,14 @@ class Hooks:
 
     @_hookspec(firstresult=True)
     def medfl_compare(self, folders: list[str], metrics: list[str] | None, baseline: str | None, split: str) -> Any:
-        """Return a table that compares run folders, as a pandas DataFrame; arguments as in `medfl.compare`."""
+        """Return a table that compares run folders, as a pandas DataFrame.
+
+        Args:
+            folders: Run folders.
+            metrics: Names of metrics; None uses the first metric of the task.
+            baseline: Label of the row with which the others are compared; None uses the first row.
+            split: ``test`` or ``val``.
+        """
 
     @_hookspec
     def medfl_partition_written(self, folder: str, counts: dict[str, list[int]], classes: list[str]) -> None:
@@ -249,9 +257,9 @@ class Hooks:
     def medfl_round_ended(self, run_folder: str, round: int, rows: list[dict[str, Any]]) -> None:
         """Observe that a round, counted from 1, has ended.
 
-        `rows` are its rows of the metrics file, possibly none, and the scores of the round before. Each step of a round
-        has its own cost rows. After a restart in the middle of a round, `rows` has only the costs of the later steps;
-        ``metrics.csv`` has all of them.
+        `rows` are the round's rows of the metrics file, possibly none, and the scores of the round before. Each step of
+        a round has its own cost rows (seconds and bytes). After a restart in the middle of a round, `rows` has only the
+        costs of the later steps; ``metrics.csv`` has all of them.
         """
 
     @_hookspec

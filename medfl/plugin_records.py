@@ -1,4 +1,8 @@
-"""Records that plugins' hooks return: short descriptions whose targets are imported at their first use."""
+"""Records that plugins' hooks return: short descriptions of methods, data sets and other parts of a plugin.
+
+A record's target is a string such as ``my_package.method:MyMethod``, which is imported at its first use. A study is a
+file that lists methods, data sets and seeds to compare; a release is a data set as its publisher distributes it.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +25,16 @@ class PluginRecord:
 
     Attributes:
         kind: Kind of the record in the singular, for messages.
-        plural: Kind in the plural. The hook is ``medfl_<plural>``, and `medfl.plugins.Registry` has an attribute
-            ``<plural>``.
+        plural: Kind of the record in the plural. Plugins list such records in the hook ``medfl_<plural>``;
+            `medfl.plugins.Registry` stores them in its attribute ``<plural>``.
         name: Name that users type.
         target: ``module:attribute``, imported at its first use.
     """
 
     kind: ClassVar[str]
+    """Kind of the record in the singular, for messages."""
     plural: ClassVar[str]
+    """Kind of the record in the plural, for the names of its hook and of its attribute in the registry."""
     name: str
     target: str
 
@@ -44,7 +50,9 @@ class NetworkRecord(PluginRecord):
     """
 
     kind = "network"
+    """Kind of the record in the singular, for messages."""
     plural = "networks"
+    """Kind of the record in the plural, for the names of its hook and of its attribute in the registry."""
     name: str
     target: str
     summary: str = ""
@@ -61,7 +69,9 @@ class NetworkAssignmentRecord(PluginRecord):
     """
 
     kind = "network_assignment"
+    """Kind of the record in the singular, for messages."""
     plural = "networks_by_site"
+    """Kind of the record in the plural, for the names of its hook and of its attribute in the registry."""
     name: str
     target: str
     summary: str = ""
@@ -78,7 +88,9 @@ class PartitionRecord(PluginRecord):
     """
 
     kind = "partition"
+    """Kind of the record in the singular, for messages."""
     plural = "partitions"
+    """Kind of the record in the plural, for the names of its hook and of its attribute in the registry."""
     name: str
     target: str
     summary: str = ""
@@ -111,7 +123,7 @@ class Capability(StrEnum):
 
 
 UNINHERITED_CAPABILITIES = frozenset({Capability.DP_SGD, Capability.ROBUST})
-"""Capabilities that depend on all code of a class, so that a subclass does not inherit them."""
+"""Capabilities that a subclass does not inherit, because they depend on all code of a class."""
 
 
 METHOD_DECLARATIONS = ("name", "family", "paper", "summary")
@@ -134,7 +146,9 @@ class MethodRecord(PluginRecord):
     """
 
     kind = "method"
+    """Kind of the record in the singular, for messages."""
     plural = "methods"
+    """Kind of the record in the plural, for the names of its hook and of its attribute in the registry."""
     name: str
     target: str
     family: str
@@ -186,7 +200,9 @@ class DatasetRecord(PluginRecord):
     """
 
     kind = "dataset"
+    """Kind of the record in the singular, for messages."""
     plural = "datasets"
+    """Kind of the record in the plural, for the names of its hook and of its attribute in the registry."""
     name: str
     target: str
     modality: str = ""
@@ -208,7 +224,9 @@ class ObjectiveRecord(PluginRecord):
     """
 
     kind = "objective"
+    """Kind of the record in the singular, for messages."""
     plural = "objectives"
+    """Kind of the record in the plural, for the names of its hook and of its attribute in the registry."""
     name: str
     target: str
     summary: str = ""
@@ -225,7 +243,9 @@ class RobustRuleRecord(PluginRecord):
     """
 
     kind = "robust_rule"
+    """Kind of the record in the singular, for messages."""
     plural = "robust_rules"
+    """Kind of the record in the plural, for the names of its hook and of its attribute in the registry."""
     name: str
     target: str
     summary: str = ""
@@ -242,7 +262,9 @@ class PrivacyMechanismRecord(PluginRecord):
     """
 
     kind = "privacy_mechanism"
+    """Kind of the record in the singular, for messages."""
     plural = "privacy_mechanisms"
+    """Kind of the record in the plural, for the names of its hook and of its attribute in the registry."""
     name: str
     target: str
     summary: str = ""
@@ -261,7 +283,9 @@ class AdversaryRecord(PluginRecord):
     """
 
     kind = "adversary"
+    """Kind of the record in the singular, for messages."""
     plural = "adversaries"
+    """Kind of the record in the plural, for the names of its hook and of its attribute in the registry."""
     name: str
     target: str
     paper: str
@@ -279,14 +303,16 @@ class AttackRecord(PluginRecord):
         results: ``module:Class`` of its results, a `medfl.records.record.FileRecord` with the fields ``options`` and
             ``results``. The command writes it to the run's `ATTACKS_FOLDER`. A study's table has one row per
             ``target``, ``round``, ``attack`` and ``item`` of the results, if they have these fields.
-        measures: Maps the fields of a result that a study's table shows to their headings.
-        digits: Maps measures to their number of decimals; all others have three.
+        measures: Mapping from the fields of a result that a study's table shows to their headings.
+        digits: Mapping from measures to their number of decimals; all others have three.
         note: Explanation of the measures, printed below the table.
         has_intervals: Whether the table shows 95 % confidence intervals over the seeds instead of standard deviations.
     """
 
     kind = "attack"
+    """Kind of the record in the singular, for messages."""
     plural = "attacks"
+    """Kind of the record in the plural, for the names of its hook and of its attribute in the registry."""
     name: str
     target: str
     results: str
@@ -309,7 +335,9 @@ class SectionRecord(PluginRecord):
     """
 
     kind = "report_section"
+    """Kind of the record in the singular, for messages."""
     plural = "report_sections"
+    """Kind of the record in the plural, for the names of its hook and of its attribute in the registry."""
     name: str
     title: str
     target: str
@@ -332,7 +360,9 @@ class CommandRecord(PluginRecord):
     """
 
     kind = "command"
+    """Kind of the record in the singular, for messages."""
     plural = "commands"
+    """Kind of the record in the plural, for the names of its hook and of its attribute in the registry."""
     name: str
     target: str
     summary: str
@@ -347,11 +377,13 @@ class BackendRecord(PluginRecord):
         name: Name that users type.
         target: ``module:Class``, a `medfl.workflow.RunLauncher` that is created without arguments.
         summary: Description in one line.
-        options: Maps each further option of ``medfl run`` to its description and default.
+        options: Mapping from each further option of ``medfl run`` to its description and default.
     """
 
     kind = "backend"
+    """Kind of the record in the singular, for messages."""
     plural = "backends"
+    """Kind of the record in the plural, for the names of its hook and of its attribute in the registry."""
     name: str
     target: str
     summary: str = ""
@@ -364,7 +396,7 @@ class RunLocation:
 
     Attributes:
         folder: Run folder, or a folder of run folders.
-        gets_more_runs: Whether further runs will be added to it.
+        gets_more_runs: Whether further runs will be added to the folder.
     """
 
     folder: Path

@@ -26,7 +26,9 @@ DISABLE_VARIABLE = "MEDFL_DISABLE"
 
 
 def installed_plugins(problems: list[str]) -> list[tuple[str, importlib.metadata.EntryPoint]]:
-    """Return the entry points of the group with their origins, sorted by name, one per name.
+    """Return the entry points of all installed plugins with their origins, sorted by name, one per name.
+
+    An origin is the name and version of the package.
 
     If two packages define different plugins with the same name, append a message to `problems`.
     """
@@ -46,7 +48,7 @@ def installed_plugins(problems: list[str]) -> list[tuple[str, importlib.metadata
 
 
 def load_plugin_file(path: Path, files: dict[str, ModuleType]) -> ModuleType:
-    """Import a plugin file as the module ``medfl_plugin_<stem>``, and add the module to `files`."""
+    """Import a plugin file as the module ``medfl_plugin_<stem>``, add the module to `files`, and return it."""
     name = f"{MODULE_PREFIX}{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None  # the suffix is .py
@@ -63,7 +65,12 @@ def load_plugin_file(path: Path, files: dict[str, ModuleType]) -> ModuleType:
 
 
 def hook_lookalike_warnings(name: str, plugin: Any) -> list[str]:
-    """Return warnings about functions that look like a hook but are not one."""
+    """Return warnings about a plugin's functions that look like a hook but are not one.
+
+    Args:
+        name: Name of the plugin, for the messages.
+        plugin: Module of the plugin.
+    """
     warnings = []
     for key, value in sorted(getattr(plugin, "__dict__", {}).items()):
         if not key.startswith("medfl_") or not inspect.isroutine(value):

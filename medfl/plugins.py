@@ -76,10 +76,11 @@ class Registry:
     """Records of all loaded plugins. Created by `load_plugins`.
 
     Attributes:
-        plugins: Maps each loaded plugin to its origin.
+        plugins: Origin of each loaded plugin by name: its package with version, or its file.
         problems: Problems with plugins, one message each, to show as warnings.
 
-    Each further attribute maps the names of one kind to their records. Names that two plugins claim are left out.
+    Each further attribute contains the records of one kind by name, for example `methods`. Names that two plugins list
+    are left out.
     """
 
     def __init__(self) -> None:
@@ -104,7 +105,10 @@ class Registry:
         self._manager.add_hookspecs(hooks.Hooks)
 
     def plugins_listing(self, kind: str, name: str) -> list[str]:
-        """Return the plugins that list `name`: none if it is unknown, two or more if it is ambiguous."""
+        """Return the plugins that list a record of a kind with this name.
+
+        No plugin means an unknown name, two or more an ambiguous one.
+        """
         return [plugin for plugin, _ in self._claims.get((kind, name), [])]
 
     def check_name(self, kind: str, name: str) -> None:
@@ -135,15 +139,27 @@ class Registry:
         return self._resolve("network", name)
 
     def network_assignment(self, name: str) -> Any:
-        """Return the class of a network assignment. Raises as `network` does."""
+        """Return the class of a network assignment, a rule for which site trains which network.
+
+        Raises:
+            PluginError: If the name is unknown or ambiguous, or its target can't be imported.
+        """
         return self._resolve("network_assignment", name)
 
     def partition(self, name: str) -> Any:
-        """Return the function of a partition. Raises as `network` does."""
+        """Return the function of a partition, which splits a pooled data set into sites.
+
+        Raises:
+            PluginError: If the name is unknown or ambiguous, or its target can't be imported.
+        """
         return self._resolve("partition", name)
 
     def dataset(self, name: str) -> Any:
-        """Return the class of a data set's options. Raises as `network` does."""
+        """Return the class that describes and prepares a data set, with the data set's options as fields.
+
+        Raises:
+            PluginError: If the name is unknown or ambiguous, or its target can't be imported.
+        """
         return self._resolve("dataset", name)
 
     def synthetic(self, name: str) -> Any:
@@ -164,21 +180,37 @@ class Registry:
         return self._import(f"synthetic release of '{name}'", plugin, record.synthetic)
 
     def adversary(self, name: str) -> Any:
-        """Return the class of a poisoning attack. Raises as `network` does."""
+        """Return the class of a poisoning attack.
+
+        Raises:
+            PluginError: If the name is unknown or ambiguous, or its target can't be imported.
+        """
         return self._resolve("adversary", name)
 
     def attack_options(self, name: str) -> Any:
-        """Return the class of an attack's options. Raises as `network` does."""
+        """Return the class of the options of an attack on finished runs.
+
+        Raises:
+            PluginError: If the name is unknown or ambiguous, or its target can't be imported.
+        """
         return self._resolve("attack", name)
 
     def attack_results(self, name: str) -> Any:
-        """Return the class of an attack's results file. Raises as `network` does."""
+        """Return the class of the results file of an attack on finished runs.
+
+        Raises:
+            PluginError: If the name is unknown or ambiguous, or its target can't be imported.
+        """
         plugin, record = self._claim("attack", name)
         assert isinstance(record, AttackRecord)
         return self._import(f"results of attack '{name}'", plugin, record.results)
 
     def report_section(self, name: str) -> Any:
-        """Return the class of a report section by its id. Raises as `network` does."""
+        """Return the class of a report section by its id.
+
+        Raises:
+            PluginError: If the name is unknown or ambiguous, or its target can't be imported.
+        """
         return self._resolve("report_section", name)
 
     def make_method(self, name: str, args: Mapping[str, Any]) -> Any:
@@ -242,11 +274,19 @@ class Registry:
         return location
 
     def command(self, name: str) -> Any:
-        """Return the function or `typer.Typer` of a command. Raises as `network` does."""
+        """Return the function or `typer.Typer` of a command.
+
+        Raises:
+            PluginError: If the name is unknown or ambiguous, or its target can't be imported.
+        """
         return self._resolve("command", name)
 
     def backend(self, name: str) -> Any:
-        """Return the class of a backend. Raises as `network` does."""
+        """Return the class of a backend, which executes a run on other machines.
+
+        Raises:
+            PluginError: If the name is unknown or ambiguous, or its target can't be imported.
+        """
         return self._resolve("backend", name)
 
     def _resolve(self, kind: str, name: str) -> Any:
@@ -355,7 +395,7 @@ def load_plugins(files: Iterable[str | Path] = (), disabled: Iterable[str] = ())
         disabled: Names of plugins to disable, besides those in the environment variable ``MEDFL_DISABLE``.
 
     Returns:
-        Records of all plugins. Plugins that can't be loaded are reported in its `problems`.
+        Registry with the records of all plugins. Its `problems` report plugins that can't be loaded.
 
     Raises:
         PluginError: If a file does not exist, two plugins have the same name, or a disabled name is unknown.
@@ -398,7 +438,7 @@ def load_plugins(files: Iterable[str | Path] = (), disabled: Iterable[str] = ())
 
 
 _latest_registries: dict[tuple[str, str], Registry] = {}
-"""Maps the kind and name of each record to the last registry with this record that this process loaded."""
+"""Mapping from the kind and name of each record to the last registry with this record that this process loaded."""
 
 
 def look_up(kind: str, name: str, base: type) -> Any:

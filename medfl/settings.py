@@ -38,12 +38,14 @@ class StrictModel(BaseModel):
     """Frozen pydantic model that refuses unknown keys; the docstring below a field is its description."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    """Configuration of pydantic: frozen, without unknown keys, with docstrings as descriptions."""
 
 
 class Privacy(StrictModel):
     """Differential privacy of the updates, applied at each site before an update leaves it.
 
-    A release is one noised value that leaves the site.
+    A release is one noised value that leaves the site. The ledger is the record of the privacy budget that all runs
+    have spent on one site's data.
     """
 
     unit: Annotated[PluginName, Remote] = "site"
@@ -140,7 +142,11 @@ class SecureAggregation(StrictModel):
 
     @property
     def resolved_threshold(self) -> int:
-        """Threshold of a run. `Settings.for_sites` fills in the default."""
+        """The threshold, which `Settings.for_sites` has set if the user has not.
+
+        Raises:
+            SettingsError: If the threshold is None.
+        """
         if self.threshold is None:
             raise SettingsError(
                 "missing_setting",
@@ -271,7 +277,10 @@ def participant_count(candidates: int, fraction: float) -> int:
 
 
 class Execution(StrictModel):
-    """Settings of the machine that computes. They may change the last bits of the results, but not their meaning."""
+    """Settings of the machine that computes. They may change the last bits of the results, but not their meaning.
+
+    An adopted bundle is a stock MONAI bundle for which ``medfl adopt`` wrote a federation file.
+    """
 
     workers: int = Field(1, ge=1)
     """Number of processes that train sites; 1 trains in the main process. Several workers use the CPU only. If you set
@@ -325,11 +334,11 @@ _CODE_BY_PROBLEM = {
     "less_than": "setting_out_of_range",
     "less_than_equal": "setting_out_of_range",
 }
-"""Maps pydantic's error types to medfl's error codes."""
+"""Mapping from pydantic's error types to medfl's error codes."""
 
 
 S = TypeVar("S", bound=BaseModel)
-"""Pydantic model that `read_settings` creates."""
+"""Type variable: the pydantic model that `read_settings` creates."""
 
 
 def read_settings(kind: type[S], values: Mapping[str, Any], where: str, also: Collection[str] = ()) -> S:

@@ -32,7 +32,7 @@ class Schedule(Protocol):
 
     Attributes:
         restarts: Whether the schedule counts the epochs of each training instead of the rounds.
-        facts: JSON that identifies the schedule; equal schedules have equal JSON.
+        facts: JSON description of the schedule for the identity of a run; equal schedules have equal JSON.
     """
 
     restarts: bool
@@ -47,7 +47,7 @@ class EpochRates:
     """Callback that sets the learning rates of optimisers at the start of each epoch, for a schedule that restarts.
 
     Args:
-        schedule: Learning-rate schedule.
+        schedule: Learning-rate schedule whose `restarts` is true.
     """
 
     def __init__(self, schedule: Schedule) -> None:
@@ -55,7 +55,7 @@ class EpochRates:
         self._followers: list[tuple[torch.optim.Optimizer, list[float]]] = []
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
-        """Register an optimiser. The schedule's factors apply to its current learning rates."""
+        """Register an optimiser. From then on, its learning rates are its current ones times the schedule's factor."""
         self._followers.append((optimizer, [float(group["lr"]) for group in optimizer.param_groups]))
 
     def __call__(self, epoch: int) -> None:
@@ -102,8 +102,8 @@ class ImageScale:
 
     Attributes:
         shape: Shape of an image, (C, *spatial).
-        mean: One number, or one per channel.
-        std: One number, or one per channel, > 0.
+        mean: Mean that is subtracted, one number or one per channel.
+        std: Standard deviation that the result is divided by, one number or one per channel, > 0.
     """
 
     shape: tuple[int, ...]
@@ -136,7 +136,7 @@ class Task:
     """Networks, loss, optimiser and metrics of one learning problem.
 
     Attributes:
-        networks: Maps each name to a function that builds a new network, whose outputs have the form of the objective.
+        networks: Functions that build a new network, by the network's name. Its outputs have the objective's form.
         network: Name of the default network.
         loss: Module that maps outputs (B, ...) and targets (B, ...) to a scalar.
         optimizer: Function that creates an optimiser for parameters.
@@ -183,8 +183,8 @@ class Task:
         Args:
             seed: Seed of the run.
             network: Name of the network; None uses the task's default.
-            owner: Name of a site whose initial tensors differ from the other sites' ones; empty for common initial
-                tensors.
+            owner: Name of the site that gets initial tensors of its own; empty for tensors that all sites have in
+                common.
 
         Returns:
             The state dict: trainable parameters and buffers, contiguous, on the CPU.
@@ -202,7 +202,7 @@ class Task:
         return {key: value.detach().clone(memory_format=torch.contiguous_format) for key, value in state.items()}
 
     def names(self, network: str | None = None) -> list[str]:
-        """Return the state-dict names of a network, in order."""
+        """Return the names of a network's state dict (trainable parameters and buffers), in order."""
         name = network or self.network
         if name not in self._names:
             with torch.random.fork_rng(devices=[]):

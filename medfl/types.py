@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 Tensors = dict[str, "torch.Tensor"]
-"""Tensors by flat name, for example ``model/conv1.weight`` or ``proto/3``."""
+"""Dictionary of tensors by flat name, for example ``model/conv1.weight`` or ``proto/3``."""
 
 
 Targets = Any
@@ -27,7 +27,7 @@ PathLike = str | os.PathLike[str]
 """A file path, as public functions accept it."""
 
 Meta = dict[str, Any]
-"""JSON metadata by name, such as the metadata of a message."""
+"""Dictionary of JSON values by name, such as the metadata of a message."""
 
 LeakKind = Literal["subjects", "pixels"]
 """Kind of a data leak: two data sets have images of the same ``subjects``, or images with the same ``pixels``."""
@@ -110,11 +110,11 @@ class SelfScoringDataset(Dataset, Protocol):
 
 @runtime_checkable
 class ListedDataset(Dataset, Protocol):
-    """Data set whose cases a stock bundle reads from a list in its configuration."""
+    """Data set whose cases a stock bundle (a MONAI bundle not written for medfl) reads from a list in its config."""
 
     @property
     def list_id(self) -> str:
-        """Id of the case list in the configuration of the bundle's ``evaluate``; empty if it has none."""
+        """Id under which the configuration of the bundle's ``evaluate`` has the case list; empty if it has none."""
         ...
 
     @property
@@ -132,7 +132,7 @@ PUBLIC = "public"
 
 
 NON_SITE_NAMES = (GLOBAL, PUBLIC)
-"""Names that appear in score tables in place of a site but are not sites."""
+"""Names in the column of sites of score tables that are not sites: the server's test set and the public data."""
 
 
 METADATA_KEYS = ("sex", "centre")

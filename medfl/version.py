@@ -1,4 +1,7 @@
-"""Version and name of the installed project."""
+"""Version and name of the installed project.
+
+``__version__`` is the version of medfl.
+"""
 
 __version__ = "0.1.0"
 

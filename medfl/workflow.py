@@ -1,4 +1,7 @@
-"""MONAI workflow that runs a federation and checks all options and ids before it builds anything."""
+"""MONAI workflow that runs a federation and checks all options and ids before it builds anything.
+
+An id is a key of a bundle's configuration. A backend executes a run on other machines than this one.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ STOCK_OPTIONS = frozenset(
 
 
 class RunLauncher(Protocol):
-    """Interface of a launcher that executes a run on other machines."""
+    """Interface of a backend, which executes a run on other machines."""
 
     def prepare(self, parser: ConfigParser, files: str | Sequence[str], options: Meta) -> Callable[[], None]:
         """Check the run, and return a function that executes it and returns when it has ended.
@@ -39,7 +42,7 @@ class RunLauncher(Protocol):
         Args:
             parser: Parser with the bundle's files, in which the options are applied.
             files: Configuration files.
-            options: Maps ids and settings to the user's values.
+            options: Mapping from ids and settings to the user's values.
 
         Raises:
             MedflError: If this backend can't execute the run.
@@ -140,7 +143,7 @@ def run_bundle(
 
     Args:
         root: Folder of the bundle.
-        options: Maps ids of the bundle's configuration, and settings, to values.
+        options: Mapping from ids of the bundle's configuration, and settings, to values.
         on_round: Callback after each round on this machine, with the round's number and its rows of metrics.
         shows_progress: Whether to show the rounds and the scores.
 

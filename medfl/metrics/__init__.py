@@ -27,13 +27,13 @@ METRICS: dict[str, Metric] = {
     "recall": confusion_metric(recall),
     "specificity": confusion_metric(specificity),
 }
-"""Maps each name to its metric. Larger is better, except for `LOWER_IS_BETTER_METRICS`."""
+"""Metrics of classifiers by name. Larger is better, except for `LOWER_IS_BETTER_METRICS`."""
 
 LOWER_IS_BETTER_METRICS = frozenset({"ece", "brier", "mae", "rmse", "hd95"})
-"""Metrics, of all objectives, that measure an error."""
+"""Names of the metrics (of all objectives, also of regression and segmentation) for which smaller is better."""
 
 UNBOUNDED_METRICS = frozenset({"mae", "rmse", "r2", "pearson", "hd95"})
-"""Metrics, of all objectives, whose values may be outside [0, 1]."""
+"""Names of the metrics (of all objectives) whose values may be outside [0, 1]."""
 
 
 def worst(metric: str, values: Iterable[float]) -> float:

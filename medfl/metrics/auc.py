@@ -1,4 +1,7 @@
-"""Area under the receiver operating characteristic (ROC AUC), computed from ranks."""
+"""Area under the receiver operating characteristic (ROC AUC), computed from ranks.
+
+N is the number of images, C the number of classes, and B the number of weightings of the images.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,16 @@ def binary_auc(scores: torch.Tensor, positive: torch.Tensor) -> float:
 
 
 def weighted_binary_auc(scores: torch.Tensor, positive: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Compute the AUC (B,), float64, for image weights (N, B), float64; NaN without positives or without negatives."""
+    """Compute the AUC of a binary finding for each of B weightings of N images.
+
+    Args:
+        scores: Scores (N,), floating.
+        positive: Whether each image is positive, (N,), bool.
+        weights: Image weights (N, B), float64, >= 0.
+
+    Returns:
+        AUC (B,), float64, in [0, 1]; NaN without positives or without negatives.
+    """
     lost, order = scores[~positive].sort()
     below = pad(weights[~positive][order].cumsum(0), (0, 0, 1, 0))  # row k: the weight of the k lowest negatives
     won, winners = scores[positive], weights[positive]

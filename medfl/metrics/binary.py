@@ -2,6 +2,8 @@
 
 The other metrics are the metrics of two classes with the second one (1) as the positive class: specificity, balanced
 accuracy, AUC and calibration error. Sensitivity is `medfl.metrics.confusion.recall`.
+
+N is the number of images, and B the number of weightings of the images.
 """
 
 from __future__ import annotations

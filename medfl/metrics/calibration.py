@@ -1,11 +1,14 @@
-"""Expected calibration error (ECE): the gap between a model's confidence and its accuracy."""
+"""Expected calibration error (ECE): the gap between a model's confidence and its accuracy.
+
+N is the number of images, C the number of classes, and B the number of weightings of the images.
+"""
 
 from __future__ import annotations
 
 import torch
 
 NUM_BINS = 15
-"""Number of bins of equal width in [0, 1], as in the paper."""
+"""Number of confidence bins of equal width in [0, 1], as in the paper (Guo et al. 2017)."""
 
 
 def ece(probabilities: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,7 @@
-"""Confusion matrices, and the metrics derived from them."""
+"""Confusion matrices, and the metrics derived from them.
+
+N is the number of images, C the number of classes, and B the number of weightings of the images.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +104,7 @@ class OneAgainstRest(NamedTuple):
 
     @property
     def occurs(self) -> torch.Tensor:
-        """True for each class that has images."""
+        """Whether each class has images, (..., C), bool."""
         return self.hits + self.misses > 0
 
 
@@ -118,7 +121,7 @@ def one_against_rest(matrix: torch.Tensor) -> OneAgainstRest:
 
 
 def macro_average(values: torch.Tensor, defined: torch.Tensor) -> torch.Tensor:
-    """Average a metric over the classes for which it is defined; for two classes, return the value of the second class.
+    """Average a metric's values over the classes for which it is defined; for two classes, return the second value.
 
     Args:
         values: Values per class (..., C), float64.

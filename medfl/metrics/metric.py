@@ -1,4 +1,7 @@
-"""Common interface of metrics: one score for each of several weightings of the same images, as resampling needs it."""
+"""Common interface of metrics: one score for each of several weightings of the same images, as resampling needs it.
+
+N is the number of images, C the number of classes, and B the number of weightings of the images.
+"""
 
 from __future__ import annotations
 

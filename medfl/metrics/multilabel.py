@@ -2,6 +2,8 @@
 
 A target of NaN means that the finding is not labelled in that image; it is ignored. A finding's undefined score is NaN
 and is left out of the mean over findings.
+
+N is the number of images, C the number of findings, and B the number of weightings of the images.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ def label_auc(probabilities: torch.Tensor, targets: torch.Tensor, weights: torch
 
 
 def macro_auc(probabilities: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Compute the unweighted mean of `label_auc` over the findings for which it is defined.
+    """Compute the unweighted mean of `label_auc`, with the same arguments, over the findings that have an AUC.
 
     Returns:
         Means (B,), float64, in [0, 1]; NaN if no finding has an AUC.
@@ -51,7 +53,10 @@ def macro_auc(probabilities: torch.Tensor, targets: torch.Tensor, weights: torch
 def label_average_precision(probabilities: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Compute the average precision of each finding over the images in which it is labelled.
 
-    Arguments as in `label_auc`.
+    Args:
+        probabilities: Probabilities (N, C), floating, without NaN; only their order within a column matters.
+        targets: Targets (N, C), floating: 0, 1, or NaN for a finding that is not labelled.
+        weights: Image weights (N, B), float64, >= 0.
 
     Returns:
         Average precision (C, B), float64, in [0, 1]; NaN for a finding without positives, 1 without negatives.
@@ -60,7 +65,9 @@ def label_average_precision(probabilities: torch.Tensor, targets: torch.Tensor, 
 
 
 def mean_average_precision(probabilities: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Compute the unweighted mean of `label_average_precision` over the findings for which it is defined (mAP).
+    """Compute the unweighted mean of `label_average_precision`, with the same arguments (mAP).
+
+    Findings without an average precision are left out.
 
     Returns:
         Means (B,), float64, in [0, 1]; NaN if no finding has an average precision.
@@ -69,7 +76,7 @@ def mean_average_precision(probabilities: torch.Tensor, targets: torch.Tensor, w
 
 
 def average_precision(scores: torch.Tensor, positive: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Compute the average precision, sum of (R_k - R_k-1) P_k.
+    """Compute the average precision of one finding, sum of (R_k - R_k-1) P_k.
 
     P_k and R_k are precision and recall at the k-th highest score. Images with equal scores are one step, and nothing
     is interpolated, as in scikit-learn. Constant scores give the share of the positives.

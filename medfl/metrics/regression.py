@@ -1,4 +1,7 @@
-"""Metrics of regression. Several predicted values of an image are evaluated separately, then averaged."""
+"""Metrics of regression. Several predicted values of an image are evaluated separately, then averaged.
+
+N is the number of images, D the number of predicted values, and B the number of weightings of the images.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,13 @@ def mae(outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> 
 def rmse(outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Compute the root mean squared error of each value, then their mean, in the unit of the targets. Lower is better.
 
-    Args and Returns: As in `mae`.
+    Args:
+        outputs: Predictions (N, D), floating.
+        targets: Targets (N, D), floating.
+        weights: Image weights (N, B), float64, >= 0.
+
+    Returns:
+        Errors (B,), float64, >= 0; NaN if all weights are 0.
     """
     return _weighted_means((outputs.double() - targets) ** 2, weights).sqrt().mean(0)
 

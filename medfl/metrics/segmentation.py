@@ -2,7 +2,8 @@
 
 A mask is bool, (C, *spatial), with a channel for each class except the background, or for each of several labels that
 may overlap. If a class is in neither mask, the overlap is 1; if it is in only one, the overlap is 0. In both cases
-distances are undefined. Undefined values are NaN; they are left out of means and counted.
+distances are undefined. Undefined values are NaN; they are left out of means, and their number is reported. N is the
+number of cases, and B the number of weightings of the cases.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def class_masks(classes: torch.Tensor, num_classes: int) -> torch.Tensor:
 
 
 def dice(prediction: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """Compute the Dice 2 |A and B| / (|A| + |B|) of a case's masks.
+    """Compute the Dice 2 |P and R| / (|P| + |R|) of a case's predicted mask P and reference mask R, for each class.
 
     Computed by MONAI's `compute_dice` with empty references counted.
 
@@ -160,7 +161,7 @@ def class_means(scores: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 
 def undefined_cases(scores: torch.Tensor) -> torch.Tensor:
-    """Count the cases without a score, (C,), int64, given scores (N, C)."""
+    """Count the cases without a score for each class, (C,), int64, given the scores (N, C) of cases and classes."""
     return scores.isnan().sum(0)
 
 

@@ -1,4 +1,7 @@
-"""Metrics of predicted risks against event times, which may be censored."""
+"""Metrics of predicted risks against event times, which may be censored.
+
+N is the number of rows (patients), and B the number of weightings of the rows.
+"""
 
 from __future__ import annotations
 
@@ -48,16 +51,16 @@ def concordance_by_group(
 ) -> torch.Tensor:
     """Compute `concordance` within each group, for example within each site; pairs across groups don't count.
 
-    The pooled C-index also depends on whether the sites' risks are on one scale; this one does not.
+    The pooled C-index also depends on whether the sites' risks are on one scale; the C-index by group does not.
 
     Args:
-        risks: As in `concordance`.
-        targets: As in `concordance`.
-        weights: As in `concordance`.
+        risks: Risks (N, 1) or (N,), floating, without NaN.
+        targets: Targets (N, 2), floating: time > 0, and 1 for an event or 0 for a censored time.
+        weights: Row weights (N, B), float64, >= 0.
         groups: Group number of each row, (N,), int64.
 
     Returns:
-        C-index (G, B), float64, by increasing group number; NaN for a group without a comparable pair.
+        C-index (G, B), float64, for G groups by increasing group number; NaN for a group without a comparable pair.
     """
     members = [groups == group for group in groups.unique()]
     return torch.stack([concordance(risks[rows], targets[rows], weights[rows]) for rows in members])

@@ -14,13 +14,14 @@ from medfl.errors import SettingsError
 from medfl.networks.resnet_blocks import layer_type, norm_layer
 
 NORMS = ("none", "group", "batch")
-"""Normalisation layers that may follow each convolution."""
+"""Names of the normalisation layers that may follow each convolution, for `ConvNet`."""
 
 POOLINGS = ("auto", "flatten", "average")
-"""Ways to convert feature maps to a vector before the dense layer."""
+"""Ways to convert feature maps to a vector before the dense layer: ``flatten`` keeps all positions, ``average`` takes
+each map's mean, and ``auto`` chooses by the size of the image."""
 
 MIN_EDGE_TO_AVERAGE = 64
-"""Minimum longest edge of an image, in pixels, for which ``auto`` averages each feature map."""
+"""Length in pixels of an image's longest edge from which on the pooling ``auto`` averages each feature map."""
 
 
 class ConvNet(nn.Module):
@@ -40,7 +41,7 @@ class ConvNet(nn.Module):
         size: Edge of a square or cubic image in pixels, or its height and width, or depth, height and width.
         spatial_dims: 2 for images, 3 for volumes.
         channels: Number of channels of each stage, each >= 1.
-        dense: Number of features, >= 1.
+        dense: Number of outputs of the dense layer, which are the features, >= 1.
         kernel: Edge of the kernels, odd, >= 1.
         padding: Number of zero pixels around each map, 0 to `kernel` // 2.
         dropout: Dropout rate of the features, 0 <= dropout < 1; 0 omits the layer.

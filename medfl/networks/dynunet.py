@@ -30,7 +30,8 @@ class DynUNet(nets.DynUNet):
         norm: Name of a normalisation layer in MONAI, or a pair of name and options.
         res_block: Whether levels have residual connections.
         dropout: Dropout rate, in [0, 1); None omits dropout.
-        size: Image size as in `medfl.networks.unet.UNet`.
+        size: Edges of an image or patch in voxels. If set, sizes that don't fit the strides are refused; it has no
+            other effect.
 
     Raises:
         SettingsError: If an argument is invalid.
@@ -77,7 +78,7 @@ class DynUNet(nets.DynUNet):
 
     @property
     def feature_layers(self) -> list[nn.Module]:
-        """Levels of the encoder, with the bottleneck last."""
+        """Levels of the encoder, with the bottleneck last; their outputs are feature maps."""
         layers, level = [], self.skip_layers
         while isinstance(level, DynUNetSkipLayer):
             layers.append(level.downsample)

@@ -32,7 +32,7 @@ class _RemoveParametersHook:
 
 
 def frozen_parameters(model: nn.Module) -> Tensors:
-    """Return a network's frozen parameters by name; tied parameters occur under each of their names."""
+    """Return a network's frozen parameters by name; a parameter with several names occurs under each of them."""
     named = model.named_parameters(remove_duplicate=False)
     return {name: parameter.detach() for name, parameter in named if not parameter.requires_grad}
 
@@ -45,7 +45,7 @@ def set_and_remove_frozen(model: nn.Module, tensors: Mapping[str, torch.Tensor])
 
     Args:
         model: The network.
-        tensors: Maps the name of each frozen parameter to its value.
+        tensors: Mapping from the name of each frozen parameter to its value.
     """
     names_by_path: dict[str, list[str]] = {}
     for name, value in tensors.items():

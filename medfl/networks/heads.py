@@ -10,7 +10,7 @@ from torch import nn
 from medfl.errors import SettingsError
 
 Activation = Literal["none", "relu"]
-"""Activation after a head's hidden layer."""
+"""Activation after a head's hidden layer: ``none`` or ``relu``."""
 
 
 class TwoLayerHead(nn.Module):
@@ -22,6 +22,12 @@ class TwoLayerHead(nn.Module):
         num_classes: Number of classes, >= 2.
         dropout: Dropout rate of the hidden layer, in [0, 1).
         activation: Activation after the hidden layer: ``none`` as in FedSDC, or ``relu``.
+
+    Attributes:
+        hidden: First linear layer.
+        act: Activation after the hidden layer.
+        dropout: Dropout after the activation.
+        out: Second linear layer, to the logits.
     """
 
     def __init__(
@@ -42,7 +48,7 @@ class TwoLayerHead(nn.Module):
 def make_head(
     features: int, width: int, num_classes: int, dropout: float = 0.2, activation: Activation = "none"
 ) -> nn.Module:
-    """Create a `TwoLayerHead` with the given width, or a single linear layer for width 0."""
+    """Create a `TwoLayerHead` with a hidden layer of the given width, or a single linear layer for width 0."""
     if width == 0:
         return nn.Linear(features, num_classes)
     return TwoLayerHead(features, width, num_classes, dropout, activation)
@@ -52,12 +58,15 @@ class HeadKind(NamedTuple):
     """Arguments of `make_head` besides the numbers of features and classes."""
 
     width: int
+    """Width of the hidden layer; 0 for a head of one linear layer."""
     dropout: float = 0.2
+    """Dropout rate of the hidden layer."""
     activation: Activation = "none"
+    """Activation after the hidden layer."""
 
 
 def head_kind(head: nn.Module) -> HeadKind:
-    """Return the arguments with which `make_head` creates such a head.
+    """Return the arguments with which `make_head` creates a head like the given one.
 
     Raises:
         SettingsError: If `make_head` can't create this kind of head.

@@ -22,7 +22,7 @@ class TooLargeError(Exception):
 
     @classmethod
     def behind(cls, error: BaseException | None) -> bool:
-        """Return True if this error caused the given error."""
+        """Return True if the given error is a `TooLargeError` or was caused by one."""
         while error is not None and not isinstance(error, cls):
             error = error.__cause__ or error.__context__
         return error is not None
@@ -33,7 +33,7 @@ def network_bytes(build: Callable[[], nn.Module], most: int) -> int:
 
     Args:
         build: Function that builds the network on the CPU.
-        most: Maximum bytes.
+        most: Limit: maximum bytes of all parameters and buffers together.
 
     Raises:
         TooLargeError: If the network is larger.

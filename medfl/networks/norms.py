@@ -15,7 +15,7 @@ NORM_TYPES: dict[str, tuple[type[nn.Module], ...]] = {
     "layer": (nn.LayerNorm,),
     "instance": (_InstanceNorm,),
 }
-"""Maps the kinds of normalisation layers that a setting can name to torch's classes."""
+"""Mapping from each kind of normalisation layer that a setting can name to torch's classes."""
 
 
 def norm_names(model: nn.Module, kinds: tuple[str, ...] = ("batch",)) -> set[str]:
@@ -29,7 +29,7 @@ def norm_names(model: nn.Module, kinds: tuple[str, ...] = ("batch",)) -> set[str
 
 
 def buffer_names(model: nn.Module) -> set[str]:
-    """Return the state-dict names that are not parameters."""
+    """Return the state-dict names of buffers, such as running statistics: all names that are not parameters."""
     return set(model.state_dict()) - {name for name, _ in model.named_parameters()}
 
 

@@ -15,8 +15,8 @@ from medfl.networks.swinunetr import SwinUNETR
 from medfl.networks.unet import UNet
 
 PartNames = tuple[str, tuple[str, ...]]
-"""Name of the head, and names of the stages in order. A name that ends in ``*`` stands for all modules with that
-prefix."""
+"""Pair of the head's module name and the stages' module names in order. A name that ends in ``*`` stands for all
+modules with that prefix. A stage is a module of the encoder whose output is a feature map."""
 
 RESNET_STAGES = ("layer1", "layer2", "layer3", "layer4")
 """Names of the four stages of residual networks."""
@@ -30,7 +30,7 @@ PART_NAMES: dict[type[nn.Module], PartNames] = {
     nets.BasicUNet: ("final_conv", ("conv_0", "down_1", "down_2", "down_3", "down_4")),
     nets.VNet: ("out_tr", ("in_tr", "down_tr32", "down_tr64", "down_tr128", "down_tr256")),
 }
-"""Maps MONAI's networks with fixed module names to the names of their head and stages."""
+"""Mapping from each MONAI network with fixed module names to the names of its head and stages."""
 
 MEDFL_SUBCLASSES: dict[type[nn.Module], type] = {
     nets.UNet: UNet,
@@ -38,7 +38,7 @@ MEDFL_SUBCLASSES: dict[type[nn.Module], type] = {
     nets.SegResNet: SegResNet,
     nets.SwinUNETR: SwinUNETR,
 }
-"""Maps MONAI's networks to medfl's subclasses, whose properties find the head and stages in both classes."""
+"""Mapping from MONAI's networks to medfl's subclasses, whose properties find the head and stages in both classes."""
 
 
 def name_parts(network: nn.Module, head: str | None = None, stages: Sequence[str] = ()) -> nn.Module:

@@ -1,4 +1,8 @@
-"""Body and head of a network, identified by attribute and never by a substring of a parameter's name."""
+"""Body and head of a network, identified by attribute and never by a substring of a parameter's name.
+
+The head is the classifier, the network's attribute `head`. The body, its attribute `body`, computes features from
+images. B is the number of images of a batch, and d the number of features.
+"""
 
 from __future__ import annotations
 
@@ -83,6 +87,10 @@ class SplitNetwork(nn.Module):
     Args:
         body: Module from images to features (B, d).
         head: Module from features to logits (B, num_classes).
+
+    Attributes:
+        body: The argument `body`.
+        head: The argument `head`.
     """
 
     def __init__(self, body: nn.Module, head: nn.Module) -> None:
@@ -96,7 +104,7 @@ class SplitNetwork(nn.Module):
 
 
 def body_and_head(model: nn.Module) -> tuple[nn.Module, nn.Module]:
-    """Return the body and the head of a network that has both."""
+    """Return the modules `body` and `head` of a network that has both."""
     return model.body, model.head  # type: ignore[return-value]
 
 
@@ -104,7 +112,7 @@ def features_and_logits(model: nn.Module, images: torch.Tensor) -> tuple[torch.T
     """Compute a network's features (B, d) and logits of images, in one forward pass.
 
     Args:
-        model: Network that equals head(body(images)), as the need ``linear_head`` requires.
+        model: Network that equals head(body(images)). Methods with the requirement ``linear_head`` get such networks.
         images: Images (B, C, *spatial).
     """
     body, head = body_and_head(model)
@@ -172,7 +180,7 @@ def head_prefix(model: nn.Module, network: str) -> str:
 def mlp(
     features: int, widths: Sequence[int], outputs: int, norm: bool = True, dropout: Sequence[float] = ()
 ) -> nn.Module:
-    """Return linear layers with ReLU between them.
+    """Create a multilayer perceptron: linear layers with ReLU, and optionally batch norm and dropout, between them.
 
     Args:
         features: Number of inputs, >= 1.

@@ -26,14 +26,15 @@ from medfl.types import Tensors
 from medfl.utils.text import names_and_more
 
 PICKLE_PREFIXES = (b"PK", b"\x80")
-"""First bytes of files of `torch.save`: a zip archive, or a pickle in old versions."""
+"""First bytes by which a pickle is recognised and refused: `torch.save` writes a zip archive, or a pickle in old
+versions."""
 
 CONVERSION_ADVICE = (
     'Convert it once, for example with: python -c "import sys, torch, safetensors.torch as s; s.save_file({k: '
     'v.contiguous() for k, v in torch.load(sys.argv[1], weights_only=True).items()}, sys.argv[2])" weights.pth '
     "weights.safetensors"
 )
-"""Advice to convert a pickle to safetensors."""
+"""Text for an error message: how to convert a pickle to safetensors."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def load_pretrained(model: nn.Module, path: str | Path | None) -> nn.Module:
 
     Args:
         model: Network with `body` and `head`.
-        path: As in `read_weights`.
+        path: Path of a safetensors file, relative to the working directory; None leaves the network unchanged.
 
     Returns:
         `model`.

@@ -19,7 +19,7 @@ DEPTHS: dict[int, tuple[type[BasicBlock | Bottleneck], tuple[int, int, int, int]
     34: (BasicBlock, (3, 4, 6, 3)),
     50: (Bottleneck, (3, 4, 6, 3)),
 }
-"""Maps each depth to its block and the number of blocks in each stage."""
+"""Mapping from each supported depth to the class of its blocks and the number of blocks in each of the four stages."""
 
 
 class ResNet(nn.Module):
@@ -57,6 +57,13 @@ class ResNet(nn.Module):
         dropout: Dropout rate of the features, in [0, 1); it belongs to the body.
 
     Attributes:
+        conv1: Convolution of the stem.
+        bn1: Normalisation of the stem.
+        act: Activation of the stem.
+        maxpool: Max-pooling of the stem, or the identity.
+        avgpool: Global average pooling.
+        dropout: Dropout of the features, or the identity.
+        fc: The classifier, which `head` returns.
         body: Feature extractor from images (B, in_channels, *size) to features (B, 8 * width; four times as many at
             depth 50).
         head: Classifier from features to logits (B, num_classes).

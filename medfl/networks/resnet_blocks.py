@@ -16,7 +16,7 @@ LayerSpec = str | Sequence[Any]
 
 
 def layer_type(kind: str, spatial_dims: int) -> type[nn.Module]:
-    """Return torch's layer of a kind for a number of spatial dimensions, as `Conv2d` for ``"Conv"`` and 2."""
+    """Return torch's class of a layer for a number of spatial dimensions: for ``"Conv"`` and 2, `torch.nn.Conv2d`."""
     layer: type[nn.Module] = getattr(nn, f"{kind}{spatial_dims}d")
     return layer
 
@@ -113,9 +113,18 @@ class BasicBlock(nn.Module):
         stride: Stride of the block, >= 1.
         norm: Normalisation after each convolution.
         act: Activation.
+
+    Attributes:
+        conv1: First convolution.
+        bn1: Normalisation after the first convolution.
+        act: Activation, after the first normalisation and at the end.
+        conv2: Second convolution.
+        bn2: Normalisation after the second convolution.
+        downsample: Shortcut from the input to the output.
     """
 
     expansion: ClassVar = 1
+    """Number of output channels divided by `channels`."""
 
     def __init__(
         self, spatial_dims: int, in_channels: int, channels: int, stride: int, norm: LayerSpec, act: LayerSpec
@@ -131,7 +140,7 @@ class BasicBlock(nn.Module):
         self.downsample = shortcut
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Compute the features after the block."""
+        """Compute the block's output from its input (B, in_channels, *spatial)."""
         out = self.act(self.bn1(self.conv1(x)))
         out = self.bn2(self.conv2(out))
         return self.act(out + self.downsample(x))
@@ -140,10 +149,27 @@ class BasicBlock(nn.Module):
 class Bottleneck(nn.Module):
     """Residual block with convolutions 1x1, 3x3, 1x1.
 
-    Arguments as in `BasicBlock`, with four times `channels` outputs.
+    Args:
+        spatial_dims: 2 or 3.
+        in_channels: Number of input channels, >= 1.
+        channels: Number of channels of the first two convolutions, >= 1; the output has four times as many.
+        stride: Stride of the block, >= 1.
+        norm: Normalisation after each convolution.
+        act: Activation.
+
+    Attributes:
+        conv1: First convolution.
+        bn1: Normalisation after the first convolution.
+        conv2: Second convolution.
+        bn2: Normalisation after the second convolution.
+        conv3: Third convolution.
+        bn3: Normalisation after the third convolution.
+        act: Activation, after the first two normalisations and at the end.
+        downsample: Shortcut from the input to the output.
     """
 
     expansion: ClassVar = 4
+    """Number of output channels divided by `channels`."""
 
     def __init__(
         self, spatial_dims: int, in_channels: int, channels: int, stride: int, norm: LayerSpec, act: LayerSpec
@@ -162,7 +188,7 @@ class Bottleneck(nn.Module):
         self.downsample = shortcut
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Compute the features after the block."""
+        """Compute the block's output from its input (B, in_channels, *spatial)."""
         out = self.act(self.bn1(self.conv1(x)))
         out = self.act(self.bn2(self.conv2(out)))
         out = self.bn3(self.conv3(out))

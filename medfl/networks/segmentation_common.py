@@ -26,7 +26,7 @@ EdgeLengths = int | Sequence[int]
 
 @contextmanager
 def convert_monai_errors(name: str) -> Iterator[None]:
-    """Convert MONAI's errors about invalid arguments to a `SettingsError`."""
+    """Convert MONAI's errors about invalid arguments within the block to a `SettingsError` that names the network."""
     try:
         yield
     except (ValueError, TypeError, KeyError, AssertionError) as error:
@@ -55,7 +55,7 @@ def disable_inplace(network: nn.Module) -> None:
 
 
 def finalize_network(network: nn.Module, size: EdgeLengths | None, strides: Sequence[int]) -> None:
-    """Turn off in-place activations, and raise if the images are too small or not divisible by the strides.
+    """Turn off in-place activations, in place, and raise if images are too small or not divisible by the strides.
 
     Args:
         network: The network; changed in place.

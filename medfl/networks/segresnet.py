@@ -29,7 +29,8 @@ class SegResNet(nets.SegResNet):
         act: Name of an activation in MONAI, or a pair of name and options.
         dropout: Dropout rate after the first convolution, in [0, 1); None omits dropout.
         upsample_mode: ``deconv``, ``nontrainable`` or ``pixelshuffle``.
-        size: Image size as in `medfl.networks.unet.UNet`.
+        size: Edges of an image or patch in voxels. If set, sizes that don't fit the strides are refused; it has no
+            other effect.
 
     Raises:
         SettingsError: If an argument is invalid.
@@ -82,5 +83,5 @@ class SegResNet(nets.SegResNet):
 
     @property
     def feature_layers(self) -> list[nn.Module]:
-        """Levels of the encoder."""
+        """Levels of the encoder, from the image to the bottleneck; their outputs are feature maps."""
         return list(self.down_layers)

@@ -26,7 +26,8 @@ class SwinUNETR(nets.SwinUNETR):
         window_size: Edge of the windows.
         norm: Name of the convolutions' normalisation layer in MONAI, or a pair of name and options.
         dropout: Dropout rate, in [0, 1].
-        size: Image size as in `medfl.networks.unet.UNet`; edges are multiples of 32.
+        size: Edges of an image or patch in voxels, multiples of 32. If set, sizes that don't fit the strides are
+            refused; it has no other effect.
 
     Raises:
         SettingsError: If an argument is invalid, or the package einops is not installed.

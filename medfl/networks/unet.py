@@ -80,7 +80,7 @@ class UNet(nets.UNet):
 
     @property
     def feature_layers(self) -> list[nn.Module]:
-        """Levels of the encoder, with the bottleneck last."""
+        """Levels of the encoder, with the bottleneck last; their outputs are feature maps."""
         layers, level = [], self.model
         for _ in self.channels[:-1]:
             layers.append(level[0])  # type: ignore[index]
@@ -98,18 +98,19 @@ class UNetClassifier(nn.Module):
         in_channels: Number of image channels, >= 1.
         num_classes: Number of classes, >= 2.
         spatial_dims: 2 for images, 3 for volumes.
-        channels: As in `UNet`; the last one is the number of features.
-        strides: As in `UNet`.
-        kernel_size: As in `UNet`.
-        num_res_units: As in `UNet`.
-        norm: As in `UNet`.
-        act: As in `UNet`.
-        dropout: As in `UNet`.
-        size: As in `UNet`.
+        channels: Number of channels of each level, from the top; the last one is the number of features.
+        strides: Strides between the levels, one fewer than `channels`; None is 2 for all.
+        kernel_size: Edge of the kernels, odd.
+        num_res_units: Number of convolutions of each residual unit; 0 gives plain convolutions.
+        norm: Name of a normalisation layer in MONAI, or a pair of name and options.
+        act: Name of an activation in MONAI, or a pair of name and options.
+        dropout: Dropout rate, in [0, 1).
+        size: Edges of an image in voxels. If set, sizes that don't fit the strides are refused; it has no other effect.
 
     Attributes:
         body: Feature extractor from images (B, in_channels, *size) to features (B, channels[-1]).
         head: Classifier from features to logits (B, num_classes).
+        feature_layers: Levels of the encoder, in order; their outputs are feature maps.
 
     Raises:
         SettingsError: If an argument is invalid.

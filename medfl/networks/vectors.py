@@ -1,4 +1,4 @@
-"""Networks for samples that are vectors, such as rows of a clinical table."""
+"""Networks for samples that are vectors of F values, such as rows of a clinical table; B is the size of a batch."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import nn
 from medfl.errors import SettingsError
 
 NORMS = ("none", "batch", "layer")
-"""Normalisation layers that may follow each hidden layer."""
+"""Names of the normalisation layers that may follow each hidden layer, for `MLP`."""
 
 
 class Linear(nn.Module):
     """One linear layer: logistic regression, Cox model or linear regression, depending on the loss.
 
-    The layer is the head, so a method that keeps heads at the sites shares no tensor of it.
+    The layer is the head, so a method that keeps heads at the sites shares no tensor of this network.
 
     Args:
         in_features: Number of values of a sample, F, >= 1.
@@ -49,7 +49,8 @@ class MLP(nn.Module):
 
     Args:
         in_features: Number of values of a sample, F, >= 1.
-        out_features: Number of outputs, >= 1, as in `Linear`.
+        out_features: Number of outputs, >= 1: one logit per class or finding, a risk, or one output per predicted
+            value.
         widths: Widths of the hidden layers, first to last, each >= 1; at least one.
         norm: One of `NORMS`. A batch of one sample can't be trained with "batch".
         dropout: Dropout rate of each hidden layer, 0 <= dropout < 1; 0 omits the layer.

@@ -11,7 +11,9 @@ from medfl.errors import SettingsError
 
 
 def class_weights(labels: torch.Tensor, num_classes: int) -> torch.Tensor:
-    """Return the weight n / (K n_c) of each class, with K occurring classes. The mean weight over the images is 1.
+    """Return the weight n / (K n_c) of each class c, for n images, n_c of them in class c, and K occurring classes.
+
+    The mean weight over the images is 1.
 
     Args:
         labels: Class numbers (n,), int64.

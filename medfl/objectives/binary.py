@@ -36,11 +36,16 @@ class Binary(Multiclass):
     """
 
     name: ClassVar[str] = "binary"
+    """Name of the objective in data lists and bundles."""
     metrics: ClassVar[tuple[str, ...]] = ("auc", "balanced_accuracy", "sensitivity", "specificity", "brier", "ece")
+    """Default metrics of a task; the first one is the key metric."""
     figures: ClassVar[tuple[str, ...]] = (*Multiclass.figures, "calibration")
+    """Keywords of the figures that a report draws from predictions."""
     outputs_field: ClassVar[str | None] = "logits"
+    """Name of the field with the number of a network's output channels."""
 
     num_classes: int = field(default=2, init=False)
+    """Number of classes, always two: absence and presence."""
     logits: Literal[1, 2] = 1
 
     def __post_init__(self) -> None:
@@ -60,36 +65,36 @@ class Binary(Multiclass):
 
     @property
     def scores(self) -> Mapping[str, Metric]:
-        """Metrics of two classes, with sensitivity and Brier score."""
+        """Metrics by name: the metrics of two classes, sensitivity and Brier score."""
         return BINARY_METRICS
 
     @property
     def facts(self) -> Meta:
-        """Name and number of logits."""
+        """JSON description of the objective: its name and number of logits."""
         return {"name": self.name, "logits": self.logits}
 
     @property
     def identity(self) -> Meta:
-        """Name and number of logits, for the identity of a run."""
+        """Description of the objective in the identity of a run: its name and number of logits."""
         return {"objective": self.facts}
 
     @property
     def decision_rule(self) -> str:
-        """Threshold for the probability of the second class."""
+        """Text that describes how the predicted class is derived from the probabilities."""
         return f"probability of the second class > {PROBABILITY_THRESHOLD:g}"
 
     def default_loss(self) -> nn.Module:
-        """Return binary cross entropy with logits, or cross entropy for two logits."""
+        """Return the default loss of a task: binary cross entropy for one logit, cross entropy for two."""
         return OneLogitCrossEntropy() if self.logits == 1 else nn.CrossEntropyLoss()
 
     def predictions(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Return probabilities (N, 2)."""
+        """Convert logits to the probabilities (N, 2) of absence and presence."""
         return self.alternatives(outputs).softmax(dim=1)
 
     def average_outputs(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Return logits whose probabilities are the mean of the members' probabilities."""
+        """Average M networks' logits (M, N, ...) to logits (N, ...) with the mean of their probabilities."""
         return mean_of_findings(outputs) if self.logits == 1 else super().average_outputs(outputs)
 
     def alternatives(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Return two logits; the first is 0 if the network has one logit."""
+        """Return the logits (N, 2) of absence and presence; for a network with one logit, the first is 0."""
         return torch.cat([torch.zeros_like(outputs), outputs], dim=1) if self.logits == 1 else outputs

@@ -59,7 +59,9 @@ def read_objective(facts: Meta) -> Objective:
 
 
 def check_metrics(names: Iterable[str]) -> None:
-    """Raise if no objective has a metric. The number of a class or finding in the metric's name is not checked.
+    """Raise if any of the named metrics belongs to no objective.
+
+    The number of a class or finding in a metric's name, as in ``auc_3``, is not checked.
 
     Raises:
         PluginError: If `objective_class` raises it for any objective.

@@ -1,7 +1,7 @@
 """Loss modules that torch and MONAI lack, for survival, partially labelled findings, and overlapping masks.
 
-Each returns the mean loss of a batch. For masks of exclusive classes use MONAI's `DiceCELoss`; for classes and numbers
-use torch's losses.
+Each loss is the mean over a batch of B samples. For masks of exclusive classes use MONAI's `DiceCELoss`; for classes
+and numbers use torch's losses.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from medfl.errors import SettingsError
 
 Ties = Literal["efron", "breslow"]
-"""Treatment of events at the same time in the partial likelihood."""
+"""Treatment of events at the same time (ties) in the partial likelihood: Efron's or Breslow's, see `CoxLoss`."""
 
 
 def has_events(targets: torch.Tensor) -> bool:
@@ -117,7 +117,7 @@ class FlambyCoxLoss(nn.Module):
     """
 
     def forward(self, risks: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the loss, a scalar >= 0; arguments as in `CoxLoss.forward`."""
+        """Return the loss, a scalar >= 0, of risks (B, 1) and targets (B, 2), as in `CoxLoss.forward`."""
         risks, _, events = _sort_by_decreasing_time(risks, targets)
         return ((risks.logcumsumexp(0) - risks) * events).mean()
 
@@ -172,7 +172,10 @@ class DiceBCELoss(nn.Module):
     """Sum of MONAI's Dice loss and binary cross entropy, for masks that may overlap: one sigmoid per channel.
 
     MONAI's `DiceCELoss` differs even with ``sigmoid=True``: its cross entropy uses a softmax over the channels, which
-    is for exclusive classes. Use it for those.
+    is for exclusive classes. Use `DiceCELoss` for those.
+
+    Attributes:
+        dice: MONAI's Dice loss with a sigmoid.
     """
 
     def __init__(self) -> None:

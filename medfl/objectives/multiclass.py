@@ -30,14 +30,23 @@ class Multiclass(Objective):
     """
 
     name: ClassVar[str] = "multiclass"
+    """Name of the objective in data lists and bundles."""
     metrics: ClassVar[tuple[str, ...]] = ("auc", "balanced_accuracy", "accuracy")
+    """Default metrics of a task; the first one is the key metric."""
     headline: ClassVar[tuple[str, ...]] = ("balanced_accuracy", "auc", "accuracy")
+    """Metrics that a report shows side by side after the task's first one, if a run has them."""
     pipeline: ClassVar[str] = "classification"
+    """Suffix of Hugging Face's pipeline tag for models of this objective."""
     outputs_field: ClassVar[str | None] = "num_classes"
+    """Name of the field with the number of a network's output channels."""
     figures: ClassVar[tuple[str, ...]] = ("confusion", "reliability", "class_auc")
+    """Keywords of the figures that a report draws from predictions."""
     target_type: ClassVar[torch.dtype] = torch.int64
+    """Dtype of a batch of targets."""
     has_class_labels: ClassVar[bool] = True
+    """Whether each case has one class (`class_labels`)."""
     has_soft_targets: ClassVar[bool] = True
+    """Whether outputs are probabilities of alternatives (`alternatives`), so that models can be distilled."""
 
     num_classes: int
 
@@ -53,7 +62,7 @@ class Multiclass(Objective):
 
     @classmethod
     def example(cls) -> Self:
-        """Return the objective with two classes."""
+        """Return an objective of this kind with as few outputs as possible: two classes."""
         return cls(2)
 
     @property
@@ -63,11 +72,11 @@ class Multiclass(Objective):
 
     @property
     def scores(self) -> Mapping[str, Metric]:
-        """Metrics of `medfl.metrics` by name."""
+        """Metrics by name, from `medfl.metrics`."""
         return METRICS
 
     def target_shape(self, image: Sequence[int]) -> tuple[int, ...]:
-        """Return (), a single number."""
+        """Return the shape of one case's target: (), because it is a single number."""
         return ()
 
     @property
@@ -77,12 +86,15 @@ class Multiclass(Objective):
 
     @property
     def titles(self) -> tuple[str, ...]:
-        """Numbers of the classes, as texts."""
+        """Default names of the classes: their numbers, as texts."""
         return tuple(str(number) for number in range(self.num_classes))
 
     @property
     def identity(self) -> Meta:
-        """Number of classes. Nothing may be added, because the noise streams depend on a run's identity."""
+        """Description of the objective in a run's identity: the number of classes.
+
+        Nothing may be added, because the noise streams depend on the identity.
+        """
         return {"num_classes": self.num_classes}
 
     def check_targets(self, targets: torch.Tensor, where: str, start: int = 0) -> None:
@@ -92,11 +104,11 @@ class Multiclass(Objective):
         check_rows("wrong_label", wrong, targets, where, start, expected, "Check num_classes and the data list")
 
     def strata(self, targets: torch.Tensor) -> torch.Tensor:
-        """Return the class of each case."""
+        """Return each case's stratum, for partitions and folds that keep strata in proportion: its class."""
         return targets
 
     def class_labels(self, targets: torch.Tensor) -> torch.Tensor:
-        """Return the targets."""
+        """Return the class of each case, which is its target."""
         return targets
 
     def counts(self, targets: torch.Tensor) -> list[int]:
@@ -105,36 +117,36 @@ class Multiclass(Objective):
         return numbers
 
     def default_loss(self) -> nn.Module:
-        """Return cross entropy."""
+        """Return the default loss of a task: cross entropy."""
         return nn.CrossEntropyLoss()
 
     def predictions(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Return probabilities (N, C)."""
+        """Convert logits to probabilities (N, C) by the softmax."""
         return outputs.softmax(dim=1)
 
     def columns(self, metrics: Sequence[str]) -> tuple[str, ...]:
-        """Return p0, p1, ..."""
+        """Return the column names of the probabilities in prediction files: p0, p1, ..."""
         return tuple(f"p{number}" for number in range(self.num_classes))
 
     @property
     def decision_rule(self) -> str:
-        """Rule that derives the predicted class from the probabilities."""
+        """Text that describes how the predicted class is derived from the probabilities."""
         return "most probable class"
 
     def prediction_columns(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Return predicted_class, decision_rule, probability_NAME, ..."""
+        """Return the headings of `prediction_cells`: predicted_class, decision_rule, probability_NAME, ..."""
         each = (f"probability_{name_or_number(number, names)}" for number in range(self.num_classes))
         return ("predicted_class", "decision_rule", *each)
 
     def prediction_cells(self, predictions: torch.Tensor, names: Sequence[str]) -> list[str]:
-        """Return the most probable class, the rule, and the probability of each class."""
+        """Return one case's cells in a prediction file: most probable class, decision rule, class probabilities."""
         predicted = name_or_number(int(predictions.argmax()), names)
         return [predicted, self.decision_rule, *map(format_value, predictions.tolist())]
 
     def weighted_score(
         self, metric: str, predictions: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        """Compute a metric for each weighting as `medfl.metrics.metric.Metric.weighted` does."""
+        """Compute a metric for each of B weightings (N, B) of the cases; returns (B,), NaN where it is undefined."""
         return self.scores[metric].weighted(predictions, targets, self.num_classes, weights)
 
     def constant_answer(
@@ -150,13 +162,13 @@ class Multiclass(Objective):
         return ConstantAnswer(f"the class '{name_or_number(number, names)}'", int((targets != number).sum()))
 
     def average_outputs(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Return logits whose softmax is the mean of the members' probabilities."""
+        """Average M networks' logits (M, N, C) to logits (N, C) whose softmax is the mean of their probabilities."""
         return mean_of_classes(outputs)
 
     def alternatives(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Return the logits."""
+        """Return the logits (N, C) of the alternatives that a model chooses among, here the classes."""
         return outputs
 
     def true_alternatives(self, targets: torch.Tensor) -> torch.Tensor:
-        """Return the class of each case."""
+        """Return the number of each case's correct alternative, which is its class."""
         return targets

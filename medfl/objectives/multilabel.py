@@ -31,13 +31,21 @@ class Multilabel(Objective):
     """
 
     name: ClassVar[str] = "multilabel"
+    """Name of the objective in data lists and bundles."""
     metrics: ClassVar[tuple[str, ...]] = ("macro_auc", "map")
+    """Default metrics of a task; the first one is the key metric."""
     headline: ClassVar[tuple[str, ...]] = metrics
+    """Metrics that a report shows side by side after the task's first one, if a run has them."""
     pipeline: ClassVar[str] = "classification"
+    """Suffix of Hugging Face's pipeline tag for models of this objective."""
     outputs_field: ClassVar[str | None] = "num_labels"
+    """Name of the field with the number of a network's output channels."""
     figures: ClassVar[tuple[str, ...]] = ("label_auc",)
+    """Keywords of the figures that a report draws from predictions."""
     target_type: ClassVar[torch.dtype] = torch.float32
+    """Dtype of a batch of targets."""
     has_soft_targets: ClassVar[bool] = True
+    """Whether outputs are probabilities of alternatives (`alternatives`), so that models can be distilled."""
 
     num_labels: int
 
@@ -53,7 +61,7 @@ class Multilabel(Objective):
 
     @classmethod
     def example(cls) -> Self:
-        """Return the objective with one finding."""
+        """Return an objective of this kind with as few outputs as possible: one finding."""
         return cls(1)
 
     @property
@@ -68,7 +76,7 @@ class Multilabel(Objective):
         return {"macro_auc": macro_auc, "map": mean_average_precision, **each}
 
     def target_shape(self, image: Sequence[int]) -> tuple[int, ...]:
-        """Return (C,)."""
+        """Return the shape of one case's target: (C,)."""
         return (self.num_labels,)
 
     def check_targets(self, targets: torch.Tensor, where: str, start: int = 0) -> None:
@@ -88,14 +96,17 @@ class Multilabel(Objective):
         )
 
     def strata(self, targets: torch.Tensor) -> torch.Tensor:
-        """Return the number of each case's rarest present finding, from 1; 0 for a case without findings."""
+        """Return each case's stratum, for partitions and folds that keep strata in proportion.
+
+        The stratum is the number of the rarest finding that is present, from 1; 0 for a case without findings.
+        """
         present = targets == 1
         rarest = present.sum(0).argsort(stable=True)
         ranked = present[:, rarest]
         return torch.where(ranked.any(1), rarest[ranked.int().argmax(1)] + 1, 0)
 
     def label_sets(self, targets: torch.Tensor) -> torch.Tensor:
-        """Return which findings are present."""
+        """Return which findings each case has, (N, C), bool, for multi-label stratification."""
         return targets == 1
 
     @property
@@ -104,20 +115,23 @@ class Multilabel(Objective):
         return ("no finding", *(f"finding {label}" for label in range(self.num_labels)))
 
     def default_loss(self) -> nn.Module:
-        """Return binary cross entropy over the labelled findings."""
+        """Return the default loss of a task: binary cross entropy over the labelled findings."""
         return LabelledBCELoss()
 
     def predictions(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Return probabilities (N, C)."""
+        """Convert logits to the probabilities (N, C) of the findings by the sigmoid."""
         return outputs.sigmoid()
 
     def prediction_columns(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Return predicted_findings, decision_rule, probability_NAME, ..."""
+        """Return the headings of `prediction_cells`: predicted_findings, decision_rule, probability_NAME, ..."""
         each = (f"probability_{name_or_number(number, names)}" for number in range(self.num_labels))
         return ("predicted_findings", "decision_rule", *each)
 
     def prediction_cells(self, predictions: torch.Tensor, names: Sequence[str]) -> list[str]:
-        """Return the present findings separated by semicolons, the decision rule, and each finding's probability."""
+        """Return one case's cells in a prediction file.
+
+        They are the present findings separated by semicolons, the decision rule, and each finding's probability.
+        """
         present = [
             name_or_number(number, names) for number, value in enumerate(predictions) if value >= PROBABILITY_THRESHOLD
         ]
@@ -125,12 +139,12 @@ class Multilabel(Objective):
         return ["; ".join(present) or "none", rule, *map(format_value, predictions.tolist())]
 
     def columns(self, metrics: Sequence[str]) -> tuple[str, ...]:
-        """Return p0, p1, ..."""
+        """Return the column names of the probabilities in prediction files: p0, p1, ..."""
         return tuple(f"p{label}" for label in range(self.num_labels))
 
     @property
     def target_columns(self) -> tuple[str, ...]:
-        """Column names t0, t1, ..."""
+        """Column names of a target's numbers in tables: t0, t1, ..."""
         return tuple(f"t{label}" for label in range(self.num_labels))
 
     def constant_answer(
@@ -151,15 +165,15 @@ class Multilabel(Objective):
         return ConstantAnswer("the same findings", int(wrong.any(1).sum()))
 
     def average_outputs(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Return logits whose sigmoid is the mean of the members' probabilities."""
+        """Average M networks' logits (M, N, C) to logits (N, C) whose sigmoid is the mean of their probabilities."""
         return mean_of_findings(outputs)
 
     def alternatives(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Return the logits of absence, which are 0, and of presence: (N, 2, C)."""
+        """Return the logits (N, 2, C) of the alternatives of each finding: absence, which is 0, and presence."""
         return torch.stack([torch.zeros_like(outputs), outputs], dim=1)
 
     def true_alternatives(self, targets: torch.Tensor) -> torch.Tensor:
-        """Return 0, 1, or -1 for a finding that is not labelled, (N, C)."""
+        """Return the correct alternative of each finding, (N, C): 0 for absent, 1 for present, -1 if not labelled."""
         return targets.nan_to_num(-1.0).long()
 
 

@@ -1,4 +1,9 @@
-"""Base class of objectives, which contains all behaviour that depends on the kind of a task."""
+"""Base class of objectives, which contains all behaviour that depends on the kind of a task.
+
+N is a number of cases and K the number of values that a metric needs of each case (`Objective.scoring_inputs`). The
+alternatives of a case are the answers that a model chooses among, such as classes. A stratum is a group of similar
+cases, such as a class, that partitions and folds keep in proportion.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +55,7 @@ class ObjectivePresentation(ABC):
 
     @abstractmethod
     def columns(self, metrics: Sequence[str]) -> tuple[str, ...]:
-        """Return the column names of the K values of `Objective.scoring_inputs`."""
+        """Return the column names, in prediction files, of the K values of `Objective.scoring_inputs`."""
 
     def prediction_columns(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return the headings of `prediction_cells`; by default one per output, and the unit.
@@ -67,7 +72,7 @@ class ObjectivePresentation(ABC):
 
         Args:
             predictions: Predictions of the case, (K,), from `Objective.predictions`.
-            names: As in `prediction_columns`.
+            names: Names of the outputs; if their number differs from the number of outputs, numbers are used.
         """
         return [*map(format_value, predictions.tolist()), self.unit]
 
@@ -112,7 +117,7 @@ class ObjectivePresentation(ABC):
         )
 
     def masks(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Convert outputs to masks: (N, L, *spatial), bool.
+        """Convert outputs to predicted masks of L classes or labels, (N, L, *spatial), bool.
 
         Raises:
             ContractError: If cases have no masks.
@@ -125,7 +130,7 @@ class ObjectivePresentation(ABC):
         )
 
     def references(self, targets: torch.Tensor) -> torch.Tensor:
-        """Convert targets to masks: (N, L, *spatial), bool.
+        """Convert targets to reference masks of L classes or labels, (N, L, *spatial), bool.
 
         Raises:
             ContractError: If cases have no masks.
@@ -146,7 +151,7 @@ class Objective(ObjectivePresentation):
     """
 
     name: ClassVar[str]
-    """Name of its `medfl.hooks.ObjectiveRecord`."""
+    """Name of the objective in data lists and bundles, equal to the name of its `medfl.hooks.ObjectiveRecord`."""
 
     metrics: ClassVar[tuple[str, ...]]
     """Default metrics of a task; the first one is the key metric."""
@@ -202,7 +207,8 @@ class Objective(ObjectivePresentation):
     def scores(self) -> Mapping[str, Any]:
         """Metrics by name.
 
-        Each is a function of `scoring_inputs`, `scoring_targets` and case weights (N, B) that returns (B,).
+        Each is a function of `scoring_inputs`, `scoring_targets` and case weights (N, B), for B weightings of the N
+        cases. It returns one score per weighting, (B,).
         """
 
     @property
@@ -221,7 +227,7 @@ class Objective(ObjectivePresentation):
 
     @property
     def titles(self) -> tuple[str, ...]:
-        """Default names of the counts in `counts`: the numbers of the classes, or "cases"."""
+        """Default headings of the numbers that `counts` returns: the numbers of the classes, or "cases"."""
         return ("cases",)
 
     @property
@@ -315,7 +321,7 @@ class Objective(ObjectivePresentation):
         """Return the values per case, (N, K), that metrics need besides the targets; by default the `predictions`.
 
         Args:
-            outputs: As in `check_outputs`.
+            outputs: Outputs of a network, (N, `outputs`), or (N, `outputs`, *spatial) for spatial targets.
             targets: Targets of the cases.
             metrics: Names of the metrics to compute.
             spacing: Voxel spacing of each case in millimetres along each axis, (N, axes), float64, NaN if unknown; None

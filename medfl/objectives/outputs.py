@@ -43,11 +43,17 @@ def constant_numbers(predictions: torch.Tensor, targets: torch.Tensor) -> Consta
 
 
 def mean_of_classes(logits: torch.Tensor) -> torch.Tensor:
-    """Return logits (N, C, ...) whose softmax is the mean softmax of the logits (M, N, C, ...)."""
+    """Average the logits (M, N, C, ...) of M networks for C exclusive classes.
+
+    Returns logits (N, C, ...) whose softmax is the mean of the networks' probabilities.
+    """
     return logits.float().log_softmax(dim=2).logsumexp(dim=0) - math.log(len(logits))
 
 
 def mean_of_findings(logits: torch.Tensor) -> torch.Tensor:
-    """Return logits (N, ...) whose sigmoid is the mean sigmoid of the logits (M, N, ...)."""
+    """Average the logits (M, N, ...) of M networks for findings that are present or absent.
+
+    Returns logits (N, ...) whose sigmoid is the mean of the networks' probabilities.
+    """
     logits = logits.float()
     return logsigmoid(logits).logsumexp(dim=0) - logsigmoid(-logits).logsumexp(dim=0)

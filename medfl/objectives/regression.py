@@ -33,12 +33,19 @@ class Regression(Objective):
     """
 
     name: ClassVar[str] = "regression"
+    """Name of the objective in data lists and bundles."""
     metrics: ClassVar[tuple[str, ...]] = ("mae", "rmse", "r2", "pearson")
+    """Default metrics of a task; the first one is the key metric."""
     headline: ClassVar[tuple[str, ...]] = ("mae", "r2")
+    """Metrics that a report shows side by side after the task's first one, if a run has them."""
     pipeline: ClassVar[str] = "regression"
+    """Suffix of Hugging Face's pipeline tag for models of this objective."""
     outputs_field: ClassVar[str | None] = "dimensions"
+    """Name of the field with the number of a network's output channels."""
     figures: ClassVar[tuple[str, ...]] = ("agreement",)
+    """Keywords of the figures that a report draws from predictions."""
     target_type: ClassVar[torch.dtype] = torch.float32
+    """Dtype of a batch of targets."""
 
     dimensions: int = 1
 
@@ -59,11 +66,11 @@ class Regression(Objective):
 
     @property
     def scores(self) -> Mapping[str, WeightedScore]:
-        """Metrics by name: errors, explained variance and correlation."""
+        """Metrics by name: mean absolute error, root mean squared error, R squared and Pearson correlation."""
         return REGRESSION_METRICS
 
     def target_shape(self, image: Sequence[int]) -> tuple[int, ...]:
-        """Return (D,)."""
+        """Return the shape of one case's target: (D,)."""
         return (self.dimensions,)
 
     def check_targets(self, targets: torch.Tensor, where: str, start: int = 0) -> None:
@@ -74,7 +81,10 @@ class Regression(Objective):
         )
 
     def strata(self, targets: torch.Tensor) -> torch.Tensor:
-        """Return each case's quantile group by its first value; cases with equal values are in the same group."""
+        """Return each case's stratum, for partitions and folds that keep strata in proportion.
+
+        The stratum is the quantile group of the first target value; cases with equal values are in the same group.
+        """
         values = targets[:, 0].contiguous()
         if not len(values):
             return torch.empty(0, dtype=torch.int64)
@@ -83,22 +93,22 @@ class Regression(Objective):
 
     @property
     def stratum_names(self) -> tuple[str, ...]:
-        """Names of the quantile groups."""
+        """Names of the strata, which are the quantile groups."""
         return tuple(f"part {number + 1} of {NUM_STRATA} by size" for number in range(NUM_STRATA))
 
     def default_loss(self) -> nn.Module:
-        """Return mean squared error."""
+        """Return the default loss of a task: mean squared error."""
         return nn.MSELoss()
 
     def predictions(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Return the outputs."""
+        """Convert outputs to predictions: the outputs unchanged."""
         return outputs
 
     def columns(self, metrics: Sequence[str]) -> tuple[str, ...]:
-        """Return y0, y1, ..."""
+        """Return the column names of the predicted values in prediction files: y0, y1, ..."""
         return tuple(f"y{number}" for number in range(self.dimensions))
 
     @property
     def target_columns(self) -> tuple[str, ...]:
-        """Column names t0, t1, ..."""
+        """Column names of a target's numbers in tables: t0, t1, ..."""
         return tuple(f"t{number}" for number in range(self.dimensions))

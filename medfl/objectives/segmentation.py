@@ -49,14 +49,23 @@ class Segmentation(Objective):
     """
 
     name: ClassVar[str] = "segmentation"
+    """Name of the objective in data lists and bundles."""
     metrics: ClassVar[tuple[str, ...]] = ("dice",)
+    """Default metrics of a task; the first one is the key metric."""
     headline: ClassVar[tuple[str, ...]] = ("dice", "hd95")
+    """Metrics that a report shows side by side after the task's first one, if a run has them."""
     pipeline: ClassVar[str] = "segmentation"
+    """Suffix of Hugging Face's pipeline tag for models of this objective."""
     outputs_field: ClassVar[str | None] = "channels"
+    """Name of the field with the number of a network's output channels."""
     figures: ClassVar[tuple[str, ...]] = ("masks",)
+    """Keywords of the figures that a report draws from predictions."""
     target_type: ClassVar[torch.dtype] = torch.int64
+    """Dtype of a batch of targets."""
     has_soft_targets: ClassVar[bool] = True
+    """Whether outputs are probabilities of alternatives (`alternatives`), so that models can be distilled."""
     has_spatial_targets: ClassVar[bool] = True
+    """Whether a target is spatially aligned with its image, so that both are transformed together."""
 
     channels: int = 2
     overlapping: bool = False
@@ -92,7 +101,7 @@ class Segmentation(Objective):
         return self.channels
 
     def output_shape(self, image: Sequence[int]) -> tuple[int, ...]:
-        """Return (C, *spatial)."""
+        """Return the shape of a network's outputs for one image: (C, *spatial)."""
         return (self.channels, *image[1:])
 
     @property
@@ -102,7 +111,11 @@ class Segmentation(Objective):
 
     @property
     def scores(self) -> Mapping[str, WeightedScore]:
-        """Metrics by name: means over cases of the class mean, and ``dice_1``, ``dice_2``, ... of each class."""
+        """Metrics by name.
+
+        ``dice``, ``hd95``, ``surface_dice`` and ``lesion_f1`` average over classes, then over cases. ``dice_1``,
+        ``dice_2``, ... are the mean Dice of a single class.
+        """
         size = len(self.labels)
         places = {name: slice(place * size, (place + 1) * size) for place, name in enumerate(_SCORE_KINDS)}
         means = {name: partial(_mean_of_columns, columns) for name, columns in places.items()}
@@ -118,7 +131,7 @@ class Segmentation(Objective):
         return partial(_mean_of_column, _SCORE_KINDS.index(kind) * len(self.labels) + self.labels.index(label))
 
     def target_shape(self, image: Sequence[int]) -> tuple[int, ...]:
-        """Return (1, *spatial), or (C, *spatial) if labels overlap."""
+        """Return the shape of one case's target: (1, *spatial), or (C, *spatial) if labels overlap."""
         return (self.channels if self.overlapping else 1, *image[1:])
 
     def check_targets(self, targets: torch.Tensor, where: str, start: int = 0) -> None:
@@ -136,7 +149,10 @@ class Segmentation(Objective):
         )
 
     def strata(self, targets: torch.Tensor) -> torch.Tensor:
-        """Return 1 for cases whose mask is not empty, otherwise 0."""
+        """Return each case's stratum, for partitions and folds that keep strata in proportion.
+
+        The stratum is 0 for an empty mask, otherwise 1.
+        """
         return any_in_rows(targets, lambda values: values > 0).long()
 
     @property
@@ -158,23 +174,23 @@ class Segmentation(Objective):
             )
 
     def default_loss(self) -> nn.Module:
-        """Return the sum of Dice loss and cross entropy."""
+        """Return the default loss of a task: the sum of Dice loss and cross entropy."""
         from monai.losses import DiceCELoss  # MONAI takes seconds to import
 
         return DiceBCELoss() if self.overlapping else DiceCELoss(to_onehot_y=True, softmax=True)
 
     def predictions(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Return probabilities (N, C, *spatial)."""
+        """Convert logits to probabilities (N, C, *spatial)."""
         return outputs.sigmoid() if self.overlapping else outputs.softmax(dim=1)
 
     def masks(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Convert outputs to predicted masks: (N, `labels`, *spatial), bool."""
+        """Convert outputs to predicted masks (N, L, *spatial), bool, with one channel for each of the L `labels`."""
         if self.overlapping:
             return outputs > 0
         return torch.stack([class_masks(case, self.channels) for case in outputs.argmax(dim=1, keepdim=True)])
 
     def references(self, targets: torch.Tensor) -> torch.Tensor:
-        """Convert targets to masks: (N, `labels`, *spatial), bool."""
+        """Convert targets to masks (N, L, *spatial), bool, with one channel for each of the L `labels`."""
         return targets > 0 if self.overlapping else torch.stack([class_masks(case, self.channels) for case in targets])
 
     def scoring_inputs(
@@ -184,9 +200,10 @@ class Segmentation(Objective):
         metrics: Sequence[str],
         spacing: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return each case's scores by class, float64, followed by the predicted size of each class.
+        """Return the values per case that metrics and tables need, (N, K), float64.
 
-        Contains the Dice and the scores that `metrics` need; all other scores are NaN.
+        They are the scores of each class, and then the predicted size of each class in `size_unit`. The result contains
+        the Dice and the scores that `metrics` need; all other scores are NaN.
         """
         wanted = [kind for kind in _SCORE_KINDS if kind in {"dice", *metrics}]
         predictions = torch.full(
@@ -206,7 +223,7 @@ class Segmentation(Objective):
     def weighted_score(
         self, metric: str, predictions: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        """Average a metric over the cases whose score is defined."""
+        """Compute a metric for each of B weightings (N, B) of the cases, over the cases whose score is defined."""
         return self.scores[metric](predictions, targets, weights)
 
     def _score(
@@ -226,7 +243,7 @@ class Segmentation(Objective):
         return hausdorff95(ours, theirs, edges) if kind == "hd95" else surface_dice(ours, theirs, self.tolerance, edges)
 
     def scoring_targets(self, targets: torch.Tensor) -> torch.Tensor:
-        """Return the size of each class in the reference masks, (N, `labels`), float64, in `size_unit`."""
+        """Return the size of each of the L `labels` in the reference masks, (N, L), float64, in `size_unit`."""
         sizes = [self._sizes(masks) for masks in self.references(targets)]
         return torch.stack(sizes) if sizes else torch.empty(0, len(self.labels), dtype=torch.float64)
 
@@ -243,17 +260,17 @@ class Segmentation(Objective):
         return f"mm{'²' if len(self.spacing) == 2 else '³'}"
 
     def columns(self, metrics: Sequence[str]) -> tuple[str, ...]:
-        """Return dice_1, dice_2, ..., hd95_1, ..., predicted_1, ...: scores by class, and the predicted sizes."""
+        """Return the column names of `scoring_inputs`: dice_1, dice_2, ..., hd95_1, ..., predicted_1, ..."""
         return tuple(f"{kind}_{label}" for kind in (*_SCORE_KINDS, "predicted") for label in self.labels)
 
     @property
     def target_columns(self) -> tuple[str, ...]:
-        """No columns, because targets are masks."""
+        """Column names of a target's numbers in tables: none, because targets are masks."""
         return ()
 
     @property
     def scoring_target_columns(self) -> tuple[str, ...]:
-        """Column names reference_1, reference_2, ...: the reference size of each class."""
+        """Column names of `scoring_targets` in tables, the sizes by class: reference_1, reference_2, ..."""
         return tuple(f"reference_{label}" for label in self.labels)
 
     def is_without_nan(self, predictions: torch.Tensor) -> bool:
@@ -271,19 +288,26 @@ class Segmentation(Objective):
         return ConstantAnswer("an empty mask", filled) if is_empty and filled else None
 
     def average_outputs(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Return logits whose probabilities are the mean of the members' probabilities."""
+        """Average M networks' logits (M, N, ...) to logits (N, ...) with the mean of their probabilities."""
         return mean_of_findings(outputs) if self.overlapping else mean_of_classes(outputs)
 
     def alternatives(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Return the logits of each voxel's classes, (N, C, *spatial); of overlapping labels, (N, 2, C, *spatial)."""
+        """Return the logits of the alternatives that a model chooses among.
+
+        They are the classes of each voxel, (N, C, *spatial). For overlapping labels they are the absence and presence
+        of each label, (N, 2, C, *spatial).
+        """
         return torch.stack([torch.zeros_like(outputs), outputs], dim=1) if self.overlapping else outputs
 
     def true_alternatives(self, targets: torch.Tensor) -> torch.Tensor:
-        """Return the class of each voxel, (N, *spatial), or 0 or 1 for overlapping labels, (N, C, *spatial)."""
+        """Return the correct alternatives: the class of each voxel, (N, *spatial).
+
+        For overlapping labels they are 0 (absent) or 1 (present), (N, C, *spatial).
+        """
         return targets.long() if self.overlapping else targets[:, 0].long()
 
     def case_accuracy(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Compute each case's mean Dice over its classes."""
+        """Compute the accuracy of each case as its mean Dice over the classes, (N,), float64, in [0, 1]."""
         pairs = zip(self.masks(outputs), self.references(targets), strict=True)
         return torch.stack([dice(ours, theirs).mean() for ours, theirs in pairs])
 

@@ -19,7 +19,7 @@ SURVIVAL_METRICS = {"c_index": concordance}
 """Metrics of survival analysis by name."""
 
 HIGHER, LOWER = "higher", "lower"
-"""Names of the risk groups."""
+"""Names of the two risk groups: risk above the median of other cases, and all others."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,21 @@ class Survival(Objective):
     """
 
     name: ClassVar[str] = "survival"
+    """Name of the objective in data lists and bundles."""
     metrics: ClassVar[tuple[str, ...]] = ("c_index",)
+    """Default metrics of a task; the first one is the key metric."""
     headline: ClassVar[tuple[str, ...]] = metrics
+    """Metrics that a report shows side by side after the task's first one, if a run has them."""
     figures: ClassVar[tuple[str, ...]] = ("kaplan_meier",)
+    """Keywords of the figures that a report draws from predictions."""
     target_type: ClassVar[torch.dtype] = torch.float32
+    """Dtype of a batch of targets."""
     has_groups: ClassVar[bool] = True
+    """Whether cases are grouped by a comparison with the predictions for other cases (`groups`)."""
     per_case_loss: ClassVar[bool] = False
+    """Whether the loss of a batch is a mean of per-case losses, so that each case has its own gradient."""
     smallest_batch: ClassVar[int] = 2
+    """Minimum number of cases in a batch for a useful gradient."""
 
     @property
     def outputs(self) -> int:
@@ -51,7 +59,7 @@ class Survival(Objective):
         return SURVIVAL_METRICS
 
     def target_shape(self, image: Sequence[int]) -> tuple[int, ...]:
-        """Return (2,)."""
+        """Return the shape of one case's target: (2,), time and event."""
         return (2,)
 
     def check_targets(self, targets: torch.Tensor, where: str, start: int = 0) -> None:
@@ -79,7 +87,10 @@ class Survival(Objective):
         )
 
     def strata(self, targets: torch.Tensor) -> torch.Tensor:
-        """Return 1 for cases with an event, 0 for censored ones."""
+        """Return each case's stratum, for partitions and folds that keep strata in proportion.
+
+        The stratum is 1 for a case with an event, 0 for a censored one.
+        """
         return targets[:, 1].long()
 
     @property
@@ -88,19 +99,19 @@ class Survival(Objective):
         return ("no event", "event")
 
     def can_train_on(self, targets: torch.Tensor) -> bool:
-        """Return True if there are an event and another case to compare it with."""
+        """Return True if a model can be trained on these targets: an event, and another case to compare it with."""
         return len(targets) >= self.smallest_batch and has_events(targets)
 
     def default_loss(self) -> nn.Module:
-        """Return the negative log partial likelihood of the Cox model, with Efron's treatment of ties."""
+        """Return the default loss of a task: `CoxLoss`, with Efron's treatment of ties."""
         return CoxLoss()
 
     def predictions(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Return the risks (N, 1)."""
+        """Convert outputs to predictions: the risks (N, 1), unchanged."""
         return outputs
 
     def prediction_columns(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Return the headings risk and unit; the names of the outputs are not used."""
+        """Return the headings of `prediction_cells`: risk and unit. The names of the outputs are not used."""
         return ("risk", "unit")
 
     @property
@@ -109,12 +120,12 @@ class Survival(Objective):
         return "log of the hazard relative to other cases of this model"
 
     def columns(self, metrics: Sequence[str]) -> tuple[str, ...]:
-        """Return the single column name risk."""
+        """Return the column names of the predictions in prediction files: only risk."""
         return ("risk",)
 
     @property
     def target_columns(self) -> tuple[str, ...]:
-        """Column names time and event."""
+        """Column names of a target's numbers in tables: time and event."""
         return ("time", "event")
 
     def groups(self, predictions: torch.Tensor, others: torch.Tensor) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Validation of targets by rows."""
+"""Validation of targets by rows; a row is one case with its target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Checks of the conformance suite, one function for each rule of the contract."""
+"""Checks of the conformance suite, one function for each rule of the contract.
+
+A `Case` is a method with its settings in a tiny federation. Each check raises an AssertionError if the method violates
+the rule. Models are compared bit by bit.
+"""
 
 from __future__ import annotations
 

@@ -29,13 +29,13 @@ from medfl.types import Dataset, Meta, Tensors
 from medfl.utils.rng import make_generator
 
 CLASSES = 3
-"""Number of classes."""
+"""Number of classes of the tiny federation's images."""
 
 
 class SmallNet(nn.Module):
     """Network with a body of one convolution and a linear head, with or without batch norm.
 
-    Its stages are a map and a vector.
+    Its stages (`feature_layers`) give a feature map and a vector.
 
     Args:
         norm: Whether the network has a batch-norm layer. Its name does not contain 'bn', so code that searches for
@@ -43,6 +43,11 @@ class SmallNet(nn.Module):
         width: Number of channels.
         outputs: Number of outputs.
         kernel: Edge of the convolution kernel, odd.
+
+    Attributes:
+        body: Feature extractor from images (B, 1, H, W) to features (B, 4 * width).
+        head: Linear layer from features to outputs (B, outputs).
+        feature_layers: Modules whose outputs are the features of the stages.
     """
 
     def __init__(self, norm: bool = True, width: int = 6, outputs: int = CLASSES, kernel: int = 3) -> None:
@@ -164,7 +169,7 @@ class Case:
         args: Settings of the method.
         settings: Settings of the run that differ from the suite's.
         home: Folder for the run folder of `reference`; None uses the system's temporary folder.
-        worked: Steps of `reference` in which sites executed requests.
+        worked: Numbers of the steps of the reference run in which sites executed requests.
     """
 
     registry: Registry
@@ -175,7 +180,7 @@ class Case:
     worked: set[int] = field(default_factory=set)
 
     def settings_of(self, **changes: Any) -> Settings:
-        """Return the run's settings with changes."""
+        """Return the run's settings: the suite's, overridden by this case's, overridden by the given changes."""
         return Settings(**({"rounds": 3, "batch_size": 5, "seed": 7} | self.settings | changes))
 
     @property
@@ -212,7 +217,20 @@ class Case:
         frees_space: bool = False,
         **settings: Any,
     ) -> SimulationResult:
-        """Run the federation in `folder`, optionally with other sites, settings and conditions."""
+        """Run the federation in `folder` and return its result.
+
+        Args:
+            folder: Run folder.
+            sites: Data of each site by name; None uses `make_sites`.
+            task: Task of the run; None uses `make_task`.
+            workers: Number of processes that train sites.
+            unavailable: Function of a site's name and a step number that returns True if the site does not reply.
+            make_method: Function that creates the method; None uses the method's own.
+            public: Public data of the server; None creates them if the method needs public data.
+            server_test: Test set of the server.
+            frees_space: Whether files of earlier steps are deleted during the run.
+            settings: Settings of the run that differ from those of the case.
+        """
         data, run_settings = sites or make_sites(), self.settings_of(**settings)
         if public is None and "public_data" in self.kind.needs:
             public = make_data(12, "public")
@@ -245,7 +263,10 @@ def folders(count: int) -> Iterator[list[Path]]:
 
 
 def bits(result: SimulationResult) -> dict[str, Tensors]:
-    """Return the tensors of all models of a result, by participant and kind."""
+    """Return the tensors of all models of a run's result, to compare them bit by bit.
+
+    Keys are ``PARTICIPANT/KIND``, for example ``site-1/personal``.
+    """
     tensors_by_model = {f"server/{kind}": model.tensors for kind, model in result.outcome.models.items()}
     for site, models in result.models.items():
         tensors_by_model |= {f"{site}/{kind}": model.tensors for kind, model in models.items()}
@@ -253,7 +274,7 @@ def bits(result: SimulationResult) -> dict[str, Tensors]:
 
 
 def states(folder: Path) -> dict[str, Tensors]:
-    """Return the latest state of each participant on disk."""
+    """Return the tensors of each participant's latest state in a run folder, by participant."""
     tensors_by_participant = {}
     for path in sorted((folder / "state").iterdir()):
         record = Store(path).latest()
@@ -263,5 +284,5 @@ def states(folder: Path) -> dict[str, Tensors]:
 
 
 def scores(folder: Path) -> list[str]:
-    """Return the lines of metrics.csv without the measured seconds."""
+    """Return the lines of a run folder's metrics.csv, without the lines with measured seconds."""
     return [line for line in (folder / "metrics.csv").read_text().splitlines() if "seconds" not in line]

@@ -1,4 +1,7 @@
-"""Conformance checks of a data set, on its synthetic release; see `check_dataset`."""
+"""Conformance checks of a data set, on its synthetic release; see `check_dataset`.
+
+A release is a data set as its publisher distributes it; a synthetic release has the same layout and synthetic images.
+"""
 
 from __future__ import annotations
 

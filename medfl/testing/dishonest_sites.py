@@ -1,4 +1,4 @@
-"""Checks of the conformance suite with a dishonest site."""
+"""Check of the conformance suite in which a site sends false metadata and false replies."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from medfl.testing.suite import expect, finite, promise, same
 from medfl.testing.tasks import OTHER_OBJECTIVES, make_sites_of, make_task_of, with_targets_of
 
 TRAINING_IMAGES = {"a": 9, "b": 6}
-"""Maps each site to its number of training images."""
+"""Number of training images of each site in the checks of this module."""
 
 
 @promise

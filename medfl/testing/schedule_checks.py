@@ -16,7 +16,7 @@ from medfl.utils import wire
 
 @promise
 def schedules_are_pure(case: Case) -> None:
-    """Check that the remaining steps are declared and not repeated, and that computing them changes nothing."""
+    """Check that a method's remaining steps are declared and unique, and that computing them has no side effect."""
     if not issubclass(case.kind, MultiStepMethod):
         return  # the method implements `plan` itself
 

@@ -16,7 +16,7 @@ from medfl.types import Tensors
 from medfl.utils.wire import tensors_equal
 
 CHECKS: dict[str, Callable[[Case], None]] = {}
-"""Maps each name to its check, in the order of execution."""
+"""Checks of the conformance suite by name, in the order of execution."""
 
 
 def check_method(
@@ -84,13 +84,19 @@ def expect(condition: bool, message: str) -> None:
 
 
 def same(left: dict[str, Tensors], right: dict[str, Tensors], what: str) -> None:
-    """Raise an AssertionError unless both arguments have the same models with the same bits."""
+    """Raise an AssertionError unless two sets of models have the same keys and the same bits.
+
+    Args:
+        left: Tensors of each model.
+        right: Tensors of each model, to compare with.
+        what: Description of the comparison, for the message.
+    """
     expect(left.keys() == right.keys(), f"{what}: models {sorted(left)} against {sorted(right)}")
     unlike = [key for key in left if not tensors_equal(left[key], right[key])]
     expect(not unlike, f"{what}: other bits in {unlike}")
 
 
 def finite(models: dict[str, Tensors], what: str) -> None:
-    """Raise an AssertionError unless all floating tensors are finite."""
+    """Raise an AssertionError, with the description `what`, unless all floating tensors of the models are finite."""
     bad = [k for k, m in models.items() for t in m.values() if t.is_floating_point() and not torch.isfinite(t).all()]
     expect(not bad, f"{what}: not finite in {sorted(set(bad))}")

@@ -67,7 +67,7 @@ CELL_CLASSES = (
         "immature granulocyte", 0.95, 1, 0.55, 0.25, 0, (0.84, 0.76, 0.88), granules=(0.62, 0.34, 0.66), density=0.5
     ),
 )
-"""Appearance of each class, in the order of the labels."""
+"""Appearance of each of the eight classes of cells, in the order of the labels."""
 
 
 @dataclass(frozen=True)

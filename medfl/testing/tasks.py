@@ -18,12 +18,19 @@ from medfl.testing.cohort import CLASSES, SmallNet, make_data, make_task
 
 
 class SmallUNet(nn.Module):
-    """Network with a body of two convolutions and a head of one, which keep the size of an image; its stages are maps.
+    """Network with a body of two convolutions and a head of one, which keep the size of an image.
+
+    Its stages (`feature_layers`) give feature maps.
 
     Args:
         outputs: Number of output channels.
         norm: Whether the network has a batch-norm layer.
         width: Number of channels of the body.
+
+    Attributes:
+        body: Feature extractor from images (B, 1, H, W) to feature maps (B, width, H, W).
+        head: 1x1 convolution from feature maps to outputs (B, outputs, H, W).
+        feature_layers: Modules whose outputs are the feature maps of the stages.
     """
 
     def __init__(self, outputs: int, norm: bool = True, width: int = 6) -> None:
@@ -87,14 +94,17 @@ _EXAMPLES = {
         _Example(Segmentation(2), _mask_targets, SmallUNet),
     )
 }
-"""Maps each objective's name to its example."""
+"""Mapping from each objective's name to its example."""
 
 OTHER_OBJECTIVES = tuple(example.objective for example in _EXAMPLES.values())
 """Objectives other than multiclass that the tiny federation supports."""
 
 
 def make_task_of(objective: Objective) -> Task:
-    """Return the tiny task with an objective, its default loss and metrics, and networks as in `make_task`."""
+    """Return the tiny task with another objective, its default loss and metrics.
+
+    The networks are ``norm`` (with batch norm), ``plain`` (without) and ``wide``.
+    """
     example = _EXAMPLES[objective.name]
     kind = partial(example.network, outputs=objective.outputs)
     networks = {"norm": kind, "plain": partial(kind, norm=False), "wide": partial(kind, width=9)}
@@ -114,7 +124,12 @@ def with_targets_of(data: TensorData, objective: Objective) -> TensorData:
 
 
 def make_sites_of(objective: Objective, sizes: Mapping[str, int]) -> dict[str, Splits]:
-    """Create sites with an objective: the given numbers of training images, 4 for validation and 6 for testing."""
+    """Create the data of sites with targets of an objective.
+
+    Args:
+        objective: Objective of the kind of one of `OTHER_OBJECTIVES`.
+        sizes: Number of training images of each site. Each has 4 validation and 6 test images.
+    """
 
     def part(n: int, key: str) -> TensorData:
         return with_targets_of(make_data(n, key), objective)

@@ -1,4 +1,8 @@
-"""Aggregation of updates at the server: sampling of sites, validation of updates, weights, and weighted means."""
+"""Aggregation of updates at the server: sampling of sites, validation of updates, weights, and weighted means.
+
+An update is a tensor after local training minus the tensor before. A prefix is the start of tensor names that belong
+together, for example ``model/``.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,7 @@ from medfl.utils.text import names_and_more
 from medfl.utils.wire import select
 
 logger = logging.getLogger(__name__)
+"""Logger of this module."""
 
 
 def subtract(after: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
@@ -48,7 +53,7 @@ def check_updates(
     Args:
         updates: Tensors of a reply, by name.
         originals: Tensors of the request, by the same names.
-        sends: `medfl.contract.Method.sends`: maps each name prefix to the kind of its tensors.
+        sends: Kind of the sent tensors by name prefix, as in `medfl.contract.Method.sends`.
         needed: Prefixes under which updates are required if the request contains tensors with this prefix. Without this
             check, a reply that lacks them would count as an update of zeros.
 
@@ -94,11 +99,11 @@ def normalised_weights(weights: dict[str, float], fallback: Mapping[str, Meta]) 
     sizes are unusable too, weight all sites equally.
 
     Args:
-        weights: Maps each site to its weight.
-        fallback: Maps each site to its metadata with ``size``; a site without ``size`` has size 1.
+        weights: Mapping from each site to its weight.
+        fallback: Mapping from each site to its metadata with ``size``; a site without ``size`` has size 1.
 
     Returns:
-        Maps each site to its normalised weight.
+        Mapping from each site to its normalised weight.
     """
     if not _are_usable(weights):
         logger.warning("Aggregation weights are not usable (not finite, negative, or all zero); weighing by size.")
@@ -116,7 +121,16 @@ def _are_usable(weights: dict[str, float]) -> bool:
 
 
 def mean_update(replies: Replies, weights: dict[str, float], prefix: str = MODEL_PREFIX) -> Tensors:
-    """Compute the weighted mean of the updates under one prefix, see `mean_updates`."""
+    """Compute the weighted mean of the updates under one prefix.
+
+    Args:
+        replies: Replies of the sites.
+        weights: Weights of the sites by name, which sum to 1.
+        prefix: Prefix of the averaged tensors.
+
+    Returns:
+        Mean tensors by name, without the prefix, as in `mean_updates`.
+    """
     return mean_updates(replies, {prefix: weights})[prefix]
 
 
@@ -127,12 +141,12 @@ def mean_updates(replies: Replies, weights: Mapping[str, Mapping[str, float]]) -
 
     Args:
         replies: Replies of the sites.
-        weights: Maps each prefix to the weights of the sites, which sum to 1. A site without a weight is left out of
-            that prefix. Tensors with other prefixes are ignored.
+        weights: Mapping from each prefix to the weights of the sites, which sum to 1. A site without a weight is left
+            out of that prefix. Tensors with other prefixes are ignored.
 
     Returns:
-        Maps each prefix to its mean tensors by name, without the prefix, in float64. Integer and boolean buffers take
-        the largest value over the sites.
+        Mapping from each prefix to its mean tensors by name, without the prefix, in float64. Integer and boolean
+        buffers take the largest value over the sites.
     """
     means: dict[str, Tensors] = {prefix: {} for prefix in weights}
     for site, tensors in replies:
@@ -176,7 +190,7 @@ def sample_sites(names: list[str], fraction: float, generator: torch.Generator) 
 
 
 def check_validation(server: Server, why: str) -> None:
-    """Raise if a site that has training images has no validation images. Call it in `setup`.
+    """Raise if a site that has training images has no validation images. Call this in a method's `setup`.
 
     A site whose site information is unknown passes.
 

@@ -87,16 +87,23 @@ class Averaging(MultiStepMethod, LocalTraining):
     """Summary of the method in one line, for lists of methods."""
 
     sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL_PREFIX: "update"}
+    """Mapping from each name prefix of sent tensors to the kind of these tensors."""
     sends_meta: ClassVar[Mapping[str, MetaField]] = {"size": MetaField("private", Count)}
+    """Mapping from each metadata key of a reply to its type and its disclosure under a privacy setting."""
     supports: ClassVar[frozenset[Capability]] = frozenset({Capability.ROBUST})
+    """Capabilities of the method, such as DP-SGD or robust rules."""
     needs: ClassVar[frozenset[Need]] = frozenset()
+    """Requirements that the task or the run must meet, for example class labels."""
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {}, "medfl": {}}
+    """Mapping from each preset, a named set of values such as ``paper``, to settings of the method."""
     preset_settings: ClassVar[Mapping[str, Meta]] = {}
+    """Mapping from each preset to the settings of the run that belong to it."""
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = ()
+    """Limit cases in which the method equals another one."""
 
     @property
     def active_supports(self) -> frozenset[Capability]:
-        """Capabilities of the class, without `UNINHERITED_CAPABILITIES` unless it declares `supports` itself."""
+        """Capabilities with the current settings: `supports`, without uninherited ones that a parent class declared."""
         return self.supports if "supports" in vars(type(self)) else self.supports - UNINHERITED_CAPABILITIES
 
     @property
@@ -146,7 +153,7 @@ class Averaging(MultiStepMethod, LocalTraining):
 
         Args:
             server: The server.
-            metas: Maps each site to the metadata of its reply.
+            metas: Mapping from each site to the metadata of its reply.
         """
         return {name: self.weight(meta) for name, meta in metas.items()}
 
@@ -168,17 +175,23 @@ class Averaging(MultiStepMethod, LocalTraining):
         return {}
 
     def extra_weights(self, server: Server, metas: Mapping[str, Meta]) -> dict[str, float]:
-        """Return the weight of each site's further tensors before normalisation; by default its update's weight."""
+        """Return the weight of each site's tensors besides the model; by default the weight of its update.
+
+        Args:
+            server: The server.
+            metas: Metadata of the replies by site.
+        """
         return self.weights_of(server, metas)
 
     def aggregate_extra(self, server: Server, prefix: str, mean: Tensors, replied: int) -> None:
-        """Aggregate further tensors of the replies; by default add their mean to the server's auxiliary state.
+        """Aggregate tensors of the replies besides the model; by default add their mean to the auxiliary state.
+
+        The auxiliary state consists of tensors that are saved with the state and never sent.
 
         Args:
             server: The server, after `server_update`.
             prefix: Prefix of the tensors in `sends`, other than the model's.
-            mean: Mean tensors as in `server_update`, by names without the prefix. A site that sent none counts as
-                zeros.
+            mean: Mean tensors, float64, by names without the prefix. A site that sent no such tensors counts as zeros.
             replied: Number of sites that replied.
         """
         add_to_auxiliary_state(server, prefix, mean)
@@ -186,7 +199,7 @@ class Averaging(MultiStepMethod, LocalTraining):
     # ---- the step of a round
 
     def round_steps(self) -> tuple[RoundStep, ...]:
-        """Return the single step ``fit``: this round's participants train, and the server averages their updates."""
+        """Return the only step of a round, ``fit``: participants train, and the server averages their updates."""
         return (RoundStep("fit", self.requests, self.train, self.aggregate_updates),)
 
     def requests(self, server: Server) -> list[Request]:
@@ -214,7 +227,7 @@ class Averaging(MultiStepMethod, LocalTraining):
     # ---- the contract
 
     def filters(self) -> tuple[Filter, ...]:
-        """Return no filters: updates are sent unchanged."""
+        """Return the filters that encode replies before they leave a site: none, updates are sent unchanged."""
         return ()
 
     def setup(self, server: Server) -> None:
@@ -242,15 +255,15 @@ class Averaging(MultiStepMethod, LocalTraining):
         check_updates(tensors, request.tensors, self.sends, self.sends if needed is None else needed)
 
     def publish(self, server: Server) -> Tensors:
-        """Return the shared tensors."""
+        """Return the tensors that every site needs for its evaluation and export: the shared tensors."""
         return prefixed(model_tensors(server), MODEL_PREFIX)
 
     def findings(self, server: Server) -> Findings:
-        """Return no findings besides the scores."""
+        """Return results for the report at the end of the run, besides the scores: none."""
         return Findings()
 
     def models(self, participant: Server | Site) -> dict[str, Model]:
-        """Return the models by kind.
+        """Return the models of a participant for evaluation and export, by kind.
 
         The server has a ``global`` model if all tensors are shared. A site has a ``global`` model if it received all
         tensors, otherwise a ``personal`` one, and a ``personal`` model from a separate personal training.
@@ -268,15 +281,15 @@ class Averaging(MultiStepMethod, LocalTraining):
         return models
 
     def task_of(self, task: Task) -> Task:
-        """Return the task unchanged."""
+        """Return the task with the method's own networks or heads: the task unchanged."""
         return task
 
     def network_config(self, model: Model, network_def: Any) -> Any:
-        """Return the network's definition unchanged."""
+        """Return the MONAI configuration of the network in an exported bundle: `network_def`, unchanged."""
         return network_def
 
     def predictor(self, task: Task, models: list[Model]) -> nn.Module:
-        """Return the first model's network in evaluation mode."""
+        """Return a network that predicts with the models: the first model's network in evaluation mode."""
         return task.load(models[0].tensors, models[0].network).eval()
 
     # ---- helpers for subclasses
@@ -284,9 +297,13 @@ class Averaging(MultiStepMethod, LocalTraining):
     def average(self, server: Server, replies: Replies, further: Sequence[str] = ()) -> None:
         """Average the model's updates and the tensors with further prefixes, and update the server's state in place.
 
-        With a robust rule, its result replaces the mean of the updates, and further tensors are ignored. Without
-        replies
-        nothing changes.
+        With a robust rule, the rule's result replaces the mean of the updates, and further tensors are ignored. Without
+        replies nothing changes.
+
+        Args:
+            server: The server.
+            replies: Replies of the sites.
+            further: Prefixes of the further tensors to average, besides the model's.
         """
         if not len(replies):
             return

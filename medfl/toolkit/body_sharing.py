@@ -31,9 +31,10 @@ class BodySharing(Averaging):
     """
 
     supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DIFFERENT_HEADS})
+    """Capabilities of the method: sites may have different heads."""
 
     def shared_names(self, model: nn.Module, norm_sync: str) -> list[str]:
-        """Return the names of the body's tensors."""
+        """Return the state-dict names of the tensors that sites and server exchange: the body's."""
         return names_without_head(model, super().shared_names(model, norm_sync))
 
     def setup(self, server: Server) -> None:
@@ -82,12 +83,13 @@ class BodySharingWithMeanHead(BodySharing):
     """
 
     sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL_PREFIX: "update", HEAD_PREFIX: "update"}
+    """Mapping from each name prefix of sent tensors to the kind of these tensors."""
 
     global_head: Literal["none", "average"] = "none"
 
     @property
     def active_supports(self) -> frozenset[Capability]:
-        """Capabilities of the class, without robust rules if heads are averaged."""
+        """Capabilities with the current settings; robust rules are excluded if heads are averaged."""
         return super().active_supports - (set() if self.global_head == "none" else {Capability.ROBUST})
 
     def setup(self, server: Server) -> None:
@@ -126,7 +128,7 @@ class BodySharingWithMeanHead(BodySharing):
         server.state.tensors |= prefixed({name: tensors[name] for name in names}, AUXILIARY_PREFIX + HEAD_PREFIX)
 
     def publish(self, server: Server) -> Tensors:
-        """Return the body and, if heads are averaged, the mean head."""
+        """Return the tensors that every site needs for its evaluation: the body and, if averaged, the mean head."""
         return super().publish(server) | prefixed(
             select(server.state.tensors, AUXILIARY_PREFIX + HEAD_PREFIX), HEAD_PREFIX
         )
@@ -145,7 +147,7 @@ class BodySharingWithMeanHead(BodySharing):
         return reply
 
     def models(self, participant: Server | Site) -> dict[str, Model]:
-        """Return a personal model at each site and, if heads are averaged, a global model."""
+        """Return the models of a participant by kind: ``personal`` at a site; with averaged heads also ``global``."""
         models = super().models(participant)
         published = self.publish(participant) if isinstance(participant, Server) else participant.published
         if head := select(published, HEAD_PREFIX):

@@ -1,5 +1,8 @@
 """Base class of methods in which the sites' models circulate: in each round, other sites train them.
 
+An owner is the site that a model belongs to; a host is the site that trains the model in a round; a visiting model, or
+guest, is a model at a host that is not its owner.
+
 A round has up to three steps. ``send``: each owner sends a copy of its model to the host that the route assigns, and
 keeps its own state. ``train``: the hosts train. ``home``: owners store the returned models. The server plans the route
 and has no model. This base class trains the visiting model and returns it; a method may override `train`.
@@ -33,23 +36,28 @@ from medfl.types import Meta, Tensors
 from medfl.utils.metadata import MetaField, one_of
 
 logger = logging.getLogger(__name__)
+"""Logger of this module."""
 
 
 class CirculatingModels(PersonalModels):
     """Models that are sent to other sites, trained there and returned.
 
     Attributes:
-        route: Assignment of models to hosts, see `medfl.toolkit.model_transfer.draw_route`.
+        route: Assignment of models to hosts: ``random_permutation``; ``derangement``, in which every model moves; or
+            ``identity``, in which none moves.
         p2p_scale: Factor for the run's local epochs (or steps), an integer >= 1; ``N`` means the number of sites with
             training data.
     """
 
     sends: ClassVar[Mapping[str, PayloadKind]] = MODEL_MESSAGE_TENSORS
+    """Mapping from each name prefix of tensors in peer messages to the kind of these tensors."""
     sends_meta: ClassVar[Mapping[str, MetaField]] = {
         **MODEL_MESSAGE_SCHEMA,
         "guest": MetaField("public", one_of("owner", empty=True)),
     }
+    """Mapping from each metadata key of replies and peer messages to its type and its disclosure."""
     supports: ClassVar[frozenset[Capability]] = PersonalModels.supports | {Capability.PEER_MESSAGES}
+    """Capabilities of the method: different networks, and messages between sites."""
 
     route: Literal["random_permutation", "derangement", "identity"] = "random_permutation"
     p2p_scale: Literal["N"] | int = "N"
@@ -69,7 +77,7 @@ class CirculatingModels(PersonalModels):
     # ---- steps of a round
 
     def round_steps(self) -> tuple[RoundStep, ...]:
-        """Return the steps ``send``, ``train`` and ``home``."""
+        """Return the steps that a round may contain: ``send``, ``train`` and ``home``."""
         return (
             RoundStep("send", partial(self.requests_to_owners, "send"), self.send, quorum=0),
             RoundStep("train", self.requests, self.train),
@@ -85,7 +93,7 @@ class CirculatingModels(PersonalModels):
         return [ScheduledStep(name) for name in names[len(done) :]]
 
     def owner_by_host(self, server: Server) -> dict[str, str]:
-        """Map each of this round's participants to the owner of the model that it hosts.
+        """Return the owner of the model that each of this round's participants hosts, by host.
 
         All methods draw the same route.
         """
@@ -101,7 +109,7 @@ class CirculatingModels(PersonalModels):
         ]
 
     def requests_to_owners(self, op: str, server: Server) -> list[Request]:
-        """Return the requests of an `op` to the owners whose models move."""
+        """Return the requests of the step `op`, ``send`` or ``home``, to the owners whose models move."""
         pairs, returns = self.owner_by_host(server).items(), self.visiting_models_return(server)
         return [Request(owner, op, meta={"to": host, "returns": returns}) for host, owner in pairs if host != owner]
 

@@ -26,7 +26,7 @@ class CompanionModel:
         site: The site with its task, settings and random streams.
         tensors: Tensors of the model, with buffers.
         network: Name of the model's network in the task.
-        frozen: Whether the head's weights are frozen; gradients still pass through the head.
+        frozen: Whether the head's weights are frozen; gradients still pass through it to the body.
 
     Attributes:
         model: The model on the task's device, in training mode.
@@ -79,10 +79,15 @@ class CompanionModel:
 class ModelPair:
     """A site's own model and a visiting model in joint training: their latest features, and the means of their losses.
 
+    A visiting model belongs to another site, which has sent it to this site for the round.
+
     Args:
         own: The site's own model.
         guest: The visiting model.
         compared: Function that returns the stages of a network whose features are compared.
+
+    Attributes:
+        guest: The visiting model.
     """
 
     def __init__(self, own: nn.Module, guest: CompanionModel, compared: Callable[[nn.Module], list[nn.Module]]) -> None:
@@ -111,7 +116,7 @@ class ModelPair:
         """Remove the feature hooks.
 
         Returns:
-            Maps each loss to its mean over the images that both models were trained on.
+            Mapping from each loss to its mean over the images that both models were trained on.
         """
         for taps in self._taps:
             taps.close()

@@ -1,4 +1,7 @@
-"""Capture of the intermediate features of a network during its forward pass."""
+"""Capture of the intermediate features of a network during its forward pass.
+
+A stage is a module of the network whose output is a feature map or vector.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ def check_comparable_stages(networks: Mapping[str, nn.Module], layers: Sequence[
     """Raise if the stages of the networks can't be compared one by one.
 
     Args:
-        networks: Maps each name to a network.
+        networks: Mapping from each name to a network.
         layers: Numbers of the compared stages, from 1; None means all.
 
     Raises:

@@ -15,7 +15,7 @@ from medfl.contract import Site
 from medfl.types import Tensors
 
 MAX_GRADIENT_ENTRIES = 16_000_000
-"""Maximum number of per-sample gradient entries in memory at once (64 MB)."""
+"""Maximum number of per-image gradient entries in memory at once: 64 MB in float32."""
 
 Estimator = Literal["per_sample", "per_batch"]
 """Estimator of the Fisher information: squares of per-image gradients, or of the mean gradient of each batch."""
@@ -43,7 +43,7 @@ def fisher(
             >= 1.
 
     Returns:
-        Maps each name to values >= 0 of the parameter's shape, on the model's device.
+        Mapping from each name to values >= 0 of the parameter's shape, on the model's device.
 
     Source: Kirkpatrick et al., PNAS 2017; squares of per-sample gradients as in Kunstner et al., NeurIPS 2019.
     """
@@ -80,10 +80,11 @@ def fisher_at(
 
     Args:
         site: The site with its data, task and settings; it has at least one training image.
-        model: As in `fisher`.
-        names: As in `fisher`.
+        model: Model that maps images to logits.
+        names: Names of the parameters.
         most: Number of images drawn for the estimate, with a new draw in each round, >= 1; None uses all images.
-        estimator: As in `fisher`; batches have the run's `batch_size`.
+        estimator: ``per_sample`` squares each image's gradient, ``per_batch`` the gradient of each batch's mean loss;
+            batches have the run's `batch_size`.
 
     Returns:
         Values by parameter name, as in `fisher`.
@@ -99,10 +100,10 @@ def fisher_at(
 
 
 def split_mask(information: Tensors, share: float) -> tuple[Tensors, Tensors]:
-    """Split all coordinates into personal ones, with the largest information, and global ones.
+    """Split all coordinates of the parameters into personal ones, with the largest Fisher information, and global ones.
 
     Args:
-        information: Maps each parameter to its information, as from `fisher`.
+        information: Fisher information by parameter name, as from `fisher`.
         share: Share of the coordinates of all parameters together that are personal: none with 0, all with 1. Ties are
             resolved by name and position.
 

@@ -18,7 +18,9 @@ from medfl.types import Meta, Tensors
 
 @dataclass
 class Fit:
-    """State of one training at a site in one round, as the hooks `loss`, `before_fit`, `after_fit` and others see it.
+    """State of one training at a site in one round.
+
+    It is the argument of a method's hooks `loss`, `before_fit`, `after_fit` and others (`LocalTraining`).
 
     Attributes:
         site: The site.

@@ -30,6 +30,7 @@ class LocalTraining(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+    """Configuration of pydantic: a method object is frozen and refuses unknown settings."""
 
     gradient_clip: float | None = Field(None, gt=0, allow_inf_nan=False)
 
@@ -69,13 +70,13 @@ class LocalTraining(BaseModel):
         return fit.task_loss(batch)
 
     def before_fit(self, fit: Fit) -> None:
-        """Prepare a training. Called after the model is loaded and before the optimiser is created."""
+        """Prepare a training, after the model is loaded and before the optimiser is created; by default do nothing."""
 
     def after_batch(self, fit: Fit) -> None:
-        """Act after an optimiser step. Called after each step."""
+        """Do additional work after an optimiser step. Called after each step; does nothing by default."""
 
     def after_fit(self, fit: Fit) -> None:
-        """Act after a training. Called before the update is computed."""
+        """Do additional work after a training. Called before the update is computed; does nothing by default."""
 
     def row_weights(self, fit: Fit) -> torch.Tensor | None:
         """Return the sampling weights of the training images, shape (n,), >= 0, for draws with replacement.
@@ -85,7 +86,7 @@ class LocalTraining(BaseModel):
         return None
 
     def extra_reply_tensors(self, fit: Fit) -> Tensors:
-        """Return further tensors for the server, with prefixes declared in `sends`.
+        """Return tensors for the server besides the update, with prefixes declared in `sends`; by default none.
 
         Called after `after_fit` of the last training whose model leaves the site, if it took at least one step.
         """
@@ -101,7 +102,7 @@ class LocalTraining(BaseModel):
         return own | received
 
     def run_trainings(self, site: Site, sent: Tensors, start: Tensors) -> tuple[FitResult, dict[str, Model]]:
-        """Run all trainings of a round, and store separate personal models in the site's state.
+        """Run all trainings of a round, and store separately trained personal models in the site's state.
 
         Args:
             site: The site with its data, network and settings.
@@ -221,7 +222,7 @@ class LocalTraining(BaseModel):
 
 
 def stored_personal_model(site: Site, training: Training, start: Tensors) -> Tensors:
-    """Return the stored model of a separate personal training, or `start` before the first one."""
+    """Return the model that a separate personal training stored at the site, or `start` before the first training."""
     return auxiliary_state(site, training.place) or start
 
 

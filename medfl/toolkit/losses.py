@@ -1,4 +1,8 @@
-"""Losses that compare two models: distillation of predictions, and contrastive losses of features."""
+"""Losses that compare two models: distillation of predictions, and contrastive losses of features.
+
+B is the number of images of a batch, d the number of features. The alternatives are the K answers that a model chooses
+among, such as classes.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,9 @@ def distillation(student: torch.Tensor, teacher: torch.Tensor, tau: float = 1.0)
 
 
 def contrastive(features: torch.Tensor, near: torch.Tensor, far: torch.Tensor, tau: float) -> torch.Tensor:
-    """Compute the mean of -log(e^{cos(z, near)/tau} / (e^{cos(z, near)/tau} + e^{cos(z, far)/tau})) over the images.
+    """Compute the contrastive loss of features z that are pulled towards `near` and pushed away from `far`.
+
+    It is the mean over the images of -log(e^{cos(z, near)/tau} / (e^{cos(z, near)/tau} + e^{cos(z, far)/tau})).
 
     Args:
         features: Features z, (B, d).

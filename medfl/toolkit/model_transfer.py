@@ -1,6 +1,8 @@
 """Models that are sent from site to site: their messages, their training at a host, and the routes.
 
-A route assigns to each host the model that it trains (or trains jointly with its own) in a round.
+A host is a site that trains another site's model; the owner is the site that the model belongs to. A route assigns to
+each host the model that it trains (or trains jointly with its own) in a round. A stamp is a list of numbers
+that identifies the time of sending.
 """
 
 from __future__ import annotations
@@ -81,7 +83,13 @@ def receive_model(site: Site, owner: str, stamp: list[int]) -> ModelInTransit | 
 
 
 def with_host_settings(site: Site, network: str, scale: int = 1) -> Site:
-    """Return a copy of the site for a visiting model, with its network and `scale` times the epochs or steps."""
+    """Return a copy of the site to train another site's model.
+
+    Args:
+        site: The host.
+        network: Name of the other model's network.
+        scale: Factor of the epochs or steps of local training.
+    """
     settings = site.settings
     budget: Meta = {"epochs": settings.epochs * scale}
     if settings.steps is not None:
@@ -96,11 +104,11 @@ def is_finite(tensors: Tensors) -> bool:
 
 
 Route = Literal["random_permutation", "derangement", "ring", "identity"]
-"""Rule that assigns models to hosts, see `draw_route`."""
+"""Rule that assigns models to hosts in a round; `draw_route` explains the values."""
 
 
 MAX_DERANGEMENT_DRAWS = 1000
-"""Maximum number of permutations drawn to find one that moves every model. Among many models, 1 in e does."""
+"""Maximum number of permutations drawn to find one that moves every model. About 37 % of all permutations do."""
 
 
 def draw_route(
@@ -114,14 +122,14 @@ def draw_route(
 
     Args:
         hosts: Names of this round's hosts, sorted.
-        held: Maps each model to the site where it is now.
+        held: Mapping from each model to the site where it is now.
         kind: ``random_permutation`` is uniform over all permutations, so a model may stay in place. ``derangement`` is
             uniform over the permutations that move every model, or over all if there is none. ``ring`` passes each
             model to the next host, and from the last host to the first. ``identity`` moves no model.
         generator: Random generator of the round.
 
     Returns:
-        Maps each host to its model, in the order of `hosts`; no model occurs twice.
+        Mapping from each host to its model, in the order of `hosts`; no model occurs twice.
     """
     models = sorted(model for model, participant in held.items() if participant in hosts)
     if kind in ("identity", "ring"):

@@ -1,4 +1,7 @@
-"""Access to a participant's state: the tensors of its model, and auxiliary tensors such as an optimiser's momentum."""
+"""Access to a participant's state: the tensors of its model, and auxiliary tensors such as an optimiser's momentum.
+
+A participant is the server or a site.
+"""
 
 from __future__ import annotations
 

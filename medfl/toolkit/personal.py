@@ -22,7 +22,8 @@ from medfl.utils.metadata import MetaField
 from medfl.utils.wire import prefixed, select
 
 ADAPTATION_STEP = "adapt"
-"""Name of the adaptation step, and of the adapted model in a site's auxiliary state."""
+"""Name of the step in the last round in which sites adapt the common model, and prefix of the adapted model in a site's
+state."""
 
 OWN_MODEL_PREFIX = "own/"
 """Prefix of the personal model of `ProximalPersonalModels` in a site's auxiliary state."""
@@ -40,8 +41,11 @@ class PersonalModels(Averaging):
     """
 
     sends: ClassVar[Mapping[str, PayloadKind]] = {}
+    """Mapping from each name prefix of sent tensors to the kind of these tensors: sites send none."""
     sends_meta: ClassVar[Mapping[str, MetaField]] = {}
+    """Mapping from each metadata key of a reply to its type and its disclosure: replies have none."""
     supports: ClassVar[frozenset[Capability]] = frozenset({Capability.DIFFERENT_NETWORKS})
+    """Capabilities of the method: sites may have different networks."""
 
     init: Literal["shared", "own"] = "shared"
 
@@ -54,7 +58,7 @@ class PersonalModels(Averaging):
 
     @property
     def weighting(self) -> Weighting:
-        """``none``: the server averages no models."""
+        """Weighting of the sites' models: ``none``, because the server averages no models."""
         return "none"
 
     # ---- the contract
@@ -66,11 +70,11 @@ class PersonalModels(Averaging):
         """Do nothing: the server averages no models."""
 
     def publish(self, server: Server) -> Tensors:
-        """Return no tensors."""
+        """Return the tensors that every site needs for its evaluation: none, because each has its own model."""
         return {}
 
     def models(self, participant: Server | Site) -> dict[str, Model]:
-        """Return a personal model at each site."""
+        """Return the models of a participant by kind: a ``personal`` model at each site, none at the server."""
         return (
             {}
             if isinstance(participant, Server)
@@ -103,9 +107,10 @@ class PersonalModels(Averaging):
 
 
 class FinalAdaptation(Averaging):
-    """A further step in the last round: all sites with training images adapt the common model and keep the result.
+    """Base class of methods with a further step in the last round, in which sites adapt the common model.
 
-    Sites send nothing in this step. The adapted model is the site's personal model. Before that step, and at a site
+    All sites with training images adapt it and store the result.
+    Sites send nothing in this step. The adapted model is the site's personal model. Before this step, and at a site
     that was unavailable for it, the common model is the personal one. A run that is continued with more rounds adapts
     the common model again in its new last round.
     """
@@ -159,7 +164,7 @@ class FinalAdaptation(Averaging):
 
 
 class ProximalPersonalModels(Averaging):
-    """A personal model at each site, which a proximal term pulls towards the received parameters.
+    """Base class of methods with a personal model at each site, which a proximal term pulls to the received parameters.
 
     A site takes gradient steps on F(v) + (pull/2) ||v - u||^2 over its trainable parameters, where v is its own model
     and u the received parameters, and sends v - u. The server never overwrites v. Buffers stay at their site. All sites
@@ -176,16 +181,16 @@ class ProximalPersonalModels(Averaging):
     # ---- proximal training
 
     def shared_names(self, model: nn.Module, norm_sync: str) -> list[str]:
-        """Return the names of the shared parameters, without buffers."""
+        """Return the state-dict names of the exchanged tensors: parameters, without buffers."""
         buffers = buffer_names(model)
         return [name for name in super().shared_names(model, norm_sync) if name not in buffers]
 
     def start(self, site: Site, received: Tensors) -> Tensors:
-        """Return the site's own model, or the initial model before its first training."""
+        """Return the tensors that training starts from: the site's own model, or the initial one at first."""
         return auxiliary_state(site, OWN_MODEL_PREFIX) or site.task.initial(site.settings.seed, site.network)
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
-        """Compute the task's loss plus (pull/2) ||v - u||^2."""
+        """Compute the task's loss plus (pull/2) ||v - u||^2, with own parameters v and received ones u."""
         loss = super().loss(fit, batch)
         if self.pull == 0:
             return loss

@@ -1,4 +1,7 @@
-"""Prototypes (mean features of a class's images), and the base class of methods in which sites share only these."""
+"""Prototypes (mean features of a class's images), and the base class of methods in which sites share only these.
+
+B is the number of images of a batch, and d the number of features.
+"""
 
 from __future__ import annotations
 
@@ -57,12 +60,12 @@ def mean_prototypes(sent: Mapping[str, Tensors], weight: Callable[[str, str], fl
     """Compute the weighted mean prototype of each class over the sites that sent one.
 
     Args:
-        sent: Maps each site to its prototypes (d,) by class number.
+        sent: Mapping from each site to its prototypes (d,) by class number.
         weight: Function of a site and a class that returns the weight. If all weights are 0, sites are weighted
             equally.
 
     Returns:
-        Maps each class number to the mean, float32.
+        Mapping from each class number to the mean, float32.
     """
     means = Tensors()
     for label in sorted({label for own in sent.values() for label in own}):
@@ -100,13 +103,13 @@ def prototype_distance(features: torch.Tensor, prototypes: torch.Tensor, labels:
 
 
 ABSENT_CLASS_LOGIT = -1e30
-"""Logit of a class without a prototype."""
+"""Logit of a class without a prototype, so that the class is never predicted."""
 
 
 def nearest_prototype_layer(prototypes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the linear layer that classifies features f by the nearest prototype.
 
-    Its logits are -||f - P_c||^2 / d plus a term that is the same for all classes.
+    The logit of class c is -||f - P_c||^2 / d, with its prototype P_c, plus a term that is the same for all classes.
 
     Args:
         prototypes: Prototypes (classes, d); NaN for a class without one, which is never predicted.
@@ -150,15 +153,18 @@ class PrototypeSharing(PersonalModels):
     """
 
     sends: ClassVar[Mapping[str, PayloadKind]] = {PROTOTYPE_PREFIX: "statistic"}
+    """Mapping from each name prefix of sent tensors to the kind of these tensors."""
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels", "linear_head"})
+    """Requirements that the task must meet: class labels, and networks with a head on features."""
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (ReducesTo("local", {"lam": 0.0}),)
+    """Limit cases in which the method equals another one."""
 
     lam: float = Field(1.0, ge=0, allow_inf_nan=False)
     inference: Literal["head", "prototype"] = "head"
 
     @property
     def active_needs(self) -> frozenset[Need]:
-        """Requirements of the method; inference by prototypes also needs a logit for each class."""
+        """Requirements with the current settings; inference by prototypes also needs a logit for each class."""
         return self.needs | {"class_logits"} if self.inference == "prototype" else self.needs
 
     # ---- methods to override
@@ -168,8 +174,8 @@ class PrototypeSharing(PersonalModels):
 
         Args:
             server: The server.
-            sent: Maps each site to its prototypes (d,) by class number.
-            metas: Maps each site to the metadata of its reply.
+            sent: Mapping from each site to its prototypes (d,) by class number.
+            metas: Mapping from each site to the metadata of its reply.
         """
         raise NotImplementedError
 
@@ -204,12 +210,12 @@ class PrototypeSharing(PersonalModels):
                 single_linear(server.task.build(network), network, "Inference by prototypes needs a linear head")
 
     def requests(self, server: Server) -> list[Request]:
-        """Return requests with the common prototypes."""
+        """Return the requests to train, with the common prototypes, to the sites that are drawn for this round."""
         requests, meta = super().requests(server), {"features": server.state.meta["features"]}
         return [Request(request.to, request.op, request.tensors, meta) for request in requests]
 
     def publish(self, server: Server) -> Tensors:
-        """Return the common prototypes."""
+        """Return the tensors that every site needs for its evaluation: the common prototypes."""
         return prefixed(auxiliary_state(server, PROTOTYPE_PREFIX), PROTOTYPE_PREFIX)
 
     def check_tensors(self, task: Task, request: Request, tensors: Tensors) -> None:
@@ -265,7 +271,7 @@ class PrototypeSharing(PersonalModels):
         )
 
     def models(self, participant: Server | Site) -> dict[str, Model]:
-        """Return a personal model at each site."""
+        """Return the models of a participant by kind: a ``personal`` model at each site, none at the server."""
         if isinstance(participant, Server):
             return {}
         return {

@@ -1,7 +1,8 @@
 """Rounds of several steps: a method declares its steps and their order, and `MultiStepMethod` plans and executes them.
 
 The server's metadata list the committed steps of an unfinished round. Everything else is computed again before each
-step, so a run that was killed resumes after its last committed step.
+step, so a run that was killed resumes after its last committed step. A step is committed when the server has aggregated
+the replies and saved its state.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ class RoundStep:
     Attributes:
         name: Name of the step, which is also the `op` of its requests.
         requests: Function that returns the requests of the step; None for a step of the server alone.
-        work: Function that executes a request at a site; None if the site sends an empty reply.
-        fold: Function that aggregates the replies into the server's state; None if no replies are aggregated.
+        execute: Function that executes a request at a site; None if the site sends an empty reply.
+        aggregate: Function that aggregates the replies into the server's state; None if no replies are aggregated.
         quorum: Number of replies that the step needs, or a function of the server that returns it. None means the run's
             `min_replies`, or all replies if fewer sites receive a request, but never fewer than the robust rule needs.
         updates: Prefixes under which each reply must contain updates of the request's tensors; None means all prefixes
@@ -46,7 +47,7 @@ class ScheduledStep:
 
     Attributes:
         name: Name of the `RoundStep`.
-        turn: Number that distinguishes repeated occurrences of a step in one round.
+        turn: Number of the occurrence, from 0, if the step is repeated in one round.
     """
 
     name: str

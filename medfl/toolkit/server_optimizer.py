@@ -31,8 +31,8 @@ def momentum_step(
 ) -> Tensors:
     """Take a step with momentum, v <- beta v + mean update and w <- w + server_lr v, and store v in the server's state.
 
-    v starts at 0, so the first step equals plain averaging. Its name in the auxiliary state is
-    ``server/velocity/NAME``.
+    The velocity v starts at 0, so the first step equals plain averaging. The server's auxiliary state stores it as
+    ``velocity/NAME``, with the parameter's name.
 
     Args:
         server: The server; its state is changed in place.
@@ -76,7 +76,12 @@ class AdaptiveServer(Averaging):
     v0: Literal["tau2", "zero"] = "tau2"
 
     def second_moment(self, kept: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
-        """Return the new second moment from the previous one and the squared mean update, all >= 0 and of one shape."""
+        """Compute the new second moment, >= 0.
+
+        Args:
+            kept: Previous second moment, >= 0.
+            square: Squared mean update, of the same shape.
+        """
         raise NotImplementedError
 
     def rate(self, round_: int) -> float:
@@ -84,9 +89,10 @@ class AdaptiveServer(Averaging):
         return self.eta
 
     def server_update(self, server: Server, old: Tensors, mean: Tensors) -> Tensors:
-        """Compute m <- beta1 m + (1 - beta1) mean update, v by `second_moment`, and w <- w + rate m / (sqrt(v) + tau).
+        """Compute the new shared tensors w <- w + rate m / (sqrt(v) + tau), after updating the moments m and v.
 
-        Stores m and v in the server's auxiliary state as ``server/first/NAME`` and ``server/second/NAME``.
+        The first moment is m <- beta1 m + (1 - beta1) mean update; `second_moment` computes v. The server's auxiliary
+        state stores them as ``first/NAME`` and ``second/NAME``, with the parameter's name.
         """
         steps: Tensors = {}
         for name in server.state.meta["parameters"]:
@@ -120,7 +126,12 @@ def apply_steps(old: Tensors, steps: Tensors) -> Tensors:
 def load_moment(server: Server, what: str, name: str, like: torch.Tensor, start: float = 0.0) -> torch.Tensor:
     """Return a stored moment of a tensor in the dtype of `like`.
 
-    Before the first round, return a tensor filled with `start`.
+    Args:
+        server: The server with the moment in its state.
+        what: Name of the moment, for example ``velocity``.
+        name: Name of the tensor.
+        like: Tensor with the shape and dtype of the result.
+        start: Value of all entries before the first round.
     """
     kept = server.state.tensors.get(f"{AUXILIARY_PREFIX}{what}/{name}")
     return torch.full_like(like, start) if kept is None else kept.to(like.dtype)

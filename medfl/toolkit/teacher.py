@@ -1,4 +1,4 @@
-"""Fixed teacher model for knowledge distillation at a site."""
+"""Fixed teacher model for knowledge distillation at a site with n training images; B images are in a batch."""
 
 from __future__ import annotations
 

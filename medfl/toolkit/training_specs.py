@@ -38,7 +38,7 @@ class TrainingBudget:
         return (self.epochs or 0) if self.steps is None else self.steps
 
     def split(self, share: float) -> tuple[TrainingBudget, TrainingBudget]:
-        """Split the budget into a share, rounded, and the rest.
+        """Split the budget into a share in [0, 1] of its epochs or steps, rounded, and the rest.
 
         If the share is below 1, the rest is at least one epoch or step.
         """
@@ -62,8 +62,8 @@ class Training:
     """Specification of one training of a round.
 
     Attributes:
-        label: Prefix of the training's log keys (``label_loss``) and label of its random streams. Trainings with
-            different labels draw different batches.
+        label: Name of the training. It is the prefix of the log's keys, for example ``own_loss`` for the label ``own``,
+            and determines the random streams: trainings with different labels draw different batches.
         budget: Length of the training.
         part: Trained part of the network. The other part is frozen and in evaluation mode, so its buffers don't change.
         apart: Whether the training trains a separate personal model. The site stores this model under the label, starts
@@ -91,7 +91,7 @@ class Training:
 
     @property
     def streams(self) -> str:
-        """Label of the training's random streams."""
+        """Label of the training's random streams: empty for a separate personal training, otherwise `label`."""
         return "" if self.apart else self.label
 
     @property

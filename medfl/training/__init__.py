@@ -1,1 +1,1 @@
-"""Local training and prediction."""
+"""Local training of a model at a site, and its predictions."""

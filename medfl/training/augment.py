@@ -1,4 +1,7 @@
-"""Random augmentation of training images by a bundle's own MONAI transforms, with the run's random streams."""
+"""Random augmentation of training images by a bundle's own MONAI transforms, with the run's random streams.
+
+A task may divide an image into regions, for example organs; a region label is the region's number at a pixel.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,14 @@ from monai.utils import convert_to_tensor
 from medfl.types import Meta, Targets
 
 IMAGE, REGIONS, LABEL = "image", "regions", "label"
-"""Keys of the transforms' dictionary: image (C, *spatial), labels of its regions (1, *spatial), and its mask."""
+"""Keys of the transforms' dictionary: image (C, *spatial), region labels (1, *spatial), and target mask (M,
+*spatial)."""
 
 AugmentFunction = Callable[[torch.Tensor, Targets], tuple[torch.Tensor, Targets, torch.Tensor | None]]
 """Function that augments a batch.
 
-It maps images (B, C, *spatial) and targets to augmented images and targets, and to labels of their regions (B,
-*spatial), or None without regions.
+Its arguments are images (B, C, *spatial) and their targets. It returns augmented images, augmented targets, and the
+region labels (B, *spatial) of the images, or None without regions.
 """
 
 _SEED_LIMIT = 2**32
@@ -27,7 +31,7 @@ _SEED_LIMIT = 2**32
 
 
 class Augmentation:
-    """Augmentation of each training image, with new random values at each visit.
+    """Augmentation of each training image, with new random values each time the image is used.
 
     The transforms are MONAI's dictionary transforms of the bundle's own trainer. In a federation, their random numbers
     depend on (seed, site, round), so a stopped run resumes with the same images. In a run with the privacy unit
@@ -39,7 +43,8 @@ class Augmentation:
             targets are masks. Its outputs have the same shapes.
 
     Attributes:
-        facts: Parameters of the transforms for the identity of a run: their classes and plain attributes.
+        facts: Classes and plain attributes of the transforms, as part of the identity of a run.
+        transform: The argument `transform`.
     """
 
     def __init__(self, transform: Compose) -> None:
@@ -98,7 +103,10 @@ class Augmentation:
     def seeded(
         self, images: torch.Tensor, regions: torch.Tensor | None, seeds: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Augment a batch of images with one seed per image, >= 0."""
+        """Augment a batch of images (B, C, *spatial) with one seed per image, >= 0, instead of a generator.
+
+        Returns augmented images and region labels as a call of the object does.
+        """
         items = self._changed(images, regions, seeds)
         return torch.stack([item[IMAGE] for item in items]), _stack_regions(items, regions)
 

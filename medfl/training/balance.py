@@ -11,7 +11,7 @@ from medfl.types import Dataset
 
 
 def bundle_weights(labels: torch.Tensor, num_classes: int, balance: str) -> torch.Tensor | None:
-    """Return the class weights for a bundle's own loss, or None unless `balance` is ``loss``."""
+    """Return the class weights (num_classes,) for a bundle's own loss, or None unless `balance` is ``loss``."""
     return class_weights(labels, num_classes) if balance == "loss" else None
 
 

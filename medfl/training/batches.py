@@ -10,7 +10,7 @@ from medfl.types import AugmentingDataset, Dataset, LoadedBatch, Targets
 from medfl.utils.heartbeat import count_batches
 
 TRAINING, SCORING = "training", "scoring"
-"""Purposes of loaded batches, as progress reports name them."""
+"""Purposes of loaded batches, as progress reports name them: training a model, and evaluating it."""
 
 
 def load_batches(

@@ -33,6 +33,12 @@ class RandColourd(RandomizableTransform, MapTransform):
         saturation: Strength, in [0, 1].
         grey: Probability of a grey image, in [0, 1].
 
+    Attributes:
+        mean: The argument `mean` as a tuple.
+        std: The argument `std` as a tuple.
+        strengths: Strengths of brightness, contrast and saturation.
+        grey: The argument `grey`.
+
     Raises:
         SettingsError: If a strength or the probability is outside [0, 1].
     """
@@ -63,7 +69,7 @@ class RandColourd(RandomizableTransform, MapTransform):
             )
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
-        """Return a copy of the dictionary with changed images."""
+        """Return a copy of the dictionary with randomly changed images; all images get the same factors."""
         factors = [float(self.R.uniform(1 - strength, 1 + strength)) for strength in self.strengths]
         if float(self.R.uniform()) < self.grey:
             factors[2] = 0.0

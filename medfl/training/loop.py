@@ -1,4 +1,7 @@
-"""Training loop of a site, which every method uses."""
+"""Training loop of a site, which every method uses.
+
+B is the number of samples of a batch, C the number of image channels. A row is the number of a case in its data set.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
+"""Logger of this module."""
 
 
 @dataclass
@@ -136,7 +140,7 @@ class PlainSteps:
         optimizer: Optimiser of the trained parameters.
         settings: Settings of the run: epochs or steps, batch_size, norm_sync.
         generator: Random generator of the batches.
-        weights: As in `row_batches`.
+        weights: Sampling weights of the rows, shape (n,), for draws with replacement; None uses permutations.
         gradient_clip: Maximum L2 norm of a batch's gradient, or None.
         smallest: Minimum number of cases in a batch that the loss needs; smaller batches are skipped.
     """
@@ -157,7 +161,7 @@ class PlainSteps:
         self.smallest = max(smallest, smallest_batch(model, settings))
 
     def batches(self, n: int) -> Iterator[torch.Tensor]:
-        """Yield the batches of `row_batches`."""
+        """Yield the row numbers of each batch for a data set of n rows, drawn by `row_batches`."""
         settings = self._settings
         return row_batches(n, settings.batch_size, self._generator, settings.epochs, settings.steps, self._weights)
 
@@ -199,7 +203,8 @@ def train(
         settings: Settings of the run: epochs or steps, batch_size, norm_sync, balance, precision, privacy.
         generator: Random generator of the batches.
         device: Device of `model`.
-        weights: Sampling weights of the images, shape (n,), as in `row_batches`; None uses the setting ``balance``.
+        weights: Sampling weights of the images, shape (n,), for draws with replacement; None uses the setting
+            ``balance``.
         after_batch: Callback after each optimiser step.
         gradient_clip: Maximum L2 norm of a batch's gradient over all parameters jointly, > 0; None disables clipping.
         augment: Function that augments each batch (`Task.augment`); None leaves images unchanged.

@@ -1,4 +1,4 @@
-"""State of an optimiser as named tensors, so that it can be saved and sent with a model."""
+"""State of an optimiser, such as momentum, as named tensors, so that it can be saved and sent with a model."""
 
 from __future__ import annotations
 
@@ -45,10 +45,12 @@ def read_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> Tensors:
 
 
 def write_state(optimizer: torch.optim.Optimizer, model: nn.Module, state: Tensors) -> None:
-    """Load a state from `read_state` into a new optimiser, which then continues with the same bits as the original.
+    """Load a state from `read_state` into a new optimiser, in place.
+
+    Further steps then give bit-identical parameters to those of an optimiser that was never saved.
 
     Args:
-        optimizer: Optimiser of the same class for the same parameters; changed in place.
+        optimizer: New optimiser of the same class for the same parameters.
         model: Model whose parameter names are used.
         state: Result of `read_state`; an empty state leaves the optimiser unchanged.
 
@@ -73,7 +75,7 @@ def write_state(optimizer: torch.optim.Optimizer, model: nn.Module, state: Tenso
 
 
 def split_optimizer_state(kept: Tensors) -> tuple[Tensors, Tensors]:
-    """Split tensors that are stored together into the model's tensors and the state of its optimiser."""
+    """Split stored tensors into the model's tensors and the optimiser's tensors, without `OPTIMIZER_PREFIX`."""
     model = {name: tensor for name, tensor in kept.items() if not name.startswith(OPTIMIZER_PREFIX)}
     return model, {
         name[len(OPTIMIZER_PREFIX) :]: tensor for name, tensor in kept.items() if name.startswith(OPTIMIZER_PREFIX)

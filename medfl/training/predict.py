@@ -1,4 +1,4 @@
-"""Predictions of a model for the cases of a data set."""
+"""Predictions of a model for the cases of a data set: n cases, B of them in a batch, C output channels."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ def predict(
             consecutive parts have the same bits as the whole.
 
     Returns:
-        `Objective.scoring_inputs`, (n, K), float32, and `Objective.scoring_targets`, (n, ...), on the CPU.
+        The K values of each case that metrics need (`Objective.scoring_inputs`), (n, K), and the values of its target
+        (`Objective.scoring_targets`), (n, ...), both on the CPU.
 
     Raises:
         ContractError: If the model's outputs don't match the objective.
@@ -101,7 +102,7 @@ def mean_loss(
             cases.
         settings: Settings of the run, for the precision.
         device: Device of `model` and `loss`.
-        inferer: As in `predict`.
+        inferer: Function that applies the model to one case at a time; None applies the model to whole cases.
     """
     total, cases = 0.0, 0
     for loaded, outputs in _outputs(model, data, settings, device, evaluation_batch(objective), inferer):
@@ -127,7 +128,7 @@ def predict_cases(
         rows: Row numbers of the cases, each in [0, n), shape (M,).
         settings: Settings of the run, for the precision.
         device: Device of `model`.
-        inferer: As in `predict`.
+        inferer: Function that applies the model to one case at a time; None applies the model to whole cases.
     """
     return _apply(model, data, rows.split(1) if len(rows) else (), settings, device, inferer)
 

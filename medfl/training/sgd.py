@@ -1,4 +1,7 @@
-"""Distance that plain SGD covers; some methods derive gradients or the amount of training from it."""
+"""Distance that plain SGD covers in a training, and the check that a task uses plain SGD.
+
+From this distance, some methods derive the mean gradient of a training or the amount of training.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from medfl.errors import SettingsError
 
 
 def check_sgd(optimizer: torch.optim.Optimizer, why: str) -> None:
-    """Raise if the step length of an optimiser along a constant gradient is unknown.
+    """Raise if an optimiser is not plain SGD, for which `distance_in_learning_rates` holds.
 
     Args:
         optimizer: The task's optimiser.
@@ -34,10 +37,11 @@ def check_sgd(optimizer: torch.optim.Optimizer, why: str) -> None:
 
 
 def distance_in_learning_rates(group: Mapping[str, Any], steps: int, mu: float = 0.0) -> float:
-    """Return the distance that SGD covers along a constant gradient of -1, in units of its learning rate.
+    """Compute the distance that SGD covers along a constant gradient of -1, divided by the learning rate.
 
-    With a proximal term (mu/2) w^2 in the loss, it is D after `steps` iterations of v <- beta v + 1 - lr mu D, D <- D +
-    v.
+    The distance D and the velocity v start at 0. With learning rate lr and momentum beta, each step sets v to
+    beta v + 1 - lr mu D, and then adds v to D. The term lr mu D is the pull of the proximal term (mu/2) w^2, where
+    w = lr D is the parameter's distance from its initial value. Without momentum and with mu = 0, D equals `steps`.
 
     Args:
         group: Parameter group of the optimiser with ``lr`` and ``momentum``.

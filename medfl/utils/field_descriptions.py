@@ -16,11 +16,11 @@ from medfl.errors import did_you_mean
 SELF_EXPLANATORY_ERRORS = re.compile(
     r"(\w+_)?(type|parsing|parsing_size|from_float)|literal_error|finite_number|(greater|less)_than(_equal)?"
 )
-"""Pydantic's error types that the field's type and bounds explain completely."""
+"""Pattern of pydantic's error types that a field's type and bounds explain completely."""
 
 
 def flow(text: str) -> str:
-    """Convert a docstring to one line of Markdown."""
+    """Convert a docstring to one line of Markdown with single backticks."""
     return re.sub(r"`{1,2}([^`]+)`{1,2}", r"`\1`", " ".join(text.split()))
 
 
@@ -44,7 +44,7 @@ def type_of(info: FieldInfo) -> str:
 
 
 def words_of(kind: Any) -> str:
-    """Return a type in words, with its bounds and the ``words`` of its annotations."""
+    """Return a type in words, with its bounds and the attribute ``words`` of its annotations, if they have one."""
     return type_of(FieldInfo.from_annotation(kind))
 
 
@@ -77,7 +77,7 @@ def value_of(value: Any) -> str:
 
 
 def model_of(info: FieldInfo) -> type[BaseModel] | None:
-    """Return the pydantic model in a field's type, or None."""
+    """Return the pydantic model in a field's type, also in ``Model | None``; None if the type has no model."""
     parts = [part for part in (info.annotation, *get_args(info.annotation)) if isinstance(part, type)]
     return next((part for part in parts if issubclass(part, BaseModel)), None)
 

@@ -15,7 +15,7 @@ from typing import Any
 from medfl.errors import StoreError
 
 READ_ONLY = 0o444
-"""Permissions of a file with several hard links."""
+"""Permissions of a file with several hard links: readable by all, writable by no one."""
 
 MAX_PARALLEL_FLUSHES = 8
 """Number of files that `flush_files` flushes at the same time."""

@@ -192,10 +192,10 @@ METRIC_WORDS = {
     "surface_dice": ("surface Dice", "share of both surfaces within a tolerance of the other surface"),
     "lesion_f1": ("lesion-wise F1", "F1 of the detection of single lesions"),
 }
-"""Maps each metric to its display name and its meaning."""
+"""Display name and meaning of each metric, by metric name."""
 
 NUMBERED_PARTS = {"auc": "finding", "dice": "class"}
-"""Maps each metric with numbered parts, such as ``dice_1``, to the meaning of the number."""
+"""Meaning of the number in metrics with numbered parts, such as ``dice_1``, by the metric's name without number."""
 
 
 def name_or_number(number: int, names: Sequence[str]) -> str:

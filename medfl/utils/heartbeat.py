@@ -16,7 +16,7 @@ BEAT_SECONDS = 30.0
 """Seconds between two heartbeats."""
 
 T = TypeVar("T")
-"""Type of a batch."""
+"""Type variable: type of a batch."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,20 @@ class HeartbeatSender:
         self._thread.join()
 
     def beat(self) -> HeartbeatSignal:
-        """Return the current heartbeat, and reset `moved` for the next one."""
+        """Return the heartbeat for the current state; `moved` of the next one refers to the time after this call."""
         count, before = self._count, self._counted_before
         self._counted_before = count
         share = None if not self._total else min(1.0, round(self._done / self._total, 2))
         return HeartbeatSignal(self._doing, share, count > before)
 
     def part(self, batches: Iterable[T], doing: str, total: int | None) -> Iterator[T]:
-        """Yield the batches and count them. If counted batches are nested, only the outer ones have a share."""
+        """Yield the batches and count them. Of nested loops over batches, only the outer one has a share.
+
+        Args:
+            batches: Batches; one is done when the next one is requested.
+            doing: Purpose of the batches.
+            total: Number of batches, >= 0; None if unknown.
+        """
         self._depth += 1
         outer = self._depth == 1
         if outer:

@@ -39,7 +39,7 @@ def all_finite(tensor: torch.Tensor) -> bool:
 
 
 LITTER, LITTLE = 32 * 10**6, 16 * 10**6
-"""Maximum bytes of garbage before a collection: during work, and in pauses."""
+"""Maximum bytes of garbage before a collection: `LITTER` during work, and `LITTLE` in pauses."""
 
 
 class GarbageSweeper:
@@ -85,7 +85,8 @@ def release_memory() -> None:
 
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""Parameters of glibc's ``mallopt``, as in its ``malloc.h``."""
+"""Numbers of two parameters of glibc's ``mallopt``, as in its ``malloc.h``: the free bytes above which the heap
+shrinks, and the size from which a block has its own memory mapping."""
 
 KEPT_BYTES = 10**9
 """Number of free bytes that glibc keeps at the end of the heap, and minimum size of blocks with their own mapping."""

@@ -61,16 +61,16 @@ def _check_numbers(value: dict[str, Any]) -> dict[str, Any]:
 
 
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
-"""Number of items."""
+"""Type of a number of items, 0 to `MAX_COUNT`."""
 
 Number = Annotated[float, BeforeValidator(_check_64_bits), Field(allow_inf_nan=False)]
-"""Finite number."""
+"""Type of a finite number that fits into 64 bits."""
 
 Text = Annotated[str, Field(max_length=MAX_TEXT_CHARACTERS), AfterValidator(_check_printable)]
-"""Printable characters."""
+"""Type of a text of at most `MAX_TEXT_CHARACTERS` printable characters."""
 
 AnyMetadata = Annotated[dict[str, Any], AfterValidator(_check_numbers)]
-"""Any JSON object with finite numbers of at most 64 bits; a method's replies should have a narrower type."""
+"""Type of any JSON object with finite numbers of at most 64 bits; a method's replies should have a narrower type."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Length:
 
     @property
     def words(self) -> str:
-        """The length in words."""
+        """Description of the required length in words, for messages and documentation."""
         return f"{'at most ' if self.shorter else ''}{self.size!r} entries"
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -123,7 +123,7 @@ class OneOf:
 
     @property
     def words(self) -> str:
-        """The allowed texts in words."""
+        """Description of the allowed texts in words, for messages and documentation."""
         allowed = " or ".join(f"'{name}'" for name in self.names)
         return f"known to the receiver as {allowed}{', or empty' if self.empty else ''}"
 
@@ -163,7 +163,13 @@ def dict_of(kind: Any, most: int) -> Any:
 
 
 def one_of(*names: str, empty: bool = False) -> Any:
-    """Return the type of a text that the receiver knows, as in `OneOf`."""
+    """Return the type of a text whose values the receiver knows.
+
+    Args:
+        names: Names of texts or lists of texts that the receiver knows: ``networks``, or keys of the request's
+            metadata.
+        empty: Whether the text may be empty.
+    """
     return Annotated[str, OneOf(names, empty)]
 
 
@@ -186,7 +192,7 @@ class MetaField:
 
     @property
     def words(self) -> str:
-        """The type in words, without the bound of counts."""
+        """Description of the type in words, without the bound of counts."""
         return words_of(self.type).replace(f", <= {MAX_COUNT}", "")
 
     @cached_property
@@ -216,9 +222,9 @@ def check_metadata(
 
     Args:
         meta: Metadata of a reply or a peer message.
-        schema: Maps each field's name to its declaration.
+        schema: Mapping from each field's name to its declaration.
         op: Operation of the request, or `PEER_MESSAGE`.
-        known: As in `MetaField.problem_of`.
+        known: Names and numbers that the receiver knows, such as ``classes`` and ``networks`` (`MetaField.problem_of`).
         who: Sender, for the message, for example "site 'site-01'".
         private: Whether the run has a privacy setting.
 

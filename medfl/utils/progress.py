@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 EVERY_SECONDS = 5.0
-"""Seconds between two plain lines."""
+"""Minimum seconds between two plain lines of progress, for output that is not a terminal."""
 
 
 class ShowProgress(Protocol):
@@ -32,7 +32,7 @@ class ShowProgress(Protocol):
 
 
 def show_nothing(done: int, total: int | None = None, text: str | None = None) -> None:
-    """Show nothing."""
+    """Discard progress: a `ShowProgress` function that shows nothing."""
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from medfl.utils.seeds import seed_of
 
 
 def make_generator(*key: str | int) -> torch.Generator:
-    """Return a CPU generator seeded by `seed_of(*key)`."""
+    """Return a CPU generator whose seed is a hash of a key, for example ``(seed, "site-02", 3, "batches")``."""
     return torch.Generator().manual_seed(seed_of(*key))
 
 
@@ -32,7 +32,7 @@ def seeded_generators(*key: str | int, gpu: bool = True) -> Iterator[None]:
     Dropout, initialisers and third-party transforms use the global generators, so each step seeds them.
 
     Args:
-        key: As in `seed_of`.
+        key: Strings and integers from which the seed is derived; different keys give unrelated numbers.
         gpu: Whether the generators of GPUs are seeded too, if CUDA is initialised.
     """
     seed = seed_of(*key)

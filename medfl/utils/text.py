@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from medfl.types import NON_SITE_NAMES, POOLED, SERVER
 
 Say = Callable[[str], None]
-"""Function that receives a line of text for the user."""
+"""Type of a function that receives a line of text and shows it to the user."""
 
 MAX_NAME_CHARACTERS = 60
 """Maximum number of characters of a name from a file that tables and pages show."""
@@ -17,7 +17,7 @@ MAX_LINE_CHARACTERS = 300
 """Maximum number of characters of an untrusted text, such as a site's reason."""
 
 MAX_NAMES = 10
-"""Maximum number of names, rows or lines that a message lists."""
+"""Maximum number of names, rows or lines that a message lists by default."""
 
 _SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 """Pattern of valid site names."""
@@ -96,7 +96,7 @@ def describe_counts(reasons: Mapping[int, str]) -> str:
     """Return the distinct reasons with their counts, the most frequent first: ``2 x damaged; 1 x empty``.
 
     Args:
-        reasons: Maps each item's number to its reason.
+        reasons: Mapping from each item's number to its reason.
     """
     texts = list(reasons.values())
     ordered = sorted(set(texts), key=lambda text: (-texts.count(text), text))

@@ -23,13 +23,13 @@ DTYPES = {
     **{torch.uint8: "U8", torch.uint16: "U16", torch.uint32: "U32", torch.uint64: "U64"},
     **{torch.int8: "I8", torch.int16: "I16", torch.int32: "I32", torch.int64: "I64"},
 }
-"""Maps the supported dtypes to their names in safetensors."""
+"""Mapping from each supported dtype to its name in safetensors."""
 
 _DTYPES = {code: dtype for dtype, code in DTYPES.items()}
-"""Maps names in safetensors to dtypes."""
+"""Mapping from names in safetensors to dtypes."""
 
 Blob = bytes | memoryview
-"""A serialized blob."""
+"""Type of a serialized blob."""
 
 
 def encode(tensors: Tensors, meta: Meta) -> bytes:
@@ -70,11 +70,11 @@ def view(blob: memoryview) -> tuple[Tensors, Meta]:
     """Deserialize a blob of `encode` without copying. Each tensor is a view of the blob and keeps the whole blob alive.
 
     Args:
-        blob: Result of `encode` in writable memory: a `bytearray`, or a mapped file (`files.mapped`), whose tensors are
-            read from the disk on access.
+        blob: Result of `encode` in writable memory: a `bytearray`, or a mapped file (`files.map_file`), whose tensors
+            are read from the disk on access.
 
     Returns:
-        As in `decode`; writing to a tensor changes the blob.
+        Tensors by name and the metadata; writing to a tensor changes the blob.
 
     Raises:
         DamagedError: If `decode` would raise it.
@@ -126,8 +126,8 @@ def digest(tensors: Tensors, meta: Meta | None = None) -> str:
     """Return the SHA-256 over the metadata's JSON and over name, dtype, shape and bytes of each tensor, sorted by name.
 
     Args:
-        tensors: As in `encode`.
-        meta: As in `encode`; None equals empty metadata.
+        tensors: Dense tensors of any shape, on any device.
+        meta: JSON metadata; None equals empty metadata.
 
     Returns:
         64 hexadecimal digits.

@@ -19,7 +19,7 @@ def medfl_methods() -> list[MethodRecord]:
 
 @hookimpl
 def medfl_networks_by_site() -> list[NetworkAssignmentRecord]:
-    """Return the records of rules that assign a network to each site."""
+    """Return the records of network assignments, which are rules for which site trains which network."""
     return [
         NetworkAssignmentRecord(
             "machine_clusters",
@@ -31,7 +31,7 @@ def medfl_networks_by_site() -> list[NetworkAssignmentRecord]:
 
 @hookimpl
 def medfl_report_sections() -> list[SectionRecord]:
-    """Return the report sections that single methods add."""
+    """Return the records of the report sections that single methods add."""
     return [
         SectionRecord("clusters", "Clusters", "medfl_methods.pfedcdp.clusters_report:ClustersSection", 150),
         SectionRecord(

@@ -18,10 +18,10 @@ from medfl.types import Meta, Tensors
 from medfl_methods.fedavg import FedAvg
 
 PERSONAL_PREFIX = "own/"
-"""State prefix of a site's personal parameters v."""
+"""Prefix, in a site's state, of its personal parameters v."""
 
 MIXTURE_PREFIX = "mixed/"
-"""State prefix of a site's mixed model, as it was after the last local training."""
+"""Prefix, in a site's state, of its mixed model as it was after the last local training."""
 
 
 class APFL(FedAvg):
@@ -53,9 +53,8 @@ class APFL(FedAvg):
     its own loss. The paper contains neither, and this implementation does neither.
 
     Limit cases: With ``adaptive = false`` and ``alpha = 1``, the personal models equal the models of `local` if all
-        sites take
-    part in every round. With ``adaptive = false`` and ``alpha = 0``, the personal models are the locally trained global
-    models.
+    sites take part in every round. With ``adaptive = false`` and ``alpha = 0``, the personal models are the locally
+    trained global models.
 
     Attributes:
         alpha: Initial share of the personal parameters in the mixture, in [0, 1]. Values to try: 0.25, 0.5, 0.75.
@@ -64,6 +63,7 @@ class APFL(FedAvg):
     Source: Deng, Kamani, Mahdavi, arXiv 2003.13461, 2020, Algorithm 1 and equation 10.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "apfl"
     family = "personal"
     paper = "Deng, Kamani, Mahdavi, 2020"
@@ -85,7 +85,7 @@ class APFL(FedAvg):
         return reply
 
     def before_fit(self, fit: Fit) -> None:
-        """Load the personal model with an optimiser of its own, and the site's alpha."""
+        """Prepare a training: load the personal model with an optimiser of its own, and the site's alpha."""
         site = fit.site
         own = auxiliary_state(site, PERSONAL_PREFIX) or site.task.initial(site.settings.seed, site.network)
         fit.extra["own"] = CompanionModel(site, own, site.network, frozen=False)
@@ -122,7 +122,7 @@ class APFL(FedAvg):
     # ---- models
 
     def models(self, participant: Server | Site) -> dict[str, Model]:
-        """Return the global model and, for a site, the mixture after its last local training."""
+        """Return the models of a participant by kind: ``global``, and at a site the mixture as ``personal``."""
         models = super().models(participant)
         if isinstance(participant, Site):
             common = next(iter(models.values())).tensors

@@ -41,17 +41,19 @@ class Centralized(FedAvg):
             the momentum, so ``persistent`` is the fairer reference.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "centralized"
     family = "reference"
     paper = ""
     summary = "centralised training on the pooled raw data of all sites, in simulations only"
     supports = frozenset({Capability.DIFFERENT_NETWORKS})
     needs: ClassVar[frozenset[Need]] = frozenset({"pooled_data"})
+    """Requirements that the task or the run must meet, otherwise the run is refused before it starts."""
 
     optimizer_state: Literal["reset", "persistent"] = "reset"
 
     def shared_names(self, model: nn.Module, norm_sync: str) -> list[str]:
-        """Return all state-dict names: no tensor is specific to a site."""
+        """Return the state-dict names of the tensors that sites and server exchange: all of them."""
         return list(model.state_dict())
 
     def networks(self, participant: Participant) -> list[str]:
@@ -69,7 +71,7 @@ class Centralized(FedAvg):
             server.state.meta["complete"] = False
 
     def train(self, site: Site, request: Request) -> Reply:
-        """Train on the pooled data, one network after the other, and reply with the updates."""
+        """Train each network on the pooled data, one after the other, and reply with the updates."""
         names, is_persistent = self.networks(site), self.optimizer_state == "persistent"
         if len(names) == 1 and not is_persistent:
             return super().train(site, request)
@@ -91,7 +93,7 @@ class Centralized(FedAvg):
         return reply
 
     def models(self, participant: Server | Site) -> dict[str, Model]:
-        """Return the server's model. With several networks, return for each site the model of its own network."""
+        """Return a participant's models by kind: ``global``, or with several networks a site's ``personal``."""
         if len(self.networks(participant)) == 1:
             return super().models(participant)
         if isinstance(participant, Server):

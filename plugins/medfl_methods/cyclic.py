@@ -38,6 +38,7 @@ class Cyclic(Averaging):
     Source: Chang, Balachandar, Lam, Yi, Brown, Beers, Rosen, Rubin, Kalpathy-Cramer, JAMIA 2018, 25(8).
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "cyclic"
     family = "averaging"
     paper = "Chang et al., JAMIA 2018"
@@ -52,11 +53,11 @@ class Cyclic(Averaging):
         return "none"
 
     def round_steps(self) -> tuple[RoundStep, ...]:
-        """Return the step of one visit, which is a step of FedAvg with one participant."""
+        """Return the steps that a round may contain: one visit, which is a step of FedAvg with one participant."""
         return (RoundStep("fit", self.requests, self.train, self.aggregate_updates, quorum=0),)
 
     def remaining_steps(self, server: Server, done: Sequence[ScheduledStep]) -> Sequence[ScheduledStep]:
-        """Return one remaining visit per participant of the round."""
+        """Return the remaining steps of the round: one visit for each participant not visited yet."""
         return [ScheduledStep("fit", turn) for turn in range(max(1, len(self.route(server))))][len(done) :]
 
     def route(self, server: Server) -> list[str]:

@@ -28,7 +28,8 @@ MEAN_PREFIX = "mean/"
 """Prefix of the mean features in messages and in the server's state."""
 
 FEATURES = "features"
-"""Name of the mean features behind `MEAN_PREFIX`, and key of their number in the metadata of a request."""
+"""Name of the tensor with mean features (after `MEAN_PREFIX`), and key of the number of features in a request's
+metadata."""
 
 MEASURE_STEP = "measure"
 """Name of the first step of a run, which measures mean features, and label of its training."""
@@ -96,6 +97,7 @@ class DBE(FedAvg):
     Source: Zhang, Hua, Cao, Wang, Song, Xue, Ma, Guan, NeurIPS 2023, equations 4 to 7 and Algorithm 1.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "dbe"
     family = "personal"
     paper = "Zhang et al., NeurIPS 2023"
@@ -103,7 +105,9 @@ class DBE(FedAvg):
     supports = frozenset()
 
     sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL_PREFIX: "update", MEAN_PREFIX: "statistic"}
+    """Mapping from each name prefix of sent tensors to the kind of these tensors."""
     needs: ClassVar[frozenset[Need]] = frozenset({"linear_head"})
+    """Requirements that the task or the run must meet, otherwise the run is refused before it starts."""
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"kappa": 50.0, "mu": 1.0}, "medfl": {}}
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (ReducesTo("fedavg", {"kappa": 0.0, "offset": False}),)
 
@@ -115,25 +119,25 @@ class DBE(FedAvg):
     # ---- networks
 
     def task_of(self, task: Task) -> Task:
-        """Return the task whose networks have a `ShiftedHead`; the task itself without `offset`."""
+        """Return the task with the method's networks: with a `ShiftedHead`, or unchanged without `offset`."""
         for name in task.networks if self.offset else ():
             task = task.with_network(name, partial(build_with_shifted_head, partial(task.build, name), name))
         return task
 
     def network_config(self, model: Model, network_def: Any) -> Any:
-        """Return the bundle's definition of the network with a `ShiftedHead`."""
+        """Return the MONAI configuration of the network in an exported bundle, with a `ShiftedHead`."""
         config = {"_target_": f"{__name__}.with_shifted_head", "network": network_def, "name": model.network}
         return config if self.offset else network_def
 
     def shared_names(self, model: nn.Module, norm_sync: str) -> list[str]:
-        """Return all shared state-dict names except the offset."""
+        """Return the state-dict names of the tensors that sites and server exchange: all shared ones but the offset."""
         own = head_prefix(model, type(model).__name__) + "offset" if self.offset else ""
         return [name for name in super().shared_names(model, norm_sync) if name != own]
 
     # ---- the server
 
     def round_steps(self) -> tuple[RoundStep, ...]:
-        """Return the step that measures mean features, and the step of FedAvg."""
+        """Return the steps that a round may contain: the measurement of mean features, and the step of FedAvg."""
         return RoundStep(
             MEASURE_STEP, self.measure_requests, self.measure, self.aggregate_means, updates=()
         ), *super().round_steps()
@@ -157,7 +161,7 @@ class DBE(FedAvg):
             set_auxiliary_state(server, MEAN_PREFIX, {name: tensor.float() for name, tensor in mean.items()})
 
     def extra_request_tensors(self, server: Server) -> Tensors:
-        """Return the mean features of all sites, which each request contains."""
+        """Return the tensors of each request besides the model: the mean features of all sites."""
         return prefixed(auxiliary_state(server, MEAN_PREFIX), MEAN_PREFIX)
 
     def check_tensors(self, task: Task, request: Request, tensors: Tensors) -> None:
@@ -206,7 +210,7 @@ class DBE(FedAvg):
         return loss + self.kappa * 0.5 * (scale * mean - fit.received[MEAN_PREFIX + FEATURES]).square().mean()
 
     def extra_reply_tensors(self, fit: Fit) -> Tensors:
-        """Return the mean features in the step that measures them; an empty mapping otherwise."""
+        """Return the tensors for the server besides the update: mean features in the measuring step, otherwise none."""
         if fit.training.label != MEASURE_STEP:
             return {}
         return {
@@ -215,7 +219,7 @@ class DBE(FedAvg):
 
 
 def running_mean(last: torch.Tensor | None, features: torch.Tensor, mu: float) -> torch.Tensor:
-    """Return the running mean (1 - mu) last + mu mean(features) of features (B, d), shape (d,).
+    """Update a running mean of features: return (1 - mu) last + mu mean(features), shape (d,).
 
     Args:
         last: Running mean of the previous batches, shape (d,); None counts as 0.
@@ -227,7 +231,7 @@ def running_mean(last: torch.Tensor | None, features: torch.Tensor, mu: float) -
 
 
 def bias_correction(mu: float, batches: int) -> float:
-    """Return 1 / (1 - (1 - mu)^B), the factor that corrects a running mean of B batches for its start at 0."""
+    """Return the factor that corrects a running mean for its start at 0: 1 / (1 - (1 - mu)^B) after B batches."""
     return 1 / (1 - (1 - mu) ** batches)
 
 

@@ -38,8 +38,7 @@ class Ditto(FedAvg):
     traffic is the same.
 
     Limit cases: With ``lam = 0`` and all sites in every round, the personal models equal the models of `local`. The
-        larger
-    ``lam`` is, the nearer they are to the global model.
+    larger ``lam`` is, the nearer they are to the global model.
 
     Attributes:
         lam: Strength of the regulariser, >= 0. Grid of the paper: 0.05, 0.1, 0.2, 1, 2.
@@ -48,6 +47,7 @@ class Ditto(FedAvg):
     Source: Li, Hu, Beirami, Smith, ICML 2021, Algorithm 1.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "ditto"
     family = "personal"
     paper = "Li et al., ICML 2021"
@@ -60,11 +60,11 @@ class Ditto(FedAvg):
     own_epochs: int | None = Field(None, ge=1)
 
     def trainings(self, site: Site) -> Sequence[Training]:
-        """Return two trainings: first the personal model's, then the global model's."""
+        """Return the trainings of a round in their order: of the personal model, then of the global model."""
         return Training("own", TrainingBudget(self.own_epochs), apart=True), Training()
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
-        """Return the task's loss; for the personal model plus (lam / 2) ||v - w_t||^2."""
+        """Return the task's loss; for the personal model plus (lam / 2) ||v - w_t||^2 (see `Ditto`)."""
         loss = super().loss(fit, batch)
         if not fit.training.apart or self.lam == 0:
             return loss

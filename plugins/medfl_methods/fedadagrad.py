@@ -45,6 +45,7 @@ class FedAdagrad(AdaptiveServer):
     The ``eta`` of the preset ``medfl`` was chosen on validation images (studies/fedsdc_optimizers.yaml).
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedadagrad"
     family = "averaging"
     paper = "Reddi et al., ICLR 2021"
@@ -60,5 +61,5 @@ class FedAdagrad(AdaptiveServer):
     beta1: float = Field(0.0, ge=0, lt=1)
 
     def second_moment(self, kept: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
-        """Return v + D^2, given v (`kept`) and D^2 (`square`)."""
+        """Compute the new second moment v + D^2 from v (`kept`) and D^2 (`square`)."""
         return kept + square

@@ -49,6 +49,7 @@ class FedAdam(AdaptiveServer):
     (studies/fedsdc_optimizers.yaml).
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedadam"
     family = "averaging"
     paper = "Reddi et al., ICLR 2021"
@@ -62,15 +63,16 @@ class FedAdam(AdaptiveServer):
     }
 
     eta: float = Field(0.03, gt=0, allow_inf_nan=False)
+    """Learning rate of the server, > 0."""
     beta2: float = Field(0.99, ge=0, lt=1)
     bias_correction: bool = False
 
     def second_moment(self, kept: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
-        """Return beta2 v + (1 - beta2) D^2, given v (`kept`) and D^2 (`square`)."""
+        """Compute the new second moment beta2 v + (1 - beta2) D^2 from v (`kept`) and D^2 (`square`)."""
         return self.beta2 * kept + (1 - self.beta2) * square
 
     def rate(self, round_: int) -> float:
-        """Return eta for a round, counted from 1; corrected for the start at zero if `bias_correction` is set."""
+        """Return the server's learning rate in a round, counted from 1: eta, corrected if `bias_correction` is set."""
         if not self.bias_correction:
             return self.eta
         return self.eta * math.sqrt(1 - self.beta2 ** (round_ + 1)) / (1 - self.beta1 ** (round_ + 1))

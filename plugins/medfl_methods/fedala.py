@@ -20,10 +20,10 @@ from medfl.types import Meta, Tensors
 from medfl_methods.fedavg import FedAvg
 
 OWN_LAYERS_PREFIX = "own/"
-"""State prefix of the upper layers as the site trained them last."""
+"""Prefix, in a site's state, of the upper layers as the site trained them last."""
 
 MIXTURE_WEIGHTS_PREFIX = "mix/"
-"""State prefix of the learned weights W of the global layers in the mixture."""
+"""Prefix, in a site's state, of the learned weights W of the global layers in the mixture."""
 
 
 class FedALA(FedAvg):
@@ -61,6 +61,7 @@ class FedALA(FedAvg):
     Source: Zhang, Hua, Wang, Song, Xue, Ma, Guan, AAAI 2023, equations 3 and 4 and Algorithm 1, and its released code.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedala"
     family = "personal"
     paper = "Zhang et al., AAAI 2023"
@@ -131,7 +132,7 @@ class FedALA(FedAvg):
             set_auxiliary_state(fit.site, OWN_LAYERS_PREFIX, on_cpu(dict(upper_layers(fit.model, self.p_layers))))
 
     def models(self, participant: Server | Site) -> dict[str, Model]:
-        """Return the global model and, for a site, its mixture."""
+        """Return the models of a participant by kind: ``global``, and at a site its mixture as ``personal``."""
         models = super().models(participant)
         if isinstance(participant, Site) and self.mixes:
             full = next(iter(models.values())).tensors
@@ -145,7 +146,7 @@ class FedALA(FedAvg):
 
 
 def upper_layers(model: nn.Module, count: int) -> list[tuple[str, nn.Parameter]]:
-    """Return the trainable parameters, by name, of the last `count` modules that have any of their own."""
+    """Return the trainable parameters, with their names, of the last `count` modules that have own parameters."""
     owned = [[id(p) for p in module.parameters(recurse=False) if p.requires_grad] for module in model.modules()]
     layers = [parameters for parameters in owned if parameters]
     chosen = {parameter for layer in layers[max(0, len(layers) - count) :] for parameter in layer}
@@ -153,14 +154,22 @@ def upper_layers(model: nn.Module, count: int) -> list[tuple[str, nn.Parameter]]
 
 
 def mixture(own: Tensors, common: Tensors, weights: Tensors) -> Tensors:
-    """Return own + (common - own) W for each tensor in `weights`; exactly `own` at W = 0 and `common` at W = 1."""
+    """Mix own and global layers: return own + (common - own) W for each tensor in `weights`.
+
+    The result is exactly `own` at W = 0 and exactly `common` at W = 1.
+
+    Args:
+        own: Layers as the site trained them last.
+        common: The same layers of the global model.
+        weights: Weights W by tensor name, of the same shapes.
+    """
     return {name: torch.lerp(own[name], common[name], weight) for name, weight in weights.items()}
 
 
 def ala_step(
     own: torch.Tensor, common: torch.Tensor, weight: torch.Tensor, gradient: torch.Tensor, eta: float
 ) -> torch.Tensor:
-    """Return the updated weights clip(W - eta * gradient * (common - own), 0, 1).
+    """Update the mixture weights W by a gradient step: return clip(W - eta * gradient * (common - own), 0, 1).
 
     Args:
         own: Layer as the site trained it last.

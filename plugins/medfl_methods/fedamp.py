@@ -19,9 +19,10 @@ from medfl.types import MODEL_PREFIX, Tensors
 from medfl.utils.wire import prefixed, select
 
 logger = logging.getLogger(__name__)
+"""Logger of this module."""
 
 MODELS_PREFIX = "models/"
-"""State prefix of the sites' models at the server; the name of the site follows."""
+"""Prefix of the sites' models in the server's state; the name of the site follows."""
 
 NEGLIGIBLE_WEIGHT = 1e-3
 """Threshold of a warning, as a share of the largest weight that the settings allow.
@@ -69,6 +70,7 @@ class FedAMP(ProximalPersonalModels):
     function A(x) = 1 - exp(-x / sigma).
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedamp"
     family = "personal"
     paper = "Huang et al., AAAI 2021"
@@ -83,7 +85,7 @@ class FedAMP(ProximalPersonalModels):
 
     @property
     def pull(self) -> float:
-        """Strength of the regulariser, lam / alpha_k."""
+        """Weight of the proximal term that pulls a site's model to its mixture: lam / alpha_k."""
         return self.lam / self.alpha_k
 
     @property
@@ -138,11 +140,11 @@ class FedAMP(ProximalPersonalModels):
             )
 
     def publish(self, server: Server) -> Tensors:
-        """Return an empty mapping: sites are evaluated with their personal models."""
+        """Return the tensors that every site needs for its evaluation: none, because each has its personal model."""
         return {}
 
     def findings(self, server: Server) -> Findings:
-        """Return the weight of each site's model for each other site."""
+        """Return results for the report at the end of the run: the weight of each site's model for each other site."""
         return Findings({"weights": self.weights_between(server)})
 
     # ---- pieces
@@ -155,14 +157,14 @@ class FedAMP(ProximalPersonalModels):
         }
 
     def attention(self, server: Server) -> torch.Tensor:
-        """Return the weights xi, shape (K, K). The columns of sites that have sent no update are 0."""
+        """Return the weights xi_kj of all K sites, shape (K, K); 0 for sites j that have sent no update."""
         sent = [bool(auxiliary_state(server, f"{MODELS_PREFIX}{site}/")) for site in server.trainable()]
         return (
             attention(list(self.last_models(server).values()), self.alpha_k, self.sigma) * torch.tensor(sent).double()
         )
 
     def weights_between(self, server: Server) -> dict[str, dict[str, float]]:
-        """Return the weights xi_kj as a nested mapping from k to j, for the sites that have sent an update."""
+        """Return the weights xi_kj by name of site k, then by name of site j, for sites that have sent an update."""
         xi, sites = self.attention(server), server.trainable()
         senders = [index for index, site in enumerate(sites) if auxiliary_state(server, f"{MODELS_PREFIX}{site}/")]
         return {sites[k]: {sites[j]: float(xi[k, j]) for j in senders if j != k} for k in senders}
@@ -175,7 +177,7 @@ class FedAMP(ProximalPersonalModels):
 
 
 def attention(models: Sequence[Tensors], alpha_k: float, sigma: float) -> torch.Tensor:
-    """Compute xi_kj = (alpha_k / sigma) exp(-||w_k - w_j||^2 / sigma), with zeros on the diagonal.
+    """Compute the weights xi_kj = (alpha_k / sigma) exp(-||w_k - w_j||^2 / sigma), with zeros on the diagonal.
 
     Args:
         models: Parameters of K sites, with the same names.
@@ -193,7 +195,7 @@ def attention(models: Sequence[Tensors], alpha_k: float, sigma: float) -> torch.
 
 
 def mix_models(models: Sequence[Tensors], xi: torch.Tensor, indices: Sequence[int]) -> list[Tensors]:
-    """Compute w_k + sum_j xi_kj (w_j - w_k) for some sites k; the sums are in float64.
+    """Compute the mixture w_k + sum_j xi_kj (w_j - w_k) of some sites k; the sums are in float64.
 
     Args:
         models: Parameters of K sites, with the same names.

@@ -27,7 +27,7 @@ ALIGNMENT = "align"
 """Label of the training that aligns the received body."""
 
 PREVIOUS_BODY_PREFIX = "old/"
-"""State prefix of the body that the site trained last."""
+"""Prefix, in a site's state, of the body that the site trained last."""
 
 
 class FedAS(BodySharingWithMeanHead):
@@ -68,6 +68,7 @@ class FedAS(BodySharingWithMeanHead):
     Source: Yang, Huang, Ye, CVPR 2024, and its released code.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedas"
     family = "personal"
     paper = "Yang, Huang, Ye, CVPR 2024"
@@ -78,7 +79,9 @@ class FedAS(BodySharingWithMeanHead):
         "size": MetaField("private", Count),
         "trace": MetaField("private", bounded_number(0), after=("fit",)),
     }
+    """Mapping from each metadata key of a reply to its type and its disclosure under a privacy setting."""
     needs: ClassVar[frozenset[Need]] = frozenset({"class_logits", "linear_head"})
+    """Requirements that the task or the run must meet, otherwise the run is refused before it starts."""
 
     align_epochs: int = Field(1, ge=0)
     align_lr: float = Field(0.01, gt=0, allow_inf_nan=False)
@@ -86,7 +89,7 @@ class FedAS(BodySharingWithMeanHead):
     estimator: Estimator = "per_batch"
 
     def weight(self, meta: Meta) -> float:
-        """Return the site's trace of the Fisher information, or 1 if the reply has none."""
+        """Return the weight of a reply before normalisation: its trace, or 1 if the reply has none."""
         return float(meta.get("trace", 1.0))
 
     def trainings(self, site: Site) -> Sequence[Training]:
@@ -96,7 +99,7 @@ class FedAS(BodySharingWithMeanHead):
         return Training(ALIGNMENT, TrainingBudget(self.align_epochs), "body", batch_size=self.align_batch), Training()
 
     def before_trainings(self, site: Site, sent: Tensors) -> dict[str, Any]:
-        """Return the prototypes of the previous body for `Fit.extra`, or an empty mapping without alignment."""
+        """Return values that all trainings find in `Fit.extra`: prototypes of the previous body, for an alignment."""
         if len(self.trainings(site)) == 1:
             return {}
         task, old = (
@@ -107,13 +110,13 @@ class FedAS(BodySharingWithMeanHead):
         return {"prototypes": prototypes(model, site.train, classes, site.settings.batch_size, task.device)}
 
     def make_optimizer(self, fit: Fit) -> torch.optim.Optimizer:
-        """Return the run's optimiser; plain SGD for the alignment."""
+        """Create the optimiser of a training: the task's optimiser, or plain SGD for the alignment."""
         if fit.training.label == ALIGNMENT:
             return torch.optim.SGD([parameter for _, parameter in fit.parameters()], lr=self.align_lr)
         return super().make_optimizer(fit)
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
-        """Return the task's loss; the distance to the prototypes in the alignment."""
+        """Return the loss of a batch: the task's loss, or the distance to the prototypes in the alignment."""
         if fit.training.label != ALIGNMENT:
             return super().loss(fit, batch)
         features = body_and_head(fit.model)[0](batch.images).float().flatten(1)
@@ -134,7 +137,9 @@ class FedAS(BodySharingWithMeanHead):
 
 
 def alignment_loss(features: torch.Tensor, prototypes: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the sum over the classes of a batch of the mean over their images of (1 / d) ||f - p||^2.
+    """Compute the distance of features to the prototypes of their classes.
+
+    For each class in the batch, (1 / d) ||f - p||^2 is averaged over the images of the class; the means are summed.
 
     Args:
         features: Features f, shape (B, d), B >= 1.

@@ -33,6 +33,7 @@ class FedAvg(Averaging):
     Source: McMahan, Moore, Ramage, Hampson, Agüera y Arcas, AISTATS 2017, Algorithm 1.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedavg"
     family = "averaging"
     paper = "McMahan et al., AISTATS 2017"
@@ -42,5 +43,5 @@ class FedAvg(Averaging):
     weights: Literal["size", "uniform"] = "size"
 
     def weight(self, meta: Meta) -> float:
-        """Return the site's number of training images, or 1 for uniform weights."""
+        """Return the weight of a reply before normalisation: the site's number of training images, or 1 if uniform."""
         return super().weight(meta) if self.weights == "size" else 1.0

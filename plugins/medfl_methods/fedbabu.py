@@ -21,7 +21,7 @@ from medfl.types import MODEL_PREFIX, Meta, Tensors
 from medfl.utils.wire import select
 
 FINE_TUNING = "tuned"
-"""Label of the fine-tuning."""
+"""Label of the fine-tuning among a site's trainings."""
 
 
 class FedBABU(FinalAdaptation, BodySharing):
@@ -55,6 +55,7 @@ class FedBABU(FinalAdaptation, BodySharing):
     Source: Oh, Kim, Yun, ICLR 2022, Algorithm 1.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedbabu"
     family = "personal"
     paper = "Oh, Kim, Yun, ICLR 2022"
@@ -62,6 +63,7 @@ class FedBABU(FinalAdaptation, BodySharing):
     supports = frozenset({Capability.DIFFERENT_HEADS, Capability.ROBUST})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"head"})
+    """Requirements that the task or the run must meet, otherwise the run is refused before it starts."""
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"weights": "uniform"}, "medfl": {}}
 
     weights: Literal["size", "uniform"] = "size"
@@ -71,13 +73,13 @@ class FedBABU(FinalAdaptation, BodySharing):
     finetune_lr: float | None = Field(None, gt=0, allow_inf_nan=False)
 
     def weight(self, meta: Meta) -> float:
-        """Return the site's number of training images, or 1 for uniform weights."""
+        """Return the weight of a reply before normalisation: the site's number of training images, or 1 if uniform."""
         return super().weight(meta) if self.weights == "size" else 1.0
 
     # ---- a site
 
     def trainings(self, site: Site) -> Sequence[Training]:
-        """Return the only training of a round, which trains the body."""
+        """Return the trainings of a round in their order: a single one, of the body."""
         return (Training(part="body"),)
 
     @property
@@ -92,7 +94,7 @@ class FedBABU(FinalAdaptation, BodySharing):
         return replace(done, log=training.log(done.log))
 
     def make_optimizer(self, fit: Fit) -> torch.optim.Optimizer:
-        """Return the run's optimiser; in the fine-tuning with the learning rate `finetune_lr`."""
+        """Create the optimiser of a training: the task's, in the fine-tuning with the learning rate `finetune_lr`."""
         optimizer = super().make_optimizer(fit)
         if fit.training.label == FINE_TUNING and self.finetune_lr is not None:
             for group in optimizer.param_groups:
@@ -102,7 +104,7 @@ class FedBABU(FinalAdaptation, BodySharing):
     # ---- models
 
     def models(self, participant: Server | Site) -> dict[str, Model]:
-        """Return the global model, if the server has all of it, and the site's personal model."""
+        """Return a participant's models by kind: ``global`` if it has all of it, and a site's ``personal``."""
         models, task = super().models(participant), participant.task
         if isinstance(participant, Server):
             common = model_tensors(participant)
@@ -118,7 +120,7 @@ class FedBABU(FinalAdaptation, BodySharing):
 
 
 def is_whole_body(task: Task, full: Tensors, common: Tensors) -> bool:
-    """Return whether the shared tensors are the whole body of the task's own network.
+    """Return True if the shared tensors are the whole body of the task's own network.
 
     Args:
         task: Task of the run.

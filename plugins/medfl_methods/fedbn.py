@@ -35,6 +35,7 @@ class FedBN(FedAvg):
     Source: Li, Jiang, Zhang, Kamp, Dou, ICLR 2021, Algorithm 1.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedbn"
     family = "personal"
     paper = "Li et al., ICLR 2021"
@@ -53,6 +54,6 @@ class FedBN(FedAvg):
     weights: Literal["size", "uniform"] = "uniform"
 
     def shared_names(self, model: nn.Module, norm_sync: str) -> list[str]:
-        """Return all shared state-dict names outside normalisation layers."""
+        """Return the state-dict names of the tensors that sites and server exchange, without normalisation layers."""
         personal = norm_names(model, self.norm_types)
         return [name for name in super().shared_names(model, norm_sync) if name not in personal]

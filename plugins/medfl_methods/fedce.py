@@ -19,7 +19,7 @@ from medfl.utils.metadata import MAX_COUNT, Count, MetaField, bounded_number
 from medfl.utils.wire import select
 
 LAST_MODEL_PREFIX = "last/"
-"""State prefix of the shared tensors as the site's last training left them."""
+"""Prefix, in a site's state, of the shared tensors as the site's last training left them."""
 
 ZERO_TOLERANCE = 1e-12
 """Relative tolerance: a sum of updates counts as zero if it is shorter than this share of its terms."""
@@ -66,6 +66,7 @@ class FedCE(Averaging):
     Source: Jiang, Roth, Li, Yang, Zhao, Nath, Xu, Dou, Xu, CVPR 2023, and its code in NVIDIA FLARE.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedce"
     family = "averaging"
     paper = "Jiang et al., CVPR 2023"
@@ -76,6 +77,7 @@ class FedCE(Averaging):
         "size": MetaField("private", Count),
         "error": MetaField("needed", bounded_number(0, MAX_COUNT), after=("fit",)),
     }
+    """Mapping from each metadata key of a reply to its type and its disclosure under a privacy setting."""
 
     mode: ContributionMode = "plus"
 
@@ -99,7 +101,7 @@ class FedCE(Averaging):
         return [replace(request, meta={"weight": weights.get(request.to, 0.0)}) for request in super().requests(server)]
 
     def weights_of(self, server: Server, metas: Mapping[str, Meta]) -> dict[str, float]:
-        """Return the weights g_k of the sites that replied."""
+        """Return the weight g_k of each site's reply before normalisation."""
         return {name: server.state.meta["shares"].get(name, 0.0) for name in metas}
 
     def aggregate_updates(self, server: Server, replies: Replies) -> None:
@@ -118,7 +120,7 @@ class FedCE(Averaging):
         super().aggregate_updates(server, replies)
 
     def findings(self, server: Server) -> Findings:
-        """Return the weights of the sites as the finding ``weights``."""
+        """Return results for the report at the end of the run: the weights of the sites, as ``weights``."""
         return Findings({"weights": server.state.meta["shares"]})
 
     # ---- a site
@@ -159,7 +161,7 @@ class FedCE(Averaging):
 
 
 def remove_model(mean: Tensors, own: Tensors, weight: float) -> Tensors:
-    """Return (w - g w_k) / (1 - g): a mean of models with one model removed.
+    """Remove one model from a weighted mean of models: return (w - g w_k) / (1 - g).
 
     Args:
         mean: Mean w.
@@ -177,11 +179,11 @@ def remove_model(mean: Tensors, own: Tensors, weight: float) -> Tensors:
 
 
 def cosines_to_others(replies: Replies, weights: Mapping[str, float], names: list[str]) -> dict[str, float]:
-    """Return the cosine between each site's update and the weighted sum of the others; 0 if either is zero.
+    """Compute the cosine between each site's update and the weighted sum of all other updates; 0 if either is zero.
 
     Args:
         replies: At least one reply.
-        weights: Maps each site to its weight in the sum, > 0.
+        weights: Mapping from each site to its weight in the sum, > 0.
         names: Names of the tensors that make up an update.
     """
     total, trained, cosines = mean_update(replies, dict(weights)), set(names), {}
@@ -206,9 +208,9 @@ def contributions(
     """Return the new weights of the sites, which sum to 1 and are at least about `MIN_WEIGHT`.
 
     Args:
-        cosines: Maps each site to the mean cosine between its update and the others, in [-1, 1].
-        errors: Maps the same sites to their errors e_k, >= 0.
-        mode: Combination of the two shares, as in `FedCE`.
+        cosines: Mean cosine between each site's update and the other sites' updates, in [-1, 1].
+        errors: Mapping from the same sites to their errors e_k, >= 0.
+        mode: Combination of the two shares: ``plus`` adds them, ``times`` multiplies them.
     """
     gradient_shares = normalise_shares({name: max(0.0, 1 - cosine) for name, cosine in cosines.items()})
     data_shares = normalise_shares(errors)

@@ -35,6 +35,7 @@ class FedCrossStar(CirculatingModels):
     models.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedcross_star"
     family = "peer to peer"
     paper = "Weng et al., 2025"
@@ -55,5 +56,5 @@ class FedCrossStar(CirculatingModels):
 
     @property
     def keeps_optimizer(self) -> bool:
-        """True if the optimiser's state travels with the model."""
+        """True if the optimiser's state is sent along with the model and kept from one training to the next."""
         return self.optimizer_state == "travel"

@@ -51,10 +51,9 @@ class FedCurv(FedAvg):
     When to use it: When local training must be long and heterogeneous sites pull the global model apart.
 
     Limits: The traffic is three times as large as with `fedavg`. The Fisher information reveals more about a site's
-        data than an
-    update does. The best ``lam`` depends on the estimator; choose it on validation data. Released code keeps the terms
-    of every site that ever took part, however old, and lets each site subtract its terms from one sum in place. Here
-    the sums cover the previous round only, and each site works on its own copy.
+    data than an update does. The best ``lam`` depends on the estimator; choose it on validation data. Released code
+    keeps the terms of every site that ever took part, however old, and lets each site subtract its terms from one sum
+    in place. Here the sums cover the previous round only, and each site works on its own copy.
 
     Limit cases: The first round, and a run with a single site, are `fedavg`.
 
@@ -68,6 +67,7 @@ class FedCurv(FedAvg):
     Source: Shoham, Avidor, Keren, Israel, Benditkis, Mor-Yosef, Zeitak, arXiv 1910.07796, 2019, equations 3 and 4.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedcurv"
     family = "averaging"
     paper = "Shoham et al., 2019"
@@ -79,7 +79,9 @@ class FedCurv(FedAvg):
         FISHER_PREFIX: "statistic",
         WEIGHTED_PREFIX: "statistic",
     }
+    """Mapping from each name prefix of sent tensors to the kind of these tensors."""
     needs: ClassVar[frozenset[Need]] = frozenset({"class_logits"})
+    """Requirements that the task or the run must meet, otherwise the run is refused before it starts."""
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (ReducesTo("fedavg", {"lam": 0.0}),)
 
     lam: float = Field(1.0, ge=0, allow_inf_nan=False)
@@ -97,7 +99,7 @@ class FedCurv(FedAvg):
             set_auxiliary_state(server, prefix, zeros)
 
     def extra_request_tensors(self, server: Server) -> Tensors:
-        """Return u and v, which each request contains; an empty mapping for ``lam = 0``."""
+        """Return the tensors of each request besides the model: u and v, or none for ``lam = 0``."""
         if self.lam == 0:
             return {}
         weighted = prefixed(auxiliary_state(server, WEIGHTED_PREFIX), WEIGHTED_PREFIX)
@@ -134,11 +136,11 @@ class FedCurv(FedAvg):
         super().aggregate_updates(server, replies)
 
     def extra_weights(self, server: Server, metas: Mapping[str, Meta]) -> dict[str, float]:
-        """Return equal weights for the terms of u and v."""
+        """Return the weight of each site's tensors besides the model, before normalisation: equal weights."""
         return dict.fromkeys(metas, 1.0)
 
     def aggregate_extra(self, server: Server, prefix: str, mean: Tensors, replied: int) -> None:
-        """Add the sum of the sites' terms to u or v (the mean times the number of replies)."""
+        """Aggregate the sites' terms of u or v: add their sum (the mean times the number of replies) to the state."""
         super().aggregate_extra(server, prefix, {name: tensor * replied for name, tensor in mean.items()}, replied)
 
     # ---- a site
@@ -150,7 +152,7 @@ class FedCurv(FedAvg):
         return super().train(site, request)
 
     def before_trainings(self, site: Site, sent: Tensors) -> dict[str, Any]:
-        """Return u and v without the site's own terms, unless u is 0 everywhere; delete the stored own terms."""
+        """Return values for `Fit.extra`: u and v without the site's own terms; delete the stored own terms."""
         sums = [
             subtract_own_terms(select(sent, prefix), auxiliary_state(site, prefix))
             for prefix in (FISHER_PREFIX, WEIGHTED_PREFIX)
@@ -169,7 +171,7 @@ class FedCurv(FedAvg):
         return loss + self.lam * penalty({name: p for name, p in fit.parameters() if name in u}, u, v)
 
     def extra_reply_tensors(self, fit: Fit) -> Tensors:
-        """Return the site's terms F and F w, and store them in its state for the next round."""
+        """Return the tensors for the server besides the update, F and F w, and store them in the site's state."""
         names = select(fit.sent, FISHER_PREFIX)
         if not names:
             return {}
@@ -183,10 +185,10 @@ class FedCurv(FedAvg):
 
 
 def penalty(parameters: Mapping[str, torch.Tensor], u: Tensors, v: Tensors) -> torch.Tensor:
-    """Return sum_i (u_i w_i^2 - 2 v_i w_i), whose gradient is 2 (u w - v). The value may be negative.
+    """Compute the penalty sum_i (u_i w_i^2 - 2 v_i w_i) of parameters w, with gradient 2 (u w - v); may be negative.
 
     Args:
-        parameters: Maps each name to the parameter w; at least one.
+        parameters: Mapping from each name to the parameter w; at least one.
         u: Sum of the Fisher information, of the same shapes.
         v: Sum of the Fisher information times the parameters, of the same shapes.
     """
@@ -194,7 +196,7 @@ def penalty(parameters: Mapping[str, torch.Tensor], u: Tensors, v: Tensors) -> t
 
 
 def subtract_own_terms(sums: Tensors, own: Tensors) -> Tensors:
-    """Return sums minus a site's own terms, for the names for which it has any."""
+    """Return sums (u or v) minus a site's own terms, for the tensors for which the site has terms."""
     return {name: total - own[name] if name in own else total for name, total in sums.items()}
 
 

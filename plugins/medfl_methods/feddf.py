@@ -29,9 +29,11 @@ from medfl.utils.wire import prefixed, select
 from medfl_methods.fedavg import FedAvg
 
 logger = logging.getLogger(__name__)
+"""Logger of this module."""
 
 GROUP_PREFIX = "group/"
-"""State prefix of the groups' models at the server; the name of the network follows."""
+"""Prefix of the groups' models in the server's state; the name of the network follows. A group is the sites with the
+same network."""
 
 EVALUATION_INTERVAL = 100
 """Number of distillation steps between two evaluations on the held-out public images."""
@@ -86,6 +88,7 @@ class FedDF(FedAvg):
     Source: Lin, Kong, Stich, Jaggi, NeurIPS 2020, Algorithms 1 and 3, and its released code.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "feddf"
     family = "averaging"
     paper = "Lin et al., NeurIPS 2020"
@@ -93,6 +96,7 @@ class FedDF(FedAvg):
     supports = frozenset({Capability.DIFFERENT_NETWORKS, Capability.DP_SGD})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"public_data", "soft_targets"})
+    """Requirements that the task or the run must meet, otherwise the run is refused before it starts."""
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"distil_steps": 10_000, "patience": 1000}, "medfl": {}}
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (ReducesTo("fedavg", {"distil_steps": 0}),)
 
@@ -107,7 +111,7 @@ class FedDF(FedAvg):
 
     @property
     def active_needs(self) -> frozenset[Need]:
-        """Needs of the task; `drop_worst` adds class labels, because they define the chance level."""
+        """Requirements with the current settings; `drop_worst` adds class labels, to know the chance level."""
         return self.needs | {"class_labels"} if self.drop_worst else self.needs
 
     # ---- the server
@@ -168,7 +172,8 @@ class FedDF(FedAvg):
         """Return the ensemble's logits for all public images.
 
         Returns:
-            Logits of the alternatives, whose softmax is p, of shape (n, K, ...); None if no model can teach.
+            Logits, whose softmax is p, of the K alternatives (such as classes) of n images, (n, K, ...); None if no
+            model can teach.
         """
         assert server.public is not None
         task, objective, held = server.task, server.task.objective, self.split_rows(server)[1]
@@ -263,11 +268,11 @@ class FedDF(FedAvg):
         return total / len(rows)
 
     def publish(self, server: Server) -> Tensors:
-        """Return the models of all groups."""
+        """Return the tensors that every site needs for its evaluation: the models of all groups."""
         return dict(server.state.tensors)
 
     def models(self, participant: Server | Site) -> dict[str, Model]:
-        """Return the model of the task's own network and, with several groups, the site's group model."""
+        """Return a participant's models by kind: ``global``; with several groups also a site's ``personal``."""
         models = {"global": Model(participant.task.network, model_of(participant, participant.task.network))}
         if isinstance(participant, Site) and len(networks(participant)) > 1:
             models["personal"] = Model(participant.network, model_of(participant, participant.network))

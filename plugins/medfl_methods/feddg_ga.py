@@ -55,6 +55,7 @@ class FedDGGA(Averaging):
     Source: Zhang, Xu, Yao, Zhang, Tian, Wang, CVPR 2023, equations 7 to 9 and Algorithm 1.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "feddg_ga"
     family = "averaging"
     paper = "Zhang et al., CVPR 2023"
@@ -65,6 +66,7 @@ class FedDGGA(Averaging):
         "size": MetaField("private", Count),
         "gap": MetaField("needed", Number | None, after=("fit",)),
     }
+    """Mapping from each metadata key of a reply to its type and its disclosure under a privacy setting."""
 
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {}, "code": {"gaps": "raw", "step": 0.2 / 3}, "medfl": {}}
 
@@ -102,7 +104,7 @@ class FedDGGA(Averaging):
         return super().requests(server)
 
     def weights_of(self, server: Server, metas: Mapping[str, Meta]) -> dict[str, float]:
-        """Return the weights a_k of the sites that replied."""
+        """Return the weight a_k of each site's reply before normalisation."""
         return {name: server.state.meta["shares"].get(name, 0.0) for name in metas}
 
     def aggregate_updates(self, server: Server, replies: Replies) -> None:
@@ -117,13 +119,13 @@ class FedDGGA(Averaging):
         super().aggregate_updates(server, replies)
 
     def findings(self, server: Server) -> Findings:
-        """Return the weights of the sites as the finding ``weights``."""
+        """Return results for the report at the end of the run: the weights of the sites, as ``weights``."""
         return Findings({"weights": server.state.meta["shares"]})
 
     # ---- a site
 
     def before_fit(self, fit: Fit) -> None:
-        """Compute the gap, if the site sent a model in the previous round."""
+        """Prepare a training: compute the gap for the reply; None if the site sent no model in the last round."""
         last, received = fit.site.state.meta.get("sent"), validation_loss(fit)
         gap = received - last["loss"] if last is not None and last["round"] == fit.site.round - 1 else math.nan
         fit.meta["gap"] = gap if math.isfinite(gap) else None
@@ -143,12 +145,12 @@ def validation_loss(fit: Fit) -> float:
 def adjust_weights(
     shares: Mapping[str, float], gaps: Mapping[str, float], length: float, *, centre: bool = True
 ) -> dict[str, float]:
-    """Return the weights a + length (G - c) / max |G - c|, clipped to [0, 1] and normalised to sum 1.
+    """Adjust weights a by the gaps G: return a + length (G - c) / max |G - c|, clipped to [0, 1], with sum 1.
 
     Args:
-        shares: Maps each site to its weight a, >= 0; the weights sum to 1.
-        gaps: Maps sites to their gaps G, finite. A site without a gap keeps its weight up to the normalisation. If all
-            G - c are 0, the weights do not change.
+        shares: Mapping from each site to its weight a, >= 0; the weights sum to 1.
+        gaps: Mapping from sites to their gaps G, finite. A site without a gap keeps its weight up to the normalisation.
+            If all G - c are 0, the weights do not change.
         length: Largest change of a weight, >= 0.
         centre: Whether c is the mean of the gaps; otherwise c is 0.
     """

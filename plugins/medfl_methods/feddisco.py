@@ -59,6 +59,7 @@ class FedDisco(Averaging):
     Source: Ye, Xu, Wang, Xu, Chen, Wang, ICML 2023, and its released code.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "feddisco"
     family = "averaging"
     paper = "Ye et al., ICML 2023"
@@ -66,10 +67,12 @@ class FedDisco(Averaging):
     supports = frozenset()
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels"})
+    """Requirements that the task or the run must meet, otherwise the run is refused before it starts."""
     sends_meta: ClassVar[Mapping[str, MetaField]] = {
         "size": MetaField("private", Count),
         "label_counts": MetaField("needed", list_of(Count, "classes"), after=("fit",)),
     }
+    """Mapping from each metadata key of a reply to its type and its disclosure under a privacy setting."""
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (ReducesTo("fedavg", {"a": 0.0, "b": 0.0}),)
 
     a: float = Field(0.5, ge=0, allow_inf_nan=False)
@@ -84,20 +87,20 @@ class FedDisco(Averaging):
         fit.meta["label_counts"] = counts.tolist()
 
     def weights_of(self, server: Server, metas: Mapping[str, Meta]) -> dict[str, float]:
-        """Return the weights by size and discrepancy, as `disco_weights` computes them."""
+        """Return the weight of each site's reply before normalisation, by size and discrepancy (`disco_weights`)."""
         counts = {name: meta["label_counts"] for name, meta in metas.items()}
         distances = discrepancies(counts, self.metric, self.target, self.normalise)
         return disco_weights({name: sum(own) for name, own in counts.items()}, distances, self.a, self.b)
 
 
 def disco_weights(sizes: Mapping[str, int], distances: Mapping[str, float], a: float, b: float) -> dict[str, float]:
-    """Return max(0, n - a d + b) times the total number of images, with n a site's share of the images.
+    """Compute each site's weight max(0, n - a d + b), times the total number of images; n is the site's share.
 
     The factor cancels in the normalisation. With it, a = b = 0 returns exactly the sizes.
 
     Args:
-        sizes: Maps each site to its number of training images.
-        distances: Maps each site to its discrepancy d, finite.
+        sizes: Mapping from each site to its number of training images.
+        distances: Mapping from each site to its discrepancy d, finite.
         a: Factor of the discrepancy, >= 0.
         b: Constant added to each weight, finite.
     """
@@ -114,13 +117,13 @@ def discrepancies(
     """Return the discrepancy of each site's class distribution from the target.
 
     Args:
-        counts: Maps each site to its number of images per class of the task; all lists have the same length.
-        metric: ``kl`` or ``l2``, as in `FedDisco`.
-        target: ``uniform`` or ``global``, as in `FedDisco`.
+        counts: Mapping from each site to its number of images per class of the task; all lists have the same length.
+        metric: ``kl`` for the Kullback-Leibler divergence, ``l2`` for the Euclidean distance.
+        target: ``uniform`` for equal shares of all classes, ``global`` for the shares of all participants together.
         normalise: Whether to divide by the sum over the sites, unless the sum is 0.
 
     Returns:
-        Maps each site to its discrepancy, >= 0 and finite; 0 for a site without images.
+        Mapping from each site to its discrepancy, >= 0 and finite; 0 for a site without images.
     """
     together = [sum(column) for column in zip(*counts.values(), strict=True)]
     target_shares = class_shares(together if target == "global" else [1] * len(together))

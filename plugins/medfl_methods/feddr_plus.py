@@ -57,6 +57,7 @@ class FedDrPlus(FedAvg):
     Federated Learning, arXiv 2406.02355, 2024.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "feddr_plus"
     family = "averaging"
     paper = "Kim et al., 2024"
@@ -64,6 +65,7 @@ class FedDrPlus(FedAvg):
     supports = frozenset({Capability.ROBUST})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_logits", "linear_head"})
+    """Requirements that the task or the run must meet, otherwise the run is refused before it starts."""
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {}, "medfl": {}}
 
     beta: float = Field(0.9, ge=0, le=1)
@@ -73,11 +75,11 @@ class FedDrPlus(FedAvg):
 
     @property
     def distillation_weight(self) -> float:
-        """Weight of the feature distillation."""
+        """Weight of the second loss term, the feature distillation: `fd_weight`, by default 1 - beta."""
         return 1 - self.beta if self.fd_weight is None else self.fd_weight
 
     def task_of(self, task: Task) -> Task:
-        """Return the task whose network has the fixed simplex head."""
+        """Return the task with the method's network, which has the fixed simplex head."""
         return task.with_network(task.network, partial(build_with_simplex_head, task.build))
 
     def setup(self, server: Server) -> None:
@@ -105,16 +107,16 @@ class FedDrPlus(FedAvg):
         return super().server_update(server, old, {name: t for name, t in mean.items() if name not in head})
 
     def trainings(self, site: Site) -> Sequence[Training]:
-        """Return the only training of a round, which trains the body."""
+        """Return the trainings of a round in their order: a single one, of the body."""
         return (Training(part="body"),)
 
     def before_fit(self, fit: Fit) -> None:
-        """Compute the features of the site's images by the received body."""
+        """Prepare a training: compute the features of the site's images by the received body."""
         if self.distillation_weight:
             fit.extra["received"] = Teacher(body_and_head(fit.model)[0], fit.site)
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
-        """Return the weighted sum of both terms."""
+        """Return the loss of a batch: the weighted sum of its first term and the feature distillation."""
         task = fit.site.task
         features, logits = features_and_logits(fit.model, batch.images)
         if self.ce_mode == "ce":
@@ -184,7 +186,7 @@ def simplex(classes: int, features: int) -> torch.Tensor:
 
 
 def dot_regression(features: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Return (1/2) (cos(f, v) - 1)^2 for each image, shape (B,).
+    """Compute the dot-regression loss (1/2) (cos(f, v) - 1)^2 of each image, shape (B,).
 
     Args:
         features: Features f, shape (B, d).
@@ -194,12 +196,12 @@ def dot_regression(features: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
 
 def feature_distillation(features: torch.Tensor, received: torch.Tensor, kind: Literal["l2", "cos"]) -> torch.Tensor:
-    """Return the mean over a batch of ||f - f_g||^2 / d (``l2``) or 1 - cos(f, f_g) (``cos``).
+    """Compute the feature distillation: the batch mean of ||f - f_g||^2 / d (``l2``) or 1 - cos(f, f_g) (``cos``).
 
     Args:
         features: Features f by the model in training, shape (B, d).
         received: Features f_g by the received model, shape (B, d).
-        kind: Distance.
+        kind: ``l2`` for the squared distance, ``cos`` for 1 minus the cosine.
     """
     if kind == "l2":
         return F.mse_loss(features, received)

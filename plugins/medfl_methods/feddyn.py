@@ -23,15 +23,16 @@ from medfl.types import MODEL_PREFIX, Meta, Tensors
 from medfl.utils.wire import prefixed
 
 logger = logging.getLogger(__name__)
+"""Logger of this module."""
 
 UPDATE_SUM_PREFIX = "drift/"
-"""State prefix of a sum of updates: at a site g_k, at the server h / K (see `FedDyn`)."""
+"""Prefix of a sum of updates in a participant's state: at a site g_k, at the server h / K (see `FedDyn`)."""
 
 PENDING_UPDATE_PREFIX = "pending/"
-"""State prefix of a site's last update until the server confirms that it aggregated the reply."""
+"""Prefix, in a site's state, of its last update until the server confirms that it aggregated the reply."""
 
 MEAN_MODEL_PREFIX = "mean/"
-"""State prefix of the mean of the participants' models at the server."""
+"""Prefix, in the server's state, of the mean of the participants' models."""
 
 MAX_RELATIVE_LENGTH = 10.0
 """Threshold of a warning: length of the server's h / K (see `FedDyn`), relative to the length of the model."""
@@ -78,6 +79,7 @@ class FedDyn(Averaging):
     Source: Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama, ICLR 2021, Algorithm 1.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "feddyn"
     family = "averaging"
     paper = "Acar et al., ICLR 2021"
@@ -120,7 +122,7 @@ class FedDyn(Averaging):
         )
 
     def weight(self, meta: Meta) -> float:
-        """Return 1: all participants have equal weight."""
+        """Return the weight of a reply before normalisation: 1, so that all participants have equal weight."""
         return 1.0
 
     def requests(self, server: Server) -> list[Request]:
@@ -145,7 +147,7 @@ class FedDyn(Averaging):
         super().aggregate_updates(server, replies)
 
     def server_update(self, server: Server, old: Tensors, mean: Tensors) -> Tensors:
-        """Return the start of the next round, mean + h / K; store the mean and h / K in the server's state."""
+        """Compute the new shared tensors, mean + h / K; store the mean and h / K in the server's state."""
         new = super().server_update(server, old, mean)
         set_auxiliary_state(server, MEAN_MODEL_PREFIX, new)
         share = server.state.meta["replied"] / len(server.trainable())
@@ -162,7 +164,7 @@ class FedDyn(Averaging):
         return new | {name: add_update(new[name], drift[name].double()) for name in names}
 
     def publish(self, server: Server) -> Tensors:
-        """Return the reported model."""
+        """Return the tensors that every site needs for its evaluation: the model that `report` chooses."""
         return (
             prefixed(auxiliary_state(server, MEAN_MODEL_PREFIX), MODEL_PREFIX)
             if self.report == "mean"
@@ -170,7 +172,7 @@ class FedDyn(Averaging):
         )
 
     def models(self, participant: Server | Site) -> dict[str, Model]:
-        """Return the reported model."""
+        """Return the models of a participant by kind; ``global`` is the model that `report` chooses."""
         models = super().models(participant)
         if isinstance(participant, Server) and models and self.report == "mean":
             return {"global": Model(participant.task.network, auxiliary_state(participant, MEAN_MODEL_PREFIX))}
@@ -186,7 +188,7 @@ class FedDyn(Averaging):
         return super().train(site, request)
 
     def before_fit(self, fit: Fit) -> None:
-        """Load g_k to the task's device."""
+        """Prepare a training: load g_k to the task's device."""
         fit.extra["drift"] = {
             name: tensor.to(fit.site.task.device)
             for name, tensor in auxiliary_state(fit.site, UPDATE_SUM_PREFIX).items()

@@ -64,6 +64,7 @@ class FedKPer(Averaging):
     Source: Fowler and AlRegib, ICIP 2026, equations 3 to 6; where the paper gives no detail, its released code.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedkper"
     family = "averaging"
     paper = "Fowler and AlRegib, ICIP 2026"
@@ -71,10 +72,12 @@ class FedKPer(Averaging):
     supports = frozenset({Capability.DP_SGD})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels", "soft_targets"})
+    """Requirements that the task or the run must meet, otherwise the run is refused before it starts."""
     sends_meta: ClassVar[Mapping[str, MetaField]] = {
         "size": MetaField("private", Count),
         "score": MetaField("private", bounded_number(0)),
     }
+    """Mapping from each metadata key of a reply to its type and its disclosure under a privacy setting."""
     presets: ClassVar[Mapping[str, Meta]] = {
         "paper": {},
         "code": {"gradient_clip": None, "score_eps": 1e-6},
@@ -93,10 +96,11 @@ class FedKPer(Averaging):
     tau: float = Field(1.0, gt=0, allow_inf_nan=False)
     score_eps: float = Field(1e-12, ge=0, allow_inf_nan=False)
     gradient_clip: float | None = Field(5.0, gt=0, allow_inf_nan=False)
+    """Maximum L2 norm of a batch's gradient over all parameters jointly, > 0; None disables clipping."""
 
     @property
     def active_needs(self) -> frozenset[Need]:
-        """Needs of the task: soft targets for the distillation or the accuracy, class labels for the diversity."""
+        """Requirements with the current settings: soft targets, class labels, both or none."""
         needs: set[Need] = {"soft_targets"} if self.distill else set()
         if self.aggregation == "score" and "acc" in self.score:
             needs.add("soft_targets")
@@ -106,12 +110,12 @@ class FedKPer(Averaging):
 
     @property
     def active_supports(self) -> frozenset[Capability]:
-        """Capabilities of the class; DP-SGD only if lambda depends on no image or on a single one."""
+        """Capabilities with the current settings; DP-SGD only if lambda depends on at most one image."""
         is_per_image = not self.distill or self.lambda_mode == "const" or self.lambda_scope == "sample"
         return super().active_supports - (set() if is_per_image else {Capability.DP_SGD})
 
     def before_fit(self, fit: Fit) -> None:
-        """Store the received model as the teacher."""
+        """Prepare a training: store the received model as the teacher."""
         if self.distill:
             fit.extra["teacher"] = Teacher(fit.model, fit.site)
 
@@ -134,7 +138,7 @@ class FedKPer(Averaging):
             fit.meta["score"] = reliability(self.score, accuracy, diversity, self.score_eps)
 
     def weight(self, meta: Meta) -> float:
-        """Return the site's score (1 if the reply has none), or its size."""
+        """Return the weight of a reply before normalisation: its score (1 if it has none), or the site's size."""
         return float(meta.get("score", 1.0)) if self.aggregation == "score" else super().weight(meta)
 
     def distillation_weight(self, fit: Fit, teacher: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -165,7 +169,9 @@ def own_accuracy(fit: Fit) -> float:
 def adaptive_weight(
     objective: Objective, teacher: torch.Tensor, targets: torch.Tensor, cap: float, per_sample: bool = False
 ) -> torch.Tensor:
-    """Return min(1 / (CE + 1e-8), cap), the weight of the teacher, without a gradient (equation 4).
+    """Compute the weight of the teacher, min(1 / (CE + 1e-8), cap), without a gradient (equation 4).
+
+    CE is the cross entropy of the teacher.
 
     Args:
         objective: Objective of the task, with soft targets.
@@ -198,10 +204,10 @@ def label_diversity(counts: list[int]) -> float:
 
 
 def reliability(kind: str, accuracy: float, diversity: float, eps: float) -> float:
-    """Return the score of a site: ``acc`` A, ``div`` eps + d, or ``acc*div`` A (eps + d) (equation 6).
+    """Compute the score of a site (equation 6) from its accuracy A and its label diversity d.
 
     Args:
-        kind: Definition of the score, as `FedKPer.score`.
+        kind: Definition of the score: ``acc`` is A, ``div`` is eps + d, ``acc*div`` is A (eps + d).
         accuracy: Accuracy A.
         diversity: Label diversity d.
         eps: Constant added to d.

@@ -25,19 +25,20 @@ from medfl.types import AugmentingDataset, Meta, Tensors
 from medfl.utils.wire import prefixed, select
 
 PUBLIC_PREFIX = "public/"
-"""Prefix of the public images and targets in requests, and name of the blob that stores them at a site."""
+"""Prefix of the public images and targets in requests, and name of the blob (a file of tensors) that stores them at a
+site."""
 
 LOGITS = "scores/logits"
 """Name of the tensor with a site's logits of the drawn public images."""
 
 CONSENSUS = "consensus"
-"""Name of the tensor with the mean logits of all sites."""
+"""Name of the tensor with the mean logits of the sites, in requests and in the server's state."""
 
 DIGEST = "digest"
-"""Name of the step, and label of the training, towards the mean logits."""
+"""Name of the step, and label of the training, in which sites learn the mean logits."""
 
 ROUNDING_TOLERANCE = 1e-5
-"""Differences of logits up to this value count as 0."""
+"""Largest absolute difference of logits that counts as 0 in the digest phase."""
 
 
 class FedMD(PersonalModels):
@@ -75,6 +76,7 @@ class FedMD(PersonalModels):
     Source: Li, Wang, NeurIPS workshop on federated learning 2019, Algorithm 1, and its released code.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedmd"
     family = "personal"
     paper = "Li, Wang, 2019"
@@ -82,9 +84,12 @@ class FedMD(PersonalModels):
     supports = frozenset({Capability.DIFFERENT_NETWORKS})
 
     sends: ClassVar[Mapping[str, PayloadKind]] = {"scores/": "statistic"}
+    """Mapping from each name prefix of sent tensors to the kind of these tensors."""
     needs: ClassVar[frozenset[Need]] = frozenset({"public_data", "soft_targets"})
+    """Requirements that the task or the run must meet, otherwise the run is refused before it starts."""
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"public_epochs": 20, "private_epochs": 25}, "medfl": {}}
     preset_settings: ClassVar[Mapping[str, Meta]] = {"paper": {"rounds": 20, "epochs": 4, "batch_size": 5}}
+    """Mapping from each preset to the settings of the run that belong to it."""
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (
         ReducesTo("local", {"public_epochs": 0, "private_epochs": 0, "digest_epochs": 0}),
     )
@@ -116,7 +121,7 @@ class FedMD(PersonalModels):
         server.state.meta |= {"holders": [], "scored": [], "shape": list(server.task.objective.output_shape(image))}
 
     def round_steps(self) -> tuple[RoundStep, ...]:
-        """Return the two steps of a round: sites send logits, then train towards the mean and on own images."""
+        """Return the two steps of a round: sites send logits, then train towards their mean and on their own images."""
         return (
             RoundStep("score", self.score_requests, self.score, self.aggregate_logits),
             RoundStep(DIGEST, self.digest_requests, self.digest, self.delete_mean_logits),
@@ -152,7 +157,7 @@ class FedMD(PersonalModels):
         return [Request(name, DIGEST, tensors) for name in server.state.meta["scored"]]
 
     def delete_mean_logits(self, server: Server, replies: Replies) -> None:
-        """Delete the mean logits from the server's state."""
+        """Aggregate the replies of the digest step: delete the mean logits from the server's state."""
         self.record_public_data_sites(server, replies)
         server.state.tensors, server.state.meta["scored"] = {}, []
 
@@ -215,7 +220,7 @@ class FedMD(PersonalModels):
         return Reply(log=log | done.log, trained={"personal": Model(site.network, done.after)})
 
     def make_optimizer(self, fit: Fit) -> torch.optim.Optimizer:
-        """Return Adam for the digest phase; the task's optimiser otherwise."""
+        """Create the optimiser of a training: Adam for the digest phase, the task's optimiser otherwise."""
         if fit.training.label != DIGEST:
             return super().make_optimizer(fit)
         return torch.optim.Adam([parameter for _, parameter in fit.parameters()], lr=self.digest_lr)

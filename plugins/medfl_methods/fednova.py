@@ -20,7 +20,7 @@ from medfl.utils.metadata import MAX_COUNT, Count, MetaField, bounded_number
 from medfl_methods.fedprox import FedProx
 
 STEP_FACTOR = "stretch"
-"""Key in the server's metadata: factor of the weighted mean of this round's updates, >= 0."""
+"""Key, in the server's metadata, of the factor by which this round's mean update is multiplied, >= 0."""
 
 
 class FedNova(FedProx):
@@ -36,8 +36,9 @@ class FedNova(FedProx):
 
         The effort is the distance that t local steps cover along a constant gradient of 1, in units of the learning
         rate: a_k = t for plain SGD, and sum_{j <= t} (1 - beta^j) / (1 - beta) with momentum beta. With the proximal
-        term, it is D after t iterations of v <- beta v + 1 - lr mu D, D <- D + v, from v = D = 0. Buffers are averaged
-        with the weights p_k / a_k, without the factor tau_eff. Sites that take no step are left out.
+        term, it is the distance D after t iterations of v <- beta v + 1 - lr mu D, D <- D + v, with the velocity v,
+        from v = D = 0. Buffers are averaged with the weights p_k / a_k, without the factor tau_eff. Sites that take no
+        step are left out.
 
     When to use it: When sites of different sizes train for whole epochs, so that large sites take many more steps.
     `fedavg` then ends nearer to the optimum of the large sites than their weights state.
@@ -59,6 +60,7 @@ class FedNova(FedProx):
     Source: Wang, Liu, Liang, Joshi, Poor, NeurIPS 2020, equations 5 and 8.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fednova"
     family = "averaging"
     paper = "Wang et al., NeurIPS 2020"
@@ -70,6 +72,7 @@ class FedNova(FedProx):
         "effort": MetaField("needed", bounded_number(0, MAX_COUNT), after=("fit",)),
         "steps": MetaField("needed", Count, after=("fit",)),
     }
+    """Mapping from each metadata key of a reply to its type and its disclosure under a privacy setting."""
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {}, "medfl": {}}
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = ()
 
@@ -99,7 +102,10 @@ class FedNova(FedProx):
         return "size"
 
     def weights_of(self, server: Server, metas: Mapping[str, Meta]) -> dict[str, float]:
-        """Return p_k / a_k, and 0 for a site that took no step; p_k if all efforts are equal."""
+        """Return the weight of each site's reply before normalisation: p_k / a_k, or p_k if all efforts are equal.
+
+        A site that took no step has weight 0.
+        """
         sizes = super().weights_of(server, metas)
         efforts = {name: meta["effort"] for name, meta in metas.items()}
         if len(set(efforts.values())) == 1:
@@ -107,17 +113,17 @@ class FedNova(FedProx):
         return {name: size / efforts[name] if efforts[name] else 0.0 for name, size in sizes.items()}
 
     def aggregate_updates(self, server: Server, replies: Replies) -> None:
-        """Compute the factor of this round, then average the updates."""
+        """Compute the factor of this round's mean update, then average the updates."""
         moving = {name: meta for name, meta in replies.meta.items() if meta["effort"]}
         server.state.meta[STEP_FACTOR] = self.step_factor(super().weights_of(server, moving), moving) if moving else 1.0
         super().aggregate_updates(server, replies)
 
     def step_factor(self, sizes: Mapping[str, float], metas: Mapping[str, Meta]) -> float:
-        """Return tau_eff sum_k p_k / a_k, the factor between FedNova's step and the mean with weights p_k / a_k.
+        """Compute the factor of the mean update, tau_eff sum_k p_k / a_k, in which the mean has weights p_k / a_k.
 
         Args:
-            sizes: Maps each site that took a step to its weight.
-            metas: Maps each site that took a step to the metadata of its reply.
+            sizes: Mapping from each site that took a step to its weight.
+            metas: Mapping from each site that took a step to the metadata of its reply.
         """
         shares = normalised_weights(dict(sizes), metas)
         if self.tau_eff == "effort" and len({meta["effort"] for meta in metas.values()}) == 1:

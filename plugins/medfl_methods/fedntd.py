@@ -18,13 +18,15 @@ from medfl.types import Meta
 from medfl_methods.fedavg import FedAvg
 
 logger = logging.getLogger(__name__)
+"""Logger of this module."""
 
 
 class FedNTD(FedAvg):
     """FedAvg with not-true distillation (FedNTD): sites preserve the received model's view of the other classes.
 
     The received model teaches the local model about all classes except the true one. This preserves knowledge of
-    classes that are absent at a site. Images or voxels without a known true class are left out of the distillation.
+    classes that are absent at a site. Images or voxels without a known true class add 0 to the distillation, but count
+    in its mean.
 
     Update rule:
         With tau the temperature, and both predictions a softmax over all classes but the true one, a site minimises
@@ -35,7 +37,8 @@ class FedNTD(FedAvg):
 
     Limits: With two classes, the method has no effect.
 
-    Limit cases: A task with two alternatives, such as `binary` and `multilabel`, makes this method `fedavg`. Without
+    Limit cases: The alternatives are the answers that a model chooses among: the classes, or the presence and absence
+    of a finding. A task with two alternatives, such as `binary` and `multilabel`, makes this method `fedavg`. Without
     the true alternative, a single one remains, whose probability is 1 in both models.
 
     Attributes:
@@ -45,6 +48,7 @@ class FedNTD(FedAvg):
     Source: Lee, Jeong, Shin, Bae, Yun, NeurIPS 2022, equations 3 to 5.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedntd"
     family = "averaging"
     paper = "Lee et al., NeurIPS 2022"
@@ -52,6 +56,7 @@ class FedNTD(FedAvg):
     supports = frozenset({Capability.DP_SGD, Capability.ROBUST})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"soft_targets"})
+    """Requirements that the task or the run must meet, otherwise the run is refused before it starts."""
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"beta": 1.0, "tau": 1.0}, "medfl": {}}
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (ReducesTo("fedavg", {"beta": 0.0}),)
 
@@ -60,7 +65,7 @@ class FedNTD(FedAvg):
 
     @property
     def active_needs(self) -> frozenset[Need]:
-        """Needs of the class; none for ``beta = 0``."""
+        """Requirements of the method with its current settings: `needs`, or none for ``beta = 0``."""
         return self.needs if self.beta else frozenset()
 
     def setup(self, server: Server) -> None:
@@ -73,12 +78,12 @@ class FedNTD(FedAvg):
             )
 
     def before_fit(self, fit: Fit) -> None:
-        """Store the received model as the teacher."""
+        """Prepare a training: store the received model as the teacher."""
         if self.beta:
             fit.extra["teacher"] = Teacher(fit.model, fit.site)
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
-        """Return the task's loss plus the not-true distillation term."""
+        """Return the loss of a batch: the task's loss plus beta times the not-true distillation."""
         loss, objective = super().loss(fit, batch), fit.site.task.objective
         if self.beta == 0:
             return loss
@@ -94,12 +99,16 @@ class FedNTD(FedAvg):
 def not_true_distillation(
     student: torch.Tensor, teacher: torch.Tensor, truth: torch.Tensor, tau: float = 1.0
 ) -> torch.Tensor:
-    """Return tau^2 KL(teacher || student) over all alternatives but the true one, as a mean over the batch.
+    """Compute tau^2 KL(teacher || student) over all alternatives but the true one, as a mean over the batch.
+
+    Alternatives are the K answers that a model chooses among, such as classes. Their probabilities are the softmax over
+    all alternatives but the true one, with temperature tau. Entries without a known true alternative add 0, but count
+    in the mean.
 
     Args:
         student: Logits of the alternatives, shape (B, K) or (B, K, ...), K >= 2.
         teacher: Logits of the same shape; no gradient flows into them.
-        truth: Index of the true alternative, shape (B,) or (B, ...), int64. Entries of -1 are left out.
+        truth: Index of the true alternative, shape (B,) or (B, ...), int64; -1 if it is unknown.
         tau: Temperature, > 0.
 
     Returns:

@@ -37,6 +37,7 @@ class FedPer(BodySharingWithMeanHead):
     Source: Arivazhagan, Aggarwal, Singh, Choudhary, arXiv 1912.00818, Algorithms 1 and 2, with one layer personal.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedper"
     family = "personal"
     paper = "Arivazhagan et al., 2019"
@@ -44,3 +45,4 @@ class FedPer(BodySharingWithMeanHead):
     supports = frozenset({Capability.DIFFERENT_HEADS, Capability.DP_SGD, Capability.ROBUST})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"head"})
+    """Requirements that the task or the run must meet, otherwise the run is refused before it starts."""

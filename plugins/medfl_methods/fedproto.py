@@ -48,6 +48,7 @@ class FedProto(PrototypeSharing):
     Source: Tan, Long, Liu, Zhou, Lu, Jiang, Zhang, AAAI 2022, equations 4 to 7, and its released code.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedproto"
     family = "personal"
     paper = "Tan et al., AAAI 2022"
@@ -55,6 +56,7 @@ class FedProto(PrototypeSharing):
     supports = frozenset({Capability.DIFFERENT_NETWORKS})
 
     sends_meta: ClassVar[Mapping[str, MetaField]] = {"label_counts": MetaField("private", list_of(Count, "classes"))}
+    """Mapping from each metadata key of a reply to its type and its disclosure under a privacy setting."""
     presets: ClassVar[Mapping[str, Meta]] = {
         "paper": {"distance": "l2", "weights": "counts", "inference": "prototype"},
         "medfl": {},
@@ -64,7 +66,7 @@ class FedProto(PrototypeSharing):
     weights: Literal["uniform", "counts"] = "uniform"
 
     def scale(self, features: int) -> float:
-        """Return the factor of the squared distance: 1 for ``l2``, 1 / d for ``mse``."""
+        """Return the factor of the squared distance besides `lam`: 1 for ``l2``, 1 / d for ``mse`` with d features."""
         return 1.0 if self.distance == "l2" else super().scale(features)
 
     def reply_metadata(self, site: Site) -> Meta:
@@ -74,7 +76,7 @@ class FedProto(PrototypeSharing):
         return {"label_counts": torch.bincount(labels_of(site.train), minlength=site.task.objective.classes).tolist()}
 
     def update_prototypes(self, server: Server, sent: Mapping[str, Tensors], metas: Mapping[str, Meta]) -> None:
-        """Store the mean prototype of each class over the sites that sent one."""
+        """Store the common prototype of each class: the mean over the sites that sent a prototype."""
         ones = [1] * server.task.objective.classes
         set_auxiliary_state(
             server,

@@ -36,6 +36,7 @@ class FedProx(FedAvg):
     Source: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, MLSys 2020, equation 2.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedprox"
     family = "averaging"
     paper = "Li et al., MLSys 2020"

@@ -50,6 +50,7 @@ class FedRep(BodySharingWithMeanHead):
     Source: Collins, Hassani, Mokhtari, Shakkottai, ICML 2021, Algorithm 1.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedrep"
     family = "personal"
     paper = "Collins et al., ICML 2021"
@@ -57,12 +58,13 @@ class FedRep(BodySharingWithMeanHead):
     supports = frozenset({Capability.DIFFERENT_HEADS, Capability.ROBUST})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"head"})
+    """Requirements that the task or the run must meet, otherwise the run is refused before it starts."""
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"head_share": 10 / 11}, "medfl": {}}
 
     head_share: float = Field(0.5, ge=0, le=1)
 
     def trainings(self, site: Site) -> Sequence[Training]:
-        """Return the training of the head, if it has a share of the batches, and the training of the body."""
+        """Return the trainings of a round in their order: of the head, if it has any batches, and of the body."""
         settings, share = site.settings, self.head_share
         images = 0 if site.train is None else len(site.train)
         total = settings.steps or settings.epochs * math.ceil(images / settings.batch_size)

@@ -20,7 +20,7 @@ from medfl.types import Tensors
 from medfl_methods.fedavg import FedAvg
 
 SECOND_HEAD_PREFIX = "own/"
-"""State prefix of a site's second head."""
+"""Prefix, in a site's state, of its second head."""
 
 
 class FedRoD(FedAvg):
@@ -54,6 +54,7 @@ class FedRoD(FedAvg):
     Source: Chen, Chao, ICLR 2022, equations 6 to 8 and Algorithm 1, with the balanced softmax and a linear second head.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedrod"
     family = "personal"
     paper = "Chen, Chao, ICLR 2022"
@@ -61,6 +62,7 @@ class FedRoD(FedAvg):
     supports = frozenset({Capability.ROBUST})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_logits", "linear_head"})
+    """Requirements that the task or the run must meet, otherwise the run is refused before it starts."""
 
     gamma: float = Field(1.0, ge=0, allow_inf_nan=False)
 
@@ -88,7 +90,7 @@ class FedRoD(FedAvg):
     # ---- a site
 
     def before_fit(self, fit: Fit) -> None:
-        """Load the second head with its optimiser, and compute gamma ln m_k."""
+        """Prepare a training: load the second head with its optimiser, and compute gamma ln m_k."""
         task = fit.site.task
         own = copy.deepcopy(body_and_head(fit.model)[1])
         own.load_state_dict(
@@ -124,7 +126,7 @@ class FedRoD(FedAvg):
         return reply
 
     def models(self, participant: Server | Site) -> dict[str, Model]:
-        """Return the global model and, for a site, its personal model."""
+        """Return the models of a participant by kind: ``global``, and at a site also ``personal``."""
         models = super().models(participant)
         if isinstance(participant, Site):
             models["personal"] = self.with_second_head(participant, next(iter(models.values())).tensors)

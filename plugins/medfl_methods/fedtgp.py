@@ -20,9 +20,10 @@ from medfl.types import Meta, Tensors
 from medfl.utils.rng import seeded_generators
 
 logger = logging.getLogger(__name__)
+"""Logger of this module."""
 
 GENERATOR_PREFIX = "generator/"
-"""State prefix of the network that generates the prototypes at the server."""
+"""Prefix, in the server's state, of the network that generates the prototypes."""
 
 
 class FedTGP(PrototypeSharing):
@@ -61,6 +62,7 @@ class FedTGP(PrototypeSharing):
     Source: Zhang, Liu, Hua, Cao, AAAI 2024, equations 6 to 9, and its released code.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedtgp"
     family = "personal"
     paper = "Zhang et al., AAAI 2024"
@@ -123,6 +125,10 @@ class TrainablePrototypes(nn.Module):
     Args:
         classes: Number of classes, >= 1.
         features: Number of features of a prototype, >= 1.
+
+    Attributes:
+        embedding: Trainable vector of each class.
+        layers: Linear layers that compute the prototypes from the vectors.
     """
 
     def __init__(self, classes: int, features: int) -> None:
@@ -150,7 +156,9 @@ def distances(rows: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
 
 
 def adaptive_margin(means: torch.Tensor, tau: float) -> float:
-    """Return the largest distance of a class to its nearest other class, at most `tau`; `tau` for a single class.
+    """Compute the adaptive margin: the largest distance of a class to its nearest other class, at most `tau`.
+
+    For a single class it is `tau`.
 
     Args:
         means: Mean prototypes of the classes that were sent, shape (k, d).
@@ -163,7 +171,7 @@ def adaptive_margin(means: torch.Tensor, tau: float) -> float:
 
 
 def contrastive_loss(rows: torch.Tensor, prototypes: torch.Tensor, labels: torch.Tensor, margin: float) -> torch.Tensor:
-    """Return the cross entropy of -(distance + margin of the true class) as logits.
+    """Compute the loss of the prototypes: cross entropy of the logits -(distance + margin of the true class).
 
     Args:
         rows: Prototypes of sites, shape (n, d).

@@ -42,6 +42,7 @@ class FedYogi(AdaptiveServer):
     (studies/fedsdc_optimizers.yaml).
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedyogi"
     family = "averaging"
     paper = "Reddi et al., ICLR 2021"
@@ -55,8 +56,9 @@ class FedYogi(AdaptiveServer):
     }
 
     eta: float = Field(0.03, gt=0, allow_inf_nan=False)
+    """Learning rate of the server, > 0."""
     beta2: float = Field(0.99, ge=0, lt=1)
 
     def second_moment(self, kept: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
-        """Return v - (1 - beta2) D^2 sign(v - D^2), given v (`kept`) and D^2 (`square`)."""
+        """Compute the new second moment v - (1 - beta2) D^2 sign(v - D^2) from v (`kept`) and D^2 (`square`)."""
         return kept - (1 - self.beta2) * square * torch.sign(kept - square)

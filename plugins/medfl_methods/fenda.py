@@ -38,6 +38,12 @@ class TwoBodies(nn.Module):
         body: Global body, of the same architecture.
         head: Head, which maps joined features to outputs.
         join: ``concat`` gives the head (B, 2 d) features, the personal ones first; ``sum`` gives it the sum (B, d).
+
+    Attributes:
+        own: Personal body.
+        body: Global body.
+        head: Head.
+        join: Combination of the features of both bodies.
     """
 
     def __init__(self, own: nn.Module, body: nn.Module, head: nn.Module, join: FeatureJoin) -> None:
@@ -85,6 +91,7 @@ class Fenda(BodySharing):
     Source: Tavakoli, Emerson, Ayromlou, Jewell, Krishnan, Zhang, Verma, Razak, arXiv 2309.16825, section 3.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fenda"
     family = "personal"
     paper = "Tavakoli et al., 2023"
@@ -92,6 +99,7 @@ class Fenda(BodySharing):
     supports = frozenset({Capability.DIFFERENT_HEADS, Capability.DP_SGD, Capability.ROBUST})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"linear_head"})
+    """Requirements that the task or the run must meet, otherwise the run is refused before it starts."""
 
     join: FeatureJoin = "concat"
     cosine: float = Field(0.0, ge=0, allow_inf_nan=False)
@@ -99,7 +107,7 @@ class Fenda(BodySharing):
     # ---- networks
 
     def task_of(self, task: Task) -> Task:
-        """Return the task whose networks have two bodies; pre-trained weights of the run initialise both."""
+        """Return the task with the method's networks, which have two bodies. Pre-trained weights initialise both."""
         outputs, weights = task.objective.outputs, task.weights
         for name in task.networks:
             file = weights if name == task.network else None
@@ -109,7 +117,7 @@ class Fenda(BodySharing):
         return replace(task, weights=None)
 
     def network_config(self, model: Model, network_def: Any) -> Any:
-        """Return the bundle's definition of the network with two bodies."""
+        """Return the MONAI configuration of the network in an exported bundle, with two bodies."""
         outputs = len(model.tensors["head.bias"]) if self.join == "concat" else 0
         config = {
             "_target_": f"{__name__}.with_two_bodies",
@@ -120,7 +128,7 @@ class Fenda(BodySharing):
         return config | {"name": model.network}
 
     def shared_names(self, model: nn.Module, norm_sync: str) -> list[str]:
-        """Return the state-dict names of the global body."""
+        """Return the state-dict names of the tensors that sites and server exchange: of the global body."""
         return [name for name in super().shared_names(model, norm_sync) if name.startswith(GLOBAL_BODY_PREFIX)]
 
     # ---- a site
@@ -135,7 +143,14 @@ class Fenda(BodySharing):
         )
 
     def regulariser(self, fit: Fit, batch: Batch, own: torch.Tensor, common: torch.Tensor) -> torch.Tensor | float:
-        """Return the regulariser of the features (B, d) by the personal and the global body."""
+        """Compute the regulariser: `cosine` times the mean |cos| of personal and global features.
+
+        Args:
+            fit: Training at the site.
+            batch: The batch.
+            own: Features (B, d) by the personal body.
+            common: Features (B, d) by the global body.
+        """
         return self.cosine * F.cosine_similarity(own, common, dim=1).abs().mean() if self.cosine else 0.0
 
 
@@ -146,7 +161,7 @@ def with_two_bodies(
 
     Args:
         network: Network that computes head(body(images)).
-        join: Combination of the features, as in `TwoBodies`; ``concat`` adds a new linear head.
+        join: Combination of the features: ``concat``, with a new linear head, or ``sum``.
         outputs: Number of outputs of the new head.
         name: Name of the network, for error messages.
         other: Network of the same architecture whose body becomes the personal one; None copies the body.
@@ -165,7 +180,7 @@ def build_with_two_bodies(
     Args:
         build: Function that builds the network.
         name: Name of the network, for error messages.
-        join: Combination of the features, as in `TwoBodies`.
+        join: Combination of the features: ``concat``, with a new linear head, or ``sum``.
         outputs: Number of outputs of the new head with ``concat``.
         weights: Pre-trained weights for both bodies, or None.
     """

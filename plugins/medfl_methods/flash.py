@@ -14,6 +14,7 @@ from medfl.toolkit.server_optimizer import apply_steps, load_moment, store_momen
 from medfl.types import Meta, Tensors
 
 logger = logging.getLogger(__name__)
+"""Logger of this module."""
 
 
 class Flash(Averaging):
@@ -49,6 +50,7 @@ class Flash(Averaging):
     Source: Panchal, Choudhary, Mitra, Mukherjee, Sarkhel, Mitra, Guan, ICML 2023, Algorithm 1.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "flash"
     family = "averaging"
     paper = "Panchal et al., ICML 2023"
@@ -64,13 +66,14 @@ class Flash(Averaging):
     guard: bool = True
 
     def weight(self, meta: Meta) -> float:
-        """Return 1: all participants have equal weight."""
+        """Return the weight of a reply before normalisation: 1, so that all participants have equal weight."""
         return 1.0
 
     def server_update(self, server: Server, old: Tensors, mean: Tensors) -> Tensors:
         """Return the new global tensors; update m, v and delta in the server's state.
 
-        Their names are ``server/first/NAME``, ``server/second/NAME`` and ``server/drift/NAME``.
+        The server's auxiliary state stores them as ``first/NAME``, ``second/NAME`` and ``drift/NAME``, with the
+        parameter's name.
         """
         steps, not_positive = Tensors(), 0
         for name in (name for name in server.state.meta["parameters"] if name in mean):

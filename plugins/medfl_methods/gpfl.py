@@ -21,7 +21,8 @@ from medfl.toolkit.fit import Fit
 from medfl.training.loop import Batch
 
 MagnitudeDistance = Literal["batch", "mean_square"]
-"""Distance between features and embeddings: of the whole batch, or the mean squared distance of the images."""
+"""Distance between features and embeddings: ``batch`` is the Euclidean distance of the whole batch, ``mean_square`` the
+mean squared distance of the images."""
 
 PERSONAL_HEAD = "own"
 """Name of a site's personal head in a `ConditionedHead`."""
@@ -32,6 +33,8 @@ CLASS_SHARES = "class_shares"
 
 class ConditionedHead(nn.Module):
     """Conditional valve (CoV), an embedding per class, and a personal head on the features behind the valve.
+
+    The valve transforms features f under a condition u, a vector: CoV(f, u) = ReLU((a(u) + 1) f + b(u)).
 
     Args:
         features: Number of features d of the body, >= 1.
@@ -57,7 +60,7 @@ class ConditionedHead(nn.Module):
         self.own = own
 
     def valve(self, features: torch.Tensor, condition: torch.Tensor) -> torch.Tensor:
-        """Return ReLU((a(u) + 1) f + b(u)).
+        """Compute the conditional valve: features f under a condition u become ReLU((a(u) + 1) f + b(u)).
 
         Args:
             features: Features f, shape (B, d).
@@ -108,6 +111,7 @@ class GPFL(BodySharing):
     Source: Zhang, Hua, Wang, Song, Xue, Ma, Cao, Guan, ICCV 2023, and its released code.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "gpfl"
     family = "personal"
     paper = "Zhang et al., ICCV 2023"
@@ -115,6 +119,7 @@ class GPFL(BodySharing):
     supports = frozenset({Capability.DIFFERENT_HEADS, Capability.ROBUST})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels", "linear_head"})
+    """Requirements that the task or the run must meet, otherwise the run is refused before it starts."""
 
     lam: float = Field(0.01, ge=0, allow_inf_nan=False)
     mu: float = Field(0.01, ge=0, allow_inf_nan=False)
@@ -123,7 +128,7 @@ class GPFL(BodySharing):
     # ---- networks
 
     def task_of(self, task: Task) -> Task:
-        """Return the task whose networks have a `ConditionedHead`."""
+        """Return the task with the method's networks, which have a `ConditionedHead`."""
         for name in task.networks:
             task = task.with_network(
                 name, partial(build_with_conditioned_head, partial(task.build, name), name, task.objective.classes)
@@ -131,13 +136,13 @@ class GPFL(BodySharing):
         return task
 
     def network_config(self, model: Model, network_def: Any) -> Any:
-        """Return the bundle's definition of the network with a `ConditionedHead`."""
+        """Return the MONAI configuration of the network in an exported bundle, with a `ConditionedHead`."""
         classes = next(len(tensor) for name, tensor in model.tensors.items() if name.endswith(f".{CLASS_SHARES}"))
         config = {"_target_": f"{__name__}.with_conditioned_head", "network": network_def, "classes": classes}
         return config | {"name": model.network}
 
     def shared_names(self, model: nn.Module, norm_sync: str) -> list[str]:
-        """Return all shared state-dict names except the personal head and the class shares."""
+        """Return the state-dict names of the exchanged tensors: all but the personal head and the class shares."""
         path = head_prefix(model, type(model).__name__)
         own = (f"{path}{PERSONAL_HEAD}.", f"{path}{CLASS_SHARES}")
         return [name for name in Averaging.shared_names(self, model, norm_sync) if not name.startswith(own)]
@@ -174,7 +179,13 @@ def angle_loss(features: torch.Tensor, embeddings: torch.Tensor, labels: torch.T
 
 
 def magnitude_loss(features: torch.Tensor, targets: torch.Tensor, kind: MagnitudeDistance) -> torch.Tensor:
-    """Return the distance of features (B, d) to their target embeddings (B, d), as `GPFL.magnitude` defines it."""
+    """Compute the distance of features to embeddings.
+
+    Args:
+        features: Features (B, d).
+        targets: Embedding of each image's class, (B, d).
+        kind: ``batch`` for the Euclidean distance of the whole batch, ``mean_square`` for the mean squared distance.
+    """
     if kind == "batch":
         return torch.linalg.vector_norm(features - targets)
     return (features - targets).square().sum(1).mean()

@@ -41,6 +41,7 @@ class LGFedAvg(FedAvg):
     Source: Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency, arXiv 2001.01523, Algorithm 1.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "lg_fedavg"
     family = "personal"
     paper = "Liang et al., 2020"
@@ -48,9 +49,10 @@ class LGFedAvg(FedAvg):
     supports = frozenset({Capability.DP_SGD, Capability.ROBUST})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"head"})
+    """Requirements that the task or the run must meet, otherwise the run is refused before it starts."""
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"weights": "uniform"}, "medfl": {}}
 
     def shared_names(self, model: nn.Module, norm_sync: str) -> list[str]:
-        """Return the state-dict names of the head."""
+        """Return the state-dict names of the tensors that sites and server exchange: of the head."""
         head = set(head_names(model, type(model).__name__))
         return [name for name in super().shared_names(model, norm_sync) if name in head]

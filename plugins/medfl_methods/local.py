@@ -25,6 +25,7 @@ class Local(PersonalModels):
             comparisons with methods that do so, such as `fedskd`.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "local"
     family = "reference"
     paper = ""
@@ -36,7 +37,7 @@ class Local(PersonalModels):
 
     @property
     def keeps_optimizer(self) -> bool:
-        """True if the optimiser's state persists over the rounds."""
+        """True if the optimiser's state is kept from one training to the next."""
         return self.optimizer_state == "persistent"
 
     def requests(self, server: Server) -> list[Request]:

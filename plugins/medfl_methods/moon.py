@@ -24,10 +24,10 @@ from medfl.types import Meta
 from medfl_methods.fedavg import FedAvg
 
 PREVIOUS_MODEL_PREFIX = "previous/"
-"""State prefix of the model that the site trained last."""
+"""Prefix, in a site's state, of the model that the site trained last."""
 
 PROJECTION_MARKER = "projection.fc1.bias"
-"""Name of a tensor that only a `ProjectionHead` has."""
+"""End of a tensor's name by which a `ProjectionHead` is recognised in a state dict."""
 
 
 class ProjectionHead(nn.Module):
@@ -88,6 +88,7 @@ class Moon(FedAvg):
     Source: Li, He, Song, CVPR 2021, equation 3 and Algorithm 1; the projection head of its released code.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "moon"
     family = "averaging"
     paper = "Li, He, Song, CVPR 2021"
@@ -95,6 +96,7 @@ class Moon(FedAvg):
     supports = frozenset({Capability.ROBUST})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"linear_head"})
+    """Requirements that the task or the run must meet, otherwise the run is refused before it starts."""
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"mu": 5.0}, "medfl": {}}
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (ReducesTo("fedavg", {"mu": 0.0, "proj_dim": 0}),)
 
@@ -105,7 +107,7 @@ class Moon(FedAvg):
     # ---- networks
 
     def task_of(self, task: Task) -> Task:
-        """Return the task whose networks have a projection head; the task itself for ``proj_dim = 0``."""
+        """Return the task with the method's networks: with a projection head, or unchanged for ``proj_dim = 0``."""
         for name in task.networks if self.proj_dim else ():
             build = partial(task.build, name)
             task = task.with_network(
@@ -114,7 +116,7 @@ class Moon(FedAvg):
         return task
 
     def network_config(self, model: Model, network_def: Any) -> Any:
-        """Return the bundle's definition of the network with a projection head."""
+        """Return the MONAI configuration of the network in an exported bundle, with a projection head."""
         if not self.proj_dim:
             return network_def
         first = next(name for name in model.tensors if name.endswith(PROJECTION_MARKER))
@@ -131,7 +133,7 @@ class Moon(FedAvg):
     # ---- a site
 
     def before_fit(self, fit: Fit) -> None:
-        """Load the received and the previous model as teachers, if the site has a previous model."""
+        """Prepare a training: load the received and the previous model as teachers, if there is a previous model."""
         if self.mu and (previous := auxiliary_state(fit.site, PREVIOUS_MODEL_PREFIX)):
             old = fit.site.task.load(previous, fit.site.network)
             fit.extra["others"] = [Teacher(self.split_features(model)[0], fit.site) for model in (fit.model, old)]

@@ -40,6 +40,7 @@ class MRMTL(ProximalPersonalModels):
     Source: Liu, Hu, Wu, Smith, NeurIPS 2022, equation 1 and Algorithm A1.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "mr_mtl"
     family = "personal"
     paper = "Liu, Hu, Wu, Smith, NeurIPS 2022"
@@ -54,9 +55,9 @@ class MRMTL(ProximalPersonalModels):
 
     @property
     def pull(self) -> float:
-        """Strength of the regulariser, `lam`."""
+        """Weight of the proximal term that pulls a site's model to the mean: `lam`."""
         return self.lam
 
     def weight(self, meta: Meta) -> float:
-        """Return the site's number of training images, or 1 for uniform weights."""
+        """Return the weight of a reply before normalisation: the site's number of training images, or 1 if uniform."""
         return super().weight(meta) if self.weights == "size" else 1.0

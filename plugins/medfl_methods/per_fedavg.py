@@ -60,6 +60,7 @@ class PerFedAvg(FinalAdaptation):
     Source: Fallah, Mokhtari, Ozdaglar, NeurIPS 2020, Algorithm 1 and section 4.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "per_fedavg"
     family = "personal"
     paper = "Fallah, Mokhtari, Ozdaglar, NeurIPS 2020"
@@ -75,19 +76,19 @@ class PerFedAvg(FinalAdaptation):
 
     @property
     def batches_per_step(self) -> int:
-        """Number of batches in a local step."""
+        """Number of batches that a local step uses: 2 for ``fo``, 3 for ``hf``."""
         return 2 if self.order == "fo" else 3
 
     def weight(self, meta: Meta) -> float:
-        """Return the site's number of training images, or 1 for uniform weights."""
+        """Return the weight of a reply before normalisation: the site's number of training images, or 1 if uniform."""
         return super().weight(meta) if self.weights == "size" else 1.0
 
     def trainings(self, site: Site) -> Sequence[Training]:
-        """Return the only training of a round, whose batches are groups of `batches_per_step` batches."""
+        """Return the trainings of a round: a single one, whose batches are groups of `batches_per_step` batches."""
         return (Training(batch_size=self.batches_per_step * site.settings.batch_size),)
 
     def make_optimizer(self, fit: Fit) -> torch.optim.Optimizer:
-        """Return the run's optimiser, or plain SGD with learning rate `beta`."""
+        """Create the optimiser of a training: the task's optimiser, or plain SGD with learning rate `beta`."""
         if self.beta is None:
             return super().make_optimizer(fit)
         return torch.optim.SGD([parameter for _, parameter in fit.parameters()], lr=self.beta)
@@ -117,7 +118,7 @@ class PerFedAvg(FinalAdaptation):
         return loss - self.alpha * (bend - bend.detach())
 
     def adapt(self, site: Site, start: Tensors, sent: Tensors) -> FitResult:
-        """Take one step of length alpha along the gradient on all training images, and return the result."""
+        """Adapt the common model by a gradient step of length alpha on all training images, and return the result."""
         task, settings, smallest = site.task, site.settings, site.task.objective.smallest_batch
         model = task.load(start, site.network).eval()
         batches = [r for r in torch.arange(len(site.train)).split(settings.batch_size) if len(r) >= smallest]

@@ -17,7 +17,7 @@ from medfl.training.loop import Batch
 from medfl_methods.fenda import GLOBAL_BODY_PREFIX, Fenda
 
 PREVIOUS_BODY_PREFIX = "previous/"
-"""State prefix of the global body as the site trained it last."""
+"""Prefix, in a site's state, of the global body as the site trained it last."""
 
 
 class PerFCL(Fenda):
@@ -50,6 +50,7 @@ class PerFCL(Fenda):
     Source: Zhang, Xu, Wei, Wang, Li, Shang, Pattern Recognition 2023.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "perfcl"
     family = "personal"
     paper = "Zhang et al., Pattern Recognition 2023"
@@ -63,14 +64,21 @@ class PerFCL(Fenda):
     tau: float = Field(0.5, gt=0, allow_inf_nan=False)
 
     def before_fit(self, fit: Fit) -> None:
-        """Load the three fixed bodies as teachers: the received global, the previous global and the personal one."""
+        """Prepare a training: load the received global, the previous global and the personal body as fixed teachers."""
         previous = auxiliary_state(fit.site, PREVIOUS_BODY_PREFIX)
         if (self.mu or self.gamma) and previous:
             old = fit.site.task.load(cpu_state(fit.model) | previous, fit.site.network)
             fit.extra["others"] = [Teacher(body, fit.site) for body in (fit.model.body, old.body, fit.model.own)]  # type: ignore[arg-type]
 
     def regulariser(self, fit: Fit, batch: Batch, own: torch.Tensor, common: torch.Tensor) -> torch.Tensor | float:
-        """Return both contrastive terms plus the regulariser of `fenda`."""
+        """Compute both contrastive terms plus the regulariser of `fenda`.
+
+        Args:
+            fit: Training at the site.
+            batch: The batch.
+            own: Features (B, d) by the personal body.
+            common: Features (B, d) by the global body.
+        """
         term = super().regulariser(fit, batch, own, common)
         if "others" not in fit.extra:
             return term

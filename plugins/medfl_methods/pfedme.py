@@ -20,7 +20,7 @@ from medfl.types import Meta, Tensors
 from medfl_methods.fedavg import FedAvg
 
 PERSONAL_PREFIX = "own/"
-"""State prefix of the parameters of a site's personal model."""
+"""Prefix, in a site's state, of the parameters of its personal model."""
 
 
 class PFedMe(FedAvg):
@@ -63,6 +63,7 @@ class PFedMe(FedAvg):
     Source: Dinh, Tran, Nguyen, NeurIPS 2020, Algorithm 1, equations 2, 5 and 7.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "pfedme"
     family = "personal"
     paper = "Dinh, Tran, Nguyen, NeurIPS 2020"
@@ -85,7 +86,7 @@ class PFedMe(FedAvg):
     # ---- a site
 
     def before_fit(self, fit: Fit) -> None:
-        """Set the personal model theta to the received model."""
+        """Prepare a training: set the personal model theta to the received model."""
         fit.extra["theta"] = dict(fit.start)
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
@@ -116,7 +117,7 @@ class PFedMe(FedAvg):
         return reply
 
     def models(self, participant: Server | Site) -> dict[str, Model]:
-        """Return the global model and, for a site, its personal model."""
+        """Return the models of a participant by kind: ``global``, and at a site also ``personal``."""
         models = super().models(participant)
         if isinstance(participant, Site):
             common = next(iter(models.values())).tensors

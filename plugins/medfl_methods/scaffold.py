@@ -67,6 +67,7 @@ class Scaffold(Averaging):
     Source: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, ICML 2020, Algorithm 1, option II.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "scaffold"
     family = "averaging"
     paper = "Karimireddy et al., ICML 2020"
@@ -74,6 +75,7 @@ class Scaffold(Averaging):
     supports = frozenset({Capability.ROBUST})
 
     sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL_PREFIX: "update", CONTROL_PREFIX: "update"}
+    """Mapping from each name prefix of sent tensors to the kind of these tensors."""
 
     server_lr: float = Field(1.0, gt=0, allow_inf_nan=False)
 
@@ -104,11 +106,11 @@ class Scaffold(Averaging):
         )
 
     def weight(self, meta: Meta) -> float:
-        """Return 1: all participants have equal weight."""
+        """Return the weight of a reply before normalisation: 1, so that all participants have equal weight."""
         return 1.0
 
     def extra_request_tensors(self, server: Server) -> Tensors:
-        """Return the server's control variate, which each request contains."""
+        """Return the tensors of each request besides the model: the server's control variate c."""
         return prefixed(auxiliary_state(server, CONTROL_PREFIX), CONTROL_PREFIX)
 
     def aggregate_updates(self, server: Server, replies: Replies) -> None:
@@ -134,14 +136,14 @@ class Scaffold(Averaging):
         return super().server_update(server, old, scale_parameter_updates(server, mean, self.server_lr))
 
     def aggregate_extra(self, server: Server, prefix: str, mean: Tensors, replied: int) -> None:
-        """Add |S| / N times the mean change to c, with |S| of N sites that replied."""
+        """Aggregate the changes of the control variates: add S / N times their mean to c, if S of N sites replied."""
         share = replied / len(server.trainable())
         super().aggregate_extra(server, prefix, {name: tensor * share for name, tensor in mean.items()}, replied)
 
     # ---- a site
 
     def before_fit(self, fit: Fit) -> None:
-        """Compute c - c_k, unless it is 0 everywhere: adding 0 in floating point may change a result."""
+        """Prepare a training: compute c - c_k, unless it is 0 everywhere (adding 0 could change the last bits)."""
         common, device = select(fit.received, CONTROL_PREFIX), fit.site.task.device
         own = {name: tensor.to(device) for name, tensor in auxiliary_state(fit.site, CONTROL_PREFIX).items()}
         gaps = {name: tensor - own[name] if name in own else tensor for name, tensor in common.items()}
@@ -155,7 +157,7 @@ class Scaffold(Averaging):
         return loss + torch.stack(terms).sum() if terms else loss
 
     def extra_reply_tensors(self, fit: Fit) -> Tensors:
-        """Return the change d_k of the site's control variate, and add it to c_k in the site's state."""
+        """Return the tensors for the server besides the update: the change d_k, which is also added to c_k."""
         lengths, common, changes = (
             distance_covered(fit.optimizer, fit.steps),
             select(fit.received, CONTROL_PREFIX),
@@ -169,14 +171,14 @@ class Scaffold(Averaging):
 
 
 def distance_covered(optimizer: torch.optim.Optimizer, steps: int) -> dict[torch.Tensor, float]:
-    """Return the distance that each parameter covers in a number of SGD steps along a constant gradient of 1.
+    """Compute the distance (the sum of step lengths) that SGD covers along a constant gradient of 1, per parameter.
 
     Args:
         optimizer: SGD optimiser, with or without momentum.
         steps: Number of steps, >= 0.
 
     Returns:
-        Maps each parameter to its distance.
+        Mapping from each parameter to its distance.
     """
     lengths: dict[torch.Tensor, float] = {}
     for group in optimizer.param_groups:

@@ -20,20 +20,25 @@ CENTRE_PREFIX = "robust/"
 
 
 class NormClip(WeighingRule):
-    """Mean of updates that are clipped to the norm `radius`, by default the median norm.
+    """Mean of the updates, each clipped to the norm `radius` (a setting), by default the median norm.
 
     With a radius that no update exceeds, it is the uniform mean.
     """
 
     options: ClassVar[frozenset[str]] = frozenset({"radius"})
+    """Names of the optional settings that the rule supports."""
 
     @property
     def iterations(self) -> int:
-        """Number of clipping iterations."""
+        """Number of clipping iterations: one."""
         return 1
 
     def weights(self, squares: torch.Tensor) -> torch.Tensor:
-        """Return the weights that clip each reply's distance from the centre."""
+        """Return the weights (n + 1,) of n replies and the centre that clip each reply's distance from the centre.
+
+        Args:
+            squares: Squared distances (n + 1, n + 1) between n replies and, last, the centre.
+        """
         n, radius = len(squares) - 1, self.robust.radius
         weights = torch.zeros(n + 1, dtype=torch.float64)
         weights[n] = 1.0
@@ -47,20 +52,21 @@ class NormClip(WeighingRule):
 
 
 class CentredClip(NormClip):
-    """The previous aggregate plus the mean of the replies' differences from it, each clipped to `radius`.
+    """Centred clipping: clipped differences of the replies from the previous aggregate are averaged and added to it.
 
-    Clipping is repeated `iterations` times, by default once.
+    Each difference is clipped to `radius`. Clipping is repeated `iterations` times, by default once.
     """
 
     options: ClassVar[frozenset[str]] = frozenset({"iterations", "radius"})
+    """Names of the optional settings that the rule supports."""
 
     @property
     def iterations(self) -> int:
-        """Number of clipping iterations."""
+        """Number of clipping iterations: the setting, by default one."""
         return 1 if self.robust.iterations is None else self.robust.iterations
 
     def centre(self, server: Server) -> Tensors:
-        """Return the previous aggregate."""
+        """Return the tensors of the centre by name: the previous aggregate."""
         return auxiliary_state(server, CENTRE_PREFIX)
 
     def aggregate(self, server: Server, replies: Replies) -> Tensors:

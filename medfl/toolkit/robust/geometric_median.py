@@ -19,6 +19,7 @@ class GeometricMedian(WeighingRule):
     """
 
     options: ClassVar[frozenset[str]] = frozenset({"iterations"})
+    """Names of the optional settings that the rule supports."""
 
     @property
     def least_replies(self) -> int:
@@ -26,7 +27,11 @@ class GeometricMedian(WeighingRule):
         return 2 * self.robust.f + 1
 
     def weights(self, squares: torch.Tensor) -> torch.Tensor:
-        """Return the weights after the last Weiszfeld step."""
+        """Return the weights (n + 1,) of n replies and the centre (0) after the last Weiszfeld step.
+
+        Args:
+            squares: Squared distances (n + 1, n + 1) between n replies and, last, the centre.
+        """
         n = len(squares) - 1
         weights = torch.zeros(n + 1, dtype=torch.float64)
         weights[:n] = 1 / n

@@ -1,7 +1,8 @@
 """Robust rules that select replies close to other replies: Krum, Multi-Krum and Bulyan.
 
 Sources: Blanchard, El Mhamdi, Guerraoui, Stainer, NeurIPS 2017, section 4; for Bulyan El Mhamdi, Guerraoui, Rouault,
-ICML 2018, section 4.
+ICML 2018, section 4. n is the number of replies and f the maximum number of attackers. The Krum score of a reply is the
+sum of its squared distances to its n - f - 2 nearest replies.
 """
 
 from __future__ import annotations
@@ -29,7 +30,11 @@ class Krum(WeighingRule):
         return 1
 
     def weights(self, squares: torch.Tensor) -> torch.Tensor:
-        """Return equal weights for the replies with the lowest Krum scores, and 0 for all others."""
+        """Return equal weights for the replies with the lowest Krum scores, and 0 for all others, (n + 1,).
+
+        Args:
+            squares: Squared distances (n + 1, n + 1) between n replies and, last, the centre.
+        """
         n = len(squares) - 1
         among, best = squares[:n, :n], self.count(n)
         weights = torch.zeros(n + 1, dtype=torch.float64)
@@ -55,7 +60,7 @@ class Bulyan(RobustRule):
         return 4 * self.robust.f + 3
 
     def aggregate(self, server: Server, replies: Replies) -> Tensors:
-        """Return the mean per coordinate over the selected replies."""
+        """Return the aggregate: per coordinate, the mean near the median of the selected replies."""
         f, sites = self.robust.f, sorted(replies.meta)
         squares = squared_distances(replies, sites, trainable_tensors(server), {})
         chosen = sorted(bulyan_selection(squares[:-1, :-1], f))
@@ -69,7 +74,7 @@ def krum_scores(squares: torch.Tensor, f: int, least: int = 0) -> torch.Tensor:
 
     Args:
         squares: Squared distances (n, n).
-        f: Maximum number of attackers, as in the setting.
+        f: Maximum number of attackers (setting ``robust.f``).
         least: Minimum number of nearest replies in the sum.
     """
     nearest = max(len(squares) - f - 2, least)
@@ -82,7 +87,7 @@ def bulyan_selection(squares: torch.Tensor, f: int) -> list[int]:
 
     Args:
         squares: Squared distances (n, n), with n >= 4f + 3.
-        f: Maximum number of attackers, as in the setting.
+        f: Maximum number of attackers (setting ``robust.f``).
     """
     left, chosen = list(range(len(squares))), list[int]()
     while len(chosen) < len(squares) - 2 * f:
@@ -92,6 +97,6 @@ def bulyan_selection(squares: torch.Tensor, f: int) -> list[int]:
 
 
 def mean_near_median(rows: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the mean of the `count` values of each column that are closest to its median."""
+    """Return the mean of the `count` values of each column that are closest to the column's median."""
     nearest = (rows - median(rows)).abs().sort(dim=0, stable=True).indices[:count]
     return rows.gather(0, nearest).mean(dim=0)

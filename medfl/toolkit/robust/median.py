@@ -1,4 +1,7 @@
-"""Coordinate-wise robust rules: median and trimmed mean (Yin, Chen, Ramchandran, Bartlett, ICML 2018)."""
+"""Coordinate-wise robust rules: median and trimmed mean (Yin, Chen, Ramchandran, Bartlett, ICML 2018).
+
+f is the maximum number of attackers in a round. Rows are replies, and columns are coordinates of the updates.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ class Median(RobustRule):
         return 2 * self.robust.f + 1
 
     def aggregate(self, server: Server, replies: Replies) -> Tensors:
-        """Return the coordinate-wise median."""
+        """Return the aggregate of the floating tensors: the coordinate-wise median."""
         return by_coordinate(replies, floating_tensors(server), median)
 
 
@@ -33,7 +36,7 @@ class TrimmedMean(RobustRule):
         return 2 * self.robust.f + 1
 
     def aggregate(self, server: Server, replies: Replies) -> Tensors:
-        """Return the coordinate-wise trimmed mean."""
+        """Return the aggregate of the floating tensors: the coordinate-wise trimmed mean."""
         f, sites = self.robust.f, sorted(replies.meta)
         if not f:
             return mean_updates(replies, {MODEL_PREFIX: dict.fromkeys(sites, 1 / len(sites))})[MODEL_PREFIX]

@@ -24,17 +24,18 @@ from medfl.types import MODEL_PREFIX, Tensors
 from medfl.utils.wire import select
 
 RULE_OPTIONS = ("iterations", "radius")
-"""Fields of `medfl.settings.Robust` that only some rules have."""
+"""Names of the settings (fields of `medfl.settings.Robust`) that only some rules support."""
 
 
 class RobustRule(ABC):
     """Rule that computes one update from the updates of all sites.
 
     Args:
-        robust: Setting of the run.
+        robust: Setting of the run: the rule's name, f and options.
 
     Attributes:
         options: Names of the `RULE_OPTIONS` that the rule supports.
+        robust: Setting of the run.
     """
 
     options: ClassVar[frozenset[str]] = frozenset()
@@ -72,18 +73,18 @@ def robust_mean(server: Server, replies: Replies, robust: Robust) -> Tensors:
     """Return the rule's aggregate, which replaces the result of `mean_updates`.
 
     Args:
-        server: As in `RobustRule.aggregate`.
-        replies: As in `RobustRule.aggregate`.
+        server: The server; a rule may store tensors in its state.
+        replies: Replies of at least as many sites as the rule needs.
         robust: Setting of the run.
 
     Returns:
-        Maps each name to a float64 tensor; integer and boolean buffers take the lower median over the replies.
+        Mapping from each name to a float64 tensor; integer and boolean buffers take the lower median over the replies.
     """
     return make_rule(robust).aggregate(server, replies) | _lower_medians(replies)
 
 
 def least_replies(robust: Robust | None) -> int:
-    """Return the number of replies that a round needs; 0 without a rule."""
+    """Return the number of replies that a round needs under a robust rule; 0 without a rule."""
     return 0 if robust is None else make_rule(robust).least_replies
 
 

@@ -1,4 +1,7 @@
-"""Access to the replies' updates for robust rules: pairwise distances, and values per coordinate."""
+"""Access to the replies' updates for robust rules: pairwise distances, and values per coordinate.
+
+n is the number of replies.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ MAX_STACK_BYTES = 2**28
 
 
 def floating_tensors(server: Server) -> Tensors:
-    """Return the floating tensors that the server and its sites share."""
+    """Return the floating tensors (parameters and buffers) that the server and its sites share, by name."""
     return {name: tensor for name, tensor in model_tensors(server).items() if tensor.is_floating_point()}
 
 
@@ -35,7 +38,7 @@ def by_coordinate(replies: Replies, originals: Tensors, column: Callable[[torch.
         column: Function from updates (n, numbers), float64, in the order of the sites' names, to aggregates (numbers,).
 
     Returns:
-        Maps each name to the aggregate in the tensor's shape.
+        Mapping from each name to the aggregate in the tensor's shape.
     """
     stacks = stacked_updates(replies, sorted(replies.meta), originals)
     return {name: column(rows).reshape(originals[name].shape) for name, rows in stacks}

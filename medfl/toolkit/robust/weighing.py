@@ -1,6 +1,7 @@
 """Base class of robust rules whose result is a weighted sum of the replies.
 
-The weights depend only on the distances between replies. The n x n distances are computed once, and `mean_updates`
+The weights depend only on the distances between the n replies and a centre, a point that a rule may choose, such as the
+previous aggregate. The distances are computed once, and `mean_updates`
 computes the sum. A rule that excludes nothing gives the uniform mean bit by bit.
 """
 
@@ -33,7 +34,7 @@ class WeighingRule(RobustRule):
         return {}
 
     def aggregate(self, server: Server, replies: Replies) -> Tensors:
-        """Return the weighted sum."""
+        """Return the aggregate of the floating tensors: the weighted sum of the replies and the centre."""
         sites, centre = sorted(replies.meta), self.centre(server)
         weights = self.weights(squared_distances(replies, sites, trainable_tensors(server), centre))
         value = mean_updates(replies, {MODEL_PREFIX: dict(zip(sites, weights[:-1].tolist(), strict=True))})[
@@ -47,8 +48,10 @@ class WeighingRule(RobustRule):
 
 
 def distances_from(weights: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
-    """Return the distances of points from their weighted sum; the weights sum to 1.
+    """Return the distance of each point x_i from the weighted sum of all points, given their squared distances d.
 
-    |sum w_j x_j - x_i|^2 = sum w_j d_ij - (1/2) sum w_j w_k d_jk, with squared distances d.
+    The weights w sum to 1. The formula is
+
+    |sum w_j x_j - x_i|^2 = sum w_j d_ij - (1/2) sum w_j w_k d_jk.
     """
     return (squares @ weights - weights @ squares @ weights / 2).clamp(min=0).sqrt()
