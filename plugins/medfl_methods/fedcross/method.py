@@ -55,6 +55,7 @@ class FedCross(Relay):
     Segmentation, MIDL 2023; the single model is the FedCross of Weng, Cai, Zhou, FedSKD, arXiv 2503.18981, 2025.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedcross"
     family = "peer to peer"
     paper = "Xu et al., MIDL 2023"
@@ -173,7 +174,7 @@ def ensemble_model(site: Site, members: Mapping[str, Tensors]) -> Model:
 
     Args:
         site: Site with the network and the objective.
-        members: Maps each member's name to its tensors; at least one.
+        members: Mapping from each member's name to its tensors; at least one.
     """
     if len(members) == 1:
         return Model(site.network, next(iter(members.values())))

@@ -60,10 +60,12 @@ class Relay(PersonalModels):
     """
 
     sends: ClassVar[Mapping[str, PayloadKind]] = MODEL_MESSAGE_TENSORS
+    """Tensors in a site's reply: mapping from each name prefix to the kind of payload, such as an update."""
     sends_meta: ClassVar[Mapping[str, MetaField]] = {
         **MODEL_MESSAGE_SCHEMA,
         "trained": MetaField("public", one_of("model", empty=True), after=("train",)),
     }
+    """Metadata in a site's reply: mapping from each key to its type and to whether the value is private."""
     supports = frozenset({Capability.PEER_MESSAGES})
 
     circulating: Literal["K", "one"] = "K"

@@ -59,6 +59,7 @@ class FedFA(FedAvg):
     2023, and its released code, which divides an epoch's features by the number of all batches.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedfa"
     family = "averaging"
     paper = "Zhou, Zhang, Tsang, IEEE TMC 2023"
@@ -66,7 +67,9 @@ class FedFA(FedAvg):
     supports = frozenset()
 
     sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL_PREFIX: "update", ANCHORS_PREFIX: "statistic"}
+    """Tensors in a site's reply: mapping from each name prefix to the kind of payload, such as an update."""
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels", "linear_head"})
+    """Properties that the task, its data and its networks must have for this method."""
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {}, "medfl": {}}
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (ReducesTo("fedavg", {"lam": 0.0, "calibration": False}),)
 

@@ -97,6 +97,7 @@ class FeatureDistillation(Averaging):
     """
 
     sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL_PREFIX: "update", DISTILLER_PREFIX: "update"}
+    """Tensors in a site's reply: mapping from each name prefix to the kind of payload, such as an update."""
 
     distil_epochs: int = Field(1, ge=1)
     distil_steps: int | None = Field(None, ge=1)

@@ -73,10 +73,12 @@ class FeatureSharing(FeatureDistillation):
         DISTILLER_PREFIX: "update",
         SHARED_PREFIX: "samples",
     }
+    """Tensors in a site's reply: mapping from each name prefix to the kind of payload, such as an update."""
     sends_meta: ClassVar[Mapping[str, MetaField]] = {
         "size": MetaField("private", Count),
         **{key: MetaField("private", bounded_number(0)) for key in ERROR_KEYS},
     }
+    """Metadata in a site's reply: mapping from each key to its type and to whether the value is private."""
 
     distil_rounds: int = Field(15, ge=1)
     share_fraction: float = Field(1.0, ge=0, le=1)

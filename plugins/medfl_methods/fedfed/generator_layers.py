@@ -79,7 +79,7 @@ def check_options(name: str, norm: str = "batch", **minimums: tuple[int, int]) -
     Args:
         name: Name of the network, for the message.
         norm: Normalisation, one of `NORMS`.
-        **minimums: Maps the name of each option to its value and its minimum.
+        **minimums: Mapping from the name of each option to its value and its minimum.
 
     Raises:
         SettingsError: If an option is wrong; it names the option.

@@ -70,6 +70,7 @@ class FedFed(FeatureSharing):
     federated learning, NeurIPS 2023, and its released code.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedfed"
     family = "shared images"
     paper = "Yang et al., NeurIPS 2023"
@@ -77,6 +78,7 @@ class FedFed(FeatureSharing):
     supports = frozenset()
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels", "images_of_one_shape"})
+    """Properties that the task, its data and its networks must have for this method."""
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"latent": 2048}, "medfl": {}}
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = ()
 

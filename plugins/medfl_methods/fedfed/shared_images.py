@@ -49,7 +49,7 @@ class SharedImages:
         Sites without images are left out.
 
         Args:
-            parts: Maps each site to its shared images; at least one site.
+            parts: Mapping from each site to its shared images; at least one site.
         """
         some = [part for part in parts.values() if len(part)] or list(parts.values())
         copies = tuple(torch.cat(same) for same in zip(*(part.copies for part in some), strict=True))

@@ -48,13 +48,13 @@ class DistillationStage:
 
     Attributes:
         rounds: Numbers of the completed rounds, increasing.
-        accuracy: Maps each site to a mapping from round to the accuracy of the global generator and classifier on its
+        accuracy: Mapping from each site to a mapping from round to the accuracy of the global generator and classifier on its
             validation images, in [0, 1]. Rounds without an accuracy are left out.
-        weights: Maps each site to a mapping from round to the factor of its weight in the average of generator and
+        weights: Mapping from each site to a mapping from round to the factor of its weight in the average of generator and
             classifier.
-        frozen: Maps each frozen site to the round in which it stopped training them.
+        frozen: Mapping from each frozen site to the round in which it stopped training them.
         threshold: Accuracy that every site must reach for the stage to end before its last round, or None.
-        errors: Maps each site to the mean squared errors of the last generator and of the mean image, on the site's
+        errors: Mapping from each site to the mean squared errors of the last generator and of the mean image, on the site's
             images.
     """
 
@@ -67,7 +67,7 @@ class DistillationStage:
 
     @property
     def mean(self) -> dict[int, float]:
-        """Maps each round to the mean accuracy of the sites that have one."""
+        """Mapping from each round to the mean accuracy of the sites that have one."""
         by_round = {
             round_: [values[round_] for values in self.accuracy.values() if round_ in values] for round_ in self.rounds
         }
@@ -275,8 +275,8 @@ def stages_figure(
     Source: FedTPF, figure 9.
 
     Args:
-        stages: Maps each group to the stages of its runs, each with at least one accuracy.
-        styles: Maps each group to its line style.
+        stages: Mapping from each group to the stages of its runs, each with at least one accuracy.
+        styles: Mapping from each group to its line style.
 
     Returns:
         The figure and its curves.

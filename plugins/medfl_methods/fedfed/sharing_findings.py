@@ -52,7 +52,7 @@ def poor_generator_warning(errors: Mapping[str, Sequence[float]]) -> str:
     """Return a warning if the generator reconstructs images no better than the mean image, else an empty string.
 
     Args:
-        errors: Maps each site to the mean squared errors of the generator and of the mean image.
+        errors: Mapping from each site to the mean squared errors of the generator and of the mean image.
     """
     if not errors:
         return ""

@@ -63,6 +63,7 @@ class SharingSection(TemplateSection):
     """Report section on the images that sites shared."""
 
     template = "sharing.html"
+    """File name of the section's HTML template (Jinja), in the folder of this module."""
 
     def content(self, data: ReportData) -> Meta | None:
         """Return the template's content, or None if no run shared images."""

@@ -68,6 +68,7 @@ class FedKD(Averaging):
     channels, and the rank is chosen by the squares; the released codes differ in both.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedkd"
     family = "personal"
     paper = "Wu et al., Nature Communications 2022"
@@ -75,6 +76,7 @@ class FedKD(Averaging):
     supports = frozenset({Capability.DIFFERENT_NETWORKS, Capability.ROBUST})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"linear_head", "soft_targets"})
+    """Properties that the task, its data and its networks must have for this method."""
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {}, "medfl": {}}
 
     hidden_loss: bool = True

@@ -66,6 +66,7 @@ class FedKF(FedAvg):
     is from Chen et al., Data-Free Learning of Student Networks, ICCV 2019.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedkf"
     family = "averaging"
     paper = "Zhou et al., IEEE Internet of Things Journal 2023"
@@ -73,6 +74,7 @@ class FedKF(FedAvg):
     supports = frozenset()
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels", "images_of_one_shape", "linear_head"})
+    """Properties that the task, its data and its networks must have for this method."""
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"noise_dim": 1000}, "medfl": {}}
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (ReducesTo("fedavg", {"gamma": 0.0}),)
 

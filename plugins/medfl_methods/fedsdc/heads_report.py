@@ -49,7 +49,9 @@ class HeadsSection(TemplateSection):
     """Report section on the heads of FedSDC runs."""
 
     template = "heads.html"
+    """File name of the section's HTML template (Jinja), in the folder of this module."""
     stylesheet = "heads.css"
+    """File name of the section's CSS file, in the folder of this module."""
 
     def content(self, data: ReportData) -> Meta | None:
         """Return the template's content, or None if no run has a pool of heads."""

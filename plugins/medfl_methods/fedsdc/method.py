@@ -93,6 +93,7 @@ class FedSDC(Averaging):
     Analysis, MICCAI 2025, algorithm 1 and equations 3 to 7; its released code for widths and dropout.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedsdc"
     family = "averaging"
     paper = "Gao et al., MICCAI 2025"
@@ -100,11 +101,14 @@ class FedSDC(Averaging):
     supports = frozenset()
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_logits", "linear_head"})
+    """Properties that the task, its data and its networks must have for this method."""
     sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL_PREFIX: "update", HEAD_PREFIX: "update"}
+    """Tensors in a site's reply: mapping from each name prefix to the kind of payload, such as an update."""
     sends_meta: ClassVar[Mapping[str, MetaField]] = {
         "size": MetaField("private", Count),
         "evaluation": MetaField("private", HeadEvaluation, after=("evaluate",)),
     }
+    """Metadata in a site's reply: mapping from each key to its type and to whether the value is private."""
     presets: ClassVar[Mapping[str, Meta]] = {
         "paper": {},
         "code": {"gamma": 0.3, "select_on": "training"},  # the released code ranks heads by balanced accuracy

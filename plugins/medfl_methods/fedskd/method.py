@@ -81,6 +81,7 @@ class FedSKD(CirculatingModels):
     similarity knowledge distillation, arXiv 2503.18981, 2025, equations 1 to 14.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedskd"
     family = "peer to peer"
     paper = "Weng et al., 2025"
@@ -88,6 +89,7 @@ class FedSKD(CirculatingModels):
     supports = frozenset({Capability.DIFFERENT_NETWORKS, Capability.PEER_MESSAGES})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"features", "head"})
+    """Properties that the task, its data and its networks must have for this method."""
     presets: ClassVar[Mapping[str, Meta]] = {
         "paper_asd": {"gamma": 1.0, "skd": ("batch", "pixel", "region")},
         "paper_skin": {"gamma": 100.0, "skd": ("batch", "pixel")},

@@ -71,6 +71,7 @@ class FedSM(Averaging):
     Source: Xu, Li, Guo, Yang, Roth, Hatamizadeh, Zhao, Xu, Huang, Xu, CVPR 2022, and its code for NVIDIA FLARE.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedsm"
     family = "personal"
     paper = "Xu et al., CVPR 2022"
@@ -83,6 +84,7 @@ class FedSM(Averaging):
         SELECTOR_PREFIX: "update",
         MOMENTS_PREFIX: "statistic",
     }
+    """Tensors in a site's reply: mapping from each name prefix to the kind of payload, such as an update."""
 
     lam: float = Field(0.7, ge=0, le=1)
     threshold: float = Field(0.9, ge=0, le=1)

@@ -67,6 +67,7 @@ class ISFL(FedAvg):
     Source: Zhu, Shi, Fan, Peng, Letaief, IEEE Internet of Things Journal 2024; the formula as in their released code.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "isfl"
     family = "averaging"
     paper = "Zhu et al., IEEE Internet of Things Journal 2024"
@@ -74,10 +75,12 @@ class ISFL(FedAvg):
     supports = frozenset()
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels"})
+    """Properties that the task, its data and its networks must have for this method."""
     sends_meta: ClassVar[Mapping[str, MetaField]] = {
         "size": MetaField("private", Count),
         COUNTS: MetaField("private", list_of(Count, "classes")),
     }
+    """Metadata in a site's reply: mapping from each key to its type and to whether the value is private."""
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"weights": "uniform", "target": "counts"}, "medfl": {}}
 
     sigma: float = Field(0.02, ge=0, le=1)

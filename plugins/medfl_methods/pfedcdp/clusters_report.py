@@ -144,13 +144,14 @@ MAX_LISTED_SITES = 12
 
 
 TEST_SPLITS = {"test": "the sites' own test images", "shared": "the server's test images, which all sites share"}
-"""Maps each split on which exported models are scored to its description."""
+"""Mapping from each split on which exported models are scored to its description."""
 
 
 class ClustersSection(TemplateSection):
     """Report section on clusters of sites by machine or network."""
 
     template = "clusters.html"
+    """File name of the section's HTML template (Jinja), in the folder of this module."""
 
     def content(self, data: ReportData) -> Meta | None:
         """Return the template's content, or None if no run has clusters."""

@@ -29,7 +29,7 @@ class Explanations:
     Attributes:
         images: Normalised images, shape (n, C, *spatial).
         labels: Class labels, shape (n,).
-        maps: Maps the name of each model to the SHAP values of the images for the logit of their label, summed over
+        maps: Mapping from the name of each model to the SHAP values of the images for the logit of their label, summed over
             channels: shape (n, *spatial).
     """
 
@@ -80,7 +80,7 @@ def explain_models(
     Puts the models into evaluation mode.
 
     Args:
-        models: Maps the name of each model to the model, on `device`.
+        models: Mapping from the name of each model to the model, on `device`.
         data: Images with labels.
         per_class: Number of images of each class, >= 1.
         generator: Random stream of the sample and of shap.

@@ -45,7 +45,9 @@ class ExplanationsSection(TemplateSection):
     """Report section on the SHAP values of a student's teachers."""
 
     template = "explanations.html"
+    """File name of the section's HTML template (Jinja), in the folder of this module."""
     stylesheet = "explanations.css"
+    """File name of the section's CSS file, in the folder of this module."""
 
     def content(self, data: ReportData) -> Meta | None:
         """Return the template's content, or None if no run has explanations."""

@@ -59,7 +59,7 @@ class MachineClusters(NetworkAssignment):
         weights: Weights of processor, memory, battery and network; they sum to 1.
         thresholds: Smallest scores of the clusters high and medium. ``tertiles`` splits the sites into thirds, so that
             no cluster of three or more sites is empty.
-        networks: Maps each cluster to the name of its network. With the same name for all, the sites form one cluster.
+        networks: Mapping from each cluster to the name of its network. With the same name for all, the sites form one cluster.
     """
 
     profiles: str | None = SYNTHETIC
@@ -139,7 +139,7 @@ class MachineClusters(NetworkAssignment):
         A site without a profile gets the network of the weakest cluster, which any machine can train.
 
         Args:
-            facts_by_site: Maps each site to its profile, or to None.
+            facts_by_site: Mapping from each site to its profile, or to None.
         """
         profiles = {site: Profile(**facts) for site, facts in facts_by_site.items() if facts is not None}
         return dict.fromkeys(facts_by_site, self._weakest) | self._by_profile(profiles)
@@ -193,7 +193,7 @@ def assign_clusters(
     """Return a mapping from each site to its cluster.
 
     Args:
-        scores: Maps each site to its score.
+        scores: Mapping from each site to its score.
         thresholds: Fixed thresholds, or ``tertiles``, which puts the third of the sites with the largest scores into
             the cluster high. If the number of sites is not a multiple of three, the sizes differ by at most one. Among
             equal scores the first site by name counts as the larger.

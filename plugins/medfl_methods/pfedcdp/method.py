@@ -111,6 +111,7 @@ class PFedCDP(Averaging):
     via contrastive distillation, algorithms 1 and 2, equations 3 to 19; clip, noise and bits are settings of the run.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "pfedcdp"
     family = "averaging"
     paper = "Shadin, Zhang, Wang, Pan"
@@ -118,7 +119,9 @@ class PFedCDP(Averaging):
     supports = frozenset({Capability.DIFFERENT_NETWORKS})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_logits", "linear_head", "public_data", "soft_targets"})
+    """Properties that the task, its data and its networks must have for this method."""
     sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL_PREFIX: "update", TEACHER_PREFIX: "update"}
+    """Tensors in a site's reply: mapping from each name prefix to the kind of payload, such as an update."""
     presets: ClassVar[Mapping[str, Meta]] = {
         "paper": {"refine": {"teachers": "literal"}},
         "medfl": {},
@@ -131,6 +134,7 @@ class PFedCDP(Averaging):
             "compression": {"bits": 8},
         }
     }
+    """Settings of the run, beside the method's own, that each preset sets."""
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (
         ReducesTo(
             "local",

@@ -28,7 +28,7 @@ def make_student(server: Server, options: Refinement, teachers: Mapping[str, nn.
     Args:
         server: Server with the public data.
         options: Settings of the student's training.
-        teachers: Maps the name of each network to its cluster's model.
+        teachers: Mapping from the name of each network to its cluster's model.
 
     Returns:
         The student's tensors, and findings on its teachers. The metadata have the keys ``teachers`` (Shapley value and

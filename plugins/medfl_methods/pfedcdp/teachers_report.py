@@ -20,10 +20,10 @@ WEIGHT_RULES = {
     "equal": "equal weights",
     "literal": "equal weights, loss multiplied by the mean absolute SHAP value of a pixel",
 }
-"""Maps each rule of the teachers' weights to its description."""
+"""Mapping from each rule of the teachers' weights to its description."""
 
 SCORE_HEADINGS = {"mean": "mean of sites", "global_test": "cross-site evaluation", "public_test": "public test"}
-"""Maps each key of a score summary to the table's heading."""
+"""Mapping from each key of a score summary to the table's heading."""
 
 FindingsMeta = Mapping[str, Meta]
 """Maps the folder of each run, as text, to the metadata of its findings."""
@@ -33,6 +33,7 @@ class TeachersSection(TemplateSection):
     """Report section on the teachers of a student."""
 
     template = "teachers.html"
+    """File name of the section's HTML template (Jinja), in the folder of this module."""
 
     def content(self, data: ReportData) -> Meta | None:
         """Return the template's content, or None if no run has a student with teachers."""
