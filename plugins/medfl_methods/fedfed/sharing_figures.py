@@ -48,14 +48,14 @@ class DistillationStage:
 
     Attributes:
         rounds: Numbers of the completed rounds, increasing.
-        accuracy: Mapping from each site to a mapping from round to the accuracy of the global generator and classifier on its
-            validation images, in [0, 1]. Rounds without an accuracy are left out.
-        weights: Mapping from each site to a mapping from round to the factor of its weight in the average of generator and
-            classifier.
+        accuracy: Mapping from each site to a mapping from round to the accuracy of the global generator and classifier
+            on its validation images, in [0, 1]. Rounds without an accuracy are left out.
+        weights: Mapping from each site to a mapping from round to the factor of its weight in the average of generator
+            and classifier.
         frozen: Mapping from each frozen site to the round in which it stopped training them.
         threshold: Accuracy that every site must reach for the stage to end before its last round, or None.
-        errors: Mapping from each site to the mean squared errors of the last generator and of the mean image, on the site's
-            images.
+        errors: Mapping from each site to the mean squared errors of the last generator and of the mean image, on the
+            site's images.
     """
 
     rounds: tuple[int, ...]

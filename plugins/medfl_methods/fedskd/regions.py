@@ -64,8 +64,8 @@ def number_regions(labels: torch.Tensor, axes: int) -> tuple[torch.Tensor, int]:
     """Renumber the labels of the regions to 1, 2, ... in increasing order of the labels, and count the regions.
 
     Args:
-        labels: Region numbers, 0 for the background. Shape (*spatial) or (1, *spatial): the same labels for all samples;
-            shape (B, *spatial): labels for each of B samples.
+        labels: Region numbers, 0 for the background. Shape (*spatial) or (1, *spatial): the same labels for all
+            samples; shape (B, *spatial): labels for each of B samples.
         axes: Number of spatial axes, 2 or 3.
 
     Returns:

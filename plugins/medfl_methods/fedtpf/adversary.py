@@ -169,6 +169,6 @@ class Adversary:
         return -scores.mean()
 
     def tensors(self) -> Tensors:
-        """Return the critic's weights and the state of the critic's optimiser, as named tensors for the site's state."""
+        """Return weights and optimiser state of the critic, as named tensors for the site's state."""
         model = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self._model.state_dict().items()}
         return prefixed(model, MODEL_PREFIX) | prefixed(read_state(self._optimizer, self._model), OPTIMIZER_PREFIX)

@@ -157,6 +157,10 @@ class RepliesWithFrozen:
         names: Frozen sites whose distillers are added if they replied.
         before: Tensors of the distiller that the active sites, which still train it, received.
         prefix: Prefix of the distiller's tensor names in replies.
+
+    Attributes:
+        meta: Metadata of each site's reply, by site.
+        missing: Names of the sites that did not reply.
     """
 
     def __init__(self, replies: Replies, server: Server, names: Sequence[str], before: Tensors, prefix: str) -> None:

@@ -58,7 +58,7 @@ class Profile(NamedTuple):
 
     @property
     def facts(self) -> dict[str, float]:
-        """Profile as a dict from the name of each field to its number, for a site's report and for the record of a run."""
+        """Mapping from the name of each field to the field's number, for a site's reply and the record of a run."""
         return {name: float(value) for name, value in self._asdict().items()}
 
 
@@ -101,9 +101,10 @@ def find_profiles(sites: Sequence[str], where: str, seed: int) -> dict[str, Prof
 
 
 def draw_profile(site: str, seed: int) -> Profile:
-    """Draw a site's synthetic profile: a kind of machine, each equally likely, then numbers uniform in that kind's ranges.
+    """Draw a site's synthetic profile from the seed.
 
-    The same site name and seed give the same profile.
+    First a kind of machine is drawn, each equally likely, then each number uniformly in that kind's range. The same
+    site name and seed give the same profile.
     """
     rng = make_generator(seed, site, "device profile")
     which, *draws = torch.rand(1 + len(Profile._fields), generator=rng, dtype=torch.float64).tolist()
