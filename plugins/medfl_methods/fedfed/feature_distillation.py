@@ -136,7 +136,7 @@ class FeatureDistillation(Averaging):
         return self.noise == "none" or self.share == "x_s"
 
     def release(self, variance: float) -> ImageRelease:
-        """Return the release mechanism of one copy: the configured clip, and the configured noise with this variance."""
+        """Return the release mechanism of one copy: the configured clip, and noise of the given variance."""
         of = "raw" if self.share == "raw+noise" else "x_s"
         return ImageRelease("none" if self.is_noiseless else self.noise, variance, self.clip, of=of)
 

@@ -148,7 +148,7 @@ class FeatureSharing(FeatureDistillation):
         return sample_sites(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
 
     def distil_requests(self, server: Server) -> list[Request]:
-        """Return the requests to train in a round of stage 1, for the participants, with the model and the distiller."""
+        """Return the requests to train in a round of stage 1, for the participants, with the distiller."""
         tensors = self.distiller(server)
         return [Request(name, "distil", tensors) for name in self.sample_participants(server)]
 
@@ -315,7 +315,7 @@ class FeatureSharing(FeatureDistillation):
         return SharedPart(self.load_distiller(task, distiller), self.share)
 
     def before_fit(self, fit: Fit) -> None:
-        """Prepare a training: make the batches of shared images available to `loss` if the site holds the shared set."""
+        """Prepare the training in stage 2: give `loss` batches of shared images if the site holds the shared set."""
         super().before_fit(fit)
         shared = self.shared_images(fit.site)
         if shared is not None:

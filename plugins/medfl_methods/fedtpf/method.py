@@ -258,7 +258,7 @@ class FedTPF(FeatureSharing):
             self.check_limit(server)
 
     def frozen_weight(self, server: Server, name: str) -> float:
-        """Return the factor (alpha of equation 8) by which a frozen site's distiller is weighted; 1 for any other site."""
+        """Return the factor (alpha of equation 8) that weights a frozen site's distiller; 1 for any other site."""
         return decay(server.state.meta["changes"].get(name, []), self.decay_rate, self.decay)
 
     def distil_weights(self, server: Server, metas: Mapping[str, Meta]) -> dict[str, float]:
@@ -278,9 +278,9 @@ class FedTPF(FeatureSharing):
         return Reply(meta={"accuracy": self.evaluate_distiller(site, model)[0], "patients": patients})
 
     def distil(self, site: Site, request: Request) -> Reply:
-        """Execute the step ``distil`` at a site: train the task's network and, if the site is not frozen, the distiller.
+        """Execute the step ``distil`` at a site: train the task's network, then the distiller.
 
-        The site is frozen if the request contains no distiller.
+        A frozen site trains only the task's network. A site is frozen if the request contains no distiller.
         """
         reply = self.train_task(site, request)
         reply.meta["frozen"] = False
