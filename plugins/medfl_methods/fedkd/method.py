@@ -99,7 +99,7 @@ class FedKD(Averaging):
 
     @property
     def active_needs(self) -> frozenset[Need]:
-        """Properties that task and networks must have with these settings; linear heads only if features are compared."""
+        """Properties that task and networks must have with these settings; a linear head only for `hidden_loss`."""
         return self.needs if self.hidden_loss else frozenset({"soft_targets"})
 
     @property
@@ -162,7 +162,10 @@ class FedKD(Averaging):
         return optimizer
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
-        """Return a scalar with the value of the mentee's loss and the gradient of the mentee's plus the mentor's loss."""
+        """Return a scalar that has the value of the mentee's loss and the gradient of the sum of both losses.
+
+        The losses are the mentee's and the mentor's for the batch.
+        """
         task, mentor = fit.site.task, fit.extra["mentor"]
         if mentor.skips(batch):
             return super().loss(fit, batch)
