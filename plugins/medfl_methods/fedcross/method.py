@@ -104,7 +104,7 @@ class FedCross(Relay):
         )
 
     def share(self, site: Site, request: Request) -> Reply:
-        """Execute the step ``share``: send copies of the models that this site holds to the sites that evaluate them."""
+        """Execute the step ``share``: send copies of the models that this site holds to sites that evaluate them."""
         return Reply(peer_messages=self.copies(site, request.meta["sites"]))
 
     def keep(self, site: Site, request: Request) -> Reply:

@@ -155,7 +155,7 @@ class FedFA(FedAvg):
     # ---- a site
 
     def before_fit(self, fit: Fit) -> None:
-        """Prepare a training: load the received anchors, create the site's own anchors and the calibration's optimiser."""
+        """Prepare a training: load the anchors, create the site's own anchors and the optimiser of the calibration."""
         if not self.uses_anchors:
             return
         objective = fit.site.task.objective

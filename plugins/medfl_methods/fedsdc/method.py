@@ -216,7 +216,7 @@ class FedSDC(Averaging):
         ][len(done) :]
 
     def requests(self, server: Server) -> list[Request]:
-        """Return the requests to train for this round's participants, each with the body and the site's assigned head."""
+        """Return the requests to train for this round's participants, each with the body and the assigned head."""
         path = MODEL_PREFIX + head_prefix(server.task.build(), server.task.network)
         body, heads, assigned = (
             prefixed(model_tensors(server), MODEL_PREFIX),
@@ -263,7 +263,7 @@ class FedSDC(Averaging):
         check_updates(body | heads, request.tensors, self.sends, self.sends if request.op == "fit" else ())
 
     def aggregate_updates(self, server: Server, replies: Replies) -> None:
-        """Update the body (with momentum) and each returned head in the server's state, and record unavailable sites."""
+        """Update the body (with momentum) and each returned head at the server, and record unavailable sites."""
         self.average(server, replies)
         heads, assigned = pool_heads(server), self.assign_heads(server)
         for name, tensors in replies:
@@ -287,7 +287,13 @@ class FedSDC(Averaging):
             server.state.meta |= {"ranking": rank_heads(counts["right"])} if first else {"evaluation": counts}
 
     def server_update(self, server: Server, old: Tensors, mean: Tensors) -> Tensors:
-        """Return the server's new body: a step with momentum from the `old` body in the direction of the `mean` update."""
+        """Return the server's new body after a step with momentum.
+
+        Args:
+            server: Server with the momentum in its state.
+            old: Tensors of the body before the step.
+            mean: Mean update of the body.
+        """
         return momentum_step(server, old, mean, server.state.meta["parameters"], self.beta)
 
     def publish(self, server: Server) -> Tensors:
@@ -449,11 +455,11 @@ class FedSDC(Averaging):
         )
 
     def shares_whole_body(self, participant: Participant, model: nn.Module) -> bool:
-        """Return whether the sites share all tensors of the body of a network like `model`, also of normalisation layers."""
+        """Return whether the sites share the whole body of a network like `model`, with normalisation layers."""
         return self.shared_names(model, participant.settings.norm_sync) == self.shared_names(model, "all")
 
     def network_config(self, model: Model, network_def: Any) -> Any:
-        """Return the configuration with which a bundle builds the network of a model: the model's heads replace the own.
+        """Return the configuration with which a bundle builds the network of a model, with the model's heads.
 
         Args:
             model: Model with heads, from `voting_model`.
@@ -463,5 +469,5 @@ class FedSDC(Averaging):
         return {"_target_": "medfl.networks.parts.replace_head", "network": network_def, "head": head}
 
     def predictor(self, task: Task, models: list[Model]) -> nn.Module:
-        """Return a network that predicts with a model: the task's network with the model's heads in place of its own."""
+        """Return a network that predicts with a model: the task's network with the model's heads."""
         return super().predictor(with_new_head(task, models[0].network, models[0].meta["head"]), models)

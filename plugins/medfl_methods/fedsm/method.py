@@ -219,7 +219,7 @@ class FedSM(Averaging):
     # ---- a site
 
     def trainings(self, site: Site) -> Sequence[Training]:
-        """Return the training phases of a site: of the personal and of the global model; `train` adds the selector's."""
+        """Return the training phases of a site, for the personal and the global model; `train` adds the selector's."""
         return Training("own", apart=True), Training()
 
     def train(self, site: Site, request: Request) -> Reply:

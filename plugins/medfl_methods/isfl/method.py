@@ -124,7 +124,7 @@ class ISFL(FedAvg):
         server.state.meta[COUNTS] = counts if self.target == "counts" else {}
 
     def requests(self, server: Server) -> list[Request]:
-        """Return the requests to train for this round's participants: those of FedAvg with the sum of known label counts."""
+        """Return the requests to train for this round's participants: the model and the sum of known label counts."""
         requests, known = super().requests(server), server.state.meta[COUNTS].values()
         for request in requests if known else []:
             request.meta[COUNTS] = [sum(counts) for counts in zip(*known, strict=True)]
@@ -153,7 +153,7 @@ class ISFL(FedAvg):
         return weights[labels_of(site.train)]
 
     def after_fit(self, fit: Fit) -> None:
-        """Finish a training: measure how much the gradients of each class changed, for the sampling of the next training.
+        """Finish a training: measure how much the gradients of each class changed, for the next training's sampling.
 
         Report the label counts if the target needs them.
         """
