@@ -145,6 +145,9 @@ class HalvingConv(nn.Module):
         in_channels: Number of input channels.
         out_channels: Number of output channels.
         bias: Whether the convolution has a bias.
+
+    Attributes:
+        conv: The convolution.
     """
 
     def __init__(self, spatial_dims: int, in_channels: int, out_channels: int, bias: bool) -> None:
@@ -170,6 +173,9 @@ class DoublingConv(nn.Module):
         out_channels: Number of output channels.
         edges: Edges of the output: twice the edges of the input, or one less.
         bias: Whether the convolution has a bias.
+
+    Attributes:
+        conv: The transposed convolution.
     """
 
     def __init__(self, in_channels: int, out_channels: int, edges: Sequence[int], bias: bool) -> None:

@@ -48,6 +48,7 @@ class ResidualGenerator(nn.Module):
 
     Attributes:
         shape: Shape of an image.
+        layers: Whole network from image to reconstruction.
 
     Raises:
         SettingsError: If an argument is out of range.

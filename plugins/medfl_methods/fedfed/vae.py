@@ -50,6 +50,11 @@ class VAE(nn.Module):
     Attributes:
         shape: Shape of an image.
         latent: Number of latent variables.
+        encoder: Layers from image to the smallest feature map.
+        to_mean: Linear layer from that feature map to the mean.
+        to_log_variance: Linear layer from that feature map to the log variance.
+        back: Linear layer from latent variables to the decoder's first feature map.
+        decoder: Layers from that feature map to the image.
 
     Raises:
         SettingsError: If an argument is out of range.

@@ -20,6 +20,11 @@ class Generator(nn.Module):
         shape: Shape (C, *spatial) of an image, two or three spatial axes.
         noise_dim: Number of noise variables from which an image is generated.
         width: Number of channels of the last stage; the stages before it have twice as many.
+
+    Attributes:
+        linear: Linear layer from noise to the first feature map.
+        stages: Layers for each size of the feature map, small to large: normalisation, then convolutions with it.
+        last: Final convolution to the image, with tanh and normalisation.
     """
 
     def __init__(self, shape: Sequence[int], noise_dim: int, width: int) -> None:

@@ -33,6 +33,10 @@ class VotingHead(nn.Module):
         together: Combination of the heads, ``vote`` or ``prob_mean``.
         dropout: Dropout rate of the heads with two layers.
         activation: Activation of the heads with two layers.
+
+    Attributes:
+        heads: The heads, each from features to logits.
+        vote: True if the heads vote in evaluation.
     """
 
     def __init__(

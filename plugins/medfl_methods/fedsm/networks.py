@@ -25,6 +25,9 @@ class SuperModel(nn.Module):
         sites: Number of sites, K >= 1; their networks have the same architecture.
         selector: Network that maps images to a logit for each site, (B, K) or more.
         threshold: Probability above which a site's network is chosen, in [0, 1].
+
+    Attributes:
+        own: Personal network of each site.
     """
 
     def __init__(self, common: nn.Module, sites: int, selector: nn.Module, threshold: float) -> None:

@@ -44,6 +44,11 @@ class Critic(nn.Module):
         shape: Shape (C, H, W) or (C, D, H, W) of an image, each edge >= 4, even or odd.
         width: Number of channels after the first halving, >= 1; twice, and then four times as many after the others.
 
+    Attributes:
+        shape: Shape of an image.
+        layers: Halving convolutions from the image to the last feature map.
+        score: Linear layer from that feature map to the score.
+
     Raises:
         SettingsError: If an argument is out of range.
 

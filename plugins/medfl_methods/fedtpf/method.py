@@ -1,8 +1,8 @@
 """FedTPF as a method class: distiller training with critic and prototypes, assessment, and freezing of sites.
 
 The distiller is a generator that reconstructs an image, and a classifier of the residual (image minus reconstruction).
-In stage 1 the sites train the distiller. Then each site sends the residuals of its images once, with noise: the shared
-images. In stage 2 the sites train the task's network on their own images and on the shared images of all sites.
+In stage 1 the sites train it beside the network. Then each site sends the residuals of its images once, with noise: the
+shared images. In stage 2 the sites train the task's network on their own images and on the shared images of all sites.
 """
 
 from __future__ import annotations
