@@ -17,7 +17,7 @@ class Ensemble(nn.Module):
 
     Args:
         members: Networks, at least one.
-        objective: Objective that defines how outputs are averaged (`Objective.together`).
+        objective: Objective (kind of task) that defines how outputs are averaged (`Objective.average_outputs`).
     """
 
     def __init__(self, members: Iterable[nn.Module], objective: Objective) -> None:
@@ -26,21 +26,27 @@ class Ensemble(nn.Module):
         self.members = nn.ModuleList(members)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return outputs (B, ...) of images (B, C, *spatial)."""
+        """Return the averaged outputs (B, ...) of the members for images (B, C, *spatial)."""
         return self._objective.average_outputs(torch.stack([member(images) for member in self.members]))
 
 
 def ensemble_of(network: nn.Module, size: int, objective: Meta) -> Ensemble:
-    """Return an ensemble of copies of a network.
+    """Return an ensemble of `size` copies of a network, whose weights are loaded later.
 
     Args:
         network: Network to copy.
         size: Number of members, >= 1.
-        objective: Configuration of the objective, as `Objective.facts`.
+        objective: Configuration of the objective, a dict as in `Objective.facts`.
     """
     return Ensemble((copy.deepcopy(network) for _ in range(size)), read_objective(objective))
 
 
 def new_ensemble(build: Callable[[], nn.Module], size: int, objective: Meta) -> Ensemble:
-    """Return an ensemble of copies of a new network; see `ensemble_of`."""
+    """Build a network and return an ensemble of copies of it; see `ensemble_of`.
+
+    Args:
+        build: Function that builds the network.
+        size: Number of members, >= 1.
+        objective: Configuration of the objective, a dict as in `Objective.facts`.
+    """
     return ensemble_of(build(), size, objective)

@@ -1,4 +1,8 @@
-"""FedCross as a method class: distribution of model copies for evaluation, and the ensemble that sites export."""
+"""FedCross as a method class: distribution of model copies for evaluation, and the ensemble that sites export.
+
+The inherited setting `circulating` is the number of models that move, the setting `route` their way from site to site.
+A peer message goes from one site to another.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ from medfl_methods.fedcross.ensemble import new_ensemble
 from medfl_methods.fedcross.relay import HELD_PREFIX, SINGLE_MODEL, Relay, held_model
 
 COPY_PREFIX = "seen/"
-"""Prefix in a site's state of the tensor names of model copies for evaluation."""
+"""Prefix of tensor names in a site's state: copies of models that the site received for evaluation."""
 
 
 class FedCross(Relay):
@@ -55,6 +59,7 @@ class FedCross(Relay):
     Segmentation, MIDL 2023; the single model is the FedCross of Weng, Cai, Zhou, FedSKD, arXiv 2503.18981, 2025.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedcross"
     family = "peer to peer"
     paper = "Xu et al., MIDL 2023"
@@ -80,15 +85,18 @@ class FedCross(Relay):
 
     @property
     def keeps_optimizer(self) -> bool:
-        """True if the optimiser's state travels with the model."""
+        """True if the optimiser's state travels with the model from site to site."""
         return self.optimizer_state == "travel"
 
     def closing_steps(self, server: Server) -> list[str]:
-        """Return the names of the steps that distribute copies, after a round that is evaluated."""
+        """Return the names of further steps of this round: those that distribute copies, if the round is evaluated."""
         return ["share", "keep"] if server.settings.is_evaluated_after(server.round) else []
 
     def round_steps(self) -> tuple[RoundStep, ...]:
-        """Return the steps: ``send`` and ``train`` for the models, then ``share`` and ``keep`` for the copies."""
+        """Return all steps that a round can have.
+
+        ``send`` and ``train`` move and train the models; ``share`` and ``keep`` send and store copies for evaluation.
+        """
         return (
             *super().round_steps(),
             RoundStep("share", partial(self.to_all, "share"), self.share, quorum=0),
@@ -96,11 +104,11 @@ class FedCross(Relay):
         )
 
     def share(self, site: Site, request: Request) -> Reply:
-        """Send copies of the models that this site holds."""
+        """Execute the step ``share``: send copies of the models that this site holds to sites that evaluate them."""
         return Reply(peer_messages=self.copies(site, request.meta["sites"]))
 
     def keep(self, site: Site, request: Request) -> Reply:
-        """Store the copies that arrived in this round, and delete older ones."""
+        """Execute the step ``keep``: store the copies that arrived in this round, and delete older ones."""
         received = [message.tensors for message in site.inbox if message.meta["stamp"] == [site.round]]
         site.state.tensors = {name: t for name, t in site.state.tensors.items() if name.startswith(HELD_PREFIX)}
         for tensors in received:
@@ -109,9 +117,13 @@ class FedCross(Relay):
         return Reply()
 
     def copies(self, site: Site, sites: list[str]) -> list[PeerMessage]:
-        """Return a peer message for each other site that is evaluated with a model of this site.
+        """Return the peer messages with copies of this site's models.
 
-        It contains all these models.
+        There is one message for each other site that is evaluated with models of this site; it contains all of these.
+
+        Args:
+            site: Site that sends the copies.
+            sites: Names of all sites.
         """
         held_models = {model: split_optimizer_state(held_model(site, model))[0] for model in site.state.meta["holds"]}
         everywhere = self.circulating == "one" or self.test == "ensemble"
@@ -126,7 +138,10 @@ class FedCross(Relay):
         return messages
 
     def models(self, participant: Server | Site) -> dict[str, Model]:
-        """Return the model that a site is evaluated with; none for the server."""
+        """Return the models of a participant that are evaluated and exported, by kind; none for the server.
+
+        A site has a ``global`` model if a single model circulates, otherwise a ``personal`` model.
+        """
         if isinstance(participant, Server):
             return {}
         known_models = self.known_models(participant)
@@ -147,7 +162,7 @@ class FedCross(Relay):
         return {"personal": ensemble_model(participant, known_models)}
 
     def known_models(self, site: Site) -> dict[str, Tensors]:
-        """Return the models that a site holds or has copies of, by name."""
+        """Return the tensors of the models that a site holds or has copies of, by the name of the model."""
         copies = select(site.state.tensors, COPY_PREFIX)
         seen = {model: select(copies, f"{model}/") for model in {name.partition("/")[0] for name in copies}}
         return seen | {
@@ -155,13 +170,18 @@ class FedCross(Relay):
         }
 
     def network_config(self, model: Model, network_def: Any) -> Any:
-        """Return the configuration of the model's network; for an ensemble, of several such networks."""
+        """Return the configuration with which a bundle builds the network of a model.
+
+        Args:
+            model: Single model, or ensemble from `ensemble_model`.
+            network_def: Configuration of the task's network, of which an ensemble has several copies.
+        """
         if not model.meta:
             return network_def
         return {"_target_": "medfl_methods.fedcross.ensemble.ensemble_of", "network": network_def, **model.meta}
 
     def predictor(self, task: Task, models: list[Model]) -> nn.Module:
-        """Return the network, or the ensemble of its members."""
+        """Return a network that predicts with a model: the task's network, or an ensemble of copies of it."""
         network, meta = models[0].network, models[0].meta
         if meta:
             task = task.with_network(network, partial(new_ensemble, task.networks[network], **meta))
@@ -169,11 +189,11 @@ class FedCross(Relay):
 
 
 def ensemble_model(site: Site, members: Mapping[str, Tensors]) -> Model:
-    """Return the ensemble of some models as one model, in the order of their names; a single model unchanged.
+    """Join several models to one model, an ensemble in the order of their names; return a single model unchanged.
 
     Args:
         site: Site with the network and the objective.
-        members: Maps each member's name to its tensors; at least one.
+        members: Mapping from each member's name to its tensors; at least one.
     """
     if len(members) == 1:
         return Model(site.network, next(iter(members.values())))

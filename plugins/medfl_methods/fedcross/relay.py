@@ -38,10 +38,10 @@ SINGLE_MODEL = "one"
 """Name of the model if there is only one. Otherwise a model has the name of the site for which it was initialised."""
 
 CLOSING_TURN = -1
-"""Number of the turn in requests of the steps that close a round."""
+"""Number in place of the turn in requests of the steps that close a round."""
 
 HELD_PREFIX = "held/"
-"""Prefix of the names of models in a site's state: ``held/MODEL/TENSOR``."""
+"""Prefix of the tensor names of the models that a site holds, in the site's state: ``held/MODEL/TENSOR``."""
 
 
 class Relay(PersonalModels):
@@ -60,30 +60,33 @@ class Relay(PersonalModels):
     """
 
     sends: ClassVar[Mapping[str, PayloadKind]] = MODEL_MESSAGE_TENSORS
+    """Tensors in a site's reply: mapping from each name prefix to the kind of payload, such as an update."""
     sends_meta: ClassVar[Mapping[str, MetaField]] = {
         **MODEL_MESSAGE_SCHEMA,
         "trained": MetaField("public", one_of("model", empty=True), after=("train",)),
     }
+    """Metadata in a site's reply: mapping from each key to its type and to whether the value is private."""
     supports = frozenset({Capability.PEER_MESSAGES})
+    """Capabilities of the method: sites send messages to each other."""
 
     circulating: Literal["K", "one"] = "K"
     route: Literal["random_permutation", "derangement", "ring"] = "random_permutation"
 
     def closing_steps(self, server: Server) -> list[str]:
-        """Return the names of further steps of this round.
+        """Return the names of further steps of this round, after all turns; none by default.
 
-        A subclass adds the steps to `round_steps`, with `to_all` for requests.
+        A subclass that overrides this adds the steps to `round_steps`, with `to_all` for their requests.
         """
         return []
 
     # ---- the server
 
     def setup(self, server: Server) -> None:
-        """Initialise the server's state without any model: the first host of each model initialises it."""
+        """Initialise the server's state, without any model: the first host of each model initialises the model."""
         server.state.meta = {"at": {}, "answered": 0}
 
     def turns(self, server: Server) -> list[dict[str, str]]:
-        """Return the models of this round's hosts: for each turn a mapping from host to model."""
+        """Draw this round's route: for each turn a mapping from host to the name of the model that the host trains."""
         hosts = sample_sites(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
         if self.circulating == "K":
             held = {owner: owner for owner in server.trainable()} | server.state.meta["at"]
@@ -94,16 +97,16 @@ class Relay(PersonalModels):
         return [{host: SINGLE_MODEL} for host in hosts]
 
     def round_steps(self) -> tuple[RoundStep, ...]:
-        """Return the steps of a turn: ``send`` and ``train``."""
+        """Return the steps of a turn: ``send``, in which models move, and ``train``, in which hosts train them."""
         return (
             RoundStep("send", self.send_requests, self.send, quorum=0),
             RoundStep("train", self.requests, self.train, self.aggregate_updates, self.needed_replies),
         )
 
     def remaining_steps(self, server: Server, done: Sequence[ScheduledStep]) -> Sequence[ScheduledStep]:
-        """Return the steps of this round, turn after turn, then the closing steps.
+        """Return the steps of this round that follow the finished steps `done`.
 
-        A turn in which no model moves has no ``send``.
+        A round has the steps of each turn, then the closing steps. A turn in which no model moves has no ``send``.
         """
         turns = range(len(self.turns(server)))
         dues = [ScheduledStep(name, turn) for turn in turns for name in ("send", "train")]
@@ -119,23 +122,31 @@ class Relay(PersonalModels):
         return [self.request_for(server, turn, site, "send", {"posts": posts}) for site, posts in moves.items()]
 
     def requests(self, server: Server) -> list[Request]:
-        """Return the requests to train, for the hosts of this turn."""
+        """Return the requests to train the assigned models, for the hosts of this turn."""
         at, turn = server.state.meta["at"], self.current_step(server).turn
         models = {host: {"model": model, "from": at.get(model)} for host, model in self.turns(server)[turn].items()}
         return [self.request_for(server, turn, host, "train", meta) for host, meta in models.items()]
 
     def to_all(self, op: str, server: Server) -> list[Request]:
-        """Return requests to all sites, with the names of all sites."""
+        """Return requests for the step `op` to all sites; the metadata contain the names of all sites."""
         return [self.request_for(server, CLOSING_TURN, site, op, {"sites": server.sites}) for site in server.sites]
 
     def request_for(self, server: Server, turn: int, to: str, op: str, meta: Meta) -> Request:
-        """Return a request with the models that the site holds and the stamp of the turn's peer messages."""
+        """Return a request to a site; the metadata also name the models that the site holds and the turn.
+
+        Args:
+            server: Server, which knows where each model is.
+            turn: Number of the turn. Round and turn are the stamp by which sites recognise the turn's peer messages.
+            to: Name of the site.
+            op: Name of the step.
+            meta: Further metadata of the request.
+        """
         at = server.state.meta["at"]
         holds = sorted(model for model in at if at[model] == to)
         return Request(to, op, meta=meta | {"stamp": [server.round, turn], "holds": holds})
 
     def aggregate_updates(self, server: Server, replies: Replies) -> None:
-        """Record which site holds each model, and the number of replies in this round."""
+        """Record after a step ``train`` which site holds each model, and the number of replies in this round."""
         meta, first = server.state.meta, self.current_step(server).turn == 0
         meta["at"] |= {reply["trained"]: host for host, reply in replies.meta.items() if reply["trained"]}
         meta["answered"] = len(replies) + (0 if first else meta["answered"])
@@ -159,18 +170,18 @@ class Relay(PersonalModels):
     # ---- a site
 
     def execute(self, site: Site, request: Request) -> Reply:
-        """Execute a request, after deleting the models that other sites have trained since."""
+        """Execute a request at a site, after deleting the models that other sites have trained since."""
         site.state.meta["holds"] = request.meta["holds"]
         forget(site, {*request.meta["holds"], site.state.meta.get("resident", "")})
         return super().execute(site, request)
 
     def send(self, site: Site, request: Request) -> Reply:
-        """Send models to their next hosts."""
+        """Execute the step ``send``: send copies of models to the models' next hosts."""
         posts, stamp = request.meta["posts"], request.meta["stamp"]
         return Reply(peer_messages=[_peer_message(site, model, to, stamp) for model, to in posts.items()])
 
     def train(self, site: Site, request: Request) -> Reply:
-        """Train the assigned model of this turn, and hold it from then on.
+        """Execute the step ``train``: train the assigned model of this turn, and hold it from then on.
 
         If the model did not arrive or its training diverges, the reply names no trained model.
         """
@@ -192,7 +203,7 @@ class Relay(PersonalModels):
         return Reply(meta={"trained": model}, log=log, trained={"personal": Model(site.network, done.after)})
 
     def initial_model(self, site: Site, model: str) -> Tensors:
-        """Return the initial tensors of a model."""
+        """Return the initial tensors of the model with the name `model`."""
         return self.initial(site, "" if model == SINGLE_MODEL else model)
 
     def _model_to_train(self, site: Site, model: str, request: Request) -> Tensors:
@@ -206,12 +217,12 @@ class Relay(PersonalModels):
 
 
 def held_model(site: Site, model: str) -> Tensors:
-    """Return a model in a site's state, with its optimiser's state if that travels; empty if it is not there."""
+    """Return the tensors of a model that a site holds, with the optimiser's state if that travels; else empty."""
     return select(site.state.tensors, f"{HELD_PREFIX}{model}/")
 
 
 def forget(site: Site, but: set[str]) -> None:
-    """Delete the models in a site's state that are not in `but`."""
+    """Delete the models that a site holds, except those whose names are in `but`."""
     keep = tuple(f"{HELD_PREFIX}{model}/" for model in but)
     site.state.tensors = {
         name: tensor

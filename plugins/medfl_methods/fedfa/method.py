@@ -1,4 +1,7 @@
-"""FedFA as a method class: the anchors of the server and of the sites, and the calibration of heads."""
+"""FedFA as a method class: the anchors of the server and of the sites, and the calibration of heads.
+
+An anchor is a point in feature space for each class. The head of a network classifies the features of the body.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from medfl.utils.wire import prefixed, select
 from medfl_methods.fedavg import FedAvg
 
 ANCHORS_PREFIX = "anchors/"
-"""Prefix of the anchors' names in messages and in the server's state; the number of the class follows."""
+"""Prefix of the anchors' tensor names in messages and in the server's state; the number of the class follows."""
 
 
 class FedFA(FedAvg):
@@ -33,11 +36,12 @@ class FedFA(FedAvg):
 
     L + lam (1/C) sum_c mean_{i of class c} ||f_i - a_c||^2,
 
-    where f are the features of a batch and a the received anchors. After each batch, a step of Adam trains the head to
-    classify all C anchors. A site's own anchors start as the received ones. After each epoch an own anchor becomes
-    anchor_momentum times itself plus (1 - anchor_momentum) times the mean features of its class in that epoch, averaged
-    over the training batches that contain the class. The site sends its own anchors of the classes that it has. The
-    server's new anchor is their mean, weighted like the models; the anchor of a class that no site has stays unchanged.
+    where L is the task's loss, f are the features of a batch, a the received anchors and C is the number of classes.
+    After each batch, a step of Adam trains the head to classify all C anchors. A site's own anchors start as the
+    received ones. After each epoch an own anchor becomes anchor_momentum times itself plus (1 - anchor_momentum) times
+    the mean features of its class in that epoch, averaged over the training batches that contain the class. The site
+    sends its own anchors of the classes that it has. The server's new anchor is their mean, weighted like the models;
+    the anchor of a class that no site has stays unchanged.
 
     With ``lam = 0`` and no calibration this is `fedavg`, and only the model is sent.
 
@@ -52,13 +56,14 @@ class FedFA(FedAvg):
         anchor_momentum: Fraction of its own anchors that a site keeps in each epoch, in [0, 1).
         calibration: Whether heads are trained on the anchors.
         calib_lr: Learning rate of the calibration's Adam, > 0; the optimiser is new in each round.
-        anchor_init: First anchors: ``orthogonal`` directions of length 1, or ``one_hot``. Both need at least as many
-            features as classes.
+        anchor_init: Anchors of the first round: ``orthogonal`` directions of length 1, or ``one_hot``. Both need at
+            least as many features as classes.
 
     Source: Zhou, Zhang, Tsang, FedFA: Federated Learning with Feature Anchors, IEEE Transactions on Mobile Computing
     2023, and its released code, which divides an epoch's features by the number of all batches.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedfa"
     family = "averaging"
     paper = "Zhou, Zhang, Tsang, IEEE TMC 2023"
@@ -66,7 +71,9 @@ class FedFA(FedAvg):
     supports = frozenset()
 
     sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL_PREFIX: "update", ANCHORS_PREFIX: "statistic"}
+    """Tensors in a site's reply: mapping from each name prefix to the kind of payload, such as an update."""
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels", "linear_head"})
+    """Properties that the task, its data and its networks must have for this method."""
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {}, "medfl": {}}
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (ReducesTo("fedavg", {"lam": 0.0, "calibration": False}),)
 
@@ -83,7 +90,7 @@ class FedFA(FedAvg):
 
     @property
     def active_needs(self) -> frozenset[Need]:
-        """Properties that the task needs: classes and features if anchors are used."""
+        """Properties that the task must have with these settings: classes and features if anchors are used."""
         return self.needs if self.uses_anchors else frozenset()
 
     # ---- the server
@@ -114,7 +121,7 @@ class FedFA(FedAvg):
         set_auxiliary_state(server, ANCHORS_PREFIX, {str(label): row.clone() for label, row in enumerate(rows)})
 
     def extra_request_tensors(self, server: Server) -> Tensors:
-        """Return the anchors, named for a message."""
+        """Return the tensors that a request contains beside the model: the anchors."""
         return prefixed(auxiliary_state(server, ANCHORS_PREFIX), ANCHORS_PREFIX)
 
     def check_tensors(self, task: Task, request: Request, tensors: Tensors) -> None:
@@ -148,7 +155,7 @@ class FedFA(FedAvg):
     # ---- a site
 
     def before_fit(self, fit: Fit) -> None:
-        """Load the anchors, and prepare the own anchors and the optimiser of the calibration."""
+        """Prepare a training: load the anchors, create the site's own anchors and the optimiser of the calibration."""
         if not self.uses_anchors:
             return
         objective = fit.site.task.objective
@@ -160,7 +167,7 @@ class FedFA(FedAvg):
             fit.extra["calibrator"] = torch.optim.Adam(body_and_head(fit.model)[1].parameters(), lr=self.calib_lr)
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
-        """Return the task's loss plus lam times the distance to the anchors."""
+        """Return the loss of a batch: the task's loss plus lam times the distance of features to the anchors."""
         if not self.uses_anchors:
             return super().loss(fit, batch)
         task, anchors = fit.site.task, fit.extra["anchors"]
@@ -171,7 +178,7 @@ class FedFA(FedAvg):
         return loss + self.lam * anchor_loss(features.float(), anchors, labels) if self.lam else loss
 
     def after_batch(self, fit: Fit) -> None:
-        """Calibrate the head, and update the own anchors at the end of an epoch."""
+        """Calibrate the head after a batch, and update the site's own anchors at the end of an epoch."""
         if self.calibration:
             anchors, task, optimizer = fit.extra["anchors"], fit.site.task, fit.extra["calibrator"]
             outputs = task.objective.alternatives(body_and_head(fit.model)[1](anchors))
@@ -183,7 +190,10 @@ class FedFA(FedAvg):
             fit.extra["own"].update_anchors(self.anchor_momentum)
 
     def extra_reply_tensors(self, fit: Fit) -> Tensors:
-        """Return the own anchors of the site's classes. An incomplete last epoch updates them, too."""
+        """Return the tensors that a reply contains beside the update: the own anchors of the site's classes.
+
+        An incomplete last epoch updates the anchors first.
+        """
         if not self.uses_anchors:
             return {}
         fit.extra["own"].update_anchors(self.anchor_momentum)
@@ -191,10 +201,10 @@ class FedFA(FedAvg):
 
 
 class OwnAnchors:
-    """Anchors of a site, with the class means of its features since the last update.
+    """Anchors of a site, and the running class means of features with which they are updated.
 
     Args:
-        anchors: Received anchors, (C, d).
+        anchors: Received anchors of C classes with d features, (C, d).
     """
 
     def __init__(self, anchors: torch.Tensor) -> None:
@@ -205,14 +215,20 @@ class OwnAnchors:
         self._sums, self._batches = torch.zeros_like(anchors), anchors.new_zeros(len(anchors))
 
     def add_batch(self, features: torch.Tensor, labels: torch.Tensor) -> None:
-        """Add the class means of a batch: features (B, d), labels (B,)."""
+        """Add a batch to the running class means: features (B, d), labels (B,)."""
         counts = torch.bincount(labels, minlength=len(self._rows))
         means = torch.zeros_like(self._rows).index_add_(0, labels, features) / counts.clamp(min=1)[:, None]
         self._sums += means
         self._batches += counts > 0
 
     def update_anchors(self, momentum: float) -> None:
-        """Update the anchors of the classes that occurred since the last update, and reset their means."""
+        """Move the anchors toward the class means since the last update, and reset the means.
+
+        Only the anchors of classes that occurred since then change.
+
+        Args:
+            momentum: Fraction of the old anchor in the new one, in [0, 1).
+        """
         seen = self._batches > 0
         means = self._sums / self._batches.clamp(min=1)[:, None]
         self._rows = torch.where(seen[:, None], momentum * self._rows + (1 - momentum) * means, self._rows)
@@ -221,7 +237,7 @@ class OwnAnchors:
         self._batches.zero_()
 
     def own_class_anchors(self) -> Tensors:
-        """Return the anchors (d,) of all classes that occurred, by the number of the class."""
+        """Return the anchors (d,) of all classes that the site has had, by the number of the class as text."""
         return {str(label): self._rows[label].clone() for label in self._has_occurred.nonzero().flatten().tolist()}
 
 

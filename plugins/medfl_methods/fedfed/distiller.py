@@ -1,4 +1,7 @@
-"""Distiller network: a generator whose reconstruction stays private, and a classifier of the residual."""
+"""Distiller network: a generator that reconstructs an image, and a classifier of the residual.
+
+The residual is the image minus the reconstruction. Sites share residuals with noise; reconstructions stay private.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ class Distiller(nn.Module):
         self.generator, self.classifier, self._scale = generator, classifier, scale
 
     def forward(self, images: torch.Tensor) -> GeneratorOutput:
-        """Reconstruct images in [0, 1]."""
+        """Return the generator's output for images in [0, 1], (B, C, *spatial): reconstruction and latent variables."""
         reconstructed: GeneratorOutput = self.generator(images)
         return reconstructed
 
@@ -55,11 +58,11 @@ class Distiller(nn.Module):
 
 
 class SharedPart(nn.Module):
-    """Network that maps an image to its shared part before clip and noise. Its parameters get no gradient.
+    """Network that maps an image to the part that a site shares, before clip and noise. The parameters get no gradient.
 
     Args:
         distiller: Distiller that computes the residual.
-        form: Shared part. For ``raw+noise`` the network returns the whole image.
+        form: Kind of shared part. For ``raw+noise`` the network returns the whole image, otherwise the residual.
     """
 
     def __init__(self, distiller: Distiller, form: SharedForm) -> None:
@@ -67,7 +70,7 @@ class SharedPart(nn.Module):
         self._distiller, self._whole = distiller.eval().requires_grad_(False), form == "raw+noise"
 
     def train(self, mode: bool = True) -> SharedPart:
-        """Stay in evaluation mode for any `mode`.
+        """Keep the network in evaluation mode, whatever `mode` is, and return it.
 
         Latent variables are means in this mode, and normalisation layers use their stored statistics.
         """

@@ -1,4 +1,8 @@
-"""Training and evaluation of the distiller (generator and classifier) at a site."""
+"""Training and evaluation of the distiller at a site.
+
+The distiller is a generator, which reconstructs an image, and a classifier of the residual (image minus
+reconstruction). A site later shares the residuals of its images with noise, and never the reconstructions.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,7 @@ class DividedBatch:
     Attributes:
         images: Images in [0, 1], (B, C, *spatial).
         labels: Class labels, (B,).
-        reconstructed: Reconstruction of the images, which stays private.
+        reconstructed: Output of the generator: the reconstructed images, which stay private, and latent variables.
         residual: Images minus reconstruction, the part to be shared, (B, C, *spatial).
     """
 
@@ -52,8 +56,8 @@ class DistillerTraining:
         lr: Learning rate of AdamW, > 0.
         weight_decay: Weight decay of AdamW, >= 0; with 0 it is Adam.
         gradient_clip: Maximum L2 norm of a batch's gradient over both networks, or None.
-        steps: Number of batches of a pass, >= 1; None means all images once. The run's `steps` are for the task's
-            network.
+        steps: Number of batches of a training pass, >= 1; None means all images once. The run's setting `steps` is for
+            the task's network, not for the distiller.
 
     Attributes:
         model: Distiller in training.
@@ -115,7 +119,7 @@ class DistillerTraining:
         return trained.loss
 
     def divide(self, batch: Batch) -> DividedBatch:
-        """Divide a batch into reconstruction and residual, with gradients."""
+        """Divide the images of a batch into reconstruction and residual. Gradients flow to the generator."""
         images = self.scale.to_images(batch.images)
         reconstructed = self.model(images)
         return DividedBatch(images, batch.targets, reconstructed, images - reconstructed.images)
@@ -126,13 +130,13 @@ class DistillerTraining:
 
 
 def clip_and_noise(part: torch.Tensor, release: ImageRelease) -> torch.Tensor:
-    """Return residuals, clipped and noised as for a release, for use in training.
+    """Clip residuals and add noise to them, as a site does before it shares them, for use in training.
 
     Gradients pass through the clip. The noise comes from the global stream and is not secret.
 
     Args:
         part: Residuals, (B, C, *spatial).
-        release: Clip and noise.
+        release: Mechanism of sharing: norm and limit of the clip, distribution and scale of the noise.
     """
     if release.clip is not None:
         norms = torch.linalg.vector_norm(part.flatten(1), ord=1 if release.norm == "l1" else 2, dim=1)
@@ -146,7 +150,7 @@ def clip_and_noise(part: torch.Tensor, release: ImageRelease) -> torch.Tensor:
 
 
 def require_scale(task: Task) -> ImageScale:
-    """Return the shape and normalisation of a task's images.
+    """Return the shape and normalisation of a task's images; raise if the task does not state them.
 
     Raises:
         SettingsError: If the task has no `scale`.

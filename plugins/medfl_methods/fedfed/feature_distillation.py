@@ -1,6 +1,7 @@
 """Base class of methods that train a distiller: a generator and a classifier, averaged over sites like any model.
 
-The generator reconstructs an image, and the classifier predicts the class from the residual.
+The generator reconstructs an image, and the classifier predicts the class from the residual (image minus
+reconstruction). A release is what leaves a site: a clipped and noised copy of the residual of each image.
 `medfl_methods.fedfed.feature_sharing` shares the residuals.
 """
 
@@ -42,7 +43,7 @@ def kl_to_standard_normal(mean: torch.Tensor, log_variance: torch.Tensor) -> tor
     For one latent variable it is (mean^2 + variance - 1 - log variance) / 2.
 
     Args:
-        mean: Mean, shape (B, d).
+        mean: Means of d latent variables for each of B images, shape (B, d).
         log_variance: Natural logarithm of the variance, shape (B, d).
 
     Returns:
@@ -59,7 +60,14 @@ DISTILLER_PREFIX = "distiller/"
 
 @dataclass(frozen=True)
 class LossWeights:
-    """Weights of the four terms of the distiller's loss; see `FeatureDistillation`."""
+    """Weights of the four terms of the distiller's loss.
+
+    Attributes:
+        reconstruction: Weight of the mean squared error of the reconstruction.
+        kl: Weight of the KL divergence of the latent variables from a standard normal distribution.
+        ce: Weight of the cross-entropy of the noised residual.
+        x_ce: Weight of the cross-entropy of the whole image.
+    """
 
     reconstruction: float
     kl: float
@@ -97,6 +105,7 @@ class FeatureDistillation(Averaging):
     """
 
     sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL_PREFIX: "update", DISTILLER_PREFIX: "update"}
+    """Tensors in a site's reply: mapping from each name prefix to the kind of payload, such as an update."""
 
     distil_epochs: int = Field(1, ge=1)
     distil_steps: int | None = Field(None, ge=1)
@@ -115,7 +124,10 @@ class FeatureDistillation(Averaging):
     # ---- what a method overrides
 
     def releases(self) -> list[ImageRelease]:
-        """Return the mechanism (clip and noise) of each noised copy of the shared part that leaves a site."""
+        """Return the release mechanism (clip and noise) of each noised copy of the shared part that leaves a site.
+
+        The number of elements is the number of copies.
+        """
         raise NotImplementedError
 
     @property
@@ -124,17 +136,17 @@ class FeatureDistillation(Averaging):
         return self.noise == "none" or self.share == "x_s"
 
     def release(self, variance: float) -> ImageRelease:
-        """Return the release mechanism of one copy: its clip and its noise of the given variance."""
+        """Return the release mechanism of one copy: the configured clip, and noise of the given variance."""
         of = "raw" if self.share == "raw+noise" else "x_s"
         return ImageRelease("none" if self.is_noiseless else self.noise, variance, self.clip, of=of)
 
     @property
     def weights(self) -> LossWeights:
-        """Weights of the loss, from the settings."""
+        """Weights of the four terms of the distiller's loss, from the settings."""
         return LossWeights(self.reconstruction, self.kl, self.ce, self.x_ce)
 
     def generator_kind(self) -> Literal["vae", "resnet"]:
-        """Return the kind of the generator."""
+        """Return the architecture of the generator: ``vae``, with latent variables, or ``resnet``, without them."""
         return "vae"
 
     def weight_decay(self) -> float:
@@ -142,7 +154,12 @@ class FeatureDistillation(Averaging):
         return 0.0
 
     def distil_weights(self, server: Server, metas: Mapping[str, Meta]) -> dict[str, float]:
-        """Return the weight of each site in the average of the distillers, before normalisation."""
+        """Return the weight of each site in the average of the distillers, before normalisation.
+
+        Args:
+            server: Server that averages.
+            metas: Metadata of each site's reply.
+        """
         return self.weights_of(server, metas)
 
     # ---- the server
@@ -191,7 +208,7 @@ class FeatureDistillation(Averaging):
     # ---- a site
 
     def start_distiller_training(self, site: Site, request: Request) -> DistillerTraining:
-        """Return the training of the received distiller at a site, with the site's own optimiser state."""
+        """Prepare the training of the received distiller at a site, with the site's stored optimiser state."""
         task, kept = self.with_distiller_network(site.task), select(site.state.tensors, f"{AUXILIARY_PREFIX}optimizer/")
         received, rate, weight_decay = select(request.tensors, DISTILLER_PREFIX), self.distil_lr, self.weight_decay()
         return DistillerTraining(site, task, received, kept, rate, weight_decay, self.gradient_clip, self.distil_steps)

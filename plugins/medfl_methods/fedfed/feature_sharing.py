@@ -39,7 +39,7 @@ from medfl_methods.fedfed.sharing_findings import poor_generator_warning, sharin
 logger = logging.getLogger(__name__)
 
 SHARED_PREFIX = "shared/"
-"""Prefix of the names of shared images and labels in messages, and name of the blob that stores them."""
+"""Prefix of the names of shared images and labels in messages, and name of the blob (stored tensors) with them."""
 
 ERROR_KEYS = ("generator_error", "mean_image_error")
 """Metadata keys of the mean squared errors that a site reports: of the generator and of the site's mean image, for
@@ -73,10 +73,12 @@ class FeatureSharing(FeatureDistillation):
         DISTILLER_PREFIX: "update",
         SHARED_PREFIX: "samples",
     }
+    """Tensors in a site's reply: mapping from each name prefix to the kind of payload, such as an update."""
     sends_meta: ClassVar[Mapping[str, MetaField]] = {
         "size": MetaField("private", Count),
         **{key: MetaField("private", bounded_number(0)) for key in ERROR_KEYS},
     }
+    """Metadata in a site's reply: mapping from each key to its type and to whether the value is private."""
 
     distil_rounds: int = Field(15, ge=1)
     share_fraction: float = Field(1.0, ge=0, le=1)
@@ -85,7 +87,7 @@ class FeatureSharing(FeatureDistillation):
     # ---- what a method overrides
 
     def distil(self, site: Site, request: Request) -> Reply:
-        """Train the distiller at a site in a round of stage 1, and return its update."""
+        """Execute the step ``distil``: train the distiller at a site in a round of stage 1, and return its update."""
         raise NotImplementedError
 
     # ---- the server
@@ -119,7 +121,7 @@ class FeatureSharing(FeatureDistillation):
             logger.info("%s", " ".join(guarantee_sentences(self.releases())))
 
     def round_steps(self) -> tuple[RoundStep, ...]:
-        """Return the steps of the method: ``distil`` (stage 1), ``share`` (once) and ``train`` (stage 2)."""
+        """Return all steps that a round can have: ``distil`` (stage 1), ``share`` (once) and ``train`` (stage 2)."""
         return (
             RoundStep("distil", self.distil_requests, self.distil, self.aggregate_distilled),
             RoundStep("share", self.share_requests, self.send_shared, self.aggregate_shared, updates=()),
@@ -127,9 +129,10 @@ class FeatureSharing(FeatureDistillation):
         )
 
     def remaining_steps(self, server: Server, done: Sequence[ScheduledStep]) -> Sequence[ScheduledStep]:
-        """Return the steps of this round.
+        """Return the steps of this round that follow the finished steps `done`.
 
-        They are ``distil`` until stage 1 has ended, then ``train``, with ``share`` before the first ``train``.
+        The steps of a round are ``distil`` until stage 1 has ended, then ``train``, with ``share`` before the first
+        ``train``.
         """
         known = server.state.meta
         if "ended" not in known:
@@ -145,19 +148,19 @@ class FeatureSharing(FeatureDistillation):
         return sample_sites(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
 
     def distil_requests(self, server: Server) -> list[Request]:
-        """Return the requests of a round of stage 1, with the distiller."""
+        """Return the requests to train in a round of stage 1, for the participants, with the distiller."""
         tensors = self.distiller(server)
         return [Request(name, "distil", tensors) for name in self.sample_participants(server)]
 
     def share_requests(self, server: Server) -> list[Request]:
-        """Return the requests to share, for all sites with training images, with the final distiller."""
+        """Return the requests to share residuals, for all sites with training images, with the final distiller."""
         tensors = self.distiller(server)
         return [Request(name, "share", tensors) for name in server.trainable()]
 
     def requests(self, server: Server) -> list[Request]:
-        """Return the requests of a round of stage 2.
+        """Return the requests to train in a round of stage 2, for the participants, with the model.
 
-        They contain the shared set if a participant does not hold it yet.
+        A request also contains the shared set (the shared images of all sites) if its site does not hold it yet.
         """
         model, participants, holders = (
             self.publish(server),
@@ -173,7 +176,7 @@ class FeatureSharing(FeatureDistillation):
         ]
 
     def aggregate_updates(self, server: Server, replies: Replies) -> None:
-        """Average the models, and update the list of sites that hold the shared set."""
+        """Average the models of a round of stage 2, and update the list of sites that hold the shared set."""
         self.average(server, replies)
         holders = {*server.state.meta["holders"], *replies.meta} - set(replies.missing)
         # a site that did not reply may have lost the shared set, and receives it again
@@ -206,12 +209,12 @@ class FeatureSharing(FeatureDistillation):
         self.check_limit(server)
 
     def check_limit(self, server: Server) -> None:
-        """End stage 1 if the server has reached its round limit."""
+        """End stage 1 if `distil_rounds` rounds are done."""
         if server.round >= self.distil_rounds:
             self.end_stage(server, "round limit")
 
     def end_stage(self, server: Server, why: str) -> None:
-        """Record in the server's state that stage 1 has ended, with its number of rounds and the reason."""
+        """Record in the server's state that stage 1 has ended, with its number of rounds and the reason `why`."""
         server.state.meta["ended"] = {"rounds": server.round, "ended": why}
         logger.info("Stage 1 ended after round %d (%s).", server.round, why)
 
@@ -233,7 +236,7 @@ class FeatureSharing(FeatureDistillation):
             logger.warning("%s", warning)
 
     def shared_images(self, participant: Server | Site) -> SharedImages | None:
-        """Return the shared set, or None if this participant does not hold it."""
+        """Return the shared set (the shared images of all sites), or None if this participant does not hold it."""
         if SHARED_PREFIX not in participant.state.blobs:
             return None
         return SharedImages.read(select(participant.blob(SHARED_PREFIX), SHARED_PREFIX))
@@ -261,12 +264,12 @@ class FeatureSharing(FeatureDistillation):
         return super().train(site, request)
 
     def send_shared(self, site: Site, request: Request) -> Reply:
-        """Return the clipped and noised residuals of the site's images.
+        """Execute the step ``share``: return the clipped and noised residuals of the site's images, with labels.
 
         The noise depends on a secret that only the site knows.
 
         Raises:
-            RefusedError: If the site has sent them before. The privacy statement covers a single release.
+            RefusedError: If the site has sent its residuals before. The privacy statement covers a single release.
         """
         if site.state.meta.get("sent"):
             raise RefusedError(
@@ -293,7 +296,8 @@ class FeatureSharing(FeatureDistillation):
     def errors(self, site: Site, request: Request) -> tuple[float, float]:
         """Return the mean squared errors of the generator and of the site's mean training image.
 
-        They are computed on the site's validation images, or on its training images if it has no validation images.
+        Both errors are computed on the site's validation images, or on its training images if it has no validation
+        images.
         """
         rows = torch.arange(len(site.train)).split(256)
         mean_image = torch.stack([raw_images(site, some).sum(0) for some in rows]).sum(0) / len(site.train)
@@ -302,11 +306,16 @@ class FeatureSharing(FeatureDistillation):
         return reconstruction_errors(model, data, mean_image, require_scale(site.task), site.settings.batch_size)
 
     def shared_part(self, task: Task, distiller: Tensors) -> SharedPart:
-        """Return a network that maps images in [0, 1] to the shared part of them, before clip and noise."""
+        """Return a network that maps images in [0, 1] to their shared parts, before clip and noise.
+
+        Args:
+            task: Task with the shape and normalisation of the images.
+            distiller: Tensors of the distiller.
+        """
         return SharedPart(self.load_distiller(task, distiller), self.share)
 
     def before_fit(self, fit: Fit) -> None:
-        """Prepare the batches of shared images if this site holds the shared set."""
+        """Prepare the training in stage 2: give `loss` batches of shared images if the site holds the shared set."""
         super().before_fit(fit)
         shared = self.shared_images(fit.site)
         if shared is not None:
@@ -336,10 +345,10 @@ class FeatureSharing(FeatureDistillation):
         return ReleasedImages(shared.copies, shared.labels, owners, part, tuple(self.releases()))
 
     def findings(self, server: Server) -> Findings:
-        """Return the report data: the end of stage 1, the shared images and their privacy statement."""
+        """Return the findings (report data) of a run: end of stage 1, shared images and their privacy statement."""
         return sharing_findings(server, self.shared_images(server), self.releases())
 
 
 def raw_images(site: Site, rows: torch.Tensor) -> torch.Tensor:
-    """Return training images of a site in [0, 1], (n, C, *spatial), on the task's device."""
+    """Return the training images of a site in the n given rows, scaled to [0, 1], (n, C, *spatial), on the device."""
     return require_scale(site.task).to_images(site.train.batch(rows)[0].to(site.task.device))

@@ -15,7 +15,7 @@ from medfl.errors import SettingsError, check_choice
 from medfl.networks.resnet_blocks import norm_layer
 
 Norm = Literal["batch", "group"]
-"""Normalisation of a generator, see `NORMS`."""
+"""Kind of normalisation layer in a generator: ``batch`` or ``group``."""
 NORMS = ("batch", "group")
 """Kinds of normalisation: ``batch`` as in the papers, ``group`` for sites whose batches have one class or few
 images."""
@@ -30,10 +30,11 @@ class GeneratorOutput:
 
     Attributes:
         images: Reconstructed images, (B, C, *spatial), in (0, 1).
-        mean: Mean of the latent normal distribution, (B, latent). None, like the next two, for a generator without
-            latent variables.
-        log_variance: Logarithm of the variance, (B, latent).
-        latent: Decoded latent variables, (B, latent): a sample in training, the mean in evaluation.
+        mean: Mean of the normal distribution of the latent variables, (B, latent).
+        log_variance: Logarithm of that distribution's variance, (B, latent).
+        latent: Latent variables that were decoded, (B, latent): a sample in training, the mean in evaluation.
+
+    The last three are None for a generator without latent variables.
     """
 
     images: torch.Tensor
@@ -43,7 +44,7 @@ class GeneratorOutput:
 
 
 def check_shape(name: str, shape: Sequence[int]) -> tuple[int, list[int]]:
-    """Return the number of channels and the edges of an image. Raise if it is no image or too small.
+    """Check the shape of an image, and return its number of channels and its spatial edges.
 
     Args:
         name: Name of the network, for the message.
@@ -79,7 +80,7 @@ def check_options(name: str, norm: str = "batch", **minimums: tuple[int, int]) -
     Args:
         name: Name of the network, for the message.
         norm: Normalisation, one of `NORMS`.
-        **minimums: Maps the name of each option to its value and its minimum.
+        **minimums: Mapping from the name of each option to its value and its minimum.
 
     Raises:
         SettingsError: If an option is wrong; it names the option.
@@ -100,6 +101,11 @@ def check_options(name: str, norm: str = "batch", **minimums: tuple[int, int]) -
 def check_images(name: str, images: torch.Tensor, shape: Sequence[int]) -> None:
     """Raise if images do not have the shape that the network was built for.
 
+    Args:
+        name: Name of the network, for the message.
+        images: Images, (B, *shape).
+        shape: Shape of an image that the network was built for.
+
     Raises:
         SettingsError: If the shapes differ; it names both.
     """
@@ -119,7 +125,7 @@ def halve_edges(edges: Sequence[int]) -> list[int]:
 
 
 def edges_by_halving(edges: Sequence[int], max_edge: int) -> list[list[int]]:
-    """Return the edges of the image and of the map after each halving, until none is above `longest`.
+    """Return the edges of the image, then those of the feature map after each halving, until none is above `max_edge`.
 
     There is at least one halving.
     """
@@ -136,9 +142,12 @@ class HalvingConv(nn.Module):
 
     Args:
         spatial_dims: Number of spatial dimensions, 2 or 3.
-        before: Number of input channels.
-        after: Number of output channels.
+        in_channels: Number of input channels.
+        out_channels: Number of output channels.
         bias: Whether the convolution has a bias.
+
+    Attributes:
+        conv: The convolution.
     """
 
     def __init__(self, spatial_dims: int, in_channels: int, out_channels: int, bias: bool) -> None:
@@ -148,7 +157,7 @@ class HalvingConv(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return maps (B, after, *halve_edges(spatial)) of maps (B, before, *spatial)."""
+        """Convolve maps (B, in_channels, *spatial); the edges of the result are halved, see `halve_edges`."""
         odd = [edge % 2 for edge in reversed(x.shape[2:])]
         if any(odd):
             x = F.pad(x, [lines for edge in odd for lines in (0, edge)])
@@ -160,10 +169,13 @@ class DoublingConv(nn.Module):
     """Transposed convolution with kernel 4 and stride 2, cropped to the size before the matching `HalvingConv`.
 
     Args:
-        before: Number of input channels.
-        after: Number of output channels.
+        in_channels: Number of input channels.
+        out_channels: Number of output channels.
         edges: Edges of the output: twice the edges of the input, or one less.
         bias: Whether the convolution has a bias.
+
+    Attributes:
+        conv: The transposed convolution.
     """
 
     def __init__(self, in_channels: int, out_channels: int, edges: Sequence[int], bias: bool) -> None:
@@ -173,13 +185,13 @@ class DoublingConv(nn.Module):
         self.conv = conv(in_channels, out_channels, kernel_size=4, stride=2, padding=1, bias=bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return maps (B, after, *edges)."""
+        """Convolve maps (B, in_channels, *spatial) to maps (B, out_channels, *edges)."""
         maps: torch.Tensor = self.conv(x)
         return maps[self._cut]
 
 
 def needs_conv_bias(norm: Norm) -> bool:
-    """Return whether a convolution on images needs a bias before its normalisation.
+    """Return whether a convolution on images needs a bias before a normalisation layer of this kind.
 
     Group normalisation normalises each image. Without a bias it would map an image and a copy of half the brightness to
     the same result.

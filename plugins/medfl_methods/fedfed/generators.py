@@ -48,6 +48,7 @@ class ResidualGenerator(nn.Module):
 
     Attributes:
         shape: Shape of an image.
+        layers: Whole network from image to reconstruction.
 
     Raises:
         SettingsError: If an argument is out of range.
@@ -78,7 +79,7 @@ class ResidualGenerator(nn.Module):
         )
 
     def forward(self, images: torch.Tensor) -> GeneratorOutput:
-        """Reconstruct images (B, *shape) in [0, 1]."""
+        """Reconstruct images (B, *shape) in [0, 1]; the output has no latent variables."""
         check_images("ResidualGenerator", images, self.shape)
         return GeneratorOutput(self.layers(images))
 
@@ -87,7 +88,7 @@ __all__ = ["GENERATOR_KINDS", "VAE", "GeneratorOutput", "ResidualGenerator", "bu
 
 
 GENERATOR_KINDS = ("vae", "resnet")
-"""Kinds of generators."""
+"""Kinds of generators: ``vae``, a variational autoencoder; ``resnet``, a `ResidualGenerator`."""
 
 
 def build_generator(

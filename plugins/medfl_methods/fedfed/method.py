@@ -1,4 +1,9 @@
-"""FedFed as a method class: its distiller training with mixup, mosaic, curriculum and site-dependent loss weights."""
+"""FedFed as a method class: distiller training with mixup, mosaic, curriculum and site-dependent loss weights.
+
+The distiller is a generator that reconstructs an image, and a classifier of the residual (image minus reconstruction).
+In stage 1 the sites train the distiller. Then each site sends the residuals of its images once, clipped and noised. In
+stage 2 the sites train the task's network on their own images and on the shared residuals of all sites.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +25,13 @@ from medfl_methods.fedfed.feature_sharing import MAX_NOISE_STD, FeatureSharing
 from medfl_methods.fedfed.mixup import mixup, mosaic
 
 Skew = Literal["none", "few", "one class"]
-"""Kind of site: few images, most images in one class, or neither."""
+"""Way in which a site differs from the others: ``few`` images, most images in ``one class``, or ``none``."""
 
 SMALL_SITE_FRACTION = 0.2
-"""A site has few images if it has less than this fraction of the sites' mean number of images."""
+"""Fraction of the sites' mean number of images below which a site counts as a site with few images."""
 
 ONE_CLASS_FRACTION = 0.7
-"""A site counts as a site of one class if a larger fraction of its images is in its most frequent class."""
+"""Fraction of a site's images in the most frequent class above which the site counts as a site of one class."""
 
 
 class FedFed(FeatureSharing):
@@ -62,7 +67,7 @@ class FedFed(FeatureSharing):
         site_weights: Whether some sites use other weights. A site with fewer than a fifth of the sites' mean number of
             images uses 5 times `reconstruction` and half of `kl`. A larger site with more than 70 % of its images in
             one class uses 5 times `kl`, `ce` and `x_ce`, and no mosaic.
-        mixup: Parameter alpha of mixup's Beta distribution, >= 0; 0 omits that pass.
+        mixup: Parameter alpha of mixup's Beta distribution, >= 0; 0 omits the pass on mixed images.
         mosaic: Whether the generator is also trained on mosaic images.
         distil_decay: Weight decay of AdamW, >= 0.
 
@@ -70,6 +75,7 @@ class FedFed(FeatureSharing):
     federated learning, NeurIPS 2023, and its released code.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedfed"
     family = "shared images"
     paper = "Yang et al., NeurIPS 2023"
@@ -77,6 +83,7 @@ class FedFed(FeatureSharing):
     supports = frozenset()
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels", "images_of_one_shape"})
+    """Properties that the task, its data and its networks must have for this method."""
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"latent": 2048}, "medfl": {}}
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = ()
 
@@ -99,17 +106,23 @@ class FedFed(FeatureSharing):
         return value
 
     def releases(self) -> list[ImageRelease]:
-        """Return the release mechanism of each copy. Without noise all copies would be equal, so there is one."""
+        """Return the release mechanism (clip and noise) of each copy of a residual that a site sends.
+
+        There is one copy for each element of `noise_std`, but a single copy if no noise is added.
+        """
         return [self.release(std**2) for std in self.noise_std[: 1 if self.is_noiseless else None]]
 
     def weight_decay(self) -> float:
-        """Return `distil_decay`."""
+        """Return the weight decay of the distiller's optimiser: the setting `distil_decay`."""
         return self.distil_decay
 
     # ---- the server
 
     def distil_requests(self, server: Server) -> list[Request]:
-        """Return the requests of stage 1 to all sites with training data, with the sites' mean number of images."""
+        """Return the requests to train the distiller in a round of stage 1, for all sites with training data.
+
+        Each contains the sites' mean number of images, by which a site finds out whether it has few.
+        """
         tensors, names = self.distiller(server), server.trainable()
         sizes = [float(server.site_info[name]["size"]) for name in names if "size" in server.site_info[name]]
         mean = sum(sizes) / max(len(sizes), 1)
@@ -118,7 +131,7 @@ class FedFed(FeatureSharing):
     # ---- a site
 
     def distil(self, site: Site, request: Request) -> Reply:
-        """Train the distiller at a site, and return its update."""
+        """Execute the step ``distil`` of stage 1: train the distiller at a site, and return its update."""
         distilling, kind = self.start_distiller_training(site, request), self.classify_skew(site, request)
         loss = torch.nan
         for epoch in range(self.distil_epochs):
@@ -127,7 +140,7 @@ class FedFed(FeatureSharing):
         return Reply(self.distiller_update(request, distilling.model), {"size": len(site.train)}, log={"loss": loss})
 
     def classify_skew(self, site: Site, request: Request) -> Skew:
-        """Return whether the site has few images, mostly one class, or neither."""
+        """Return how the site differs from the others: ``few`` images, mostly ``one class``, or ``none``."""
         size, mean = len(site.train), float(request.meta.get("mean_size", 0.0))
         if not self.site_weights or size == SMALL_SITE_FRACTION * mean:
             return "none"
@@ -136,7 +149,16 @@ class FedFed(FeatureSharing):
         return "one class" if int(labels_of(site.train).bincount().max()) > ONE_CLASS_FRACTION * size else "none"
 
     def train_epoch(self, site: Site, distilling: DistillerTraining, epoch: int, kind: Skew) -> float:
-        """Train an epoch of the distiller: mixup, mosaic, then the joint loss. Return the mean joint loss."""
+        """Train the distiller for one epoch in three passes, and return the mean loss of the third.
+
+        The passes are: the classifier on mixup images, the generator on mosaic images, both on the whole loss.
+
+        Args:
+            site: Site that trains.
+            distilling: Training of the distiller.
+            epoch: Number of the epoch in this round, from 0.
+            kind: Way in which the site differs from the others.
+        """
         model, loss, label = distilling.model, site.task.loss, f"distil {epoch}"
         if self.mixup:
             shares = site.rng(f"{label} mixup shares")
@@ -164,9 +186,11 @@ class FedFed(FeatureSharing):
         )
 
     def curriculum_weights(self, epoch: int, until: int) -> LossWeights:
-        """Return the loss weights of an epoch of the round, counted from 0.
+        """Return the weights of the loss terms in an epoch; reconstruction has a larger weight in early epochs.
 
-        Reconstruction has a larger weight in early epochs.
+        Args:
+            epoch: Number of the epoch in this round, from 0.
+            until: Epoch in which the larger weight halves; after twice as many epochs it is the usual weight.
         """
         number = epoch + 1  # the released code counts from 1
         factor = 1 if not self.curriculum or number >= 2 * until else 10 if number < until else 5
@@ -174,7 +198,7 @@ class FedFed(FeatureSharing):
 
 
 def skew_weights(weights: LossWeights, kind: Skew) -> LossWeights:
-    """Return the loss weights at a site of some kind, as in the released code."""
+    """Return the weights of the loss terms, changed for a site of this kind, as in the released code."""
     if kind == "few":
         return replace(weights, reconstruction=5 * weights.reconstruction, kl=weights.kl / 2)
     if kind == "one class":

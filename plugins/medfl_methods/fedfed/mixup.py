@@ -16,9 +16,9 @@ _MAX_SEED = 2**63 - 1
 def mixup(
     images: torch.Tensor, labels: torch.Tensor, alpha: float, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, float]:
-    """Return convex combinations of each image with another image of the batch.
+    """Mix each image with another image of the batch, its partner, in a random proportion (the share).
 
-    The loss of a mixed batch is share * loss(labels) + (1 - share) * loss(other labels).
+    The loss of a mixed batch is share * loss(labels) + (1 - share) * loss(labels of the partners).
 
     Args:
         images: Images, shape (B, C, *spatial).

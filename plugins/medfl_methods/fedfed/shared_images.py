@@ -1,4 +1,8 @@
-"""Shared set: the noised image parts of all sites with labels, and the batches that a training draws from it."""
+"""Shared set: the noised image parts of all sites with labels, and the batches that a training draws from it.
+
+A part is, for example, the residual of an image: the image minus a reconstruction. A site sends one or more copies of
+each part under different noise.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from medfl.types import Tensors
 from medfl.utils.wire import select
 
 COPY_PREFIX = "images/"
-"""Prefix of the tensor name of each noised copy."""
+"""Prefix of the name of each noised copy's tensor; the number of the copy follows."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class SharedImages:
 
     @classmethod
     def read(cls, tensors: Tensors) -> SharedImages:
-        """Return the shared images in named tensors, the inverse of `tensors`."""
+        """Create shared images from named tensors, as the method `tensors` returns them."""
         copies = select(tensors, COPY_PREFIX)
         return cls(tuple(copies[name] for name in sorted(copies, key=int)), tensors["labels"])
 
@@ -49,7 +53,7 @@ class SharedImages:
         Sites without images are left out.
 
         Args:
-            parts: Maps each site to its shared images; at least one site.
+            parts: Mapping from each site to its shared images; at least one site.
         """
         some = [part for part in parts.values() if len(part)] or list(parts.values())
         copies = tuple(torch.cat(same) for same in zip(*(part.copies for part in some), strict=True))

@@ -1,4 +1,9 @@
-"""Figures and sentences of the report section on shared images: the course of stage 1, and colours of residuals."""
+"""Figures and sentences of the report section on shared images: the course of stage 1, and colours of residuals.
+
+In stage 1 the sites train a generator, which reconstructs images, and a classifier of the residual (image minus
+reconstruction). A site may freeze, that is, stop this training early. Then each site sends its residuals with noise:
+the shared images. A group of runs contains the runs that differ only in seed or fold.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +30,21 @@ FIGURE_WIDTH = 6.2
 """Width of the figure of stage 1, in inches."""
 
 MAX_NAMED_SITES = 8
-"""Maximum number of frozen sites with separate colours. With more, all share one style and the table lists their
-names."""
+"""Maximum number of frozen sites with separate colours in the figure of stage 1. With more, all share one style and the
+table lists their names."""
 
 MAX_DOTTED_ROUNDS = 12
-"""Maximum number of rounds for which each value has a dot."""
+"""Maximum number of rounds for which the curves in the figure have a dot for each value."""
 
 MAX_LISTED_SITES = 12
-"""Maximum number of sites that the text lists one by one."""
+"""Maximum number of sites that the report's text lists one by one."""
 
 DIVERGING_COLOURS = (
     *("#08306b", "#2c4f86", "#516e9b", "#7488a5", "#999999"),
     *("#b9a98a", "#d8b877", "#f2cf7a", "#ffe9a8"),
 )
-"""Colours from the lowest to the highest value, with 0 in the middle. They go from dark to light, so they do not depend
-on colour vision."""
+"""Colours for residuals, from the lowest to the highest value, with 0 in the middle. They go from dark to light, so
+they do not depend on colour vision."""
 
 
 @dataclass(frozen=True)
@@ -48,14 +53,14 @@ class DistillationStage:
 
     Attributes:
         rounds: Numbers of the completed rounds, increasing.
-        accuracy: Maps each site to a mapping from round to the accuracy of the global generator and classifier on its
-            validation images, in [0, 1]. Rounds without an accuracy are left out.
-        weights: Maps each site to a mapping from round to the factor of its weight in the average of generator and
-            classifier.
-        frozen: Maps each frozen site to the round in which it stopped training them.
+        accuracy: Mapping from each site to a mapping from round to the accuracy of the global generator and classifier
+            on its validation images, in [0, 1]. Rounds without an accuracy are left out.
+        weights: Mapping from each site to a mapping from round to the factor by which freezing reduces the site's
+            weight in the average of generator and classifier, in [0, 1].
+        frozen: Mapping from each frozen site to the round in which it stopped training generator and classifier.
         threshold: Accuracy that every site must reach for the stage to end before its last round, or None.
-        errors: Maps each site to the mean squared errors of the last generator and of the mean image, on the site's
-            images.
+        errors: Mapping from each site to the mean squared errors of the last generator and of the mean image, on the
+            site's images.
     """
 
     rounds: tuple[int, ...]
@@ -67,7 +72,7 @@ class DistillationStage:
 
     @property
     def mean(self) -> dict[int, float]:
-        """Maps each round to the mean accuracy of the sites that have one."""
+        """Mapping from each round to the mean of `accuracy` over the sites that have a value in that round."""
         by_round = {
             round_: [values[round_] for values in self.accuracy.values() if round_ in values] for round_ in self.rounds
         }
@@ -75,7 +80,11 @@ class DistillationStage:
 
 
 def read_stage(sharing: Meta) -> DistillationStage:
-    """Return the course of stage 1 from the metadata of a run's findings. Missing entries are left out."""
+    """Read the course of stage 1 from a run's findings; missing entries are left out.
+
+    Args:
+        sharing: Findings' metadata under the key ``sharing``.
+    """
     history = sorted(sharing.get("history") or [], key=lambda entry: int(entry["round"]))
     return DistillationStage(
         tuple(int(entry["round"]) for entry in history),
@@ -104,10 +113,10 @@ def _by_site(history: list[Meta], key: str) -> dict[str, dict[int, float]]:
 
 
 def describe_end(sharing: Meta, stage: DistillationStage) -> str:
-    """Return a sentence on the end of stage 1 and its reason.
+    """Return a sentence that says when and why stage 1 ended.
 
     Args:
-        sharing: Metadata of a run's findings.
+        sharing: Findings' metadata under the key ``sharing``.
         stage: Course of stage 1 from the same metadata.
     """
     stage1 = sharing.get("stage1") or {}
@@ -164,7 +173,9 @@ def describe_generator_error(stage: DistillationStage) -> str:
 
 
 def stage_figure(stage: DistillationStage) -> Figure:
-    """Draw the accuracies over the rounds with a mark where a site froze, and below the weights of the frozen sites.
+    """Draw the course of stage 1 of one run over the rounds.
+
+    The upper part shows the accuracies, with a mark where a site froze, the lower part the weights of frozen sites.
 
     Args:
         stage: Course of stage 1, with at least one accuracy or one weight of a frozen site.
@@ -275,8 +286,8 @@ def stages_figure(
     Source: FedTPF, figure 9.
 
     Args:
-        stages: Maps each group to the stages of its runs, each with at least one accuracy.
-        styles: Maps each group to its line style.
+        stages: Mapping from each group to the stages of its runs, each with at least one accuracy.
+        styles: Mapping from each group to its line style.
 
     Returns:
         The figure and its curves.
@@ -292,7 +303,11 @@ def stages_figure(
 
 
 def diverging_layer(levels: np.ndarray) -> str:
-    """Return the values of `medfl_report.rasters.overlay_levels` as SVG, with the most frequent value as background."""
+    """Draw a map of colour levels as SVG in `DIVERGING_COLOURS`, with the most frequent level as background.
+
+    Args:
+        levels: Whole numbers, 0 for the value 0, from `medfl_report.rasters.overlay_levels`; shape (rows, columns).
+    """
     ground = int(np.bincount((levels + STEPS).ravel()).argmax())
     height, width = levels.shape
     others = [level for level in range(len(DIVERGING_COLOURS)) if level != ground]
@@ -301,7 +316,7 @@ def diverging_layer(levels: np.ndarray) -> str:
 
 
 def scale_bar() -> Markup:
-    """Return the colours from the lowest to the highest value as SVG, for a line of text."""
+    """Draw `DIVERGING_COLOURS` from the lowest to the highest value as SVG, as a legend within a line of text."""
     cells = "".join(
         f'<rect x="{18 * place}" width="18" height="14" fill="{colour}"/>'
         for place, colour in enumerate(DIVERGING_COLOURS)

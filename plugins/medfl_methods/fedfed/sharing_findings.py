@@ -1,4 +1,8 @@
-"""Report data of methods that share parts of images (`medfl.contract.Findings`)."""
+"""Findings of methods that share parts of images: metadata and tensors for the report (`medfl.contract.Findings`).
+
+In stage 1 of these methods the sites train a generator, which reconstructs images, and a classifier. Then each site
+sends the parts of its images once, with noise: the shared images. Some methods let a site stop stage 1 early (freeze).
+"""
 
 from __future__ import annotations
 
@@ -17,9 +21,10 @@ SHOWN_PER_CLASS = 2
 
 
 def sharing_findings(server: Server, shared: SharedImages | None, releases: Sequence[ImageRelease]) -> Findings:
-    """Return the report data of a run.
+    """Collect the findings of a run.
 
-    They contain the end of stage 1, the shared images of each site, the privacy statement and a few shared images.
+    The findings contain the end of stage 1, the shared images of each site, the privacy statement and a few shared
+    images.
 
     Args:
         server: Server whose state metadata contains ``ended``, ``items``, ``errors`` and, if sites freeze, ``history``,
@@ -52,7 +57,7 @@ def poor_generator_warning(errors: Mapping[str, Sequence[float]]) -> str:
     """Return a warning if the generator reconstructs images no better than the mean image, else an empty string.
 
     Args:
-        errors: Maps each site to the mean squared errors of the generator and of the mean image.
+        errors: Mapping from each site to the mean squared errors of the generator and of the mean image.
     """
     if not errors:
         return ""

@@ -1,4 +1,9 @@
-"""Report section on shared images: privacy statement, shared images by site and class, and examples."""
+"""Report section on shared images: privacy statement, shared images by site and class, and examples.
+
+Shared images are parts of images that the sites send once, with noise. Before, in stage 1, the sites train a generator
+and a classifier. A group of runs contains the runs that differ only in seed or fold. The findings of a run are metadata
+and tensors that the run's method recorded for the report.
+"""
 
 from __future__ import annotations
 
@@ -44,32 +49,37 @@ from medfl_report.section import Notice, ReportData, TemplateSection
 from medfl_report.statistics import wilson
 
 IMAGES, LABELS = "sharing/images", "sharing/labels"
-"""Tensors of the findings."""
+"""Names of the findings' tensors. `IMAGES`: some shared images; `LABELS`: class labels of these images."""
 
 MAX_DRAWN_RUNS = 4
-"""Maximum number of runs that are drawn on a page."""
+"""Maximum number of runs whose shared images are drawn on a page."""
 
 MAX_EXAMPLES = 20
 """Maximum number of shared images that are drawn for a run."""
 
 FULL_COLOUR_PERCENTILE = 99.0
-"""Percentile of the absolute values drawn for a run that gets the full colour."""
+"""Percentile of the absolute pixel values of a run's shared images that gets the full colour; larger ones look
+equal."""
 
 NO_PRIVACY = "no differential privacy"
-"""Heading of a run without differential privacy."""
+"""Words in place of epsilon in the report, for a run whose shared images have no differential privacy."""
 
 
 class SharingSection(TemplateSection):
     """Report section on the images that sites shared."""
 
     template = "sharing.html"
+    """File name of the section's HTML template (Jinja), in the folder of this module."""
 
     def content(self, data: ReportData) -> Meta | None:
-        """Return the template's content, or None if no run shared images."""
+        """Return the variables of the template; None leaves the section out, because no run shared images."""
         return {"sharing": sharing} if (sharing := sharing_section(data.groups, data.findings)) else None
 
     def notices(self, data: ReportData) -> list[Notice]:
-        """Return warnings about poor generators, and a note if only shared images have differential privacy."""
+        """Return notices for the top of the page.
+
+        They are warnings about poor generators, and a note if only the shared images have differential privacy.
+        """
         errors = {name: data.findings[str(run.folder)].meta.get("sharing", {}).get("errors") for name, run in data.runs}
         warnings = {name: poor_generator_warning(by_site or {}) for name, by_site in errors.items()}
         poor = [Notice("warn", f"{name}: {warning}") for name, warning in warnings.items() if warning]
@@ -85,13 +95,13 @@ def _shares_privately(group: Group, findings: Mapping[str, Findings]) -> bool:
 
 
 def sharing_section(groups: Sequence[Group], findings: Mapping[str, Findings]) -> Meta | None:
-    """Return the content of the section, or None if no run shared images.
+    """Return the variables of the section's template, or None if no run shared images.
 
-    It shows the first run of each group whose sites share images.
+    The section shows the first run with shared images of each group.
 
     Args:
         groups: Groups of runs on the page.
-        findings: Maps the folder of each run, as text, to the run's findings.
+        findings: Mapping from the folder of each run, as text, to the run's findings.
     """
     runs = [(group, run) for group in groups for run in _sharing_runs(group, findings)[:1]]
     if not runs:

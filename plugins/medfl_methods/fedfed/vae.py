@@ -42,14 +42,19 @@ class VAE(nn.Module):
 
     Args:
         shape: Shape (C, H, W) or (C, D, H, W) of an image, each edge >= 4, even or odd.
-        latent: Number of latent variables, >= 1. FedFed uses 2048. FedTPF uses the number of the network's features,
-            because it compares latent variables with prototypes.
+        latent: Number of latent variables, >= 1. FedFed uses 2048. FedTPF uses the number of features of the
+            task's network, because FedTPF compares latent variables with prototypes, which are mean features.
         width: Number of channels, >= 2; half as many after the first of several halvings.
         norm: Normalisation, one of `medfl_methods.fedfed.generator_layers.NORMS`.
 
     Attributes:
         shape: Shape of an image.
         latent: Number of latent variables.
+        encoder: Layers from image to the smallest feature map.
+        to_mean: Linear layer from that feature map to the mean.
+        to_log_variance: Linear layer from that feature map to the log variance.
+        back: Linear layer from latent variables to the decoder's first feature map.
+        decoder: Layers from that feature map to the image.
 
     Raises:
         SettingsError: If an argument is out of range.
@@ -96,14 +101,15 @@ class VAE(nn.Module):
         return self.to_mean(features), self.to_log_variance(features)
 
     def decode(self, latent: torch.Tensor) -> torch.Tensor:
-        """Return images (B, *shape) in (0, 1) for latent variables (B, latent)."""
+        """Decode latent variables (B, latent) to images (B, *shape) in (0, 1)."""
         images: torch.Tensor = self.decoder(self.back(latent).unflatten(1, self._map))
         return images
 
     def forward(self, images: torch.Tensor) -> GeneratorOutput:
         """Reconstruct images (B, *shape) in [0, 1].
 
-        In training it decodes a sample of torch's global generator, in evaluation the mean.
+        In training the network decodes a sample of the latent distribution, drawn with torch's global generator, and in
+        evaluation the mean of that distribution.
         """
         mean, log_variance = self.encode(images)
         latent = mean

@@ -15,25 +15,26 @@ from medfl.contract import PayloadKind
 from medfl.types import Meta, Tensors
 
 RELATIVE_ROUNDING = 1e-5
-"""Relative limit of singular values. Values below this fraction of the largest are rounding errors."""
+"""Fraction of the largest singular value below which other singular values count as rounding errors."""
 
 MAX_MATRIX_ELEMENTS = 1 << 26
-"""Maximum number of elements of a matrix that is sent as factors. It bounds the matrix that a receiver computes."""
+"""Maximum number of elements of a matrix that is sent as factors. The limit protects a receiver, which multiplies
+them."""
 
 
 def smallest_rank(singular: torch.Tensor, energy: float) -> int:
-    """Return the smallest rank that keeps the given fraction of the sum of squares, >= 1.
+    """Return the smallest rank, >= 1, that keeps a given fraction of the energy (sum of squared singular values).
 
     Args:
         singular: Singular values, descending, (k,), k >= 1.
-        energy: Fraction, in (0, 1].
+        energy: Fraction of the energy to keep, in (0, 1].
     """
     squares = singular.double().square().cumsum(0)
     return min(int((squares < energy * squares[-1]).sum()) + 1, len(singular))
 
 
 def is_smaller_as_factors(rank: int, rows: int, columns: int) -> bool:
-    """Return whether factors of this rank have fewer elements than the matrix."""
+    """Return whether the factors u, s and v of this rank have fewer elements than a matrix of rows x columns."""
     return rank * (rows + columns + 1) < rows * columns
 
 
@@ -81,7 +82,11 @@ def singular_values(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, t
 
 
 class LowRankFactors:
-    """Filter (`medfl.contract.Filter`) that sends a matrix of low rank as its factors u (m, r), s (r,), v (r, n)."""
+    """Filter (`medfl.contract.Filter`) that sends a matrix of low rank as three factors.
+
+    A filter changes the tensors of a message before sending (encode) and after receiving (decode). For an m x n matrix
+    of rank r the factors are u (m, r), s (r,) and v (r, n), as in a singular value decomposition.
+    """
 
     @property
     def kinds(self) -> Collection[PayloadKind]:
@@ -89,7 +94,15 @@ class LowRankFactors:
         return frozenset[PayloadKind]({"update"})
 
     def encode(self, tensors: Tensors, rng: torch.Generator) -> tuple[Tensors, Meta]:
-        """Return factors of the matrices for which these have fewer elements, and the shapes of these matrices."""
+        """Replace matrices by their factors where these have fewer elements; leave other tensors unchanged.
+
+        Args:
+            tensors: Tensors of a message.
+            rng: Random stream; not used.
+
+        Returns:
+            The encoded tensors, and metadata with the key ``shapes``: the shapes of the replaced matrices.
+        """
         encoded, shapes = Tensors(), Meta()
         for name, tensor in tensors.items():
             if not _is_matrix(tensor) or tensor.numel() > MAX_MATRIX_ELEMENTS:
@@ -106,7 +119,11 @@ class LowRankFactors:
         return encoded, {"shapes": shapes}
 
     def decode(self, tensors: Tensors, meta: Meta) -> Tensors:
-        """Return the products of the factors.
+        """Replace the factors from `encode` by their products, the inverse of `encode`.
+
+        Args:
+            tensors: Encoded tensors.
+            meta: Metadata from `encode`.
 
         Raises:
             ValueError: If a shape is too large.

@@ -25,7 +25,8 @@ from medfl.utils.rng import seeded_generators
 from medfl_methods.fedkd.low_rank import LowRankFactors, truncate_rank
 
 MENTOR_PREFIX, ADAPTER_PREFIX = "mentor/", "adapter/"
-"""Prefixes in a site's state of the mentor, and of the linear layer from the mentee's to the mentor's features."""
+"""Prefixes of tensor names in a site's state. `MENTOR_PREFIX`: mentor; `ADAPTER_PREFIX`: linear layer from the mentee's
+to the mentor's features."""
 
 MIN_TOTAL_LOSS = 1e-8
 """Lower limit of the sum of both losses, by which the distillation terms are divided."""
@@ -55,12 +56,14 @@ class FedKD(Averaging):
     A site trains both networks.
 
     Attributes:
-        hidden_loss: Whether features are compared, too; this needs a linear layer in each head.
+        hidden_loss: Whether the features of mentor and mentee are compared, too (the MSE terms); this needs networks
+            with a linear layer as head.
         energy_start: Fraction T at the start, in (0, 1].
         energy_end: Fraction T after `over` rounds, in (0, 1].
         over: Number of rounds in which T increases, >= 1. In the paper these are the rounds of the run; here a run can
             be extended.
-        compress: Truncated directions: ``both``, or only ``up``.
+        compress: Updates that are truncated: ``up``, only those from sites to server; ``both``, also the server's mean
+            update.
         max_rank: Maximum rank of a truncated matrix, >= 1; None sets no limit.
         mentee_rate: Learning rate of the mentee as a multiple of the task's, > 0.
 
@@ -68,6 +71,7 @@ class FedKD(Averaging):
     channels, and the rank is chosen by the squares; the released codes differ in both.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedkd"
     family = "personal"
     paper = "Wu et al., Nature Communications 2022"
@@ -75,6 +79,7 @@ class FedKD(Averaging):
     supports = frozenset({Capability.DIFFERENT_NETWORKS, Capability.ROBUST})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"linear_head", "soft_targets"})
+    """Properties that the task, its data and its networks must have for this method."""
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {}, "medfl": {}}
 
     hidden_loss: bool = True
@@ -94,7 +99,7 @@ class FedKD(Averaging):
 
     @property
     def active_needs(self) -> frozenset[Need]:
-        """Properties that the networks need: linear heads if features are compared."""
+        """Properties that task and networks must have with these settings; a linear head only for `hidden_loss`."""
         return self.needs if self.hidden_loss else frozenset({"soft_targets"})
 
     @property
@@ -103,11 +108,14 @@ class FedKD(Averaging):
         return min(self.energy_start, self.energy_end) < 1
 
     def filters(self) -> tuple[Filter, ...]:
-        """Return the filter that sends matrices of low rank as factors, if updates are truncated."""
+        """Return the filters that change messages before sending: matrices of low rank become factors.
+
+        The result is empty if no update is truncated.
+        """
         return (LowRankFactors(),) if self.truncates else ()
 
     def truncate(self, participant: Server | Site, updates: Tensors) -> Tensors:
-        """Return updates, truncated to this round's fraction of their energy."""
+        """Truncate each matrix of an update to the smallest rank that keeps this round's fraction T of its energy."""
         energy = self.energy_start + (self.energy_end - self.energy_start) * min(participant.round / self.over, 1)
         if energy >= 1:
             return updates
@@ -116,11 +124,11 @@ class FedKD(Averaging):
     # ---- the server
 
     def weight(self, meta: Meta) -> float:
-        """Return 1: all sites have the same weight."""
+        """Return the weight of a site in the server's mean: 1, so all sites have the same weight."""
         return 1.0
 
     def server_update(self, server: Server, old: Tensors, mean: Tensors) -> Tensors:
-        """Add the mean update, truncated as in the paper's down-link."""
+        """Return the server's new model: the old one plus the mean update, truncated if `compress` is ``both``."""
         return super().server_update(server, old, self.truncate(server, mean) if self.compress == "both" else mean)
 
     # ---- a site
@@ -134,7 +142,7 @@ class FedKD(Averaging):
         return reply
 
     def before_fit(self, fit: Fit) -> None:
-        """Load the mentor, and the linear layer between the features."""
+        """Prepare a training: load the mentor, and the linear layer between the features of mentee and mentor."""
         site, network = fit.site, fit.site.state.meta["mentor"]
         fit.extra["mentor"] = CompanionModel(site, self.mentor(site).tensors, network, frozen=False)
         if not self.hidden_loss:
@@ -154,7 +162,10 @@ class FedKD(Averaging):
         return optimizer
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
-        """Return the mentee's loss in value; its gradient is the sum of the mentee's and the mentor's."""
+        """Return a scalar that has the value of the mentee's loss and the gradient of the sum of both losses.
+
+        The losses are the mentee's and the mentor's for the batch.
+        """
         task, mentor = fit.site.task, fit.extra["mentor"]
         if mentor.skips(batch):
             return super().loss(fit, batch)
@@ -182,18 +193,21 @@ class FedKD(Averaging):
             optimizer.zero_grad(set_to_none=True)
 
     def after_fit(self, fit: Fit) -> None:
-        """Store the mentor and the linear layer at the site."""
+        """Finish a training: store the mentor and the linear layer at the site."""
         set_auxiliary_state(fit.site, MENTOR_PREFIX, cpu_state(fit.extra["mentor"].model))
         if self.hidden_loss:
             set_auxiliary_state(fit.site, ADAPTER_PREFIX, cpu_state(fit.extra["adapter"]))
 
     def mentor(self, site: Site) -> Model:
-        """Return the site's own model, initialised from the seed at first."""
+        """Return the mentor, the model that never leaves the site; at first it is initialised from the seed."""
         network = site.state.meta.get("mentor", site.network)
         return Model(network, auxiliary_state(site, MENTOR_PREFIX) or site.task.initial(site.settings.seed, network))
 
     def models(self, participant: Server | Site) -> dict[str, Model]:
-        """Return the mentee as the global model if all of it is shared, and the mentor as a site's personal model."""
+        """Return the models of a participant that are evaluated and exported, by kind.
+
+        ``global``: the mentee, if all parts of it are shared. ``personal``: the mentor of a site.
+        """
         if isinstance(participant, Server):
             return super().models(participant)
         shared = super().models(with_host_settings(participant, participant.task.network))

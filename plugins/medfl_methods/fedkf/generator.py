@@ -18,8 +18,13 @@ class Generator(nn.Module):
 
     Args:
         shape: Shape (C, *spatial) of an image, two or three spatial axes.
-        noise_dim: Number of noise variables of an image.
-        width: Number of channels of the last stage; twice as many before.
+        noise_dim: Number of noise variables from which an image is generated.
+        width: Number of channels of the last stage; the stages before it have twice as many.
+
+    Attributes:
+        linear: Linear layer from noise to the first feature map.
+        stages: Layers for each size of the feature map, small to large: normalisation, then convolutions with it.
+        last: Final convolution to the image, with tanh and normalisation.
     """
 
     def __init__(self, shape: Sequence[int], noise_dim: int, width: int) -> None:
@@ -38,7 +43,7 @@ class Generator(nn.Module):
         self.last = nn.Sequential(conv(width, channels, 3, padding=1), nn.Tanh(), norm(channels, affine=False))
 
     def forward(self, noise: torch.Tensor) -> torch.Tensor:
-        """Return images (B, C, *spatial) of noise (B, noise_dim)."""
+        """Generate images (B, C, *spatial) from noise (B, noise_dim)."""
         maps = self.linear(noise).unflatten(1, (-1, *self._sizes[0]))
         for stage, size in zip(self.stages, self._sizes):
             maps = stage(F.interpolate(maps, size=size))
@@ -47,11 +52,14 @@ class Generator(nn.Module):
 
 
 def generator_loss(logits: torch.Tensor, features: torch.Tensor, oh: float, a: float) -> torch.Tensor:
-    """Return the generator's loss from the teacher's outputs for its images.
+    """Return the generator's loss from the teacher's outputs for generated images.
+
+    The loss is the imbalance of the predicted classes, plus `oh` times a cross-entropy, minus `a` times the size of
+    features.
 
     Args:
-        logits: Logits of the teacher, (B, C).
-        features: Features of the teacher, (B, d).
+        logits: Logits of the teacher for B images and C classes, (B, C).
+        features: Features of the teacher, d for each image, (B, d).
         oh: Weight of the cross-entropy with the teacher's most probable class.
         a: Weight of the mean absolute feature.
     """
@@ -59,9 +67,10 @@ def generator_loss(logits: torch.Tensor, features: torch.Tensor, oh: float, a: f
 
 
 def imbalance(probabilities: torch.Tensor) -> torch.Tensor:
-    """Return 1 + sum_c p_c log p_c / log C of the mean p of probabilities (B, C).
+    """Return how unequal the mean class probabilities of a batch are, 1 + sum_c p_c log p_c / log C.
 
-    It is 0 if all classes are equally probable and 1 for a single class.
+    p is the mean of the `probabilities` (B, C) over B images. The result is 0 if all classes are equally probable and 1
+    for a single class.
     """
     mean = probabilities.mean(0)
     return 1 + torch.xlogy(mean, mean).sum() / math.log(len(mean))

@@ -27,10 +27,12 @@ from medfl_methods.fedavg import FedAvg
 from medfl_methods.fedkf.generator import Generator, generator_loss
 
 LAST_PREFIX, TEACHER_PREFIX = "last/", "teacher/"
-"""Prefixes of the last model of each site in the server's state, and of the teacher in messages."""
+"""Prefixes of tensor names. `LAST_PREFIX`: last model of each site, in the server's state; `TEACHER_PREFIX`: teacher,
+in messages."""
 
 GENERATOR_PREFIX, ADAM_PREFIX = "generator/", "generator_optimizer/"
-"""Prefixes of the generator and of its optimiser in a site's state."""
+"""Prefixes of tensor names in a site's state. `GENERATOR_PREFIX`: generator; `ADAM_PREFIX`: optimiser of the
+generator."""
 
 
 class FedKF(FedAvg):
@@ -54,10 +56,13 @@ class FedKF(FedAvg):
     each site. If all sites take part in each round, the teacher equals the model at the start of the round.
 
     Attributes:
-        gamma: Weight of the teacher, >= 0.
-        oh: Weight of the teacher's certainty in a generator's loss, >= 0.
-        a: Weight of the teacher's features in a generator's loss, >= 0.
-        noise_dim: Number of noise variables of an image, >= 1. The paper uses 1000, and 100 for small images.
+        gamma: Weight of the distillation from the teacher in a site's loss, >= 0; 0 needs no generator.
+        oh: Weight of the cross-entropy CE(z, argmax z) in a generator's loss, by which the teacher should be certain of
+            generated images, >= 0.
+        a: Weight of the mean absolute feature in a generator's loss, by which the teacher should respond strongly to
+            generated images, >= 0.
+        noise_dim: Number of noise variables from which an image is generated, >= 1. The paper uses 1000, and 100 for
+            small images.
         gen_lr: Learning rate of the generator's Adam, > 0.
         g_use_kl: Whether a generator also searches for images on which model and teacher differ.
         width: Number of channels of the generator's last stage, >= 1.
@@ -66,6 +71,7 @@ class FedKF(FedAvg):
     is from Chen et al., Data-Free Learning of Student Networks, ICCV 2019.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedkf"
     family = "averaging"
     paper = "Zhou et al., IEEE Internet of Things Journal 2023"
@@ -73,6 +79,7 @@ class FedKF(FedAvg):
     supports = frozenset()
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels", "images_of_one_shape", "linear_head"})
+    """Properties that the task, its data and its networks must have for this method."""
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"noise_dim": 1000}, "medfl": {}}
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (ReducesTo("fedavg", {"gamma": 0.0}),)
 
@@ -86,7 +93,7 @@ class FedKF(FedAvg):
 
     @property
     def active_needs(self) -> frozenset[Need]:
-        """Properties that the task needs; none without a generator."""
+        """Properties that the task must have with these settings; none if gamma is 0, because there is no generator."""
         return self.needs if self.gamma else frozenset()
 
     # ---- the server
@@ -101,7 +108,7 @@ class FedKF(FedAvg):
             server.state.meta.setdefault("weights", {})[site] = self.weight(replies.meta[site])
 
     def extra_request_tensors(self, server: Server) -> Tensors:
-        """Return the teacher once it exists, named for a message."""
+        """Return the tensors that a request contains beside the model: the teacher, once it exists."""
         weights = server.state.meta.get("weights", {})
         if not weights:
             return {}
@@ -115,7 +122,7 @@ class FedKF(FedAvg):
     # ---- a site
 
     def before_fit(self, fit: Fit) -> None:
-        """Load the teacher and the site's generator with its optimiser."""
+        """Prepare a training: load the teacher, the site's generator and the generator's optimiser."""
         tensors, site = select(fit.sent, TEACHER_PREFIX), fit.site
         if not tensors or not self.gamma:
             return
@@ -129,7 +136,7 @@ class FedKF(FedAvg):
         fit.extra |= {"generator": generator, "adam": optimizer, "noise": site.rng("generator")}
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
-        """Return the task's loss plus the distillation loss on generated images. The generator takes a step."""
+        """Take a step of the generator, then return the task's loss plus the distillation loss on generated images."""
         loss = super().loss(fit, batch)
         if "generator" not in fit.extra:
             return loss
@@ -152,7 +159,7 @@ class FedKF(FedAvg):
         return loss + self.gamma * distillation(student, teacher).mean()
 
     def after_fit(self, fit: Fit) -> None:
-        """Store the generator and its optimiser at the site, if all values are finite."""
+        """Finish a training: store the generator and its optimiser at the site, if all values are finite."""
         if "generator" not in fit.extra:
             return
         state, adam = cpu_state(fit.extra["generator"]), read_state(fit.extra["adam"], fit.extra["generator"])

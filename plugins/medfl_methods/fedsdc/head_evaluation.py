@@ -1,4 +1,7 @@
-"""Evaluation of the heads of a pool: accuracy of each head, agreement of pairs, and accuracy of the ensembles."""
+"""Evaluation of the heads of a pool: accuracy of each head, agreement of pairs, and accuracy of the ensembles.
+
+A head is a classifier on the features of a shared body. An ensemble is a set of heads that predict together.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +23,21 @@ from medfl.utils.metadata import Count, Length
 from medfl_methods.fedsdc.voting import elect_class
 
 PerHead = Annotated[list[Count], Length("heads")]
-"""A count for each head. The request's metadata contain their number as ``heads``."""
+"""Type of a list with a count for each head. The request's metadata state the length of the list as ``heads``."""
 
 
 @with_config(extra="forbid")
 class HeadEvaluation(TypedDict):
-    """Metadata schema of the counts that `evaluate_heads` returns."""
+    """Metadata schema of the counts that a site reports; `evaluate_heads` computes them."""
 
     images: Count
+    """Number of images on which the heads were evaluated."""
     right: PerHead
+    """Number of correct predictions of each head."""
     agree: Annotated[list[PerHead], Length("heads")]
+    """Matrix with the number of equal predictions of each two heads."""
     votes: PerHead
+    """Number of correct predictions of the best head, of the best two heads together, and so on."""
 
 
 def head_probabilities(model: nn.Module, data: Dataset, site: Site) -> torch.Tensor:
@@ -85,7 +92,7 @@ def _most_probable_class(probabilities: torch.Tensor) -> torch.Tensor:
 
 
 def sum_counts(tables: Iterable[Mapping[str, Any]]) -> Meta:
-    """Return the sums of the counts of several sites, key by key."""
+    """Add the counts of several sites, key by key; each table has the keys of `HeadEvaluation`."""
     sums: dict[str, torch.Tensor] = {}
     for table in tables:
         for name, value in table.items():
@@ -94,7 +101,11 @@ def sum_counts(tables: Iterable[Mapping[str, Any]]) -> Meta:
 
 
 def rank_heads(right: Sequence[int]) -> list[int]:
-    """Return the numbers of the heads, sorted by decreasing number of correct predictions, then by number."""
+    """Return the numbers of the heads, best first: by decreasing number of correct predictions, then by number.
+
+    Args:
+        right: Number of correct predictions of each head.
+    """
     return sorted(range(len(right)), key=lambda head: (-right[head], head))
 
 

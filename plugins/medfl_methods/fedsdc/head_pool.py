@@ -1,4 +1,6 @@
-"""Pool of heads at the server, and networks with one of the heads or with an ensemble of them.
+"""Pool of heads at the server, and networks with one of the heads or with an ensemble of heads.
+
+A head is a classifier on the features of a body, the rest of the network. The pool has several heads for one body.
 
 A head configuration is JSON: ``_target_`` is the import path of its class or function, as in MONAI's configurations,
 and the other keys are its arguments. The exported bundle of a site contains the same configuration.
@@ -22,16 +24,31 @@ HEADS_PREFIX = "heads/"
 """Prefix of the pool's tensor names in messages and, after `AUXILIARY_PREFIX`, in the server's state."""
 
 ENSEMBLE_TARGET = "medfl_methods.fedsdc.voting.VotingHead"
+"""Import path of the class of an ensemble of heads, for head configurations."""
 SINGLE_TARGET = "medfl.networks.heads.make_head"
+"""Import path of the function that builds a single head, for head configurations."""
 
 
 def single_head_config(kind: HeadKind, features: int, num_classes: int) -> Meta:
-    """Return the configuration of a single head for a body with this number of features."""
+    """Return the configuration of a single head.
+
+    Args:
+        kind: Hidden width, dropout rate and activation of the head.
+        features: Number of features of the body.
+        num_classes: Number of classes.
+    """
     return {"_target_": SINGLE_TARGET, "features": features, "num_classes": num_classes, **kind._asdict()}
 
 
 def ensemble_head_config(kinds: Sequence[HeadKind], features: int, num_classes: int, together: Together) -> Meta:
-    """Return the configuration of an ensemble of heads that differ only in width."""
+    """Return the configuration of an ensemble of heads that differ only in width.
+
+    Args:
+        kinds: Hidden width, dropout rate and activation of each head.
+        features: Number of features of the body.
+        num_classes: Number of classes.
+        together: Combination of the heads: ``vote``, or ``prob_mean`` for the mean of their probabilities.
+    """
     return {
         "_target_": ENSEMBLE_TARGET,
         "features": features,
@@ -74,17 +91,23 @@ def group_by_head(heads: Tensors) -> list[Tensors]:
 
 
 def slot_prefix(slot: int) -> str:
-    """Return the prefix of a head's tensors in the server's state. Prefixes sort like the numbers of the heads."""
+    """Return the prefix of a head's tensor names in the server's state.
+
+    Prefixes sort like the numbers of the heads.
+
+    Args:
+        slot: Number of the head in the pool, from 0.
+    """
     return f"{AUXILIARY_PREFIX}{HEADS_PREFIX}{slot:06d}/"
 
 
 def pool_heads(server: Server) -> list[Tensors]:
-    """Return the tensors of all heads, in their order."""
+    """Return the tensors of each head in the server's pool, in the order of the heads' numbers."""
     return group_by_head(select(server.state.tensors, AUXILIARY_PREFIX + HEADS_PREFIX))
 
 
 def published_tensors(server: Server, slots: Iterable[int]) -> Tensors:
-    """Return the body and some heads, named for a message."""
+    """Return the tensors of the body and of the heads with the given numbers, named for a message."""
     tensors, heads = prefixed(model_tensors(server), MODEL_PREFIX), pool_heads(server)
     for slot in slots:
         tensors |= prefixed(heads[slot], slot_prefix(slot).removeprefix(AUXILIARY_PREFIX))

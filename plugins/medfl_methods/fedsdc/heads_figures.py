@@ -1,4 +1,8 @@
-"""Figure and summary of the assignment of heads to sites over the rounds."""
+"""Figure and summary of the assignment of heads to sites over the rounds.
+
+A head is a classifier on a shared body. In each round each participating site trains one of the heads. The figure has a
+row for each site, a column for each round, and the colour of the head in each cell.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +24,17 @@ COLOURS = (
 differ most."""
 
 MAX_COLUMNS = 400
-"""Maximum number of columns. With more rounds only every second one is drawn, or every third, and so on."""
+"""Maximum number of columns of the figure. With more rounds only every second one is drawn, or every third, and so
+on."""
 
 MAX_FIGURE_WIDTH = 800.0
-"""Maximum width of all rounds, in pixels."""
+"""Maximum width of all columns of the figure together, in pixels."""
 
 MAX_COLUMN_WIDTH = 28.0
-"""Maximum width of a round, in pixels."""
+"""Maximum width of a round's column, in pixels."""
 
 MIN_NUMBERED_WIDTH = 16.0
-"""Minimum width of a round whose cells show the number of the head, in pixels."""
+"""Minimum width of a round's column in which the cells show the number of the head, in pixels."""
 
 EQUAL_CONTRAST_LUMINANCE = 0.179
 """Luminance of a background on which black and white text have the same contrast."""
@@ -44,8 +49,8 @@ class HeadBadge:
 
     Attributes:
         number: Number of the head, from 1.
-        colour: Colour of its cells. There are `len(COLOURS)` colours, so heads whose numbers differ by that share one.
-        ink: Colour of its number.
+        colour: Colour of the head's cells. Heads whose numbers differ by `len(COLOURS)` have the same colour.
+        ink: Colour of the number within a cell.
     """
 
     number: int
@@ -58,7 +63,7 @@ class AssignmentFigure:
     """Figure of the assignment of heads: a row for each site, a column for each round.
 
     Attributes:
-        svg: Cells with the numbers of the rounds below, without the sites' names.
+        svg: Image of the cells with the numbers of the rounds below, without the sites' names.
         row: Height of a row in pixels.
         every: Distance of the drawn rounds: 1 if each round is drawn, 2 for every second one, and so on.
     """
@@ -69,7 +74,7 @@ class AssignmentFigure:
 
 
 def head_badge(head: int) -> HeadBadge:
-    """Return the appearance of a head.
+    """Return the appearance of a head in figures and tables.
 
     Args:
         head: Number of the head, from 0.
@@ -95,7 +100,7 @@ def count_rounds_with_head(assigned: np.ndarray, heads: int) -> np.ndarray:
 
 
 def describe_assignment(times: np.ndarray) -> str:
-    """Return sentences on how evenly the heads were assigned.
+    """Describe in sentences how evenly the heads were assigned to the sites.
 
     Args:
         times: Counts from `count_rounds_with_head`.
@@ -121,7 +126,8 @@ def assignment_figure(assigned: np.ndarray, description: str) -> AssignmentFigur
     """Draw the assignment of heads.
 
     Args:
-        assigned: Assignment as in `count_rounds_with_head`, of at least one round and one site.
+        assigned: Number of the head, from 0, of each site in each round, below 0 for none: shape (rounds, sites), each
+            at least 1.
         description: Description of the figure for screen readers.
     """
     rounds, sites = assigned.shape

@@ -1,4 +1,9 @@
-"""Report section on FedSDC's pool of heads: assignment to sites, agreement, and accuracy of their vote."""
+"""Report section on FedSDC's pool of heads: assignment to sites, agreement, and accuracy of the heads' vote.
+
+A head is a classifier on a shared body; the pool has one head for each site in a round. A group of runs contains the
+runs that differ only in seed or fold. The findings of a run are metadata and tensors that the run's method recorded for
+the report.
+"""
 
 from __future__ import annotations
 
@@ -33,38 +38,40 @@ MAX_DRAWN_POOLS = 4
 """Maximum number of pools that are drawn on a page."""
 
 MAX_LISTED_CELLS = 60
-"""Maximum number of cells for which the figure's description lists every cell."""
+"""Maximum number of cells for which the assignment figure's description for screen readers lists every cell."""
 
 MIN_AXIS_RANGE = 0.1
-"""Minimum range of the accuracy axis of the vote, so that small differences look small."""
+"""Minimum range of the accuracy axis in the figure of the vote, so that small differences look small."""
 
 FindingsByRun = Mapping[str, Findings]
-"""Maps the folder of each run, as text, to the findings of the run."""
+"""Mapping from the folder of each run, as text, to the findings of the run."""
 
 NamedRun = tuple[str, RunRecord, Findings]
-"""Name, record and findings of a run."""
+"""A run as a tuple: name in the report, record and findings."""
 
 
 class HeadsSection(TemplateSection):
     """Report section on the heads of FedSDC runs."""
 
     template = "heads.html"
+    """File name of the section's HTML template (Jinja), in the folder of this module."""
     stylesheet = "heads.css"
+    """File name of the section's CSS file, in the folder of this module."""
 
     def content(self, data: ReportData) -> Meta | None:
-        """Return the template's content, or None if no run has a pool of heads."""
+        """Return the variables of the template; None leaves the section out, because no run has a pool of heads."""
         return {"heads": heads} if (heads := heads_section(data.groups, data.findings)) else None
 
 
 def heads_section(groups: Sequence[Group], findings: FindingsByRun) -> Meta | None:
-    """Return the content of the section, or None if no run has a pool of heads.
+    """Return the variables of the section's template, or None if no run has a pool of heads.
 
     Of runs that differ only in seed or fold the first is drawn. Runs with other settings but the same assignment and
     the same evaluation of the heads are drawn once.
 
     Args:
         groups: Groups of runs on the page.
-        findings: Maps the folder of each run, as text, to the findings of the run.
+        findings: Mapping from the folder of each run, as text, to the findings of the run.
     """
     parts = [
         Group(group.label, ensemble_heads) for group in groups if (ensemble_heads := _runs_with_heads(group, findings))

@@ -1,4 +1,8 @@
-"""FedSDC as a method class: assignment of heads to sites, training, evaluation of heads, and the voting model."""
+"""FedSDC as a method class: assignment of heads to sites, training, evaluation of heads, and the voting model.
+
+The head of a network is its classifier; the body is the rest. A step is one exchange of requests and replies; a round
+has one or more steps.
+"""
 
 from __future__ import annotations
 
@@ -58,12 +62,12 @@ class FedSDC(Averaging):
     A site trains the body with its assigned head on the task's loss, and returns the updates of both. The server
     updates the body w with momentum and adds each head's update to that head:
 
-    v <- beta v + mean update, w <- w + v, head_j <- head_j + update of its site.
+    v <- beta v + mean update, w <- w + v, head_j <- head_j + update from the site that trained head j,
 
-    The heads vote on the shared body; the sum of their probabilities decides between tied classes. This voting model is
-    the run's global model and the model that every site exports. At the end, sites with validation images count how
-    often each head is right, how often each two heads agree, and how often the best heads together are right. A run
-    with a privacy setting skips this evaluation.
+    where v is the momentum, of the shape of w. The heads vote on the shared body; the sum of their probabilities
+    decides between tied classes. This voting model is the run's global model and the model that every site exports. At
+    the end, sites with validation images count how often each head is right, how often each two heads agree, and how
+    often the best heads together are right. A run with a privacy setting skips this evaluation.
 
     With ``gamma`` below 1 (FedSDC+) only the best ceil(gamma H) of the H heads vote, ranked by their accuracy on the
     union of the sites' validation images. With one participant in a round, ``beta = 0`` and ``diversity = false``, the
@@ -79,9 +83,9 @@ class FedSDC(Averaging):
             heads have the form of the network's own head and start from its initial tensors.
         shuffle: Whether heads are reassigned in each round; otherwise each site with training images keeps its own
             head.
-        rho: Smallest and largest hidden width of a head, as a fraction of the body's number of features, in (0, 1].
-        dropout: Dropout rate between the two layers, in [0, 1).
-        head_activation: Activation between the two layers: ``none``, as in the paper, or ``relu``.
+        rho: Smallest and largest hidden width of the heads, as a fraction of the body's number of features, in (0, 1].
+        dropout: Dropout rate between the two layers of a head, in [0, 1).
+        head_activation: Activation between the two layers of a head: ``none``, as in the paper, or ``relu``.
         gamma: Fraction of the heads that form the ensemble, in (0, 1]; their number is rounded up.
         ensemble: Combination of the heads: ``vote``; ``prob_mean``, the largest mean probability; or ``single_best``,
             only the best head.
@@ -93,6 +97,7 @@ class FedSDC(Averaging):
     Analysis, MICCAI 2025, algorithm 1 and equations 3 to 7; its released code for widths and dropout.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedsdc"
     family = "averaging"
     paper = "Gao et al., MICCAI 2025"
@@ -100,11 +105,14 @@ class FedSDC(Averaging):
     supports = frozenset()
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_logits", "linear_head"})
+    """Properties that the task, its data and its networks must have for this method."""
     sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL_PREFIX: "update", HEAD_PREFIX: "update"}
+    """Tensors in a site's reply: mapping from each name prefix to the kind of payload, such as an update."""
     sends_meta: ClassVar[Mapping[str, MetaField]] = {
         "size": MetaField("private", Count),
         "evaluation": MetaField("private", HeadEvaluation, after=("evaluate",)),
     }
+    """Metadata in a site's reply: mapping from each key to its type and to whether the value is private."""
     presets: ClassVar[Mapping[str, Meta]] = {
         "paper": {},
         "code": {"gamma": 0.3, "select_on": "training"},  # the released code ranks heads by balanced accuracy
@@ -134,7 +142,12 @@ class FedSDC(Averaging):
     # ---- the server
 
     def shared_names(self, model: nn.Module, norm_sync: str) -> list[str]:
-        """Return the names of the body's tensors."""
+        """Return the state-dict names of the tensors that all sites share: those of the body.
+
+        Args:
+            model: Network.
+            norm_sync: The run's setting for normalisation layers, which decides which of their tensors are shared.
+        """
         return names_without_head(model, super().shared_names(model, norm_sync))
 
     def setup(self, server: Server) -> None:
@@ -160,7 +173,7 @@ class FedSDC(Averaging):
             server.state.tensors |= prefixed(head, slot_prefix(slot))
 
     def initial_heads(self, server: Server, count: int) -> list[Tensors]:
-        """Return the initial tensors of the heads.
+        """Return the initial tensors of `count` heads.
 
         They depend on the seed, the network and the position in the pool.
         """
@@ -177,7 +190,7 @@ class FedSDC(Averaging):
         return heads
 
     def round_steps(self) -> tuple[RoundStep, ...]:
-        """Return the steps of the method.
+        """Return all steps that a round can have.
 
         They are ``fit``, in which participants train, and ``evaluate``, in which sites evaluate all heads.
         """
@@ -193,14 +206,17 @@ class FedSDC(Averaging):
         )
 
     def remaining_steps(self, server: Server, done: Sequence[ScheduledStep]) -> Sequence[ScheduledStep]:
-        """Return the steps of this round: a training step, and zero to two evaluations of the heads."""
+        """Return the steps of this round that follow the finished steps `done`.
+
+        A round has one step ``fit`` and zero to two steps ``evaluate``.
+        """
         return [
             ScheduledStep("fit"),
             *(ScheduledStep("evaluate", turn) for turn in range(self.evaluation_count(server))),
         ][len(done) :]
 
     def requests(self, server: Server) -> list[Request]:
-        """Return the requests to this round's participants, each with the body and its assigned head."""
+        """Return the requests to train for this round's participants, each with the body and the assigned head."""
         path = MODEL_PREFIX + head_prefix(server.task.build(), server.task.network)
         body, heads, assigned = (
             prefixed(model_tensors(server), MODEL_PREFIX),
@@ -219,7 +235,7 @@ class FedSDC(Averaging):
         return [Request(name, "evaluate", tensors, meta) for name in self.evaluating_sites(server)]
 
     def assign_heads(self, server: Server) -> dict[str, int]:
-        """Return the assignment of this round: a mapping from participant to number of its head."""
+        """Return this round's assignment: a mapping from participant to the number of the head that it trains."""
         sites = server.trainable()
         chosen = sample_sites(sites, server.settings.fraction, server.shared_rng("participation"))
         if not self.shuffle:
@@ -247,7 +263,7 @@ class FedSDC(Averaging):
         check_updates(body | heads, request.tensors, self.sends, self.sends if request.op == "fit" else ())
 
     def aggregate_updates(self, server: Server, replies: Replies) -> None:
-        """Update the body with momentum and each returned head in the server's state. Record the unavailable sites."""
+        """Update the body (with momentum) and each returned head at the server, and record unavailable sites."""
         self.average(server, replies)
         heads, assigned = pool_heads(server), self.assign_heads(server)
         for name, tensors in replies:
@@ -258,7 +274,11 @@ class FedSDC(Averaging):
             server.state.meta.setdefault("unavailable", {})[str(server.round)] = list(replies.missing)
 
     def aggregate_evaluations(self, server: Server, replies: Replies) -> None:
-        """Store the ranking of the heads, and after the second evaluation the counts of votes by that ranking."""
+        """Store the results of a step ``evaluate`` in the server's state.
+
+        They are the ranking of the heads and, after the second evaluation, how often the best heads together were
+        right.
+        """
         if len(replies):
             counts, first = (
                 sum_counts(reply["evaluation"] for reply in replies.meta.values()),
@@ -267,11 +287,17 @@ class FedSDC(Averaging):
             server.state.meta |= {"ranking": rank_heads(counts["right"])} if first else {"evaluation": counts}
 
     def server_update(self, server: Server, old: Tensors, mean: Tensors) -> Tensors:
-        """Return the body after a step with momentum."""
+        """Return the server's new body after a step with momentum.
+
+        Args:
+            server: Server with the momentum in its state.
+            old: Tensors of the body before the step.
+            mean: Mean update of the body.
+        """
         return momentum_step(server, old, mean, server.state.meta["parameters"], self.beta)
 
     def publish(self, server: Server) -> Tensors:
-        """Return the body and the heads of the ensemble, named for a message."""
+        """Return the tensors that the server sends to all sites for evaluation: the body and the ensemble's heads."""
         return published_tensors(server, self.ensemble_heads(server))
 
     # ---- the ensemble
@@ -302,7 +328,7 @@ class FedSDC(Averaging):
         return 2 if server.round >= server.settings.rounds else int(self.selects_heads)
 
     def check_head_selection(self, server: Server) -> None:
-        """Raise if no site may or can evaluate the heads that the settings select from."""
+        """Raise if the settings select heads, but no site may evaluate heads or no site has images for it."""
         if not policy_of(server.settings).discloses_metadata("private"):
             raise SettingsError(
                 "incompatible_settings",
@@ -328,7 +354,10 @@ class FedSDC(Averaging):
         return sorted(ranking[: 1 if self.ensemble == "single_best" else count_ensemble_heads(self.gamma, count)])
 
     def findings(self, server: Server) -> Findings:
-        """Return the report data: the head of each site in each round (-1: none), and the evaluation of the heads."""
+        """Return the findings (report data) of a run.
+
+        They are the number of the head of each site in each round (-1: none), and the evaluation of the heads.
+        """
         held = torch.full((server.rounds_done, len(server.sites)), -1, dtype=torch.int16)
         for round_ in range(1, server.rounds_done + 1):
             unavailable = server.state.meta.get("unavailable", {}).get(str(round_), [])
@@ -344,7 +373,10 @@ class FedSDC(Averaging):
     # ---- a site
 
     def evaluate_pool(self, site: Site, request: Request) -> Reply:
-        """Evaluate all heads on the site's images, and return the counts of `evaluate_heads`."""
+        """Execute the step ``evaluate``: evaluate all heads on the site's images, and return the counts.
+
+        They are the counts of images, correct predictions and agreements from `evaluate_heads`.
+        """
         data = site.val if self.select_on == "validation" else site.train
         assert data is not None
         voting_model = self.voting_model(site, request.tensors, site.task.build())
@@ -358,7 +390,7 @@ class FedSDC(Averaging):
         )
 
     def train(self, site: Site, request: Request) -> Reply:
-        """Train the body and the assigned head at a site, and return the updates of both."""
+        """Execute the step ``fit``: train the body and the assigned head at a site, and return the updates of both."""
         with torch.random.fork_rng(devices=[]):  # building networks must not change the random stream of the training
             model = site.task.build(site.network)
             path, features = MODEL_PREFIX + head_prefix(model, site.network), feature_count(model, site.network)
@@ -372,16 +404,21 @@ class FedSDC(Averaging):
         return replace(reply, tensors=body | prefixed(changes, HEAD_PREFIX), trained=trained)
 
     def head_kind(self, model: nn.Module, head: Tensors) -> HeadKind:
-        """Return the kind of a head with these tensors, for a network like `model`."""
+        """Return the kind (hidden width, dropout rate, activation) of a head with these tensors.
+
+        Args:
+            model: Network of the architecture that the head belongs to.
+            head: Tensors of the head.
+        """
         if not self.diversity:
             return head_kind(body_and_head(model)[1])
         return HeadKind(hidden_width(head), self.dropout, self.head_activation)
 
     def models(self, participant: Server | Site) -> dict[str, Model]:
-        """Return the body with the heads of the ensemble as the global model.
+        """Return the models of a participant that are evaluated and exported, by kind.
 
-        If normalisation layers stay at the sites, the server has no complete model, and the model of a site is
-        personal.
+        The body with the heads of the ensemble is the ``global`` model. If normalisation layers stay at the sites, the
+        server has no complete model, and the model of a site is personal.
         """
         model = participant.task.build()
         if isinstance(participant, Server):
@@ -394,7 +431,7 @@ class FedSDC(Averaging):
         return {kind: self.voting_model(participant, participant.published, model)}
 
     def voting_model(self, participant: Server | Site, published: Tensors, model: nn.Module) -> Model:
-        """Return the model of a body and the heads that were published with it.
+        """Combine a body with the heads that were published with it to one model, whose heads vote.
 
         Args:
             participant: Server or site.
@@ -418,14 +455,19 @@ class FedSDC(Averaging):
         )
 
     def shares_whole_body(self, participant: Participant, model: nn.Module) -> bool:
-        """Return whether the sites share all of the body of a network like `model`."""
+        """Return whether the sites share the whole body of a network like `model`, with normalisation layers."""
         return self.shared_names(model, participant.settings.norm_sync) == self.shared_names(model, "all")
 
     def network_config(self, model: Model, network_def: Any) -> Any:
-        """Return the configuration of the network with the model's heads in place of its own."""
+        """Return the configuration with which a bundle builds the network of a model, with the model's heads.
+
+        Args:
+            model: Model with heads, from `voting_model`.
+            network_def: Configuration of the task's network.
+        """
         head = model.meta["head"]
         return {"_target_": "medfl.networks.parts.replace_head", "network": network_def, "head": head}
 
     def predictor(self, task: Task, models: list[Model]) -> nn.Module:
-        """Return the network with the model's heads in place of its own."""
+        """Return a network that predicts with a model: the task's network with the model's heads."""
         return super().predictor(with_new_head(task, models[0].network, models[0].meta["head"]), models)

@@ -1,4 +1,4 @@
-"""Ensemble of classifiers on one body: a vote, or the mean of their probabilities.
+"""Ensemble of classifiers (heads) on one body: a vote, or the mean of the classifiers' probabilities.
 
 Exported bundles refer to `VotingHead` by its import path.
 """
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from medfl.networks.heads import Activation, make_head
 
 Together = Literal["vote", "prob_mean"]
-"""Combination of the heads: ``vote``, or ``prob_mean`` for the mean of their probabilities."""
+"""Combination of the heads: ``vote``, a majority vote; ``prob_mean``, the mean of the heads' class probabilities."""
 
 
 class VotingHead(nn.Module):
@@ -30,9 +30,13 @@ class VotingHead(nn.Module):
         features: Number of features of the body, >= 1.
         widths: Hidden width of each head, or 0 for a single linear layer.
         num_classes: Number of classes, >= 2.
-        together: ``vote`` or ``prob_mean``.
+        together: Combination of the heads, ``vote`` or ``prob_mean``.
         dropout: Dropout rate of the heads with two layers.
         activation: Activation of the heads with two layers.
+
+    Attributes:
+        heads: The heads, each from features to logits.
+        vote: True if the heads vote in evaluation.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
 """Similarity loss between two feature matrices with its gradient, by the fastest of three exact algorithms.
 
 Source: FedSKD (Weng et al. 2025), equations 6, 9 and 14: (1 / n^2) ||S(H) - S(K)||_F^2, where S(H) is sqrt(n) H H^T
-with rows scaled to norm 1.
+with rows scaled to norm 1. H and K are the feature matrices of two models: n rows (for example the images of a batch)
+of k features each. H H^T contains the similarities between rows.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from torch.autograd.function import once_differentiable
 from medfl_methods.fedskd import similarity_kxk, similarity_nxn
 
 Algorithm = Literal["auto", "small", "tiles", "columns"]
-"""Algorithm of `gram_loss`: "small" (n x n matrices at once), "tiles" (n x n by tiles), "columns" (k x k), "auto"."""
+"""Algorithm of `gram_loss`; all give the same value. "small": n x n matrices as a whole; "tiles": n x n matrices tile
+by tile; "columns": k x k matrices; "auto": the fastest of these."""
 
 _MIN_COLUMNS_RATIO = (6.5, 6.0, 5.0)
 """Ratio n / k above which the k x k algorithm is faster, by the number of gradients: none, one, two. Measured with
@@ -22,7 +24,7 @@ _MIN_COLUMNS_RATIO = (6.5, 6.0, 5.0)
 
 
 def choose_algorithm(n: int, k: int, gradients: int = 2) -> Literal["small", "tiles", "columns"]:
-    """Return the fastest algorithm.
+    """Return the name of the fastest algorithm for `gram_loss`.
 
     Args:
         n: Number of rows of both matrices.
@@ -35,7 +37,7 @@ def choose_algorithm(n: int, k: int, gradients: int = 2) -> Literal["small", "ti
 
 
 def gram_loss(x: torch.Tensor, y: torch.Tensor, algorithm: Algorithm = "auto") -> torch.Tensor:
-    """Return how much the similarities within two sets of n feature vectors differ.
+    """Return the loss that measures how much the similarities within two sets of n feature vectors differ.
 
     Args:
         x: Features of the first model, one column for each vector, shape (k, n), n >= 1.

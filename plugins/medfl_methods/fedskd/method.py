@@ -58,12 +58,13 @@ class FedSKD(CirculatingModels):
 
     When to use it: Use it with few sites that have different networks and trust each other with their models. In each
     round each site's raw model reaches another site. By default a site does N times the local work of FedAvg, for two
-    models; ``p2p_scale = 1`` makes the work comparable. Choose ``gamma`` on validation data.
+    models, where N is the number of sites; the inherited setting ``p2p_scale = 1`` makes the work comparable. Choose
+    ``gamma`` on validation data.
 
     Attributes:
         gamma: Weight of the similarity loss L, >= 0.
-        skd: Kinds of similarity in L: ``batch`` (between images), ``pixel`` (between positions of a map, voxels in
-            3-D), and ``region`` (between regions of an atlas), which needs a task with `regions`.
+        skd: Kinds of similarity that L compares: ``batch`` (between images), ``pixel`` (between positions of a map,
+            voxels in 3-D), and ``region`` (between regions of an atlas), which needs a task with `regions`.
         layers: Numbers of the compared stages, counted from 1; None means all. ``pixel`` and ``region`` need feature
             maps. With None, a stage that returns vectors takes part in ``batch`` only; such a stage that is listed here
             is refused.
@@ -81,6 +82,7 @@ class FedSKD(CirculatingModels):
     similarity knowledge distillation, arXiv 2503.18981, 2025, equations 1 to 14.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedskd"
     family = "peer to peer"
     paper = "Weng et al., 2025"
@@ -88,6 +90,7 @@ class FedSKD(CirculatingModels):
     supports = frozenset({Capability.DIFFERENT_NETWORKS, Capability.PEER_MESSAGES})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"features", "head"})
+    """Properties that the task, its data and its networks must have for this method."""
     presets: ClassVar[Mapping[str, Meta]] = {
         "paper_asd": {"gamma": 1.0, "skd": ("batch", "pixel", "region")},
         "paper_skin": {"gamma": 100.0, "skd": ("batch", "pixel")},
@@ -132,7 +135,10 @@ class FedSKD(CirculatingModels):
 
     @property
     def active_needs(self) -> frozenset[Need]:
-        """Properties that the networks need with these settings: `features` if gamma > 0, `head` if it is frozen."""
+        """Properties that the networks must have with these settings.
+
+        They are ``features`` if gamma > 0, and ``head`` if the visiting model's head is frozen.
+        """
         needs: set[Need] = {"head"} if self.freeze_ktm_header else set()
         return frozenset(needs | ({"features"} if self.gamma > 0 else set()))
 
@@ -144,7 +150,10 @@ class FedSKD(CirculatingModels):
     # ---- the server
 
     def setup(self, server: Server) -> None:
-        """Check the networks of all sites, and store the number of rounds without L in the server's state."""
+        """Prepare the server's state at the start of a run.
+
+        Check the networks of all sites, and store the number of rounds without the similarity loss L.
+        """
         super().setup(server)
         self.check(server)
         server.state.meta["visits"] = math.ceil(self.start_fraction * server.settings.rounds - 1e-9)
@@ -197,18 +206,18 @@ class FedSKD(CirculatingModels):
     # ---- a site
 
     def sent_model(self, site: Site, request: Request) -> Tensors:
-        """Return the tensors that this site sends to the host.
+        """Return the tensors of the site's own model that the site sends to the model's host.
 
-        They are its model, with the optimiser state only in rounds where the model returns.
+        The optimiser state is included only in rounds where the model returns.
         """
         return (
             super().sent_model(site, request) if request.meta["returns"] else split_optimizer_state(self.own(site))[0]
         )
 
     def train(self, site: Site, request: Request) -> Reply:
-        """Train the own model beside the visiting model, and store it.
+        """Execute the step ``train`` at a site: train the own model beside the visiting model, and store the own model.
 
-        In rounds where models return, train the visiting model instead.
+        In rounds where models return to their owners, train the visiting model instead.
         """
         if request.meta["returns"]:
             return super().train(site, request)
@@ -224,7 +233,7 @@ class FedSKD(CirculatingModels):
         )
 
     def before_fit(self, fit: Fit) -> None:
-        """Load the visiting model into the fit as a model pair, with hooks on the compared stages of both models."""
+        """Prepare a training: join own and visiting model to a pair, with hooks that record the compared features."""
         visitor: ModelInTransit | None = fit.extra.get("guest")
         if visitor is not None:
             companion = CompanionModel(
@@ -235,14 +244,14 @@ class FedSKD(CirculatingModels):
                 fit.extra["grids"] = RegionGrids(fit.site.task.regions, self.region_mode)
 
     def compared(self, model: nn.Module) -> list[nn.Module]:
-        """Return the stages of a network that the similarity loss compares; none if gamma is 0."""
+        """Return the stages (submodules) of a network whose features the loss compares; none if gamma is 0."""
         if self.gamma == 0:
             return []
         layers = network_stages(model, type(model).__name__)
         return layers if self.layers is None else [layers[layer - 1] for layer in self.layers]
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
-        """Return CE(own), plus CE(visiting) and gamma times the similarity loss if there is a visiting model.
+        """Return the loss of a batch: CE(own), with a visiting model plus CE(visiting) and gamma times L.
 
         A batch that is too small for the batch-norm layers of the visiting model trains the own model only.
         """
@@ -259,7 +268,7 @@ class FedSKD(CirculatingModels):
         return own_loss + visiting_loss + self.gamma * similarity
 
     def regions(self, fit: Fit, batch: Batch) -> RegionGrids | None:
-        """Return the regions of a batch, or None if `skd` has no ``region``.
+        """Return the weights of the atlas regions for a batch, or None if `skd` has no ``region``.
 
         Label volumes that were augmented with the images of the batch take the place of the task's label volume.
 
@@ -277,7 +286,13 @@ class FedSKD(CirculatingModels):
     def similarity(
         self, own: list[torch.Tensor], visiting: list[torch.Tensor], regions: RegionGrids | None
     ) -> torch.Tensor:
-        """Return the similarity loss L between the features of the own and the visiting model, see `stages_loss`."""
+        """Return the similarity loss L between the features of the own and the visiting model.
+
+        Args:
+            own: Features of the own model, one tensor for each compared stage.
+            visiting: Features of the visiting model, in the same order.
+            regions: Weights of the atlas regions, for the kind ``region``.
+        """
         own = [feature.detach() for feature in own] if self.skd_detach == "dam" else own
         visiting = [feature.detach() for feature in visiting] if self.skd_detach == "ktm" else visiting
         return stages_loss(own, visiting, self.skd, regions, self.layers)
@@ -288,6 +303,6 @@ class FedSKD(CirculatingModels):
             fit.extra["pair"].guest.step(self.gradient_clip)
 
     def after_fit(self, fit: Fit) -> None:
-        """Close the model pair: remove its hooks and add its mean losses to the log."""
+        """Finish a training: remove the hooks of the model pair and add the mean losses of the pair to the log."""
         if "pair" in fit.extra:
             fit.log |= fit.extra["pair"].close()

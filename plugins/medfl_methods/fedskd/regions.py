@@ -1,5 +1,8 @@
 """Weights of atlas regions on the grid of a feature map, by average pooling or by sampling.
 
+An atlas is a label volume (or label image): each cell contains the number of its region, or 0 for the background. A
+region's weight in a cell of the feature map is the fraction of the cell that the region covers.
+
 Nearest-neighbour masks lose small regions on a coarse grid. An average-pooled mask keeps every region: its value in a
 cell is the region's fraction of the cell. FedSKD (Weng et al. 2025) does not say how its masks are resized to the
 features.
@@ -21,7 +24,7 @@ from medfl.errors import DataError, SettingsError, did_you_mean
 _MODES = ("soft", "nearest")
 
 MAX_EXACT_FLOAT32_COUNT = 2**24
-"""Largest count up to which single precision counts exactly."""
+"""Largest number of cells of a label volume for which float32 counts are exact; larger volumes use float64."""
 
 
 def region_weights(
@@ -30,8 +33,8 @@ def region_weights(
     """Return the weight of each labelled region in each cell of a feature map.
 
     Args:
-        labels: Whole numbers on the images' grid, 0 for the background: (*spatial) for all samples, or (B, *spatial)
-            with B = 1 or one for each sample. 2-D or 3-D, any dtype.
+        labels: Region numbers on the images' grid, 0 for the background, any dtype, 2-D or 3-D. Shape (*spatial) or (1,
+            *spatial): the same labels for all samples of a batch; shape (B, *spatial): labels for each of B samples.
         size: Spatial size of the feature map, one number for each spatial axis of the labels.
         mode: "soft" average-pools the one-hot mask of each region to `size`, so that every region keeps its total
             weight. "nearest" samples the labels; small regions may vanish, and `region_similarity_loss` then drops
@@ -58,18 +61,20 @@ def region_weights(
 
 
 def number_regions(labels: torch.Tensor, axes: int) -> tuple[torch.Tensor, int]:
-    """Return the labels renumbered to 1, 2, ... in their order, and the number of regions.
+    """Renumber the labels of the regions to 1, 2, ... in increasing order of the labels, and count the regions.
 
     Args:
-        labels: Labels as in `region_weights`.
+        labels: Region numbers, 0 for the background. Shape (*spatial) or (1, *spatial): the same labels for all
+            samples; shape (B, *spatial): labels for each of B samples.
         axes: Number of spatial axes, 2 or 3.
 
     Returns:
-        Numbers (B, *spatial), int64, 0 for the background, with B = 1 for labels of all samples; and the number of
-        regions.
+        New numbers, int64, 0 for the background, shape (B, *spatial), or (1, *spatial) if all samples have the same
+        labels; and the number of regions.
 
     Raises:
-        DataError: As in `region_weights`.
+        DataError: If the labels have other axes, contain only background, or contain fractions, NaN or negative
+            numbers.
     """
     _check_labels(labels, axes)
     values, places = labels.unique(return_inverse=True)
@@ -85,16 +90,16 @@ def number_regions(labels: torch.Tensor, axes: int) -> tuple[torch.Tensor, int]:
 def weights_of(
     numbers: torch.Tensor, count: int, size: Sequence[int], mode: Literal["soft", "nearest"]
 ) -> torch.Tensor:
-    """Return the weights of regions that `number_regions` numbered.
+    """Return the weight of each region in each cell of a feature map, for regions numbered by `number_regions`.
 
     Args:
-        numbers: (B, *spatial), int64, in 0 to `count`.
+        numbers: Region numbers from 0 (background) to `count`, int64, shape (B, *spatial).
         count: Number of regions.
         size: Spatial size of the feature map.
-        mode: ``soft`` or ``nearest``, see `region_weights`.
+        mode: ``soft`` average-pools the mask of each region; ``nearest`` samples the labels.
 
     Returns:
-        float32, shape (B, count, *size).
+        Weights in [0, 1], float32, shape (B, count, *size).
     """
     return (_average_pool_masks if mode == "soft" else _sample_masks)(numbers, count, size)
 
@@ -149,10 +154,10 @@ def _sample_masks(numbers: torch.Tensor, count: int, size: Sequence[int]) -> tor
 
 
 def pool(maps: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
-    """Apply adaptive average pooling in 2-D or 3-D.
+    """Apply adaptive average pooling to 2-D or 3-D maps, and return maps of the given size.
 
     Args:
-        maps: (..., channels, *spatial) with two or three spatial axes.
+        maps: Feature maps or masks, shape (..., channels, *spatial), two or three spatial axes.
         size: Spatial size of the result, one number for each spatial axis.
     """
     if tuple(maps.shape[-len(size) :]) == tuple(size):

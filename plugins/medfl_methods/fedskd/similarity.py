@@ -23,16 +23,20 @@ from medfl_methods.fedskd.gram import Algorithm, gram_loss
 from medfl_methods.fedskd.regions import pool
 
 KINDS = ("batch", "pixel", "region")
-"""Kinds of similarity, in the order in which they are summed."""
+"""Kinds of similarity, in the order in which their losses are summed. "batch": between samples; "pixel": between
+positions of the feature maps; "region": between atlas regions."""
 
 _PIXEL_NORMS = ("hw_sq", "hw_times")
 
 Regions = torch.Tensor | Sequence[torch.Tensor] | None
-"""Region weights: one tensor for all layers, one tensor (or None) for each layer, or None."""
+"""Type of region weights: one tensor for all layers, one tensor (or None) for each layer, or None. A weight is the
+fraction of a cell of the feature map that a region covers."""
 
 
 def batch_similarity_loss(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return how much the similarities between the samples of a batch differ: n = B rows of all features of a sample.
+    """Return the loss that measures how much two models differ in the similarities between the samples of a batch.
+
+    There are n = B rows; a row contains all features of a sample.
 
     Args:
         a: Features of one model, shape (B, C, *spatial), two or three spatial axes.
@@ -51,10 +55,10 @@ def batch_similarity_loss(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def pixel_similarity_loss(
     a: torch.Tensor, b: torch.Tensor, pixel_norm: Literal["hw_sq", "hw_times"] = "hw_sq", algorithm: Algorithm = "auto"
 ) -> torch.Tensor:
-    """Return how much the similarities between positions differ: n = h w (or d h w) rows of B C features.
+    """Return the loss that measures how much two models differ in the similarities between positions of feature maps.
 
-    If the maps differ in size, the larger one is resized to the smaller one (bilinear or trilinear,
-    align_corners=False).
+    There are n = h w (in 3-D d h w) rows, one for each position, of B C features. If the maps differ in size, the
+    larger one is resized to the smaller one (bilinear or trilinear, align_corners=False).
 
     Args:
         a: Features of one model, shape (B, C, *spatial), two or three spatial axes.
@@ -86,10 +90,11 @@ def pixel_similarity_loss(
 
 
 def region_similarity_loss(a: torch.Tensor, b: torch.Tensor, regions: torch.Tensor | None) -> torch.Tensor:
-    """Return how much the similarities between atlas regions differ: n = R rows of B C mean features.
+    """Return the loss that measures how much two models differ in the similarities between R atlas regions.
 
-    The feature of a region is its weighted mean, sum(w F) / sum(w), on each map's own grid. A region whose weights are
-    0 in all samples is left out of both models and of n. A sample without a region counts as 0 there.
+    There are n = R rows of B C mean features. The feature of a region is its weighted mean, sum(w F) / sum(w), on each
+    map's own grid. A region whose weights are 0 in all samples is left out of both models and of n. A sample without a
+    region counts as 0 there.
 
     Args:
         a: Features of one model, shape (B, C, *spatial), two or three spatial axes.

@@ -1,4 +1,7 @@
-"""The k x k algorithm of the similarity loss: O(n k^2) time, O(n k + k^2) memory, exact.
+"""The k x k algorithm of FedSKD's similarity loss: O(n k^2) time, O(n k + k^2) memory, exact.
+
+H and K are the feature matrices of two models, with n rows of k features each. The loss compares the similarities
+between the rows of H, H H^T, with those between the rows of K.
 
 It is faster than the n x n algorithms if n is well above k. Source: card A5.7 of FedSKD, the difference form, written
 around the mean of the two models.
@@ -27,8 +30,8 @@ import torch
 from torch.nn import functional as F
 
 MIN_RELATIVE_NORM = 1e-16
-"""Smallest norm of a row relative to the Frobenius norm. A shorter row counts as zero: its gradient would be above
-1e16."""
+"""Smallest norm of a row relative to the matrix's Frobenius norm. A shorter row counts as zero, because its gradient
+would be above 1e16."""
 
 
 _MAX_FLOAT64_ELEMENTS = 2**17  # elements that are converted to float64 at once
@@ -59,8 +62,10 @@ class RowScale:
 class RowTerms:
     """Contribution of each row to the loss and the gradient, in float64, each of shape (n,).
 
+    For each row, g and q are the rows of the Gram matrices H H^T and K K^T, and d = q - g.
+
     Attributes:
-        loss: 2 (1 - cos); 1 if the row is zero in exactly one model, 0 if it is zero in both.
+        loss: 2 (1 - cos(g, q)); 1 if the row is zero in exactly one model, 0 if it is zero in both.
         weight: 1 / (|g| |q|); 0 if either row is zero.
         along_g: <g, d> / |g|^2. The gradient by g is -2 weight (d - along_g g).
         along_q: <q, d> / |q|^2. The gradient by q is 2 weight (d - along_q q).
@@ -73,7 +78,7 @@ class RowTerms:
 
 
 def compute_row_scale(x: torch.Tensor) -> RowScale:
-    """Return the scale of a matrix, from sums in float64.
+    """Return the factor that scales a matrix H to the Frobenius norm 1, with the row norms after scaling.
 
     Args:
         x: Transpose of H, one column for each row of H, shape (k, n).
@@ -85,7 +90,7 @@ def compute_row_scale(x: torch.Tensor) -> RowScale:
 
 
 def scale_from_squared_norms(squares: torch.Tensor) -> RowScale:
-    """Return the scale of a matrix from the squared norm of each row, float64, shape (n,)."""
+    """Return the same as `compute_row_scale`, from the squared norm of each row of the matrix, float64, shape (n,)."""
     total = squares.sum()
     factor = torch.where(total == 0, 0.0, total.rsqrt())
     return RowScale(factor, squares.sqrt() * factor)
@@ -94,7 +99,7 @@ def scale_from_squared_norms(squares: torch.Tensor) -> RowScale:
 def row_terms(
     gg: torch.Tensor, qq: torch.Tensor, gd: torch.Tensor, dd: torch.Tensor, g: RowScale, q: RowScale, dtype: torch.dtype
 ) -> RowTerms:
-    """Return the loss and the gradient weights of each row, from sums over its Gram rows.
+    """Return the loss and the gradient weights of each row, from inner products of the Gram rows g and q.
 
     Args:
         gg: |g|^2, float64, shape (n,) like the following three.
@@ -119,8 +124,8 @@ def row_terms(
 
 
 CPU_CHUNK_ELEMENTS = 2**19
-"""Number of elements of a k x chunk matrix on a CPU. Other sizes are not faster, and it is small compared with the
-data."""
+"""Number of elements of a k x chunk matrix on a CPU, where a chunk is the set of rows that are processed at once. Other
+sizes are not faster, and this one is small compared with the data."""
 
 
 GPU_CHUNK_ELEMENTS = 2**23
@@ -145,7 +150,7 @@ class _ChunkRows:
 def value_and_gradients(
     x: torch.Tensor, y: torch.Tensor, needed: tuple[bool, bool]
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Return the loss between two matrices and its gradients, without any n x n matrix.
+    """Compute the similarity loss between two matrices and its gradients, without any n x n matrix.
 
     Args:
         x: Transpose of H, one column for each row of H, shape (k, n), float32 or float64.

@@ -1,4 +1,7 @@
-"""The n x n algorithms of the similarity loss: O(n^2 k) time. They are faster if n is not much above k.
+"""The n x n algorithms of FedSKD's similarity loss: O(n^2 k) time. They are faster if n is not much above k.
+
+H and K are the feature matrices of two models, with n rows of k features each. The loss compares the Gram matrices H
+H^T and K K^T, which contain the similarities between rows.
 
 Both Gram matrices are symmetric, and so are the matrices that their gradients are multiplied with.
 
@@ -27,25 +30,26 @@ from medfl_methods.fedskd.similarity_kxk import (
 )
 
 CPU_TILE_ROWS = 512
-"""Number of rows of a tile on a CPU."""
+"""Number of rows and columns of a tile of the n x n matrices on a CPU."""
 
 
 GPU_TILE_ROWS = 4096
-"""Number of rows of a tile on a GPU."""
+"""Number of rows and columns of a tile of the n x n matrices on a GPU."""
 
 
 MAX_STORED_GRAM_BYTES = 2**28
-"""Maximum size in bytes of one model's Gram matrix for which tiles are stored."""
+"""Maximum size in bytes of one model's Gram matrix for which tiles are stored; above it they are computed twice."""
 
 
 Tile = tuple[slice, slice]
-"""Slice of rows and slice of columns. A tile off the diagonal also represents its mirror image."""
+"""Part of an n x n matrix: slice of rows and slice of columns. A tile off the diagonal also represents its mirror
+image."""
 
 
 def value_and_gradients(
     x: torch.Tensor, y: torch.Tensor, needed: tuple[bool, bool]
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Return the loss between two matrices and its gradients, from tiles of the n x n matrices.
+    """Compute the similarity loss between two matrices and its gradients, from tiles of the n x n matrices.
 
     Args:
         x: Transpose of H, one column for each row of H, shape (k, n), float32 or float64.
@@ -205,7 +209,7 @@ def _tile_weights(
 
 
 MAX_SMALL_ROWS = 512
-"""Maximum number of rows that `value_and_weights` is used for."""
+"""Maximum number of rows for which `value_and_weights` is used instead of `value_and_gradients`."""
 
 
 MAX_FLOAT64_ROWS = 64
@@ -222,7 +226,7 @@ of a 3-D ResNet at 48^3."""
 def value_and_weights(
     x: torch.Tensor, y: torch.Tensor, needed: tuple[bool, bool]
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Return the loss between two matrices, and the n x n weights that give its gradients.
+    """Compute the similarity loss between two matrices with few rows, and the n x n weights that give its gradients.
 
     Args:
         x: Transpose of H, one column for each row of H, shape (k, n), float32 or float64. The squared norm of H must
@@ -252,7 +256,7 @@ def value_and_weights(
 
 
 def multiply(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Return x @ weights, in the memory layout of `x`."""
+    """Return the matrix product x @ weights, in the memory layout of `x`."""
     return (weights.T @ x.T).T if x.stride(0) == 1 else x @ weights
 
 

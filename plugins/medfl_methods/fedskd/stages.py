@@ -1,4 +1,8 @@
-"""Sum of FedSKD's similarity losses over the stages of two networks, and the cached region weights that it needs."""
+"""Sum of FedSKD's similarity losses over the stages of two networks, and cached weights of atlas regions.
+
+A stage is a part of a network whose output is compared with the other network's. A region weight is the fraction of a
+cell of a feature map that a region of the atlas (a label volume) covers.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from medfl_methods.fedskd.regions import number_regions, weights_of
 from medfl_methods.fedskd.similarity import similarity_loss
 
 SimilarityKind = Literal["batch", "pixel", "region"]
+"""Kind of similarity that is compared: between images, between positions of feature maps, or between atlas regions."""
 
 
 class RegionGrids:
@@ -20,7 +25,7 @@ class RegionGrids:
     Args:
         labels: Region labels on the images' grid, 0 for the background: (*spatial), or (B, *spatial) with labels for
             each image.
-        mode: ``soft`` or ``nearest``, see `medfl_methods.fedskd.regions`.
+        mode: ``soft`` average-pools the mask of each region to the map's size; ``nearest`` samples the labels.
     """
 
     def __init__(self, labels: torch.Tensor, mode: Literal["soft", "nearest"]) -> None:

@@ -27,7 +27,8 @@ from medfl.utils.wire import prefixed, select
 from medfl_methods.fedsm.networks import new_selector, new_super_model
 
 PERSONAL_PREFIX, SELECTOR_PREFIX, MOMENTS_PREFIX = "own/", "selector/", "moments/"
-"""Prefixes of the names of personal models, of the selector, and of its optimiser's moments."""
+"""Prefixes of tensor names. `PERSONAL_PREFIX`: personal models; `SELECTOR_PREFIX`: selector, the network that chooses a
+model; `MOMENTS_PREFIX`: moments of the selector's optimiser Adam."""
 
 SELECTOR_NAME = "fedsm selector"
 """Name of the selector among the networks of a task."""
@@ -71,6 +72,7 @@ class FedSM(Averaging):
     Source: Xu, Li, Guo, Yang, Roth, Hatamizadeh, Zhao, Xu, Huang, Xu, CVPR 2022, and its code for NVIDIA FLARE.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedsm"
     family = "personal"
     paper = "Xu et al., CVPR 2022"
@@ -83,6 +85,7 @@ class FedSM(Averaging):
         SELECTOR_PREFIX: "update",
         MOMENTS_PREFIX: "statistic",
     }
+    """Tensors in a site's reply: mapping from each name prefix to the kind of payload, such as an update."""
 
     lam: float = Field(0.7, ge=0, le=1)
     threshold: float = Field(0.9, ge=0, le=1)
@@ -92,18 +95,25 @@ class FedSM(Averaging):
     # ---- networks
 
     def with_selector(self, task: Task, sites: int) -> Task:
-        """Return the task with a selector for the given number of sites among its networks."""
+        """Return the task with an additional network: a selector for the given number of sites."""
         return task.with_network(SELECTOR_NAME, partial(new_selector, task.build, sites, self.selector_width))
 
     def network_config(self, model: Model, network_def: Any) -> Any:
-        """Return the network's configuration; for a personal model, the configuration of a super model."""
+        """Return the configuration with which a bundle builds the network of a model.
+
+        For a personal model it is the configuration of a super model.
+
+        Args:
+            model: Global or personal model.
+            network_def: Configuration of the task's network.
+        """
         if not model.meta:
             return network_def
         config = {"_target_": "medfl_methods.fedsm.networks.super_model", "network": network_def}
         return config | model.meta | {"width": self.selector_width, "threshold": self.threshold}
 
     def predictor(self, task: Task, models: list[Model]) -> nn.Module:
-        """Return the network of a model; for a personal model, the super model."""
+        """Return a network that predicts with a model: the task's network; for a personal model, the super model."""
         network, meta = models[0].network, models[0].meta
         if meta:
             built = partial(new_super_model, width=self.selector_width, threshold=self.threshold, **meta)
@@ -139,7 +149,7 @@ class FedSM(Averaging):
         )
 
     def requests(self, server: Server) -> list[Request]:
-        """Return the requests to this round's participants.
+        """Return the requests to train for this round's participants.
 
         Each contains the global model, the site's personal model, and the selector with its moments.
         """
@@ -156,7 +166,10 @@ class FedSM(Averaging):
         return [request_to(request.to) for request in super().requests(server) if request.to in members]
 
     def publish(self, server: Server) -> Tensors:
-        """Return the global model, all personal models and the selector, named for a message."""
+        """Return the tensors that the server sends to all sites for evaluation and at the end.
+
+        They are the global model, all personal models and the selector.
+        """
         beside = {
             prefix: prefixed(auxiliary_state(server, prefix), prefix) for prefix in (PERSONAL_PREFIX, SELECTOR_PREFIX)
         }
@@ -190,7 +203,14 @@ class FedSM(Averaging):
             )
 
     def aggregate_extra(self, server: Server, prefix: str, mean: Tensors, replied: int) -> None:
-        """Add the selector's mean update; set the moments to their mean."""
+        """Aggregate tensors other than the model: add the selector's mean update, or set the moments to the mean.
+
+        Args:
+            server: Server whose state is changed.
+            prefix: Prefix of the tensors, of the selector or of the moments.
+            mean: Mean of the sites' tensors.
+            replied: Number of sites that replied.
+        """
         if prefix == MOMENTS_PREFIX:
             set_auxiliary_state(server, MOMENTS_PREFIX, {name: tensor.float() for name, tensor in mean.items()})
         else:
@@ -199,7 +219,7 @@ class FedSM(Averaging):
     # ---- a site
 
     def trainings(self, site: Site) -> Sequence[Training]:
-        """Return the training phases of the personal and of the global model. `train` adds the selector's."""
+        """Return the training phases of a site, for the personal and the global model; `train` adds the selector's."""
         return Training("own", apart=True), Training()
 
     def train(self, site: Site, request: Request) -> Reply:
@@ -220,20 +240,23 @@ class FedSM(Averaging):
         return reply
 
     def make_optimizer(self, fit: Fit) -> torch.optim.Optimizer:
-        """Return Adam for the selector, and the task's optimiser for the models."""
+        """Return the optimiser of a training: Adam for the selector, the task's optimiser for the models."""
         if fit.training.label != SELECTOR_NAME:
             return super().make_optimizer(fit)
         return torch.optim.Adam((parameter for _, parameter in fit.parameters()), lr=self.selector_lr)
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
-        """Return the task's loss; for the selector, the cross-entropy with the site's number."""
+        """Return the loss of a batch: the task's; for the selector, the cross-entropy with the site's number."""
         if fit.training.label != SELECTOR_NAME:
             return super().loss(fit, batch)
         logits = fit.logits(batch)
         return F.cross_entropy(logits, torch.full((len(logits),), fit.extra["number"], device=logits.device))
 
     def models(self, participant: Server | Site) -> dict[str, Model]:
-        """Return the global model, and at each site also the super model as its personal model."""
+        """Return the models of a participant that are evaluated and exported, by kind.
+
+        ``global``: the global model. ``personal``, only at sites: the super model.
+        """
         if isinstance(participant, Server):
             return super().models(participant)
         common, own = (select(participant.published, prefix) for prefix in (MODEL_PREFIX, PERSONAL_PREFIX))
@@ -249,12 +272,14 @@ class FedSM(Averaging):
 
 
 def apply_soft_pull(own: Tensors, total: Tensors, sites: int, lam: float) -> Tensors:
-    """Return the soft pull lam v_k + (1 - lam) / (n - 1) sum of the others' v_j; v_k itself for a single site.
+    """Move a personal model toward the other sites' models: lam v_k + (1 - lam) / (n - 1) sum of the others' v_j.
+
+    The model of a single site is returned unchanged.
 
     Args:
-        own: v_k; integer buffers stay unchanged.
-        total: Sum of all v_j, float64.
-        sites: n, the number of models in the sum.
+        own: Tensors v_k of the site's model; integer buffers stay unchanged.
+        total: Sum of all sites' models v_j, including v_k, float64.
+        sites: Number n of models in the sum.
         lam: Fraction of v_k, in [0, 1].
     """
     if sites < 2 or lam == 1:
@@ -270,6 +295,10 @@ def apply_soft_pull(own: Tensors, total: Tensors, sites: int, lam: float) -> Ten
 
 def check_moments(moments: Tensors, selector: Tensors) -> None:
     """Raise if Adam could not continue from these moments; no moments at all are accepted.
+
+    Args:
+        moments: Moments of Adam, by tensor name.
+        selector: Tensors of the selector.
 
     Raises:
         RefusedError: If names or shapes differ from the selector's, or values are below 0 or not float32.

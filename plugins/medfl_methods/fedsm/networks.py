@@ -1,4 +1,4 @@
-"""Selector, which predicts from an image which site it may come from, and the super model, which uses it.
+"""Selector, which predicts from which site an image may come, and the super model, which contains a selector.
 
 Exported bundles refer to `super_model` by its import path.
 """
@@ -25,6 +25,9 @@ class SuperModel(nn.Module):
         sites: Number of sites, K >= 1; their networks have the same architecture.
         selector: Network that maps images to a logit for each site, (B, K) or more.
         threshold: Probability above which a site's network is chosen, in [0, 1].
+
+    Attributes:
+        own: Personal network of each site.
     """
 
     def __init__(self, common: nn.Module, sites: int, selector: nn.Module, threshold: float) -> None:
@@ -33,7 +36,10 @@ class SuperModel(nn.Module):
         self.own = nn.ModuleList(copy.deepcopy(common) for _ in range(sites))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return outputs for each image, of the site's network above the threshold, else of the global one."""
+        """Return for each image the outputs of the chosen network.
+
+        It is the network of the site whose probability from the selector exceeds the threshold, else the global one.
+        """
         outputs: torch.Tensor = self.common(images).clone()
         probability, site = self.selector(images).float().softmax(dim=1).max(dim=1)
         for number, own in enumerate(self.own):
@@ -44,15 +50,15 @@ class SuperModel(nn.Module):
 
 
 def build_selector(network: nn.Module, sites: int, width: int) -> nn.Module:
-    """Return a network that maps the inputs of another network to a logit for each site.
+    """Return a selector: a network that maps the inputs of another network to a logit for each site.
 
     If the first layer of the other network is a convolution, the selector has two stages of convolution and pooling and
-    a hidden layer on the mean of each map, for images of at least 4 pixels. Otherwise it has only a hidden layer. It
-    has no normalisation, because brightness and contrast distinguish sites.
+    a hidden layer on the mean of each map, for images of at least 4 pixels. Otherwise the selector has only a hidden
+    layer. The selector has no normalisation, because brightness and contrast distinguish sites.
 
     Args:
         network: Network with the same inputs.
-        sites: K, >= 1; for a single site there are two logits.
+        sites: Number K of sites, >= 1; for a single site there are two logits.
         width: Number of channels of the first convolution, >= 1; the hidden layer has four times as many.
 
     Raises:
@@ -80,22 +86,22 @@ def build_selector(network: nn.Module, sites: int, width: int) -> nn.Module:
 
 
 def super_model(network: nn.Module, sites: int, width: int, threshold: float) -> SuperModel:
-    """Return a `SuperModel` of networks like the given one.
+    """Build a `SuperModel` from a network, copies of it for the sites, and a new selector.
 
     Args:
         network: Network that becomes the global one.
-        sites: Number of sites, as in `SuperModel`.
-        width: Width of the selector, as in `build_selector`.
-        threshold: Threshold, as in `SuperModel`.
+        sites: Number of sites, >= 1.
+        width: Number of channels of the selector's first convolution, >= 1.
+        threshold: Probability above which a site's network is chosen, in [0, 1].
     """
     return SuperModel(network, sites, build_selector(network, sites, width), threshold)
 
 
 def new_selector(build: Callable[[], nn.Module], sites: int, width: int) -> nn.Module:
-    """Return the selector for a new network, see `build_selector`."""
+    """Build a network and return a selector for the inputs of that network, see `build_selector`."""
     return build_selector(build(), sites, width)
 
 
 def new_super_model(build: Callable[[], nn.Module], sites: int, width: int, threshold: float) -> SuperModel:
-    """Return a super model of a new network, see `super_model`."""
+    """Build a network and return a super model of networks like it, see `super_model`."""
     return super_model(build(), sites, width, threshold)

@@ -26,7 +26,7 @@ from medfl_methods.fedfed.generator_layers import (
 )
 
 MAX_HALVINGS = 4
-"""Maximum number of halvings."""
+"""Maximum number of convolutions of a `Critic` that halve the edges of the feature map."""
 
 MAX_BOTTLENECK_EDGE = 4
 """Maximum edge of a feature map that is not halved again. The linear layer has separate weights for its positions."""
@@ -43,6 +43,11 @@ class Critic(nn.Module):
     Args:
         shape: Shape (C, H, W) or (C, D, H, W) of an image, each edge >= 4, even or odd.
         width: Number of channels after the first halving, >= 1; twice, and then four times as many after the others.
+
+    Attributes:
+        shape: Shape of an image.
+        layers: Halving convolutions from the image to the last feature map.
+        score: Linear layer from that feature map to the score.
 
     Raises:
         SettingsError: If an argument is out of range.
@@ -73,7 +78,7 @@ class Critic(nn.Module):
 
 
 def critic_loss(fake_scores: torch.Tensor, real_scores: torch.Tensor) -> torch.Tensor:
-    """Return the critic's loss E[D(fake)] - E[D(real)]. The generator minimises -E[D(fake)].
+    """Return the loss E[D(fake)] - E[D(real)] of the critic D. The generator minimises -E[D(fake)].
 
     Args:
         fake_scores: Scores of reconstructions, shape (B,).
@@ -91,10 +96,11 @@ def gradient_penalty(
     fake: torch.Tensor,
     generator: torch.Generator,
 ) -> torch.Tensor:
-    """Return E[(|gradient of D at x| - 1)^2] at points x between the images of each pair, without the factor (10).
+    """Return E[(|gradient of D at x| - 1)^2] for the critic D, at points x between real and reconstructed images.
 
-    x = u real + (1 - u) fake with u uniform in [0, 1), one u for each pair. The norm is the Euclidean norm over all
-    elements of an image. The gradient reaches the critic's weights and not the images.
+    x = u real + (1 - u) fake with u uniform in [0, 1), one u for each pair of images. The norm is the Euclidean norm
+    over all elements of an image. The gradient reaches the critic's weights and not the images. The caller multiplies
+    the result by the weight of the penalty.
 
     Args:
         critic: Function that maps images (B, C, *spatial) to scores (B,), each from its own image only.
@@ -119,6 +125,7 @@ CRITIC = "critic"
 
 
 MODEL_PREFIX, OPTIMIZER_PREFIX = f"{CRITIC}/model/", f"{CRITIC}/optimizer/"
+"""Prefixes of tensor names in a site's state: of the critic's weights, and of the state of the critic's optimiser."""
 
 
 class Adversary:
@@ -126,7 +133,7 @@ class Adversary:
 
     Args:
         site: Site with its task, seed and random streams.
-        tensors: State from `tensors` of the previous round; empty in the first round.
+        tensors: Result of the method `tensors` after the previous round; empty in the first round.
         lr: Learning rate of Adam with betas (0, 0.9), > 0.
         penalty: Factor of the gradient penalty, >= 0.
         steps: Critic steps for each generator step, >= 1.
@@ -145,7 +152,12 @@ class Adversary:
         self._penalty, self._steps, self._points = penalty, steps, site.rng("gradient penalty")
 
     def train_critic(self, real: torch.Tensor, fake: torch.Tensor) -> None:
-        """Train the critic on a batch of images and reconstructions, (B, C, *spatial) each."""
+        """Train the critic on a batch for the configured number of steps, and update its weights in place.
+
+        Args:
+            real: Images, shape (B, C, *spatial).
+            fake: Reconstructions of these images, same shape. They get no gradient.
+        """
         fake = fake.detach()
         self._model.requires_grad_(True)
         for _ in range(self._steps):
@@ -157,11 +169,11 @@ class Adversary:
         self._model.requires_grad_(False)
 
     def generator_loss(self, fake: torch.Tensor) -> torch.Tensor:
-        """Return the generator's loss -E[D(fake)]. The critic gets no gradient."""
+        """Return the loss -E[D(fake)] of the generator for reconstructions `fake`. The critic D gets no gradient."""
         scores: torch.Tensor = self._model(fake)
         return -scores.mean()
 
     def tensors(self) -> Tensors:
-        """Return the state of critic and optimiser, for the site's state."""
+        """Return weights and optimiser state of the critic, as named tensors for the site's state."""
         model = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self._model.state_dict().items()}
         return prefixed(model, MODEL_PREFIX) | prefixed(read_state(self._optimizer, self._model), OPTIMIZER_PREFIX)

@@ -1,4 +1,8 @@
-"""FedTPF's early stopping: the rule by which a site freezes, its stored distiller, and the decay of its weight.
+"""FedTPF's early stopping: the rule by which a site freezes, the site's stored distiller, and the decay of its weight.
+
+The distiller is a generator that reconstructs an image, and a classifier of the residual (image minus reconstruction).
+A site that freezes stops training the distiller. The server stores the site's last distiller and continues to average
+it, with a weight that decays.
 
 Source: "Privacy-Preserving Efficient Federated Learning for Internet of Medical Things under Data Heterogeneity"
 (FedTPF), equations 8 and 9. Its text and its equations contradict each other; therefore `decay` has several modes.
@@ -17,7 +21,7 @@ from medfl.types import Meta, Tensors
 from medfl.utils.wire import prefixed
 
 Decay = Literal["cumulative", "literal", "text", "none"]
-"""Modes of `decay`."""
+"""Modes of the function `decay`, which explains them."""
 
 
 MIN_LARGE_CHANGE = 0.05
@@ -39,9 +43,9 @@ def decay(changes: Sequence[float], rate: float, mode: str = "cumulative") -> fl
         changes: Mean change of accuracy of the active sites in each round from the freeze until now, both included, as
             fractions in [-1, 1]. The weight is 1 if it is empty.
         rate: lambda, >= 0. With 0 the weight is 1.
-        mode: ``cumulative``: exp(-rate sum max(0, change)), which never increases; ``literal``: exp(-rate max(0, last
-            change)), as equation 8 is printed; ``text``: exp(-rate sum g), where g falls from 1 for a change of up to 2
-            % in either direction to 0 for a change of 5 %, as the paper's text says; ``none``: 1.
+        mode: Formula of the factor. ``cumulative``: exp(-rate sum max(0, change)), which never increases. ``literal``:
+            exp(-rate max(0, last change)), as equation 8 is printed. ``text``: exp(-rate sum g), as the paper's text
+            says; g falls from 1 for a change of up to 2 % in either direction to 0 for a change of 5 %. ``none``: 1.
 
     Returns:
         Number in (0, 1], but 0 if the exponent is below about -745.
@@ -132,13 +136,13 @@ FROZEN_BLOB_PREFIX = "frozen/"
 
 
 def freeze(server: Server, name: str, before: Tensors, update: Tensors) -> None:
-    """Store the distiller of a site after its last update as a blob of the server, and the round of the freeze.
+    """Record that a site is frozen: store its final distiller as a blob (stored tensors) and the round at the server.
 
     Args:
         server: Server that stores the distiller.
         name: Name of the site.
-        before: Distiller that the site received.
-        update: Update of the site, with the same names.
+        before: Tensors of the distiller that the site received in this round.
+        update: Change of these tensors by the site's training, with the same names.
     """
     server.state.meta.setdefault("frozen", {})[name] = server.round
     server.keep_blob(FROZEN_BLOB_PREFIX + name, {key: add_update(before[key], update[key]) for key in before})
@@ -151,8 +155,12 @@ class RepliesWithFrozen:
         replies: Replies of a step.
         server: Server that stores the distillers of frozen sites.
         names: Frozen sites whose distillers are added if they replied.
-        before: Distiller that the active sites received.
+        before: Tensors of the distiller that the active sites, which still train it, received.
         prefix: Prefix of the distiller's tensor names in replies.
+
+    Attributes:
+        meta: Metadata of each site's reply, by site.
+        missing: Names of the sites that did not reply.
     """
 
     def __init__(self, replies: Replies, server: Server, names: Sequence[str], before: Tensors, prefix: str) -> None:
@@ -174,7 +182,7 @@ class RepliesWithFrozen:
 
 
 def last_change(history: Sequence[Mapping[str, Any]], active: Sequence[str]) -> float:
-    """Return the change of the active sites' mean accuracy between the last two known rounds, or 0 if it is unknown.
+    """Return the mean change of the active (not frozen) sites' accuracies between the last two known rounds, else 0.
 
     Args:
         history: Rounds in order, each with the key ``accuracy``, which maps sites to accuracies in [0, 1].

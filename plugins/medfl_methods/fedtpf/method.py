@@ -1,4 +1,9 @@
-"""FedTPF as a method class: distiller training with critic and prototypes, assessment, and freezing of sites."""
+"""FedTPF as a method class: distiller training with critic and prototypes, assessment, and freezing of sites.
+
+The distiller is a generator that reconstructs an image, and a classifier of the residual (image minus reconstruction).
+In stage 1 the sites train it beside the network. Then each site sends the residuals of its images once, with noise: the
+shared images. In stage 2 the sites train the task's network on their own images and on the shared images of all sites.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +61,8 @@ class FedTPF(FeatureSharing):
     every site that has validation images, or after `distil_rounds`. Sites without validation images never freeze and do
     not affect the end of the stage.
 
-    Sharing and stage 2 are as in FedFed, with one copy of each residual. With ``share_fraction = 0`` this is `fedavg`.
+    Sharing and stage 2 are as in FedFed, but each residual is sent once, not as several copies under different noise.
+    With ``share_fraction = 0`` this is `fedavg`.
 
     When to use it: Use it if classes are unevenly distributed over sites and the sites may share noised residuals of
     their images. The noise of the paper protects no one: its epsilon assumes a bound on the residual that does not
@@ -64,32 +70,37 @@ class FedTPF(FeatureSharing):
     epsilon, but the noise covers almost all of the image. `medfl attack` measures the remaining leakage.
 
     Attributes:
+        clip: Maximum norm of the residual of an image before the noise, in units of images in [0, 1], > 0; None means
+            no clip, and then no differential privacy.
         generator: Kind of generator: ``vae_wgan_gp``; ``vae``, without a critic; or ``resnet``, without a critic and
             without latent variables, so the prototypes have no effect.
         adversarial: Weight of the critic's term, >= 0; 0 trains no critic.
         penalty: Factor of the critic's gradient penalty, >= 0.
         critic_steps: Critic steps for each generator step, >= 1.
         critic_lr: Learning rate of the critic's Adam, > 0.
-        prototype: Prototypes: ``mean`` features of a class; ``scaled``, scaled to the norm sqrt(d) of a
-            standard normal vector, which fits the KL term; or ``none``.
+        prototype: Kind of prototypes. ``mean``: mean features of a class. ``scaled``: the same, scaled to the norm
+            sqrt(d) of a standard normal vector with d elements, which fits the KL term. ``none``: no prototypes.
         prototype_weight: Weight of the distance to the prototypes, >= 0.
-        freeze: Whether sites freeze.
-        accuracy: Accuracy that freezing and the end of stage 1 require, in [0, 1].
+        freeze: Whether sites that meet the conditions stop training the distiller.
+        accuracy: Classifier's accuracy on validation images that freezing and the end of stage 1 require, in [0, 1].
         tolerance: Amount below `accuracy` that is enough to freeze, >= 0.
-        cosine: Upper limit of |cos| for freezing, > 0.
-        window: Number of last epochs that must meet the conditions, >= 1.
-        fluctuation: Maximum difference of values within the window, >= 0.
-        decay: Weight of a frozen site: ``cumulative``, exp(-rate times the sum of the active sites' improvements since
-            the freeze); ``literal``, only the last improvement, as equation 8 is printed; ``text``, faster the smaller
-            the changes are, as the paper's text says; ``none``, 1.
-        decay_rate: lambda of equation 8, >= 0; 0 means no decay.
-        variance: Variance of the noise, > 0, in squared units of images in [0, 1], for both kinds of noise.
+        cosine: Upper limit of the mean |cos| between reconstruction and residual for freezing, > 0.
+        window: Number of last epochs of distiller training that must meet the conditions for freezing, >= 1.
+        fluctuation: Maximum difference between the values of these epochs, of accuracy and of |cos|, >= 0.
+        decay: Rule by which the weight of a frozen site's distiller decays. ``cumulative``: exp(-`decay_rate` times the
+            sum of the active sites' improvements of accuracy since the freeze). ``literal``: the same with only the
+            last improvement, as equation 8 is printed. ``text``: the decay is faster the smaller the changes are, as
+            the paper's text says. ``none``: no decay.
+        decay_rate: Rate of the decay, lambda of equation 8, >= 0; 0 means no decay.
+        variance: Variance of the noise that a site adds to each residual before sending it, > 0, in squared units of
+            images in [0, 1], for Gaussian and Laplace noise.
 
     Source: "Privacy-Preserving Efficient Federated Learning for Internet of Medical Things under Data Heterogeneity",
     equations 1 to 9 and algorithm 1. The modes of `decay` cover the contradictions between its text and its equations.
     In round t the decay uses the accuracies after the rounds t - 1 and t - 2, the latest that are known.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedtpf"
     family = "shared images"
     paper = "FedTPF (authors and venue not known to us)"
@@ -97,12 +108,14 @@ class FedTPF(FeatureSharing):
     supports = frozenset()
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels", "images_of_one_shape", "linear_head"})
+    """Properties that the task, its data and its networks must have for this method."""
     sends_meta: ClassVar[Mapping[str, MetaField]] = {
         **FeatureSharing.sends_meta,
         "frozen": MetaField("private", bool),
         "accuracy": MetaField("private", bounded_number(0, 1), after=("assess",)),
         "patients": MetaField("private", Count, after=("assess",)),
     }
+    """Metadata in a site's reply: mapping from each key to its type and to whether the value is private."""
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"clip": None, "decay": "literal"}, "medfl": {}}
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (ReducesTo("fedavg", {"share_fraction": 0.0}),)
 
@@ -125,16 +138,19 @@ class FedTPF(FeatureSharing):
     variance: float = Field(0.15, gt=0, le=MAX_NOISE_STD**2, allow_inf_nan=False)
 
     def releases(self) -> list[ImageRelease]:
-        """Return the release mechanism of the single copy."""
+        """Return the mechanisms (clip and noise) by which a site sends its residuals: a list with one element.
+
+        One element means one noised copy of each residual. The noise has the variance `variance`.
+        """
         return [self.release(self.variance)]
 
     def generator_kind(self) -> Literal["vae", "resnet"]:
-        """Return the kind of the generator without its critic."""
+        """Return the architecture of the generator network: ``vae`` also if the setting is ``vae_wgan_gp``."""
         return "resnet" if self.generator == "resnet" else "vae"
 
     @property
     def uses_prototypes(self) -> bool:
-        """True if the loss contains the distance of latent variables to prototypes."""
+        """True if the distiller's loss contains the distance of latent variables to class prototypes."""
         return self.prototype != "none" and self.prototype_weight > 0 and self.generator != "resnet"
 
     @property
@@ -145,7 +161,7 @@ class FedTPF(FeatureSharing):
     # ---- the server
 
     def setup(self, server: Server) -> None:
-        """Initialise the server's state without frozen sites.
+        """Initialise the server's state: model, distiller, and an empty record of accuracies and frozen sites.
 
         Raises:
             SettingsError: If the number of latent variables differs from the number of features that prototypes have.
@@ -166,9 +182,11 @@ class FedTPF(FeatureSharing):
         server.state.meta |= {"frozen": {}, "changes": {}, "history": [], "threshold": self.accuracy}
 
     def round_steps(self) -> tuple[RoundStep, ...]:
-        """Return the steps of `FeatureSharing`, with an assessment of the new distiller after each round of stage 1.
+        """Return the steps of the method in their order.
 
-        The assessment needs no minimum number of replies.
+        ``distil``: sites train network and distiller (stage 1). ``assess``: sites with validation images measure the
+        accuracy of the averaged distiller; this step needs no minimum number of replies. ``share``: each site sends its
+        residuals, once. ``train``: sites train the task's network (stage 2).
         """
         distil, *others = super().round_steps()
         assess = RoundStep(
@@ -177,7 +195,11 @@ class FedTPF(FeatureSharing):
         return distil, assess, *others
 
     def remaining_steps(self, server: Server, done: Sequence[ScheduledStep]) -> Sequence[ScheduledStep]:
-        """Return the steps of this round, in stage 1 with an assessment if any site has validation images."""
+        """Return the steps of this round that follow the finished steps `done`.
+
+        In stage 1 they are ``distil`` and, if any site has validation images, ``assess``. After stage 1 they are
+        ``share``, only once, and ``train``.
+        """
         left = super().remaining_steps(server, done)
         return (
             [*left, ScheduledStep("assess")][len(done) :]
@@ -186,7 +208,10 @@ class FedTPF(FeatureSharing):
         )
 
     def distil_requests(self, server: Server) -> list[Request]:
-        """Return the requests of a round of stage 1. Only sites that are not frozen receive the distiller."""
+        """Return the requests to train in a round of stage 1, for the participants of the round.
+
+        Each contains the model. Only sites that are not frozen also receive the distiller.
+        """
         model, frozen = self.publish(server), server.state.meta["frozen"]
         both = model | self.distiller(server)
         return [Request(name, "distil", model if name in frozen else both) for name in self.sample_participants(server)]
@@ -197,7 +222,10 @@ class FedTPF(FeatureSharing):
         return [Request(name, "assess", tensors) for name in validating_sites(server)]
 
     def aggregate_assessments(self, server: Server, replies: Replies) -> None:
-        """Record the accuracies. End stage 1 if all of them reach the threshold, or at the round limit."""
+        """Record the sites' accuracies from the step ``assess``.
+
+        End stage 1 if all of them reach the threshold `accuracy`, or at the round limit `distil_rounds`.
+        """
         accuracy = {name: float(meta["accuracy"]) for name, meta in replies.meta.items()}
         patients = {name: int(meta["patients"]) for name, meta in replies.meta.items()}
         server.state.meta["history"][-1] |= {"accuracy": accuracy, "patients": patients}
@@ -230,24 +258,30 @@ class FedTPF(FeatureSharing):
             self.check_limit(server)
 
     def frozen_weight(self, server: Server, name: str) -> float:
-        """Return the weight of a site's distiller, alpha of equation 8; 1 for an active site."""
+        """Return the factor (alpha of equation 8) that weights a frozen site's distiller; 1 for any other site."""
         return decay(server.state.meta["changes"].get(name, []), self.decay_rate, self.decay)
 
     def distil_weights(self, server: Server, metas: Mapping[str, Meta]) -> dict[str, float]:
-        """Return the sites' weights in the average of distillers: averaging weight times `frozen_weight`."""
+        """Return each site's weight in the average of distillers: the weight of its model times `frozen_weight`."""
         weights = self.weights_of(server, metas)
         return {name: weight * self.frozen_weight(server, name) for name, weight in weights.items()}
 
     # ---- a site
 
     def assess(self, site: Site, request: Request) -> Reply:
-        """Return the accuracy of the received distiller on validation images, and the number of their patients."""
+        """Execute the step ``assess`` at a site.
+
+        Return the accuracy of the received distiller on the site's validation images, and the number of their patients.
+        """
         model = self.load_distiller(site.task, select(request.tensors, DISTILLER_PREFIX))
         patients = 0 if site.val is None else count_patients(site.val)
         return Reply(meta={"accuracy": self.evaluate_distiller(site, model)[0], "patients": patients})
 
     def distil(self, site: Site, request: Request) -> Reply:
-        """Train the task's network and, unless this site is frozen, the distiller."""
+        """Execute the step ``distil`` at a site: train the task's network, then the distiller.
+
+        A frozen site trains only the task's network. A site is frozen if the request contains no distiller.
+        """
         reply = self.train_task(site, request)
         reply.meta["frozen"] = False
         if not select(request.tensors, DISTILLER_PREFIX):
@@ -273,7 +307,13 @@ class FedTPF(FeatureSharing):
     def extra_losses(
         self, divided: DividedBatch, adversary: Adversary | None, prototype_means: torch.Tensor | None
     ) -> torch.Tensor:
-        """Return the critic's and the prototypes' terms of the loss. Train the critic on the batch first."""
+        """Train the critic on a batch, then return the sum of the loss terms of the critic and of the prototypes.
+
+        Args:
+            divided: Batch with reconstruction and residual.
+            adversary: Critic of the site; None omits the critic's term.
+            prototype_means: Prototype of each class, shape (num_classes, d); None omits the prototypes' term.
+        """
         total = divided.images.new_zeros(())
         if adversary is not None:
             adversary.train_critic(divided.images, divided.reconstructed.images)
@@ -291,7 +331,11 @@ class FedTPF(FeatureSharing):
         return Adversary(site, kept, self.critic_lr, self.penalty, self.critic_steps, self.width)
 
     def prototypes(self, site: Site, model: nn.Module) -> torch.Tensor:
-        """Return the prototypes of the site: mean features by class of the task's network, shape (num_classes, d)."""
+        """Return the prototype of each class at the site, shape (num_classes, d).
+
+        A prototype is the mean of the d features that the task's network computes for the site's images of the class,
+        scaled if the setting `prototype` is ``scaled``.
+        """
         task, size = site.task, site.settings.batch_size
         means = prototypes(model, site.train, task.objective.classes, size, task.device)
         return scale_prototypes(means) if self.prototype == "scaled" else means
@@ -320,7 +364,11 @@ class FedTPF(FeatureSharing):
             site.state.tensors = others | prefixed(adversary.tensors(), AUXILIARY_PREFIX)
 
     def is_ready_to_freeze(self, past: list[list[float]]) -> bool:
-        """Return whether the accuracies and cosines of the last epochs meet the conditions for freezing."""
+        """Return whether the last epochs meet the conditions for freezing.
+
+        Args:
+            past: Accuracy and mean |cos| between reconstruction and residual after each epoch.
+        """
         accuracies, cosines = [numbers[0] for numbers in past], [numbers[1] for numbers in past]
         return should_freeze(
             accuracies, cosines, self.accuracy, self.tolerance, self.cosine, self.window, self.fluctuation

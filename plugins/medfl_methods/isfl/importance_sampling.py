@@ -12,7 +12,7 @@ from medfl.toolkit.fisher import MAX_GRADIENT_ENTRIES
 from medfl.types import Tensors
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Function that maps logits (B, num_classes) and labels (B,) to a scalar."""
+"""Type of a loss function, which maps logits (B, num_classes) and labels (B,) of B images to a scalar."""
 
 
 def sampling_distribution(
@@ -20,9 +20,9 @@ def sampling_distribution(
 ) -> tuple[torch.Tensor, torch.Tensor, float]:
     """Return the class distribution that a site should sample, given how much the gradients of each class change.
 
-    Over the C classes that the site has: CL_c = 1 - C L_c^2 / sum L^2, alpha = CL / ||CL||, and q = p + Gamma alpha.
-    Gamma is the smallest positive value of (p_c - sigma p_local_c) / (-alpha_c): the distance that q can move in this
-    direction until it reaches sigma p_local.
+    L_c is the Lipschitz constant of class c (see `class_lipschitz`). Over the C classes that the site has: CL_c = 1 - C
+    L_c^2 / sum L^2, alpha = CL / ||CL||, and q = p + Gamma alpha. Gamma is the smallest positive value of (p_c - sigma
+    p_local_c) / (-alpha_c): the distance that q can move in this direction until it reaches sigma p_local.
 
     The printed formula is not always defined and not always a distribution. If all L are equal or any is not finite, q
     = p. Without a positive candidate Gamma = 0. q is at least sigma p_local. Classes that the site lacks get 0 and are
@@ -125,10 +125,12 @@ def _norms(parts: Tensors) -> torch.Tensor:
 
 
 def draw_probe_rows(labels: torch.Tensor, probe: int, generator: torch.Generator) -> torch.Tensor:
-    """Draw rows for the measurement: equally many of each class that occurs, at most all of its rows.
+    """Draw row numbers of training images for the measurement of gradients, balanced by class.
+
+    Each class that occurs gives equally many rows, or all of its rows if it has fewer.
 
     Args:
-        labels: Class labels, shape (n,), n >= 1.
+        labels: Class labels of all rows, shape (n,), n >= 1.
         probe: Total number of rows, >= 1; at least one of each class is drawn.
         generator: Random stream.
     """

@@ -22,10 +22,10 @@ from medfl_methods.isfl.importance_sampling import class_lipschitz, draw_probe_r
 logger = logging.getLogger(__name__)
 
 COUNTS = "label_counts"
-"""Metadata key of the numbers of training images by class: of one site in replies, of all known sites in requests."""
+"""Metadata key of the numbers of training images by class: of a site in its reply, of all known sites in requests."""
 
 LIPSCHITZ = "lipschitz"
-"""Key of the Lipschitz constants in the metadata of a site's state."""
+"""Key in the metadata of a site's state: Lipschitz constant of each class, which says how much its gradients change."""
 
 
 class ISFL(FedAvg):
@@ -36,7 +36,7 @@ class ISFL(FedAvg):
     draws as the site has images. q is the target distribution p, moved away from the classes whose gradients changed
     most in the site's last training, until a class would fall below sigma p_local:
 
-    q = p + Gamma alpha (`medfl_methods.isfl.importance_sampling`).
+    q = p + Gamma alpha, with direction alpha and step Gamma (`medfl_methods.isfl.importance_sampling`).
 
     The first training of a site uses q = p. A class that a site lacks cannot be drawn; the other classes share its
     part.
@@ -67,6 +67,7 @@ class ISFL(FedAvg):
     Source: Zhu, Shi, Fan, Peng, Letaief, IEEE Internet of Things Journal 2024; the formula as in their released code.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "isfl"
     family = "averaging"
     paper = "Zhu et al., IEEE Internet of Things Journal 2024"
@@ -74,10 +75,12 @@ class ISFL(FedAvg):
     supports = frozenset()
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels"})
+    """Properties that the task, its data and its networks must have for this method."""
     sends_meta: ClassVar[Mapping[str, MetaField]] = {
         "size": MetaField("private", Count),
         COUNTS: MetaField("private", list_of(Count, "classes")),
     }
+    """Metadata in a site's reply: mapping from each key to its type and to whether the value is private."""
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"weights": "uniform", "target": "counts"}, "medfl": {}}
 
     sigma: float = Field(0.02, ge=0, le=1)
@@ -121,26 +124,26 @@ class ISFL(FedAvg):
         server.state.meta[COUNTS] = counts if self.target == "counts" else {}
 
     def requests(self, server: Server) -> list[Request]:
-        """Return the requests of FedAvg with the sum of the label counts that the server knows."""
+        """Return the requests to train for this round's participants: the model and the sum of known label counts."""
         requests, known = super().requests(server), server.state.meta[COUNTS].values()
         for request in requests if known else []:
             request.meta[COUNTS] = [sum(counts) for counts in zip(*known, strict=True)]
         return requests
 
     def aggregate_updates(self, server: Server, replies: Replies) -> None:
-        """Aggregate as in FedAvg, and store the label counts by site."""
+        """Average the models as in FedAvg, and store the label counts that sites reported."""
         super().aggregate_updates(server, replies)
         server.state.meta[COUNTS] |= {name: meta[COUNTS] for name, meta in replies.meta.items() if COUNTS in meta}
 
     # ---- a site
 
     def train(self, site: Site, request: Request) -> Reply:
-        """Train as in FedAvg, and store the label counts of the request for the sampling."""
+        """Train the model at a site as in FedAvg, with the label counts of the request as target of the sampling."""
         site.state.meta[COUNTS] = request.meta.get(COUNTS)
         return super().train(site, request)
 
     def row_weights(self, fit: Fit) -> torch.Tensor:
-        """Return the sampling weight of each training image."""
+        """Return the weight with which each training image of the site is drawn, w_c for an image of class c."""
         site = fit.site
         own = local_counts(site)
         known = site.state.meta[COUNTS]
@@ -150,7 +153,7 @@ class ISFL(FedAvg):
         return weights[labels_of(site.train)]
 
     def after_fit(self, fit: Fit) -> None:
-        """Measure how much the gradients changed, for the next training.
+        """Finish a training: measure how much the gradients of each class changed, for the next training's sampling.
 
         Report the label counts if the target needs them.
         """

@@ -1,4 +1,9 @@
-"""Report section on clusters: the cluster of each site, by its machine or its network, and scores by cluster."""
+"""Report section on clusters: the cluster of each site, by its machine or its network, and scores by cluster.
+
+The network assignment ``machine_clusters`` gives each machine a score in [0, 1] from seven numbers, the machine's
+profile, and puts the site into the cluster high, medium or low. Without this assignment, the sites with the same
+network form a cluster. A group of runs contains the runs that differ only in seed or fold.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +37,11 @@ class SitePlacement:
 
     Attributes:
         site: Name of the site.
-        cluster: Cluster by the site's machine; empty if machines were not considered.
+        cluster: Cluster of the site's machine, ``high``, ``medium`` or ``low``; empty if the run did not use machine
+            profiles.
         network: Name of the site's network.
-        profile: Profile of the machine, or None.
-        score: Score of the machine, in [0, 1], or None.
+        profile: Profile of the machine, seven numbers; None if the run did not use profiles.
+        score: Score of the machine, in [0, 1]; None if the run did not use profiles.
     """
 
     site: str
@@ -46,12 +52,15 @@ class SitePlacement:
 
     @property
     def name(self) -> str:
-        """Name of the site's cluster: ``high (cnn_a)``, or the network's name."""
+        """Name of the cluster in the report, for example ``high (cnn_a)``; the network's name if `cluster` is empty."""
         return f"{self.cluster} ({self.network})" if self.cluster else self.network
 
     @property
     def request(self) -> tuple[int, str, float, str]:
-        """Sort key: clusters with the strongest machines first, within a cluster the highest score first."""
+        """Sort key for the order of sites in the report.
+
+        Clusters with the strongest machines come first; within a cluster the site with the highest score comes first.
+        """
         rank = CLUSTERS.index(self.cluster) if self.cluster in CLUSTERS else len(CLUSTERS)
         return rank, self.network, -(self.score or 0.0), self.site
 
@@ -61,8 +70,8 @@ class SiteCluster:
     """Sites of one cluster with the same network.
 
     Attributes:
-        name: Name of the cluster as in `SitePlacement.name`.
-        spots: Sites of the cluster, highest score first.
+        name: Name of the cluster in the report, for example ``high (cnn_a)``.
+        spots: Placements of the cluster's sites, highest score first.
     """
 
     name: str
@@ -70,13 +79,13 @@ class SiteCluster:
 
     @property
     def scores(self) -> tuple[float, float] | None:
-        """Lowest and highest score; None if machines were not considered."""
+        """Lowest and highest score of the cluster's machines; None if the run did not use profiles."""
         known = [spot.score for spot in self.spots if spot.score is not None]
         return (min(known), max(known)) if known else None
 
     @property
     def median(self) -> Profile | None:
-        """Median of each number of the machines' profiles; None if machines were not considered."""
+        """Profile with the median of each number over the cluster's machines; None if the run did not use profiles."""
         profiles = [spot.profile for spot in self.spots if spot.profile is not None]
         return Profile(*map(statistics.median, zip(*profiles, strict=True))) if profiles else None
 
@@ -84,8 +93,8 @@ class SiteCluster:
 def clusters_of(run: RunRecord) -> tuple[SiteCluster, ...]:
     """Return the clusters of a run, the strongest first.
 
-    It is empty if all sites have the same network and machines were not considered. A network that the settings name
-    for a site takes precedence over its cluster's.
+    The result is empty if all sites have the same network and the run did not use machine profiles. A network that the
+    settings name for a site takes precedence over the network of the site's cluster.
     """
     assigned = run.run.provenance.assigned_networks
     machines = {
@@ -117,14 +126,15 @@ def _default_network(run: RunRecord) -> str:
 
 
 def scores_by_cluster(runs: Sequence[RunRecord], metric: str, split: str = "test") -> pd.DataFrame:
-    """Return the defined test scores of sites after each round, with the columns round, cluster and value.
+    """Return the test scores of all sites after each round, as a table with the columns round, cluster and value.
 
-    They are scores of the model that sites export: the personal model if there is one, else the global model.
+    The scores are of the model that sites export: the personal model if there is one, else the global model. Undefined
+    scores (NaN) are left out.
 
     Args:
         runs: Runs of one group.
         metric: Name of the score.
-        split: ``test``, a site's own images; or ``shared``, the images that all sites share.
+        split: Test images: ``test``, the site's own; or ``shared``, the server's, which all sites share.
     """
     tables = [pd.DataFrame({"round": [], "cluster": [], "value": []})]
     for run in runs:
@@ -140,25 +150,31 @@ def scores_by_cluster(runs: Sequence[RunRecord], metric: str, split: str = "test
 
 
 MAX_LISTED_SITES = 12
-"""Maximum number of sites that a table lists one by one. With more sites it lists clusters with medians."""
+"""Maximum number of sites that the report's table lists one by one. With more sites, the table lists clusters with
+medians."""
 
 
 TEST_SPLITS = {"test": "the sites' own test images", "shared": "the server's test images, which all sites share"}
-"""Maps each split on which exported models are scored to its description."""
+"""Mapping from each set of test images on which exported models are scored to a description for the report."""
 
 
 class ClustersSection(TemplateSection):
     """Report section on clusters of sites by machine or network."""
 
     template = "clusters.html"
+    """File name of the section's HTML template (Jinja), in the folder of this module."""
 
     def content(self, data: ReportData) -> Meta | None:
-        """Return the template's content, or None if no run has clusters."""
+        """Return the variables of the template; None leaves the section out, because no run has clusters."""
         return {"clusters": clusters} if (clusters := clusters_section(data.groups)) else None
 
 
 def clusters_section(groups: Sequence[Group]) -> Meta | None:
-    """Return the content of the section, or None if no run has clusters."""
+    """Return the variables of the section's template, or None if no run has clusters.
+
+    Args:
+        groups: Groups of runs on the page.
+    """
     parts = [Group(group.label, kept) for group in groups if (kept := _runs_with_clusters(group))]
     if not parts:
         return None

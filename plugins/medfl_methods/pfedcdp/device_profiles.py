@@ -1,4 +1,7 @@
-"""Profiles of the sites' machines, seven numbers each: synthetic, measured, or from a file."""
+"""Profiles of the sites' machines, seven numbers each: synthetic, measured, or from a file.
+
+PFedCDP groups sites by these profiles, so that weak machines get small networks.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ from medfl.utils.rng import make_generator
 logger = logging.getLogger(__name__)
 
 SYNTHETIC, LIVE = "synthetic", "live"
-"""Sources of profiles other than a file."""
+"""Names of two sources of profiles. `SYNTHETIC`: drawn at random; `LIVE`: measured on this machine. The third source is
+a CSV file, named by its path."""
 
 
 class Profile(NamedTuple):
@@ -43,7 +47,7 @@ class Profile(NamedTuple):
 
     @property
     def shares(self) -> tuple[float, float, float, float]:
-        """Capability of processor, memory, battery and network, each in [0, 1]."""
+        """Capability of processor, memory, battery and network, in this order, each in [0, 1]; 1 is the strongest."""
         raw = (
             self.cpu_mhz / self.cpu_max_mhz,
             self.memory_free_gb / self.memory_gb,
@@ -54,7 +58,7 @@ class Profile(NamedTuple):
 
     @property
     def facts(self) -> dict[str, float]:
-        """Maps the name of each number to the number, as it is reported and recorded."""
+        """Mapping from the name of each field to the field's number, for a site's reply and the record of a run."""
         return {name: float(value) for name, value in self._asdict().items()}
 
 
@@ -63,15 +67,17 @@ ARCHETYPES: Mapping[str, tuple[tuple[float, float], ...]] = {
     "laptop": ((1600, 3000), (3200, 3200), (4, 10), (16, 16), (40, 100), (10, 80), (200, 200)),
     "phone": ((800, 1800), (2400, 2400), (0.5, 2.5), (6, 6), (10, 80), (40, 180), (200, 200)),
 }
-"""Kinds of machine of synthetic profiles. Maps each kind to the range of each number of `Profile`."""
+"""Ranges of the numbers in synthetic profiles: mapping from each kind of machine to a pair (lowest, highest) for each
+field of `Profile`, in the order of the fields."""
 
 
 def find_profiles(sites: Sequence[str], where: str, seed: int) -> dict[str, Profile]:
-    """Return the profile of each site.
+    """Return a mapping from each site to the profile of its machine.
 
     Args:
         sites: Names of the sites.
-        where: Source of the profiles, as `medfl_methods.pfedcdp.machine_clusters.MachineClusters.profiles`.
+        where: Source of the profiles. ``synthetic``: draw them at random. ``live``: measure this machine, and use its
+            profile for all sites. Any other text: path of a CSV file, see `read_profiles`.
         seed: Seed of synthetic profiles.
 
     Raises:
@@ -95,7 +101,11 @@ def find_profiles(sites: Sequence[str], where: str, seed: int) -> dict[str, Prof
 
 
 def draw_profile(site: str, seed: int) -> Profile:
-    """Draw a profile: a kind of machine with equal probabilities, then numbers uniform in its ranges."""
+    """Draw a site's synthetic profile from the seed.
+
+    First a kind of machine is drawn, each equally likely, then each number uniformly in that kind's range. The same
+    site name and seed give the same profile.
+    """
     rng = make_generator(seed, site, "device profile")
     which, *draws = torch.rand(1 + len(Profile._fields), generator=rng, dtype=torch.float64).tolist()
     kind = ARCHETYPES[sorted(ARCHETYPES)[int(which * len(ARCHETYPES))]]
@@ -105,8 +115,12 @@ def draw_profile(site: str, seed: int) -> Profile:
 def measure_profile(latency_ms: float | None = None, latency_max_ms: float = 200.0) -> Profile:
     """Measure the profile of this machine with psutil.
 
-    A clock or battery that the system does not report counts as full. Without a given latency it counts as 0. Each case
-    logs a warning.
+    A clock or battery that the system does not report counts as full, and a latency of None counts as 0. Each such
+    assumption is logged as a warning.
+
+    Args:
+        latency_ms: Round-trip time to the server, or None if it is unknown.
+        latency_max_ms: Latency that counts as no network at all.
 
     Raises:
         SettingsError: If psutil is not installed.
@@ -198,10 +212,10 @@ def _parse_row(row: Mapping[str, str], where: str) -> Profile:
 
 
 def read_profile(numbers: Mapping[str, float], where: str) -> Profile:
-    """Return the profile with these numbers. Raise if it is invalid.
+    """Check numbers by field name, and return the profile with them.
 
     Args:
-        numbers: Maps the name of each field of `Profile` to its value.
+        numbers: Mapping from the name of each field of `Profile` to its value.
         where: Source of the numbers, for the message.
 
     Raises:

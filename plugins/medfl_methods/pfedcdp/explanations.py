@@ -16,10 +16,10 @@ from medfl.errors import SettingsError, pip_install
 from medfl.types import Dataset, Tensors
 
 MAX_BACKGROUND_IMAGES = 50
-"""Maximum number of background images that an explanation compares with."""
+"""Maximum number of background images: the reference with which SHAP compares an image."""
 
 DRAWS_PER_IMAGE = 64
-"""Number of random points between an image and the background, for each image."""
+"""Number of random points between an image and background images at which SHAP evaluates gradients, for each image."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Explanations:
     Attributes:
         images: Normalised images, shape (n, C, *spatial).
         labels: Class labels, shape (n,).
-        maps: Maps the name of each model to the SHAP values of the images for the logit of their label, summed over
-            channels: shape (n, *spatial).
+        maps: Mapping from the name of each model to its SHAP maps, one for each image: contributions of the pixels to
+            the logit of the image's label, summed over channels, shape (n, *spatial).
     """
 
     images: torch.Tensor
@@ -43,13 +43,13 @@ class Explanations:
         return float(torch.stack(list(self.maps.values())).abs().mean())
 
     def tensors(self) -> Tensors:
-        """Return images, labels and maps as named tensors of a run's findings."""
+        """Return images, labels and SHAP maps as named tensors, for the findings (report data) of a run."""
         named = {f"explained/maps/{name}": values for name, values in self.maps.items()}
         return {"explained/images": self.images, "explained/labels": self.labels} | named
 
 
 def import_shap() -> Any:
-    """Return the module shap.
+    """Import and return the optional package shap.
 
     Raises:
         SettingsError: If it is not installed.
@@ -67,7 +67,13 @@ def import_shap() -> Any:
 
 
 def balanced_rows(labels: torch.Tensor, per_class: int, generator: torch.Generator) -> torch.Tensor:
-    """Draw `per_class` rows of each class, or all rows of a smaller class, in the order of the classes."""
+    """Draw up to `per_class` row numbers of each class at random, in the order of the classes.
+
+    Args:
+        labels: Class label of each row, shape (n,).
+        per_class: Number of rows of a class; a class with fewer rows gives all of them.
+        generator: Random stream.
+    """
     by_class = class_rows(labels)
     return torch.cat([rows[torch.randperm(len(rows), generator=generator)[:per_class]] for rows in by_class])
 
@@ -75,12 +81,12 @@ def balanced_rows(labels: torch.Tensor, per_class: int, generator: torch.Generat
 def explain_models(
     models: Mapping[str, nn.Module], data: Dataset, per_class: int, generator: torch.Generator, device: str = "cpu"
 ) -> Explanations:
-    """Return SHAP values of a class-balanced sample, against a background of the same data.
+    """Compute the SHAP values of several models for a class-balanced random sample of images.
 
-    Puts the models into evaluation mode.
+    The background images come from the same data. Puts the models into evaluation mode.
 
     Args:
-        models: Maps the name of each model to the model, on `device`.
+        models: Mapping from the name of each model to the model, on `device`.
         data: Images with labels.
         per_class: Number of images of each class, >= 1.
         generator: Random stream of the sample and of shap.

@@ -1,4 +1,9 @@
-"""Report section on explanations of a student's teachers: public images with the teachers' SHAP values."""
+"""Report section on explanations of a student's teachers: public images with the teachers' SHAP values.
+
+The student of PFedCDP is a network that the server trains at the end from the clusters' models, its teachers.
+A group of runs contains the runs that differ only in seed or fold. The findings of a run are metadata and tensors that
+the run's method recorded for the report.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +31,8 @@ from medfl_report.scores import class_names
 from medfl_report.section import ReportData, TemplateSection
 
 IMAGES, LABELS, MAPS = "explained/images", "explained/labels", "explained/maps/"
-"""Tensors of the findings, from `medfl_methods.pfedcdp.explanations.Explanations`."""
+"""Names of the findings' tensors. `IMAGES`: explained images; `LABELS`: class labels of the images; `MAPS`: prefix of
+the SHAP values of each teacher, followed by the teacher's name."""
 
 
 MAX_DRAWN_IMAGES = 8
@@ -34,30 +40,34 @@ MAX_DRAWN_IMAGES = 8
 
 
 MAX_DRAWN_RUNS = 4
-"""Maximum number of runs that are drawn on a page."""
+"""Maximum number of runs whose images are drawn on a page; further runs are only named."""
 
 
 FULL_COLOUR_PERCENTILE = 99.0
-"""Percentile of an image's absolute SHAP values that gets the full colour."""
+"""Percentile of the absolute SHAP values of an image that gets the full colour; larger values look the same."""
 
 
 class ExplanationsSection(TemplateSection):
     """Report section on the SHAP values of a student's teachers."""
 
     template = "explanations.html"
+    """File name of the section's HTML template (Jinja), in the folder of this module."""
     stylesheet = "explanations.css"
+    """File name of the section's CSS file, in the folder of this module."""
 
     def content(self, data: ReportData) -> Meta | None:
-        """Return the template's content, or None if no run has explanations."""
+        """Return the variables of the template; None leaves the section out, because no run has explanations."""
         return {"looks": looks} if (looks := explanations_section(data.groups, data.findings)) else None
 
 
 def explanations_section(groups: Sequence[Group], findings: Mapping[str, Findings]) -> Meta | None:
-    """Return the content of the section for the first run of each group with explanations; None without such a run.
+    """Return the variables of the section's template, or None if no run has explanations.
+
+    From each group the first run with explanations is shown.
 
     Args:
         groups: Groups of runs on the page.
-        findings: Maps the folder of each run, as text, to the findings of the run.
+        findings: Mapping from the folder of each run, as text, to the findings of the run.
     """
     runs = [(group.label, run) for group in groups for run in _runs_with_explanations(group, findings)[:1]]
     if not runs:

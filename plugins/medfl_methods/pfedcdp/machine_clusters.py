@@ -23,19 +23,22 @@ from medfl.settings import StrictModel
 from medfl_methods.pfedcdp.device_profiles import LIVE, SYNTHETIC, Profile, find_profiles, measure_profile, read_profile
 
 ClusterName = Literal["high", "medium", "low"]
-"""Name of a cluster."""
+"""Name of a cluster of sites: sites with strong, medium or weak machines."""
 
 CLUSTERS: tuple[ClusterName, ...] = ("high", "medium", "low")
 """Names of all clusters, from the strongest to the weakest machines."""
 
 SCORE, CLUSTER = "score", "cluster"
-"""Names of the site's score and cluster in ``run.json``, next to the numbers of its `Profile`."""
+"""Keys in the record ``run.json`` of a run, next to the numbers of a site's `Profile`. `SCORE`: score of the site's
+machine; `CLUSTER`: name of the site's cluster."""
 
 
 class Thresholds(StrictModel):
-    """Smallest score of the clusters high and medium, in [0, 1].
+    """Fixed limits between the clusters, as scores of machines in [0, 1].
 
-    Machines with smaller scores are in the cluster low.
+    Attributes:
+        high: Smallest score in the cluster high.
+        medium: Smallest score in the cluster medium. Machines with smaller scores are in the cluster low.
     """
 
     high: float = Field(0.6, ge=0, le=1)
@@ -59,7 +62,8 @@ class MachineClusters(NetworkAssignment):
         weights: Weights of processor, memory, battery and network; they sum to 1.
         thresholds: Smallest scores of the clusters high and medium. ``tertiles`` splits the sites into thirds, so that
             no cluster of three or more sites is empty.
-        networks: Maps each cluster to the name of its network. With the same name for all, the sites form one cluster.
+        networks: Mapping from each cluster to the name of its network. With the same name for all, the sites form one
+            cluster.
     """
 
     profiles: str | None = SYNTHETIC
@@ -89,7 +93,7 @@ class MachineClusters(NetworkAssignment):
         return self.profiles == LIVE
 
     def assign(self, sites: Sequence[str], seed: int) -> dict[str, AssignedNetwork]:
-        """Return the network of each site, with the profile, the score and the cluster of its machine.
+        """Return the assigned network of each site, with the profile, the score and the cluster of the site's machine.
 
         Args:
             sites: Names of all sites.
@@ -118,7 +122,7 @@ class MachineClusters(NetworkAssignment):
             )
 
     def measure(self) -> dict[str, float]:
-        """Return the profile of this machine.
+        """Measure the profile of this machine and return it, as a dict from field name to number, for a site's report.
 
         Raises:
             SettingsError: If psutil is not installed.
@@ -128,18 +132,22 @@ class MachineClusters(NetworkAssignment):
     def check_facts(self, facts: MachineFacts, where: str) -> None:
         """Raise if the numbers that a site reported are not a valid profile.
 
+        Args:
+            facts: Numbers by name, as reported by the site.
+            where: Source of the numbers, for the message.
+
         Raises:
             SettingsError: If a number is missing, unknown or out of range.
         """
         read_profile(facts, where)
 
     def assign_reported(self, facts_by_site: Mapping[str, MachineFacts | None]) -> dict[str, AssignedNetwork]:
-        """Return the network of each site by the profile that the site reported.
+        """Return the assigned network of each site, by the machine profile that the site reported.
 
         A site without a profile gets the network of the weakest cluster, which any machine can train.
 
         Args:
-            facts_by_site: Maps each site to its profile, or to None.
+            facts_by_site: Mapping from each site to the numbers of its profile, or to None if it reported none.
         """
         profiles = {site: Profile(**facts) for site, facts in facts_by_site.items() if facts is not None}
         return dict.fromkeys(facts_by_site, self._weakest) | self._by_profile(profiles)
@@ -147,12 +155,12 @@ class MachineClusters(NetworkAssignment):
     def assign_late(self, facts: MachineFacts | None, assigned: Mapping[str, AssignedNetwork]) -> AssignedNetwork:
         """Return the network of a site that joins after the clusters were fixed.
 
-        With fixed thresholds its cluster is the same as at the start. With ``tertiles`` it is the strongest cluster
-        that contains a machine with the same or a smaller score, or the weakest cluster if there is none.
+        With fixed thresholds the site gets the cluster of its score. With ``tertiles`` the site gets the strongest
+        cluster that contains a machine with the same or a smaller score, or the weakest cluster if there is none.
 
         Args:
-            facts: Profile of the site, or None.
-            assigned: Networks that were assigned before.
+            facts: Numbers of the site's profile, or None if it reported none.
+            assigned: Mapping from each earlier site to its assigned network.
         """
         if facts is None:
             return self._weakest
@@ -183,17 +191,22 @@ class MachineClusters(NetworkAssignment):
 
 
 def machine_score(profile: Profile, weights: Sequence[float]) -> float:
-    """Return the weighted sum of a machine's four shares, in [0, 1]."""
+    """Return the score of a machine: the weighted sum of its four shares, in [0, 1].
+
+    Args:
+        profile: Profile of the machine.
+        weights: Weights of processor, memory, battery and network, summing to 1.
+    """
     return math.fsum(weight * share for weight, share in zip(weights, profile.shares, strict=True))
 
 
 def assign_clusters(
     scores: Mapping[str, float], thresholds: Literal["tertiles"] | Thresholds
 ) -> dict[str, ClusterName]:
-    """Return a mapping from each site to its cluster.
+    """Divide sites into clusters by the scores of their machines, and return a mapping from each site to its cluster.
 
     Args:
-        scores: Maps each site to its score.
+        scores: Mapping from each site to its score.
         thresholds: Fixed thresholds, or ``tertiles``, which puts the third of the sites with the largest scores into
             the cluster high. If the number of sites is not a multiple of three, the sizes differ by at most one. Among
             equal scores the first site by name counts as the larger.

@@ -1,4 +1,8 @@
-"""PFedCDP as a method class: cluster averaging, personal masks, distillation at the sites, and the final student."""
+"""PFedCDP as a method class: cluster averaging, personal masks, distillation at the sites, and the final student.
+
+The head, or classifier, of a network is its last part; the body is the rest. A step is one exchange of requests and
+replies; a round has one or more steps.
+"""
 
 from __future__ import annotations
 
@@ -47,11 +51,14 @@ from medfl_methods.pfedcdp.server_classifier import (
 )
 from medfl_methods.pfedcdp.student import make_student, warn_of_identical_views
 
-# prefixes of tensor names in messages and in the server's state
 CLUSTER_PREFIX = "cluster/"
+"""Prefix of the names of a cluster's tensors in the server's state; the name of the cluster's network follows."""
 TEACHER_PREFIX = "teacher/"
+"""Prefix of the tensor names of the server's classifier for a cluster, in messages and in the server's state."""
 STUDENT_PREFIX = "student/"
+"""Prefix of the student's tensor names, in messages and in the server's state."""
 FINDINGS_PREFIX = "findings/"
+"""Prefix of the names of tensors for the report in the server's state."""
 
 HEAD_TRAINING = "head"
 """Label of the training phase in which only the classifier is trained."""
@@ -92,8 +99,8 @@ class PFedCDP(Averaging):
     update among few others, so expect little more than chance; the report prints the privacy statement.
 
     Attributes:
-        lam: Weight of the distillation from the teacher, in [0, 1].
-        tau: Temperature of the distillation, > 0.
+        lam: Weight of the distillation from the teacher in the sites' loss, in [0, 1]; the task's loss has 1 - lam.
+        tau: Temperature of the distillation at the sites, > 0.
         personal_share: Fraction of the body's coordinates that stay personal, in [0, 1].
         fisher_samples: Number of training images for the estimate of the Fisher information, redrawn in each round, >=
             1.
@@ -111,6 +118,7 @@ class PFedCDP(Averaging):
     via contrastive distillation, algorithms 1 and 2, equations 3 to 19; clip, noise and bits are settings of the run.
     """
 
+    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "pfedcdp"
     family = "averaging"
     paper = "Shadin, Zhang, Wang, Pan"
@@ -118,7 +126,9 @@ class PFedCDP(Averaging):
     supports = frozenset({Capability.DIFFERENT_NETWORKS})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_logits", "linear_head", "public_data", "soft_targets"})
+    """Properties that the task, its data and its networks must have for this method."""
     sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL_PREFIX: "update", TEACHER_PREFIX: "update"}
+    """Tensors in a site's reply: mapping from each name prefix to the kind of payload, such as an update."""
     presets: ClassVar[Mapping[str, Meta]] = {
         "paper": {"refine": {"teachers": "literal"}},
         "medfl": {},
@@ -131,6 +141,7 @@ class PFedCDP(Averaging):
             "compression": {"bits": 8},
         }
     }
+    """Settings of the run, beside the method's own, that each preset sets."""
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (
         ReducesTo(
             "local",
@@ -157,7 +168,12 @@ class PFedCDP(Averaging):
         return self
 
     def shared_names(self, model: nn.Module, norm_sync: str) -> list[str]:
-        """Return the names of the body's tensors."""
+        """Return the state-dict names of the tensors that sites and server exchange: those of the body.
+
+        Args:
+            model: Network.
+            norm_sync: The run's setting for normalisation layers, which decides which of their tensors are exchanged.
+        """
         return names_without_head(model, super().shared_names(model, norm_sync))
 
     # ---- the server
@@ -185,7 +201,7 @@ class PFedCDP(Averaging):
         self.initialise_clusters(server)
 
     def initialise_clusters(self, server: Server) -> None:
-        """Initialise the clusters that do not exist yet.
+        """Initialise body and classifier of each cluster that the server's state does not contain yet.
 
         At the start these are all clusters; later it is the cluster of a site that joins with a new network.
         """
@@ -207,7 +223,7 @@ class PFedCDP(Averaging):
             self.update_classifier(server, network)
 
     def round_steps(self) -> tuple[RoundStep, ...]:
-        """Return the steps of the method.
+        """Return all steps that a round can have.
 
         They are ``fit``, in which participants train, and ``refine``, in which the server trains the student.
         """
@@ -217,12 +233,18 @@ class PFedCDP(Averaging):
         )
 
     def remaining_steps(self, server: Server, done: Sequence[ScheduledStep]) -> Sequence[ScheduledStep]:
-        """Return the steps of this round. The student is trained after the training of the last round."""
+        """Return the steps of this round that follow the finished steps `done`.
+
+        They are ``fit`` and, in the last round, ``refine``.
+        """
         names = ("fit", "refine") if self.refines(server) else ("fit",)
         return [ScheduledStep(name) for name in names[len(done) :]]
 
     def requests(self, server: Server) -> list[Request]:
-        """Return the requests to this round's participants, each with its cluster's body and classifier."""
+        """Return the requests to train for this round's participants.
+
+        Each contains the body of the site's cluster and the server's classifier for it.
+        """
         self.initialise_clusters(server)
         chosen = sample_sites(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
         lent = {
@@ -231,9 +253,9 @@ class PFedCDP(Averaging):
         return [Request(name, "fit", lent[server.network_of(name)]) for name in chosen]
 
     def aggregate_updates(self, server: Server, replies: Replies) -> None:
-        """Add the mean update to each cluster's body, and train the server's classifier for it.
+        """Add the mean update of each cluster's sites to its body, and train the server's classifier for the body.
 
-        Delete the student and the findings of an earlier end of the run, if the run was extended.
+        If the run had ended and was extended, delete the student and the report data of the earlier end.
         """
         state = server.state
         for name in [name for name in state.tensors if name.startswith((STUDENT_PREFIX, FINDINGS_PREFIX))]:
@@ -269,12 +291,12 @@ class PFedCDP(Averaging):
         server.state.meta["findings"] = findings.meta
 
     def teacher(self, participant: Server | Site, network: str, lent: Tensors | None = None) -> SplitNetwork:
-        """Return a cluster's body with the server's classifier.
+        """Return the teacher network of a cluster: the cluster's body with the server's classifier.
 
         Args:
-            participant: Server, or site.
-            network: Network of the cluster.
-            lent: Tensors that a site received from the server; None uses the server's state.
+            participant: Server or site that needs the teacher.
+            network: Name of the cluster's network.
+            lent: Tensors of body and classifier that a site received from the server; None uses the server's state.
         """
         lent = select(participant.state.tensors, f"{CLUSTER_PREFIX}{network}/") if lent is None else lent
         body, classifier = select(lent, MODEL_PREFIX), select(lent, TEACHER_PREFIX)
@@ -287,7 +309,7 @@ class PFedCDP(Averaging):
         return (self.refine and self.refine.student) or participant.task.network
 
     def publish(self, server: Server) -> Tensors:
-        """Return the student's tensors once they exist."""
+        """Return the tensors that the server sends to all sites for evaluation: the student's, once it exists."""
         return {name: tensor for name, tensor in server.state.tensors.items() if name.startswith(STUDENT_PREFIX)}
 
     def findings(self, server: Server) -> Findings:
@@ -297,7 +319,7 @@ class PFedCDP(Averaging):
     # ---- a site
 
     def train(self, site: Site, request: Request) -> Reply:
-        """Train a site's model, store it at the site, and return the update of the body.
+        """Execute the step ``fit``: train and store a site's model, and return the update of the body.
 
         With ``server_classifier = average`` the reply also contains the change of the classifier.
         """
@@ -308,20 +330,28 @@ class PFedCDP(Averaging):
         return reply
 
     def trainings(self, site: Site) -> Sequence[Training]:
-        """Return the training phases: the whole model, then the classifier alone if it has a share.
+        """Return the training phases of a site in a round.
 
-        Batch norm is frozen in the second phase.
+        The first phase trains the whole model. The second, if `head_share` gives it any epochs or steps, trains the
+        classifier alone with frozen batch norm.
         """
         head, rest = TrainingBudget.of(site.settings).split(self.head_share)
         whole = Training(budget=rest)
         return (whole, Training(HEAD_TRAINING, head, frozen_norms=True)) if head.total else (whole,)
 
     def before_trainings(self, site: Site, sent: Tensors) -> dict[str, Any]:
-        """Return the teacher of this round if the loss has a distillation term."""
+        """Prepare objects that all training phases share: the key ``teacher`` with this round's teacher if lam > 0.
+
+        Args:
+            site: Site that trains.
+            sent: Tensors of the request.
+        """
         return {"teacher": Teacher(self.teacher(site, site.network, sent), site)} if self.lam else {}
 
     def start(self, site: Site, received: Tensors) -> Tensors:
-        """Return the initial model of a round: the own model with the non-personal coordinates of the received body.
+        """Return the tensors with which a site starts to train in this round.
+
+        They are the site's own model, whose body has the received values in the coordinates that are not personal.
 
         Args:
             site: Site with its stored model and its training images.
@@ -343,12 +373,12 @@ class PFedCDP(Averaging):
         return own | received | mixed
 
     def before_fit(self, fit: Fit) -> None:
-        """Freeze the body in the phase that trains only the classifier."""
+        """Prepare a training phase: freeze the body in the phase that trains only the classifier."""
         if fit.training.label == HEAD_TRAINING:
             body_and_head(fit.model)[0].requires_grad_(False)
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
-        """Return (1 - lam) times the task's loss plus lam times the distillation loss."""
+        """Return the loss of a batch: (1 - lam) times the task's loss plus lam times the distillation loss."""
         if "teacher" not in fit.extra:
             return super().loss(fit, batch)
         logits = fit.model(batch.images)
@@ -356,12 +386,21 @@ class PFedCDP(Averaging):
         return (1 - self.lam) * fit.site.task.loss(logits, batch.targets) + self.lam * taught
 
     def classifier_update(self, site: Site, own: Tensors, received: Tensors) -> Tensors:
-        """Return the own classifier minus the server's, under the classifier's own names."""
+        """Return the difference between the site's classifier and the server's, named for a message.
+
+        Args:
+            site: Site with the network.
+            own: Tensors of the site's model.
+            received: Tensors of the server's classifier.
+        """
         path = head_prefix(site.task.build(site.network), site.network)
         return prefixed({name: tensor - received[name] for name, tensor in select(own, path).items()}, TEACHER_PREFIX)
 
     def models(self, participant: Server | Site) -> dict[str, Model]:
-        """Return the personal model of a site and, once it exists, the student as the global model."""
+        """Return the models of a participant that are evaluated and exported, by kind.
+
+        ``personal``: the model of a site. ``global``: the student, once it exists.
+        """
         published = participant.state.tensors if isinstance(participant, Server) else participant.published
         student = select(published, STUDENT_PREFIX)
         models = {"global": Model(self.student(participant), student)} if student else {}
@@ -372,5 +411,5 @@ class PFedCDP(Averaging):
 
 
 def cluster_networks(server: Server) -> list[str]:
-    """Return the networks of the sites with training data, sorted. Each network has one cluster."""
+    """Return the names of the networks of sites with training data, sorted. Each network has one cluster."""
     return sorted({server.network_of(name) for name in server.trainable()})

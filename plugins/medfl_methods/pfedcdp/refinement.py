@@ -29,7 +29,8 @@ from medfl.types import Dataset
 from medfl_methods.pfedcdp.supcon import supcon
 
 MAX_PLAYERS = 12
-"""Maximum number of players, since the value of all 2^players coalitions is computed."""
+"""Maximum number of players (teachers) in a Shapley value, since the values of all 2^players coalitions are
+computed."""
 
 
 def shapley_values(value_of: Callable[[frozenset[int]], float], players: int) -> list[float]:
@@ -75,7 +76,10 @@ def shapley_values(value_of: Callable[[frozenset[int]], float], players: int) ->
 
 
 def normalise_values(values: list[float]) -> list[float]:
-    """Return weights that sum to 1. Negative values count as 0; if no value is above 0, all weights are equal."""
+    """Turn Shapley values into weights that sum to 1.
+
+    Negative values count as 0. If no value is above 0, all weights are equal.
+    """
     gains = [max(value, 0.0) for value in values]
     total = math.fsum(gains)
     return [gain / total for gain in gains] if total > 0 else [1 / len(gains)] * len(gains)
@@ -94,7 +98,8 @@ class Refinement(StrictModel):
     """Settings of the student's training.
 
     Attributes:
-        losses: Losses: ``scl``, the contrastive loss; ``kd``, the distillation; or both.
+        losses: Losses of the student. ``scl``: the supervised contrastive loss. ``kd``: the distillation from the
+            teachers. ``scl+kd``: both.
         alpha: Weight of the distillation if both losses are used, in [0, 1]; the weight of the contrastive loss is 1 -
             alpha.
         tau: Temperature of the distillation, > 0; its square multiplies the term.
@@ -135,13 +140,13 @@ class Refinement(StrictModel):
 
 
 def draw_held_out_rows(labels: torch.Tensor, share: float, generator: torch.Generator) -> torch.Tensor:
-    """Draw class-balanced rows: from each class the same number, `share` of the rarest class, at least one.
+    """Draw class-balanced rows that no classifier is trained on: from each class the same number, at least one.
 
     A class with one image is left out, because that image is needed for training. Classes without images are ignored.
 
     Args:
         labels: Class labels, shape (n,).
-        share: Fraction of the rarest class, in [0, 1).
+        share: Number of drawn rows of each class as a fraction of the rarest class's size, in [0, 1).
         generator: Random stream.
 
     Returns:
@@ -263,7 +268,17 @@ def train_probe(
     device: str,
     after_epoch: Callable[[int], None] = lambda epoch: None,
 ) -> None:
-    """Train the student's head on its frozen features in place, by cross-entropy with the labels."""
+    """Train the head of the student in place, by cross-entropy with the labels; the body stays frozen.
+
+    Args:
+        student: Network with `body` and `head`, on `device`.
+        data: Public images with labels.
+        options: Settings; the number of epochs is `options.probe_epochs`.
+        settings: Settings of the run, for the precision.
+        generator: Random stream of the batches.
+        device: Device of the student.
+        after_epoch: Function that is called after each epoch with its number, from 1.
+    """
     body, head = body_and_head(student)
     known = TensorData(logits(body, data, settings, device), labels_of(data))
     train_head(head, known, options.probe_epochs, options.batch_size, options.lr, generator, device, after_epoch)
@@ -285,7 +300,8 @@ def train_head(
         head: Classifier on `device`.
         features: Features with labels.
         epochs: Number of epochs.
-        batch_size: Number of rows in a batch. A batch of one row is skipped if the head has batch norm.
+        batch_size: Number of rows in a batch. A batch of one row is skipped if the head has batch norm, which needs two
+            rows.
         lr: Learning rate.
         generator: Random stream of the batches.
         device: Device of `head`.

@@ -1,5 +1,8 @@
 """Server's classifier for the body of a cluster, trained on public data.
 
+A cluster is the set of sites with the same network. The body of a network computes features, from which the classifier
+(the head) predicts the class.
+
 Source: PFedCDP names "the server's own powerful classification layer" and does not say how it is trained. The hidden
 widths follow its released code: twice and once the number of features.
 """
@@ -24,14 +27,14 @@ from medfl.utils.rng import make_generator, seeded_generators
 from medfl_methods.pfedcdp.refinement import draw_held_out_rows, train_head
 
 ClassifierKind = Literal["proxy", "average", "random", "none"]
-"""Kind of the server's classifier. ``average`` has the form of the sites' classifiers; the others have two hidden
-layers."""
+"""Kind of the server's classifier. ``proxy``: trained on public data; ``average``: mean of the sites' classifiers, with
+their form; ``random``: keeps its initial values; ``none``: not used. All but ``average`` have two hidden layers."""
 
 DROPOUT = (0.3, 0.2)
-"""Dropout rates after the two hidden layers."""
+"""Dropout rates after the first and the second hidden layer of the classifier."""
 
 HELD_OUT_FRACTION = 0.2
-"""Fraction of the public images of the rarest class that no classifier is trained on, see `held_out_rows`."""
+"""Number of held-out images of each class as a fraction of the rarest class's public images, see `held_out_rows`."""
 
 
 def build_classifier(task: Task, network: str, kind: ClassifierKind) -> nn.Module:
@@ -46,7 +49,7 @@ def build_classifier(task: Task, network: str, kind: ClassifierKind) -> nn.Modul
 def check_statistics(model: nn.Module, network: str, shared: list[str]) -> None:
     """Raise if the server does not receive the running statistics of a body.
 
-    Its classifier would see other features than the sites' classifiers.
+    The server's classifier would then see other features than the sites' classifiers.
 
     Args:
         model: Network.
@@ -54,7 +57,7 @@ def check_statistics(model: nn.Module, network: str, shared: list[str]) -> None:
         shared: State-dict names of the tensors that the server receives.
 
     Raises:
-        SettingsError: If a running statistic is not among them.
+        SettingsError: If `shared` lacks a running statistic.
     """
     missing = sorted(norm_names(model) & buffer_names(model) - set(shared))
     if missing:
@@ -68,7 +71,7 @@ def check_statistics(model: nn.Module, network: str, shared: list[str]) -> None:
 
 
 def initial_classifier(task: Task, network: str, kind: ClassifierKind, seed: int) -> Tensors:
-    """Return the initial tensors of the classifier. They depend on the seed and the network."""
+    """Return the initial tensors of the server's classifier. They depend only on seed, network and kind."""
     with seeded_generators(seed, "server classifier", network):
         made = build_classifier(task, network, kind).state_dict()
     return {name: tensor.detach().clone() for name, tensor in made.items()}
@@ -77,7 +80,7 @@ def initial_classifier(task: Task, network: str, kind: ClassifierKind, seed: int
 def assemble_teacher(
     task: Task, network: str, kind: ClassifierKind, body: Tensors, classifier: Tensors, seed: int
 ) -> SplitNetwork:
-    """Return a cluster's body with the server's classifier, in evaluation mode, on the task's device.
+    """Return the teacher of a cluster: its body with the server's classifier, in evaluation mode, on the task's device.
 
     Args:
         task: Task that has the network.

@@ -28,13 +28,13 @@ def make_student(server: Server, options: Refinement, teachers: Mapping[str, nn.
     Args:
         server: Server with the public data.
         options: Settings of the student's training.
-        teachers: Maps the name of each network to its cluster's model.
+        teachers: Mapping from the name of each network to the model of its cluster.
 
     Returns:
-        The student's tensors, and findings on its teachers. The metadata have the keys ``teachers`` (Shapley value and
-        weight of each teacher), ``groups`` (balanced accuracy of each group of teachers), ``weighed_on`` (number of
-        images behind these), ``how`` (rule of the weights) and ``losses`` (losses of the last epoch). The tensors are
-        SHAP values, see `medfl_methods.pfedcdp.explanations.Explanations`.
+        The student's tensors, and findings (report data: metadata and tensors) on its teachers. The metadata have the
+        keys ``teachers`` (Shapley value and weight of each teacher), ``groups`` (balanced accuracy of each group of
+        teachers), ``weighed_on`` (number of images behind these), ``how`` (rule of the weights) and ``losses`` (losses
+        of the last epoch). The tensors are SHAP values, see `medfl_methods.pfedcdp.explanations.Explanations`.
     """
     assert server.public is not None
     task, public, settings, names = server.task, server.public, server.settings, list(teachers)
@@ -75,7 +75,7 @@ def make_student(server: Server, options: Refinement, teachers: Mapping[str, nn.
 
 
 def explain_teachers(server: Server, options: Refinement, teachers: Mapping[str, nn.Module]) -> Explanations | None:
-    """Return SHAP values of the teachers on public images, or None if the settings do not ask for them."""
+    """Return SHAP values (pixel contributions) of the teachers on public images; None if the settings want none."""
     per_class = options.explain or (1 if options.teachers == "literal" else 0)
     if not per_class:
         return None

@@ -13,8 +13,8 @@ def supcon(
 ) -> torch.Tensor:
     """Return the supervised contrastive loss with the sum outside of the logarithm.
 
-    For anchor i with the positives P(i), all other embeddings of its label, it is -1/size(P(i)) sum over P(i) of
-    log(exp(e_i e_j / tau) / sum over all but i of exp(e_i e_a / tau)).
+    For anchor i with the positives P(i), which are all other embeddings with the label of i, the loss is -1/size(P(i))
+    sum over P(i) of log(exp(e_i e_j / tau) / sum over all but i of exp(e_i e_a / tau)).
 
     Args:
         embeddings: Embeddings, shape (M, d), of any norm; they are scaled to norm 1 here. Each view of an image has its

@@ -1,4 +1,10 @@
-"""Report section on the teachers of a student: Shapley values and weights of the teachers, and the student's scores."""
+"""Report section on the teachers of a student: Shapley values and weights of the teachers, and the student's scores.
+
+The student of PFedCDP is a network that the server trains at the end from the clusters' models, its teachers. The
+Shapley value of a teacher is its mean contribution to the accuracy of the teachers' joint prediction.
+A group of runs contains the runs that differ only in seed or fold. The findings of a run are metadata and tensors that
+the run's method recorded for the report.
+"""
 
 from __future__ import annotations
 
@@ -20,32 +26,34 @@ WEIGHT_RULES = {
     "equal": "equal weights",
     "literal": "equal weights, loss multiplied by the mean absolute SHAP value of a pixel",
 }
-"""Maps each rule of the teachers' weights to its description."""
+"""Mapping from each rule by which teachers are weighted (setting ``refine.teachers``) to a description for the
+report."""
 
 SCORE_HEADINGS = {"mean": "mean of sites", "global_test": "cross-site evaluation", "public_test": "public test"}
-"""Maps each key of a score summary to the table's heading."""
+"""Mapping from each key of a summary of the student's scores to the heading of its column in the report's table."""
 
 FindingsMeta = Mapping[str, Meta]
-"""Maps the folder of each run, as text, to the metadata of its findings."""
+"""Mapping from the folder of each run, as text, to the metadata of the run's findings."""
 
 
 class TeachersSection(TemplateSection):
     """Report section on the teachers of a student."""
 
     template = "teachers.html"
+    """File name of the section's HTML template (Jinja), in the folder of this module."""
 
     def content(self, data: ReportData) -> Meta | None:
-        """Return the template's content, or None if no run has a student with teachers."""
+        """Return the variables of the template; None leaves the section out, as no run has a student with teachers."""
         teachers = teachers_section(data.groups, {run: facts.meta for run, facts in data.findings.items()})
         return {"teachers": teachers} if teachers else None
 
 
 def teachers_section(groups: Sequence[Group], findings: FindingsMeta) -> Meta | None:
-    """Return the content of the section, or None if no run has a student with teachers.
+    """Return the variables of the section's template, or None if no run has a student with teachers.
 
     Args:
         groups: Groups of runs on the page.
-        findings: Maps the folder of each run to the metadata of its findings (`medfl.engine.runs.findings`).
+        findings: Mapping from the folder of each run, as text, to the metadata of the run's findings.
     """
     parts = [Group(group.label, kept) for group in groups if (kept := _runs_with_teachers(group, findings))]
     if not parts:
