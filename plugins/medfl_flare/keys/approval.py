@@ -29,7 +29,11 @@ from medfl_flare.provision import Project, with_earlier_sites
 from medfl_flare.records.federation import ApprovedKey, FederationFile
 
 PROFILE_FILE_NAME, APPROVED = "project.yaml", "approved"
-"""Names in the root's folder: NVFlare's description of the server, and the folder of the approved keys."""
+"""Names in the root's folder.
+
+* ``PROFILE_FILE_NAME``: NVFlare's description of the server.
+* ``APPROVED``: folder with a record of each approved key.
+"""
 MAX_BYTES = 65_536
 """Maximum number of bytes of a file in a request."""
 VALID_DAYS = 360
@@ -80,7 +84,7 @@ def make_root(project: Project, folder: Path) -> str:
 
 
 def read_root(folder: Path) -> Project:
-    """Return the participants of the federation of a root's folder.
+    """Return the participants of a federation, as recorded in the folder of its root.
 
     Raises:
         SettingsError: If the folder is not a root's folder.
