@@ -117,10 +117,13 @@ def _tls_connection(kit: Path, verified: bool = True) -> ssl.SSLSocket:
 
 
 def check_generation(kit: Path) -> str:
-    """Check that the server's certificate is signed by the kit's root, and that the server accepts the kit's.
+    """Check that the kits of the site and the server were provisioned together.
+
+    The server's certificate must be signed by the root certificate in the site's kit, and the server must accept the
+    certificate of the site's kit.
 
     Raises:
-        MedflError: If the two were made by different provisionings, or if a device in between intercepts TLS.
+        MedflError: If the two kits were made by different provisionings, or if a device in between intercepts TLS.
     """
     address, ours = address_of(kit), _load_certificate((kit / "startup" / "rootCA.pem").read_bytes())
     try:
