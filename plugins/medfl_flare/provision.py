@@ -1,5 +1,8 @@
 """Startup kits for the participants of a federation, made with NVFlare's builders.
 
+A startup kit is the folder with certificate, settings and scripts with which a participant (the server, a site or a
+researcher) connects to the federation.
+
 The folder ``ca/`` beside the kits contains the project's root certificate with its private key: anyone who has it can
 make participants. Only the person who provisions keeps it. A later call with more sites uses the same root.
 """

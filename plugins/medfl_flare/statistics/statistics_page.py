@@ -38,7 +38,7 @@ class CaptionedFigure:
 
     Attributes:
         figure: The figure as HTML.
-        caption: Sentence below the figure.
+        caption: Text below the figure: its title and the outlier sites.
     """
 
     figure: Markup

@@ -1,4 +1,8 @@
-"""Checks of a site's machine: GPU, shared memory, and free space on its disks."""
+"""Checks of a site's machine: GPU, shared memory, and free space on its disks.
+
+Each check returns a sentence with its finding, and raises an error if a run will fail. A `Caution` is a finding after
+which a run may fail later.
+"""
 
 from __future__ import annotations
 

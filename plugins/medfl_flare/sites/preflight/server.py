@@ -2,6 +2,10 @@
 
 A check opens a connection under mutual TLS with the kit's certificate. With the scheme ``http`` it sends one request
 without content. Then it closes the connection. It sends nothing about the site.
+
+Each check returns a sentence with its finding, and raises an error if a run will fail. A `Caution` is a finding after
+which a run may fail later. A startup kit is the folder with certificate, settings and scripts with which a participant
+connects to the federation.
 """
 
 from __future__ import annotations
@@ -40,7 +44,10 @@ ALERT_SECONDS = 1.0
 
 
 def server_checks(kit: Path) -> list[Check]:
-    """Return the checks of the server for a site's kit. If the server can't be reached, all of them fail."""
+    """Return the checks of the server for a site's startup kit: pairs of a title and a function that runs the check.
+
+    If the server can't be reached, all checks fail.
+    """
     return [
         ("port", lambda: check_port(address_of(kit))),
         ("kit's generation", lambda: check_generation(kit)),
