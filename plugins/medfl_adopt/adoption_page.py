@@ -1,8 +1,8 @@
 """Markdown page of an adopted bundle, for the people who review the bundle.
 
 An adopted bundle is a copy of a stock MONAI bundle to which ``medfl adopt`` added an overlay, the file
-``configs/federate.json``. The needs of a method are
-its requirements on the network, the objective, the images or the run.
+``configs/federate.json``. The needs of a method are its requirements on the network, the objective, the images or the
+run.
 """
 
 from __future__ import annotations

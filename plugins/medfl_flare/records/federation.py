@@ -47,6 +47,7 @@ class ApprovedKey(FileRecord):
     """
 
     ERROR: ClassVar[type[MedflError]] = SettingsError
+    """Class of the errors that the reader raises."""
 
     name: str
     role: str

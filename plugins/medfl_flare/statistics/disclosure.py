@@ -192,7 +192,13 @@ def _suppress_quantiles(
 
 @dataclass
 class _ExactStatistics:
-    """Exact counts and quantiles."""
+    """Exact counts and quantiles.
+
+    Attributes:
+        site_measurements: Exact measurements of the site.
+        min_images_per_side: Minimum number of images on each side of a quantile.
+        guarantee: None, as exact numbers have no privacy guarantee.
+    """
 
     site_measurements: SiteMeasurements
     min_images_per_side: int
@@ -230,7 +236,16 @@ class _ExactStatistics:
 
 @dataclass
 class _NoisyStatistics:
-    """Counts and quantiles computed from noisy counts."""
+    """Counts and quantiles computed from noisy counts.
+
+    Attributes:
+        images: Noisy number of training images.
+        guarantee: Privacy guarantee of the noise.
+        min_images_per_side: Minimum number of images on each side of a quantile.
+        counts: Each table with its noisy counts.
+        histograms: Maps the title of each measured number to its noisy histogram.
+        patients: None, as the number of patients is not disclosed.
+    """
 
     images: int
     guarantee: PrivacyGuarantee
