@@ -69,8 +69,8 @@ class CaseLayout:
 def read_cases(config: BundleConfig, parts: PartIds) -> CaseLayout:
     """Return the ids and files of a bundle that define the cases of a site.
 
-    These are the lists of the data sets, ``train#dataset#data`` and ``validate#dataset#data``. If the data sets have no
-    lists, it is the folder ``dataset_dir``.
+    The cases come from the lists at ``train#dataset#data`` and ``validate#dataset#data``. If the data sets have no such
+    lists, the cases come from the folder ``dataset_dir``.
 
     Args:
         config: Training configuration of the bundle.
@@ -146,7 +146,7 @@ def check_folder(needs: Sequence[str], folder: Path, site: str) -> None:
     """Raise DataError if a site's folder lacks files that the bundle reads.
 
     Args:
-        needs: Patterns of paths in the folder, see `CaseLayout.needs`.
+        needs: Patterns of the files and folders that the site's folder must contain, as for ``glob``.
         folder: Folder of the site.
         site: Name of the site, for the message.
 

@@ -74,7 +74,7 @@ class BundleConfig:
         return None if value is _MISSING else value
 
     def follow(self, id_: str) -> str:
-        """Follow plain references from an id, and return the last id.
+        """Follow plain references from an id, and return the id at which a value is written.
 
         For example, ``train#trainer#loss_function`` leads to ``loss``. References among the parents are followed too,
         so ``train#dataset#data`` may lead to ``train_data#data``. If a reference leads nowhere or in a circle, the id

@@ -52,9 +52,10 @@ class PartIds:
 
     Attributes:
         trainer: MONAI's trainer.
-        network: Definition of the network, not yet on a device. Properties of the network are read from it.
-        trained: Network of the trainer: the definition, possibly within an expression that moves it, loads weights,
-            freezes or wraps it. A run builds this id.
+        network: Definition of the network, not yet on a device. `medfl adopt` reads the network's properties from this
+            definition.
+        trained: Network of the trainer: the definition `network`, possibly within an expression that moves the network
+            to a device, loads weights, freezes parameters or wraps the network. A run builds this id.
         loss: Loss.
         optimizer: Optimizer, with the parameters of a network.
         optimizer_params: Parameters that the optimizer is given.

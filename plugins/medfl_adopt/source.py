@@ -236,6 +236,19 @@ class AdoptedSource:
 
         Images are equal if their files have the same bytes. Patients are compared within each site only, because
         patient names may be running numbers.
+
+        Args:
+            folder: Folder with one folder for each site.
+            names: Names of the sites to check.
+            public: Not used, as an adopted bundle has no public data.
+            allow: Kinds of leaks to allow: ``subjects``, ``pixels``.
+            open_test: Whether the test cases are checked, too.
+
+        Returns:
+            A sentence for each allowed leak, for the report.
+
+        Raises:
+            DataError: If there is a leak of a kind that is not allowed.
         """
         check_kinds(allow)
         holdings = {}

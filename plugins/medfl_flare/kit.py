@@ -56,7 +56,8 @@ PORT_SECONDS = 15.0
 """Seconds that a server's port may still be in use, by connections to a killed server, before the start fails."""
 
 PID_FILES = ("shutdown.fl", "pid.fl", "daemon_pid.fl", "restart.fl")
-"""NVFlare's records of running processes. Its script ends at once if another process has the id in them."""
+"""Names of NVFlare's files in a kit with the ids of running processes. NVFlare's script ends at once if any process has
+a recorded id, so the files of dead processes must be removed before a start."""
 
 
 def read_kit_kind(kit: Path) -> KitKind:
@@ -100,7 +101,7 @@ def start(kit: Path, *, restart: bool = True, patience: float = 60.0, as_service
 
     Args:
         kit: Startup kit of the server or site.
-        restart: Whether NVFlare's script restarts the process if it dies. Starting without this is faster.
+        restart: Whether NVFlare's script restarts the process if the process dies. A start without restarts is faster.
         patience: Seconds to wait.
         as_service: Whether the kit's processes continue after this process has ended, until `stop`. By default they end
             with this process, for any reason.

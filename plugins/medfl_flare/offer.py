@@ -115,7 +115,7 @@ def make_offer(
     registry: Registry | None = None,
     given_by: str = "command line",
 ) -> Offer:
-    """Return the offer of a run of a bundle, checked as the sites will check it.
+    """Return the offer of a run, after the checks of overrides and names that the sites will make, too.
 
     Args:
         bundle_root: Folder of the bundle; its name is the bundle's name in the participants' own files.
@@ -144,7 +144,7 @@ def bundle_version(root: Path) -> str:
     """Return the ``version`` in a bundle's metadata.
 
     Raises:
-        SettingsError: If there is none.
+        SettingsError: If the metadata contain no version.
     """
     path = root / "configs" / "metadata.json"
     try:

@@ -37,7 +37,7 @@ TASK_IDS = frozenset({*DATA_DEPENDENT_IDS, "mean", "std", "metrics", "network_na
 """Ids of the task that an offer may set."""
 
 COMPONENT_IDS = ("optimizer", "networks", "loss")
-"""Components in which single numbers may be changed, as ``optimizer#lr``."""
+"""Ids of components in which an offer may change single numbers, for example ``optimizer#lr``."""
 
 LOCAL_IDS = LOCAL_SETTINGS | {
     "bundle_root", "dataset_dir", "output_dir", "ckpt_dir", "public", "weights", "plugins", "disabled_plugins", "site",

@@ -339,7 +339,8 @@ def read_begin_reply(site: str, message: Message, classes: int, outputs: int, fr
         message: Reply of the site.
         classes: Number of classes.
         outputs: Number of outputs of a network. A site whose cases have no class may send a name for each output.
-        frozen: Digest of the frozen parameters of the site's network at the server; None if it has none.
+        frozen: Digest of the frozen parameters of the site's network at the server; None if the network has no frozen
+            parameters.
 
     Raises:
         RefusedError: If the reply has another form, or if the site has other frozen parameters. Names of classes and

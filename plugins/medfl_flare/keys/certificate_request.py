@@ -126,7 +126,7 @@ def read_local_request(folder: Path) -> Meta:
     """Return NVFlare's record of a request from the folder that also contains the private key.
 
     Raises:
-        SettingsError: If the folder contains none.
+        SettingsError: If the folder contains no request.
     """
     try:
         about: Meta = json.loads((folder / "request.json").read_text(encoding="utf-8"))

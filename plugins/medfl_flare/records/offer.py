@@ -1,4 +1,7 @@
-"""Record of an offered run. It goes to the server in a job and from there to the sites; each receiver validates it."""
+"""Record of an offered run. The researcher's job brings the offer to the server, which sends it to the sites.
+
+Each receiver validates the offer.
+"""
 
 from __future__ import annotations
 

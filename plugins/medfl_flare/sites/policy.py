@@ -110,7 +110,7 @@ def disclosed_site_info(site_file: SiteFile, facts: Meta, counts: Sequence[int])
 
 
 def disclosed_profile(site_file: SiteFile, assignment: NetworkAssignment) -> dict[str, float] | None:
-    """Return the profile of the participant's machine, or None if its own file allows none.
+    """Return the profile of the participant's machine (a mapping from property to value), or None if it is not allowed.
 
     Args:
         site_file: The participant's own file.

@@ -103,7 +103,7 @@ class SiteBundle:
 
     Attributes:
         folder: The participant's reviewed copy of the bundle.
-        data: Folder with the participant's data for it; None at a server without data.
+        data: Folder with the participant's data for the bundle; None at a server without data.
         network: Network that the site trains; None means the bundle's own choice.
         allow_changes: Names, as in the data's ``partition.json``, of the files that may have changed since ``medfl
             partition``.
@@ -116,7 +116,7 @@ class SiteBundle:
 
 
 class SiteFile(StrictModel):
-    """Contents of a participant's own file: its folders, and its permissions for runs. `read_site_file` makes it.
+    """Contents of a participant's own file: folders, and permissions for runs. `read_site_file` returns it.
 
     Attributes:
         site: Name of the participant in the federation; ``server`` makes it the server's file.
@@ -128,8 +128,9 @@ class SiteFile(StrictModel):
         min_count: Minimum number of images behind a disclosed number, >= 1.
         disclose: Kinds of information about the training data that may be disclosed: ``size``, ``label_counts``,
             ``geometry``, ``intensities``, ``targets``.
-        profile: Properties of this machine that may be disclosed to runs that assign networks by them: ``live``
-            measures them, a table maps each name to its value, None discloses nothing.
+        profile: Properties of this machine, such as its memory, that may be disclosed to runs that assign networks by
+            such properties. ``live`` measures them, a table maps the name of each property to its value, None discloses
+            nothing.
         cross_site_evaluation: Whether the cross-site evaluation is allowed: models of other sites are scored here, and
             this site's model is scored elsewhere.
         shared_test: Whether this site's own model may be scored on a test set that all sites share, the folder
