@@ -4,8 +4,9 @@ The participant's own file (``medfl-site.toml``) lists its folders and its permi
 or the server.
 
 The checks don't need NVIDIA FLARE; only the check of the server's reachability needs a network. A bundle, the
-participant's own reviewed copy, is opened as in a run, so its ``$`` expressions are evaluated.
-Results contain the number of images of a split or class only if the number is at least the file's ``min_count``.
+participant's own reviewed copy, is opened as in a run, so its ``$`` expressions are evaluated. The participant's review
+of the bundle must cover these expressions. Results contain the number of images of a split or class only if the number
+is at least the file's ``min_count``.
 """
 
 from __future__ import annotations
