@@ -1,6 +1,7 @@
 """Make federations from stock MONAI bundles.
 
-A bundle is read as text, its parts are recognized, and it is copied with an overlay.
+A bundle is read as text, its parts are recognized, and it is copied together with an overlay: a configuration file
+that describes the federation. The copy is called an adopted bundle.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from medfl.hooks import CommandRecord, hookimpl
 
 @hookimpl
 def medfl_commands() -> list[CommandRecord]:
-    """Return the commands of this package."""
+    """Return the record of the command `medfl adopt`."""
     return [
         CommandRecord(
             "adopt",

@@ -1,4 +1,8 @@
-"""Adopt a stock MONAI bundle: read it as text, recognize its parts, and copy it with an overlay and a page."""
+"""Adopt a stock MONAI bundle: read it as text, recognize its parts, and copy it with an overlay and a page.
+
+The overlay (`OVERLAY_FILE`) is a configuration that describes the federation. The page (`PAGE_FILE`) is Markdown for
+the people who review the copy, which is called an adopted bundle.
+"""
 
 from __future__ import annotations
 
@@ -32,17 +36,18 @@ __all__ = ["OVERLAY_FILE", "PAGE_FILE", "Adoption", "adopt", "read_bundle"]
 
 
 WORKFLOWS: tuple[str, ...] = ("train", "validate", "evaluate", "inference")
-"""Stems of the configuration files that are read; the training configuration is first."""
+"""Names, without suffix, of the configuration files that are read; the training configuration is first."""
 
 
 def read_bundle(root: Path, objective: str | None = None) -> Adoption:
-    """Read a bundle as text and recognize everything that a federation needs.
+    """Read a stock bundle as text, and return everything that a federation needs to know about it.
 
     No code of the bundle is run or imported.
 
     Args:
         root: Folder of the bundle.
-        objective: One of `medfl_adopt.objective.OBJECTIVE_KINDS`, or None to recognize the objective.
+        objective: Kind of the bundle's learning objective, one of `medfl_adopt.objective.OBJECTIVE_KINDS`, or None to
+            recognize it.
 
     Raises:
         SettingsError: If the folder is no bundle with a readable training configuration, or if no federation can be
@@ -224,8 +229,8 @@ def has_spacing(config: BundleConfig, parts: PartIds, needs: Sequence[str]) -> b
 
     Args:
         config: Training configuration.
-        parts: Ids of its parts.
-        needs: Patterns of the files in a site's folder.
+        parts: Ids of the parts of the training configuration.
+        needs: Patterns of the files that a site's folder must contain.
     """
     if parts.train_preprocessing is None or any(path.lower().endswith(SUFFIXES_WITHOUT_SPACING) for path in needs):
         return False
@@ -263,7 +268,7 @@ def find_weight_files(configs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     If they name none, return `DEFAULT_WEIGHTS_FILE`.
 
     Args:
-        configs: Configurations of evaluation and inference.
+        configs: Contents of the bundle's configurations for evaluation and inference.
     """
     texts = [value for config in configs for _, value in walk(config) if isinstance(value, str)]
     names = {first or last for text in texts for first, last in _WEIGHTS_FILE.findall(text)}

@@ -1,4 +1,9 @@
-"""Record of an adopted bundle, and the overlay (``configs/federate.json``) that is made from it."""
+"""Record of an adopted bundle, and the overlay that is made from the record.
+
+An adopted bundle is a copy of a stock MONAI bundle to which ``medfl adopt`` added an overlay, the configuration
+``configs/federate.json`` of the federation. A cut is a slice of a list of cases by position, such as ``[:-9]``. A run
+ignores the cuts, as each site has other cases. An id is the path of an entry in a bundle's configuration.
+"""
 
 from __future__ import annotations
 
@@ -15,34 +20,34 @@ from medfl_adopt.objective import RecognizedObjective
 from medfl_adopt.parts import PartIds
 
 OVERLAY_FILE, PAGE_FILE = "configs/federate.json", "docs/federate.md"
-"""Files that are added to a bundle: the overlay and the page."""
+"""Files that ``medfl adopt`` adds to a bundle: the overlay, and a page for the people who review the bundle."""
 
 TRAIN_LIST, VALIDATION_LIST, TEST_LIST = "adopted_train_list", "adopted_validation_list", "adopted_test_list"
-"""Ids in the overlay for the case lists without the bundle's cuts."""
+"""Ids in the overlay for the lists of training, validation and test cases without the bundle's cuts."""
 
 DEFAULT_ROUNDS = 20
-"""Default number of rounds."""
+"""Default number of rounds of a run, written to the overlay."""
 
 
 @dataclass(frozen=True)
 class Adoption:
-    """Everything that was read and recognized of a bundle.
+    """Everything that ``medfl adopt`` read and recognized of a stock bundle.
 
     Attributes:
         root: Folder of the bundle.
         files: Maps the kind of workflow (``train``, ``evaluate``, ``inference``) to its file under ``configs``.
-        objective: Objective of the bundle.
-        parts: Ids of the parts of a site's training.
-        cases: Ids and files that define a site's cases.
+        objective: Learning objective of the bundle.
+        parts: Ids of the parts of a site's training, such as network, loss and data sets.
+        cases: Ids and files that define the cases of a site.
         amp: Whether the bundle trains in mixed precision; None if only running it can tell.
-        ignored: Entries that a federation ignores.
-        used: Ids that a run builds; other ids have no effect.
+        ignored: Entries of the bundle that a federation ignores, with reasons.
+        used: Ids of components that a run builds; other ids have no effect.
         spacing: Whether the images have a voxel spacing, so that distances between masks are in millimetres.
-        own_seed: Whether the bundle defines an id ``seed``, which then is the run's seed.
+        own_seed: Whether the bundle itself defines an id ``seed``; a run then uses that value as its seed.
         batch_size: Id of the training loader's batch size, or None.
-        weights: Files that the bundle's evaluation and inference read weights from.
-        head: Module name of the network's head; None if it is known for MONAI's network.
-        stages: Module names of the network's stages; empty if they are known.
+        weights: Files from which the bundle's evaluation and inference read weights.
+        head: Module name of the network's head (last layer), as the user gave it; None if medfl knows it.
+        stages: Module names of the network's stages, as the user gave them, in order; empty if medfl knows them.
     """
 
     root: Path
@@ -61,10 +66,11 @@ class Adoption:
     stages: tuple[str, ...] = ()
 
     def overlay(self) -> dict[str, Any]:
-        """Return the content of ``configs/federate.json``.
+        """Return the content of the overlay ``configs/federate.json``.
 
-        ``adopted`` contains metadata and ids as plain text that MONAI never evaluates. If the bundle cuts its case
-        lists, the expressions without cuts have ids of their own.
+        The entry ``adopted`` contains everything that was recognized, as plain text that MONAI never evaluates. The
+        other entries are options of a run and components of the federation. If the bundle cuts its case lists, the
+        expressions without cuts have ids of their own.
         """
         read = self.cases
         lists = {TRAIN_LIST: read.train_list, VALIDATION_LIST: read.validation_list, TEST_LIST: read.test_list}

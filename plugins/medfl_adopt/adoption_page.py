@@ -1,4 +1,9 @@
-"""Markdown page of an adopted bundle, for the people who review it."""
+"""Markdown page of an adopted bundle, for the people who review the bundle.
+
+An adopted bundle is a copy of a stock MONAI bundle to which ``medfl adopt`` added an overlay, the file
+``configs/federate.json``. The needs of a method are its requirements on the network, the objective, the images or the
+run.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +29,12 @@ MAX_EXPRESSION_LENGTH = 500
 
 
 def render_page(adoption: Adoption, report: BundleReport, methods: Sequence[MethodFit]) -> str:
-    """Return the page as Markdown.
+    """Return the page of an adopted bundle as Markdown.
 
     Args:
-        adoption: Record of the adopted bundle.
+        adoption: Everything that was read and recognized of the bundle.
         report: Report of the bundle's check.
-        methods: Installed methods, and whether they fit.
+        methods: Result of the check of each installed method.
     """
     parts = [
         f"# {visible(report.title or adoption.root.resolve().name)} as a federation",
@@ -170,7 +175,7 @@ def _methods_section(adoption: Adoption, methods: Sequence[MethodFit]) -> Iterat
 
 
 NETWORK_INDEPENDENT_NEEDS = OBJECTIVE_NEEDS | RUN_NEEDS | {"images_of_one_shape"}
-"""Needs of methods that don't depend on the network."""
+"""Needs of methods that are conditions on the objective, the run or the images, and not on the network."""
 
 
 def _describe_needs(needs: Iterable[str]) -> str:

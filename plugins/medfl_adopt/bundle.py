@@ -1,7 +1,11 @@
 """An adopted bundle at run time: its configuration with a site's folder inserted, and the components built from it.
 
-The bundle's code runs here; it must have been reviewed. Only the required ids are parsed. The trainer and the data sets
-are not, because they would read images when they are built.
+An adopted bundle is a copy of a stock MONAI bundle to which ``medfl adopt`` added an overlay. The overlay is the file
+``configs/federate.json``; it records in its entry ``adopted`` under which ids of the bundle's configurations the parts
+of a training are defined. An id is the path of an entry in a configuration, such as ``train#trainer``.
+
+The bundle's code runs here; it must have been reviewed. Only the ids that a run needs are parsed. The trainer and the
+data sets are not parsed, because they would read images when they are built.
 """
 
 from __future__ import annotations
@@ -33,7 +37,11 @@ from medfl.utils.text import inert_name
 from medfl_adopt.adoption import OVERLAY_FILE
 
 TRAIN, EVALUATE = "train", "evaluate"
-"""Kinds of configurations, the keys of ``adopted#files``."""
+"""Kinds of configurations, which are keys of ``adopted#files`` in the overlay.
+
+* ``TRAIN``: the bundle's training configuration.
+* ``EVALUATE``: the training configuration overlaid with the bundle's ``evaluate`` configuration.
+"""
 
 
 @dataclass(frozen=True)
@@ -41,14 +49,14 @@ class TrainingParts:
     """Components that all sites train with, built from the bundle's configuration.
 
     Attributes:
-        network: Builds a new network on the CPU, with the initial weights of its constructor.
-        loss: Maps outputs and targets to a scalar.
-        optimizer: Builds an optimizer like the bundle's for given parameters.
+        network: Function that builds a new network on the CPU, with the initial weights of its constructor.
+        loss: Function that maps the network's outputs and the targets to a scalar.
+        optimizer: Function that builds an optimizer like the bundle's for given parameters.
         amp: Whether the bundle trains in mixed precision.
-        train_inferer: Applies a network in training; None calls the network directly.
-        val_inferer: Applies a network in validation; None calls the network directly.
-        prepare_batch: Extracts inputs and targets from a batch; None means MONAI's function, with the keys image and
-            label.
+        train_inferer: MONAI inferer that applies the network in training; None calls the network directly.
+        val_inferer: MONAI inferer that applies the network in validation; None calls the network directly.
+        prepare_batch: Function that extracts inputs and targets from a batch; None means MONAI's function, which uses
+            the keys ``image`` and ``label``.
     """
 
     network: Callable[[], nn.Module]
@@ -61,17 +69,19 @@ class TrainingParts:
 
 
 class AdoptedBundle:
-    """A bundle that ``medfl adopt`` made and that was reviewed: its code runs here.
+    """An adopted bundle that was reviewed. It reads the configurations, and builds components, which runs their code.
 
     Args:
         root: Folder of the adopted bundle.
-        overrides: Maps ids of the bundle's configurations to values, as on the command line; or the same mapping in
-            JSON. Ids of the overlay are ignored.
+        overrides: Maps ids of the bundle's configurations to values that replace those in the files, as on the command
+            line; or the same mapping as JSON text. Entries whose id is defined by the overlay are ignored.
 
     Attributes:
-        root: Folder of the adopted bundle.
-        adopted: Content of ``adopted`` in the overlay.
-        ids: Maps each part (`medfl_adopt.parts.PartIds`) to its id, or None.
+        root: Folder of the adopted bundle, as an absolute path.
+        adopted: Content of the overlay's entry ``adopted``: everything that ``medfl adopt`` recognized. Its keys
+            include ``files``, ``parts``, ``cases``, ``objective``, ``weights`` and ``modules``.
+        ids: Maps the name of each part of a training, such as ``loss`` or ``train_dataset`` (the fields of
+            `medfl_adopt.parts.PartIds`), to its id; None for a part that the bundle lacks.
 
     Raises:
         SettingsError: If the bundle was not adopted, lacks an id that the overlay names, or an override has no effect.
@@ -121,7 +131,10 @@ class AdoptedBundle:
             )
 
     def initialize(self) -> None:
-        """Run the bundle's ``initialize``, once in a process. The global random generators keep their state.
+        """Run the expressions at the bundle's id ``initialize``; later calls have no effect.
+
+        MONAI runs these expressions before a workflow, for example to seed generators. The global random generators
+        keep their state.
 
         Raises:
             SettingsError: If the bundle's code fails.
@@ -132,12 +145,14 @@ class AdoptedBundle:
         self._initialized = True
 
     def parser(self, folder: Path | None = None, device: str = "cpu", kind: str = TRAIN) -> ConfigParser:
-        """Return the bundle's configuration with a site's folder inserted; nothing is parsed yet.
+        """Return a new MONAI parser with the bundle's configuration; nothing is parsed or built yet.
+
+        The configuration contains the overrides and, if given, the site's folder.
 
         Args:
-            folder: Folder that replaces the bundle's ``dataset_dir``; None keeps it.
-            device: Device of the networks, as torch names it.
-            kind: `TRAIN`, or `EVALUATE` for the training configuration overlaid with ``evaluate``.
+            folder: Folder of a site, which replaces the value of the id ``dataset_dir``; None keeps the bundle's value.
+            device: Value of the id ``device``, as torch names devices.
+            kind: `TRAIN` or `EVALUATE`, the configuration to return.
         """
         drop_missing_codec()
         parser = ConfigParser(config=copy.deepcopy(self._contents[kind]))
@@ -158,7 +173,11 @@ class AdoptedBundle:
         return parser
 
     def build(self, parser: ConfigParser, id_: str | None) -> Any:
-        """Build the component at an id; return None for the id None.
+        """Build the component that a configuration defines at an id, and return it. This runs the bundle's code.
+
+        Args:
+            parser: Parser that `parser` returned.
+            id_: Id of the component; for None the result is None.
 
         Raises:
             SettingsError: If the bundle's code fails.
@@ -180,7 +199,9 @@ class AdoptedBundle:
             ) from error
 
     def parts(self) -> TrainingParts:
-        """Build the components of a training. The transforms belong to each site (`medfl_adopt.site.AdoptedSite`).
+        """Build the components with which all sites train, and return them.
+
+        Transforms are not among them, as they may depend on a site's folder (`medfl_adopt.site.AdoptedSite`).
 
         Raises:
             SettingsError: If the bundle's code fails, or its optimizer has several groups of parameters.
@@ -217,10 +238,12 @@ class AdoptedBundle:
         return network
 
     def output_names(self, count: int) -> tuple[str, ...]:
-        """Return the metadata's name of each channel of the network's output; empty unless all channels have names.
+        """Return the names of the network's output channels from the bundle's metadata.
+
+        The result is empty unless the metadata name all channels.
 
         Args:
-            count: Number of channels.
+            count: Number of channels of the output.
         """
         names, _ = read_config(self.root / METADATA)
         for key in ("network_data_format", "outputs", "pred", "channel_def"):
@@ -231,7 +254,7 @@ class AdoptedBundle:
 
     @contextlib.contextmanager
     def importable(self) -> Iterator[None]:
-        """Make the bundle's own modules importable in the block, as MONAI does when it runs the bundle."""
+        """Context manager in whose block the Python modules in the bundle's folder can be imported, as in MONAI."""
         sys.path.insert(0, str(self.root))
         try:
             yield
@@ -267,3 +290,4 @@ _BUILT_PARTS = (
     "val_inferer",
     "prepare_batch",
 )
+"""Names of the parts that `AdoptedBundle.parts` builds in addition to the network."""

@@ -1,4 +1,8 @@
-"""Find the ids of a bundle's case lists, and the files that a site's folder must contain."""
+"""Find the ids of a bundle's case lists, and the files that a site's folder must contain.
+
+An id is the path of an entry in a bundle's configuration, such as ``train#dataset#data``. A cut is a slice of a list of
+cases by position, such as ``[:-9]``. A run ignores the cuts, as each site has other cases.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +19,16 @@ from medfl_adopt.parts import PartIds
 Mode = Literal["one_list", "own_lists", "dataset_dir"]
 """Form in which a bundle lists its cases.
 
-``one_list``: training and validation cases come from one list, which the site splits. ``own_lists``: training and
-validation cases have separate lists at the site. ``dataset_dir``: the data sets find their cases in the folder
-``dataset_dir`` themselves.
+* ``one_list``: training and validation cases come from one list, which the site splits.
+* ``own_lists``: training and validation cases have separate lists at the site.
+* ``dataset_dir``: the data sets find their cases in the folder ``dataset_dir`` themselves.
 """
 
 DATASET_DIR = "dataset_dir"
-"""Id of the folder of the cases."""
+"""Id of the folder of the cases in a bundle's configuration; each site replaces it by its own folder."""
 
 SUPPORTED_DATASETS = ("Dataset", "CacheDataset", "PersistentDataset", "SmartCacheDataset", "LMDBDataset")
-"""MONAI's data sets that only apply transforms to each case of a list and cache the result."""
+"""Names of MONAI's data sets that only apply transforms to each case of a list and may cache the result."""
 
 
 @dataclass(frozen=True)
@@ -33,17 +37,19 @@ class CaseLayout:
 
     Attributes:
         mode: How the bundle lists its cases (`Mode`).
-        train: Id that a site's training cases replace; None with the mode ``dataset_dir``.
-        validation: Id that a site's validation cases replace; None if the bundle has no validation list.
+        train: Id of the list of training cases, which a site's training cases replace; None with the mode
+            ``dataset_dir``.
+        validation: Id of the list of validation cases, which a site's validation cases replace; None if the bundle has
+            no such list.
         train_list: Expression of the list at `train` without cuts: of all cases (``one_list``) or of the training cases
             (``own_lists``). None if the list at `train` is not cut.
         validation_list: Expression of the validation list without cuts, with ``own_lists``; None if it is not cut.
-        test: Id of the list that the bundle's ``evaluate`` scores, if it differs from the validation list.
+        test: Id of the list that the bundle's configuration ``evaluate`` scores; None if that is the validation list.
         test_list: Expression of the test list without cuts; None if it is not cut.
         cuts: Pairs of the id of an expression that cuts a list by position, and the cut, for example ``[:-9]``.
-        list_files: Maps the id of a path to the path of a file within the bundle that lists cases. A site has a file
-            with the same name in its folder, which replaces it.
-        needs: Patterns of paths that a site's folder must contain.
+        list_files: Maps ids to paths within the bundle, each of a file that lists cases. A file of the same name in a
+            site's folder replaces the bundle's file.
+        needs: Patterns of the files and folders that a site's folder must contain, as for ``glob``.
         relative: Whether the lists come from `list_files` alone; then paths in them are relative to the site's folder.
     """
 
@@ -61,7 +67,14 @@ class CaseLayout:
 
 
 def read_cases(config: BundleConfig, parts: PartIds) -> CaseLayout:
-    """Find the ids of a site's cases: ``train#dataset#data`` and ``validate#dataset#data``, or else ``dataset_dir``.
+    """Return the ids and files of a bundle that define the cases of a site.
+
+    The cases come from the lists at ``train#dataset#data`` and ``validate#dataset#data``. If the data sets have no such
+    lists, the cases come from the folder ``dataset_dir``.
+
+    Args:
+        config: Training configuration of the bundle.
+        parts: Ids of the parts of the training configuration.
 
     Raises:
         SettingsError: If there are several lists that can't be distinguished, if no list depends on ``dataset_dir`` or
@@ -105,7 +118,9 @@ def read_cases(config: BundleConfig, parts: PartIds) -> CaseLayout:
 
 
 def add_test_list(cases: CaseLayout, config: BundleConfig, evaluate: BundleConfig, parts: PartIds) -> CaseLayout:
-    """Add the list that the bundle's ``evaluate`` scores, if it differs from the validation list.
+    """Return a case layout with the list that the bundle's configuration ``evaluate`` scores, its test cases.
+
+    The layout is returned unchanged if that list is the validation list.
 
     Args:
         cases: Result of `read_cases`.
@@ -131,7 +146,7 @@ def check_folder(needs: Sequence[str], folder: Path, site: str) -> None:
     """Raise DataError if a site's folder lacks files that the bundle reads.
 
     Args:
-        needs: Patterns of paths in the folder, see `CaseLayout.needs`.
+        needs: Patterns of the files and folders that the site's folder must contain, as for ``glob``.
         folder: Folder of the site.
         site: Name of the site, for the message.
 

@@ -1,4 +1,9 @@
-"""Configuration of a bundle as text: files merged, macros expanded, references followed, nothing evaluated."""
+"""Configuration of a bundle as text: files merged, macros expanded, references followed, nothing evaluated.
+
+An id is the path of an entry, such as ``train#trainer``. A reference (``@id``) stands for the entry at another id. A
+macro (``%file::id``) stands for a copy of an entry, possibly of another file. A component is an entry with a
+``_target_``, the class or function that builds it.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +38,7 @@ class BundleConfig:
     Ids are written with ``#``, as users write them.
 
     Args:
-        contents: Contents of the files; each overrides those before it.
+        contents: Contents of the files; each file overrides the files before it.
         metadata: Values that references below ``_meta_`` name.
         root: Folder of the bundle, in which macros may read files.
 
@@ -64,12 +69,12 @@ class BundleConfig:
         return self._lookup(id_) is not _MISSING
 
     def get(self, id_: str) -> Any:
-        """Return the value at an id, or None without a value."""
+        """Return the value at exactly this id, without following references; None if there is no value."""
         value = self._lookup(id_)
         return None if value is _MISSING else value
 
     def follow(self, id_: str) -> str:
-        """Follow plain references from an id, and return the last id.
+        """Follow plain references from an id, and return the id at which a value is written.
 
         For example, ``train#trainer#loss_function`` leads to ``loss``. References among the parents are followed too,
         so ``train#dataset#data`` may lead to ``train_data#data``. If a reference leads nowhere or in a circle, the id
@@ -97,7 +102,7 @@ class BundleConfig:
         return id_ if self.get(id_) is not None else None
 
     def value(self, id_: str) -> Any:
-        """Return the value at an id, after following references."""
+        """Return the value at an id, after following references (`follow`); None if there is no value."""
         return self.get(self.follow(id_))
 
     def target(self, id_: str) -> str:
@@ -113,7 +118,7 @@ class BundleConfig:
         )
 
     def iterate_texts(self, id_: str) -> Iterator[tuple[str, str]]:
-        """Yield id and text of all strings at or below an id."""
+        """Yield each string at or below an id, as a pair of the string's id and its text."""
         for place, value in walk(self.get(id_)):
             if isinstance(value, str):
                 yield id_of((id_, *place)), value
@@ -130,7 +135,7 @@ class BundleConfig:
         return reached
 
     def targets(self, ids: Iterable[str]) -> dict[str, str]:
-        """Map the id of each component at or below some ids to its target."""
+        """Return the components at or below some ids, as a mapping from a component's id to its target."""
         pairs = {}
         for id_ in ids:
             for place, value in walk(self.get(id_)):
@@ -167,7 +172,10 @@ class BundleConfig:
                 yield from self._components(self.follow(f"{id_}#{name}"), seen)
 
     def literal(self, id_: str) -> Any:
-        """Return a value with its references resolved; expressions stay as they are written."""
+        """Return the value at an id with all references in it replaced by values; expressions stay text.
+
+        MONAI's constants for keys of a case (`COMMON_KEY`) are replaced by the keys.
+        """
         value = self.value(id_)
         if isinstance(value, list):
             return [self.literal(f"{self.follow(id_)}#{index}") for index in range(len(value))]
@@ -175,7 +183,7 @@ class BundleConfig:
         return key.group(1).lower() if key else value
 
     def keys(self, id_: str) -> list[str]:
-        """Return the keys that a dictionary transform uses, if they are written as plain text."""
+        """Return the keys of a case that the dictionary transform at an id uses, as far as they are plain text."""
         keys = self.literal(f"{id_}#keys") if f"{id_}#keys" in self else []
         return [str(key) for key in (keys if isinstance(keys, list) else [keys])]
 
@@ -231,7 +239,7 @@ def is_expression(value: object) -> bool:
 
 
 def list_config_files(root: Path) -> dict[str, str]:
-    """Map the stem of each configuration file of a bundle to its name, for example ``train`` to ``train.json``.
+    """Return a bundle's configuration files as a mapping from stem to name, for example ``train`` to ``train.json``.
 
     Raises:
         SettingsError: If two files have the same stem.

@@ -56,7 +56,7 @@ def copy_bundle(root: Path, out: Path, complete: Callable[[Path], None]) -> None
     Args:
         root: Folder of a bundle that `check_paths` has accepted.
         out: Folder of the copy.
-        complete: Adds new files to the copy before it is moved to its place.
+        complete: Function that gets the folder of the unfinished copy and adds new files to it.
     """
     with atomic_folder(out) as staged:
         for path in _iterate_entries(root):

@@ -15,18 +15,22 @@ PLACEHOLDER = re.compile(r"_reference_((?:[0-9a-f]{2})+)_")
 """Pattern of a reference within a syntax tree: a name that contains the id in hexadecimal."""
 
 SITE_MARKER, BUNDLE_MARKER = "\0site", "\0bundle"
-"""Markers for ``dataset_dir`` and ``bundle_root`` at the start of a path."""
+"""Markers at the start of a joined path.
+
+* ``SITE_MARKER``: stands for ``dataset_dir``, the folder of a site's cases.
+* ``BUNDLE_MARKER``: stands for ``bundle_root``, the folder of the bundle.
+"""
 
 LIST_SUFFIXES = (".json", ".csv", ".tsv", ".txt")
 """Suffixes of files that list cases."""
 
 MAX_PATH_LENGTH = 500
-"""Largest number of characters of a path that is joined."""
+"""Largest number of characters of a path; longer paths are not resolved further."""
 
 
 @dataclass
 class CaseListExpression:
-    """A list of cases as a configuration writes it.
+    """A list of cases as a configuration writes it. A cut is a slice of the list by position, such as ``[:-9]``.
 
     Attributes:
         whole: The expression without its cuts. None if there is no expression, as for a list of files, or if it is not
@@ -58,7 +62,7 @@ def read_listing(config: BundleConfig, id_: str) -> CaseListExpression:
 
 
 def find_site_paths(config: BundleConfig, id_: str) -> list[str]:
-    """Return the paths below ``dataset_dir`` that an id, or anything it refers to, reads.
+    """Return the paths below ``dataset_dir`` that appear in the expression at an id, or at any id that it refers to.
 
     Returns:
         Distinct relative patterns as for ``glob``, in their order. A part that only running the bundle can tell is
@@ -73,7 +77,15 @@ def find_site_paths(config: BundleConfig, id_: str) -> list[str]:
 
 
 def list_files(config: BundleConfig, id_: str) -> dict[str, str]:
-    """Map the id of each path to a file within the bundle that lists cases, for all ids that an id refers to."""
+    """Return the files within a bundle from which a list of cases is read.
+
+    Args:
+        config: Configuration of the bundle.
+        id_: Id of the list; this id and all ids to which it leads are searched.
+
+    Returns:
+        Maps the id under which the path of such a file is written to the path relative to the bundle.
+    """
     files = {}
     for reference in sorted(config.reachable_ids(id_)):
         path = _evaluate_reference(config, reference, ())

@@ -41,10 +41,10 @@ HANDLER_REASONS = {
     "SmartCacheHandler": ("medfl reads the cases", "nothing"),
     "MetricLogger": ("it writes within a round", "metrics.csv of the run"),
 }
-"""Maps each of MONAI's handlers to the reason why it is ignored, and the alternative."""
+"""Maps the name of each of MONAI's handlers to a pair: the reason why a federation ignores it, and the alternative."""
 
 UNKNOWN_HANDLER_REASON = ("its effect within a round is unknown", "a method or an observer in a medfl plugin")
-"""Reason and alternative for other handlers."""
+"""Reason and alternative for handlers that are not in `HANDLER_REASONS`."""
 
 TRAINER_REASONS = {
     "max_epochs": ("a run consists of rounds", "the settings rounds and epochs"),
@@ -62,7 +62,7 @@ TRAINER_REASONS = {
     "to_kwargs": ("medfl moves the batches to the device", "nothing"),
     "optim_set_to_none": ("it does not change the result", "nothing"),
 }
-"""Maps each ignored argument of the trainer to reason and alternative."""
+"""Maps each argument of the trainer that a federation ignores to a pair of reason and alternative."""
 
 LOADER_REASONS = {
     "shuffle": ("each epoch shuffles the cases with the run's seed", "nothing"),
@@ -72,10 +72,10 @@ LOADER_REASONS = {
     "drop_last": ("each epoch uses every case", "nothing"),
     "repeats": ("a batch is trained on once", "the setting epochs"),
 }
-"""Maps each ignored argument of the training loader to reason and alternative."""
+"""Maps each argument of a data loader that a federation ignores to a pair of reason and alternative."""
 
 DATASET_REASON = ("medfl reads and caches the cases", "--cache")
-"""Reason and alternative for the other arguments of a data set."""
+"""Reason and alternative for all arguments of a data set except list and transforms."""
 
 USED_ARGUMENTS = {
     "trainer": ("_target_", "device", "network", "loss_function", "optimizer", "train_data_loader", "inferer", "amp")
@@ -85,10 +85,10 @@ USED_ARGUMENTS = {
     "val_dataset": ("_target_", "data", "transform"),
     "val_dataloader": ("_target_",),
 }
-"""Maps each part to the arguments of its component that a federation uses, or that are listed elsewhere."""
+"""Maps the name of each part of a training to its arguments that are not ignored, or that are listed separately."""
 
 FREEZING_PATTERN = re.compile(r"requires_grad|freeze", re.IGNORECASE)
-"""Pattern of text that freezes parameters."""
+"""Pattern of text in a configuration that probably freezes parameters of the network."""
 
 SAVING_TRANSFORMS = tuple(f"Save{what}{end}" for what in ("Image", "Classification") for end in ("d", "D", "Dict"))
 """MONAI's transforms that write images and tables of patients."""
@@ -117,7 +117,7 @@ class IgnoredEntry:
     is_urgent: bool = False
 
     def to_json(self) -> dict[str, str]:
-        """Return the entry of ``federate.json`` with the keys ``what``, ``why``, ``instead`` and ``id``."""
+        """Return the fields ``what``, ``why``, ``instead`` and ``id`` as JSON values, for ``federate.json``."""
         return {"what": self.what, "why": self.why, "instead": self.instead, "id": self.id}
 
 
@@ -134,8 +134,8 @@ def list_ignored_entries(
     Args:
         config: Training configuration.
         evaluate: Training configuration overlaid with ``evaluate``.
-        parts: Ids of its parts.
-        used: Ids that a run builds.
+        parts: Ids of the parts of the training configuration.
+        used: Ids of components that a run builds.
         content: Top-level ids of the training configuration with their values.
         others: Maps further configuration files of the bundle to their contents.
     """

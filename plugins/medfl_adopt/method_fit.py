@@ -1,5 +1,7 @@
 """Find the methods that a run over an adopted bundle would refuse, using only the bundle's text.
 
+An adopted bundle is a copy of a stock MONAI bundle to which ``medfl adopt`` added a configuration for federations.
+
 The checks are the same as at the start of a run. No code of the bundle is run: a small placeholder network has
 everything that methods ask of a network, and the optimizer is torch's or MONAI's own.
 """
@@ -33,13 +35,21 @@ from medfl_adopt.adoption import Adoption
 from medfl_adopt.config import BundleConfig, base_name
 
 EXAMPLE_SITES = ["site-1", "site-2"]
+"""Names of the sites with which the methods are checked, as a check needs sites."""
 
 
 class PlaceholderNetwork(nn.Module):
-    """Placeholder network with a body, a linear head and two stages, for images of one pixel and one channel.
+    """Small network that takes the place of the bundle's network in the checks of methods.
+
+    It takes images of one pixel and one channel, and has everything that methods ask of a network.
 
     Args:
         outputs: Number of outputs.
+
+    Attributes:
+        body: All layers before the head.
+        head: Linear last layer.
+        feature_layers: The two stages of the body, for methods that compare stages.
     """
 
     def __init__(self, outputs: int) -> None:
@@ -50,7 +60,7 @@ class PlaceholderNetwork(nn.Module):
         self.feature_layers = [self.body[1], self.body[3]]
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return outputs of shape (B, outputs)."""
+        """Return the outputs, of shape (batch size, outputs), for images of shape (batch size, 1, 1, 1)."""
         outputs: torch.Tensor = self.head(self.body(images))
         return outputs
 
@@ -60,7 +70,7 @@ class MethodFit:
     """Result of checking a method against an adopted bundle.
 
     Attributes:
-        record: The method.
+        record: Record of the method, with its name and needs.
         refusal: Reason why a run refuses the method for any network, or None if no check fails.
     """
 
@@ -69,7 +79,7 @@ class MethodFit:
 
 
 def check_methods(adoption: Adoption, config: BundleConfig, registry: Registry) -> list[MethodFit]:
-    """Return the installed methods, sorted by name, each with the reason why a run would refuse it.
+    """Return the result of the check for each installed method, sorted by name.
 
     Args:
         adoption: Record of the adopted bundle.
@@ -81,7 +91,7 @@ def check_methods(adoption: Adoption, config: BundleConfig, registry: Registry) 
 
 
 def find_refusals(adoption: Adoption, config: BundleConfig, registry: Registry) -> dict[str, str]:
-    """Map each method that a run refuses for any network to the message of the check.
+    """Return the methods that a run refuses for any network: a mapping from a method's name to the reason.
 
     Args:
         adoption: Record of the adopted bundle.
@@ -103,7 +113,7 @@ def find_refusals(adoption: Adoption, config: BundleConfig, registry: Registry) 
 
 
 def known_optimizer(config: BundleConfig, id_: str) -> OptimizerFactory | None:
-    """Return a factory of the bundle's optimizer, with the options that are written as plain values.
+    """Return a function that builds the bundle's optimizer, with the options that are written as plain values.
 
     Return None if the optimizer is not one of torch's or MONAI's, or if an option is an expression.
     """

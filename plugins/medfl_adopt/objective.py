@@ -1,4 +1,7 @@
-"""Recognize the objective of a bundle from signs in its configuration."""
+"""Recognize the learning objective of a bundle, such as classification or segmentation, from its configuration.
+
+A sign is evidence in the configuration, such as the class of the loss. Each sign allows some kinds of objectives.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +30,15 @@ OBJECTIVE_KINDS = {
 """
 
 MASK_KINDS = frozenset({"segmentation", "overlapping_segmentation"})
-"""Kinds whose targets are masks."""
+"""Kinds of objectives whose targets are masks."""
 CLASS_KINDS = frozenset({"multiclass", "binary", "segmentation"})
-"""Kinds whose targets are exclusive classes."""
+"""Kinds of objectives with one class for each image or voxel; the classes exclude each other."""
 LABEL_KINDS = frozenset({"binary", "multilabel", "overlapping_segmentation"})
-"""Kinds whose targets are independent binary labels."""
+"""Kinds of objectives whose targets are binary labels, each predicted by its own output."""
 IMAGE_LEVEL_KINDS = frozenset(OBJECTIVE_KINDS) - MASK_KINDS
-"""Kinds with one target for an image."""
+"""Kinds of objectives with one target for a whole image."""
 CATEGORICAL_KINDS = frozenset(OBJECTIVE_KINDS) - {"regression", "survival"}
-"""Kinds with categorical targets."""
+"""Kinds of objectives with categorical targets: classes, labels or masks."""
 
 KINDS_BY_LOSS = {
     "CrossEntropyLoss": CLASS_KINDS,
@@ -49,7 +52,8 @@ KINDS_BY_LOSS = {
     "HuberLoss": frozenset({"regression"}),
     "GaussianNLLLoss": frozenset({"regression"}),
 }
-"""Maps losses to the kinds that they allow. Losses for the overlap of masks are recognized by words in their names."""
+"""Maps the class name of each known loss to the kinds of objectives that it allows. Losses for the overlap of masks are
+recognized by words in their names (`OVERLAP_LOSS_WORDS`)."""
 
 OVERLAP_LOSS_WORDS = ("dice", "tversky", "hausdorff", "jaccard", "iou", "unifiedfocal")
 """Words in the names of losses for the overlap of masks."""
@@ -74,7 +78,7 @@ KINDS_BY_METRIC = {
     "RootMeanSquaredError": frozenset({"regression"}),
     "RegressionMetrics": frozenset({"regression"}),
 }
-"""Maps metrics to the kinds that they allow."""
+"""Maps the class name of each known metric to the kinds of objectives that it allows."""
 
 LABEL_REDUCING_TRANSFORMS = ("SetLabelClassd", "SetLabelClassD", "SetLabelClassDict")
 """Transforms that reduce a mask to one class, as in MONAI's bundles for nuclei."""
@@ -90,11 +94,11 @@ OUTPUT_ARGUMENTS = ("out_channels", "num_classes", "n_classes", "out_features")
 
 @dataclass(frozen=True)
 class ObjectiveSign:
-    """Evidence for an objective in a configuration.
+    """Sign: evidence for an objective in a configuration.
 
     Attributes:
-        text: Description of the evidence and its place.
-        kinds: Kinds of `OBJECTIVE_KINDS` that it allows.
+        text: Description of the evidence and its place in the configuration.
+        kinds: Kinds of `OBJECTIVE_KINDS` that the evidence allows.
     """
 
     text: str
@@ -103,13 +107,13 @@ class ObjectiveSign:
 
 @dataclass(frozen=True)
 class RecognizedObjective:
-    """Objective of a bundle.
+    """Objective of a bundle, as recognized from signs or as given by the user.
 
     Attributes:
-        name: Name of the objective.
-        overlapping: For segmentation, whether there is a channel for each label.
+        name: Name of medfl's objective: `kind` without the prefix ``overlapping_``.
+        overlapping: Whether the objective is segmentation with masks that may overlap, with a channel for each label.
         outputs: Number of channels of the network's output; None if only running the bundle can tell.
-        chosen: Whether the user gave the objective.
+        chosen: Whether the user gave the objective, so that signs did not decide it.
         signs: Evidence for and against the objective.
     """
 
@@ -125,14 +129,14 @@ class RecognizedObjective:
         return f"overlapping_{self.name}" if self.overlapping else self.name
 
     def build(self) -> Objective | None:
-        """Build the objective; return None if it needs the number of channels and that is unknown."""
+        """Return medfl's object for the objective, or None if it needs the number of channels and that is unknown."""
         return make_objective(self.name, self.overlapping, self.outputs)
 
 
 def make_objective(
     name: str, overlapping: bool, outputs: int | None, spacing: str | Sequence[float] | None = None
 ) -> Objective | None:
-    """Build an objective from its name and the number of channels.
+    """Return medfl's object for an objective, built from the objective's name and number of channels.
 
     Return None if the objective needs the number of channels and that is None.
 
@@ -140,7 +144,8 @@ def make_objective(
         name: Name of the objective.
         overlapping: For segmentation, whether labels may overlap.
         outputs: Number of channels of the network's output.
-        spacing: For segmentation, as in `medfl.objectives.Segmentation`.
+        spacing: For segmentation, the voxel spacing in which distances between masks are measured, as in
+            `medfl.objectives.Segmentation`; None measures them in voxels.
     """
     field = objective_class(name).outputs_field
     if field is not None and outputs is None:
@@ -159,7 +164,7 @@ def recognize_objective(
 
     Args:
         config: Training configuration.
-        parts: Ids of its parts.
+        parts: Ids of the parts of the training configuration.
         metadata: Metadata of the bundle, which may contain the number of channels of the network's output.
         chosen: Kind that the user gave, which overrides all signs; None to recognize it.
 

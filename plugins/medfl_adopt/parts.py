@@ -1,4 +1,8 @@
-"""Find the ids of a bundle's parts (trainer, network, loss, data sets and so on), and unsupported parts."""
+"""Find the ids of a bundle's parts (trainer, network, loss, data sets and so on), and unsupported parts.
+
+An id is the path of an entry in a bundle's configuration, such as ``train#trainer``. MONAI calls trainer and evaluator
+engines.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,10 @@ from medfl.errors import SettingsError
 from medfl_adopt.config import BundleConfig, base_name, is_expression
 
 TRAINER_CLASS, EVALUATOR_CLASS = "SupervisedTrainer", "SupervisedEvaluator"
-"""Class names of MONAI's trainer and evaluator."""
+"""Class names of MONAI's engines for training and for validation."""
 
 ENGINE_IDS = {TRAINER_CLASS: ("train#trainer", "trainer"), EVALUATOR_CLASS: ("validate#evaluator", "evaluator")}
-"""Maps each engine to its possible ids.
+"""Maps the class name of each engine to the ids at which a bundle may define it.
 
 These are MONAI's id, and the top-level id of older bundles and of the zoo's templates.
 """
@@ -28,27 +32,30 @@ REQUIRED_TRAINER_ARGUMENTS = {
 """Maps each required argument of the trainer to its description."""
 
 OPTIONAL_IDS = ("train#dataset", "train#inferer")
-"""Ids that MONAI requires, but that are optional if the trainer is at the top level."""
+"""Ids that MONAI requires, but that may be absent if the trainer is defined at the top-level id ``trainer``."""
 
 DATASET_DIR_HINT = (
     " A site's folder replaces 'dataset_dir': if another id is the folder of the cases, set it to '@dataset_dir', and "
     "move its value to 'dataset_dir'."
 )
-"""Hint for configurations without ``dataset_dir``."""
+"""Advice in the error for a configuration without the id ``dataset_dir``."""
 
 OPTIMIZER_PACKAGES = ("torch.optim", "monai.optimizers")
-"""Packages of optimizers."""
+"""Packages whose classes are recognized as optimizers."""
 
 
 @dataclass(frozen=True)
 class PartIds:
     """Ids of the parts of a site's training in the configuration; None for an absent part.
 
+    Each field contains the id of the component that the list describes.
+
     Attributes:
         trainer: MONAI's trainer.
-        network: Definition of the network, not yet on a device. Properties of the network are read from it.
-        trained: Network of the trainer: the definition, possibly within an expression that moves it, loads weights,
-            freezes or wraps it. A run builds this id.
+        network: Definition of the network, not yet on a device. `medfl adopt` reads the network's properties from this
+            definition.
+        trained: Network of the trainer: the definition `network`, possibly within an expression that moves the network
+            to a device, loads weights, freezes parameters or wraps the network. A run builds this id.
         loss: Loss.
         optimizer: Optimizer, with the parameters of a network.
         optimizer_params: Parameters that the optimizer is given.
@@ -106,7 +113,7 @@ class PartIds:
 
 
 def find_problems(config: BundleConfig) -> list[SettingsError]:
-    """Return an error for each reason why no federation can be made from a training configuration."""
+    """Return an error for each reason why no federation can be made from a training configuration; empty if none."""
     problems = []
     id_of_trainer = engine_id(config, TRAINER_CLASS)
     trainer = config.value(id_of_trainer)

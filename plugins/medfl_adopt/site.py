@@ -1,5 +1,7 @@
 """An adopted bundle at one site: the site's lists of cases, and evaluation with the bundle's own evaluator.
 
+An adopted bundle is a copy of a stock MONAI bundle to which ``medfl adopt`` added a configuration for federations.
+
 A site's cases are never inserted into the configuration, where MONAI would evaluate text that begins with ``$``.
 """
 
@@ -35,9 +37,9 @@ class SiteCaseLists(NamedTuple):
     """Cases of a site as its bundle lists them.
 
     Attributes:
-        train: Training cases, at least one; all cases if the bundle has one list.
+        train: Training cases, at least one; all cases if the bundle has only one list.
         validation: Validation cases; None if the bundle has no separate list for them.
-        test: Test cases of the bundle's ``evaluate``; None if it scores the validation list.
+        test: Cases that the bundle's configuration ``evaluate`` scores; None if these are the validation cases.
     """
 
     train: list[CaseRow]
@@ -52,6 +54,10 @@ class AdoptedSite:
         bundle: The bundle.
         folder: Folder of the site, which replaces the bundle's ``dataset_dir``.
         site: Name of the site, for messages.
+
+    Attributes:
+        bundle: The bundle.
+        site: Name of the site.
 
     Raises:
         DataError: If the folder lacks files that the bundle reads.
@@ -78,11 +84,16 @@ class AdoptedSite:
         return SiteCaseLists(train, validation, test)
 
     def train_preprocessing(self) -> Any:
-        """Return the transforms of a training case, or None."""
+        """Return the bundle's transforms of a training case, or None if the bundle has none."""
         return self.bundle.build(self.bundle.parser(self._folder), self.bundle.ids["train_preprocessing"])
 
     def preprocessing(self, kind: str = TRAIN) -> Any:
-        """Return the transforms of a validation case, or with `EVALUATE` of a test case; None without transforms."""
+        """Return the bundle's transforms of a validation or test case, or None if the bundle has none.
+
+        Args:
+            kind: `TRAIN` for validation cases, `EVALUATE` for the test cases of the bundle's configuration
+                ``evaluate``.
+        """
         if kind not in self._transforms:
             parser = self.bundle.parser(self._folder, kind=kind)
             self._transforms[kind] = self.bundle.build(parser, self.bundle.ids["val_preprocessing"])
@@ -100,7 +111,7 @@ class AdoptedSite:
     ) -> dict[str, float]:
         """Evaluate a network with the bundle's own evaluator.
 
-        Its handlers, and transforms that write files, are removed.
+        The evaluator's handlers, and transforms that write files, are removed.
 
         Args:
             network: Network on `device`.

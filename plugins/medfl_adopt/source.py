@@ -1,6 +1,7 @@
 """Data of an adopted bundle's sites: the cases in each folder ``D/<site>/``, as data sets.
 
-The data sets apply the bundle's transforms.
+The data sets apply the bundle's transforms. An adopted bundle is a copy of a stock MONAI bundle to which ``medfl
+adopt`` added a configuration for federations.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ from medfl_adopt.bundle import EVALUATE, TRAIN, AdoptedBundle
 from medfl_adopt.site import AdoptedSite, CaseRow
 
 INPUT_KEY, TARGET_KEY = "image", "label"
-"""Keys of a network's input and target, by MONAI's convention."""
+"""Keys of a case under which the bundle's transforms put the network's input and its target, by MONAI's convention."""
 
 CONFIG_BY_SPLIT = {"training": None, "validation": TRAIN, "test": EVALUATE}
-"""Maps each split to the configuration whose evaluator scores it, or None."""
+"""Maps each split to the kind of configuration whose evaluator scores its cases, or to None if none does."""
 
 CACHE_FOLDER = ".medfl_cache"
-"""Name of the folder of a disk cache in a site's folder."""
+"""Name of the folder, within a site's folder, for cases that are cached on disk."""
 
 METRIC_PREFIX = "bundle_"
-"""Prefix of the bundle's own metrics in a run's scores."""
+"""Prefix of the names of the bundle's own metrics in the scores of a run."""
 
 
 class AdoptedSplit(TransformDataset):
@@ -53,8 +54,8 @@ class AdoptedSplit(TransformDataset):
     Args:
         site: The site.
         rows: The cases.
-        kind: Configuration whose evaluator scores the cases, or None.
-        transform: Preprocessing transforms of the bundle.
+        kind: `TRAIN` or `EVALUATE`, the configuration whose evaluator scores the cases; None if none does.
+        transform: The bundle's preprocessing transforms, which are applied to each case.
         **options: Options of `TransformDataset`.
     """
 
@@ -66,20 +67,24 @@ class AdoptedSplit(TransformDataset):
 
     @property
     def list_id(self) -> str:
-        """Id of the list of cases, as in `medfl.types.ListedDataset.list_id`."""
+        """Id of the case list in the configuration of the bundle's ``evaluate``; empty if there is no list."""
         bundle = self._site.bundle
         dataset = bundle.ids["val_dataset"]
         return f"{dataset}#data" if dataset and bundle.adopted["cases"]["mode"] != "dataset_dir" else ""
 
     @property
     def listed_cases(self) -> Sequence[CaseRow]:
-        """The cases, as in `medfl.types.ListedDataset.listed_cases`."""
+        """Cases in the bundle's list format: each maps keys to files and values."""
         return self._rows
 
     def compute_metrics(self, model: nn.Module, device: str) -> dict[str, float]:
-        """Return the scores of the bundle's own evaluator (`medfl.types.SelfScoringDataset`).
+        """Return the metrics of the bundle's own evaluator over all cases, by name; empty if no evaluator scores them.
 
-        Their names begin with `METRIC_PREFIX`.
+        The names begin with `METRIC_PREFIX`.
+
+        Args:
+            model: Model on `device`.
+            device: Device, as torch names it.
         """
         if self._kind is None:
             return {}
@@ -95,7 +100,7 @@ class AdoptedSource:
         objective: Objective of the bundle.
         val_fraction: Share of a site's validation cases, in [0, 1), if the bundle has one list; at least one case if
             the site has two.
-        test_fraction: Share of a site's test cases in the same way.
+        test_fraction: Share of a site's test cases, with the same rules as `val_fraction`.
 
     Raises:
         SettingsError: If a fraction is not in [0, 1), or their sum is not below 1.
@@ -116,7 +121,7 @@ class AdoptedSource:
 
     @property
     def weights(self) -> list[Path]:
-        """Files of weights, as in `medfl.data.source.DataSource.weights`."""
+        """Paths, relative to the bundle, of the files from which the bundle's own workflows read weights."""
         return [Path(name) for name in self._bundle.adopted["weights"]]
 
     def cohort(
@@ -127,9 +132,14 @@ class AdoptedSource:
         public: str | None = None,
         label_map: LabelMap | None = None,
     ) -> Cohort:
-        """Load the data of all sites, as in `medfl.data.source.DataSource.load_cohort`.
+        """Load all data of a run: the data of its sites, and the server's test set. Public data are not supported.
 
-        Public data are not supported.
+        Args:
+            folder: Folder with one folder for each site.
+            execution: Settings of the machine, such as the cache.
+            sites: Names of the sites to load; None loads all.
+            public: Must be None.
+            label_map: Must be None.
 
         Raises:
             DataError: If data are missing or can't be read.
@@ -155,12 +165,24 @@ class AdoptedSource:
         return Cohort(parts, self.shared_test(folder, execution))
 
     def shared_test(self, folder: Path, execution: Execution) -> SiteData | None:
-        """Load the server's test set, as in `medfl.data.source.DataSource.shared_test`."""
+        """Load the server's test set from the folder ``global``, or return None.
+
+        The result is None if there is no such folder, or if the setting ``open_test`` keeps test sets closed.
+
+        Args:
+            folder: Folder with one folder for each site.
+            execution: Settings of the machine, such as the cache.
+        """
         exists = execution.open_test and (folder / GLOBAL).is_dir()
         return self.site(folder / GLOBAL, execution) if exists else None
 
     def site(self, folder: Path, execution: Execution) -> SiteData:
-        """Load the data of a site, as in `medfl.data.source.DataSource.load_site`."""
+        """Load the data of one site: its splits as data sets, and facts about them.
+
+        Args:
+            folder: Folder of the site, named like the site.
+            execution: Settings of the machine, such as the cache.
+        """
         self._bundle.initialize()
         site = AdoptedSite(self._bundle, folder, folder.name)
         transforms = {
@@ -210,10 +232,23 @@ class AdoptedSource:
         allow: Sequence[str] = (),
         open_test: bool = True,
     ) -> list[str]:
-        """Check for leaks, as in `medfl.data.source.DataSource.check_leaks`.
+        """Raise if two splits, of one site or of different sites, share patients or images.
 
         Images are equal if their files have the same bytes. Patients are compared within each site only, because
         patient names may be running numbers.
+
+        Args:
+            folder: Folder with one folder for each site.
+            names: Names of the sites to check.
+            public: Not used, as an adopted bundle has no public data.
+            allow: Kinds of leaks to allow: ``subjects``, ``pixels``.
+            open_test: Whether the test cases are checked, too.
+
+        Returns:
+            A sentence for each allowed leak, for the report.
+
+        Raises:
+            DataError: If there is a leak of a kind that is not allowed.
         """
         check_kinds(allow)
         holdings = {}
@@ -256,7 +291,7 @@ def split_cases(
         rows: The cases.
         val_fraction: Share of validation cases, in [0, 1). If it is positive and there are two cases, at least one
             case.
-        test_fraction: Share of test cases in the same way.
+        test_fraction: Share of test cases, with the same rules as `val_fraction`.
 
     Returns:
         Training, validation and test cases.

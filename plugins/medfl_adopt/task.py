@@ -1,4 +1,7 @@
-"""Task of an adopted bundle: its network, loss and optimizer for medfl's training loop."""
+"""Task of an adopted bundle: the bundle's network, loss and optimizer for medfl's training loop.
+
+An adopted bundle is a copy of a stock MONAI bundle to which ``medfl adopt`` added a configuration for federations.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,19 @@ from medfl_adopt.bundle import AdoptedBundle
 from medfl_adopt.objective import make_objective
 
 NETWORK_NAME = "network"
-"""Name of the bundle's only network."""
+"""Name under which the task lists the bundle's only network."""
 
 SCHEDULES = ("per_round", "restart", "off")
-"""Uses of a bundle's learning-rate schedule."""
+"""Allowed values of the option ``schedule``: uses of a bundle's learning-rate schedule.
+
+* ``per_round``: a step after each round.
+* ``restart``: a step after each epoch; the schedule starts again in each training of a site.
+* ``off``: no schedule.
+"""
 
 
 def adopted_objective(bundle: AdoptedBundle) -> Objective:
-    """Return the objective of an adopted bundle.
+    """Return the learning objective of an adopted bundle.
 
     Raises:
         SettingsError: If the number of channels of the network's output is unknown.
@@ -113,6 +121,9 @@ class AdoptedLoss(nn.Module):
 
     Args:
         loss: Loss of the bundle.
+
+    Attributes:
+        loss: Loss of the bundle.
     """
 
     def __init__(self, loss: Callable[..., torch.Tensor]) -> None:
@@ -127,15 +138,15 @@ class AdoptedLoss(nn.Module):
 
 
 class AdoptedSchedule:
-    """Learning-rate schedule of a bundle, as a factor of the optimizer's learning rate.
+    """Learning-rate schedule of a bundle, as a function that returns a factor of the optimizer's learning rate.
 
     Args:
         bundle: A bundle with a schedule.
-        restarts: Whether the schedule counts the epochs of each training, not the rounds (`medfl.task.Schedule`).
+        restarts: Whether the schedule counts the epochs of each training of a site instead of the rounds.
 
     Attributes:
-        restarts: The same as the argument.
-        facts: Metadata of the schedule for the task's identity.
+        restarts: Whether the schedule counts the epochs of each training of a site instead of the rounds.
+        facts: JSON values that identify the schedule; equal schedules have equal values.
 
     Raises:
         SettingsError: If the schedule depends on scores, or can't be built.
@@ -160,7 +171,11 @@ class AdoptedSchedule:
         self.facts |= {"per": "epoch"} if restarts else {}
 
     def __call__(self, number: int) -> float:
-        """Return the factor in a round or epoch, counted from 1; >= 0."""
+        """Return the factor, >= 0.
+
+        Args:
+            number: Number of the round, or of the epoch if the schedule `restarts`; both are counted from 1.
+        """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # this optimizer trains nothing
             while len(self._factors) < number:

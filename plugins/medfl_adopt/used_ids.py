@@ -1,4 +1,7 @@
-"""Find the ids of a training configuration that a federation builds. All other ids have no effect in a run."""
+"""Find the ids of a training configuration that a federation builds. All other ids have no effect in a run.
+
+An id is the path of an entry in a bundle's configuration, such as ``train#trainer``.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,12 @@ RUN_IDS = ("bundle_root", "dataset_dir", "device", "seed", "imports", "_meta_", 
 
 
 def find_used_ids(configs: Collection[BundleConfig], parts: PartIds, cases: CaseLayout) -> UsedIds:
-    """Return all ids that can be reached through references from the parts that a run builds.
+    """Return all ids that affect a run: the parts that a run builds, and the ids to which their references lead.
 
     Args:
-        configs: The training configuration, and the same overlaid with ``evaluate``.
+        configs: The training configuration, and the training configuration overlaid with ``evaluate``.
         parts: Ids of the parts of the training configuration.
-        cases: Ids of a site's cases.
+        cases: Ids and files that define a site's cases.
     """
     replaced, roots = frozenset(_replaced_ids(parts, cases)), {*RUN_IDS, *_built_ids(parts, cases)}
     ids: set[str] = set()
@@ -74,7 +77,7 @@ def _replaced_ids(parts: PartIds, cases: CaseLayout) -> Iterator[str]:
 def find_unused_ids(
     config: BundleConfig, used: UsedIds, content: Mapping[str, object], known: Collection[str]
 ) -> Iterator[str]:
-    """Yield the ids that have no effect, the outermost of each.
+    """Yield the ids that have no effect in a run. If all of an entry has no effect, only the entry's own id is yielded.
 
     Args:
         config: The training configuration.

@@ -1,4 +1,8 @@
-"""NVFlare backend: federations between machines, startup kits, site policy and federated statistics."""
+"""NVFlare backend: federations between machines, startup kits, site policy and federated statistics.
+
+A startup kit is the folder with certificate, settings and scripts with which a participant (the server, a site or a
+researcher) connects to a federation.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +52,7 @@ def medfl_backends() -> list[BackendRecord]:
 
 @hookimpl
 def medfl_run_location(path: str) -> RunLocation | None:
-    """Return the folder that contains the runs of a startup kit, or None if the path is not a startup kit.
+    """Return where the runs of a startup kit are stored, or None if the path is not a startup kit.
 
     Args:
         path: Path of a folder: the startup kit of a site or of the server, or something else.

@@ -24,6 +24,7 @@ RECONNECT_SECONDS = 300.0
 """Seconds for which an unreachable server is tried again."""
 
 RETRY_SECONDS = 2.0
+"""Seconds between two attempts to reach the server, and between two checks of a condition at the server."""
 COMPLETED = "FINISHED:COMPLETED"
 """NVFlare's status of a job that ended by itself."""
 
@@ -46,7 +47,8 @@ class ProgressResponse:
     """Response of a job to a request for its progress.
 
     Attributes:
-        alive: Whether the job is running, or may be: a starting or ending job does not respond for a while.
+        alive: Whether the job may be running. A job that starts or ends does not respond for a while and counts as
+            running.
         progress: Status of the run as JSON values; empty if the job did not respond.
     """
 
@@ -99,12 +101,15 @@ class Connection:
             time.sleep(RETRY_SECONDS)
 
     def jobs(self) -> list[Meta]:
-        """Return NVFlare's metadata of all jobs at the server, newest first."""
+        """Return a dict with NVFlare's metadata for each job at the server, newest job first.
+
+        Its keys include ``job_id``, ``job_name``, ``status`` and ``submit_time``.
+        """
         jobs: list[Meta] = self._call_session("list_jobs")
         return sorted(jobs, key=lambda job: str(job.get("submit_time", "")), reverse=True)
 
     def submit(self, folder: Path) -> str:
-        """Submit a job and return its id."""
+        """Submit the job in a folder to the server, and return NVFlare's id of the job."""
         return str(self._call_session("submit_job", str(folder), retry=False))
 
     def status(self, job: str) -> str:
@@ -145,7 +150,10 @@ class Connection:
         return ProgressResponse(True, progress if isinstance(progress, dict) else {})
 
     def died_with_server(self, job: str) -> bool:
-        """Return whether the server was started after the job. NVFlare reports such a job as running for ever."""
+        """Return whether the server was restarted since the job began, which ended the job.
+
+        NVFlare reports such a job as running for ever.
+        """
         began = self._call_session("get_job_meta", job).get("start_time") or ""
         server = self._call_session("get_system_info").server_info.start_time
         try:

@@ -23,8 +23,8 @@ POLL_SECONDS = 1.0
 """Seconds between two requests to the server."""
 
 GONE_SECONDS = 45.0
-"""Seconds after which a job is lost that NVFlare reports as running but that does not respond. After a job's end, the
-server still waits for the sites."""
+"""Seconds without a response after which a job counts as lost although NVFlare reports it as running. The time must be
+long enough for the end of a job, when the server still waits for the sites."""
 
 WAIT_SECONDS = 30.0
 """Seconds that a job may wait for its start before the delay is reported."""
@@ -32,13 +32,14 @@ WAIT_SECONDS = 30.0
 
 @dataclass
 class FollowedJob:
-    """End of a followed job.
+    """State of a job while it is followed; `follow` returns it at the end of the job.
 
     Attributes:
         job: Id of the job.
-        status: NVFlare's status.
-        lost: Whether the server reports the job as running although it is not, as after a restart.
-        progress: Last status that the run reported.
+        status: NVFlare's status of the job, such as ``FINISHED:COMPLETED``.
+        lost: Whether the server reports the job as running although it is not, as after a restart of the server.
+        progress: Last status that the run reported, with the keys ``state``, ``round``, ``rounds``, ``scores``,
+            ``missing`` and ``message``; empty before the first report.
     """
 
     job: str
@@ -54,7 +55,9 @@ class FollowedJob:
 
 
 def follow(connection: Connection, job: str, out: Path) -> FollowedJob:
-    """Follow a job to its end. Copies the run's progress file, so that `medfl monitor` can show the run.
+    """Follow a job to its end, and return its last state.
+
+    Shows the progress, and copies the run's progress file, so that `medfl monitor` can show the run.
 
     Args:
         connection: Connection to the server.

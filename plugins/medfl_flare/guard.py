@@ -1,8 +1,10 @@
 """Run a startup kit for as long as the process that started it lives: ``python -m medfl_flare.guard PARENT KIT``.
 
-NVFlare starts its job processes in separate sessions, so no process group contains all processes of a kit. The guard
-therefore adopts orphaned processes (on Linux) and ends all its descendants when its parent has ended for any reason. It
-imports only the standard library, as it stays in memory for as long as the kit runs.
+A startup kit is the folder with certificate, settings and scripts with which the server or a site joins the federation.
+NVFlare's script ``sub_start.sh`` in the kit starts the kit's process. NVFlare starts its job processes in separate
+sessions, so no process group contains all processes of a kit. The guard therefore adopts orphaned processes (on Linux)
+and ends all its descendants when its parent has ended for any reason. It imports only the standard library, as it stays
+in memory for as long as the kit runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The two classes that a job names. Both are on the participants' allow-lists; no code is sent with a job."""
+"""The two classes that a job of NVFlare names, for the server and for a site.
+
+Both are on the participants' allow-lists, the lists of classes that a job may name; no code is sent with a job.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +35,23 @@ class MedflController(FlareController):
         self._offer, self._progress = offer, RunStatus()
 
     def progress(self, after: int) -> Meta:
-        """Return the status of the run as JSON values (`medfl_flare.backend.run_progress.RunStatus`)."""
+        """Return the status of the run as JSON values (`medfl_flare.backend.run_progress.RunStatus`).
+
+        Args:
+            after: Number of bytes of the run's progress file that the caller already has.
+        """
         return self._progress.to_meta(after)
 
     def federate(self, transport: FlareTransport, local: Path, result: Path) -> None:
-        """Run the federation. Writes its results, or the reason for its failure, to `result`."""
+        """Run the federation, or collect the federated statistics.
+
+        Writes the results, or the reason for the failure, to `result`.
+
+        Args:
+            transport: Transport of the messages to the sites.
+            local: Folder ``local`` of the server's startup kit, with the server's own file.
+            result: Folder whose content is sent to the researcher who submitted the job.
+        """
         result.mkdir(parents=True, exist_ok=True)
         try:
             if is_statistics_request(self._offer):
@@ -54,7 +69,11 @@ class MedflExecutor(FlareExecutor):
     """A site's side of any run. Everything it needs is in the run's messages or in the site's own file."""
 
     def open(self, local: Path) -> None:
-        """Read the site's own file, and the key of the kit that contains it."""
+        """Prepare the site for messages: read the site's own file, and the private key of its startup kit.
+
+        Args:
+            local: Folder ``local`` of the startup kit, with the site's own file.
+        """
         site_file, signer = read_site_file(local / SITE_FILE_NAME), read_signer(local.parent)
         if signer.name != site_file.site:
             raise SettingsError(
@@ -76,5 +95,5 @@ class MedflExecutor(FlareExecutor):
         return self._service.answer(blob)
 
     def receive(self, sender: str, blob: bytes) -> str | None:
-        """Process a peer message; return the reason for its refusal, or None."""
+        """Process a message of another site, and return the reason for its refusal, or None if it was accepted."""
         return self._service.receive(sender, blob)

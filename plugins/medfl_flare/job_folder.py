@@ -1,6 +1,8 @@
 """The folder of an NVFlare job, which contains only configuration: two class names and the offer of the run.
 
-Nothing in it is code. A participant builds nothing from it except those two classes, which its own allow-list contains.
+Nothing in the folder is code. A participant builds nothing from it except the two classes, which its own allow-list
+(the list of classes that a job may name) contains. An offer is the proposal of a run, with bundle, method, settings and
+sites.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ def write_job(offer: Offer | StatisticsRequest, folder: Path) -> Path:
     """Write the folder of a job.
 
     Args:
-        offer: The run, or the request for federated statistics, with its sites.
+        offer: Offer of a run, or request for federated statistics; it must name its sites.
         folder: Parent of the job's folder; it must exist.
 
     Returns:

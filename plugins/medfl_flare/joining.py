@@ -1,10 +1,14 @@
 """Assignment of networks to the sites of a distributed run, also for sites that join after the run has begun.
 
+An offer is the server's proposal of a run, with bundle, method, settings and sites. An opened run (`OfferedRun`) is an
+offer together with everything that this participant built for it: task, settings and method from its own copy of the
+bundle.
+
 The networks are fixed before the first round. A site's network comes from the first of these sources that names one:
-the run, the site's own file, the run's network assignment (`medfl.engine.runs.network_assignment`), the bundle's
-default. A site that was unavailable at the start may bring a network from the same sources when it joins. It takes part
-from the next round that begins, which ``run.json`` records. The run's identity, and with it its noise, does not depend
-on sites that join later.
+the run's setting ``networks_by_site``; the site's own file; the run's network assignment, a rule that chooses a network
+for each site (`medfl.engine.runs.network_assignment`); the bundle's default. A site that was unavailable at the start
+may bring a network from the same sources when it joins. It takes part from the next round that begins, which
+``run.json`` records. The run's identity, and with it its noise, does not depend on sites that join later.
 """
 
 from __future__ import annotations
@@ -32,12 +36,13 @@ from medfl_flare.offered_bundle import OfferedRun
 
 @dataclass(frozen=True)
 class AgreedNetworks:
-    """The run with the networks of all its sites.
+    """Result of `agree_networks`: the opened run with the network of each site, and the origin of these networks.
 
     Attributes:
-        opened: The run with the networks of all sites.
-        joined: Maps each site that joined later to its first round and the network that it brought.
-        assigned: Maps each site to the network that the run's network assignment gave it.
+        opened: The opened run. Its setting ``networks_by_site`` contains each network that differs from the bundle's
+            default.
+        joined: Maps each site that joined after the run began to its first round and the network that it brought.
+        assigned: Maps each site to the network that the run's network assignment gave it; empty without an assignment.
     """
 
     opened: OfferedRun
@@ -52,12 +57,15 @@ def agree_networks(
     folder: Path,
     public: Callable[[], Dataset | None],
 ) -> AgreedNetworks:
-    """Determine the networks of all sites, or read them if the run has begun. Drop each site that does not fit.
+    """Determine the network of each site, and drop each site whose network the run can't use.
+
+    If the run has begun, the networks of its first sites are read from its ``run.json``; only the networks of sites
+    that join now are determined.
 
     Args:
-        opened: The run.
-        answers: Maps each site that accepted the offer to its reply.
-        backend: Backend that drops sites.
+        opened: The opened run, as the offer describes it, before the sites' own networks are known.
+        answers: Maps each site that accepted the offer to its reply, which names the network in the site's own file.
+        backend: Backend of the run; its method `FlareBackend.drop` excludes a site from the run.
         folder: The run's folder at the server; the caller must hold its lock.
         public: Function that loads the server's public training data, or returns None.
 

@@ -1,5 +1,8 @@
 """A participant's startup kit on this machine: its kind, and the start and stop of its process.
 
+A startup kit is the folder with certificate, settings and scripts with which the server, a site or a researcher
+connects to the federation.
+
 NVFlare's own scripts start the process, with a fixed number of threads and this installation's Python. The process
 writes its output to ``console.log`` in the kit.
 """
@@ -26,6 +29,7 @@ from medfl_flare.guard import processes
 from medfl_flare.sites.preflight.server import server_checks
 
 KitKind = Literal["server", "client", "admin"]
+"""Kind of a startup kit in NVFlare's words: of the server, of a site (``client``), or of a researcher (``admin``)."""
 LOG_FILE_NAME = "console.log"
 """Name of the file with the output of a kit's process, in the kit's folder."""
 
@@ -52,7 +56,8 @@ PORT_SECONDS = 15.0
 """Seconds that a server's port may still be in use, by connections to a killed server, before the start fails."""
 
 PID_FILES = ("shutdown.fl", "pid.fl", "daemon_pid.fl", "restart.fl")
-"""NVFlare's records of running processes. Its script ends at once if another process has the id in them."""
+"""Names of NVFlare's files in a kit with the ids of running processes. NVFlare's script ends at once if any process has
+a recorded id, so the files of dead processes must be removed before a start."""
 
 
 def read_kit_kind(kit: Path) -> KitKind:
@@ -95,8 +100,8 @@ def start(kit: Path, *, restart: bool = True, patience: float = 60.0, as_service
     """Start a server or a site in the background and wait until its process is ready.
 
     Args:
-        kit: Its startup kit.
-        restart: Whether NVFlare's script restarts the process if it dies. Starting without this is faster.
+        kit: Startup kit of the server or site.
+        restart: Whether NVFlare's script restarts the process if the process dies. A start without restarts is faster.
         patience: Seconds to wait.
         as_service: Whether the kit's processes continue after this process has ended, until `stop`. By default they end
             with this process, for any reason.
@@ -288,7 +293,7 @@ def stop(kit: Path, patience: float = 20.0) -> bool:
     The state on disk is valid at any moment, so that a new job can continue a stopped run.
 
     Args:
-        kit: Its startup kit.
+        kit: Startup kit of a server or site.
         patience: Seconds for the processes to end by themselves.
 
     Returns:

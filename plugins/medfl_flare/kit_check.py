@@ -1,4 +1,7 @@
-"""Checks of a startup kit on the participant's own disk. They don't need NVFlare."""
+"""Checks of a startup kit on the participant's own disk. The checks don't need NVFlare.
+
+A startup kit is the folder with certificate, settings and scripts with which the server or a site joins the federation.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Observing hooks of a distributed run: called at the server during the run, and at the researcher once results arrive.
 
+An observing hook is a function of a plugin that medfl calls when a run begins, after each round, and when the run ends.
 The server calls the hooks of its own plugins with its own run folder, at the same places and with the same contents as
 a run on one machine. It records each call as a line of ``observed.jsonl`` in the run folder. The researcher who
 submitted the run receives this file with the results. The same calls are then made there, with the local run folder and
@@ -37,7 +38,7 @@ OBSERVED_FILE_NAME = "observed.jsonl"
 
 
 class Observers:
-    """Caller of the hooks of one participant's plugins, which also records the calls.
+    """Caller of the observing hooks of the server's plugins, which also records each call for the researcher.
 
     Args:
         registry: The plugins.
@@ -48,25 +49,25 @@ class Observers:
         self._registry, self._folder = registry, folder
 
     def run_started(self, provenance: Provenance) -> None:
-        """Report that the run begins or continues.
+        """Call the hooks ``medfl_run_started``: the run begins or continues.
 
         Args:
-            provenance: Origin of the run's settings.
+            provenance: Settings of the run with their values and origins.
         """
         values = {name: setting.value for name, setting in provenance.settings.items()}
         self._call(RunStarted(settings=values))
 
     def round_ended(self, round_: int, rows: list[MetricRow]) -> None:
-        """Report that a round has ended.
+        """Call the hooks ``medfl_round_ended``: a round has ended.
 
         Args:
             round_: Number of the round, from 1.
-            rows: Rows of metrics.
+            rows: New rows of ``metrics.csv``.
         """
         self._call(RoundEnded(round=round_, rows=tuple(SubmissionRow(**row._asdict()) for row in rows)))
 
     def run_ended(self, status: str) -> None:
-        """Report that the run has ended."""
+        """Call the hooks ``medfl_run_ended``: the run has ended with a status, such as ``finished``."""
         self._call(RunEnded(status=status))
 
     def _call(self, call: HookCall) -> None:
@@ -81,17 +82,19 @@ class Observers:
 
 
 def keep_tracking(out: Path, tracking: Meta) -> None:
-    """Store the value of MONAI's ``--tracking`` for later calls.
+    """Store the value of MONAI's option ``--tracking`` in the run folder, for later calls of hooks on this machine.
 
     Args:
         out: Run folder of the researcher who submits the run.
-        tracking: Value from `medfl.bundle.stock_features.read_tracking`.
+        tracking: Value of the option, from `medfl.bundle.stock_features.read_tracking`; empty if tracking is off.
     """
     _read_state(out).model_copy(update={"tracking": tracking}).write(out / ObserverState.NAME)
 
 
 def call_observers(out: Path, registry: Registry) -> None:
-    """Make the calls that arrived with a run's results and have not been made here.
+    """Repeat the server's calls of observing hooks on this machine, for the plugins of the researcher.
+
+    The calls are read from the file of recorded calls. Calls that were repeated earlier are skipped.
 
     Args:
         out: Run folder of the researcher who submitted the run.

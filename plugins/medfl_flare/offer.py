@@ -1,5 +1,8 @@
 """Offer of a run: the server proposes it, and each site compares it with its own bundle, method and version of medfl.
 
+An override is a value that replaces a value in the bundle's files, under an id of the bundle or as a setting of the
+run.
+
 No code is sent. A site runs its own, reviewed copy of the bundle and its own installation of medfl. It takes part only
 if both are equal to the server's.
 """
@@ -26,7 +29,16 @@ from medfl_flare.records.offer import Offer
 
 @dataclass(frozen=True)
 class LocalVersions:
-    """Versions of medfl, bundle and method at one participant, in fields with the same names as in `Offer`."""
+    """Versions of medfl, bundle and method that are installed at one participant, for comparison with an `Offer`.
+
+    Attributes:
+        bundle: Name of the bundle.
+        bundle_version: ``version`` in the bundle's metadata.
+        bundle_hash: Hash of the bundle's configurations and code.
+        medfl: Version of medfl.
+        method: Name of the method.
+        method_version: Version of the method, from `method_version`.
+    """
 
     bundle: str
     bundle_version: str
@@ -43,7 +55,7 @@ FIELD_TITLES = {
     "method": "method",
     "method_version": "version of the method",
 }
-"""Maps each compared field to its name in messages."""
+"""Maps each field that `find_differences` compares to the field's title in messages."""
 
 
 def find_differences(offer: Offer, here: LocalVersions | Offer) -> dict[str, str]:
@@ -51,7 +63,7 @@ def find_differences(offer: Offer, here: LocalVersions | Offer) -> dict[str, str
 
     Args:
         offer: The offer, with the server's values.
-        here: The participant's values, from `local_versions`.
+        here: Values at the participant, from `local_versions`; or another offer.
     """
     about = {name: f"bundle '{offer.bundle}': " if name.startswith("bundle") else "" for name in FIELD_TITLES}
     about["method_version"] = f"method '{offer.method}': "
@@ -103,7 +115,7 @@ def make_offer(
     registry: Registry | None = None,
     given_by: str = "command line",
 ) -> Offer:
-    """Return the offer of a run of a bundle, checked as the sites will check it.
+    """Return the offer of a run, after the checks of overrides and names that the sites will make, too.
 
     Args:
         bundle_root: Folder of the bundle; its name is the bundle's name in the participants' own files.
@@ -113,7 +125,7 @@ def make_offer(
         sites: Names of the sites in any order; empty leaves them open until submission.
         answer_timeout: Seconds without progress of a site's work after which the site is unavailable, >= 1.
         registry: Plugins; None loads the installed ones.
-        given_by: Origin of the overrides, for the record.
+        given_by: Where the overrides come from, such as ``command line``, for the record.
 
     Raises:
         RefusedError: If an override is not allowed, or if a name is invalid.
@@ -132,7 +144,7 @@ def bundle_version(root: Path) -> str:
     """Return the ``version`` in a bundle's metadata.
 
     Raises:
-        SettingsError: If there is none.
+        SettingsError: If the metadata contain no version.
     """
     path = root / "configs" / "metadata.json"
     try:

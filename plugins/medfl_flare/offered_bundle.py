@@ -1,5 +1,8 @@
 """A participant's own copy of a bundle, opened with the values of an offered run.
 
+An offer is the server's proposal of a run, with bundle, method, settings and sites. An adopted bundle is a stock MONAI
+bundle for which ``medfl adopt`` wrote a federation file. An id is the path of an entry in a bundle's configuration.
+
 The configuration is read from the participant's disk after its hash was compared. It may contain ``$`` expressions, as
 in any bundle. Values from other machines are JSON for listed ids (`medfl_flare.overrides`) and are never evaluated.
 """
@@ -46,7 +49,9 @@ logger = logging.getLogger(__name__)
 
 
 def offered_ids(bundle: Meta) -> tuple[str, ...]:
-    """Return the ids for which an offer of this bundle must contain values; none for an adopted stock bundle.
+    """Return the ids for which an offer of this bundle must contain values, because they depend on a site's data.
+
+    An adopted bundle has no such ids.
 
     Args:
         bundle: Values of the bundle's files (`medfl.engine.runs.provenance.bundle_values`).
@@ -56,15 +61,17 @@ def offered_ids(bundle: Meta) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class OfferedRun:
-    """An offered run at one participant.
+    """An opened run: an offer, with everything that one participant (the server or a site) built for it.
 
     Attributes:
         offer: Offer of the run.
-        folder: The participant's copy of the bundle.
+        folder: Folder of the participant's copy of the bundle.
         registry: The participant's plugins.
-        built: The run as the bundle describes it.
+        built: Object at the bundle's id ``federation``, built with the offer's values: the method's name and arguments,
+            the data source, the settings, and the scale of the images.
         task: Task on this participant's device.
-        settings: Settings of the run, with this participant's own privacy ledger.
+        settings: Settings of the run, with this participant's own privacy ledger (its record of the privacy budget
+            spent over all runs).
         execution: Settings of the computation on this machine.
         joined: Maps each site that joined after the run began to its first round and network (`medfl_flare.joining`).
     """
@@ -80,10 +87,10 @@ class OfferedRun:
 
     @property
     def assignment(self) -> NetworkAssignment | None:
-        """Rule that assigns a network to each site, or None without one.
+        """Network assignment: the run's rule that chooses a network for each site, or None without a rule.
 
         Raises:
-            SettingsError: If its options are invalid, or not possible between machines.
+            SettingsError: If the rule's options are invalid, or not possible between machines.
         """
         assignment = read_assignment(self.built.network_assignment, self.registry)
         if assignment is not None:
@@ -96,10 +103,10 @@ class OfferedRun:
         return lambda: self.registry.make_method(self.built.method, self.built.method_args)
 
     def plan(self, data_digest: str = "") -> RunPlan:
-        """Return the run plan for the server loop or a site.
+        """Return the run plan: method, task, settings and sites, for the server's loop or for the steps of a site.
 
         Args:
-            data_digest: Identifies the data that this participant compares when the run continues.
+            data_digest: Digest of this participant's data, which must be unchanged when the run continues.
         """
         return RunPlan(
             method=MethodChoice(name=self.offer.method, make=self.make_method, args=self.built.method_args),
@@ -117,18 +124,22 @@ class OfferedRun:
         return tuple(self.task.scale.shape)
 
     def with_networks(self, networks: dict[str, str], joined: dict[str, JoinedSite] | None = None) -> OfferedRun:
-        """Return a copy with the networks of sites that differ from the task's default, and with the joined sites.
+        """Return a copy with further networks of single sites, and with the sites that joined later.
 
         Args:
-            networks: Maps each of these sites to its network.
-            joined: Sites that joined after the run began; None keeps the present ones.
+            networks: Maps each site whose network differs from the task's default to its network.
+            joined: Maps each site that joined after the run began to its first round and network; None keeps the
+                present value of `joined`.
         """
         settings = self.settings.model_copy(update={"networks_by_site": self.settings.networks_by_site | networks})
         return dataclasses.replace(self, settings=settings, joined=joined or self.joined)
 
 
 def open_offer(offer: Offer, site_file: SiteFile) -> OfferedRun:
-    """Compare an offer with this participant's versions, check that the run is allowed, and open the bundle.
+    """Return an offer as an opened run, if this participant accepts it.
+
+    Compares the offer with this participant's versions, checks that the participant's own file allows the run, and
+    builds the run from the participant's copy of the bundle.
 
     If neither the bundle nor the offer contains `min_replies`, all sites with a request must reply in every step.
 
@@ -205,7 +216,10 @@ def _shape(values: Meta) -> tuple[int, ...]:
 
 
 def check_configuration(bundle: SiteBundle) -> str:
-    """Read the configurations of a bundle, without evaluating them, and return their version and hash."""
+    """Check that the configurations of a bundle can be read, and return a sentence with their version and hash.
+
+    Nothing in them is evaluated.
+    """
     from monai.bundle.properties import TrainProperties
 
     properties: Any = TrainProperties
@@ -225,7 +239,7 @@ def _parser(bundle: SiteBundle, dataset_dir: Path) -> Any:
 
 
 def data_dependent_values(bundle: SiteBundle, dataset_dir: Path) -> Meta:
-    """Return the values of `DATA_DEPENDENT_IDS` that the bundle computes from the data in a folder."""
+    """Return the values that the bundle computes from the data in a folder, by id (`DATA_DEPENDENT_IDS`)."""
     parser = _parser(bundle, dataset_dir)
     return {
         name: parser.get_parsed_content(name) for name in offered_ids(bundle_values(bundle.folder)) if name in parser
@@ -233,14 +247,21 @@ def data_dependent_values(bundle: SiteBundle, dataset_dir: Path) -> Meta:
 
 
 def read_source(bundle: SiteBundle, dataset_dir: Path) -> tuple[DataSource, Objective]:
-    """Return the reader of the sites' folders, and the objective."""
+    """Return the bundle's reader for the data of the sites, and its learning objective."""
     parser = _parser(bundle, dataset_dir)
     objective: Objective = parser.get_parsed_content("objective")
     return parser.get_parsed_content("source") if "source" in parser else ArraySource(objective), objective
 
 
 def required_options(bundle: SiteBundle, facts: Meta) -> str:
-    """Return the options that a run on these data must set, as the bundle's own values are for other data."""
+    """Return a clause that lists the options that a run on a site's data must set; empty if none is needed.
+
+    An option is needed if the bundle's default value does not fit the data.
+
+    Args:
+        bundle: The bundle at this participant.
+        facts: Values for the data, from `data_dependent_values`.
+    """
     own = data_dependent_values(bundle, bundle.folder / "no-data")
     words = [f"{name} {value}" for name, value in facts.items() if name != "size" and value != own[name]]
     words += [f"size {facts['size']}"] if facts and _edges(facts) != _edges(own) else []

@@ -1,7 +1,9 @@
 """Rules for the overrides of a reviewed bundle: JSON scalars for listed ids, and nothing that MONAI evaluates.
 
-The list contains the settings of a run and of its task, numbers within optimizer, networks and loss, and numbers that
-the bundle defines under its own ids, such as the width of its networks.
+An override is a value that replaces a value in a bundle's files, under an id of the bundle or as a setting of the run.
+It is part of an offer, the server's proposal of a run. The list of allowed ids contains the settings of a run and of
+its task, numbers within optimizer, networks and loss, and numbers that the bundle defines under its own ids, such as
+the width of its networks.
 
 MONAI calls the object that a key ``_target_`` names, evaluates a string that begins with ``$``, and follows a reference
 that begins with ``@`` or ``%``. No value in a message may be one of these. Paths are not on the list: each participant
@@ -35,7 +37,7 @@ TASK_IDS = frozenset({*DATA_DEPENDENT_IDS, "mean", "std", "metrics", "network_na
 """Ids of the task that an offer may set."""
 
 COMPONENT_IDS = ("optimizer", "networks", "loss")
-"""Components in which single numbers may be changed, as ``optimizer#lr``."""
+"""Ids of components in which an offer may change single numbers, for example ``optimizer#lr``."""
 
 LOCAL_IDS = LOCAL_SETTINGS | {
     "bundle_root", "dataset_dir", "output_dir", "ckpt_dir", "public", "weights", "plugins", "disabled_plugins", "site",

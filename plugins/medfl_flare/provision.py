@@ -1,5 +1,8 @@
 """Startup kits for the participants of a federation, made with NVFlare's builders.
 
+A startup kit is the folder with certificate, settings and scripts with which a participant (the server, a site or a
+researcher) connects to the federation.
+
 The folder ``ca/`` beside the kits contains the project's root certificate with its private key: anyone who has it can
 make participants. Only the person who provisions keeps it. A later call with more sites uses the same root.
 """
@@ -24,6 +27,7 @@ from medfl_flare.records.federation import FederationFile
 ALLOWED_CLASSES = {"server": "medfl_flare.job.MedflController", "client": "medfl_flare.job.MedflExecutor"}
 """Maps each kind of participant to the only class of medfl that a job may name there."""
 PROJECT = "medfl"
+"""Default name of a project in the certificates."""
 COMM_CONFIG = "comm_config.json"
 """NVFlare's name of the file with connection settings, in the folder ``local`` of a kit."""
 
@@ -41,6 +45,7 @@ below 25 Mbit/s can't acknowledge in that time: a model took five times as long 
 treats 60 s without any acknowledgement as an interrupted connection and sends the message again."""
 
 CA_FOLDER_NAME = "ca"
+"""Name of the folder beside the kits with the root certificate and its private key."""
 SITE_FILE_TEMPLATE = """# Folders of this participant, and its permissions for runs; docs/deploy.md explains every key.
 # Remove the '#' of each line that you fill in; then check it: medfl site check local/medfl-site.toml --kit .
 site = "{name}"
@@ -118,7 +123,7 @@ class Project:
     valid_days: int = 360
 
     def record(self) -> FederationFile:
-        """Return the record of the participants."""
+        """Return the project as the record that is written to ``federation.json``."""
         return FederationFile(**asdict(self))
 
     def check(self) -> None:
@@ -166,7 +171,7 @@ class Project:
             )
 
     def definition(self) -> dict[str, Any]:
-        """Return NVFlare's project file as a dict."""
+        """Return the project as the content of NVFlare's project file, from which NVFlare's builders make the kits."""
         org = self.name.replace("-", "_")
         participants: list[dict[str, Any]] = [
             {"name": self.server, "type": "server", "org": org, "fed_learn_port": self.port,

@@ -1,4 +1,8 @@
-"""One federated run at the server, with sites on other machines. The server loop is the same as on one machine."""
+"""One federated run at the server, with sites on other machines. The server loop is the same as on one machine.
+
+An offer is the server's proposal of a run, with bundle, method, settings and sites. An opened run is an offer together
+with everything that the server built for it from its own copy of the bundle.
+"""
 
 from __future__ import annotations
 
@@ -60,10 +64,10 @@ def serve(
 
     Args:
         offer: Offer of the run.
-        site_file: The server's own file.
+        site_file: The server's own file ``medfl-site.toml``, with its folders and limits.
         transport: Transport of the messages to the sites.
         progress: Status of the run, updated in place.
-        on_round: Function that is called after each round.
+        on_round: Function that is called after each round, with the round and its rows of metrics.
 
     Returns:
         The run's folder at the server.
@@ -103,7 +107,10 @@ class _RemoteParticipants(RunParticipants):
     """
 
     backend = "flare"
+    """Name of the backend, for ``run.json``."""
+
     patience = REMOTE_LOCK_SECONDS
+    """Seconds to wait for the lock of the run folder, which an earlier job of the run may still hold."""
 
     def __init__(
         self,
@@ -145,17 +152,28 @@ class _RemoteParticipants(RunParticipants):
             )
 
     def prepare(self) -> Provenance:
+        """Return the provenance for ``run.json``: the origin of settings, code and networks."""
         self._provenance = _provenance(self._agreed)
         return self._provenance
 
     def start(self) -> None:
+        """Announce the start of the run to the observers."""
         self._observers.run_started(self._provenance)
 
     @property
     def missing(self) -> Mapping[str, str]:
+        """Maps each unavailable site to the reason."""
         return self._backend.missing
 
     def connect(self, note: EventListener) -> FlareBackend:
+        """Request that the sites load their data, check that they fit together, and return the backend.
+
+        Args:
+            note: Callback that appends a progress event.
+
+        Raises:
+            MedflError: If the sites do not fit the run.
+        """
         backend, opened, data = self._backend, self._opened, self._data
         self._progress.folder = self.writer.folder
         backend.note = note
@@ -174,15 +192,26 @@ class _RemoteParticipants(RunParticipants):
 
     @property
     def server_data(self) -> ServerData:
+        """The server's own public data and test sets. It is available after `connect`."""
         return self._data.server_data
 
     def end_round(self, round_: int, rows: list[MetricRow]) -> None:
+        """Report a committed round to the researcher who follows the run, and to the observers.
+
+        Args:
+            round_: Number of the round.
+            rows: Rows of metrics of the round, and scores of the previous round.
+        """
         self._progress.round, self._progress.scores = round_, _mean_scores(rows) or self._progress.scores
         self._observers.round_ended(round_, rows)
         self._on_round(round_, rows)
 
     def export(self, outcome: RunOutcome) -> Summary:
-        """Request that the sites export their bundles, export the server's bundle, and return the summary."""
+        """Request that the sites export their bundles, export the server's bundle, and return the summary of the run.
+
+        Args:
+            outcome: Result of the run at the server.
+        """
         backend, opened = self._backend, self._opened
         blamed = dict(backend.missing) if outcome.status == "incomplete" else {}  # a site may reply again to `install`
         accounts = backend.install(outcome.published, outcome.step, outcome.round)
@@ -206,6 +235,11 @@ class _RemoteParticipants(RunParticipants):
         return self.writer.summarise(outcome, missing).model_copy(update=further)
 
     def end(self, outcome: RunOutcome) -> None:
+        """Announce the end of the run to the observers and the sites.
+
+        Args:
+            outcome: Result of the run at the server.
+        """
         self._observers.run_ended(outcome.status)
         self._backend.note = ignore_event  # the end of the run is recorded; the last messages are not part of it
         self._backend.end()

@@ -1,4 +1,9 @@
-"""The researcher's side of a distributed run: submit it, follow it, fetch its results, resume it, stop it."""
+"""The researcher's side of a distributed run: submit it, follow it, fetch its results, resume it, stop it.
+
+An offer is the proposal of a run, with bundle, method, settings and sites. A run may need several jobs of NVFlare, one
+for each time that it is submitted or resumed. The run's quorum is the minimum number of sites that must reply in a step
+(`min_replies`).
+"""
 
 from __future__ import annotations
 
@@ -38,7 +43,7 @@ class Submission:
     """A run to submit.
 
     Attributes:
-        offer: Offer of the run. Without sites in it, the connected sites take part.
+        offer: Offer of the run. If it names no sites, the connected sites take part.
         kit: The researcher's startup kit.
         output_dir: The local run folder, for the results.
         tracking: Value of MONAI's ``--tracking``, for observers on this machine.

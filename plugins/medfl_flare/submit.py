@@ -1,4 +1,8 @@
-"""Conversion of the options of a run to a submission for a distributed federation."""
+"""Conversion of the options of a run to a submission for a distributed federation.
+
+A submission contains the offer (the proposal of a run, with bundle, method, settings and sites), the researcher's
+startup kit, and the local run folder.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +29,20 @@ LOCAL_OPTIONS = frozenset(
 
 
 class FlareLauncher:
-    """Launcher that submits a run to the sites' machines and follows it to its end."""
+    """Launcher of the backend ``flare``: it submits a run to the sites' machines and follows it to its end."""
 
     def prepare(self, parser: ConfigParser, files: str | Sequence[str], options: Meta) -> Callable[[], None]:
-        """Return the function that submits the run. Arguments and errors are the same as for `read_submission`."""
+        """Check the options of a run, and return the function that submits the run and follows it.
+
+        Args:
+            parser: Parser with the bundle's files and the options.
+            files: Configuration files of the run.
+            options: Maps ids to values, as the user gave them.
+
+        Raises:
+            SettingsError: If no kit is given, or if further configuration files are given.
+            RefusedError: If the sites would refuse an option.
+        """
         return partial(submit, read_submission(parser, files, options))
 
 

@@ -17,7 +17,8 @@ def medfl_run_started(run_folder: str, settings: dict[str, Any], tracking: dict[
     Args:
         run_folder: Run folder.
         settings: Settings of the run, which become parameters of the MLflow run.
-        tracking: ``tracking_uri``, ``experiment_name`` and ``run_name``; empty if tracking is off.
+        tracking: Options of the tracking with the keys ``tracking_uri``, ``experiment_name`` and ``run_name``; empty if
+            tracking is off.
     """
     from medfl_mlflow.tracking import start_tracking
 
@@ -26,7 +27,7 @@ def medfl_run_started(run_folder: str, settings: dict[str, Any], tracking: dict[
 
 @hookimpl
 def medfl_round_ended(run_folder: str) -> None:
-    """Send the metrics that are new in ``metrics.csv``."""
+    """Send the metrics that are new in ``metrics.csv`` of the run folder, after each round."""
     from medfl_mlflow.tracking import send_new_metrics
 
     send_new_metrics(run_folder)
@@ -34,7 +35,7 @@ def medfl_round_ended(run_folder: str) -> None:
 
 @hookimpl
 def medfl_run_ended(run_folder: str, status: str) -> None:
-    """Send the remaining metrics, the summary and the report, and end the MLflow run."""
+    """Send the remaining metrics, the summary and the report, and end the MLflow run with the status of the run."""
     from medfl_mlflow.tracking import end_tracking
 
     end_tracking(run_folder, status)

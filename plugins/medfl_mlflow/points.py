@@ -11,7 +11,7 @@ import pandas as pd
 from medfl.types import GLOBAL
 
 MEAN_SITE = "mean"
-"""Name that replaces the site's name for the mean over the sites at which the metric is defined."""
+"""Name in place of a site's name for the mean of a metric over the sites at which the metric is defined."""
 
 
 class MetricPoint(NamedTuple):

@@ -42,7 +42,7 @@ With MLflow's defaults a server that is down delays the run for minutes in each 
 
 
 class TrackingState(FileRecord):
-    """Content of ``mlflow.json`` in the run folder.
+    """Content of ``mlflow.json`` in the run folder: the MLflow run, and what has been sent to it.
 
     Attributes:
         tracking_uri: Address of the MLflow store.
@@ -54,7 +54,10 @@ class TrackingState(FileRecord):
     """
 
     NAME: ClassVar[str] = "mlflow.json"
+    """Name of the file in the run folder."""
+
     REPAIR: ClassVar[str] = "Delete the file: the next command then starts a new MLflow run."
+    """Advice in the error for a damaged file."""
 
     tracking_uri: str
     run_id: str
@@ -90,8 +93,9 @@ def start_tracking(run_folder: str, settings: dict[str, Any], tracking: dict[str
 
     Args:
         run_folder: Run folder.
-        settings: Settings by name.
-        tracking: ``tracking_uri``, ``experiment_name`` and ``run_name``; empty if tracking is off.
+        settings: Maps the name of each setting of the run to its value; they become parameters of the MLflow run.
+        tracking: Options of the tracking with the keys ``tracking_uri``, ``experiment_name`` and ``run_name``; empty if
+            tracking is off.
 
     Raises:
         MedflError: If MLflow can't be used; the message says what to do.

@@ -1,7 +1,7 @@
 """The server's side of the NVFlare transport.
 
-It uses only NVFlare's Controller, Executor, Task, Shareable and aux messages, and knows nothing of methods, bundles and
-runs.
+It uses only NVFlare's Controller, Executor, Task, Shareable (NVFlare's container for the content of a message) and aux
+messages (messages outside of tasks). It knows nothing of methods, bundles and runs.
 
 A task tells a site that a message waits for it at the server. The task's result tells the server that the site has sent
 its reply. The bytes of both travel in aux messages, one part at a time (`medfl_flare.backend.message_transfer`):
@@ -48,17 +48,18 @@ BYTES_KEY, TOKEN_KEY, SIZE_KEY, OFFSET_KEY, RECEIVED_KEY = "medfl", "token", "si
 * ``have``: bytes of the reply that the server has received, or -1 if it wants no reply any more."""
 
 PART_TOPIC = "medfl.part"
-"""Topic of the aux messages with parts."""
+"""Topic of the aux messages that carry one part of a message or of a reply."""
 
 NVFLARE_OVERHEAD_BYTES = 2**20
-"""Bytes that NVFlare allocates in addition to a message. Reference cycles keep both in memory after the message was
-sent."""
+"""Estimated number of bytes that NVFlare allocates in addition to a message. After sending, reference cycles keep the
+message and these bytes in memory until Python's garbage collector runs."""
 
 HEARTBEAT_TOPIC = "medfl.beat"
 """Topic of the heartbeats from a working site to the server."""
 
 TASK_TIMEOUT_SECONDS = 10**7
-"""Timeout of NVFlare's task. It measures duration, so it is set far above every deadline of `SilenceTimer`."""
+"""Timeout of NVFlare's task in seconds. NVFlare measures the duration of a task, while medfl's deadline measures a
+site's silence (`SilenceTimer`). The timeout is far above every such deadline, so it never ends a task first."""
 
 POLL_SECONDS = 0.1
 """Seconds between two checks of the tasks."""
@@ -67,7 +68,7 @@ TASK_END_REASONS = {
     TaskCompletionStatus.TIMEOUT: "did not reply in time",
     TaskCompletionStatus.CLIENT_DEAD: "its process has ended",
 }
-"""Maps NVFlare's status of a task to the reason why the site is unavailable."""
+"""Maps NVFlare's status of a task that ended without a result to the reason why the site is unavailable."""
 
 
 class StoppedError(MedflError):
@@ -96,7 +97,13 @@ class FlareTransport:
         self._engine.register_aux_message_handler(PART_TOPIC, self._on_part)
 
     def listen(self, on_heartbeat: Callable[[str, bytes], bool], folder: Path, limits: Limits) -> None:
-        """Set the handler of heartbeats, and the folder and limits of replies; see `Transport.listen`."""
+        """Set the handler of heartbeats, and the folder and limits of incoming replies.
+
+        Args:
+            on_heartbeat: Function that receives (site, heartbeat) and returns whether the site's work made progress.
+            folder: Folder for replies while they arrive.
+            limits: Limits of a reply.
+        """
         self._heartbeat_handler, self._folder, self._limits = on_heartbeat, folder, limits
 
     def _on_beat(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
@@ -128,9 +135,16 @@ class FlareTransport:
     def ask(
         self, requests: Mapping[str, Blob], patience: float, on_reply: Callable[[str, Blob], None]
     ) -> dict[str, str]:
-        """Send each site a task for its message, wait for the replies, and pass each reply to `on_reply`.
+        """Send each site its message, wait for the replies, and pass each complete reply to `on_reply`.
 
-        See `medfl_flare.backend.transport.Transport.ask` for arguments and result.
+        Args:
+            requests: Maps each site to its packed message.
+            patience: Seconds of silence after which the server stops waiting for a site. Silence starts with the
+                message and starts again whenever the site's work makes progress.
+            on_reply: Function that receives (site, reply).
+
+        Returns:
+            Maps each site that did not reply to the reason.
 
         Raises:
             StoppedError: If the job must stop.
@@ -216,7 +230,7 @@ class FlareController(Controller):  # type: ignore[misc]
 
         Args:
             transport: Transport of the messages to the sites.
-            local: Folder with the participant's own settings.
+            local: Folder ``local`` of the server's startup kit, with its own settings.
             result: Folder whose content is sent to the researcher who submitted the job.
         """
 

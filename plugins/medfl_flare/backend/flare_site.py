@@ -1,4 +1,9 @@
-"""A site's side of the NVFlare transport; `medfl_flare.backend.flare_server` is the server's side."""
+"""A site's side of the NVFlare transport; `medfl_flare.backend.flare_server` is the server's side.
+
+A task of NVFlare tells the site that a message of the server waits for it. The site fetches the message and sends its
+reply, both in parts. The parts, heartbeats and peer messages (messages from site to site) travel in NVFlare's aux
+messages, which are independent of tasks.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +75,7 @@ class FlareExecutor(Executor):  # type: ignore[misc]
         """Prepare the site for messages. Called once, before the first message.
 
         Args:
-            local: Folder with the participant's own settings.
+            local: Folder ``local`` of the site's startup kit, with the site's own settings.
         """
 
     @abstractmethod
@@ -179,7 +184,10 @@ class FlareExecutor(Executor):  # type: ignore[misc]
         return False
 
     def beat(self, blob: bytes) -> None:
-        """Send a heartbeat to the server; it may be lost. The caller is a separate thread."""
+        """Send a packed heartbeat, a sign that the site is working, to the server.
+
+        The heartbeat may be lost. The caller is a separate thread.
+        """
         self._send_without_reply(HEARTBEAT_TOPIC, Shareable({BYTES_KEY: blob}))
 
     def _send_without_reply(self, topic: str, about: Shareable) -> None:

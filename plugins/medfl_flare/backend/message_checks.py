@@ -26,7 +26,7 @@ LIMIT_ADVICE = "If the sender is right, raise the receiver's limit."
 """Advice in the error for a message above a limit."""
 
 FORMAT_ADVICE = "It was changed on its way, or medfl did not make it: have it sent again, by the same version of medfl."
-"""Advice in the error for a message in another format."""
+"""Advice in the error for a message that does not have medfl's format."""
 
 _DTYPES = {code: dtype for dtype, code in wire.DTYPES.items()}
 _MAX_KIND_CHARACTERS = 64
@@ -148,8 +148,8 @@ def walk_json(value: Any) -> Iterator[tuple[Any, int, str]]:
         value: JSON value.
 
     Yields:
-        The value itself and all values within it; the number of lists and dicts around it; the nearest key that leads
-        to it.
+        A triple for the value itself and for each value within it: the inner value; the number of lists and dicts
+        around the inner value; the nearest key that leads to the inner value.
     """
     waiting: list[tuple[Any, int, str]] = [(value, 0, "")]
     while waiting:

@@ -5,6 +5,9 @@ message that is too large or has another format before it allocates anything for
 `medfl.engine.reply_checks.check_reply` compare the content with the method's declarations; `check_codec` checks the
 entries of quantised tensors. Each raises `RefusedError`, whose message contains sizes, types and names but never
 contents.
+
+A codec is a metadata entry that describes how the tensors of a message were quantised to fewer bits, so that the
+receiver can decode them.
 """
 
 from __future__ import annotations
@@ -172,8 +175,8 @@ def tensor_forms(
     Args:
         task: Task of the receiver.
         networks: Names of all networks that the sites train.
-        prefix: Prefix of the state-dict names in a message.
-        leave_out: State-dict names without the prefix that are not in the result.
+        prefix: Text before each state-dict name in a message.
+        leave_out: State-dict names, without `prefix`, to leave out of the result.
 
     Raises:
         SettingsError: If the task has no network of that name.

@@ -1,6 +1,15 @@
 """Contents of the messages between server and sites: step messages, checks of the sites' replies, scores as JSON.
 
-The receiver checks every row of scores.
+A row of scores (`MetricRow`) is one row of ``metrics.csv``: round, site, model, split, moment, metric, value. The
+receiver checks every row.
+
+Kinds of messages whose contents are defined here:
+
+* ``hello``: the offer of a run. A site that accepts it returns a `HelloReply`.
+* ``begin``: the start of the run. A site loads its data and returns information about them.
+* ``step``: a request, an evaluation of the previous round, or both.
+* ``post`` and ``guest``: cross-site evaluation, in which each site scores the models of the others.
+* ``install``: the end of the run. A site exports its bundle and returns its privacy account.
 """
 
 from __future__ import annotations
@@ -26,13 +35,18 @@ from medfl.utils.metadata import Count, MetaField, Text, bounded_number, check_m
 from medfl_flare.backend.messages import Message
 
 SCORE_NAME_PATTERN = re.compile(r"[A-Za-z0-9_@.-]{1,80}(/[A-Za-z0-9_@.-]{1,80}){0,2}")
-"""Pattern of the names of models and metrics."""
+"""Pattern of the names of models and metrics in a row: one to three parts with slashes between them."""
 
 SPLITS, MOMENTS = ("train", "val", "test", "shared"), ("aggregated", "trained")
+"""Values that a row of a site may contain.
+
+* ``SPLITS``: splits of the data; ``shared`` is the test set that all sites share.
+* ``MOMENTS``: times of a score in a round, after aggregation or directly after the site's training.
+"""
 
 
 MAX_ROWS = 100_000
-"""Maximum number of rows in one message."""
+"""Maximum number of rows of scores in one message."""
 
 
 def rows_to_json(rows: list[MetricRow]) -> list[list[Any]]:
@@ -110,8 +124,11 @@ def _is_number(value: Any) -> bool:
 
 
 REQUEST_PREFIX, PUBLISHED_PREFIX = "request/", "published/"
-"""Prefixes of the tensor names in a message to a site: tensors of the request, and of the state published for
-evaluation."""
+"""Prefixes of the tensor names in a message to a site.
+
+* ``REQUEST_PREFIX``: tensors of the request.
+* ``PUBLISHED_PREFIX``: tensors of the state that the server published for an evaluation.
+"""
 
 
 UNDELIVERED = "undelivered"
@@ -119,11 +136,20 @@ UNDELIVERED = "undelivered"
 
 
 TASK_NAME, PROGRESS_COMMAND = "medfl", "medfl.progress"
-"""Name of the only kind of task in a job, and of the command that returns the progress of a run."""
+"""Names that medfl uses in NVFlare.
+
+* ``TASK_NAME``: name of the only kind of task in a job.
+* ``PROGRESS_COMMAND``: command to a job that returns the progress of its run.
+"""
 
 
 KNOWN_BYTES_KEY, LINES_KEY, POSITION_KEY = "after", "events", "start"
-"""Keys of a progress request and its response: number of known bytes, following lines, and position of these lines."""
+"""Keys of a request for parts of a run's progress file, and of the response.
+
+* ``KNOWN_BYTES_KEY``: in the request, number of bytes of the file that the client already has.
+* ``LINES_KEY``: in the response, the lines that follow.
+* ``POSITION_KEY``: in the response, position of these lines in the file in bytes.
+"""
 
 
 SITE_INFO_SCHEMA = {
@@ -133,19 +159,33 @@ SITE_INFO_SCHEMA = {
     "size": MetaField("private", Count),
     "label_counts": MetaField("private", list_of(Count, "classes")),
 }
-"""Schema of the site information that a site returns when a run begins (`medfl.engine.site.SiteRunner.describe`)."""
+"""Schema of the information that a site discloses when a run begins (`medfl.engine.site.SiteRunner.site_info`).
+
+* ``trainable``: whether the site has cases to train on.
+* ``validates``: whether the site has validation cases.
+* ``frozen``: digest of the frozen parameters of the site's network.
+* ``size``: number of training cases.
+* ``label_counts``: number of training cases of each class.
+"""
 
 
 DATA_INFO_KEYS = {"classes", "names", "name", "modality", "shared_test"}
-"""Keys of the description of the data that a site returns when a run begins."""
+"""Keys of the description of the data that a site returns when a run begins.
+
+* ``classes``: names of the classes.
+* ``names``: names of the network's outputs.
+* ``name``: name of the data set.
+* ``modality``: imaging modality.
+* ``shared_test``: digest of the test set that all sites share, or None if the site does not score it.
+"""
 
 
 MAX_KEPT_STEPS = 2
-"""Maximum number of earlier steps that a site must keep: each is a copy of its state."""
+"""Maximum number of earlier steps whose state the server may ask a site to keep; each is a copy of the site's state."""
 
 
 MAX_STEP = 10**8
-"""Exclusive upper limit of step and round numbers, so that a store can name them."""
+"""Exclusive upper limit of step and round numbers, so that file names have room for them."""
 
 
 def read_integer(meta: Meta, name: str, low: int = 0) -> int:
@@ -198,15 +238,15 @@ def read_steps(meta: Meta, name: str) -> list[int]:
 
 
 class StepMessages:
-    """Messages of one step.
+    """Builder of the messages that the server sends to the sites in one step.
 
-    Equal requests share one message. A tensor that is both in the request and published is sent once.
+    Sites with equal requests share one message. A tensor that is both in the request and published is sent once.
 
     Args:
         step: Step number.
         round_: Round of the requests.
-        evaluation: Evaluation of the previous round, or None.
-        keep: Earlier steps that the sites must keep.
+        evaluation: Evaluation of the previous round, with the state that the server published for it, or None.
+        keep: Numbers of the earlier steps whose state the sites must keep.
     """
 
     def __init__(self, step: int, round_: int, evaluation: Evaluation | None, keep: StepNumbers) -> None:
@@ -251,11 +291,11 @@ def _equal(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 MAX_PROFILE_ENTRIES = 32
-"""Maximum number of entries of a machine profile."""
+"""Maximum number of properties in the profile of a site's machine."""
 
 
 class HelloReply(NamedTuple):
-    """A site's acceptance of an offer.
+    """A site's acceptance of an offer, the server's proposal of a run.
 
     Attributes:
         network: Network that the site's own file names, or None.
@@ -271,7 +311,7 @@ HELLO_REPLY_SCHEMA = {
     "network": MetaField("public", Text | None, after=("hello",)),
     "profile": MetaField("public", dict_of(bounded_number(0, 1e9), MAX_PROFILE_ENTRIES) | None, after=("hello",)),
 }
-"""Schema of `HelloReply`."""
+"""Schema of the metadata from which `read_hello_reply` makes a `HelloReply`."""
 
 NAME_FIELD = MetaField("public", Text)
 """Schema of the name of a class, an output or a data set."""
@@ -289,14 +329,18 @@ def read_hello_reply(site: str, message: Message) -> HelloReply:
 
 
 def read_begin_reply(site: str, message: Message, classes: int, outputs: int, frozen: str | None = None) -> Meta:
-    """Return a site's reply to ``begin``: a dict with the keys ``facts``, ``newest`` and ``data``.
+    """Return a site's reply to ``begin`` as a dict, after a check.
+
+    The keys are ``facts`` (information in the form of `SITE_INFO_SCHEMA`, without ``frozen``), ``newest`` (the newest
+    step on the site's disk) and ``data`` (a dict with the keys `DATA_INFO_KEYS`).
 
     Args:
         site: Name of the site.
         message: Reply of the site.
         classes: Number of classes.
-        outputs: Number of outputs of a network, which a site may name if its cases have no class.
-        frozen: Digest of the frozen parameters of the site's network at the server; None if it has none.
+        outputs: Number of outputs of a network. A site whose cases have no class may send a name for each output.
+        frozen: Digest of the frozen parameters of the site's network at the server; None if the network has no frozen
+            parameters.
 
     Raises:
         RefusedError: If the reply has another form, or if the site has other frozen parameters. Names of classes and

@@ -1,7 +1,8 @@
 """Backend whose sites are on other machines: the server's side of the protocol, over any transport.
 
 Each call sends messages to sites and waits for their replies. A site is unavailable if it refuses, sends an invalid
-reply, or is silent for too long; the backend keeps the reason. The run plan's quorum decides whether the run continues.
+reply, or is silent for too long; the backend keeps the reason. The run's quorum, the minimum number of replies in a
+step, decides whether the run continues.
 A working site sends heartbeats, and the server waits for every site whose work makes progress
 (`medfl_flare.backend.heartbeat`). Replies are checked when they arrive and stored in files. During aggregation, a
 reply's tensors are read from its file on access.
@@ -81,14 +82,14 @@ class FlareBackend:
     Args:
         transport: Transport of the messages.
         sites: Names of all sites of the run.
-        folder: Folder of the replies until they are aggregated; it is emptied at every step.
+        folder: Folder in which replies are stored until they are aggregated; it is emptied at every step.
         limits: Limits of a message.
         patience: Seconds of silence after which the server stops waiting for a site.
 
     Attributes:
         missing: Maps each unavailable site to the reason. A site that replies again is removed.
         greetings: Maps each site to its reply to `begin`, a dict with the keys ``facts``, ``newest`` and ``data``.
-        joins: Maps each site that joined after the run began to its first round. It gets no request before that round.
+        joins: Maps each site that joined after the run began to its first round. The site gets no request before it.
         note: Function that receives progress events. It is set later, as the backend is made before the run can record
             events.
     """
@@ -119,7 +120,11 @@ class FlareBackend:
         return self._all
 
     def set_viewers(self, viewers: Callable[[Evaluation], list[MetricRow]]) -> None:
-        """Set the function that scores models on the server's own test data."""
+        """Set the function that scores a round's models on the server's own test data.
+
+        Args:
+            viewers: Function that takes an evaluation, the round to score, and returns rows of scores.
+        """
         self._viewers = viewers
 
     # ---- start of the run
@@ -138,10 +143,10 @@ class FlareBackend:
     def begin(
         self, networks: Mapping[str, str], expected: ReplyRules, joined: Mapping[str, JoinedSite] | None = None
     ) -> None:
-        """Request that the sites that accepted the offer load their data. Fills `greetings`.
+        """Request that the sites that accepted the offer load their data. Fills `greetings` with their replies.
 
         Args:
-            networks: Maps each site to its network.
+            networks: Maps each site whose network differs from the task's default to its network.
             expected: Rules for the sites' replies.
             joined: Maps each site that joined after the run began to its first round and network.
         """
@@ -159,17 +164,22 @@ class FlareBackend:
         self.greetings = self._exchange_messages(dict.fromkeys(ready, message), read)
 
     def drop(self, site: str, why: str) -> None:
-        """Exclude a site from the run until the run is resumed. The plan's quorum decides whether the run continues."""
+        """Exclude a site from the run until the run is resumed, and record the reason in `missing`.
+
+        Args:
+            site: Name of the site.
+            why: Reason for the exclusion.
+        """
         self.greetings.pop(site, None)
         self.missing[site] = why
         self.note(UnavailableSite(site=site, reason=why))
 
     def site_info(self) -> dict[str, Meta]:
-        """Return the information about each site; empty for an unavailable site."""
+        """Return the information that each site disclosed in its reply to ``begin``, by site; empty if unavailable."""
         return {site: self.greetings[site]["facts"] if site in self.greetings else {} for site in self._all}
 
     def newest(self, site: str) -> int:
-        """Return the newest valid step on a site's disk.
+        """Return the number of the newest step whose state is valid on a site's disk.
 
         An unavailable site is assumed to have every step that it has replied to.
         """
@@ -245,11 +255,16 @@ class FlareBackend:
                 unavailable.append(answer.site)
 
     def replies(self, answers: list[SiteResult], missing: list[str]) -> StoredReplies:
-        """Return the replies of the results that are not refusals, read from their files on access."""
+        """Return the replies that the method aggregates; their tensors are read from files on access.
+
+        Args:
+            answers: Results of the sites that replied, from `step`; refusals are left out.
+            missing: Names of the sites without a usable result.
+        """
         return StoredReplies(lambda answer: wire.view(map_file(self._file(answer.site)))[0], answers, missing)
 
     def evaluate_cross_site(self, evaluation: Evaluation) -> list[MetricRow]:
-        """Run the cross-site evaluation: score each site's model on the test data of every site.
+        """Run the cross-site evaluation: score each site's model on the test data of every site, and return the scores.
 
         The sites take turns as the owner, in ring order, so that a site stores only one other model at a time.
         """
@@ -281,7 +296,7 @@ class FlareBackend:
         return self._exchange_messages(dict.fromkeys(sorted(self.greetings), message), read_privacy_account)
 
     def end(self) -> None:
-        """Tell the available sites that the run is over for now."""
+        """Tell the available sites that this job ends. The run may be resumed later."""
         there = sorted(set(self.greetings) - set(self.missing))
         self._exchange_messages(dict.fromkeys(there, Message("end")), lambda site, message: None)
 

@@ -1,5 +1,6 @@
-"""Signed peer messages: each is signed with the key of the sender's kit, for one receiver in one run.
+"""Signed peer messages (messages from site to site): each is signed for one receiver in one run.
 
+The sender signs with the private key of its startup kit, the folder with which it connects to the federation.
 The server relays peer messages and is not trusted with their content. A signed peer message consists of a prefix, the
 sender's certificate, a signature and the packed message. The signature covers the run, the sender, the receiver and the
 SHA-256 of the packed message, which contains the step and the use. So the server can't alter a message, forge one,
@@ -17,6 +18,8 @@ from medfl.privacy.signatures import MAX_CERTIFICATE, Signer
 from medfl.types import Meta
 
 PREFIX = b"medfl signed peer message 1\0"
+"""First bytes of every signed peer message; the number is the version of the format."""
+
 PURPOSE = "peer message"
 """Purpose of the signatures (`medfl.privacy.signatures`)."""
 

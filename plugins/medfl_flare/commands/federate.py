@@ -1,4 +1,8 @@
-"""Commands ``medfl federate``: a distributed federation with NVIDIA FLARE. See docs/deploy.md."""
+"""Commands ``medfl federate``: a distributed federation with NVIDIA FLARE. See docs/deploy.md.
+
+A startup kit is the folder with certificate, settings and scripts with which a participant (the server, a site or a
+researcher) connects to the federation.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,12 @@ from medfl.errors import SettingsError
 from medfl_flare.commands.federate_keys import COMMANDS
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+"""Typer application with all subcommands of ``medfl federate``."""
 
 Kit = Annotated[Path, typer.Argument(metavar="KIT", help="A startup kit.", show_default=False)]
+"""Type of the argument KIT of several commands: the path of a startup kit."""
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The local run folder.", show_default=False)]
+"""Type of the argument RUN: the path of the run folder on the researcher's machine."""
 
 
 @app.callback()

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 Fingerprint = "64 hexadecimal digits, with or without colons."
+"""Sentence on the form of a fingerprint (SHA-256), for the help of options."""
 
 
 def root(

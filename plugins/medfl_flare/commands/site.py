@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+"""Typer application with all subcommands of ``medfl site``."""
 
 
 @app.callback()

@@ -30,7 +30,7 @@ def fetch_statistics(
     """Request statistics from the sites, write the report, and return its contents.
 
     Args:
-        request: The request; without sites in it, the connected sites are asked.
+        request: The request. If it names no sites, all connected sites are asked.
         kit: The researcher's startup kit.
         out: Folder for the report.
         opener: Function that opens the connection to the server.

@@ -1,8 +1,9 @@
 """A site's reply to a request for statistics, computed at the site and limited by the site's own file.
 
 In that file ``disclose`` lists the kinds of statistics that may leave, and ``min_count`` sets the minimum number of
-images behind a number. A minimum privacy in ``[privacy]`` requires noise that is at least as strong, charged to the
-site's ledger. A minimum of the unit ``site`` can't be met: noise that hides a whole site leaves no useful number.
+images behind a number. A minimum privacy in ``[privacy]`` requires noise that is at least as strong. The site's ledger,
+its record of the privacy budget spent over all runs, is charged for it. A minimum of the unit ``site`` can't be met:
+noise that hides a whole site leaves no useful number.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from medfl_flare.statistics.site_statistics import SiteStatistics
 
 
 def compute_reply(request: StatisticsRequest, site_file: SiteFile) -> tuple[SiteStatistics, PrivacyAccount | None]:
-    """Return the statistics of this site's data, and the site's privacy account after their release.
+    """Return the statistics of this site's data, and the site's privacy account after the statistics are released.
 
     Args:
         request: The server's request.
         site_file: The site's own file.
 
     Returns:
-        The statistics; the privacy account, or None if the numbers are exact.
+        The statistics; the privacy account (the budget spent on these data so far), or None if the numbers are exact.
 
     Raises:
         RefusedError: If the site's own file does not allow the statistics, or if the privacy budget is spent.

@@ -17,7 +17,8 @@ from medfl.version import __version__
 from medfl_flare.records.offer import Name, Sites, Text
 
 KIND = "statistics"
-"""Kind of the message, and the key that distinguishes a request in a job from an offer of a run."""
+"""Kind of the message with a request to a site. A job's content with this key is a request, and not an offer of a
+run."""
 
 
 class NoiseRequest(Record):
@@ -26,10 +27,12 @@ class NoiseRequest(Record):
     Attributes:
         epsilon: Privacy budget, > 0.
         delta: Probability that the guarantee fails, in (0, 1).
-        adjacency: Difference between neighbouring data sets: one added image, or one replaced image.
+        adjacency: Definition of neighbouring data sets. ``add_remove``: one image is added or removed. ``replace``: one
+            image is replaced by another.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    """Options of pydantic: refuse unknown fields and values of another type, as requests come from other machines."""
 
     epsilon: float = Field(gt=0, allow_inf_nan=False)
     delta: float = Field(1e-5, gt=0, lt=1)
@@ -49,6 +52,7 @@ class StatisticsRequest(Record):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    """Options of pydantic: refuse unknown fields and values of another type, as requests come from other machines."""
 
     statistics: Name
     bundle: Name
@@ -59,7 +63,7 @@ class StatisticsRequest(Record):
 
     @property
     def run(self) -> str:
-        """Name of the request's job."""
+        """Name of the request's job: the name of the statistics. `Offer` has an attribute of this name, too."""
         return self.statistics
 
     @classmethod

@@ -29,11 +29,15 @@ from medfl_flare.provision import Project, with_earlier_sites
 from medfl_flare.records.federation import ApprovedKey, FederationFile
 
 PROFILE_FILE_NAME, APPROVED = "project.yaml", "approved"
-"""Names in the root's folder: NVFlare's description of the server, and the folder of the approved keys."""
+"""Names in the root's folder.
+
+* ``PROFILE_FILE_NAME``: NVFlare's description of the server.
+* ``APPROVED``: folder with a record of each approved key.
+"""
 MAX_BYTES = 65_536
 """Maximum number of bytes of a file in a request."""
 VALID_DAYS = 360
-"""Days for which a participant's certificate is valid, as in `medfl_flare.provision`; never longer than the root's."""
+"""Days for which a participant's certificate is valid; a certificate never outlasts the root certificate."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,7 @@ def make_root(project: Project, folder: Path) -> str:
 
 
 def read_root(folder: Path) -> Project:
-    """Return the participants of the federation of a root's folder.
+    """Return the participants of a federation, as recorded in the folder of its root.
 
     Raises:
         SettingsError: If the folder is not a root's folder.
@@ -94,10 +98,13 @@ def read_root(folder: Path) -> Project:
 
 
 def root_fingerprint(folder: Path) -> str:
-    """Return the fingerprint of a root's certificate.
+    """Return the SHA-256 fingerprint of a root certificate.
+
+    Args:
+        folder: Folder of the root.
 
     Raises:
-        SettingsError: If the folder contains none.
+        SettingsError: If the folder contains no fingerprint.
     """
     try:
         return normalize_fingerprint(json.loads((folder / "ca.json").read_text(encoding="utf-8"))["rootCA_fingerprint"])
@@ -117,7 +124,7 @@ def approve(request: Path, root: Path, key: str, out: Path | None = None) -> App
     Args:
         request: The received file.
         root: Folder of the root.
-        key: Fingerprint of the key, received from the participant over another channel.
+        key: Fingerprint of the key, which the participant told over another channel, such as the telephone.
         out: File of the answer; None puts it beside the request.
 
     Raises:

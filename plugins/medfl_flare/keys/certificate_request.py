@@ -18,9 +18,10 @@ from medfl_flare.keys.nvflare_commands import call_nvflare
 from medfl_flare.provision import PROJECT
 
 SITE_ROLE, SERVER_ROLE, RESEARCHER_ROLE = "site", "server", "researcher"
+"""Roles of a participant in the federation: a site with data, the server, or a researcher who submits runs."""
 NVFLARE_ROLES = {SITE_ROLE: ("site", "client"), SERVER_ROLE: ("server", "server"), RESEARCHER_ROLE: ("user", "lead")}
-"""Maps each role to NVFlare's kind of request and role in the certificate. NVFlare certifies no project admin by
-request; its ``lead`` has the same rights in these kits (`medfl_flare.provision.role_rights`)."""
+"""Maps each role to a pair: NVFlare's kind of request, and NVFlare's role in the certificate. NVFlare certifies no
+project admin by request; a ``lead`` has the same rights in these kits (`medfl_flare.provision.role_rights`)."""
 MAX_NAME_CHARACTERS = 64
 """Maximum number of characters of a certificate's common name."""
 
@@ -57,14 +58,17 @@ class KeyOwner:
             )
 
     def definition(self) -> dict[str, Any]:
-        """Return NVFlare's definition of the participant as it is sent: only the name, type and role."""
+        """Return NVFlare's definition of the participant, which is sent with the request: name, type and role."""
         kind = {SITE_ROLE: "client", SERVER_ROLE: "server", RESEARCHER_ROLE: "admin"}[self.role]
         org = (self.name if self.role == SITE_ROLE else self.project).replace("-", "_")
         entry = {"name": self.name, "type": kind, "org": org}
         return {"name": self.project, "participants": [entry | self._role()]}
 
     def recipe(self) -> dict[str, Any]:
-        """Return the definition with NVFlare's builders, which make the kit as a provisioned one. It is not sent."""
+        """Return the definition together with NVFlare's builders for the local kit; the result is not sent.
+
+        The builders give the kit the same files as those of ``medfl federate provision``.
+        """
         path = "nvflare.lighter.impl.static_file.StaticFileBuilder"
         return self.definition() | {"builders": [{"path": path, "args": {"config_folder": "config"}}]}
 
@@ -119,10 +123,10 @@ def make_request(participant: KeyOwner, folder: Path) -> CertificateRequest:
 
 
 def read_local_request(folder: Path) -> Meta:
-    """Return NVFlare's record of a request, which lies beside the key.
+    """Return NVFlare's record of a request from the folder that also contains the private key.
 
     Raises:
-        SettingsError: If the folder contains none.
+        SettingsError: If the folder contains no request.
     """
     try:
         about: Meta = json.loads((folder / "request.json").read_text(encoding="utf-8"))

@@ -1,4 +1,7 @@
-"""Assembly of a startup kit from the signed answer and the local private key."""
+"""Assembly of a startup kit from the coordinator's signed answer to a certificate request and the local private key.
+
+A startup kit is the folder with certificate, settings and scripts with which a participant joins the federation.
+"""
 
 from __future__ import annotations
 

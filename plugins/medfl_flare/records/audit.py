@@ -29,7 +29,16 @@ class SentTensors(Record):
 
 
 class SpentBudget(Record):
-    """A site's privacy account after a message, as in `medfl.records.privacy_account.PrivacyAccount`."""
+    """A site's privacy account after a message: the guarantee, and the budget spent on the site's data.
+
+    Attributes:
+        unit: Privacy unit: the data that the guarantee protects, for example ``site`` or ``sample``.
+        adjacency: Definition of neighbouring data sets: ``add_remove`` or ``replace``.
+        delta: Probability that the guarantee fails.
+        epsilon: Epsilon that the current run has spent, or None if no bound is known.
+        composed: Epsilon that all runs on the data have spent together, or None if no bound is known.
+        total_epsilon: Budget of all runs together, or None if the site has none.
+    """
 
     unit: str
     adjacency: str
@@ -47,18 +56,19 @@ class AuditEntry(Record):
         site: Name of the site.
         sender: Name of the participant that sent the message, or None for a message that the site sends.
         receiver: Name of the site that receives the message, or None for a message that the site received.
-        kind: Kind of the message.
-        outcome: Action of the site.
+        kind: Kind of the message, for example ``step``, or ``peer_message`` for a message between sites.
+        outcome: Action of the site. ``answered``: it replied to the server. ``accepted``: it stored a peer message.
+            ``sent``: it sent a peer message. ``refused``: it refused a message.
         run: Name of the run or of the federated statistics, or None before the site knows it.
         method: Name of the method.
-        given_by: Name of the person who submitted the run.
+        given_by: Where the run's overrides come from, as the offer states it, for example ``command line``.
         bundle: Name of the bundle.
-        bundle_sha256: Hash of the bundle.
+        bundle_sha256: SHA-256 of the bundle's configurations and code.
         round: Number of the round.
-        work: Operation of a request.
-        leaves: Maps the first part of tensor names to the sizes of these tensors.
-        names: Names of the tensors, if they differ from the last message with tensors.
-        tells: Names of the metadata fields in the message.
+        work: Operation that the server requested, for example training.
+        leaves: Maps each kind of tensor that left the site, the first part of the tensors' names, to the sizes.
+        names: Names of the tensors that left; empty if they equal those of the previous message with tensors.
+        tells: Names of the metadata fields that left in the message.
         bytes: Size of the message in bytes.
         budget: The site's privacy account after the message.
         why: Reason for a refusal.

@@ -22,7 +22,10 @@ class FederationFile(FileRecord):
     """
 
     NAME: ClassVar[str] = "federation.json"
+    """Name of the file in its folder."""
+
     ERROR: ClassVar[type[MedflError]] = SettingsError
+    """Class of the errors that the reader raises."""
 
     name: str
     server: str
@@ -34,16 +37,17 @@ class FederationFile(FileRecord):
 
 
 class ApprovedKey(FileRecord):
-    """The key that was approved for a participant; a second key for the same name is refused.
+    """File with the key that the coordinator approved for a participant; another key for the same name is refused.
 
     Attributes:
         name: Name of the participant.
-        role: Role of the participant.
-        key: Fingerprint of the key.
+        role: ``site``, ``server`` or ``researcher``.
+        key: SHA-256 fingerprint of the public key.
         time: Time of the approval in ISO format.
     """
 
     ERROR: ClassVar[type[MedflError]] = SettingsError
+    """Class of the errors that the reader raises."""
 
     name: str
     role: str

@@ -1,4 +1,7 @@
-"""Record of an offered run. It goes to the server in a job and from there to the sites; each receiver validates it."""
+"""Record of an offered run. The researcher's job brings the offer to the server, which sends it to the sites.
+
+Each receiver validates the offer.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """Pattern of the names of runs and bundles."""
 
 MAX_PROBLEM = 2000
-"""Maximum number of characters of an error message: an untrusted offer may contain long texts."""
+"""Maximum number of characters of an error message about an offer, as an untrusted offer may contain long texts."""
 
 
 def _unique_and_sorted(sites: list[str]) -> list[str]:
@@ -30,9 +33,16 @@ def _unique_and_sorted(sites: list[str]) -> list[str]:
 
 
 Name = Annotated[str, Field(pattern=NAME)]
+"""Type of the name of a run or bundle."""
+
 Sites = Annotated[list[str], Field(max_length=10_000), AfterValidator(_unique_and_sorted)]
+"""Type of a sorted list of site names without duplicates."""
+
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+"""Type of a SHA-256 in hexadecimal."""
+
 Text = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[ -~]*$")]
+"""Type of a short text of printable ASCII characters."""
 
 
 class Offer(Record):
@@ -47,13 +57,14 @@ class Offer(Record):
         medfl: Version of medfl.
         method: Name of the method.
         method_version: Version of the method (`medfl_flare.offer.method_version`).
-        overrides: Maps each id to its value if it differs from the bundle's files.
+        overrides: Maps ids of the bundle's configurations to the values that replace those in the bundle's files.
         sites: Names of the sites, sorted; empty means that the connected sites are added on submission.
         answer_timeout: Seconds without progress of a site's work after which the site is unavailable, >= 1.
-        given_by: Origin of the overrides, for the record.
+        given_by: Where the overrides come from, for the record.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    """Options of pydantic: refuse unknown fields and values of another type, as offers come from other machines."""
 
     run: Name
     bundle: Name

@@ -1,4 +1,8 @@
-"""Files in the run folder of the researcher who submitted a run: the submission, and the state of the observers."""
+"""Files in the run folder of the researcher who submitted a run: the submission, and the state of the observers.
+
+An observer is a plugin whose hooks medfl calls when a run begins, after each round, and when the run ends. The server
+records its calls as lines of ``observed.jsonl``. The researcher's machine repeats them when the results arrive.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,10 @@ class SubmissionFile(FileRecord):
     """
 
     NAME: ClassVar[str] = "submission.json"
+    """Name of the file in the run folder."""
+
     REPAIR: ClassVar[str] = "Submit the run again."
+    """Advice in the error for a damaged file."""
 
     offer: Offer
     kit: str
@@ -32,18 +39,32 @@ class ObserverState(FileRecord):
 
     Attributes:
         tracking: Value of MONAI's ``--tracking`` for the observers on that machine.
-        calls: Number of calls in ``observed.jsonl`` that were made on that machine.
+        calls: Number of calls in ``observed.jsonl`` that were repeated on that machine.
     """
 
     NAME: ClassVar[str] = "observers.json"
+    """Name of the file in the run folder."""
+
     REPAIR: ClassVar[str] = "Remove it: all calls of the run are then made again, without tracking."
+    """Advice in the error for a damaged file."""
 
     tracking: dict[str, JsonValue] = {}
     calls: Annotated[int, Field(ge=0)] = 0
 
 
 class SubmissionRow(Record):
-    """A row of ``metrics.csv``."""
+    """A row of ``metrics.csv`` within a recorded call: one score of a model, or one cost of a site.
+
+    Attributes:
+        round: Number of the round, from 1.
+        site: Site whose data were scored, or whose cost it is; ``global`` for the server's test set.
+        model: Kind of model: ``global``, ``personal`` or ``personal@SITE``.
+        split: ``train``, ``val``, ``test`` or ``shared``.
+        moment: Time of the score: ``aggregated`` (after the round), ``trained`` (after the site's local training), or
+            ``epoch N`` of a model that the server trains.
+        metric: Name of the metric or cost.
+        value: Value of the metric or cost; nan if it is undefined.
+    """
 
     round: int
     site: str
@@ -62,6 +83,8 @@ class RunStarted(Record):
     """
 
     hook: Literal["medfl_run_started"] = "medfl_run_started"
+    """Name of the hook, which identifies the type of a recorded call."""
+
     settings: dict[str, JsonValue]
 
 
@@ -70,10 +93,12 @@ class RoundEnded(Record):
 
     Attributes:
         round: Number of the round, from 1.
-        rows: Rows of metrics.
+        rows: New rows of ``metrics.csv``.
     """
 
     hook: Literal["medfl_round_ended"] = "medfl_round_ended"
+    """Name of the hook, which identifies the type of a recorded call."""
+
     round: int
     rows: tuple[SubmissionRow, ...]
 
@@ -82,10 +107,12 @@ class RunEnded(Record):
     """A call of the hook for the end of a run.
 
     Attributes:
-        status: Status of the run.
+        status: Status with which the run ended, such as ``finished``.
     """
 
     hook: Literal["medfl_run_ended"] = "medfl_run_ended"
+    """Name of the hook, which identifies the type of a recorded call."""
+
     status: str
 
 
@@ -96,7 +123,7 @@ _HOOK_CALL: TypeAdapter[HookCall] = TypeAdapter(Annotated[HookCall, Field(discri
 
 
 def hook_arguments(call: HookCall) -> dict[str, Any]:
-    """Return a mapping from each argument of a call to its value."""
+    """Return the arguments with which a recorded call calls its hook, by name."""
     return {name: value for name, value in call.to_json().items() if name != "hook"}
 
 

@@ -52,7 +52,11 @@ class AuditLog:
         self._names: tuple[str, ...] = ()
 
     def set_run(self, offer: Offer) -> None:
-        """Set the run of the following entries."""
+        """Set the run to which the following entries belong.
+
+        Args:
+            offer: Offer of the run, with its name, method and bundle.
+        """
         of_bundle = {"bundle": offer.bundle, "bundle_sha256": offer.bundle_hash}
         self._run = {"run": offer.run, "method": offer.method, "given_by": offer.given_by} | of_bundle
 
@@ -66,8 +70,9 @@ class AuditLog:
         Args:
             question: Message of the server.
             answer: Reply of the site.
-            length: Size of the reply in bytes.
-            budget: The site's privacy account, or None if the run has no privacy setting.
+            length: Size of the packed reply in bytes.
+            budget: The site's privacy account (the budget spent on its data), or None if the run has no privacy
+                setting.
 
         Raises:
             StoreError: If the entry can't be written. Then the reply must not leave.

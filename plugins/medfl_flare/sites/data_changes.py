@@ -1,7 +1,7 @@
 """Detection of changes to a site's data during a run: checked before every request, and when the site rejoins the run.
 
 Large arrays are read while a round trains, so a file that changes between two rounds would silently change the training
-data. A file with another time or size is read again; the run continues if its content is the same.
+data. A file whose time or size has changed is read again; the run continues if the content of the file is unchanged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class DataChangeDetector:
 
     Args:
         site: Name of the site that owns the files.
-        digests: Maps each file to its SHA-256 when it was loaded (`medfl.data.sites.SiteData.files`).
+        digests: Maps the path of each file to the SHA-256 of its content at the time of loading.
     """
 
     def __init__(self, site: str, digests: Mapping[Path, str]) -> None:

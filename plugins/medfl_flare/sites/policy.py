@@ -1,5 +1,8 @@
 """Comparison of a run with the participant's own file. A run can be stricter than the file, never looser.
 
+The participant's own file (``medfl-site.toml``) lists its folders and its permissions for runs. A participant is a site
+or the server. A ledger is its record of the privacy budget spent over all runs.
+
 Each refusal contains the wish of the run and the permission of the participant, but no number of the participant's
 data, as the text is sent to the server.
 """
@@ -107,7 +110,7 @@ def disclosed_site_info(site_file: SiteFile, facts: Meta, counts: Sequence[int])
 
 
 def disclosed_profile(site_file: SiteFile, assignment: NetworkAssignment) -> dict[str, float] | None:
-    """Return the profile of the participant's machine, or None if its own file allows none.
+    """Return the profile of the participant's machine (a mapping from property to value), or None if it is not allowed.
 
     Args:
         site_file: The participant's own file.
@@ -126,9 +129,10 @@ def disclosed_profile(site_file: SiteFile, assignment: NetworkAssignment) -> dic
 
 
 def disclosed_rows(settings: Settings, rows: list[MetricRow]) -> list[MetricRow]:
-    """Return the scores that may leave the site.
+    """Return the rows of metrics that may leave the site.
 
-    If the run has a privacy setting, scores computed from training images are removed; costs remain.
+    If the run has a privacy setting, scores computed from training images are removed. Rows with costs, such as times
+    and bytes, remain.
     """
     if policy_of(settings).discloses_training_scores:
         return rows
@@ -197,7 +201,12 @@ def disclosed_splits(site_file: SiteFile, sizes: Mapping[str, int]) -> list[str]
 
 
 def is_at_least(floor: MinimumPrivacy, privacy: Privacy | None) -> bool:
-    """Return whether the privacy setting of a run is at least as strong as the minimum, over all its releases."""
+    """Return whether the privacy guarantee of a whole run is at least as strong as a participant's minimum.
+
+    Args:
+        floor: Minimum privacy in the participant's own file.
+        privacy: Privacy setting of the run; None guarantees nothing.
+    """
     if privacy is None or privacy.epsilon > floor.epsilon or privacy.delta > floor.delta:
         return False
     return mechanism_of(privacy.unit).covers(privacy.adjacency, floor.unit, floor.adjacency)

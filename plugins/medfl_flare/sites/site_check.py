@@ -1,8 +1,12 @@
-"""Check of a participant's own file before it connects: each check prints one line, and all checks run.
+"""Check of a participant's own file before the participant connects: each check gives one result, and all checks run.
+
+The participant's own file (``medfl-site.toml``) lists its folders and its permissions for runs. A participant is a site
+or the server.
 
 The checks don't need NVIDIA FLARE; only the check of the server's reachability needs a network. A bundle, the
-participant's own reviewed copy, is opened as in a run, so its ``$`` expressions are evaluated; the review covers them.
-Lines contain the number of images of a split or class only if it is at or above the file's ``min_count``.
+participant's own reviewed copy, is opened as in a run, so its ``$`` expressions are evaluated. The participant's review
+of the bundle must cover these expressions. Results contain the number of images of a split or class only if the number
+is at least the file's ``min_count``.
 """
 
 from __future__ import annotations
@@ -46,9 +50,9 @@ class CheckResult:
     """Result of one check.
 
     Attributes:
-        ok: Whether a run can begin.
-        text: Name of the check, and the finding or what to do.
-        warns: Whether a run can begin but may fail later.
+        ok: Whether the check passed, possibly with a warning, so that a run can begin.
+        text: Name of the check, followed by the finding or by what to do.
+        warns: Whether the check passed with a warning: a run can begin but may fail later.
     """
 
     ok: bool
@@ -67,7 +71,8 @@ def check_site(
     Args:
         path: Path of the file.
         bundle: Name of the only bundle to check; None checks all bundles of the file.
-        kit: NVFlare's startup kit of the participant; None skips its checks.
+        kit: NVFlare's startup kit of the participant, the folder with its certificate and settings; None skips the
+            checks of the kit.
         online: Whether to check the connection from a site's kit to the server. Nothing about the site is sent.
 
     Returns:

@@ -41,7 +41,10 @@ SECRET_LOCK_SECONDS = 30.0
 """Seconds to wait for another process that is creating the secret."""
 
 Name = Annotated[str, Field(pattern=NAME)]
+"""Type of the name of a bundle."""
+
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+"""Type of a finite number >= 0, for example a property of the machine."""
 
 
 class MinimumPrivacy(StrictModel):
@@ -51,10 +54,12 @@ class MinimumPrivacy(StrictModel):
 
     Attributes:
         unit: Unit of a privacy mechanism, for example ``site``, which is stronger than ``sample``.
-        adjacency: ``replace`` is stronger than ``add_remove``.
+        adjacency: Definition of neighbouring data sets. ``add_remove``: one unit is added or removed. ``replace``: one
+            unit is replaced by another; this guarantee is stronger.
         epsilon: Largest epsilon of a run, > 0.
         delta: Largest delta of a run, in (0, 1).
-        ledger: Folder of the site's privacy budget ledger over all runs; None keeps a separate account in each run.
+        ledger: Folder of the site's ledger, its record of the privacy budget spent over all runs; None keeps a separate
+            record in each run.
         total_epsilon: Budget over all runs in the ledger, >= `epsilon`; None records the account without a limit.
     """
 
@@ -76,7 +81,7 @@ class MinimumPrivacy(StrictModel):
 
 
 class BundleEntry(StrictModel):
-    """A bundle as listed in the file.
+    """A bundle that may run here, as the participant's own file lists it; `SiteFile.bundle` resolves its folders.
 
     Attributes:
         folder: The participant's reviewed copy of the bundle; None means the bundle of that name that comes with medfl.
@@ -98,9 +103,10 @@ class SiteBundle:
 
     Attributes:
         folder: The participant's reviewed copy of the bundle.
-        data: Folder with the participant's data for it; None at a server without data.
+        data: Folder with the participant's data for the bundle; None at a server without data.
         network: Network that the site trains; None means the bundle's own choice.
-        allow_changes: Files that may have changed, as in `BundleEntry`.
+        allow_changes: Names, as in the data's ``partition.json``, of the files that may have changed since ``medfl
+            partition``.
     """
 
     folder: Path
@@ -110,7 +116,7 @@ class SiteBundle:
 
 
 class SiteFile(StrictModel):
-    """Contents of a participant's own file: its folders, and its permissions for runs. `read_site_file` makes it.
+    """Contents of a participant's own file: folders, and permissions for runs. `read_site_file` returns it.
 
     Attributes:
         site: Name of the participant in the federation; ``server`` makes it the server's file.
@@ -120,20 +126,24 @@ class SiteFile(StrictModel):
         max_message_mb: Maximum size of a message in MB (10^6 bytes).
         max_network_mb: Maximum size of a network in MB; a larger one is not built.
         min_count: Minimum number of images behind a disclosed number, >= 1.
-        disclose: Kinds of information about the training data that may be disclosed.
-        profile: Properties of this machine that may be disclosed to runs that assign networks by them: ``live``
-            measures them, a table maps each name to its value, None discloses nothing.
+        disclose: Kinds of information about the training data that may be disclosed: ``size``, ``label_counts``,
+            ``geometry``, ``intensities``, ``targets``.
+        profile: Properties of this machine, such as its memory, that may be disclosed to runs that assign networks by
+            such properties. ``live`` measures them, a table maps the name of each property to its value, None discloses
+            nothing.
         cross_site_evaluation: Whether the cross-site evaluation is allowed: models of other sites are scored here, and
             this site's model is scored elsewhere.
         shared_test: Whether this site's own model may be scored on a test set that all sites share, the folder
             ``global`` beside its data. The scores leave the site.
         threads: Number of threads of a job, >= 1.
         device: ``auto``, ``cpu`` or ``cuda:N``.
-        cache: Storage of an adopted bundle's cases as they are before the first random transform.
+        cache: Where the cases of an adopted bundle (a stock MONAI bundle that ``medfl adopt`` prepared) are stored
+            after their deterministic transforms: ``memory``, ``disk`` or ``none``.
         cache_dir: Folder of the cache on disk; None means a folder within the site's data.
         loaders: Number of processes that load cases of an adopted bundle ahead of training, >= 0.
-        least_threshold: Smallest number of sites, each with a certificate of the kit's root, in whose sum an update may
-            leave (`secure_aggregation`); None lets a single update leave.
+        least_threshold: Smallest number of sites over which secure aggregation must sum the updates, so that the server
+            can't see this site's update alone. Each site must have a certificate of the kit's root. None lets an update
+            leave outside of a sum.
         privacy: Minimum privacy that a run must guarantee, or None.
         bundles: Maps the name of each bundle that may run here to its entry.
     """
@@ -182,7 +192,7 @@ class SiteFile(StrictModel):
 
     @property
     def execution(self) -> Execution:
-        """Settings of the computation on this machine. An offer can't change them."""
+        """Settings of the computation on this machine, such as device and threads. No run can change them."""
         own = {name for name in Execution.model_fields if name in SiteFile.model_fields}
         return Execution(**{name: getattr(self, name) for name in own})
 

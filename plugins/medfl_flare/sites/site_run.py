@@ -1,4 +1,8 @@
-"""One run at one site, on the site's own machine."""
+"""One run at one site, on the site's own machine.
+
+A peer message goes from one site to another. An opened run is an accepted offer of a run, together with everything that
+the site built for it from its own copy of the bundle.
+"""
 
 from __future__ import annotations
 
@@ -47,10 +51,15 @@ from medfl_flare.sites.site_file import SiteFile
 logger = logging.getLogger(__name__)
 
 SendFunction = Callable[[PeerMessage, int, str], bool]
-"""Sends a peer message: (message, step, use). Returns whether the receiver has stored it."""
+"""Type of a function that sends a peer message, called with (message, step, use); `METHOD_USE` is an example of a use.
+The function returns whether the receiver has stored the message."""
 
 METHOD_USE, EVALUATION_USE = "method", "exchange"
-"""Uses of a peer message: a message of the method, or a model for the cross-site evaluation."""
+"""Uses of a peer message.
+
+* ``METHOD_USE``: a message of the method.
+* ``EVALUATION_USE``: a model for the cross-site evaluation, in which each site scores the models of the others.
+"""
 
 MAX_WAITING_MESSAGES = 4
 """Maximum size of one sender's waiting peer messages, as a multiple of the largest message, so that no sender can fill
@@ -61,9 +70,17 @@ class SiteRun:
     """A run at this site. Construction loads and checks the site's data.
 
     Args:
-        opened: The run, with the networks of all sites.
-        site_file: The site's own file.
+        opened: The opened run, with the networks of all sites.
+        site_file: The site's own file, with its folders and its permissions for runs.
         send: Function that sends peer messages to other sites.
+
+    Attributes:
+        name: Name of this site.
+        settings: Settings of the run.
+        task: Task of the run.
+        folder: The run's folder at this site.
+        host: Runner of this site's steps (`SiteRunner`), available within `locked`.
+        note: Function that records a progress event in the run's folder, available within `locked`.
 
     Raises:
         MedflError: If data, settings or networks don't fit.
@@ -160,9 +177,9 @@ class SiteRun:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Context manager that locks the run's folder for writing.
+        """Context manager that locks the run's folder for writing, and sets `host` and `note`.
 
-        Raises if the folder belongs to another run or to other data.
+        Entering raises an error if the folder belongs to another run or to other data.
         """
         opened = self._opened
         data = DataOrigin(allowed_changes=tuple(self._changes))
@@ -190,9 +207,11 @@ class SiteRun:
         return writer.runner(self.name, self._splits, self._send_peer_message, options)
 
     def begin_reply(self) -> Meta:
-        """Return the metadata of the reply to ``begin``.
+        """Return the metadata of the reply to ``begin``, the server's message at the start of a run.
 
-        The keys are ``facts`` and ``data``, as disclosed by the site's own file, and ``newest``, the newest valid step.
+        The keys are ``facts`` (information that the site's own file allows to disclose), ``data`` (names of the data
+        set, its classes and outputs, its modality, and the digest of the shared test set) and ``newest`` (the newest
+        valid step on this site's disk).
         """
         counts = self.task.objective.counts(countable_targets(self._data.train, self.task.objective))
         facts = disclosed_site_info(self._file, self.host.site_info(), counts)
@@ -204,7 +223,12 @@ class SiteRun:
     # ---- a step
 
     def step(self, message: Message) -> tuple[Tensors, Meta]:
-        """Score the models of the previous round and execute the request, each if the message contains it.
+        """Process one step: score the models of the previous round, then execute the request of the method.
+
+        A message may contain only one of the two.
+
+        Args:
+            message: Message of the server, of the kind ``step``.
 
         Returns:
             Tensors of the reply; metadata with the keys ``evaluation`` and ``answer``.
@@ -265,10 +289,14 @@ class SiteRun:
         check_tensors(tensors, prefixes=prefixes, shapes=self._shapes, norm_bound=None, who="the run")
 
     def receive(self, sender: str, message: Message) -> None:
-        """Check a peer message and store it in the inbox.
+        """Check a peer message and store it in this site's inbox.
+
+        Args:
+            sender: Name of the sending site.
+            message: The unpacked peer message.
 
         Raises:
-            RefusedError: If that site may not send such a message.
+            RefusedError: If the sender may not send such a message.
         """
         meta = message.meta
         if (
@@ -330,7 +358,14 @@ class SiteRun:
     # ---- the end of a run
 
     def send_model(self, message: Message) -> tuple[Tensors, Meta]:
-        """Send this site's model to other sites for the cross-site evaluation, score it here and return the scores."""
+        """Send this site's model to other sites for the cross-site evaluation, and score it on this site's test data.
+
+        Args:
+            message: Message of the server, of the kind ``post``.
+
+        Returns:
+            No tensors; metadata with the scores.
+        """
         self._check_evaluation_allowed()
         to = read_names(message.meta, "to")
         if not set(self._opened.offer.sites) - {self.name} >= set(to):
@@ -346,9 +381,15 @@ class SiteRun:
         return {}, {"rows": rows_to_json(self._score(model, f"{kind}@{self.name}", round_))}
 
     def score_peer_model(self, message: Message) -> tuple[Tensors, Meta]:
-        """Score the model of another site in the cross-site evaluation, and return the scores.
+        """Score the model of another site on this site's test data, in the cross-site evaluation.
 
         The model has arrived as a peer message before.
+
+        Args:
+            message: Message of the server, of the kind ``guest``, which names the owner of the model.
+
+        Returns:
+            No tensors; metadata with the scores.
         """
         step, owner = read_integer(message.meta, "step"), message.meta.get("owner")
         inbox = Inbox(self.folder / EVALUATION_USE)
@@ -377,9 +418,12 @@ class SiteRun:
         return scores_to_rows(scores, round_, self.name, name, "test", "aggregated")
 
     def install(self, message: Message) -> tuple[Tensors, Meta]:
-        """Export this site's own bundle with the model's predictions for the site's test images.
+        """Export this site's own bundle, and store the model's predictions for the site's test images.
 
-        The predictions stay at the site.
+        Bundle and predictions stay at the site.
+
+        Args:
+            message: Message of the server, of the kind ``install``, with the final state that the server published.
 
         Returns:
             No tensors; metadata with the key ``privacy``, the site's privacy account or None.

@@ -1,5 +1,7 @@
 """A site's side of the protocol: receives packed messages and returns packed replies, over any transport.
 
+A peer message goes from one site to another. The site's own file lists its folders and its permissions for runs.
+
 Every message is checked (`medfl_flare.backend.messages`) and compared with the site's own file
 (`medfl_flare.sites.policy`). Only then does the same idempotent step as on one machine process it
 (`medfl.engine.site.SiteRunner`). A message that can't be processed is refused with a reason, and the site waits for the
@@ -50,7 +52,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PostFunction = Callable[[str, bytes, float], bool]
-"""Sends a packed peer message: (receiver, bytes, seconds to try). Returns whether the receiver acknowledged it."""
+"""Type of a function that sends a packed peer message, called with (receiver, bytes, seconds to try).
+The function returns whether the receiver acknowledged the message."""
 
 PEER_MESSAGE_TIME_SHARE = 0.5
 """Share of a step's timeout that sending the site's peer messages may take."""
@@ -161,7 +164,7 @@ class SiteService:
         return None
 
     def close(self) -> None:
-        """Leave the run; the finished steps are saved."""
+        """Leave the run and release the lock of its folder; the finished steps are saved."""
         self._opened = self._run = None
         self._locks.close()
 

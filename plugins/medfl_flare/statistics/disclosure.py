@@ -50,7 +50,8 @@ class DisclosurePolicy:
     """A site's rules for the disclosure of statistics.
 
     Attributes:
-        kinds: Allowed kinds of `medfl_flare.statistics.site_statistics.DISCLOSURE_KINDS`.
+        kinds: Kinds of statistics that may be disclosed: ``size``, ``label_counts``, ``geometry``, ``intensities``,
+            ``targets`` (`medfl_flare.statistics.site_statistics.DISCLOSURE_KINDS`).
         min_count: Minimum number of images (and of patients, if known) behind a disclosed count, >= 1.
     """
 
@@ -66,8 +67,9 @@ class NoiseOptions:
         privacy: Privacy setting of unit ``sample``; its clipping bound is not used.
         secret: Noise secret of at least 16 bytes that only the site knows.
         name: Name of the statistics: the same secret, name and data give the same noise.
-        release: Function that is called before anything leaves, with the noise multiplier, the name of the release in a
-            ledger, and a hash of the release. It may raise to refuse the release.
+        release: Function that charges the release to the site's ledger, its record of the privacy budget spent over all
+            runs. It is called before anything leaves, with the noise multiplier, the name of the release, and a hash of
+            the release. It may raise an error to refuse the release.
     """
 
     privacy: Privacy
@@ -111,7 +113,7 @@ class _StatisticsSource(Protocol):
 def disclose_statistics(
     site_measurements: SiteMeasurements, policy: DisclosurePolicy, noise: NoiseOptions | None = None
 ) -> SiteStatistics:
-    """Return the statistics that a site discloses.
+    """Return the statistics that a site discloses, after suppression of rare counts, or with noise.
 
     Args:
         site_measurements: Exact measurements of the site.
@@ -190,7 +192,13 @@ def _suppress_quantiles(
 
 @dataclass
 class _ExactStatistics:
-    """Exact counts and quantiles."""
+    """Exact counts and quantiles.
+
+    Attributes:
+        site_measurements: Exact measurements of the site.
+        min_images_per_side: Minimum number of images on each side of a quantile.
+        guarantee: None, as exact numbers have no privacy guarantee.
+    """
 
     site_measurements: SiteMeasurements
     min_images_per_side: int
@@ -198,16 +206,20 @@ class _ExactStatistics:
 
     @property
     def images(self) -> int:
+        """Number of training images."""
         return self.site_measurements.images
 
     @property
     def patients(self) -> int | None:
+        """Number of patients; None if unknown."""
         return self.site_measurements.patients
 
     def tables(self) -> list[tuple[CountTable, list[int]]]:
+        """Return each table with its counts."""
         return [(table, table.counts) for table in self.site_measurements.tables]
 
     def quantiles(self, measurement: ImageMeasurement) -> tuple[int, list[float]] | None:
+        """Return the number of images that may be disclosed, and the quantiles at `QUANTILE_LEVELS`."""
         known = measurement.values[~np.isnan(measurement.values)]
         if not len(known):
             return 0, [0.0] * len(QUANTILE_LEVELS)
@@ -224,7 +236,16 @@ class _ExactStatistics:
 
 @dataclass
 class _NoisyStatistics:
-    """Counts and quantiles computed from noisy counts."""
+    """Counts and quantiles computed from noisy counts.
+
+    Attributes:
+        images: Noisy number of training images.
+        guarantee: Privacy guarantee of the noise.
+        min_images_per_side: Minimum number of images on each side of a quantile.
+        counts: Each table with its noisy counts.
+        histograms: Maps the title of each measured number to its noisy histogram.
+        patients: None, as the number of patients is not disclosed.
+    """
 
     images: int
     guarantee: PrivacyGuarantee
@@ -234,9 +255,11 @@ class _NoisyStatistics:
     patients: None = None
 
     def tables(self) -> list[tuple[CountTable, list[int]]]:
+        """Return each table with its noisy counts."""
         return self.counts
 
     def quantiles(self, measurement: ImageMeasurement) -> tuple[int, list[float]] | None:
+        """Return the number of images and the quantiles from a noisy histogram, or None if the range is unknown."""
         if measurement.span is None:
             return None
         total = float(self.histograms[measurement.title].sum())

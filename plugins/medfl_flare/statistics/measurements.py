@@ -30,6 +30,7 @@ QUANTILE_LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 """Levels of the quantiles within an image, and of the quantiles over images."""
 
 COLOURS = ("red", "green", "blue")
+"""Names of the channels of a colour image, for titles."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,8 @@ class CountTable:
 
     Attributes:
         title: Name of the counted property.
-        names: Names of the values.
-        value_index: Index of each image's value, shape (n,), int64.
+        names: Names of the possible values.
+        value_index: Position of each image's value in `names`, shape (n,) for n images, int64.
         public: Whether the set of values is known beforehand, and not derived from the data.
     """
 
@@ -56,12 +57,12 @@ class CountTable:
 
 @dataclass(frozen=True, eq=False)
 class ImageMeasurement:
-    """One number of each image.
+    """One measured number of each image, for example a quantile of its brightness or its regression target.
 
     Attributes:
         title: Name of the number.
         kind: ``intensities`` or ``targets``, the kind of disclosure in a site's own file.
-        values: Number of each image, shape (n,), float64; NaN for an image without one.
+        values: Number of each image, shape (n,) for n images, float64; NaN for an image without a number.
         span: Smallest and largest possible number, known beforehand; None if only the data determine them.
     """
 

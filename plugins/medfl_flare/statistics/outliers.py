@@ -73,7 +73,11 @@ class Outlier:
 
 
 def find_outliers(sites: Mapping[str, SiteStatistics]) -> list[Outlier]:
-    """Return all outliers, sorted by site, and within a site by decreasing distance."""
+    """Return all outliers, sorted by site, and within a site by decreasing distance to the median.
+
+    Args:
+        sites: Maps the name of each site to the statistics that it discloses.
+    """
     if len(sites) < MIN_SITES:
         return []
     made = [*_metadata_outliers(sites), *_size_outliers(sites), *_share_outliers(sites), *_median_outliers(sites)]
@@ -81,10 +85,13 @@ def find_outliers(sites: Mapping[str, SiteStatistics]) -> list[Outlier]:
 
 
 def find_far_sites(quantities: Mapping[str, SiteQuantity]) -> dict[str, tuple[float, float]]:
-    """Return the sites that are far from the median, each with its distance in robust deviations and the median.
+    """Return the sites whose value of one quantity is far from the median over the sites.
 
     Args:
-        quantities: Maps each site that discloses the quantity to it.
+        quantities: Maps each site that discloses the quantity to its value.
+
+    Returns:
+        Maps each far site to a pair: the distance to the median in robust deviations, and the median.
     """
     if len(quantities) < MIN_SITES:
         return {}

@@ -14,7 +14,8 @@ SUPPRESSED_TEXT = "suppressed"
 """Text in place of a suppressed number."""
 
 BRIGHTNESS_TITLE = re.compile(r"brightness at (\d+)%(?:, (.*))?")
-"""Pattern of the title of a brightness quantile: its level and channel."""
+"""Pattern of the title of a brightness quantile; its groups are the level in percent, and the channel if there is
+one."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class StatisticsReport:
 
     @property
     def outlier_sites(self) -> list[str]:
-        """Names of the outlier sites."""
+        """Names of the sites that are outliers in at least one quantity, without duplicates."""
         return list(dict.fromkeys(outlier.site for outlier in self.outliers))
 
     @property
@@ -102,7 +103,11 @@ class StatisticsReport:
         return titles
 
     def sites_with_outlier(self, title: str) -> set[str]:
-        """Return the sites that are outliers in a quantity."""
+        """Return the names of the sites that are outliers in a quantity, or in a value of a table.
+
+        Args:
+            title: Name of the quantity, or title of the table.
+        """
         return {
             outlier.site
             for outlier in self.outliers
@@ -142,7 +147,7 @@ def quantile_texts(numbers: DisclosedQuantiles) -> list[str]:
 
 
 def quantile_bands(report: StatisticsReport) -> dict[str, dict[str, list[float | None]]]:
-    """Return the data of the quantile figures: a mapping from each title to a mapping from each site to five quantiles.
+    """Return the data of the quantile figures: for each figure's title, a mapping from each site to five quantiles.
 
     A brightness figure shows, for each channel, the medians over images of the quantiles within an image.
     """
@@ -164,7 +169,12 @@ def quantile_bands(report: StatisticsReport) -> dict[str, dict[str, list[float |
 
 
 def outliers_in_figure(report: StatisticsReport, title: str) -> set[str]:
-    """Return the sites that are outliers in a figure of `quantile_bands`."""
+    """Return the names of the sites that are outliers in a quantity of a figure.
+
+    Args:
+        report: Contents of the report.
+        title: Title of the figure, a key of `quantile_bands`.
+    """
     quantities = {outlier.quantity: BRIGHTNESS_TITLE.fullmatch(outlier.quantity) for outlier in report.outliers}
     shown = {
         quantity

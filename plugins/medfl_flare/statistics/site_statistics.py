@@ -9,9 +9,16 @@ from pydantic import Field
 from medfl.settings import StrictModel
 
 Text = Annotated[str, Field(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
+"""Type of a short text without control characters, such as a name."""
+
 Sentence = Annotated[str, Field(max_length=1000, pattern=r"^[^\x00-\x1f\x7f]*$")]
+"""Type of a longer text without control characters."""
+
 Count = Annotated[int, Field(ge=0, le=10**12)]
+"""Type of a number of images, patients, channels or pixels."""
+
 Value = Annotated[float, Field(allow_inf_nan=False, ge=-1e38, le=1e38)]
+"""Type of a finite measured value, such as a quantile."""
 
 MAX_ENTRIES = 5000
 """Maximum number of entries of a list in the record."""
@@ -26,6 +33,7 @@ DISCLOSURE_KINDS = ("size", "label_counts", "geometry", "intensities", "targets"
 * ``targets``: quantiles of regression targets, observation times and structure sizes."""
 
 DisclosureKind = Literal["size", "label_counts", "geometry", "intensities", "targets"]
+"""Type of one of `DISCLOSURE_KINDS`."""
 
 
 class PrivacyGuarantee(StrictModel):
@@ -35,7 +43,7 @@ class PrivacyGuarantee(StrictModel):
     """Unit of privacy: one training image."""
 
     adjacency: Literal["add_remove", "replace"]
-    """Difference between neighbouring data sets: one added image, or one replaced image."""
+    """Definition of neighbouring data sets: one image is added or removed, or one image is replaced by another."""
 
     epsilon: float = Field(gt=0, allow_inf_nan=False)
     """Privacy budget epsilon."""
@@ -67,7 +75,7 @@ class DisclosedQuantiles(StrictModel):
     """Name of the number."""
 
     kind: Literal["intensities", "targets"]
-    """Kind of disclosure."""
+    """Kind of disclosure (`DISCLOSURE_KINDS`) under which a site allows these quantiles."""
 
     span: tuple[Value, Value] | None = None
     """Smallest and largest possible number; None if only the data determine them."""
@@ -101,7 +109,7 @@ class SiteStatistics(StrictModel):
     """Tables of counts."""
 
     numbers: list[DisclosedQuantiles] = Field([], max_length=MAX_ENTRIES)
-    """Quantiles of numbers."""
+    """Quantiles of each number that is measured for every image."""
 
     suppressed: list[Sentence] = Field([], max_length=MAX_ENTRIES)
     """Sentences on what is suppressed, and why."""

@@ -26,15 +26,20 @@ from medfl_report.figures import svg
 from medfl_report.section import render_template
 
 HTML_FILE_NAME, MARKDOWN_FILE_NAME, JSON_FILE_NAME = "statistics.html", "statistics.md", "statistics.json"
-"""Names of the report's files."""
+"""Names of the report's files in its folder: the HTML page, the Markdown file and the JSON file."""
 
 MAX_FIGURES = 12
-"""Maximum number of figures of one kind."""
+"""Maximum number of figures of counts, and of figures of quantiles."""
 
 
 @dataclass(frozen=True)
 class CaptionedFigure:
-    """A figure and its caption."""
+    """A figure and its caption.
+
+    Attributes:
+        figure: The figure as HTML.
+        caption: Text below the figure: its title and the outlier sites.
+    """
 
     figure: Markup
     caption: str
@@ -63,7 +68,7 @@ def write_statistics_report(report: StatisticsReport, out: Path) -> Path:
 
 
 def render_html(report: StatisticsReport) -> str:
-    """Return the HTML page."""
+    """Return a report with its figures as a self-contained HTML page."""
     quantile_figures, titles = _quantile_figures(report), quantile_bands(report)
     return str(
         render_template(

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 CELLS_PER_GROUP = 2
-"""Number of cells that are shown or suppressed together."""
+"""Number of neighbouring cells of a table that form a group; a group is shown or suppressed as a whole."""
 
 
 def suppress_counts(counts: Sequence[int], min_count: int) -> list[int | None]:

@@ -1,6 +1,7 @@
 """Checks of a site's images before a run: faults of labels, intensities and voxel sizes that training would not detect.
 
-The checks read a sample of the training cases. A finding never describes a single case.
+The checks read a sample of the training cases. Each check returns a sentence with its finding, or raises an error if a
+run will fail. A `Caution` is a finding after which a run may fail later. A finding never describes a single case.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Checks of locks: whether file locks work in a site's state folder, and which locks a process holds or left."""
+"""Checks of locks: whether file locks work in a site's state folder, and which locks a process holds or left.
+
+Each check returns a sentence with its finding, and raises an error if a run will fail. A `Caution` is a finding after
+which a run may fail later.
+"""
 
 from __future__ import annotations
 

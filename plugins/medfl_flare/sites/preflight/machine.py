@@ -1,4 +1,8 @@
-"""Checks of a site's machine: GPU, shared memory, and free space on its disks."""
+"""Checks of a site's machine: GPU, shared memory, and free space on its disks.
+
+Each check returns a sentence with its finding, and raises an error if a run will fail. A `Caution` is a finding after
+which a run may fail later.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from medfl.utils.files import write_atomic
 from medfl_flare.sites.preflight import Caution
 
 GB, MB = 1e9, 1e6
+"""Number of bytes of a gigabyte, and of a megabyte."""
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - nothing is written there
 """Folder of the shared memory through which loader processes pass their images."""
@@ -21,7 +26,7 @@ LOADER_MB = 256
 """Shared memory in MB that should be free for each loader process."""
 
 MESSAGES_ON_DISK = 4
-"""Number of largest messages for which a folder of runs should have space: three steps and a bundle."""
+"""Number of messages of the largest size for which a folder of runs should have space: three steps and a bundle."""
 
 MIN_FREE_MB = 100
 """Free space in MB below which the check fails."""

@@ -74,7 +74,7 @@ def address_of(kit: Path) -> ServerAddress:
 def proxy_for(address: ServerAddress) -> tuple[str, str] | None:
     """Return the environment variable that names a proxy for the server, and the proxy.
 
-    None without a proxy, or if `no_proxy` contains the server.
+    Return None if no variable names a proxy, or if the variable ``no_proxy`` excludes the server.
     """
     if urllib.request.proxy_bypass(address.host):
         return None

@@ -2,6 +2,10 @@
 
 A check opens a connection under mutual TLS with the kit's certificate. With the scheme ``http`` it sends one request
 without content. Then it closes the connection. It sends nothing about the site.
+
+Each check returns a sentence with its finding, and raises an error if a run will fail. A `Caution` is a finding after
+which a run may fail later. A startup kit is the folder with certificate, settings and scripts with which a participant
+connects to the federation.
 """
 
 from __future__ import annotations
@@ -40,7 +44,10 @@ ALERT_SECONDS = 1.0
 
 
 def server_checks(kit: Path) -> list[Check]:
-    """Return the checks of the server for a site's kit. If the server can't be reached, all of them fail."""
+    """Return the checks of the server for a site's startup kit: pairs of a title and a function that runs the check.
+
+    If the server can't be reached, all checks fail.
+    """
     return [
         ("port", lambda: check_port(address_of(kit))),
         ("kit's generation", lambda: check_generation(kit)),
@@ -117,10 +124,13 @@ def _tls_connection(kit: Path, verified: bool = True) -> ssl.SSLSocket:
 
 
 def check_generation(kit: Path) -> str:
-    """Check that the server's certificate is signed by the kit's root, and that the server accepts the kit's.
+    """Check that the kits of the site and the server were provisioned together.
+
+    The server's certificate must be signed by the root certificate in the site's kit, and the server must accept the
+    certificate of the site's kit.
 
     Raises:
-        MedflError: If the two were made by different provisionings, or if a device in between intercepts TLS.
+        MedflError: If the two kits were made by different provisionings, or if a device in between intercepts TLS.
     """
     address, ours = address_of(kit), _load_certificate((kit / "startup" / "rootCA.pem").read_bytes())
     try:
