@@ -65,7 +65,7 @@ def test_a_generator_of_parameters_will_do():
     assert len(new.param_groups[0]["params"]) == 2
 
 
-# ---- initial tensors (rule G-13)
+# ---- initial tensors
 
 
 def test_initial_tensors_are_a_function_of_seed_network_and_owner():

@@ -15,7 +15,7 @@ from medfl.metrics.calibration import ece
 from medfl.metrics.confusion import accuracy, balanced_accuracy, confusion, f1, precision, recall, specificity
 from medfl.metrics.metric import Metric, confusion_metric
 
-__all__ = ["LOWER_IS_BETTER", "METRICS", "UNBOUNDED", "Metric", "confusion", "worst"]
+__all__ = ["LOWER_IS_BETTER_METRICS", "METRICS", "UNBOUNDED_METRICS", "Metric", "confusion", "worst"]
 
 METRICS: dict[str, Metric] = {
     "accuracy": confusion_metric(accuracy),

@@ -203,7 +203,7 @@ def test_fedbn_keeps_every_normalisation_layer_at_its_site(tmp_path, kinds):
     assert {name.removeprefix("reply/model/") for name in state.tensors if name.startswith("reply/")} == set(left) - own
 
 
-# ---- what is shared of normalisation layers (rule G-2)
+# ---- what is shared of normalisation layers
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_policies_for_normalisation_layers(tmp_path, policy, personal):
         assert not torch.equal(left["downsample.1.weight"], start["downsample.1.weight"])
 
 
-# ---- weights (rule G-5)
+# ---- weights
 
 
 @given(some.lists(some.floats(0, 1e6), min_size=1, max_size=9).filter(any))

@@ -56,7 +56,7 @@ class SitePlacement:
         return f"{self.cluster} ({self.network})" if self.cluster else self.network
 
     @property
-    def request(self) -> tuple[int, str, float, str]:
+    def sort_key(self) -> tuple[int, str, float, str]:
         """Sort key for the order of sites in the report.
 
         Clusters with the strongest machines come first; within a cluster the site with the highest score comes first.
@@ -105,7 +105,7 @@ def clusters_of(run: RunRecord) -> tuple[SiteCluster, ...]:
     if not machines and len({spot.network for spot in spots}) < 2:
         return ()
     spots_by_cluster: dict[str, list[SitePlacement]] = {}
-    for spot in sorted(spots, key=lambda spot: spot.request):
+    for spot in sorted(spots, key=lambda spot: spot.sort_key):
         spots_by_cluster.setdefault(spot.name, []).append(spot)
     return tuple(SiteCluster(name, tuple(members)) for name, members in spots_by_cluster.items())
 

@@ -51,7 +51,7 @@ def test_the_last_part_is_what_the_site_had_and_stands_for_its_update_later(tmp_
         assert read["b"].keys() == sent["b"].keys()
     mean = mean_update(replies, {"a": 0.25, "b": 0.75}, "part/")
     assert (now["w"] + mean["w"]).tolist() == [0.25 * 1.5 + 0.75 * 6.0, 0.25 * 1.0 + 0.75 * 6.0]
-    assert int(now["seen"] + mean["seen"]) == 22, "counters take the largest (rule G-2)"
+    assert int(now["seen"] + mean["seen"]) == 22, "counters take the largest"
 
 
 def test_who_does_not_take_part_does_not_count(tmp_path):
