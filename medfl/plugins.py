@@ -105,18 +105,11 @@ class Registry:
         self._manager.add_hookspecs(hooks.Hooks)
 
     def plugins_listing(self, kind: str, name: str) -> list[str]:
-        """Return the plugins that list a record of a kind with this name.
-
-        No plugin means an unknown name, two or more an ambiguous one.
-        """
+        """Return the plugins that list a name of a kind: none if it is unknown, several if it is ambiguous."""
         return [plugin for plugin, _ in self._claims.get((kind, name), [])]
 
     def check_name(self, kind: str, name: str) -> None:
-        """Check that exactly one plugin lists a name, without importing its target.
-
-        Raises:
-            PluginError: If the name is unknown or ambiguous.
-        """
+        """Raise PluginError unless exactly one plugin lists a name; the name's target is not imported."""
         self._claim(kind, name)
 
     def method_class(self, name: str) -> Any:

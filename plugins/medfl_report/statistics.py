@@ -32,16 +32,10 @@ LEVEL = 0.05
 """Significance level."""
 
 EXCHANGES, EXHAUSTIVE = 1999, 10
-"""`EXCHANGES`: number of random exchanges of a test.
-
-`EXHAUSTIVE`: largest number n of patients with which all 2^n exchanges are computed instead.
-"""
+"""Number of random exchanges of a test, and largest number n of patients for which all 2^n are computed instead."""
 
 PROBES, TIE = 16, 1e-10
-"""`PROBES`: number of exchanges that check whether a score is additive, that is a sum over patients.
-
-`TIE`: absolute difference below which two scores are tied.
-"""
+"""Number of exchanges that check whether a score is a sum over patients, and difference below which scores are tied."""
 
 
 @dataclass(frozen=True)
@@ -496,11 +490,7 @@ def signed_rank(differences: Sequence[float]) -> float:
 
 
 def explain(pairs: int) -> str:
-    """Return sentences that explain the columns of `HEADER`.
-
-    Args:
-        pairs: Largest number of pairs of a row, >= 2.
-    """
+    """Return sentences that explain the columns of `HEADER`, for rows of at most `pairs` >= 2 pairs."""
     return (
         "Each run of a seed and a fold counts as one. Folds share training images: the interval, the effect and "
         "p (corrected t) account for that with the variance of Nadeau and Bengio (2003); p (t) does not and is too "
