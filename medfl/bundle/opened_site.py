@@ -182,7 +182,7 @@ def open_site(bundle_root: Path, dataset_dir: Path, site: str, overrides: Meta) 
     scale = ImageScale(data.shape, run.mean, run.std)
     task = dataclasses.replace(run.task, device=pick_device(execution.device), scale=scale)
     start = task.initial(settings.seed, settings.networks_by_site.get(site))
-    shared = method.shared(task.load(start, settings.networks_by_site.get(site)), settings.norm_sync)
+    shared = method.shared_names(task.load(start, settings.networks_by_site.get(site)), settings.norm_sync)
     task = (
         task.with_class_weights(countable_targets(data.train, task.objective)) if settings.balance == "loss" else task
     )
