@@ -71,7 +71,7 @@ def medfl_datasets() -> list[DatasetRecord]:
         DatasetRecord(
             "folder",
             "medfl.data.ingest.folder_spec:FolderSpec",
-            summary="Your own image files with a table of labels. No file name and no patient's identifier is kept.",
+            summary="Your own image files with a table of labels. File names and patient identifiers are not kept.",
             synthetic="medfl.data.ingest.folder_synthetic:write_release",
             synthetic_options={
                 "images": "images",

@@ -94,7 +94,7 @@ CALLS: dict[str, Callable[[Path, Convert], Any]] = {
     "load_global": shared_test,
     "load_site": lambda run, as_: load_site(as_(run.parent / "data" / "site-01"), Multiclass(4), *NORMAL).digest,
     "write_report": report,
-    "read_facts": lambda run, as_: read_run_files(as_(run)),
+    "read_run_files": lambda run, as_: read_run_files(as_(run)),
     "RunViewer": lambda run, as_: RunViewer(as_(run)).being_written,
     "read_run": lambda run, as_: read_run(as_(run)).run,
     "read_predictions": lambda run, as_: read_predictions(as_(run / "sites" / "site-01" / PREDICTIONS)).to_csv(),

@@ -25,14 +25,17 @@ def schedules_are_pure(case: Case) -> None:
 
         supports: ClassVar[Any] = case.kind.supports
 
-        def schedule(self, server: Server, done: Sequence[ScheduledStep]) -> Sequence[ScheduledStep]:
+        def remaining_steps(self, server: Server, done: Sequence[ScheduledStep]) -> Sequence[ScheduledStep]:
             names = [step.name for step in self.round_steps()]
             expect(len(set(names)) == len(names), f"steps of one name: {names}")
             before = wire.digest(server.state.tensors, server.state.meta)
-            again = list(super().schedule(replace(server, state=copy_state(server.state)), list(done)))
-            left = list(super().schedule(server, done))
+            again = list(super().remaining_steps(replace(server, state=copy_state(server.state)), list(done)))
+            left = list(super().remaining_steps(server, done))
             expect(left == again, f"round {server.round}: {again} at the first call and {left} at the second")
-            expect(before == wire.digest(server.state.tensors, server.state.meta), "a schedule changes the state")
+            expect(
+                before == wire.digest(server.state.tensors, server.state.meta),
+                "computing the remaining steps changes the state",
+            )
             expect({due.name for due in left} <= set(names), f"{left} are not all among the steps {names}")
             dues = [*done, *left]
             expect(len(set(dues)) == len(dues), f"round {server.round} has a step twice: {dues}")

@@ -16,7 +16,7 @@ def medfl_commands() -> list[CommandRecord]:
         CommandRecord(
             "adopt",
             "medfl_adopt.commands.adopt:command",
-            "Make a bundle for federated learning from a stock MONAI bundle.",
+            "Make a federated bundle from a stock MONAI bundle.",
             "Bundles and plugins",
         ),
     ]

@@ -30,7 +30,7 @@ def medfl_commands() -> list[CommandRecord]:
         CommandRecord(
             "tune",
             "medfl_studies.commands.tune:command",
-            "Search for good settings of a study, using validation images only.",
+            "Search for good settings of a study on validation images.",
             "Study and compare",
         ),
     ]

@@ -132,7 +132,7 @@ def test_what_a_broken_download_left_does_not_count_as_the_file(medfl: Medfl, tm
     whole.rename(whole.with_name("breastmnist.npz.part"))
     code, error = medfl(*prep(tmp_path / "raw", tmp_path / "P"))
     assert code == 2
-    assert "there is none. Add --download" in error
+    assert "found none. Add --download" in error
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ CONFIGS = sorted((Path(__file__).parents[2] / "bundles").glob("*/configs/*.json"
 
 def names_in(text: str) -> set[str]:
     """Return the dotted names of medfl that a configuration imports, calls or has as ``_target_``."""
-    imported = {f"{module}.{name}" for module, name in re.findall(r"\$from (medfl[\w.]*) import (\w+)", text)}
-    targets = set(re.findall(r'"_target_": "(medfl[\w.]*)"', text))
+    imported = {f"{module}.{name}" for module, name in re.findall(r"\$from (medfl\w*(?:\.\w+)*) import (\w+)", text)}
+    targets = set(re.findall(r'"_target_": "(medfl\w*(?:\.\w+)*)"', text))
     return imported | targets | set(re.findall(r"\b(medfl\w*(?:\.\w+)+)\(", text))
 
 

@@ -24,7 +24,7 @@ FIELDS = {
 
 SCRIPT = """
 import sys
-from medfl.bundle.bundle_folders import shipped
+from medfl.bundle.bundle_folders import shipped_bundles
 from medfl.cli.main import main
 from medfl_flare.overrides import check_overrides
 from medfl.errors import RefusedError
@@ -41,7 +41,7 @@ run = ("run", "medmnist_classification", "--dataset-dir", cohort, "--rounds", "1
 medfl("run", "--help-settings")
 for name in ("patter", "puddles"):
     try:
-        check_overrides({name: 3}, bundle_values(shipped()["medmnist_classification"]))
+        check_overrides({name: 3}, bundle_values(shipped_bundles()["medmnist_classification"]))
         print("a server may set", name)
     except RefusedError as error:
         print(error)

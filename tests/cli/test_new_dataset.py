@@ -121,8 +121,8 @@ def test_a_folder_is_tested_listed_prepared_and_studied_as_it_is_written(medfl, 
     [
         ('f"subject-{row + 1}"', 'f"{outcome.choice.items[0].stem} {row}"', "the data list contains 1 names of files"),
         (
-            "        return Choice(",
-            "        say(f'{files[1].stem}')\n        return Choice(",
+            "        return ReadPlan(",
+            "        say(f'{files[1].stem}')\n        return ReadPlan(",
             "messages contain 1 names of files",
         ),
         ("size))", "size), {'file': path.stem})", "the files for a restart contain [1-4] names of files"),

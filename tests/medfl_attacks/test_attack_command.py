@@ -153,10 +153,10 @@ def test_models_of_rounds_that_were_kept(medfl, place: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--round", "2"), "kept are: 1"),
+        (("--round", "2"), "Kept rounds: 1"),
         (("--round", "all"), "expected a round >= 1, or 'kept'"),
         (("--shadow", "shared"), "released no images"),
-        (("--device", "cuda:7"), "sees no GPU"),
+        (("--device", "cuda:7"), "finds no GPU"),
         (("--data", "nowhere"), "have moved"),
     ],
 )

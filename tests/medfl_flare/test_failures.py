@@ -228,7 +228,7 @@ def test_a_lock_that_a_dead_process_left_holds_nobody_up(place: Place) -> None:
 
 
 def test_a_run_that_another_process_holds_is_named(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("medfl_flare.sites.site_run.JOB_PATIENCE", 0.05)
+    monkeypatch.setattr("medfl_flare.sites.site_run.REMOTE_LOCK_SECONDS", 0.05)
     files = place.files("held")
     with lock_for_writing(files[SITES[0]].state / "runs" / "one"):
         _, progress, _ = serve(files, offered(place, rounds=1, min_replies=2))

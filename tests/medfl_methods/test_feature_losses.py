@@ -73,7 +73,7 @@ def test_first_stage_loss_equals_the_specification(tmp_path, make, noise):
     batch = Batch(DATA.images[:6], DATA.class_labels[:6], torch.arange(6))
     torch.manual_seed(4)
     divided = work.divide(batch)
-    x, y, seen = site.task.scale.to_images(batch.images), batch.targets, site.task.scale.seen
+    x, y, seen = site.task.scale.to_images(batch.images), batch.targets, site.task.scale.to_inputs
     torch.testing.assert_close(divided.reconstructed.images + divided.residual, x, atol=1e-6, rtol=0)
     state = torch.get_rng_state()
     loss = method.distil_loss(work, divided, site.task.loss)

@@ -90,7 +90,9 @@ def test_renamed_sites_give_the_same_models(tmp_path, monkeypatch, name):
         Participant, "rng", lambda self, label: make_generator(7, key_of.get(self.name, self.name), self.round, label)
     )
     for module in (circulating, relay):  # the server draws over sorted names
-        monkeypatch.setattr(module, "route", lambda hosts, held, *how: renamed_route(other, key_of, hosts, held, *how))
+        monkeypatch.setattr(
+            module, "draw_route", lambda hosts, held, *how: renamed_route(other, key_of, hosts, held, *how)
+        )
     renamed = {other[site]: data for site, data in sites.items()}
     after = bits(case.run(tmp_path / "after", sites=renamed, batch_size=64 if name == "centralized" else 5))
     assert before.keys() == after.keys()

@@ -161,7 +161,7 @@ def test_the_centre_goes_from_the_release_into_the_predictions(tmp_path):
     site = load_site(tmp_path / "sites" / "US-Middle", Multiclass(2), (0.0,), (1.0,))
     labels = all_targets(site.test)
     task = replace(make_task(), objective=Multiclass(2))
-    lines = _format_predictions(task, labels.double()[:, None].repeat(1, 2), labels, site.test_facts).splitlines()
+    lines = _format_predictions(task, labels.double()[:, None].repeat(1, 2), labels, site.test_metadata).splitlines()
     assert lines[0] == "row,label,p0,p1,sex,centre"
     assert {line.rsplit(",", 1)[1] for line in lines[1:]} == {"UM"}
     assert len(lines) == 3

@@ -51,7 +51,7 @@ def test_looking_at_a_run_evaluates_nothing_of_its_bundles(
         for name in ("train.json", "inference.json", "metadata.json"):
             content = {"network_name": code, "network": {"_target_": code}, "site": code, "intended_use": code}
             (home / "configs" / name).write_text(json.dumps(content))
-    for words in (["report"], ["card"], ["verify"], ["compare"], ["status"], ["watch", "--once"]):
+    for words in (["report"], ["card"], ["verify"], ["compare"], ["status"], ["monitor", "--once"]):
         say([*words, str(run)], capsys)
     assert (run / "report.html").is_file()
     assert (run / "global" / "README.md").is_file()
@@ -87,7 +87,7 @@ def test_names_and_reasons_of_a_run_steer_no_terminal(run: Path, capsys: pytest.
     damaged = run.with_name(f"other{ESCAPE}")
     damaged.mkdir()
     shown = ""
-    for words in (["status", run], ["verify", run], ["watch", "--once", run.parent], ["status", damaged]):
+    for words in (["status", run], ["verify", run], ["monitor", "--once", run.parent], ["status", damaged]):
         shown += say([str(word) for word in words], capsys)
     assert "owned" in shown
     assert "\x1b" not in shown

@@ -142,7 +142,7 @@ def test_binary_with_two_logits_is_two_classes() -> None:
     assert torch.equal(two.predictions(outputs), classes.predictions(outputs))
     assert torch.equal(two.default_loss()(outputs, targets), classes.default_loss()(outputs, targets))
     for name in METRICS:
-        predictions = two.predictions(outputs, targets, ())
+        predictions = two.scoring_inputs(outputs, targets, ())
         assert two.score(name, predictions, targets) == pytest.approx(
             classes.score(name, predictions, targets), nan_ok=True
         )
@@ -166,7 +166,7 @@ def test_a_logit_is_worth_the_difference_of_two() -> None:
 def test_sensitivity_and_brier_in_closed_form() -> None:
     outputs = torch.tensor([[0.0], [40.0], [-40.0], [40.0]])
     targets, binary = torch.tensor([1, 1, 1, 0]), Binary()
-    predictions = binary.predictions(outputs, targets, ())
+    predictions = binary.scoring_inputs(outputs, targets, ())
     assert binary.score("brier", predictions, targets) == pytest.approx((0.25 + 0 + 1 + 1) / 4)
     assert binary.score("sensitivity", predictions, targets) == pytest.approx(1 / 3), "0.5 is not above 0.5"
     assert binary.score("specificity", predictions, targets) == 0
@@ -177,7 +177,7 @@ def test_one_label_is_a_binary_task() -> None:
     label, binary = Multilabel(1), Binary()
     findings = targets[:, None].float()
     torch.testing.assert_close(label.default_loss()(outputs, findings), binary.default_loss()(outputs, targets))
-    predictions = label.predictions(outputs, findings, ()), binary.predictions(outputs, targets, ())
+    predictions = label.scoring_inputs(outputs, findings, ()), binary.scoring_inputs(outputs, targets, ())
     torch.testing.assert_close(predictions[0][:, 0], predictions[1][:, 1])
     assert label.score("macro_auc", predictions[0], findings) == pytest.approx(
         binary.score("auc", predictions[1], targets)
@@ -206,7 +206,7 @@ def test_a_mask_of_one_label_is_a_mask_of_two_classes() -> None:
     single = outputs[:, 1:] - outputs[:, :1]
     names = tuple(classes.scores)[:4]
     torch.testing.assert_close(
-        classes.predictions(outputs, targets, names), label.predictions(single, targets, names), equal_nan=True
+        classes.scoring_inputs(outputs, targets, names), label.scoring_inputs(single, targets, names), equal_nan=True
     )
     torch.testing.assert_close(classes.case_accuracy(outputs, targets), label.case_accuracy(single, targets))
     torch.testing.assert_close(classes.cross_entropy(outputs, targets), label.cross_entropy(single, targets))
@@ -329,7 +329,7 @@ def test_each_mask_is_measured_in_the_spacing_of_its_own_case():
     outputs[:, 0, 1, 1], targets[:, 0, 1, 3] = 1.0, 1.0
     spacing = torch.tensor([[9.0, 1.0], [9.0, 2.0], [9.0, 5.0], [math.nan, 1.0]], dtype=torch.float64)
     goal = Segmentation(1, overlapping=True, spacing=SPACING_OF_EACH_CASE, tolerance=4.0)
-    predictions = goal.predictions(outputs, targets, ("hd95", "surface_dice"), spacing)
+    predictions = goal.scoring_inputs(outputs, targets, ("hd95", "surface_dice"), spacing)
     columns = goal.columns(())
     distances = predictions[:, columns.index("hd95_0")].tolist()
     assert distances[:3] == pytest.approx([2.0, 4.0, 10.0])

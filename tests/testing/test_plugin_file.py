@@ -83,4 +83,4 @@ def test_its_data_set_keeps_what_data_sets_promise(tmp_path):
 def test_an_unknown_method_is_one_error_and_not_one_for_each_check():
     with refused(PluginError, "unknown_choice", what="method", choice="fedavgg") as error:
         check_method("fedavgg")
-    assert str(error.value).count("fedprox") == 1
+    assert str(error.value).count("Did you mean 'fedavg'") == 1

@@ -109,7 +109,7 @@ def test_it_is_a_loop_over_single_images(build, estimator, size):
 def test_the_size_of_a_chunk_does_not_matter(monkeypatch, numbers, batch_size):
     model, (images, labels) = linear(), vectors()
     expected = loop(model, ["1.weight"], images, labels)
-    monkeypatch.setattr(module, "CHUNK_NUMBERS", numbers)
+    monkeypatch.setattr(module, "MAX_GRADIENT_ENTRIES", numbers)
     torch.testing.assert_close(fisher(model, ["1.weight"], images, labels, batch_size=batch_size), expected)
 
 

@@ -214,6 +214,6 @@ def test_a_schedule_may_draw_from_what_all_share():
 
     CHECKS["schedules_are_pure"](Toy(Drawn))
     server = server_of()
-    drawn = [Drawn().due(server).turn for server.round in (1, 1, 2)]
+    drawn = [Drawn().current_step(server).turn for server.round in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
     assert drawn[0] == int(torch.randint(10**6, (), generator=make_generator(0, "turn", 1)))

@@ -205,7 +205,7 @@ def test_killed_and_continued(tmp_path, items):
     code = (
         "from pathlib import Path; import test_ingest as t\n"
         "if __name__ == '__main__':\n"
-        "    import medfl.data.ingest.checkpoint as j; j.EVERY_SECONDS = 0\n"
+        "    import medfl.data.ingest.checkpoint as j; j.FLUSH_SECONDS = 0\n"
         f"    top = Path({str(tmp_path)!r})\n"
         "    t.run(top, [t.Item(path) for path in sorted((top / 'in').iterdir())], workers=2, how=t.stuck)\n"
     )

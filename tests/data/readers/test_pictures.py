@@ -103,7 +103,7 @@ def test_pictures_are_opened_in_one_place():
     """Only this module names the permitted formats: code elsewhere would open every format that Pillow recognises."""
     top = Path(medfl.__file__).parent
     places = [path for folder in (top, top.parent / "plugins") for path in folder.rglob("*.py")]
-    assert [path.name for path in places if "Image.open(" in path.read_text()] == ["pictures.py"]
+    assert [path.name for path in places if "Image.open(" in path.read_text()] == ["pillow_images.py"]
     configs = [*top.rglob("bundles/*/configs/*"), *top.rglob("templates/**/*.json")]
     assert configs
     assert not [path for path in configs if path.is_file() and "PILReader" in path.read_text(errors="replace")]

@@ -183,7 +183,7 @@ def test_sites_have_their_masks_and_distances_in_millimetres(made: Path, tmp_pat
     assert torch.equal(targets[:, 0], torch.from_numpy(masks[rows]).long())
     outputs = torch.nn.functional.one_hot(targets[:, 0].roll(1, 1), 3).movedim(-1, 1).float()
     millimetres, voxels = (
-        kind.score("hd95", kind.predictions(outputs, targets, ["hd95"]), targets)
+        kind.score("hd95", kind.scoring_inputs(outputs, targets, ["hd95"]), targets)
         for kind in (objective, Segmentation(3))
     )
     assert millimetres == pytest.approx(2 * voxels)

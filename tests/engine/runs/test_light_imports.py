@@ -22,7 +22,7 @@ from torch import nn
 
 from medfl.engine.plan import MethodChoice
 from medfl.engine.site import Splits
-from medfl.data.pooled import Empty, TensorData
+from medfl.data.pooled import EmptyDataset, TensorData
 from medfl.networks.cnn import CNN4
 from medfl.networks.resnet import ResNet
 from medfl.objectives import Multiclass
@@ -50,7 +50,8 @@ class Observed(TensorData):
 def site(seed):
     generator = torch.Generator().manual_seed(seed)
     images = torch.randn(6, 1, 8, 8, generator=generator)
-    return Splits(Observed(images, torch.tensor([0, 1, 0, 1, 0, 1])), Empty(), Observed(images, torch.arange(6) % 2))
+    train = Observed(images, torch.tensor([0, 1, 0, 1, 0, 1]))
+    return Splits(train, EmptyDataset(), Observed(images, torch.arange(6) % 2))
 
 
 task = Task(

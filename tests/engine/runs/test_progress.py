@@ -140,14 +140,14 @@ def test_a_run_has_the_same_bits_where_nothing_can_be_noted_down(
 
 
 def test_under_privacy_no_share_of_the_batches_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Chatty(module_of_local.Pulse):  # type: ignore[name-defined, misc]
-        """Pulse that also sends a heartbeat at its end."""
+    class Chatty(module_of_local.HeartbeatSender):  # type: ignore[name-defined, misc]
+        """Sender that also sends a heartbeat at its end."""
 
         def __exit__(self, *error: object) -> None:
             self._send(self.beat())
             super().__exit__(*error)
 
-    monkeypatch.setattr(module_of_local, "Pulse", Chatty)
+    monkeypatch.setattr(module_of_local, "HeartbeatSender", Chatty)
     privacy = {"epsilon": 5.0, "clip": 1.0}
     for folder, settings in (
         (tmp_path / "plain", {}),

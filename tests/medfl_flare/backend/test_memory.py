@@ -29,7 +29,7 @@ from medfl_flare.backend.remote_backend import FlareBackend
 from medfl.engine.backend import SiteResult
 from medfl.engine.replies import DecodedReplies
 from medfl.toolkit.aggregation import add_update, mean_update
-from medfl.utils.files import mapped
+from medfl.utils.files import map_file
 
 def megabytes(name):
     lines = dict(line.split(":", 1) for line in open("/proc/self/status") if ":" in line)
@@ -42,15 +42,15 @@ method = SimpleNamespace(filters=lambda: ())
 beside = []
 
 def counted(path):
-    blob = mapped(path)
+    blob = map_file(path)
     beside.append(sum(str(folder) in line for line in open("/proc/self/maps")))
     return blob
 
-remote_backend.mapped = counted
+remote_backend.map_file = counted
 
 def fold(names):
     for name in names:  # each answer as it comes
-        tensors = unpack(mapped(folder / f"{name}.safetensors"), Limits()).tensors
+        tensors = unpack(map_file(folder / f"{name}.safetensors"), Limits()).tensors
         check_tensors(tensors, prefixes=("model/",), shapes={}, norm_bound=None, who=name)
         del tensors
     replies = DecodedReplies(method, carrier.replies([SiteResult(name, 1) for name in names], []))

@@ -163,8 +163,8 @@ def test_a_folder_of_another_run_under_the_same_name_is_refused_on_both_sides(pl
 
 
 def test_a_second_job_waits_for_the_first_one_and_is_refused(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_run, "JOB_PATIENCE", 0.05)
-    monkeypatch.setattr(site_run, "JOB_PATIENCE", 0.05)
+    monkeypatch.setattr(server_run, "REMOTE_LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(site_run, "REMOTE_LOCK_SECONDS", 0.05)
     files, offer, second = place.files("second"), offered(place, rounds=1), []
 
     def meanwhile(site: str, blob: bytes) -> bytes:

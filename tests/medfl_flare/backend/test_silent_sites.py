@@ -98,7 +98,7 @@ class Spoken(HeartbeatSender):
 def test_heartbeats_come_to_the_server_without_counts_that_stay_at_home(
     place: Place, monkeypatch: pytest.MonkeyPatch, name: str, settings: Any, own: Any, share: float | None
 ) -> None:
-    monkeypatch.setattr("medfl_flare.sites.site_service.Pulse", Spoken)
+    monkeypatch.setattr("medfl_flare.sites.site_service.HeartbeatSender", Spoken)
     monkeypatch.setattr("medfl_flare.backend.remote_backend.MIN_HEARTBEAT_SECONDS", 0.0)
     files = place.files(f"beats-{name}", own)
     folder, progress = Loopback(files).serve(place.offer(rounds=1, steps=2, **settings))

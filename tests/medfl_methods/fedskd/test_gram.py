@@ -167,5 +167,5 @@ def test_the_form_goes_with_the_size():
 def test_auto_takes_the_form_that_was_chosen(monkeypatch):
     x, y = features("relu", 700, 24), features("relu", 700, 24, seed=1)
     assert torch.equal(gram_loss(x, y), gram_loss(x, y, "columns"))
-    monkeypatch.setattr(gram, "choose_form", lambda *sizes: "tiles")
+    monkeypatch.setattr(gram, "choose_algorithm", lambda *sizes: "tiles")
     assert torch.equal(gram_loss(x, y), gram_loss(x, y, "tiles"))

@@ -161,7 +161,7 @@ def test_accuracy_at_all_sites_ends_the_first_stage(tmp_path):
         *_, server = federate(lambda kind=Judged: kind(**args), tmp_path / str(low), data, rounds=3)
         assert set(server.state.meta["history"][0]["accuracy"]) == {"site-1", "site-2"}
         assert Judged(**args).findings(server).meta["sharing"]["stage1"] == ended | {"threshold": pytest.approx(0.1)}
-        assert Judged(**args).due(server).name == ("train" if low == 0.10 else "share")
+        assert Judged(**args).current_step(server).name == ("train" if low == 0.10 else "share")
 
 
 def test_the_papers_preset_is_the_paper(tmp_path):
@@ -178,7 +178,7 @@ def test_the_papers_preset_is_the_paper(tmp_path):
 
         steps = federate(lambda kind=Judged: kind(**args), tmp_path / str(low), small_sites(), rounds=9)
         *_, server = itertools.islice(steps, 2)
-        assert Judged(**args).due(server).name == stage
+        assert Judged(**args).current_step(server).name == stage
 
 
 def test_where_nobody_can_judge_the_round_limit_ends_it(tmp_path):

@@ -395,7 +395,7 @@ def test_a_promise_stands_in_the_card(tmp_path, registry):
 
 SECTION = """
 from medfl.plugins import SectionRecord, hookimpl
-from medfl_report.cards.section_content import CardPart, PartTable
+from medfl_report.cards.section_content import SectionContent, SectionTable
 from medfl_report.section import Section
 
 @hookimpl
@@ -408,8 +408,8 @@ class Own(Section):
 
     def card(self, data):
         ((name, run),) = data.runs
-        table = PartTable(title="counts", head=("run", "sites"), rows=((name, str(len(run.sites))),))
-        return CardPart(tables=(table,), texts=("It `says` this.",))
+        table = SectionTable(title="counts", head=("run", "sites"), rows=((name, str(len(run.sites))),))
+        return SectionContent(tables=(table,), texts=("It `says` this.",))
 """
 
 

@@ -107,8 +107,8 @@ def test_looking_needs_neither_torch_nor_tables(tmp_path):
     """Importing them would take longer than the rest of the command."""
     run = make_run(tmp_path / "one")
     code = (
-        "import sys; from pathlib import Path; from medfl_report.commands.status import describe; "
-        "assert describe(Path(sys.argv[1]))['rounds'] == '3 of 3'; "
+        "import sys; from pathlib import Path; from medfl_report.commands.status import run_status_lines; "
+        "assert run_status_lines(Path(sys.argv[1]))['rounds'] == '3 of 3'; "
         "print(sorted({'torch', 'pandas', 'numpy', 'monai'} & {*sys.modules}))"
     )
     done = subprocess.run([sys.executable, "-c", code, str(run)], capture_output=True, text=True, check=True)

@@ -117,11 +117,11 @@ def test_drawings() -> None:
 
 def test_the_command(medfl: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
     folder = write(tmp_path / "one", [start(0), commit(5, 1), end(9, 1)])
-    code, out, err = medfl("watch", folder)
+    code, out, err = medfl("monitor", folder)
     assert (code, err) == (0, "")
     assert out.splitlines()[-1] == f"{folder}: finished, 1 of 3 rounds"
-    assert "fedavg, seed 0, 3 sites" in medfl("watch", folder, "--once")[1]
-    code, out, err = medfl("watch", folder, "--once", "--serve")
+    assert "fedavg, seed 0, 3 sites" in medfl("monitor", folder, "--once")[1]
+    code, out, err = medfl("monitor", folder, "--once", "--serve")
     assert (code, "not both" in err) == (2, True)
-    code, out, err = medfl("watch", tmp_path / "nowhere")
+    code, out, err = medfl("monitor", tmp_path / "nowhere")
     assert (code, "expected a folder" in err) == (2, True)

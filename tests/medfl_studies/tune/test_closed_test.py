@@ -79,7 +79,7 @@ def test_a_closed_test_leaves_the_digest_as_it_is(source: Path) -> None:
     assert len(closed_site.test) == 0
     assert closed_site.digest == opened_site.digest
     assert [len(closed_site.train), len(closed_site.val)] == [len(opened_site.train), len(opened_site.val)]
-    assert set(closed_site.test_facts.values()) <= {()}
+    assert set(closed_site.test_metadata.values()) <= {()}
 
 
 def test_leaks_into_a_closed_test_are_not_looked_for(source: Path, tmp_path: Path) -> None:
