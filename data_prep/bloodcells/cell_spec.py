@@ -5,9 +5,9 @@ of the spec in this order: `find` (find the files), `choose` (plan what to read)
 reading) and `datalist` (describe the other rows).
 
 Images are read by the rules of `medfl.data.readers.images` as 8-bit RGB and resized with antialiasing; alpha is
-dropped, and grey is repeated in all channels. Images with more than 8 bits a channel, images smaller than `MIN_EDGE`
-and unreadable files are excluded and listed in ``quarantine.csv``. No release states which cells belong to one patient,
-so each image is a subject of its own; byte-identical copies of a file are one subject.
+dropped, and grey is repeated in all channels. Images with more than 8 bits a channel, images smaller than 8
+pixels and unreadable files are excluded and listed in ``quarantine.csv``. No release states which cells belong to one
+patient, so each image is a subject of its own; byte-identical copies of a file are one subject.
 
 Prepared data set: ``images.npy`` (N, size, size, 3), uint8; each record has ``label``, ``subject_id``, ``source`` (the
 release) and ``cell`` (the release's code of the cell type). The test set is drawn from each class of each release.

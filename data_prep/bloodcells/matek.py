@@ -135,7 +135,6 @@ def cells_of(tree: FolderTree, top: Path, lines: Mapping[str, MatekAnnotation]) 
         return line if line.label == known else f"{TABLE_FILE} says {line.label}, the folder {known}"
 
     listing = RELEASE.listing(tree, top, identify)
-    """Name of the file that lists the cases, for messages."""
     listing.quarantined += [(f"{RELEASE.name}/{key}", NO_FILE) for key in left]
     return listing
 

@@ -123,7 +123,11 @@ def nearest_prototype_layer(prototypes: torch.Tensor) -> tuple[torch.Tensor, tor
 
 
 def scale_prototypes(prototypes: torch.Tensor) -> torch.Tensor:
-    """Scale prototypes (classes, d) to norm sqrt(d), the norm of a standard normal vector; zero vectors stay zero."""
+    """Scale prototypes (classes, d) to norm sqrt(d), about the norm of a standard normal vector of d entries.
+
+    An autoencoder's KL term pulls its latent vectors to a standard normal distribution, so that scaled prototypes are
+    reachable targets for them. Zero vectors stay zero.
+    """
     norms = torch.linalg.vector_norm(prototypes, dim=1, keepdim=True)
     return torch.where(norms == 0, prototypes, prototypes * math.sqrt(prototypes.shape[1]) / norms)
 
@@ -132,7 +136,7 @@ def latent_distance(latent: torch.Tensor, prototypes: torch.Tensor, labels: torc
     """Compute a batch's mean squared distance between each latent vector and the prototype of its class.
 
     Args:
-        latent: Latent vectors (B, d).
+        latent: Latent vectors (B, d): means or samples of a variational autoencoder's encoder, one for each image.
         prototypes: Prototypes (classes, d), with one for each label.
         labels: Class numbers (B,).
 

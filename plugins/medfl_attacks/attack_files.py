@@ -90,8 +90,9 @@ class InversionResult(Record):
     Attributes:
         target: Attacked information: ``shared`` images, the ``update`` of a site, or the ``model``.
         attack: Name of the attack, such as ``gradient`` or ``decoder``.
-        item: Information that the attack started from, such as a noised image; for attacks on a model, the images that
-            the reconstructions are compared with.
+        item: Name of the information that the attack started from, such as ``x_p`` (the shared part of an image as it
+            was sent) or ``x_s`` (the same part without noise); for attacks on a model, the name of the images that the
+            reconstructions are compared with.
         images: Number of images.
         converged: Number of images for which the iteration converged, or None for attacks without an iteration.
         mse: Mean squared error, averaged over the images.

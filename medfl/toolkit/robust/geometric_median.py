@@ -27,10 +27,12 @@ class GeometricMedian(WeighingRule):
         return 2 * self.robust.f + 1
 
     def weights(self, squares: torch.Tensor) -> torch.Tensor:
-        """Return the weights (n + 1,) of n replies and the centre (0) after the last Weiszfeld step.
+        """Return the weights (n + 1,) of n replies after the last Weiszfeld step, and last a weight of 0.
+
+        All weighing rules get the distances to a centre too; this rule has no use for a centre, so its weight is 0.
 
         Args:
-            squares: Squared distances (n + 1, n + 1) between n replies and, last, the centre.
+            squares: Squared distances (n + 1, n + 1) between n replies and, last, the centre, here zero.
         """
         n = len(squares) - 1
         weights = torch.zeros(n + 1, dtype=torch.float64)

@@ -33,7 +33,7 @@ class Krum(WeighingRule):
         """Return equal weights for the replies with the lowest Krum scores, and 0 for all others, (n + 1,).
 
         Args:
-            squares: Squared distances (n + 1, n + 1) between n replies and, last, the centre.
+            squares: Squared distances (n + 1, n + 1) between n replies and, last, the centre, which Krum does not use.
         """
         n = len(squares) - 1
         among, best = squares[:n, :n], self.count(n)

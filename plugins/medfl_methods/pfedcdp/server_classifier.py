@@ -28,7 +28,8 @@ from medfl_methods.pfedcdp.refinement import draw_held_out_rows, train_head
 
 ClassifierKind = Literal["proxy", "average", "random", "none"]
 """Kind of the server's classifier. ``proxy``: trained on public data; ``average``: mean of the sites' classifiers, with
-their form; ``random``: keeps its initial values; ``none``: not used. All but ``average`` have two hidden layers."""
+their form; ``random``: keeps its initial values; ``none``: no classifier. ``proxy`` and ``random`` have two hidden
+layers."""
 
 DROPOUT = (0.3, 0.2)
 """Dropout rates after the first and the second hidden layer of the classifier."""

@@ -146,8 +146,8 @@ def check_privacy_budget(study: Study, trials: int, rounds: int, adopted: bool, 
         )
     planned: dict[str, list[tuple[PrivacyPolicy, int]]] = {}
     for name in study.rows:
-        epsilons_by_kind = find_privacy(study, data, name)
-        if epsilons_by_kind is None:
+        requested = find_privacy(study, data, name)
+        if requested is None:
             continue
         if adopted:
             raise SettingsError(
@@ -159,7 +159,7 @@ def check_privacy_budget(study: Study, trials: int, rounds: int, adopted: bool, 
                 settings=["privacy", "adopted"],
             )
         secure = (of_bundle | _row_settings(study, data, name)).get("secure_aggregation")
-        values = {"rounds": rounds, "privacy": epsilons_by_kind, "secure_aggregation": secure}
+        values = {"rounds": rounds, "privacy": requested, "secure_aggregation": secure}
         settings = read_settings(Settings, values, f"row '{name}'")
         privacy, policy = settings.privacy, policy_of(settings)
         assert privacy is not None
