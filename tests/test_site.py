@@ -13,9 +13,9 @@ DOCS = ROOT / "docs"
 
 
 @pytest.fixture(scope="module")
-def beside():
+def site_hooks():
     """The module of the site's hooks, which imports nothing of mkdocs until that calls it."""
-    spec = importlib.util.spec_from_file_location("beside", DOCS / "beside.py")
+    spec = importlib.util.spec_from_file_location("site_hooks", DOCS / "site_hooks.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -26,16 +26,16 @@ def config():
     return yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
 
 
-def test_every_page_is_in_the_navigation_once_and_nothing_else_is(beside, config):
+def test_every_page_is_in_the_navigation_once_and_nothing_else_is(site_hooks, config):
     pages = sorted(DOCS.rglob("*.md"))
-    nav = beside.in_nav(beside.spelt_out(config["nav"]))
-    assert sorted(nav) == sorted(beside.place(path) for path in [*pages, *beside.outside(pages)])
+    nav = site_hooks.pages_in_nav(site_hooks.expand_patterns(config["nav"]))
+    assert sorted(nav) == sorted(site_hooks.site_path(path) for path in [*pages, *site_hooks.files_outside_docs(pages)])
 
 
-def test_every_link_of_the_site_leads_to_a_file_of_the_project(beside):
+def test_every_link_of_the_site_leads_to_a_file_of_the_project(site_hooks):
     pages = sorted(DOCS.rglob("*.md"))
-    for page in [*pages, *(path for path in beside.outside(pages) if path.suffix == ".md")]:
-        for target in beside.linked(page):
+    for page in [*pages, *(path for path in site_hooks.files_outside_docs(pages) if path.suffix == ".md")]:
+        for target in site_hooks.linked_files(page):
             assert target.is_file(), f"{page.relative_to(ROOT)}: {target}"
             assert target.is_relative_to(ROOT), page
 
@@ -43,9 +43,9 @@ def test_every_link_of_the_site_leads_to_a_file_of_the_project(beside):
 @pytest.mark.parametrize(
     ("page", "text", "expected"),
     [
-        ("docs/README.md", "[a](../README.md)", "[a](beside/README.md)"),
-        ("docs/results/fedsdc.md", "[a](../../benchmarks/README.md#b)", "[a](../beside/benchmarks/README.md#b)"),
-        ("docs/README.md", "[a](../medfl/contract.py)", "[a](beside/medfl/contract.py.md)"),
+        ("docs/README.md", "[a](../README.md)", "[a](project/README.md)"),
+        ("docs/results/fedsdc.md", "[a](../../benchmarks/README.md#b)", "[a](../project/benchmarks/README.md#b)"),
+        ("docs/README.md", "[a](../medfl/contract.py)", "[a](project/medfl/contract.py.md)"),
         ("docs/README.md", "[a](monitor.md) [b](#c) [d](https://e.f)", "[a](monitor.md) [b](#c) [d](https://e.f)"),
         ("README.md", "![a](docs/request.svg) [b](docs/methods)", "![a](../request.svg) [b](../methods/README.md)"),
         (
@@ -56,8 +56,8 @@ def test_every_link_of_the_site_leads_to_a_file_of_the_project(beside):
         ("docs/README.md", "`[a](../README.md)`\n```\n[a](../README.md)\n```\n", None),
     ],
 )
-def test_links_to_files_outside_docs_are_bent_and_code_stays(beside, page, text, expected):
-    assert beside.bent(text, ROOT / page) == (expected or text)
+def test_links_to_files_outside_docs_are_bent_and_code_stays(site_hooks, page, text, expected):
+    assert site_hooks.rewrite_links(text, ROOT / page) == (expected or text)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +69,6 @@ def test_links_to_files_outside_docs_are_bent_and_code_stays(beside, page, text,
         ('<img alt="x" src="report.png">', None),
     ],
 )
-def test_what_a_browser_would_fetch_from_elsewhere_is_noticed(beside, text, fetched):
-    loads = beside.LOADED.search(text)
+def test_what_a_browser_would_fetch_from_elsewhere_is_noticed(site_hooks, text, fetched):
+    loads = site_hooks.EXTERNAL_LINK.search(text)
     assert (loads and loads[1]) == fetched
