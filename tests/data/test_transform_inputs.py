@@ -7,7 +7,6 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import nibabel as nib
 import numpy as np
 import pytest
 import torch
@@ -15,9 +14,7 @@ from monai.transforms import Lambdad, RandFlipd, RandLambdad, Resized
 from refusals import refused
 from volumes import KEYS, NAME, make_cases, make_data, visit, write_volume
 
-from medfl.data.leaks import leaks_between, raise_leaks
 from medfl.data.transforms.dataset import TransformDataset
-from medfl.data.transforms.survey import place_contents, survey_split
 from medfl.errors import DataError, SettingsError
 from medfl.privacy.samples import refuse_patches
 from medfl.training.loop import Batch
@@ -81,13 +78,9 @@ def test_a_mask_has_an_unknown_label_or_was_interpolated(cases: list[dict[str, A
     assert "nearest" in message
 
 
-def test_an_empty_mask_is_allowed_and_counted(cases: list[dict[str, Any]]):
+def test_an_empty_mask_is_allowed(cases: list[dict[str, Any]]):
     data = make_data(remade(cases, np.zeros((12, 10, 8), np.uint8)))
     assert not visit(data, [[1]])[0].targets.any()
-    facts = survey_split(data)
-    assert facts.empty == {"label": 1}
-    assert facts.shapes == ((12, 10, 8),) * 3
-    assert len(set(facts.pixels)) == 3
 
 
 @pytest.mark.parametrize("nothing", [None, []])
@@ -146,22 +139,6 @@ def test_loaders_that_are_no_forks_give_the_same_bits(cases: list[dict[str, Any]
     monkeypatch.setattr("medfl.data.transforms.loaders.torch.cuda.is_initialized", lambda: True)
     batches = visit(make_data(cases, loaders=1), [[0, 1], [2]])
     assert all(torch.equal(a.inputs, b.inputs) for a, b in zip(batches, expected, strict=True))
-
-
-def test_two_sites_have_the_same_case(cases: list[dict[str, Any]], tmp_path: Path):
-    copy = tmp_path / "copy.nii"
-    image, mask = cases[2]["image"], cases[2]["label"]
-    nib.save(nib.load(image), copy)
-    other = make_data([{"image": str(copy), "label": mask}])
-    places = {
-        "a/training": place_contents(make_data(cases), ["p1", "p2", "p3"]),
-        "b/test": place_contents(other, ["p9"]),
-    }
-    (leak,) = leaks_between(places)
-    assert (leak.kind, leak.count, leak.between) == ("pixels", 1, ("a/training", "b/test")), "whatever the file's form"
-    with refused(DataError, "data_leak", leaks=[["pixels", 1, "a/training", "b/test"]]):
-        raise_leaks([leak])
-    assert raise_leaks([leak], ["pixels"]) == ["pixels: 1 identical image in both a/training and b/test"]
 
 
 def test_rows_are_those_of_the_list(cases: list[dict[str, Any]]):

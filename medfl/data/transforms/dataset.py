@@ -20,7 +20,7 @@ from medfl.data.transforms.cache import DiskCache, MemoryCache
 from medfl.data.transforms.cases import Case, case_digest, check_cases
 from medfl.data.transforms.chain import Chain
 from medfl.data.transforms.loaders import load_ahead
-from medfl.data.transforms.loading import CaseLoader, Collate, Sample, TargetCheck, Visit, plain_targets, samples_of
+from medfl.data.transforms.loading import CaseLoader, Collate, TargetCheck, Visit, plain_targets
 from medfl.data.transforms.packing import Packed
 from medfl.errors import DataError, SettingsError
 from medfl.types import Dataset, LoadedBatch, Targets
@@ -201,23 +201,6 @@ class TransformDataset:
             yield from load_ahead(self._loading, visits, self._loaders, self._store_in_memory, self._look_up)
         else:
             yield from map(self._load, visits)
-
-    def beginnings(self) -> Iterator[list[Sample]]:
-        """Yield the samples of each case after the deterministic beginning of the chain, before random transforms.
-
-        Raises:
-            DataError: If a case can't be loaded, or the network's input is not loaded by then. The message names the
-                row.
-        """
-        for row in range(len(self)):
-            visit = self._look_up(self._visit(FIXED_STREAM, row, 0))
-            item, content = self._loading.begun(visit)
-            if content is not None and visit.key is not None:
-                self._store_in_memory(visit.key, content)
-            samples = samples_of(item)
-            for sample in samples:
-                self._loading.check_sample(row, sample)
-            yield samples
 
     def pooled_with(self, parts: Sequence[Dataset]) -> TransformDataset:
         """Return several data sets as one data set with their common transforms.
