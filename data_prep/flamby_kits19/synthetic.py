@@ -10,7 +10,7 @@ from medfl.utils.seeds import seed_of
 from medfl_datasets.flamby_kits19.spec import IMAGE_FILE, MASK_FILE, OFFICIAL_COUNTS, SPLIT_TABLE
 
 AFFINE = np.array([[0, 0, -1.0, 0], [0, -1.0, 0, 0], [-2.0, 0, 0, 0], [0, 0, 0, 1]])
-"""Affine from voxels to millimetres: slices run along the first axis, 2 mm apart, as in the release."""
+"""Affine from voxels to millimetres: slices run along the first axis, as in the release, and are 2 mm apart."""
 
 
 def write_release(folder: Path, count: int = 2, seed: int = 0) -> Path:

@@ -103,7 +103,8 @@ class Account:
         """Record a release in the files before it leaves the site, unless it is recorded already.
 
         Args:
-            made_of: Hash of the content of the release and its noise, by which a repeated release is recognised.
+            made_of: Identifier of the release: the round and a hash of the values that determine the release. A
+                repeated release has the same identifier.
 
         Raises:
             RefusedError: If the release exceeds the planned number or the total budget.

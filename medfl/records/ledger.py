@@ -43,8 +43,8 @@ class LedgerEntry(Record):
         delta: Delta of the run's guarantee.
         epsilon: Privacy budget of the run: the epsilon that all planned releases together may spend.
         planned: Maximum number of releases in the run.
-        releases: Hashes of the releases, in the order in which they were made. The hash is computed from the content of
-            a release and its noise.
+        releases: Identifiers of the releases, in the order in which they were made. An identifier contains the round
+            and a hash of the values that determine the release, so that a repeated release is recognised.
         threshold: Number of sites whose shares of noise together make up the noise of a sum under secure aggregation;
             None if the site adds the full noise itself.
     """
@@ -71,10 +71,10 @@ class LedgerEntry(Record):
 
 
 class Ledger(FileRecord):
-    """Content of a ledger file: the releases of one data set over all runs, or a copy of one run's entry.
+    """Content of a ledger file: the releases of one data set over all runs, or the releases of one run.
 
-    The copy is in the site's folder of the run and has the name `NAME`. A ledger over several runs is named after the
-    fingerprint of its data.
+    The file of one run is in the site's folder of the run and has the name `NAME`. With a ledger over several runs,
+    which is named after the fingerprint of its data, the file of the run is a copy of one entry of that ledger.
 
     Attributes:
         entries: Maps the key of each run to its entry. `medfl.privacy.ledger.Account.key` computes the key.
@@ -82,7 +82,7 @@ class Ledger(FileRecord):
     """
 
     NAME: ClassVar[str] = "privacy.json"
-    """Name of the copy's file in a site's folder of the run."""
+    """Name of the file in a site's folder of a run."""
     HAS_CHECKSUM: ClassVar[bool] = True
     """Whether the file holds a checksum of its other content, which the reader verifies."""
 

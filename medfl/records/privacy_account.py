@@ -22,7 +22,8 @@ class PrivacyAccount(Record):
     A release is one noised value that leaves the site. The privacy unit is the part of the data that the guarantee
     hides, a site or an image (``sample``). A ledger is a file that lists the releases of one data set. With the unit
     ``sample``, the number of a site's images follows from `sigma`, `rate` and `steps`. A site withholds these from the
-    server (`medfl.privacy.policy.PrivacyPolicy.redact`); then all three are None.
+    server (`medfl.privacy.policy.PrivacyPolicy.redact`); then all three are None,
+    and `epsilon` and `composed` are replaced by the budgets, which are public.
 
     Attributes:
         unit: Name of the privacy unit, for example ``site``.

@@ -30,7 +30,7 @@ FALSE_VALUES: tuple[Any, ...] = (
 
 @promise
 def dishonest_site_does_not_stop_run(case: Case) -> None:
-    """Check that invalid metadata make a site unavailable, and that no reply that passes the checks ends the run."""
+    """Check that a run finishes with finite models although a site sends invalid metadata or misses tensors."""
     requests: dict[str, Request] = {}
 
     class WithDishonestSite(case.kind):  # type: ignore[name-defined]

@@ -128,11 +128,11 @@ class PoisoningResult(Record):
         interval_over: Independent unit of the intervals.
         accuracy: Accuracy on all test images.
         accuracy_interval: 95 % confidence interval of `accuracy`.
-        worst_site: Honest site with the smallest accuracy, or None if no site has test images.
+        worst_site: Honest site with the smallest accuracy, or None if no honest site has test images.
         worst_accuracy: Accuracy at that site.
         worst_accuracy_interval: 95 % confidence interval of `worst_accuracy`.
         success: Attack success rate: share of the `wanted_images` that the model assigns to the class the attackers
-            want, or None if the attack has no such class.
+            want, or None if the attack has no such class or there are no such images.
         success_interval: 95 % confidence interval of `success`.
         wanted_images: Number of images for which the class that the attackers want is wrong.
     """

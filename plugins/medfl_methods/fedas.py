@@ -56,7 +56,7 @@ class FedAS(BodySharingWithMeanHead):
     that other sites have changed. The alignment and the trace each cost additional passes over the training images.
 
     Attributes:
-        align_epochs: Epochs of the alignment, >= 0.
+        align_epochs: Epochs of the alignment, >= 0; 0 disables the alignment.
         align_lr: Learning rate of the alignment, > 0.
         align_batch: Batch size of the alignment, >= 1.
         estimator: ``per_batch`` squares the gradient of each batch's mean loss, as the released code does.
@@ -93,7 +93,7 @@ class FedAS(BodySharingWithMeanHead):
         return float(meta.get("trace", 1.0))
 
     def trainings(self, site: Site) -> Sequence[Training]:
-        """Return the alignment, except in a site's first round, and the training of body and head."""
+        """Return the alignment, if it has epochs and the site was trained before, and the training of body and head."""
         if not self.align_epochs or not auxiliary_state(site, PREVIOUS_BODY_PREFIX):
             return (Training(),)
         return Training(ALIGNMENT, TrainingBudget(self.align_epochs), "body", batch_size=self.align_batch), Training()

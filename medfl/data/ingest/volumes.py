@@ -28,7 +28,8 @@ IMAGE, LABEL = "image", "label"
 GRID_TOLERANCE = 0.01
 """Largest distance, in millimetres, between a corner of an image's grid and the same corner of its mask's grid.
 
-`medfl.data.ingest.volume_spec` uses the same number as relative tolerance when it compares the spacings of volumes.
+`medfl.data.ingest.volume_spec` uses the same number as relative tolerance when it compares the spacings of volumes, and
+as tolerance in voxels when it rounds a size up.
 """
 
 
