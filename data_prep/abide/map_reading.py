@@ -15,7 +15,7 @@ from medfl.data.readers.volumes import SpatialGrid
 from medfl.data.table import row_list
 
 MAX_UNREADABLE_SHARE = 0.05
-"""Largest share of unreadable maps among the existing ones; above it nothing is written."""
+"""Largest share of unreadable maps among the maps to read; above it nothing is written."""
 
 NO_MAP = "there is no map"
 """Exclusion reason of a map: the release has no file for this subject and derivative."""
@@ -42,7 +42,7 @@ def too_many_unreadable(failed: MapFailures, maps: int) -> str | None:
 
     Args:
         failed: Maps that can't be read, with the reasons.
-        maps: Number of maps that exist.
+        maps: Number of maps to read.
     """
     if len(failed) <= MAX_UNREADABLE_SHARE * maps:
         return None

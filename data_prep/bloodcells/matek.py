@@ -38,7 +38,7 @@ CODES: dict[str, str | None] = {
     "PMB": "bilobed promyelocyte",
     "PMO": "promyelocyte",
 }
-"""Maps the code of each cell type, which is also the folder's name, to its name and class."""
+"""Maps the code of each cell type, which is also the name of its folder, to the name of its class."""
 
 NO_FILE = "the image has no file"
 """Exclusion reason of a line of `TABLE_FILE`."""

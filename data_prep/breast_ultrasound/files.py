@@ -39,7 +39,8 @@ NORMAL = "normal"
 """Pathology of an image without a lesion."""
 
 KEPT_COLUMNS = ("site", "pathology", "birads", "device")
-"""Columns of the table whose values go into the records of the prepared data set."""
+"""Columns of the table whose values go into the records of the prepared data set; one becomes the label if it is the
+target."""
 
 _NAME = re.compile(r"[\w-]+")
 

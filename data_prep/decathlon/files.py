@@ -2,16 +2,17 @@
 
 ::
 
-    dataset.json                              {"labels": {"0": "background", "1": "Anterior", ...}, "modality": {"0":
-    "MRI"},
-                                               "training": [{"image": "./imagesTr/a.nii.gz", "label":
-                                               "./labelsTr/a.nii.gz"}, ...]}
-    imagesTr/a.nii.gz                         a volume; with several modalities, a volume of four axes
-    labelsTr/a.nii.gz                         its mask, a number of `labels` in each voxel
+    dataset.json        {
+                          "labels": {"0": "background", "1": "Anterior", ...},
+                          "modality": {"0": "MRI"},
+                          "training": [{"image": "./imagesTr/a.nii.gz", "label": "./labelsTr/a.nii.gz"}, ...]
+                        }
+    imagesTr/a.nii.gz   a volume; with several modalities, a volume of four axes
+    labelsTr/a.nii.gz   its mask, a number of `labels` in each voxel
 
 The test volumes have no masks and are skipped. Messages number the cases of ``training`` from 1 and contain no file
 name.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class Derm7pt(ImageSpec):
     dataset = "derm7pt"
     """Name of the data set, as users type it."""
     unreadable = "option skip_unreadable"
-    """Treatment of missing or unreadable images: stop, unless the user sets the option ``skip_unreadable``."""
+    """Treatment of unreadable images: stop, unless the user sets the option ``skip_unreadable``."""
     terms = RECORDS[0].licence
     """Terms of use, which the user sees before reading starts and the data list states."""
     citation = CITATION

@@ -35,7 +35,7 @@ FILES_HINT = "Take the file as the UCI Machine Learning Repository has it (data 
 
 @dataclass(frozen=True)
 class Hospital:
-    """Rows of a hospital in which no number is missing, in the order of the file.
+    """Rows of a hospital in which no used cell is missing, in the order of the file.
 
     Attributes:
         numbers: All cells except the diagnosis and the dropped ones, shape (n, 10), float64.

@@ -294,7 +294,7 @@ def _labels(table: CsvTable) -> list[int]:
 
 
 def _read_metadata(path: Path | None, published: PublishedSplits) -> tuple[list[dict[str, Any]], list[str]]:
-    """Read the table of lesions.
+    """Read the metadata table: age, sex, site of the body and lesion of each image.
 
     Args:
         path: The table, or None.

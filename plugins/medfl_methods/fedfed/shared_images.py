@@ -50,7 +50,7 @@ class SharedImages:
     def concatenate(cls, parts: Mapping[str, SharedImages]) -> SharedImages:
         """Return the concatenated shared images of all sites, in the order of the mapping.
 
-        Sites without images are left out.
+        Sites without images are left out, unless no site has images.
 
         Args:
             parts: Mapping from each site to its shared images; at least one site.

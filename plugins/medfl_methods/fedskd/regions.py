@@ -36,7 +36,7 @@ def region_weights(
         labels: Region numbers on the images' grid, 0 for the background, any dtype, 2-D or 3-D. Shape (*spatial) or (1,
             *spatial): the same labels for all samples of a batch; shape (B, *spatial): labels for each of B samples.
         size: Spatial size of the feature map, one number for each spatial axis of the labels.
-        mode: "soft" average-pools the one-hot mask of each region to `size`, so that every region keeps its total
+        mode: "soft" average-pools the one-hot mask of each region to `size`, so that every region keeps some
             weight. "nearest" samples the labels; small regions may vanish, and `region_similarity_loss` then drops
             them.
 

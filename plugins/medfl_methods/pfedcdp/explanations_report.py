@@ -44,7 +44,8 @@ MAX_DRAWN_RUNS = 4
 
 
 FULL_COLOUR_PERCENTILE = 99.0
-"""Percentile of the absolute SHAP values of an image that gets the full colour; larger values look the same."""
+"""Percentile of the absolute SHAP values of all teachers on an image that gets the full colour; larger ones look the
+same."""
 
 
 class ExplanationsSection(TemplateSection):

@@ -140,7 +140,7 @@ class Refinement(StrictModel):
 
 
 def draw_held_out_rows(labels: torch.Tensor, share: float, generator: torch.Generator) -> torch.Tensor:
-    """Draw class-balanced rows that no classifier is trained on: from each class the same number, at least one.
+    """Draw class-balanced rows on which no server's classifier is trained: the same number, at least one, per class.
 
     A class with one image is left out, because that image is needed for training. Classes without images are ignored.
 

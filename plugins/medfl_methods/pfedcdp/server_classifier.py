@@ -28,14 +28,15 @@ from medfl_methods.pfedcdp.refinement import draw_held_out_rows, train_head
 
 ClassifierKind = Literal["proxy", "average", "random", "none"]
 """Kind of the server's classifier. ``proxy``: trained on public data; ``average``: mean of the sites' classifiers, with
-their form; ``random``: keeps its initial values; ``none``: no classifier. ``proxy`` and ``random`` have two hidden
-layers."""
+their form; ``random``: keeps its initial values; ``none``: initialised, but not used. All kinds but
+``average`` have two hidden layers."""
 
 DROPOUT = (0.3, 0.2)
 """Dropout rates after the first and the second hidden layer of the classifier."""
 
 HELD_OUT_FRACTION = 0.2
-"""Number of held-out images of each class as a fraction of the rarest class's public images, see `held_out_rows`."""
+"""Number of held-out images of each class (at least one) as a fraction of the public images of the rarest class that
+has more than one, see `held_out_rows`."""
 
 
 def build_classifier(task: Task, network: str, kind: ClassifierKind) -> nn.Module:
@@ -125,7 +126,7 @@ def train_classifier(server: Server, network: str, model: SplitNetwork, epochs: 
 
 
 def held_out_rows(server: Server) -> torch.Tensor:
-    """Return class-balanced rows of the public data on which no classifier is trained, the same in every round.
+    """Return class-balanced rows of the public data, always the same, on which no server's classifier is trained.
 
     The Shapley values of the teachers are computed on these rows.
     """
