@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
-from round_loop import CLASSES, make_sites, make_work
+from round_loop import CLASSES, make_sites, make_workload
 from torch import nn
 
 from medfl.engine.evaluation import MetricRow
@@ -170,7 +170,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     registry = load_plugins()
-    work = make_work(2, options.images, PUBLIC, None)
+    work = make_workload(2, options.images, PUBLIC, None)
     sites, public = make_sites(work, ["site-1", "site-2"])
     sites = {
         name: replace(site, val=site.test) for name, site in sites.items()

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from round_loop import CLASSES, make_sites, make_work
+from round_loop import CLASSES, make_sites, make_workload
 from torch import nn
 
 from medfl.data.arrays import ArrayDataset
@@ -135,7 +135,7 @@ def main() -> None:
     """Measure both runs and print the shares."""
     torch.set_num_threads(1)
     names = [f"site-{index + 1:04d}" for index in range(20)]
-    images, _ = make_sites(make_work(20, 12_000, 100, None), names)
+    images, _ = make_sites(make_workload(20, 12_000, 100, None), names)
 
     def task(name: str, network: Callable[[], nn.Module], classes: int) -> Task:
         def sgd(parameters: object) -> torch.optim.Optimizer:
