@@ -4,7 +4,7 @@ The benchmark runs the same fedavg alternately on the backend ``local`` and on a
 three sites on this machine (NVIDIA FLARE, mutual TLS). Each site trains one batch of two images, so a step is almost
 only communication: serialization, checks, hashes, files with fsync and, with NVFlare, encryption and the network. All
 processes run on one machine, so the results do not include the transfer time between hospitals. The time of a step is
-the time between two commits of the server, each of which writes a file. The first step and the last evaluation are left
+the time between two commits of the server; each commit writes a file. The first step and the last evaluation are left
 out.
 
     python benchmarks/backends.py
