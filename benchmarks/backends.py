@@ -1,13 +1,14 @@
-"""Seconds of a step, bytes and memory of both carriers, for models of several sizes, interleaved in one run.
+"""Measure the time per step, the transferred bytes and the memory of both backends, for models of several sizes.
 
-The same fedavg runs on the local carrier and on a provisioned federation of a server and three sites on this machine
-(NVIDIA FLARE, mutual TLS), in turn. Each site trains one batch of two images, so a step is nearly all carrying:
-packing, checks, hashes, files with fsync, and with NVFlare encryption and the network. Nothing crosses a cable here:
-between hospitals the time of the line comes on top. A step's seconds are those between two commits of the server, which
-end in a file each; the first step and the last scoring are left out.
+The benchmark runs the same fedavg alternately on the backend ``local`` and on a provisioned federation of a server and
+three sites on this machine (NVIDIA FLARE, mutual TLS). Each site trains one batch of two images, so a step is almost
+only communication: serialization, checks, hashes, files with fsync and, with NVFlare, encryption and the network. All
+processes run on one machine, so the results do not include the transfer time between hospitals. The time of a step is
+the time between two commits of the server; each commit writes a file. The first step and the last evaluation are left
+out.
 
-    python benchmarks/carriers.py
-    python benchmarks/carriers.py --megabytes 1 20 --rounds 6 --repeat 2
+    python benchmarks/backends.py
+    python benchmarks/backends.py --megabytes 1 20 --rounds 6 --repeat 2
 """
 
 from __future__ import annotations
@@ -47,8 +48,15 @@ MB = 10**6
 
 
 @dataclass
-class Measured:
-    """What one run took: seconds of each step, and bytes of the highest resident memory."""
+class RunFigures:
+    """Measurements of one run.
+
+    Attributes:
+        steps: Seconds of each step.
+        memory: Maps each part of the run ("one process", "server", "site") to its peak resident memory in bytes.
+        bytes_: Bytes of the tensors to and from all sites.
+        whole: Wall seconds of the whole run.
+    """
 
     steps: list[float] = field(default_factory=list)
     memory: dict[str, int] = field(default_factory=dict)
@@ -61,7 +69,7 @@ def write_bundle(out: Path, megabytes: float) -> Path:
     shutil.copytree(shipped_bundles()["medmnist_classification"], out)
     path = out / "configs" / "train.json"
     content = json.loads(path.read_text())
-    features = 8 * 2 * 2  # eight maps of two pixels' edge
+    features = 8 * 2 * 2  # eight feature maps of 2 x 2 pixels
     content["networks"]["wide"] = {
         "_target_": "medfl.networks.convnet.ConvNet", "_mode_": "callable", "in_channels": 3, "num_classes": 2,
         "size": 8, "channels": [8, 8], "padding": 1, "dense": max(1, round(megabytes * MB / 4 / (features + 3))),
@@ -72,61 +80,69 @@ def write_bundle(out: Path, megabytes: float) -> Path:
 
 
 def options(rounds: int) -> dict[str, object]:
-    """Of a run: one batch of two images a round, scored at the end only."""
+    """Return the options of a run: one batch of two images per round and an evaluation at the end only."""
     values = {"rounds": rounds, "steps": 1, "batch_size": 2, "network_name": "wide", "evaluate_every": 1000}
     return {**values, "metrics": ["accuracy"], **FACTS}
 
 
 @contextlib.contextmanager
-def watched(states: Path, pids: Callable[[], dict[str, list[psutil.Process]]], measured: Measured) -> Iterator[None]:
-    """Note when each step of the server is committed, and the highest memory of processes by their part."""
+def measure(
+    states: Path, processes: Callable[[], dict[str, list[psutil.Process]]], figures: RunFigures
+) -> Iterator[None]:
+    """Record the steps, the peak memory and the duration of the run in the block, in place in `figures`.
+
+    Args:
+        states: Folder of the server's state, to which each step commits a file.
+        processes: Function that returns the processes of each part of the run.
+        figures: Receives the measurements.
+    """
     done, seen = threading.Event(), dict[str, float]()
 
-    def watch() -> None:
+    def poll() -> None:
         while not done.wait(0.02):
             for path in states.glob("step-*.safetensors"):
                 with contextlib.suppress(FileNotFoundError):
                     seen.setdefault(path.name, path.stat().st_mtime)
-            for part, processes in pids().items():
-                for process in processes:
+            for part, members in processes().items():
+                for process in members:
                     with contextlib.suppress(psutil.Error):
-                        measured.memory[part] = max(measured.memory.get(part, 0), process.memory_info().rss)
+                        figures.memory[part] = max(figures.memory.get(part, 0), process.memory_info().rss)
 
-    thread = threading.Thread(target=watch)
+    thread = threading.Thread(target=poll)
     thread.start()
     started = time.perf_counter()
     try:
         yield
     finally:
-        measured.whole = time.perf_counter() - started
+        figures.whole = time.perf_counter() - started
         done.set()
         thread.join()
     times = [seen[name] for name in sorted(seen)]
-    measured.steps = [later - earlier for earlier, later in zip(times[1:-2], times[2:-1], strict=True)]
+    figures.steps = [later - earlier for earlier, later in zip(times[1:-2], times[2:-1], strict=True)]
 
 
-def sent(run: Path) -> int:
-    """Bytes to and from all sites in the rounds of a run, tensors alone."""
+def transferred_bytes(run: Path) -> int:
+    """Return the bytes of the tensors to and from all sites in all rounds of a run."""
     table = read_metrics(run / "metrics.csv")
     return int(table[table["metric"].isin(["bytes_up", "bytes_down"])]["value"].sum())
 
 
-def run_local(bundle: Path, data: Path, out: Path, rounds: int) -> Measured:
-    """One run of the local carrier, in a process of its own."""
-    measured = Measured()
+def run_local(bundle: Path, data: Path, out: Path, rounds: int) -> RunFigures:
+    """Run fedavg once on the local backend, in a separate process, and return the measurements."""
+    figures = RunFigures()
     words = [f"{option_of_id(name)}={value}" for name, value in options(rounds).items()]
     command = [str(Path(sys.executable).with_name("medfl")), "run", str(bundle), "--dataset-dir", str(data)]
     with subprocess.Popen([*command, f"--output-dir={out}", *words], stdout=subprocess.DEVNULL) as process:
         here = {"one process": [psutil.Process(process.pid)]}
-        with watched(out / "state" / "server", lambda: here, measured):
+        with measure(out / "state" / "server", lambda: here, figures):
             assert process.wait() == 0
-    measured.bytes_ = sent(out)
-    return measured
+    figures.bytes_ = transferred_bytes(out)
+    return figures
 
 
-def run_flare(bundle: Path, kits: Path, states: Path, out: Path, rounds: int) -> Measured:
-    """One run of the federation that is up."""
-    measured, jobs = Measured(), dict[int, tuple[str, psutil.Process]]()
+def run_flare(bundle: Path, kits: Path, states: Path, out: Path, rounds: int) -> RunFigures:
+    """Submit fedavg once to the running federation and return the measurements."""
+    figures, jobs = RunFigures(), dict[int, tuple[str, psutil.Process]]()
 
     def processes() -> dict[str, list[psutil.Process]]:
         for process in psutil.process_iter(["pid", "cmdline"]):
@@ -139,22 +155,22 @@ def run_flare(bundle: Path, kits: Path, states: Path, out: Path, rounds: int) ->
         return parts
 
     offer = make_offer(bundle, options(rounds), out.name, SITES, 600)
-    with watched(states / "runs" / out.name / "state" / "server", processes, measured), quiet():
+    with measure(states / "runs" / out.name / "state" / "server", processes, figures), quiet():
         submit(Submission(offer, kits / ADMIN, out))
-    measured.bytes_ = sent(out)
-    return measured
+    figures.bytes_ = transferred_bytes(out)
+    return figures
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Send what is printed nowhere."""
+    """Discard the standard output of the block."""
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         yield
 
 
 @contextlib.contextmanager
 def federation(root: Path, bundles: dict[str, Path], data: Path) -> Iterator[Path]:
-    """Start a server and three sites on this machine, and yield the folder of their startup kits."""
+    """Start a server and three sites on this machine, yield the folder of their startup kits, and stop them all."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = int(free.getsockname()[1])
@@ -170,15 +186,15 @@ def federation(root: Path, bundles: dict[str, Path], data: Path) -> Iterator[Pat
         (kit / "local" / "medfl-site.toml").write_text("\n".join(lines) + "\n")
     try:
         for kit in folders.values():
-            start(kit, watch=False)
+            start(kit, restart=False)
         yield kits
     finally:
         for kit in reversed(folders.values()):
             stop(kit)
 
 
-def show(megabytes: float, local: list[Measured], flare: list[Measured]) -> None:
-    """One size: medians of the steps, their ratio, bytes of a step, highest memory."""
+def show(megabytes: float, local: list[RunFigures], flare: list[RunFigures]) -> None:
+    """Print the table row of one model size: median step times, their ratio, bytes per step, and peak memory."""
     steps = [statistics.median(step for run in runs for step in run.steps) for runs in (local, flare)]
     ratios = [statistics.median(b.steps) / statistics.median(a.steps) for a, b in zip(local, flare, strict=True)]
     memory = {part: max(run.memory[part] for run in (*local, *flare) if part in run.memory) for part in
@@ -194,20 +210,26 @@ def show(megabytes: float, local: list[Measured], flare: list[Measured]) -> None
 
 
 def main() -> None:
-    """Measure and print a table."""
+    """Measure all model sizes and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=float, nargs="+", default=[1, 20, 200])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--repeat", type=int, default=2)
+    parser.add_argument("--megabytes", type=float, nargs="+", default=[1, 20, 200], help="sizes of the model in MB")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of each run")
+    parser.add_argument("--repeat", type=int, default=2, help="runs on each backend")
     arguments = parser.parse_args()
     os.environ |= {"OMP_NUM_THREADS": "1"}
-    with tempfile.TemporaryDirectory(prefix="medfl-carriers-") as folder:
+    with tempfile.TemporaryDirectory(prefix="medfl-backends-") as folder:
         root = Path(folder)
         data = root / "data"
         make_cohort(data, sites=3, images_per_site=12, classes=2, size=8)
         bundles = {f"mb{size:g}": write_bundle(root / f"mb{size:g}", size) for size in arguments.megabytes}
-        print("Step: median seconds between two commits. Bytes: tensors to and from three sites. Memory: peaks of RSS.")
-        print("| model | step, local | flare | ratio | bytes | run, local | flare | memory, local | server | site |")
+        print(
+            "step: median time between two commits; ratio: flare / local, minimum to maximum over the runs; bytes: "
+            "tensors to and from the three sites in a step; memory: peak RSS of a process"
+        )
+        print(
+            "| model | step, local | step, flare | ratio | bytes | run, local | run, flare | memory, local | server | "
+            "site |"
+        )
         print("|---|---|---|---|---|---|---|---|---|---|")
         with federation(root, bundles, data) as kits:
             for size, bundle in zip(arguments.megabytes, bundles.values(), strict=True):

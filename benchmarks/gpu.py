@@ -1,12 +1,14 @@
-"""One command for somebody with a GPU: whether medfl's numbers hold there, and what it costs beside the bare networks.
+"""Check reproducibility on a GPU and compare medfl's round time with plain training passes of the same networks.
 
-Correctness: the same run twice has the same bits; one that is killed (`kill -9`) in its middle and given again ends in
-them, too; several workers are refused by name; and two rounds on the CPU end within a tolerance of those on the GPU.
+Correctness: two identical runs give identical bits. A run that is killed with `kill -9` midway and resumed gives the
+same bits as well. Several workers on one GPU raise an error. After two rounds, the weights on the CPU and on the GPU
+agree within a tolerance.
 
-Speed: rounds of FedAvg with a ResNet-18 on images of 224 pixels, and of FedSKD with a ResNet-10 on volumes of 48
-voxels, against the bare networks: as many forward, backward and optimiser passes on batches of the same shapes, as the
-run itself was seen to make, on data that lie on the device already. Rounds and bare passes alternate; the first of each
-warms up. What is above 1 is medfl's: loading, messages, state on disk, losses between networks, scores.
+Speed: the benchmark times rounds of FedAvg (ResNet-18, images of 224 pixels) and of FedSKD (ResNet-10, volumes of 48
+voxels). After each round it counts the passes of the networks in that round and repeats them without medfl: the same
+number of forward, backward and optimiser passes, with batches of the same shapes, on data that are already on the
+device. The figures call these repeated passes "bare". The first round and its repetition are a warm-up. A ratio above 1
+is the overhead of medfl: data loading, messages, state on disk, losses between networks, evaluation.
 
     python benchmarks/gpu.py --page gpu.md
     python benchmarks/gpu.py --device cpu --quick
@@ -49,22 +51,22 @@ from medfl.training.loop import pick_device
 from medfl.utils.wire import digest
 
 TOLERANCE = 1e-3
-"""Largest difference between a weight on the CPU and on the GPU after two rounds, as a share of the largest weight."""
+"""Maximum difference between a weight on the CPU and on the GPU after two rounds, relative to the largest weight."""
 
 Passes = Counter[tuple[tuple[int, ...], bool]]
-"""Shape of a batch, and whether gradients were wanted, to how often a network saw one."""
+"""Number of forward passes by (shape of the batch, whether gradients are enabled)."""
 
 
 @dataclass(frozen=True)
-class Work:
-    """What is trained.
+class Workload:
+    """A training task of the benchmark.
 
     Attributes:
         method: Name of the method.
-        build: Makes the network.
-        shape: Of an image, channels last.
-        images: Of each of two sites; a quarter of them is its test.
-        batch_size: In training.
+        build: Function that returns a new network.
+        shape: Shape of an image, channels last.
+        images: Number of images of each of the two sites; a quarter of them form the site's test set.
+        batch_size: Batch size of training.
     """
 
     method: str
@@ -75,14 +77,14 @@ class Work:
 
 
 @dataclass
-class Bare:
-    """As many passes of the bare network as a round was seen to make.
+class PlainTraining:
+    """Passes of a network without medfl, as many as in a round of medfl.
 
     Attributes:
-        network: It.
-        device: Where.
-        passes: Those of the last round.
-        seconds: Of each repetition.
+        network: Network to train.
+        device: Device of the network and its inputs.
+        passes: Passes of the last round of medfl.
+        seconds: Seconds of each repetition.
     """
 
     network: nn.Module
@@ -91,10 +93,10 @@ class Bare:
     seconds: list[float] = field(default_factory=list)
 
     def repeat(self) -> None:
-        """All passes once."""
+        """Run all passes once and append the time to `seconds`."""
         batches = {shape: torch.rand(shape, device=self.device) for shape, _ in self.passes}
         optimizer = torch.optim.SGD(self.network.parameters(), lr=0.01)
-        begun = now(self.device)
+        start = now(self.device)
         for (shape, training), count in sorted(self.passes.items()):
             self.network.train(training)
             for _ in range(count):
@@ -104,25 +106,25 @@ class Bare:
                     optimizer.zero_grad()
                     nn.functional.cross_entropy(logits, logits.argmax(1)).backward()
                     optimizer.step()
-        self.seconds.append(now(self.device) - begun)
+        self.seconds.append(now(self.device) - start)
 
 
 def now(device: str) -> float:
-    """Seconds, once the device has done what it was given."""
+    """Wait until the device is idle and return the time in seconds."""
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
-def works(quick: bool) -> dict[str, Work]:
+def workloads(quick: bool) -> dict[str, Workload]:
     """Return the two workloads by name; small ones if `quick`."""
     flat, deep = (32, 16) if quick else (224, 48)
     images = 16 if quick else 256
     return {
-        f"fedavg, ResNet-18, {flat} pixels": Work(
+        f"fedavg, ResNet-18, {flat} pixels": Workload(
             "fedavg", lambda: ResNet(18, 3, 8, norm="group"), (flat, flat, 3), images, 4 if quick else 32
         ),
-        f"fedskd, ResNet-10, {deep} voxels": Work(
+        f"fedskd, ResNet-10, {deep} voxels": Workload(
             "fedskd",
             lambda: ResNet(10, 1, 2, spatial_dims=3, norm="group"),
             (deep, deep, deep, 1),
@@ -132,13 +134,13 @@ def works(quick: bool) -> dict[str, Work]:
     }
 
 
-def small() -> Work:
+def small_workload() -> Workload:
     """Return the small workload of the correctness checks."""
-    return Work("fedavg", lambda: CNN4(3, 8), (28, 28, 3), 64, 8)
+    return Workload("fedavg", lambda: CNN4(3, 8), (28, 28, 3), 64, 8)
 
 
 def run(
-    work: Work,
+    work: Workload,
     folder: Path,
     device: str,
     rounds: int,
@@ -149,13 +151,13 @@ def run(
     """Run two sites and return the exported tensors of the first one.
 
     Args:
-        work: What is trained.
-        folder: Of the run.
-        device: Where.
-        rounds: How many.
+        work: Workload to train.
+        folder: Folder of the run. A run in the same folder is resumed.
+        device: Device to train on.
+        rounds: Number of rounds.
         precision: ``fp32`` or ``bf16``.
-        passes: Counts what the networks see.
-        on_round: Called after each round.
+        passes: Counter to which the forward passes of all networks are added, in place.
+        on_round: Callback after each round, with the round's number and its metric rows.
     """
     rng = np.random.default_rng(0)
     total = 2 * work.images
@@ -205,10 +207,10 @@ def run(
 
 
 def correctness(device: str, folder: Path) -> dict[str, str]:
-    """Each promise to what came of it."""
-    work, outcomes = small(), {}
+    """Check reproducibility and return the outcome of each check by its name."""
+    work, outcomes = small_workload(), {}
     whole = digest(run(work, folder / "whole", device, 6))
-    outcomes["the same run twice: the same bits"] = _verdict(digest(run(work, folder / "again", device, 6)) == whole)
+    outcomes["the same run twice: the same bits"] = _yes_or_no(digest(run(work, folder / "again", device, 6)) == whole)
     command = [sys.executable, __file__, "--device", device, "--child", str(folder / "killed")]
     child = subprocess.Popen(command)
     progress = folder / "killed" / "progress.jsonl"
@@ -217,8 +219,8 @@ def correctness(device: str, folder: Path) -> dict[str, str]:
     child.send_signal(signal.SIGKILL)
     ended = child.wait() == 0
     same = digest(run(work, folder / "killed", device, 6)) == whole
-    outcomes["killed in its middle and given again: the same bits"] = (
-        "not tried: it had ended before" if ended else _verdict(same)
+    outcomes["killed midway and resumed: the same bits"] = (
+        "not tried: it had ended before the kill" if ended else _yes_or_no(same)
     )
     try:
         pick_device(device, workers=2)
@@ -229,26 +231,28 @@ def correctness(device: str, folder: Path) -> dict[str, str]:
     most = max(float((here[name] - there[name].cpu()).abs().max()) for name in here)
     share = most / max(float(tensor.abs().max()) for tensor in here.values())
     outcomes[f"CPU and {device} after two rounds: within {TOLERANCE:g} of the largest weight"] = (
-        f"{_verdict(share <= TOLERANCE)}, {share:.2g}"
+        f"{_yes_or_no(share <= TOLERANCE)}, {share:.2g}"
     )
     return outcomes
 
 
-def _verdict(holds: bool) -> str:
+def _yes_or_no(holds: bool) -> str:
     return "yes" if holds else "NO"
 
 
-def speed(name: str, work: Work, device: str, rounds: int, folder: Path, precision: str = "fp32") -> dict[str, float]:
-    """Measure a round and plain training passes, interleaved."""
+def speed(
+    name: str, work: Workload, device: str, rounds: int, folder: Path, precision: str = "fp32"
+) -> dict[str, float]:
+    """Return the figures of medfl's rounds and of plain training passes, measured alternately."""
     passes: Passes = Counter()
     taken: list[float] = []
-    bare = Bare(work.build().to(device), device, Counter())
+    plain = PlainTraining(work.build().to(device), device, Counter())
     mark = [0.0]
 
     def on_round(number: int, rows: list[MetricRow]) -> None:
         taken.append(now(device) - mark[0])
-        bare.passes = Counter(passes)  # of this round: its training, and the scores of the one before
-        bare.repeat()
+        plain.passes = Counter(passes)  # the training of this round and the evaluation of the previous one
+        plain.repeat()
         passes.clear()
         mark[0] = now(device)
 
@@ -258,10 +262,10 @@ def speed(name: str, work: Work, device: str, rounds: int, folder: Path, precisi
     run(work, folder / f"{work.method}-{precision}", device, rounds, precision, passes, on_round)
     figures = {
         "round, seconds": median(taken[1:]),
-        "bare passes, seconds": median(bare.seconds[1:]),
-        "medfl / bare": median(round_ / passed for round_, passed in zip(taken[1:], bare.seconds[1:], strict=True)),
-        "passes with a gradient": float(sum(count for (_, grad), count in bare.passes.items() if grad)),
-        "passes without": float(sum(count for (_, grad), count in bare.passes.items() if not grad)),
+        "bare passes, seconds": median(plain.seconds[1:]),
+        "medfl / bare": median(round_ / passed for round_, passed in zip(taken[1:], plain.seconds[1:], strict=True)),
+        "passes with a gradient": float(sum(count for (_, grad), count in plain.passes.items() if grad)),
+        "passes without": float(sum(count for (_, grad), count in plain.passes.items() if not grad)),
     }
     if device.startswith("cuda"):
         figures["peak memory on the device, GiB"] = torch.cuda.max_memory_allocated(device) / 2**30
@@ -277,7 +281,7 @@ def machine(device: str) -> str:
 
 
 def page(where: str, outcomes: dict[str, str], figures: dict[str, float]) -> str:
-    """Return the results as Markdown."""
+    """Return the results as a Markdown page."""
     lines = ["# On a GPU", "", f"`python benchmarks/gpu.py` on {where}.", "", "| promise | held |", "| --- | --- |"]
     lines += [f"| {name} | {outcome} |" for name, outcome in outcomes.items()]
     lines += ["", "| figure | measured |", "| --- | --- |"]
@@ -286,24 +290,26 @@ def page(where: str, outcomes: dict[str, str], figures: dict[str, float]) -> str
 
 
 def main() -> None:
-    """Read the options, try, measure, print."""
+    """Run the checks and the measurements, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--rounds", type=int, default=6, help="of each speed; the first one warms up")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
-    parser.add_argument("--page", type=Path, help="write the page here")
-    parser.add_argument("--json", type=Path, help="write what was seen here")
+    parser.add_argument("--device", default="cuda:0", help="device to test")
+    parser.add_argument(
+        "--rounds", type=int, default=6, help="rounds of each speed measurement; the first one is a warm-up"
+    )
+    parser.add_argument("--quick", action="store_true", help="use tiny sizes, to test the script itself")
+    parser.add_argument("--page", type=Path, help="file for the results as Markdown")
+    parser.add_argument("--json", type=Path, help="file for the results as JSON")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     if options.child:
-        run(small(), options.child, options.device, 6)
+        run(small_workload(), options.child, options.device, 6)
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     with tempfile.TemporaryDirectory() as place:
         outcomes = correctness(options.device, Path(place))
         figures: dict[str, float] = {}
-        for name, work in works(options.quick).items():
+        for name, work in workloads(options.quick).items():
             for precision in ("fp32", "bf16") if options.device.startswith("cuda") else ("fp32",):
                 figures |= speed(name, work, options.device, options.rounds, Path(place), precision)
     text = page(machine(options.device), outcomes, figures)

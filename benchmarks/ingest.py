@@ -1,14 +1,15 @@
-"""Speed and memory of DICOM ingestion against bare pydicom: decode, resize, store.
+"""Compare the speed and memory of medfl's DICOM ingestion with a plain pydicom loop: decode, resize, store.
 
-Both read the same made-up mammograms to the same size, in turns, so that they meet the same machine. "Bare" is the loop
-that one would write: ``dcmread(path).pixel_array``, Pillow's mean over areas, a row of an array. medfl's figures hold
-everything that `medfl prep cbis_ddsm` does for a file: checks of the header, its search for elements that identify, the
-own range as 16 bits, the journal with fsync.
+Both read the same synthetic mammograms and resize them to the same size. They run alternately, so the load of the
+machine affects both equally. The figures call the plain loop "bare": ``dcmread(path).pixel_array``, Pillow's box
+filter, and a row of an array. medfl's figures include every step of `medfl prep cbis_ddsm` for a file: the checks of
+the header, the search for identifying elements, the scaling to 16 bits, and the journal with fsync.
 
-- Time per core: CPU seconds with one worker, medfl / bare; the median over the repetitions. Aim: 1.2.
-- Cores used: CPU seconds of all worker processes divided by wall seconds, and images a second, process start included.
-  On a machine with other work to do compare with as many processes of the bare loop, run just before.
-- Memory: the peak of the resident set of a process that did nothing else (VmHWM of Linux).
+- CPU per image: ratio of CPU seconds with one worker, medfl / bare; the median over the repetitions. Target: 1.2.
+- Cores used: CPU seconds of all worker processes divided by wall seconds. This figure and the images per second include
+  the start of the processes. On a machine with other load, use the ratio of the wall times: the same number of
+  processes runs the plain loop immediately before.
+- Peak memory: maximum resident set size of a separate process (VmHWM of Linux).
 
     python benchmarks/ingest.py
     python benchmarks/ingest.py --images 60 --size 512 --bits 12
@@ -42,7 +43,8 @@ from medfl_datasets.cbis_ddsm.pixels import CbisFilm, CbisReadOptions, read_imag
 SYNTAXES = {"none": ExplicitVRLittleEndian, "jpeg2000": JPEG2000Lossless, "jpeg-ls": JPEGLSLossless}
 MIB = 2**20
 PASSES = 8
-"""How often the worker processes read each file, so that their start counts as little as in a whole data set."""
+"""Number of times that the worker processes read each file. Repetition makes the share of the process start as small as
+for a whole data set."""
 
 
 def write_film(path: Path, number: int, rows: int, columns: int, bits: int, syntax: UID) -> None:
@@ -65,8 +67,8 @@ def write_film(path: Path, number: int, rows: int, columns: int, bits: int, synt
     dataset.save_as(path, enforce_file_format=True)
 
 
-def bare(paths: list[Path], size: int, folder: Path) -> None:
-    """Read the images as a script without medfl would."""
+def read_with_pydicom(paths: list[Path], size: int, folder: Path) -> None:
+    """Read and resize the images with pydicom and Pillow alone, and write them to a file in `folder`."""
     rows = np.lib.format.open_memmap(folder / "bare.npy", "w+", np.uint16, (len(paths), size, size))
     for row, path in enumerate(paths):
         image = Image.fromarray(pydicom.dcmread(path).pixel_array)
@@ -74,48 +76,50 @@ def bare(paths: list[Path], size: int, folder: Path) -> None:
     rows.flush()
 
 
-def medfl(paths: list[Path], size: int, folder: Path, workers: int = 1) -> None:
-    """Read the images as `medfl prep cbis_ddsm` does."""
+def read_with_medfl(paths: list[Path], size: int, folder: Path, workers: int = 1) -> None:
+    """Read and resize the images as `medfl prep cbis_ddsm` does, and write them to a file in `folder`."""
     films = [CbisFilm((path,), ("1.2.3",), ("P_00001",), "left", crop=False) for path in paths]
     job = functools.partial(read_image, CbisReadOptions((size, size)))
     target, work = folder / "medfl.npy", folder / "work"
     ingest(films, job, lambda film: film.files, target, (size, size), np.uint16, work=work, recipe={}, workers=workers)
 
 
-def bare_in_processes(paths: list[Path], size: int, folder: Path, workers: int) -> None:
-    """Run `bare` in several processes, each with a share of the files."""
+def read_with_pydicom_processes(paths: list[Path], size: int, folder: Path, workers: int) -> None:
+    """Run `read_with_pydicom` in several processes, each with a share of the files."""
     places = [folder / f"share {number}" for number in range(workers)]
     for place in places:
         place.mkdir(exist_ok=True)
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        shares = [pool.submit(bare, paths[number::workers], size, place) for number, place in enumerate(places)]
+        shares = [
+            pool.submit(read_with_pydicom, paths[number::workers], size, place) for number, place in enumerate(places)
+        ]
         for share in shares:
             share.result()
 
 
 def seconds(action: Callable[[], None]) -> tuple[float, float]:
-    """CPU seconds, of processes that ended too, and wall seconds."""
+    """Run the action and return its CPU seconds, including ended child processes, and its wall seconds."""
 
     def cpu() -> float:
         used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
         return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
-    before, begun = cpu(), time.perf_counter()
+    before, start = cpu(), time.perf_counter()
     action()
-    return cpu() - before, time.perf_counter() - begun
+    return cpu() - before, time.perf_counter() - start
 
 
 def measure(paths: list[Path], size: int, folder: Path, repetitions: int, workers: int) -> dict[str, float]:
-    """All times."""
-    bare(paths[:2], size, folder)  # libraries load what they need
-    medfl(paths[:2], size, folder)
+    """Return the times of both loops, by the name of the figure."""
+    read_with_pydicom(paths[:2], size, folder)  # a warm-up: libraries load their modules
+    read_with_medfl(paths[:2], size, folder)
     alone: dict[str, list[tuple[float, float]]] = {"bare": [], "medfl": []}
     for number in range(repetitions):
-        turns = [("bare", bare), ("medfl", medfl)]
+        turns = [("bare", read_with_pydicom), ("medfl", read_with_medfl)]
         for name, action in turns[:: -1 if number % 2 else 1]:
             alone[name].append(seconds(lambda action=action: action(paths, size, folder)))
-    _, plain_wall = seconds(lambda: bare_in_processes(paths * PASSES, size, folder, workers))
-    cpu, wall = seconds(lambda: medfl(paths * PASSES, size, folder, workers))
+    _, plain_wall = seconds(lambda: read_with_pydicom_processes(paths * PASSES, size, folder, workers))
+    cpu, wall = seconds(lambda: read_with_medfl(paths * PASSES, size, folder, workers))
     pairs = list(zip(alone["bare"], alone["medfl"], strict=True))
     return {
         "CPU per image, medfl / bare": statistics.median(mine[0] / plain[0] for plain, mine in pairs),
@@ -136,22 +140,23 @@ def peak_of(which: str, folder: Path, size: int) -> float:
 
 
 def main() -> None:
-    """Read the options, measure, print."""
+    """Run the measurements and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=int, default=20)
-    parser.add_argument("--shape", default="4000x2500", help="of the files, rows x columns")
-    parser.add_argument("--bits", type=int, default=16, help="in use, of 16")
-    parser.add_argument("--compression", choices=sorted(SYNTAXES), default="none")
-    parser.add_argument("--size", type=int, default=224, help="of the rows")
-    parser.add_argument("--repetitions", type=int, default=9)
-    parser.add_argument("--workers", type=int, default=core_count())
-    parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser.add_argument("--images", type=int, default=20, help="number of files")
+    parser.add_argument("--shape", default="4000x2500", help="size of the images in the files, rows x columns")
+    parser.add_argument("--bits", type=int, default=16, help="stored bits per pixel, of 16 allocated bits")
+    parser.add_argument("--compression", choices=sorted(SYNTAXES), default="none", help="compression of the pixel data")
+    parser.add_argument("--size", type=int, default=224, help="edge of the resized images in pixels")
+    parser.add_argument("--repetitions", type=int, default=9, help="repetitions with one worker")
+    parser.add_argument("--workers", type=int, default=core_count(), help="number of worker processes")
+    parser.add_argument("--json", type=Path, help="file for the figures as JSON")
     parser.add_argument("--peak", choices=("bare", "medfl"), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.peak:
         with tempfile.TemporaryDirectory() as place:
-            {"bare": bare, "medfl": medfl}[options.peak](sorted(options.folder.iterdir()), options.size, Path(place))
+            read = {"bare": read_with_pydicom, "medfl": read_with_medfl}[options.peak]
+            read(sorted(options.folder.iterdir()), options.size, Path(place))
         lines = Path("/proc/self/status").read_text().splitlines()
         print(int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024 / MIB)
         return

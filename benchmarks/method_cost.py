@@ -1,10 +1,11 @@
-"""What methods cost beside fedavg at the sites and on the way, in ratios from interleaved runs.
+"""Measure the computation and communication cost of methods relative to fedavg, in interleaved runs.
 
-Each repetition runs a few rounds of every method on the same sites, one after the other in a new order, so all meet the
-same machine, and counts one round: not the first, which prepares, nor the last, which may end with a further step. The
-work: two sites of a 28-pixel RGB data set, 5 local epochs, batch 50, the four-layer CNN, one thread. Seconds are the
-sites': training, and what a method does before and after it, such as a teacher's predictions. Bytes are those of
-messages from the server, to it, and from site to site.
+Each repetition runs a few rounds of every method on the same sites, one method after the other. The order changes with
+each repetition, so the load of the machine affects all methods equally. Only one round is counted: the first round
+includes preparation, and the last round may end with an additional step. The workload: two sites of a 28-pixel RGB data
+set, 5 local epochs, batch 50, the four-layer CNN, one thread. The time is the sites' time for training and for the
+computations of the method before and after it, such as a teacher's predictions. The bytes are the bytes of the messages
+from the server, to the server and from site to site.
 
     python benchmarks/method_cost.py
     python benchmarks/method_cost.py fedprox fedkper
@@ -22,7 +23,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
-from round_loop import CLASSES, make_sites, make_work
+from round_loop import CLASSES, make_sites, make_workload
 from torch import nn
 
 from medfl.engine.evaluation import MetricRow
@@ -40,31 +41,32 @@ from medfl.utils.progress import progress_bar
 BASE = "fedavg"
 
 ROUNDS, COUNTED = 4, 3
-"""Rounds of a run, and the one that counts."""
+"""Number of rounds of a run, and the number of the round that is counted."""
 
 PUBLIC = 100
-"""Public images, for methods whose server needs some."""
+"""Number of public images, for methods that need them on the server."""
 
 SETTINGS: Mapping[str, Meta] = {
-    "fedcross": {"route": "derangement"},  # so that models travel in each round
+    "fedcross": {"route": "derangement"},  # every model moves in each round
     **dict.fromkeys(
         ("fedcross_star", "fedskd"), {"route": "derangement", "p2p_scale": 1}
-    ),  # and train as long as others
-    **dict.fromkeys(("fedfed", "fedtpf"), {"distil_rounds": 1}),  # the stage of the task's network is counted
-    "pfedcdp": {"refine": None},  # its student is made after the last round
+    ),  # and trains as long as in other methods
+    **dict.fromkeys(("fedfed", "fedtpf"), {"distil_rounds": 1}),  # the counted round trains the task's network
+    "pfedcdp": {"refine": None},  # trains the student after the last round, which is not counted
 }
-"""Settings of methods that would do another amount of work by themselves, or other work in the round that counts."""
+"""Settings by method name. With its default settings, each of these methods would do a different amount of work, or
+different work in the counted round."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a round costs.
+    """Cost of one round relative to the method `BASE`.
 
     Attributes:
-        work: Seconds that the sites work, as a multiple of those of `BASE`.
-        down: Bytes from the server to the sites, as a multiple of those of `BASE`.
-        up: Bytes from the sites to the server, likewise.
-        across: Bytes from site to site, as a multiple of what `BASE` sends up.
+        work: Computation time of the sites, as a multiple of the time of `BASE`.
+        down: Bytes from the server to the sites, as a multiple of the same bytes of `BASE`.
+        up: Bytes from the sites to the server, as a multiple of the same bytes of `BASE`.
+        across: Bytes from site to site, as a multiple of the bytes that `BASE` sends to the server.
     """
 
     work: float
@@ -74,15 +76,29 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Bench:
-    """Everything that all runs share."""
+class SharedInputs:
+    """Inputs that are the same for all runs.
+
+    Attributes:
+        registry: Registry of the methods.
+        sites: Data of each site, by the site's name.
+        public: Public images, for methods that need them on the server.
+    """
 
     registry: Registry
     sites: Mapping[str, Splits]
     public: Dataset
 
     def totals(self, name: str, seed: int) -> dict[str, float]:
-        """Seconds and bytes of all sites in the round that counts, by the names of ``metrics.csv``."""
+        """Run a method and return the sums over the sites in the counted round, by the metric's name in `metrics.csv`.
+
+        Args:
+            name: Name of the method.
+            seed: Seed of the run.
+
+        Returns:
+            The keys are ``work_seconds``, ``bytes_down``, ``bytes_up`` and ``bytes_to_peers``.
+        """
         task = Task(
             {"cnn4": lambda: CNN4(3, CLASSES)},
             "cnn4",
@@ -113,9 +129,9 @@ class Bench:
         return {metric: sum(row.value for row in counted if row.metric == metric) for metric in metrics}
 
 
-def measure(bench: Bench, names: list[str], repetitions: int) -> dict[str, Cost]:
-    """Each method's cost: bytes, and the median of the ratios of seconds within a repetition."""
-    bench.totals(BASE, seed=0)  # the first run warms up
+def measure(inputs: SharedInputs, names: list[str], repetitions: int) -> dict[str, Cost]:
+    """Return the cost of each method by its name. The time ratio is the median over the repetitions."""
+    inputs.totals(BASE, seed=0)  # a warm-up
     costs: dict[str, list[Cost]] = {name: [] for name in names}
     runs = len(names) + 1
 
@@ -128,7 +144,7 @@ def measure(bench: Bench, names: list[str], repetitions: int) -> dict[str, Cost]
             turn = number % runs
             totals: dict[str, dict[str, float]] = {}
             for name in [*names, BASE][turn:] + [*names, BASE][:turn]:
-                totals[name] = bench.totals(name, seed=number)
+                totals[name] = inputs.totals(name, seed=number)
                 show(number * runs + len(totals))
             base = totals[BASE]
             for name in names:
@@ -143,20 +159,26 @@ def measure(bench: Bench, names: list[str], repetitions: int) -> dict[str, Cost]
 
 
 def main() -> None:
-    """Read the options, measure, print."""
+    """Run the measurements and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("methods", nargs="*", help="names of methods (`medfl list methods`); all otherwise")
-    parser.add_argument("--repetitions", type=int, default=7)
-    parser.add_argument("--images", type=int, default=1200, help="training and test images of the two sites together")
-    parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser.add_argument("methods", nargs="*", help="names of methods (`medfl list methods`); default: all")
+    parser.add_argument("--repetitions", type=int, default=7, help="repetitions of all methods")
+    parser.add_argument(
+        "--images", type=int, default=1200, help="total number of training and test images of the two sites"
+    )
+    parser.add_argument("--json", type=Path, help="file for the figures as JSON")
     options = parser.parse_args()
     torch.set_num_threads(1)
     registry = load_plugins()
-    work = make_work(2, options.images, PUBLIC, None)
+    work = make_workload(2, options.images, PUBLIC, None)
     sites, public = make_sites(work, ["site-1", "site-2"])
-    sites = {name: replace(site, val=site.test) for name, site in sites.items()}  # some methods weigh by them
+    sites = {
+        name: replace(site, val=site.test) for name, site in sites.items()
+    }  # some methods weight sites by validation scores
     names = options.methods or sorted(registry.methods)
-    costs = measure(Bench(registry, sites, public), [name for name in names if name != BASE], options.repetitions)
+    costs = measure(
+        SharedInputs(registry, sites, public), [name for name in names if name != BASE], options.repetitions
+    )
     print(f"{'times ' + BASE:<16} {'work':>6} {'down':>6} {'up':>6} {'across':>6}")
     for name, cost in costs.items():
         print(f"{name:<16} {cost.work:6.2f} {cost.down:6.2f} {cost.up:6.2f} {cost.across:6.2f}")

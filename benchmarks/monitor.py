@@ -1,12 +1,13 @@
-"""What it costs that a run can be watched: its share of a run's CPU time.
+"""Measure the cost of monitoring as a share of a run's CPU time.
 
-What `medfl monitor` reads is noted while the run works: each batch is counted, each job has a thread that beats, each
-event is a line of progress.jsonl. The share is too small for the difference of two runs, so the prices of a batch, a
-job and a line are measured alone, and multiplied by how many of each a run has. Two runs of fedavg: the work of
-`round_loop.py` (20 sites, two in a round, 5 epochs, batch 50, a four-layer CNN), and one with as little work between
-two events as there can be: 20 sites, all in each round, a linear model on 13 numbers, one batch of 4.
+A run records its progress for `medfl monitor`: it counts each batch, starts a heartbeat thread for each job, and writes
+each event as a line of `progress.jsonl`. This cost is too small to measure as the difference of two runs. The benchmark
+therefore measures the CPU time of one batch, one job and one line separately and multiplies each by its number in a
+run. It does so for two runs of fedavg. The first has the workload of `round_loop.py` (20 sites, two per round, 5
+epochs, batch 50, a four-layer CNN). The second has the minimum work between two events: 20 sites, all in each round, a
+linear model on 13 numbers, one batch of 4.
 
-    python benchmarks/watch.py
+    python benchmarks/monitor.py
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from round_loop import CLASSES, make_sites, make_work
+from round_loop import CLASSES, make_sites, make_workload
 from torch import nn
 
 from medfl.data.arrays import ArrayDataset
@@ -38,61 +39,66 @@ from medfl.utils.heartbeat import HeartbeatSender, count_batches
 ROUNDS = 4
 
 
-def cpu_of(action: Callable[[], object], times: int) -> float:
-    """CPU seconds of one action, over many."""
+def cpu_seconds(action: Callable[[], object], times: int) -> float:
+    """Run an action several times and return its mean CPU seconds."""
     start = time.process_time()
     for _ in range(times):
         action()
     return (time.process_time() - start) / times
 
 
-def prices(event: Event) -> dict[str, float]:
-    """Return the CPU seconds of a counted batch, of a job's pulse and of a line for the event."""
+def unit_costs(event: Event) -> dict[str, float]:
+    """Return the CPU seconds of counting a batch, of a job's heartbeat thread, and of writing the event as a line.
+
+    Returns:
+        The keys are ``batch``, ``job`` and ``event``.
+    """
     batches = range(1_000_000)
 
-    def walk() -> None:
+    def iterate() -> None:
         for _ in count_batches(batches, "training", len(batches)):
             pass
 
-    def pulse() -> None:
+    def send_heartbeats() -> None:
         with HeartbeatSender(lambda _: None):
             pass
 
-    bare = cpu_of(walk, 1)
+    plain = cpu_seconds(iterate, 1)
     with HeartbeatSender(lambda _: None):
-        measured = cpu_of(walk, 1)
+        counted = cpu_seconds(iterate, 1)
     with tempfile.TemporaryDirectory() as folder:
         file = ProgressFile(Path(folder))
-        seconds = cpu_of(lambda: file.note(event), 2000)
+        seconds = cpu_seconds(lambda: file.note(event), 2000)
         file.close()
-    return {"batch": (measured - bare) / len(batches), "job": cpu_of(pulse, 2000), "event": seconds}
+    return {"batch": (counted - plain) / len(batches), "job": cpu_seconds(send_heartbeats, 2000), "event": seconds}
 
 
 @contextmanager
-def counting(counts: dict[str, int]) -> Iterator[None]:
-    """Count the batches and jobs of the runs in the block."""
-    leave = HeartbeatSender.__exit__
+def count_batches_and_jobs(counts: dict[str, int]) -> Iterator[None]:
+    """Count the batches and jobs of the runs in the block, in place in `counts`."""
+    original_exit = HeartbeatSender.__exit__
 
-    def count(pulse: HeartbeatSender, *error: object) -> None:
-        leave(pulse, *error)
+    def count(sender: HeartbeatSender, *error: object) -> None:
+        original_exit(sender, *error)
         counts["job"] += 1
-        counts["batch"] += pulse._count
+        counts["batch"] += sender._count
 
     HeartbeatSender.__exit__ = count  # type: ignore[method-assign]
     try:
         yield
     finally:
-        HeartbeatSender.__exit__ = leave  # type: ignore[method-assign]
+        HeartbeatSender.__exit__ = original_exit  # type: ignore[method-assign]
 
 
-def share(task: Task, sites: dict[str, Splits], settings: Settings) -> dict[str, float]:
-    """Run fedavg here, with no worker beside, and say what share of its CPU time the notes are.
+def monitoring_share(task: Task, sites: dict[str, Splits], settings: Settings) -> dict[str, float]:
+    """Run fedavg in this process, without worker processes, and return the share of monitoring in its CPU time.
 
     Returns:
-        Counts of batches, jobs and events, CPU seconds of the run, and the share, in [0, 1].
+        The numbers of batches, jobs and events (``batch``, ``job``, ``event``), the CPU seconds of the run (``CPU
+        seconds``) and the share of monitoring in [0, 1] (``share``).
     """
     counts = {"batch": 0, "job": 0}
-    with tempfile.TemporaryDirectory() as folder, counting(counts):
+    with tempfile.TemporaryDirectory() as folder, count_batches_and_jobs(counts):
         run = SimulatedRun(
             method=MethodChoice(name="fedavg", make=lambda: load_plugins().make_method("fedavg", {})),
             task=task,
@@ -108,13 +114,13 @@ def share(task: Task, sites: dict[str, Splits], settings: Settings) -> dict[str,
     counts["event"] = len(lines)
     longest = ProgressLine.from_bytes(max(lines, key=len))
     assert longest is not None
-    cost = prices(longest.event)
+    cost = unit_costs(longest.event)
     spent = sum(counts[name] * cost[name] for name in counts)
     return counts | {"CPU seconds": seconds, "share": spent / seconds}
 
 
 def tiny_sites(names: list[str]) -> dict[str, Splits]:
-    """Eight rows of 13 numbers a site, half of them to train on."""
+    """Return eight rows of 13 numbers for each site: four for training and four for the test."""
     rng = np.random.default_rng(0)
     values, labels = rng.normal(size=(8, 13)).astype(np.float32), rng.integers(0, 2, 8)
 
@@ -126,10 +132,10 @@ def tiny_sites(names: list[str]) -> dict[str, Splits]:
 
 
 def main() -> None:
-    """Print both."""
+    """Measure both runs and print the shares."""
     torch.set_num_threads(1)
     names = [f"site-{index + 1:04d}" for index in range(20)]
-    images, _ = make_sites(make_work(20, 12_000, 100, None), names)
+    images, _ = make_sites(make_workload(20, 12_000, 100, None), names)
 
     def task(name: str, network: Callable[[], nn.Module], classes: int) -> Task:
         def sgd(parameters: object) -> torch.optim.Optimizer:
@@ -150,8 +156,8 @@ def main() -> None:
         ),
     }
     for name, case in cases.items():
-        figures = share(*case)
-        print(f"{name}: {figures['share']:.3%} of {figures['CPU seconds']:.1f} CPU seconds")
+        figures = monitoring_share(*case)
+        print(f"{name}: monitoring takes {figures['share']:.3%} of {figures['CPU seconds']:.1f} CPU seconds")
         print(f"  {figures['batch']} batches, {figures['job']} jobs, {figures['event']} events")
 
 

@@ -1,6 +1,7 @@
-"""The contestants of `peers.py`: each trains round by round, and waits on its input before each round.
+"""Training loops of the frameworks that `peers.py` compares. `peers.py` starts this script; don't run it directly.
 
-Every loop does what its framework's documentation shows, with the data as tensors in memory and batches cut by index.
+Each loop prints "ready" before a round and waits until it reads "go" from its standard input. Every loop follows its
+framework's documentation, with the data as tensors in memory and batches selected by index.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from torch import nn
 
 CLASSES, BATCH, RATE = 8, 32, 0.01
 BATCHES = (8, 10, 13, 15, 18, 20, 23, 25, 28, 30)
-"""Batches of each site."""
+"""Number of batches of each site."""
 
 
 def images_and_labels(options: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
-    """Images (N, 28, 28, 3), uint8, and labels (N,)."""
-    count = sum(sizes(options))
+    """Return the images (N, 28, 28, 3), uint8, and the labels (N,) of all sites."""
+    count = sum(site_sizes(options))
     if options.data is None:
         rng = np.random.default_rng(0)
         return rng.integers(0, 256, (count, 28, 28, 3), dtype=np.uint8), rng.integers(0, CLASSES, count)
@@ -34,36 +35,38 @@ def images_and_labels(options: argparse.Namespace) -> tuple[np.ndarray, np.ndarr
         return file["train_images"][:count], file["train_labels"].reshape(-1)[:count].astype(np.int64)
 
 
-def sizes(options: argparse.Namespace) -> list[int]:
-    """Images of each site."""
+def site_sizes(options: argparse.Namespace) -> list[int]:
+    """Return the number of images of each site."""
     return [max(1, round(batches * options.scale)) * BATCH for batches in BATCHES[: options.sites]]
 
 
-def tensors(options: argparse.Namespace) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Images and labels of each site."""
+def site_tensors(options: argparse.Namespace) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the images and labels of each site as tensors."""
     images, labels = images_and_labels(options)
     scaled = torch.from_numpy(images).permute(0, 3, 1, 2).float().div(255).sub(0.5).div(0.5).contiguous()
-    return list(zip(scaled.split(sizes(options)), torch.from_numpy(labels).split(sizes(options)), strict=True))
+    return list(
+        zip(scaled.split(site_sizes(options)), torch.from_numpy(labels).split(site_sizes(options)), strict=True)
+    )
 
 
-def turn() -> bool:
-    """Say that a round is over, and wait for the next one's turn; False if there is none."""
+def wait_for_turn() -> bool:
+    """Report that this process is ready for a round, wait for the reply, and return whether to run the round."""
     print("ready", flush=True)
     return sys.stdin.readline().strip() == "go"
 
 
-def plain(options: argparse.Namespace) -> None:
-    """`plain_loop.py`."""
+def run_plain(options: argparse.Namespace) -> None:
+    """Run the loop of `plain_loop.py`."""
     images, labels = images_and_labels(options)
     scaled = torch.from_numpy(images).permute(0, 3, 1, 2).float().div(255).sub(0.5).div(0.5).contiguous()
-    rows = list(torch.arange(len(labels)).split(sizes(options)))
+    rows = list(torch.arange(len(labels)).split(site_sizes(options)))
     loop = PlainLoop(scaled, torch.from_numpy(labels), rows, [], rows[0][:0], 1, BATCH, seed=0)
-    while turn():
+    while wait_for_turn():
         loop.round(list(range(len(rows))))
 
 
-def medfl(options: argparse.Namespace) -> None:
-    """Run a federation in memory with medfl."""
+def run_medfl(options: argparse.Namespace) -> None:
+    """Run medfl's federated averaging with the local backend."""
     from medfl.data.arrays import ArrayDataset
     from medfl.data.pooled import EmptyDataset
     from medfl.engine.plan import MethodChoice
@@ -77,7 +80,7 @@ def medfl(options: argparse.Namespace) -> None:
 
     images, labels = images_and_labels(options)
     sites = {}
-    for index, rows in enumerate(np.split(np.arange(len(labels)), np.cumsum(sizes(options))[:-1])):
+    for index, rows in enumerate(np.split(np.arange(len(labels)), np.cumsum(site_sizes(options))[:-1])):
         data = ArrayDataset(images, labels[rows], rows, (0.5,) * 3, (0.5,) * 3)
         sites[f"site-{index}"] = Splits(data, EmptyDataset(), EmptyDataset())
     registry = load_plugins()
@@ -89,17 +92,17 @@ def medfl(options: argparse.Namespace) -> None:
         Multiclass(CLASSES),
         ("accuracy",),
     )
-    begun = False
+    started = False
 
-    def begin(site: str, step: int) -> bool:
-        nonlocal begun
-        if not begun and not turn():
+    def wait_before_first_request(site: str, step: int) -> bool:
+        nonlocal started
+        if not started and not wait_for_turn():
             raise SystemExit
-        begun = True
+        started = True
         return False
 
     def end_round(round_: int, rows: object) -> None:
-        if not turn():
+        if not wait_for_turn():
             raise SystemExit
 
     with tempfile.TemporaryDirectory() as folder:
@@ -111,14 +114,14 @@ def medfl(options: argparse.Namespace) -> None:
                 data=RunData(sites=sites),
                 folder=Path(folder) / "run",
                 execution=Execution(workers=options.workers),
-                simulation=Simulation(unavailable=begin),
+                simulation=Simulation(unavailable=wait_before_first_request),
                 callbacks=Callbacks(on_round=end_round),
             )
         )
 
 
-def pfl(options: argparse.Namespace) -> None:
-    """pfl-research's federated averaging with its simulated backend."""
+def run_pfl(options: argparse.Namespace) -> None:
+    """Run pfl-research's federated averaging with its simulated backend."""
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams
     from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -139,15 +142,15 @@ def pfl(options: argparse.Namespace) -> None:
 
     class Turns(TrainingProcessCallback):
         def on_train_begin(self, *, model: object) -> Metrics:
-            turn()
+            wait_for_turn()
             return Metrics()
 
         def after_central_iteration(
             self, aggregate_metrics: object, model: object, *, central_iteration: int
         ) -> tuple[bool, Metrics]:
-            return not turn(), Metrics()
+            return not wait_for_turn(), Metrics()
 
-    sites = tensors(options)
+    sites = site_tensors(options)
     cycle = iter(list(range(len(sites))) * (options.rounds + 1))
     network = Network(3, CLASSES)
     model = PyTorchModel(
@@ -172,9 +175,9 @@ def pfl(options: argparse.Namespace) -> None:
     )
 
 
-def fedlab(options: argparse.Namespace) -> None:
-    """FedLab's serial trainer in its standalone pipeline."""
-    if not _imports("torchvision"):  # only its example data sets use it, but its packages import all of them
+def run_fedlab(options: argparse.Namespace) -> None:
+    """Run FedLab's serial trainer in its standalone pipeline."""
+    if not _is_importable("torchvision"):  # FedLab imports it for its example data sets, which this loop does not use
         names = ("torchvision", "torchvision.datasets", "torchvision.transforms")
         sys.modules |= {name: MagicMock(spec=ModuleType) for name in names}  # type: ignore[assignment]
         sys.modules["torchvision"].transforms = sys.modules["torchvision.transforms"]  # type: ignore[attr-defined]
@@ -182,7 +185,7 @@ def fedlab(options: argparse.Namespace) -> None:
     from fedlab.contrib.algorithm.basic_server import SyncServerHandler
     from fedlab.core.standalone import StandalonePipeline
 
-    sites = tensors(options)
+    sites = site_tensors(options)
 
     class Sites:
         def get_dataloader(self, site: int, batch_size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -192,37 +195,43 @@ def fedlab(options: argparse.Namespace) -> None:
 
     class Turns(StandalonePipeline):
         def evaluate(self) -> None:
-            if not turn():
+            if not wait_for_turn():
                 raise SystemExit
 
     network = PlainCNN(3, CLASSES)
     trainer = SGDSerialClientTrainer(network, len(sites))
     trainer.setup_dataset(Sites())
     trainer.setup_optim(1, BATCH, RATE)
-    if turn():
+    if wait_for_turn():
         Turns(SyncServerHandler(network, options.rounds + 1, 1.0), trainer).main()
 
 
-def _imports(module: str) -> bool:
+def _is_importable(module: str) -> bool:
     try:
         __import__(module)
-    except (ImportError, RuntimeError):  # a build for another torch raises the latter
+    except (ImportError, RuntimeError):  # a torchvision built for another torch raises a RuntimeError
         return False
     return True
 
 
-LOOPS: dict[str, Callable[[argparse.Namespace], None]] = {"plain": plain, "medfl": medfl, "pfl": pfl, "fedlab": fedlab}
+LOOPS: dict[str, Callable[[argparse.Namespace], None]] = {
+    "plain": run_plain,
+    "medfl": run_medfl,
+    "pfl": run_pfl,
+    "fedlab": run_fedlab,
+}
+"""Loops by the name of the framework."""
 
 
 def main() -> None:
-    """Run one contestant."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=LOOPS)
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--rounds", type=int, required=True)
-    parser.add_argument("--data", type=Path)
-    parser.add_argument("--scale", type=float, default=1.0)
-    parser.add_argument("--sites", type=int, default=len(BATCHES))
+    """Run one loop."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", choices=LOOPS, help="framework to run")
+    parser.add_argument("--workers", type=int, default=1, help="number of training processes (medfl only)")
+    parser.add_argument("--rounds", type=int, required=True, help="number of rounds after the warm-up round")
+    parser.add_argument("--data", type=Path, help="file bloodmnist.npz; default: random images")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor for the number of batches of each site")
+    parser.add_argument("--sites", type=int, default=len(BATCHES), help="number of sites, 1 to 10")
     options = parser.parse_args()
     needed = {"pfl": "pfl", "fedlab": "fedlab"}.get(options.kind)
     if needed and importlib.util.find_spec(needed) is None:

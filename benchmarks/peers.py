@@ -1,24 +1,25 @@
-"""Compare a round of medfl's fedavg with other simulators and with plain PyTorch, on the same work, round by round.
+"""Compare a round of medfl's fedavg with other simulators and with a plain PyTorch loop, on the same workload.
 
-Each contestant is a process of its own and waits for its turn before every round; the order of the turns changes from
-round to round, so all meet the same machine. Figures of a round are the CPU seconds of the whole process tree, wall
-seconds, and resident and proportional memory after the round. The first round does not count. The work: ten sites of 8
-to 30 batches of 32 images of 28 pixels, the four-layer CNN, SGD, one epoch, no evaluation, one thread for each process.
+Each framework runs in a separate process, which waits for its turn before every round. The order of the turns changes
+from round to round, so the load of the machine affects all frameworks equally. The benchmark measures the CPU seconds
+of the whole process tree in a round, the wall seconds, and the memory after the round as RSS and PSS. The first round
+is a warm-up and is not counted. The workload: ten sites of 8 to 30 batches of 32 images of 28 pixels, the four-layer
+CNN, SGD, one epoch, no evaluation, one thread for each process.
 
-A "tuned" contestant's environment makes glibc keep freed memory, as medfl does by itself; "glibc's defaults" is medfl
-with these thresholds left alone.
+For an entry marked "tuned", environment variables make glibc keep freed memory. medfl sets the same thresholds
+automatically; in the entries marked "glibc's defaults" it does not.
 
     python benchmarks/peers.py --data bloodmnist.npz
     python benchmarks/peers.py --only plain 'medfl, 1 process' --rounds 4
 
-pfl-research and FedLab are not among medfl's requirements. Install them in an environment of their own that has medfl's
-torch, without their requirements, most of which the loops do not need, and name its interpreter:
+medfl does not depend on pfl-research and FedLab. Install them in a separate environment that uses medfl's torch, and
+pass its interpreter. Install them without their dependencies, because the loops need only a few of these:
 
     python -m venv --system-site-packages peers
     peers/bin/pip install --no-deps pfl fedlab multiprocess dill prv-accountant munch nvidia-ml-py
     python benchmarks/peers.py --peers-python peers/bin/python
 
-A peer that is not installed is named in the output and left out.
+The benchmark reports and skips a framework that is not installed.
 """
 
 from __future__ import annotations
@@ -37,24 +38,26 @@ from pathlib import Path
 import psutil
 
 TUNED = {"MALLOC_MMAP_THRESHOLD_": "1000000000", "MALLOC_TRIM_THRESHOLD_": "1000000000"}
-"""Variables by which glibc keeps freed memory."""
+"""Environment variables that make glibc keep freed memory."""
 
 UNTUNED = {"MALLOC_ARENA_TEST": "8"}
-"""A variable at its default value, which makes medfl leave glibc's thresholds alone."""
+"""Environment variable with its default value. If any `MALLOC_*` variable is set, medfl does not change glibc's
+thresholds."""
 
 BASE = "plain loop"
+"""Name of the entry to which the others are compared."""
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """A way to train.
+    """A framework and its configuration, one row of the table.
 
     Attributes:
         name: Name in the table.
-        kind: Name of its loop in `peer_loops.py`.
-        workers: Processes that train.
-        environment: Variables of its process.
-        peer: Whether it runs with the interpreter of `--peers-python`.
+        kind: Name of the loop in `peer_loops.py`.
+        workers: Number of training processes.
+        environment: Additional environment variables of the process.
+        peer: Whether the loop runs with the interpreter of `--peers-python`.
     """
 
     name: str
@@ -80,7 +83,14 @@ CONTESTANTS = (
 
 @dataclass(frozen=True)
 class Round:
-    """Figures of one round: seconds of CPU and of wall time, and MiB of the process tree after it."""
+    """Measurements of one round.
+
+    Attributes:
+        cpu: CPU seconds of the process tree.
+        wall: Wall seconds.
+        rss: Resident set size of the process tree after the round, in MiB.
+        pss: Proportional set size of the process tree after the round, in MiB.
+    """
 
     cpu: float
     wall: float
@@ -89,11 +99,17 @@ class Round:
 
 
 class Process:
-    """A contestant's process.
+    """Process of a contestant. The constructor starts it and waits until it is ready for its first round.
 
     Args:
-        contestant: What it runs.
-        options: Of the command line.
+        contestant: Framework and configuration to run.
+        options: Options of the command line.
+
+    Attributes:
+        rounds: Measurements of each round so far.
+
+    Raises:
+        RuntimeError: If the process ends before it is ready.
     """
 
     def __init__(self, contestant: Contestant, options: argparse.Namespace) -> None:
@@ -112,9 +128,9 @@ class Process:
         self._wait()
 
     def run_round(self) -> None:
-        """Let it run one round, and note what that took."""
+        """Run one round in the process and append its measurements to `rounds`."""
         cpu, wall = self._cpu(), time.perf_counter()
-        self._say("go")
+        self._send("go")
         self._wait()
         wall = time.perf_counter() - wall
         tree = [self._tree, *self._tree.children(recursive=True)]
@@ -123,27 +139,27 @@ class Process:
         self.rounds.append(Round(self._cpu() - cpu, wall, rss, pss))
 
     def end(self) -> None:
-        """End it."""
-        self._say("end")
+        """End the process."""
+        self._send("end")
         self._process.communicate()
 
     def _cpu(self) -> float:
-        """CPU seconds of the process and of its children, the ended ones among them."""
+        """Return the CPU seconds of the process and its children, including ended children."""
         own = self._tree.cpu_times()
         ended = own.children_user + own.children_system
         children = [child.cpu_times() for child in self._tree.children(recursive=True)]
         return own.user + own.system + ended + sum(each.user + each.system for each in children)
 
-    def _say(self, word: str) -> None:
+    def _send(self, word: str) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(word + "\n")
         self._process.stdin.flush()
 
     def _wait(self) -> None:
-        """Wait until it is ready for the next round.
+        """Wait until the process is ready for the next round.
 
         Raises:
-            RuntimeError: If it ended instead.
+            RuntimeError: If the process ended instead.
         """
         assert self._process.stdout is not None
         for line in self._process.stdout:
@@ -154,7 +170,10 @@ class Process:
 
 
 def start(options: argparse.Namespace) -> dict[str, Process]:
-    """Start every contestant; one that can't start is named with the reason and left out."""
+    """Start the selected contestants and return their processes by name.
+
+    A contestant of another framework that can't be started is skipped; the reason is printed.
+    """
     started = {}
     for contestant in CONTESTANTS:
         if options.only and not any(contestant.name.startswith(name) for name in options.only):
@@ -164,12 +183,12 @@ def start(options: argparse.Namespace) -> dict[str, Process]:
         except (RuntimeError, OSError) as error:
             if not contestant.peer:
                 raise
-            print(f"left out: {contestant.name} ({error}); `--help` says how to install it", file=sys.stderr)
+            print(f"skipped: {contestant.name} ({error}); see `--help` for how to install it", file=sys.stderr)
     return started
 
 
 def measure(options: argparse.Namespace) -> dict[str, list[Round]]:
-    """Run all contestants in turn; returns the counted rounds of each."""
+    """Run all contestants alternately and return the counted rounds of each by its name."""
     processes = start(options)
     order = list(processes)
     shuffled = random.Random(0)
@@ -178,15 +197,18 @@ def measure(options: argparse.Namespace) -> dict[str, list[Round]]:
         for name in order:
             processes[name].run_round()
         seconds = sum(process.rounds[-1].wall for process in processes.values())
-        counts = f"{index} of {options.rounds}" if index else "0, which does not count,"
-        print(f"round {counts} took {seconds:.0f} s over all contestants", file=sys.stderr, flush=True)
+        counts = f"{index} of {options.rounds}" if index else "0 (warm-up, not counted)"
+        print(f"round {counts}: {seconds:.0f} s for all contestants together", file=sys.stderr, flush=True)
     for process in processes.values():
         process.end()
     return {name: process.rounds[1:] for name, process in processes.items()}
 
 
 def summarise(rounds: dict[str, list[Round]]) -> dict[str, dict[str, float]]:
-    """Medians of each contestant, and ratios to the plain loop's in the same round: median, least and greatest."""
+    """Return the figures of each contestant by its name.
+
+    The figures are medians over the rounds, ratios to the plain loop in the same round, and the peak memory.
+    """
     base = rounds[BASE]
     figures = {}
     for name, own in rounds.items():
@@ -215,15 +237,25 @@ def table(figures: dict[str, dict[str, float]]) -> str:
 
 
 def main() -> None:
-    """Read the options, compare, print."""
+    """Run the comparison and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=10, help="counted rounds")
-    parser.add_argument("--data", type=Path, help="bloodmnist.npz; random images otherwise")
-    parser.add_argument("--scale", type=float, default=1.0, help="of the number of batches of each site")
+    parser.add_argument("--rounds", type=int, default=10, help="number of counted rounds")
+    parser.add_argument("--data", type=Path, help="file bloodmnist.npz; default: random images")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor for the number of batches of each site")
     parser.add_argument("--sites", type=int, default=10, help="number of sites, 1 to 10")
-    parser.add_argument("--peers-python", type=Path, default=Path(sys.executable), help="interpreter with the peers")
-    parser.add_argument("--only", nargs="+", default=[], help="beginnings of names of contestants")
-    parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser.add_argument(
+        "--peers-python",
+        type=Path,
+        default=Path(sys.executable),
+        help="Python interpreter of the environment with pfl-research and FedLab",
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=[],
+        help="run only entries whose names start with one of these; the plain loop always runs",
+    )
+    parser.add_argument("--json", type=Path, help="file for the figures as JSON")
     options = parser.parse_args()
     if options.only:
         options.only.append(BASE)

@@ -1,7 +1,8 @@
-"""The loop a researcher writes without a framework: the yardstick of `round_loop.py`.
+"""FedAvg in plain PyTorch without a framework: the baseline of `round_loop.py`.
 
-One preloaded float tensor, index batches, SGD, a mean of state dicts, evaluation of the global model on the global test
-set and on the sites' test sets, one thread. Nothing here is tuned: no memory layout, no processes.
+The loop holds all images in one float tensor and selects batches by index. It trains with SGD in one thread, averages
+the state dicts, and evaluates the global model on the global test set and on the sites' test sets. It is not optimised:
+it uses the default memory layout and a single process.
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ from torch import nn
 
 
 class PlainCNN(nn.Module):
-    """The four-layer CNN as it is usually written: convolution, ReLU, pooling."""
+    """CNN with two convolutional and two linear layers, in the usual order: convolution, ReLU, pooling.
+
+    Args:
+        in_channels: Number of image channels.
+        num_classes: Number of outputs.
+    """
 
     def __init__(self, in_channels: int, num_classes: int) -> None:
         super().__init__()
@@ -24,23 +30,28 @@ class PlainCNN(nn.Module):
         self.fc2 = nn.Linear(512, num_classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits of images (B, C, 28, 28)."""
+        """Return the logits (B, num_classes) of images (B, C, 28, 28)."""
         x = nn.functional.max_pool2d(torch.relu(self.conv1(x)), 2)
         x = nn.functional.max_pool2d(torch.relu(self.conv2(x)), 2)
         return self.fc2(torch.relu(self.fc1(x.flatten(1))))
 
 
 class PlainLoop:
-    """FedAvg in a few lines.
+    """FedAvg with all images in memory.
 
     Args:
-        images: (N, C, 28, 28), float32, all images of all sites and tests.
-        labels: (N,).
-        train: Training rows of each site.
-        tests: Test rows of each site.
-        global_test: Rows of the global test set.
-        epochs: Local epochs.
-        batch_size: Images in a batch.
+        images: Images of all sites and test sets, shape (N, C, 28, 28), float32.
+        labels: Labels of the images, shape (N,).
+        train: Indices of the training images of each site.
+        tests: Indices of the test images of each site.
+        global_test: Indices of the images of the global test set.
+        epochs: Number of local epochs.
+        batch_size: Batch size of local training.
+        seed: Seed of the weights and of the batches.
+
+    Attributes:
+        model: Global model.
+        seconds: CPU seconds so far of training (key ``train``) and of evaluation (key ``evaluate``).
     """
 
     def __init__(
@@ -62,7 +73,14 @@ class PlainLoop:
         self.seconds = {"train": 0.0, "evaluate": 0.0}
 
     def round(self, participants: list[int]) -> list[float]:
-        """One round; returns the accuracies on the global and the sites' test sets."""
+        """Run one round with the given sites and update the global model in place.
+
+        Args:
+            participants: Indices of the sites that train.
+
+        Returns:
+            The accuracies on the global test set and on the sites' test sets.
+        """
         start = time.process_time()
         states, sizes = [], []
         for site in participants:
@@ -78,7 +96,7 @@ class PlainLoop:
         return scores
 
     def fit(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Local training from the global model."""
+        """Train a copy of the global model on the given images and return its state dict."""
         model = copy.deepcopy(self.model)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         model.train()
@@ -92,7 +110,7 @@ class PlainLoop:
 
     @torch.no_grad()
     def accuracy(self, rows: torch.Tensor) -> float:
-        """Accuracy of the global model on some rows."""
+        """Return the accuracy of the global model on the given images."""
         self.model.eval()
         correct = 0
         for batch in rows.split(256):

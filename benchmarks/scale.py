@@ -1,8 +1,8 @@
-"""What many tiny sites and many rounds cost: the time of a site's step, the start, the memory, the files.
+"""Measure the overhead of many tiny sites and many rounds: time per site and step, start-up, memory and files.
 
-Each site holds eight rows of a table with 13 columns, six to train on and two for its test; the network is one linear
-layer, so next to nothing is computed and what is left is medfl's own: orders, messages, hashes, state on disk with
-fsync, rows of metrics, scores. All sites take part in each round unless --fraction says otherwise.
+Each site has eight rows of a table with 13 columns, six for training and two for the test. The network is one linear
+layer, so almost all of the time is medfl's own work: requests, messages, hashes, state on disk with fsync, rows of
+metrics, evaluation. By default all sites take part in each round (`--fraction`).
 
     python benchmarks/scale.py --sites 100 10000
     python benchmarks/scale.py --sites 2 --rounds 1000
@@ -33,43 +33,52 @@ from medfl.settings import Execution, Settings
 from medfl.task import Task
 
 COLUMNS, ROWS, TRAIN = 13, 8, 6
+"""Columns of the table, rows of each site, and training rows among them."""
 
 
 @dataclass
-class Meter:
-    """What this process and its workers have used at the end of each round."""
+class ResourceRecorder:
+    """Callbacks of a run that record the resources of this process and its workers after each round.
 
-    begun: float = field(default_factory=time.perf_counter)
-    started: float = 0.0
-    ends: list[float] = field(default_factory=list)
+    Attributes:
+        called_at: Time at which the recorder was created, before the run.
+        started_at: Time at which the first round started.
+        times: Times at the start of the first round and after each round.
+        cpu: CPU seconds so far at the same times.
+        memory: Proportional set size after each round in bytes.
+    """
+
+    called_at: float = field(default_factory=time.perf_counter)
+    started_at: float = 0.0
+    times: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
     memory: list[int] = field(default_factory=list)
 
     def note_start(self, site: str, step: int) -> bool:
         """Record the start of the first round: medfl calls this before each site executes a request."""
-        if not self.started:
-            self.started = time.perf_counter()
-            self.ends.append(self.started)
+        if not self.started_at:
+            self.started_at = time.perf_counter()
+            self.times.append(self.started_at)
             self.cpu.append(self.cpu_seconds())
         return False
 
     def note_round(self, round_: int, rows: list[MetricRow]) -> None:
         """Record the resources after a committed round."""
-        self.ends.append(time.perf_counter())
+        self.times.append(time.perf_counter())
         self.cpu.append(self.cpu_seconds())
-        self.memory.append(sum(process.memory_full_info().pss for process in self.everyone()))
+        self.memory.append(sum(process.memory_full_info().pss for process in self.processes()))
 
     def cpu_seconds(self) -> float:
-        """Return the CPU seconds so far."""
-        return float(sum(sum(process.cpu_times()[:2]) for process in self.everyone()))
+        """Return the CPU seconds so far of this process and its workers."""
+        return float(sum(sum(process.cpu_times()[:2]) for process in self.processes()))
 
-    def everyone(self) -> list[psutil.Process]:
+    def processes(self) -> list[psutil.Process]:
         """Return this process and its workers."""
         return [psutil.Process(), *psutil.Process().children()]
 
 
 def make_sites(number: int) -> dict[str, Splits]:
-    """Rows of random numbers with a class each, in one array that all sites share."""
+    """Return the data of each site by its name: random numbers and classes, in one array that all sites share."""
     rng = np.random.default_rng(0)
     table = rng.standard_normal((number * ROWS, COLUMNS)).astype(np.float32)
     labels = rng.integers(0, 2, number * ROWS)
@@ -85,7 +94,7 @@ def make_sites(number: int) -> dict[str, Splits]:
 
 
 def measure(number: int, options: argparse.Namespace) -> dict[str, float]:
-    """One run with so many sites."""
+    """Run the method once with the given number of sites and return the figures by name."""
     sites, registry = make_sites(number), load_plugins()
     task = Task(
         {"linear": lambda: nn.Linear(COLUMNS, 2)},
@@ -103,7 +112,7 @@ def measure(number: int, options: argparse.Namespace) -> dict[str, float]:
         evaluate_every=options.evaluate_every or options.rounds,
     )
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        meter, run = Meter(), Path(folder) / "run"
+        recorder, run = ResourceRecorder(), Path(folder) / "run"
         simulate(
             SimulatedRun(
                 method=MethodChoice(name=options.method, make=lambda: registry.make_method(options.method, {})),
@@ -112,40 +121,44 @@ def measure(number: int, options: argparse.Namespace) -> dict[str, float]:
                 data=RunData(sites=sites),
                 folder=run,
                 execution=Execution(workers=options.workers),
-                simulation=Simulation(unavailable=meter.note_start),
-                callbacks=Callbacks(on_round=meter.note_round),
+                simulation=Simulation(unavailable=recorder.note_start),
+                callbacks=Callbacks(on_round=recorder.note_round),
             )
         )
         ended = time.perf_counter()
         files = [path for path in run.rglob("*") if path.is_file()]
         size = sum(path.stat().st_size for path in files)
-    wall, cpu = np.diff(meter.ends), np.diff(meter.cpu)
+    wall, cpu = np.diff(recorder.times), np.diff(recorder.cpu)
     steps = max(1, int(options.fraction * number))
     half = len(wall) // 2
     return {
-        "seconds from call to first round": meter.started - meter.begun,
+        "seconds from call to first round": recorder.started_at - recorder.called_at,
         "ms of wall for a site's step": 1e3 * float(np.median(wall)) / steps,
         "ms of CPU for a site's step": 1e3 * float(np.median(cpu)) / steps,
         "CPU of a round, second half to first": float(cpu[half:].mean() / cpu[:half].mean()),
-        "seconds after the last round": ended - meter.ends[-1],
-        "peak memory, MiB (PSS of all processes)": max(meter.memory) / 2**20,
-        "memory growth, second half to first, MiB": (max(meter.memory[half:]) - max(meter.memory[:half])) / 2**20,
+        "seconds after the last round": ended - recorder.times[-1],
+        "peak memory, MiB (PSS of all processes)": max(recorder.memory) / 2**20,
+        "memory growth, second half to first, MiB": (max(recorder.memory[half:]) - max(recorder.memory[:half])) / 2**20,
         "files for a site": len(files) / number,
         "kB on disk for a site": size / number / 1e3,
     }
 
 
 def main() -> None:
-    """Read the options, measure, print."""
+    """Run the measurements and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sites", type=int, nargs="+", default=[100, 10000])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--fraction", type=float, default=1.0)
-    parser.add_argument("--evaluate-every", type=int, help="rounds between two scores; after the last one otherwise")
-    parser.add_argument("--method", default="fedavg")
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--folder", type=Path, help="where the run folder goes; a temporary folder otherwise")
-    parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser.add_argument("--sites", type=int, nargs="+", default=[100, 10000], help="numbers of sites, one run each")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of each run")
+    parser.add_argument("--fraction", type=float, default=1.0, help="share of the sites in each round")
+    parser.add_argument(
+        "--evaluate-every",
+        type=int,
+        help="rounds from one evaluation to the next; default: evaluate after the last round",
+    )
+    parser.add_argument("--method", default="fedavg", help="name of the method")
+    parser.add_argument("--workers", type=int, default=1, help="number of worker processes")
+    parser.add_argument("--folder", type=Path, help="parent of the run folder; default: the system's temporary folder")
+    parser.add_argument("--json", type=Path, help="file for the figures as JSON")
     options = parser.parse_args()
     torch.set_num_threads(1)
     results = {number: measure(number, options) for number in options.sites}

@@ -1,8 +1,9 @@
-"""CPU time and bytes of a secure aggregation: what one site computes, what the server does, and what goes out.
+"""Measure the CPU time of one site and of the server in a secure aggregation, and the size of the masked update.
 
-By default ten sites send an update of 20 MB in float32, and two of them drop out after they have shared their secrets,
-so that the server has to make their masks again. Sites compute at the same time on machines of their own: the time that
-a round takes longer is that of one site and of the server; their sum over all sites is what a simulation takes.
+By default there are ten sites with updates of 20 MB in float32. Two of them drop out after sharing their secrets, so
+the server reconstructs their masks. In a real federation the sites compute in parallel: a round takes longer by the
+time of one site plus the time of the server. A simulation on one machine takes the time of all sites plus the time of
+the server.
 
     python benchmarks/secure_aggregation.py
     python benchmarks/secure_aggregation.py --sites 30 --megabytes 100 --bits 32
@@ -33,12 +34,14 @@ from medfl.utils import wire
 from medfl.utils.rng import SecretStream
 
 CLIP = 10.0
+"""L2 norm of each update."""
+
 OPERATIONS = 4
-"""Operations of a round in which a site checks the signatures of all keys."""
+"""Number of operations per round in which a site verifies the signatures of all sites' keys."""
 
 
 def measure_signatures(sites: int) -> float:
-    """Seconds that one site signs and verifies in a round: keys of all sites, and the list of the survivors."""
+    """Return the CPU seconds in which one site signs and verifies the keys and the survivor list in a round."""
     root, key = (rsa.generate_private_key(65537, 2048) for _ in range(2))
     now, name = datetime.datetime.now(datetime.UTC), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "site")])
     builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).serial_number(1)
@@ -57,7 +60,18 @@ def measure_signatures(sites: int) -> float:
 
 
 def measure(sites: int, megabytes: float, bits: int, dropped: int, noise: float) -> dict[str, float]:
-    """Seconds of each part and bytes of a number, for one aggregation; the sum is checked."""
+    """Run one aggregation, raise if its sum is wrong, and return the figures by name.
+
+    Args:
+        sites: Number of sites.
+        megabytes: Size of an update in MB as float32.
+        bits: Number of bits of a masked element, 32 or 40.
+        dropped: Number of sites that drop out.
+        noise: Noise multiplier of the sum; 0 adds no noise.
+
+    Raises:
+        AssertionError: If the unmasked sum differs from the sum of the updates.
+    """
     numbers, threshold = int(megabytes * 1e6 / 4), 2 * sites // 3 + 1
     point = FixedPoint(bits, sites, CLIP, numbers, noise, threshold)
     names = [f"site-{number:03d}" for number in range(sites)]
@@ -106,7 +120,7 @@ def measure(sites: int, megabytes: float, bits: int, dropped: int, noise: float)
             add_mask(total, agree_key(key, public[other], MASK, context), -pair_sign(other, name))
     unmasking = time.process_time() - start + sum(spent[1::2])
     if not (to_signed(total, bits) == plain).all():
-        raise AssertionError("the sum is not the sum")
+        raise AssertionError("the unmasked sum differs from the sum of the updates")
     signing = measure_signatures(sites)
     site = sum(spent[::2]) / len(staying) + sharing + signing
     return {
@@ -120,13 +134,15 @@ def measure(sites: int, megabytes: float, bits: int, dropped: int, noise: float)
 
 
 def main() -> None:
-    """Print a table, and write it as JSON if asked."""
+    """Run the measurements and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sites", type=int, default=10)
-    parser.add_argument("--megabytes", type=float, default=20.0)
-    parser.add_argument("--bits", type=int, nargs="*", default=[32, 40])
-    parser.add_argument("--dropped", type=int, default=2)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--sites", type=int, default=10, help="number of sites")
+    parser.add_argument("--megabytes", type=float, default=20.0, help="size of an update in MB as float32")
+    parser.add_argument(
+        "--bits", type=int, nargs="*", default=[32, 40], help="bits of a masked element, 32 or 40; one or more values"
+    )
+    parser.add_argument("--dropped", type=int, default=2, help="number of sites that drop out")
+    parser.add_argument("--json", type=Path, help="file for the figures as JSON")
     options = parser.parse_args()
     torch.set_num_threads(1)
     figures = {}

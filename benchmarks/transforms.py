@@ -1,9 +1,10 @@
-"""An epoch over cached transforms: medfl's data set against MONAI's CacheDataset and DataLoader on the same chain.
+"""Compare an epoch of medfl's `TransformDataset` with MONAI's `CacheDataset` and `DataLoader`, on the same transforms.
 
-Both keep what comes before the first random transform in memory, cut patches, change them and make batches; nothing is
-trained. Epochs of the two take turns, so that both meet the same machine; the first one of each fills the cache and is
-counted apart. The volumes are those of the Medical Segmentation Decathlon's hippocampus task, if MEDFL_DATA names a
-folder that has them, and otherwise made up. Memory is what the process gains while a cache is filled.
+Both cache the results of the deterministic transforms before the first random transform, then crop and augment patches
+and collate batches. No network is trained. The epochs of the two alternate, so the load of the machine affects both
+equally. The first epoch of each fills the cache and is reported separately. The volumes belong to the hippocampus task
+of the Medical Segmentation Decathlon if the folder in the environment variable MEDFL_DATA contains it; otherwise they
+are synthetic. Memory is the increase of the process's resident memory while a cache is filled.
 
     python benchmarks/transforms.py --cases 40
 """
@@ -43,10 +44,11 @@ from medfl.training.batches import load_batches
 from medfl.training.loop import row_batches
 
 KEYS = ("image", "label")
+"""Keys of a case: the files of its image and its segmentation."""
 
 
 def real_cases(count: int) -> list[dict[str, str]]:
-    """Hippocampus volumes of MEDFL_DATA; none where it has none."""
+    """Return up to `count` hippocampus cases of the folder MEDFL_DATA, or an empty list if it contains none."""
     folder = Path(os.environ.get("MEDFL_DATA", "")) / "segmentation" / "hippocampus"
     if not (folder / "dataset.json").is_file():
         return []
@@ -54,8 +56,8 @@ def real_cases(count: int) -> list[dict[str, str]]:
     return [{key: str(folder / record[key]) for key in KEYS} for record in records]
 
 
-def made_up_cases(folder: Path, count: int) -> list[dict[str, str]]:
-    """Volumes of about the hippocampus' size, with two labels."""
+def synthetic_cases(folder: Path, count: int) -> list[dict[str, str]]:
+    """Write synthetic volumes of about the size of the hippocampus volumes, with two labels, and return the cases."""
     draws, cases = np.random.default_rng(0), []
     for number in range(count):
         mask = np.zeros((36, 50, 36), np.uint8)
@@ -85,14 +87,21 @@ def make_chain(edge: int) -> Compose:
     )
 
 
-def resident() -> float:
+def resident_memory() -> float:
     """Return the resident memory of this process in MiB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-class Plain:
-    """The loop as it is written with MONAI alone."""
+class MonaiLoop:
+    """Epochs with MONAI alone. The constructor fills the cache.
+
+    Args:
+        cases: Files of each case.
+        edge: Edge of a patch in voxels.
+        batch: Number of cases in a batch.
+        loaders: Number of loader processes.
+    """
 
     def __init__(self, cases: list[dict[str, str]], edge: int, batch: int, loaders: int) -> None:
         data = CacheDataset(cases, make_chain(edge), cache_rate=1.0, num_workers=None, progress=False)
@@ -105,8 +114,15 @@ class Plain:
         return sum(len(batch["image"].as_tensor()) + 0 * len(batch["label"]) for batch in self._loader)
 
 
-class Ours:
-    """The data set as a training reads it."""
+class MedflLoop:
+    """Epochs with medfl's data set, as local training reads it. The constructor fills the cache.
+
+    Args:
+        cases: Files of each case.
+        edge: Edge of a patch in voxels.
+        batch: Number of cases in a batch.
+        loaders: Number of loader processes.
+    """
 
     def __init__(self, cases: list[dict[str, str]], edge: int, batch: int, loaders: int) -> None:
         self._data, self._batch = TransformDataset(cases, make_chain(edge), loaders=loaders), batch
@@ -119,49 +135,52 @@ class Ours:
         return sum(len(loaded.rows) for loaded in load_batches(self._data, batches, generator))
 
 
-def filled(make: Callable[[], Plain | Ours]) -> tuple[Plain | Ours, float, float]:
-    """Fill the cache of one side. Return the side, the seconds, and the added memory in MiB."""
-    before, start = resident(), time.perf_counter()
-    side = make()
-    return side, time.perf_counter() - start, resident() - before
+Loop = MonaiLoop | MedflLoop
+
+
+def fill_cache(make: Callable[[], Loop]) -> tuple[Loop, float, float]:
+    """Create a loop, which fills its cache. Return the loop, the seconds, and the added memory in MiB."""
+    before, start = resident_memory(), time.perf_counter()
+    loop = make()
+    return loop, time.perf_counter() - start, resident_memory() - before
 
 
 def measure(cases: list[dict[str, str]], edge: int, batch: int, loaders: int, repetitions: int) -> dict[str, float]:
-    """Measure seconds, their ratios, and memory."""
+    """Measure both loops and return the figures by name: seconds, their ratio, and memory."""
     figures: dict[str, float] = {}
-    sides: dict[str, Plain | Ours] = {}
-    for name, kind in (("plain", Plain), ("medfl", Ours)):
-        sides[name], seconds, memory = filled(lambda kind=kind: kind(cases, edge, batch, loaders))  # type: ignore[misc]
+    loops: dict[str, Loop] = {}
+    for name, kind in (("plain", MonaiLoop), ("medfl", MedflLoop)):
+        loops[name], seconds, memory = fill_cache(lambda kind=kind: kind(cases, edge, batch, loaders))  # type: ignore[misc]
         figures |= {f"{name}: seconds to fill": seconds, f"{name}: MiB added": memory}
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    seconds: dict[str, list[float]] = {name: [] for name in loops}
     for number in range(1, repetitions + 1):
-        for name in list(sides)[:: 1 if number % 2 else -1]:
+        for name in list(loops)[:: 1 if number % 2 else -1]:
             start = time.perf_counter()
-            samples = sides[name].epoch(number)
+            samples = loops[name].epoch(number)
             seconds[name].append(time.perf_counter() - start)
             assert samples == 2 * len(cases)
     figures |= {f"{name}: seconds an epoch": statistics.median(values) for name, values in seconds.items()}
-    ratios = [ours / plain for ours, plain in zip(seconds["medfl"], seconds["plain"], strict=True)]
+    ratios = [medfl / plain for medfl, plain in zip(seconds["medfl"], seconds["plain"], strict=True)]
     return figures | {"ratio of an epoch (medfl / plain)": statistics.median(ratios)}
 
 
 def main() -> None:
-    """Read the options, measure, print."""
+    """Run the measurements and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=40)
-    parser.add_argument("--edge", type=int, default=32, help="voxels along an edge of a patch")
-    parser.add_argument("--batch", type=int, default=4, help="cases in a batch")
-    parser.add_argument("--loaders", type=int, default=0, help="loader processes of each side")
-    parser.add_argument("--repetitions", type=int, default=7)
-    parser.add_argument("--made-up", action="store_true", help="made-up volumes, whatever MEDFL_DATA has")
-    parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser.add_argument("--cases", type=int, default=40, help="number of cases")
+    parser.add_argument("--edge", type=int, default=32, help="edge of a patch in voxels")
+    parser.add_argument("--batch", type=int, default=4, help="number of cases in a batch")
+    parser.add_argument("--loaders", type=int, default=0, help="number of loader processes of each loop")
+    parser.add_argument("--repetitions", type=int, default=7, help="number of counted epochs")
+    parser.add_argument("--made-up", action="store_true", help="use synthetic volumes, even if MEDFL_DATA is set")
+    parser.add_argument("--json", type=Path, help="file for the figures as JSON")
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     with tempfile.TemporaryDirectory() as folder:
         cases = [] if options.made_up else real_cases(options.cases)
-        print(f"{options.cases} {'hippocampus' if cases else 'made-up'} volumes, {options.loaders} loaders")
-        cases = cases or made_up_cases(Path(folder), options.cases)
+        print(f"{options.cases} {'hippocampus' if cases else 'synthetic'} volumes, {options.loaders} loaders")
+        cases = cases or synthetic_cases(Path(folder), options.cases)
         figures = measure(cases, options.edge, options.batch, options.loaders, options.repetitions)
     for name, value in figures.items():
         print(f"{name:<36} {value:8.3f}")

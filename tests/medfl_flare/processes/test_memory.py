@@ -11,7 +11,7 @@ from medfl.testing.synthetic import make_cohort
 
 pytestmark = [pytest.mark.flare, pytest.mark.slow]
 
-BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "carriers.py"
+BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "backends.py"
 MEGABYTES = 50
 
 
