@@ -68,7 +68,7 @@ def test_the_similarity_loss_is_timed_in_each_form(run: Run) -> None:
 
 
 def test_transforms_are_timed_against_a_bare_loader(run: Run) -> None:
-    size = ["--cases", "2", "--edge", "12", "--batch", "2", "--repetitions", "2", "--made-up"]
+    size = ["--cases", "2", "--edge", "12", "--batch", "2", "--repetitions", "2", "--synthetic"]
     output, figures = run("transforms.py", size)
     assert output.startswith("2 synthetic volumes")
     assert figures["ratio of an epoch (medfl / plain)"] > 0
