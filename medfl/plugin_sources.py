@@ -64,8 +64,8 @@ def load_plugin_file(path: Path, files: dict[str, ModuleType]) -> ModuleType:
     return module
 
 
-def hook_lookalike_warnings(name: str, plugin: Any) -> list[str]:
-    """Return warnings about a plugin's functions that look like a hook but are not one.
+def hook_warnings(name: str, plugin: Any) -> list[str]:
+    """Return warnings about a plugin's functions that look like a hook but are not one, or that it has no hook.
 
     Args:
         name: Name of the plugin, for the messages.
@@ -81,6 +81,11 @@ def hook_lookalike_warnings(name: str, plugin: Any) -> list[str]:
             warnings.append(f"Plugin '{name}' has '{key}', which is not a hook and is ignored. {hint}")
         elif key in HOOKS and not marked:
             warnings.append(f"Plugin '{name}' has '{key}' without @hookimpl, so it is ignored. Add @hookimpl.")
+    if not warnings and not any(hasattr(getattr(plugin, key, None), "medfl_impl") for key in dir(plugin)):
+        warnings.append(
+            f"Plugin '{name}' has no hook, so it adds nothing: expected a function such as `medfl_methods` with "
+            "@hookimpl. `medfl new-method NAME` writes a file with a hook."
+        )
     return warnings
 
 

@@ -43,7 +43,7 @@ from medfl.hooks import (
 from medfl.plugin_sources import (
     DISABLE_VARIABLE,
     disabled_plugins,
-    hook_lookalike_warnings,
+    hook_warnings,
     installed_plugins,
     load_plugin_file,
 )
@@ -337,7 +337,7 @@ class Registry:
 
     def _add(self, name: str, origin: str, plugin: Any) -> None:
         """Register a loaded plugin: warn about functions that look like hooks, then collect its records."""
-        self.problems += hook_lookalike_warnings(name, plugin)
+        self.problems += hook_warnings(name, plugin)
         try:
             self._manager.register(plugin, name)
         except (pluggy.PluginValidationError, ValueError) as error:

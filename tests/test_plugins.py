@@ -91,6 +91,11 @@ def test_the_documentation_names_no_hook_that_is_none():
 # ---- what comes with medfl
 
 
+def test_a_file_without_a_hook_is_named(write):
+    (problem,) = load_plugins([write("mine", "class MyProx: pass\n")]).problems
+    assert "Plugin 'mine' has no hook" in problem
+
+
 def test_first_party_plugins_are_found_without_problems():
     registry = load_plugins()
     assert registry.problems == []

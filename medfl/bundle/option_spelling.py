@@ -42,11 +42,11 @@ def id_of_option(option: str) -> str:
         For example ``optimizer#weight_decay``.
 
     Raises:
-        SettingsError: If the option has another spelling, such as MONAI's spelling.
+        SettingsError: If the option has another spelling, such as MONAI's spelling, or is ``--plugin``.
     """
     names, key = _split(option.removeprefix("--"))
     id_ = "#".join([*(name.replace("-", "_") for name in names), *key])
-    expected = option_of_id(id_)
+    expected = "--plugins" if id_ == "plugin" else option_of_id(id_)  # other commands repeat --plugin FILE
     if option != expected:
         raise SettingsError(
             "wrong_spelling",

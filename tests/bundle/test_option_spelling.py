@@ -35,6 +35,7 @@ def test_ids_and_options_are_translated_both_ways(id_: str, option: str) -> None
         ("--optimizer#lr", "--optimizer.lr"),
         ("--optimizer::weight_decay", "--optimizer.weight-decay"),
         ("--networks_by_site#ward_1", "--networks-by-site.ward_1"),
+        ("--plugin", "--plugins"),
     ],
 )
 def test_another_spelling_is_refused(option: str, expected: str) -> None:
