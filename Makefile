@@ -48,7 +48,7 @@ tutorials: $(VENV)/.ready-dev
 	OMP_NUM_THREADS=1 $(KEEP) $(BIN)/python -m pytest -n 0 tests/test_tutorials.py tests/test_docs.py
 
 docs: $(VENV)/.ready-docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 dist: $(VENV)/.ready-release
 	rm -rf dist

@@ -37,7 +37,7 @@ class FedDrPlus(FedAvg):
 
             beta (1/2) (cos(f, v_y) - 1)^2 + (1 - beta) (1/d) ||f - f_g||^2
 
-        The predicted class has the largest cosine. Probabilities are the softmax of <f, v_c>, so they depend on the
+        The predicted class has the largest cosine. Probabilities are the softmax of ``<f, v_c>``, so they depend on the
         length of f. This is a choice of medfl: the head stays a linear layer, so the exported bundle needs no special
         code.
 

@@ -43,7 +43,7 @@ class FedKPer(Averaging):
         privacy setting, sites do not send scores and the weights are uniform.
 
     When to use it: When few sites take part in a round and they have different class distributions, so that `fedavg`
-    forgets what absent sites contributed.
+    forgets the updates of unavailable sites.
 
     Limits: A site with a single class gets almost no weight beside the others, so the method cannot help it. The preset
     ``code`` belongs to settings of the run that the released code has and the paper does not mention: ``lr_decay``

@@ -38,9 +38,9 @@ class Scaffold(Averaging):
             x <- x + server_lr mean over participants of (y - x)
             c <- c + (participants / all sites) mean over participants of d_k
 
-        The correction is implemented as the loss term <y, c - c_k>, which the logged loss contains. K lr is the sum of
-        the step lengths. With momentum, it is the distance that SGD covers along a constant gradient of 1 (an addition
-        of medfl). A site that takes no step keeps its c_k.
+        The correction is implemented as the loss term ``<y, c - c_k>``, which the logged loss contains. K lr is the sum
+        of the step lengths. With momentum, it is the distance that SGD covers along a constant gradient of 1 (an
+        addition of medfl). A site that takes no step keeps its c_k.
 
     When to use it: When `fedavg` needs many local steps per round, heterogeneous sites pull its global model apart, and
     most sites take part in most rounds.
