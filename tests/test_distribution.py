@@ -96,7 +96,7 @@ def test_the_name_is_the_same_in_metadata_messages_and_citation():
     assert pip_install("privacy") == f"pip install '{DISTRIBUTION}[privacy]'"
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    bibtex = dict(re.findall(r"^  (\w+) += \{(.+)\},?$", readme, re.M))
+    bibtex = dict(re.findall(r"(\w+) += \{([^{}]+)\}", readme))
     assert bibtex["title"] == citation["title"]
     assert bibtex["version"] == citation["version"] == medfl.__version__ == project["version"]
     assert bibtex["note"].endswith(DISTRIBUTION)
