@@ -64,8 +64,8 @@ def load_plugin_file(path: Path, files: dict[str, ModuleType]) -> ModuleType:
     return module
 
 
-def hook_warnings(name: str, plugin: Any) -> list[str]:
-    """Return warnings about a plugin's functions that look like a hook but are not one, or that it has no hook.
+def hook_lookalike_warnings(name: str, plugin: Any) -> list[str]:
+    """Return warnings about a plugin's functions that look like a hook but are not one.
 
     Args:
         name: Name of the plugin, for the messages.
@@ -81,12 +81,20 @@ def hook_warnings(name: str, plugin: Any) -> list[str]:
             warnings.append(f"Plugin '{name}' has '{key}', which is not a hook and is ignored. {hint}")
         elif key in HOOKS and not marked:
             warnings.append(f"Plugin '{name}' has '{key}' without @hookimpl, so it is ignored. Add @hookimpl.")
-    if not warnings and not any(hasattr(getattr(plugin, key, None), "medfl_impl") for key in dir(plugin)):
-        warnings.append(
-            f"Plugin '{name}' has no hook, so it adds nothing: expected a function such as `medfl_methods` with "
-            "@hookimpl. `medfl new-method NAME` writes a file with a hook."
-        )
     return warnings
+
+
+def no_hook_warning(name: str) -> str:
+    """Return the warning about a plugin without hooks."""
+    return (
+        f"Plugin '{name}' has no hook, so it adds nothing: expected a function such as `medfl_methods` with "
+        "@hookimpl. `medfl new-method NAME` writes a file with a hook."
+    )
+
+
+def describe_error(error: BaseException) -> str:
+    """Format an exception in one line."""
+    return f"{type(error).__name__}: {error}".rstrip(": ").rstrip(".")
 
 
 def disabled_plugins(disabled: Iterable[str], known: Collection[str]) -> set[str]:

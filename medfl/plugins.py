@@ -42,10 +42,12 @@ from medfl.hooks import (
 )
 from medfl.plugin_sources import (
     DISABLE_VARIABLE,
+    describe_error,
     disabled_plugins,
-    hook_warnings,
+    hook_lookalike_warnings,
     installed_plugins,
     load_plugin_file,
+    no_hook_warning,
 )
 from medfl.utils.nested import merge_nested
 
@@ -249,7 +251,7 @@ class Registry:
                 hook.function(**copies, **({"registry": self} if "registry" in hook.argnames else {}))
             except (Exception, SystemExit) as error:
                 _logger.warning(
-                    "Plugin '%s' failed in %s; the run continues: %s", hook.plugin_name, event, _describe_error(error)
+                    "Plugin '%s' failed in %s; the run continues: %s", hook.plugin_name, event, describe_error(error)
                 )
 
     @property
@@ -319,7 +321,7 @@ class Registry:
         except (Exception, SystemExit) as error:
             raise PluginError(
                 "failed_import",
-                f"Can't import {where}: {_describe_error(error)}. {_advice_for(plugin)}",
+                f"Can't import {where}: {describe_error(error)}. {_advice_for(plugin)}",
                 target=target,
                 plugin=plugin,
                 cause=type(error).__name__,
@@ -337,7 +339,8 @@ class Registry:
 
     def _add(self, name: str, origin: str, plugin: Any) -> None:
         """Register a loaded plugin: warn about functions that look like hooks, then collect its records."""
-        self.problems += hook_warnings(name, plugin)
+        lookalikes = hook_lookalike_warnings(name, plugin)
+        self.problems += lookalikes
         try:
             self._manager.register(plugin, name)
         except (pluggy.PluginValidationError, ValueError) as error:
@@ -346,6 +349,8 @@ class Registry:
             self.problems.append(f"Plugin '{name}' ({origin}) is not loaded: {error}")
             return
         self.plugins[name] = origin
+        if not lookalikes and not self._manager.get_hookcallers(plugin):
+            self.problems.append(no_hook_warning(name))
         for record_class in hooks.RECORDS:
             for hook in getattr(self._manager.hook, f"medfl_{record_class.plural}").get_hookimpls():
                 if hook.plugin_name == name:
@@ -357,7 +362,7 @@ class Registry:
             records = list(hook())
         except (Exception, SystemExit) as error:
             self.problems.append(
-                f"Hook medfl_{expected.plural} of plugin '{plugin}' failed: {_describe_error(error)}. "
+                f"Hook medfl_{expected.plural} of plugin '{plugin}' failed: {describe_error(error)}. "
                 f"{_advice_for(plugin)}"
             )
             return
@@ -421,7 +426,7 @@ def load_plugins(files: Iterable[str | Path] = (), disabled: Iterable[str] = ())
             plugin = load()
         except (Exception, SystemExit) as error:
             registry.problems.append(
-                f"Plugin '{name}' ({origin}) can't be loaded: {_describe_error(error)}. {_advice_for(name)}"
+                f"Plugin '{name}' ({origin}) can't be loaded: {describe_error(error)}. {_advice_for(name)}"
             )
         else:
             registry._add(name, origin, plugin)
@@ -491,8 +496,3 @@ def _ambiguous(kind: str, name: str, plugins: Sequence[str]) -> str:
 def _advice_for(plugin: str) -> str:
     """Return the advice for a broken plugin."""
     return f"Report this to the plugin's author, or disable the plugin with --no-plugin {plugin}."
-
-
-def _describe_error(error: BaseException) -> str:
-    """Format an exception in one line."""
-    return f"{type(error).__name__}: {error}".rstrip(": ").rstrip(".")

@@ -27,9 +27,10 @@ from pydantic import Field, model_validator
 
 from medfl.data.datalists import Datalist
 from medfl.data.ingest.labels import number_subjects
+from medfl.data.ingest.options import check_test_share
 from medfl.data.ingest.read_plan import ReadOutcome, ReadPlan, exclusions
 from medfl.data.ingest.spec import ImageSpec, folder_or_top
-from medfl.errors import DataError, SettingsError
+from medfl.errors import DataError
 from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say
 from medfl_datasets.bloodcells.files import CellImage, CellListing, CellRelease, read_cell
@@ -91,13 +92,7 @@ class CellSpec(ImageSpec):
     @model_validator(mode="after")
     def _check_share(self) -> Self:
         """Raise SettingsError if the test share is out of range."""
-        if not 0 <= self.test_share < 1:
-            raise SettingsError(
-                "setting_out_of_range",
-                f"expected 0 <= test share < 1, got {self.test_share}",
-                setting="test_share",
-                found=self.test_share,
-            )
+        check_test_share(self.test_share)
         return self
 
     @abstractmethod

@@ -32,7 +32,7 @@ from pydantic import model_validator
 
 from medfl.data.datalists import Datalist
 from medfl.data.ingest.labels import number_subjects
-from medfl.data.ingest.options import HeightWidth, OneOf
+from medfl.data.ingest.options import HeightWidth, OneOf, check_test_share
 from medfl.data.ingest.read_plan import ReadOutcome, ReadPlan, exclusions
 from medfl.data.ingest.spec import ImageSpec
 from medfl.data.partition.shares import holdout
@@ -145,13 +145,7 @@ class Mias(ImageSpec):
                 "--crop-breast is for whole films: leave it out, or take --view full.",
                 settings=("view", "crop_breast"),
             )
-        if not 0 <= self.test_share < 1:
-            raise SettingsError(
-                "setting_out_of_range",
-                f"expected 0 <= test share < 1, got {self.test_share}",
-                setting="test_share",
-                found=self.test_share,
-            )
+        check_test_share(self.test_share)
         return self
 
     def label_set(self) -> str:

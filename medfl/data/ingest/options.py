@@ -101,6 +101,21 @@ def check_mirror(url: str | None, download: bool) -> None:
         )
 
 
+def check_test_share(test_share: float) -> None:
+    """Raise if the share of test images is not in [0, 1).
+
+    Raises:
+        SettingsError: If the share is out of range.
+    """
+    if not 0 <= test_share < 1:
+        raise SettingsError(
+            "setting_out_of_range",
+            f"expected 0 <= test share < 1, got {test_share}",
+            setting="test_share",
+            found=test_share,
+        )
+
+
 def OneOf(known: Collection[str]) -> AfterValidator:  # noqa: N802
     """Return a pydantic validator that accepts only the known values. Its error names the closest known value."""
 

@@ -155,10 +155,8 @@ def _with_interval(mean: Interval | None) -> str:
 
 def _baseline(data: ReportData, comparison: MethodComparison) -> list[str]:
     """Return a sentence about a model that always predicts the most frequent training class of its site."""
-    run = next((run for _, run in data.runs if majority_baseline(run)), None)
-    if run is None:
-        return []
-    scores = majority_baseline(run)
+    baselines = (majority_baseline(run) for _, run in data.runs)
+    scores = next((scores for scores in baselines if scores), {})
     shown = [name for name in (comparison.metric, *comparison.other_metrics) if name in scores]
     values = join_words([f"{metric_words(name)} {score(scores[name])}" for name in shown])
     return [f"Always predicting a site's most frequent training class gives {values}."] if shown else []
