@@ -57,6 +57,7 @@ Need = Literal[
     "features",
     "head",
     "linear_head",
+    "trainable_body",
     "images_of_one_shape",
     "public_data",
     "pooled_data",

@@ -25,6 +25,7 @@ from pydantic.fields import FieldInfo
 
 from medfl.errors import SettingsError
 from medfl.utils.field_descriptions import Device, PluginName, explain
+from medfl.utils.name_patterns import NamePattern
 
 
 class Remote:
@@ -183,6 +184,11 @@ class Settings(StrictModel):
     norm_sync: Annotated[Literal["all", "params", "none", "frozen"], Remote] = "all"
     """Tensors of normalisation layers that sites share: ``all``; ``params``, without the running statistics;
     ``none``; or ``frozen``, which shares all and keeps the layers in evaluation mode during training."""
+
+    train_part: Annotated[NamePattern, Remote] = "all"
+    """Parameters that learn: ``all``; ``head``, the classifier; ``norms``, the normalisation layers and the classifier;
+    or a regular expression that is searched in the parameters' names, for example ``layer4|head``. All other
+    parameters, and those that the bundle's network freezes, keep their initial values and are never sent."""
 
     min_replies: Annotated[int, Remote] = Field(1, ge=1)
     """Minimum number of replies in a round, or all replies if fewer sites receive a request. With fewer replies the

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from medfl.errors import SettingsError, did_you_mean
-from medfl.networks.frozen import frozen_parameters, set_and_remove_frozen
+from medfl.networks.frozen import frozen_tensors, set_and_remove_frozen
+from medfl.networks.trainable import ALL, build_with_frozen_rest
 from medfl.objectives import Objective
 from medfl.types import Meta, Tensors
 from medfl.utils.rng import seeded_generators
@@ -155,6 +156,7 @@ class Task:
         schedule: Learning-rate schedule per round, or per epoch in a round; None keeps the learning rate constant.
         epoch_rates: Callback at the start of each epoch of a training; None outside a round or without a schedule per
             epoch.
+        train_part: Parameters that learn (setting ``train_part``), as `with_training_of` has frozen all others.
     """
 
     networks: Mapping[str, Callable[[], nn.Module]]
@@ -172,6 +174,7 @@ class Task:
     inferer: Inferer | None = field(default=None, compare=False)
     schedule: Schedule | None = field(default=None, compare=False)
     epoch_rates: EpochRates | None = field(default=None, compare=False)
+    train_part: str = ALL
     _names: dict[str, list[str]] = field(default_factory=dict, repr=False, compare=False)
     _frozen: dict[str, Tensors] = field(default_factory=dict, repr=False, compare=False)
 
@@ -210,11 +213,11 @@ class Task:
         return self._names[name]
 
     def frozen(self, network: str | None = None) -> Tensors:
-        """Return the parameters to which a network's constructor gives ``requires_grad=False``, by name, on the CPU.
+        """Return the frozen tensors of a network by name, on the CPU (`medfl.networks.frozen.frozen_tensors`).
 
         They depend only on the network and `weights`, not on the run's seed, the site or the round. They never change,
         so state dicts of networks from `build` and `load` don't contain them, and they are never sent, averaged or
-        noised (`medfl.networks.frozen`). The caller must not change the tensors.
+        noised. The caller must not change the tensors.
 
         Raises:
             SettingsError: If all parameters of the network are frozen, or `weights` don't match the network.
@@ -223,22 +226,24 @@ class Task:
         if name not in self._frozen:
             with seeded_generators("frozen", name):
                 model = self._construct(name)
-            frozen = frozen_parameters(model)
-            if frozen and len(frozen) == len(list(model.named_parameters(remove_duplicate=False))):
+            parameters = list(model.parameters())
+            if parameters and not any(parameter.requires_grad for parameter in parameters):
                 raise SettingsError(
                     "no_trainable_parameters",
-                    f"All {len(frozen)} parameters of the network '{name}' are frozen (requires_grad is False): "
-                    "expected at least one trainable parameter. Leave some trainable in the network's constructor.",
+                    f"All {len(parameters)} parameters of the network '{name}' are frozen: expected at least one "
+                    "trainable parameter. Leave some trainable (requires_grad) in the network's constructor, and "
+                    "select one of those with the setting 'train_part'.",
                     network=name,
-                    count=len(frozen),
+                    count=len(parameters),
                 )
+            frozen = frozen_tensors(model)
             if frozen and self.weights is not None and name == self.network:
                 frozen |= {key: value for key, value in self.weights.body_of(model, name).items() if key in frozen}
             self._frozen[name] = {key: value.clone() for key, value in frozen.items()}
         return self._frozen[name]
 
     def frozen_digest(self, network: str | None = None) -> str | None:
-        """Return the SHA-256 of a network's frozen parameters, or None without any."""
+        """Return the SHA-256 of a network's frozen tensors, or None without any."""
         frozen = self.frozen(network)
         return digest(frozen) if frozen else None
 
@@ -253,6 +258,20 @@ class Task:
             targets: Targets of the site's training cases, (n, ...).
         """
         return replace(self, loss=self.objective.balanced_loss(self.loss, targets, self.device))
+
+    def with_training_of(self, train_part: str) -> Task:
+        """Return the task whose networks have all parameters frozen that a run doesn't train.
+
+        Args:
+            train_part: The run's setting ``train_part`` (`medfl.networks.trainable.freeze_rest`); ``all`` leaves the
+                task unchanged.
+        """
+        if train_part == self.train_part:
+            return self
+        networks = {
+            name: partial(build_with_frozen_rest, build, train_part, name) for name, build in self.networks.items()
+        }
+        return replace(self, networks=networks, train_part=train_part, _names={}, _frozen={})
 
     def in_round(self, round_: int, lr_decay: float) -> Task:
         """Return the task with the learning rates of a round.
@@ -298,7 +317,7 @@ class Task:
     def build(self, network: str | None = None) -> nn.Module:
         """Return a new network on the CPU, with the initial tensors that its constructor draws.
 
-        Its frozen parameters have the values of `frozen`, and its state dict does not contain them.
+        Its frozen tensors have the values of `frozen`, and its state dict does not contain them.
 
         Raises:
             SettingsError: If the task has no network of that name, or all parameters of the network are frozen.
@@ -324,7 +343,7 @@ class Task:
         """Return a network with the given tensors on the task's device, in channels-last layout if that is supported.
 
         Args:
-            tensors: State dict of the network, with or without its frozen parameters.
+            tensors: State dict of the network, with or without its frozen tensors.
             network: Name of the network; None uses the task's default.
         """
         with torch.random.fork_rng(devices=[]):  # the constructor's random tensors are overwritten below

@@ -14,7 +14,7 @@ from torch import nn
 
 from medfl.contract import Method, Model
 from medfl.metrics import LOWER_IS_BETTER_METRICS, UNBOUNDED_METRICS
-from medfl.networks.frozen import removed_names
+from medfl.networks.frozen import get_tensor, removed_names
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.training.predict import predict
@@ -73,9 +73,9 @@ def build_predictor(method: Method, task: Task, model: Model) -> nn.Module:
 
 
 def add_frozen_tensors(method: Method, task: Task, models: Mapping[str, Model]) -> dict[str, Model]:
-    """Return copies of models that include the frozen parameters of their networks.
+    """Return copies of models that include the frozen tensors of their networks.
 
-    Messages and stored states leave frozen parameters out.
+    Messages and stored states leave frozen tensors out.
 
     Args:
         method: The method that made the models.
@@ -86,13 +86,13 @@ def add_frozen_tensors(method: Method, task: Task, models: Mapping[str, Model]) 
 
 
 def _with_frozen(method: Method, task: Task, model: Model) -> Tensors:
-    """Return the tensors of a model together with the frozen parameters of its network."""
+    """Return the tensors of a model together with the frozen tensors of its network."""
     frozen = task.frozen(model.network)
     if not frozen:
         return model.tensors
     predictor = build_predictor(method, replace(task, device="cpu"), model)
     if predictor.state_dict().keys() == model.tensors.keys():  # else the method replaced the network
-        frozen = {name: predictor.get_parameter(name).detach() for name in removed_names(predictor)}
+        frozen = {name: get_tensor(predictor, name).detach() for name in removed_names(predictor)}
     return model.tensors | frozen
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from medfl.contract import Method, Need
 from medfl.errors import SettingsError
-from medfl.networks.parts import feature_count, head_names
+from medfl.networks.parts import feature_count, head_names, names_without_head
 from medfl.objectives import Objective
 from medfl.task import Task
 
@@ -23,6 +23,7 @@ NEED_CONDITIONS: dict[Need, str] = {
     "features": "a network lists its stages in `feature_layers`",
     "head": "a network has its own classifier `head`",
     "linear_head": "a network is `head(body(images))`, with a linear layer in its head",
+    "trainable_body": "parameters outside a network's head learn, which the method trains or shares separately",
     "public_data": "the run has public data (`--public FOLDER`)",
     "pooled_data": "the run is a simulation, where the raw data of all sites are on one machine",
 }
@@ -82,6 +83,9 @@ def unmet_reason(need: Need, task: Task, networks: Mapping[str, nn.Module]) -> s
                 head_names(network, name)
             elif need == "linear_head":
                 feature_count(network, name)
+            elif need == "trainable_body":
+                if not names_without_head(network, [key for key, p in network.named_parameters() if p.requires_grad]):
+                    return f"only the head of network '{name}' learns (setting 'train_part', or frozen by the bundle)"
             elif not getattr(network, "feature_layers", None):
                 return (
                     f"network '{name}' ({type(network).__name__}) has no `feature_layers`: expected a list of the "

@@ -9,6 +9,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from medfl.networks.frozen import modules_outside_frozen
+
 NORM_TYPES: dict[str, tuple[type[nn.Module], ...]] = {
     "batch": (_BatchNorm,),
     "group": (nn.GroupNorm,),
@@ -34,8 +36,11 @@ def buffer_names(model: nn.Module) -> set[str]:
 
 
 def has_batch_norm(model: nn.Module) -> bool:
-    """Return True if the model has batch-norm layers, so that it can't be trained on a batch of one sample."""
-    return any(isinstance(module, _BatchNorm) for module in model.modules())
+    """Return True if the model trains batch-norm layers, so that it can't be trained on a batch of one sample.
+
+    The batch-norm layers of frozen modules don't count.
+    """
+    return any(isinstance(module, _BatchNorm) for module in modules_outside_frozen(model))
 
 
 def freeze_norms(model: nn.Module) -> None:

@@ -16,17 +16,20 @@ from medfl.data.pooled import labels_of
 from medfl.engine.encoding import FILTERS_KEY
 from medfl.engine.evaluation import build_predictor
 from medfl.engine.needs import NEED_CONDITIONS
+from medfl.engine.runs.simulation import SimulationResult
 from medfl.engine.site import Splits
 from medfl.engine.store import Store
 from medfl.errors import MedflError, SettingsError
 from medfl.hooks import METHOD_DECLARATIONS, Capability
 from medfl.networks.parts import names_without_head
+from medfl.task import Task
 from medfl.testing.cohort import (
     Case,
     TensorData,
     bits,
     folders,
     make_data,
+    make_head_only_task,
     make_partly_frozen_task,
     make_site,
     make_sites,
@@ -238,8 +241,39 @@ def only_declared_values_leave_sites(case: Case) -> None:
 @promise
 def frozen_parameters_are_not_sent(case: Case) -> None:
     """Check that frozen parameters never change, and are in no request, reply, peer message or stored state."""
+    task = make_partly_frozen_task()
+    with folders(1) as (folder,):
+        messages = _observe_tensors(case, folder, task, rounds=2)[0]
+    _expect_none_sent(messages, task)
+
+
+@promise
+def head_alone_can_be_trained(case: Case) -> None:
+    """Check a run with the setting ``train_part: head``, or that the method declares the need ``trainable_body``.
+
+    The body's parameters and running statistics never change and are in no message or stored state, its batch norm is
+    in evaluation mode also in training, and a run that is continued has the same bits as an uninterrupted one.
+    """
+    task = make_head_only_task()
+    with folders(2) as (whole, parts):
+        if "trainable_body" in case.make_method().active_needs:
+            try:
+                case.run(whole, task=task, train_part="head")
+            except SettingsError as error:
+                expect((error.code, error.fields.get("need")) == ("unmet_need", "trainable_body"), f"refused: {error}")
+                return
+            raise AssertionError("a run without trainable parameters in the body was not refused")
+        messages, result = _observe_tensors(case, whole, task, rounds=2, train_part="head")
+        _expect_none_sent(messages, task.with_training_of("head"))
+        case.run(parts, task=task, rounds=1, train_part="head")
+        same(
+            bits(result), bits(case.run(parts, task=task, rounds=2, train_part="head")), "continued with a frozen body"
+        )
+
+
+def _observe_tensors(case: Case, folder: Path, task: Task, **settings: Any) -> tuple[list[Tensors], SimulationResult]:
+    """Run a method, and return the tensors of all requests, replies, peer messages and states, and the result."""
     messages: list[Tensors] = []
-    frozen = make_partly_frozen_task().frozen()
 
     class Observed(case.kind):  # type: ignore[name-defined]
         """The method; it records the tensors that each site receives and returns."""
@@ -254,13 +288,19 @@ def frozen_parameters_are_not_sent(case: Case) -> None:
             )
             return reply
 
-    with folders(1) as (folder,):
-        arguments = case.make_method().model_dump()
-        result = case.run(folder, task=make_partly_frozen_task(), rounds=2, make_method=lambda: Observed(**arguments))
-        messages.append(states(folder)[SERVER])
+    arguments = case.make_method().model_dump()
+    result = case.run(folder, task=task, make_method=lambda: Observed(**arguments), **settings)
+    messages.append(states(folder)[SERVER])
     expect(result.outcome.status == "finished", f"ended as {result.outcome.status}: {result.outcome.reason}")
-    sent = {name for tensors in messages for name in tensors if name.endswith(tuple(frozen))}
-    expect(not sent, f"frozen parameters are sent or stored: {sorted(sent)}")
+    return messages, result
+
+
+def _expect_none_sent(messages: list[Tensors], task: Task) -> None:
+    """Raise an AssertionError if a message has a tensor whose name ends with the name of a frozen tensor."""
+    frozen = tuple(task.frozen())
+    expect(bool(frozen), "the network has no frozen tensor")
+    sent = {name for tensors in messages for name in tensors if name.endswith(frozen)}
+    expect(not sent, f"frozen tensors are sent or stored: {sorted(sent)}")
 
 
 @promise

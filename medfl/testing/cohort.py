@@ -97,6 +97,52 @@ class PartlyFrozenNet(SmallNet):
         self.body[0] = FixedConv()
 
 
+class FixedNorm(nn.BatchNorm2d):
+    """Batch norm of 6 channels, whose forward pass raises if it is in training mode or a tensor of it has changed."""
+
+    def __init__(self) -> None:
+        super().__init__(6)
+        self.load_state_dict(self.original())
+
+    @staticmethod
+    def original() -> Tensors:
+        """Return the layer's initial tensors, which must not change."""
+        return {
+            "weight": torch.linspace(0.5, 1.5, 6),
+            "bias": torch.linspace(-0.1, 0.1, 6),
+            "running_mean": torch.linspace(-0.2, 0.2, 6),
+            "running_var": torch.linspace(0.8, 1.2, 6),
+            "num_batches_tracked": torch.tensor(11),
+        }
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return the normalised images.
+
+        Raises:
+            AssertionError: If the layer is in training mode, or one of its tensors has changed or is trainable.
+        """
+        for name, expected in self.original().items():
+            tensor = getattr(self, name)
+            if self.training or tensor.requires_grad or not torch.equal(tensor.cpu(), expected):
+                raise AssertionError(f"the frozen tensor 'body.1.{name}' was changed or is trained")
+        return super().forward(images)
+
+
+class HeadOnlyNet(SmallNet):
+    """`SmallNet` with a body that raises if it is trained, for runs with the setting ``train_part: head``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body[0] = FixedConv().requires_grad_(True)  # the setting must freeze it
+        self.body[1] = FixedNorm()
+
+
+def make_head_only_task() -> Task:
+    """Return the tiny task with `HeadOnlyNet` as its network; only runs with ``train_part: head`` can use it."""
+    task = make_task()
+    return replace(task, networks={**task.networks, task.network: HeadOnlyNet})
+
+
 def make_partly_frozen_task() -> Task:
     """Return the tiny task with `PartlyFrozenNet` as its network."""
     task = make_task()

@@ -174,7 +174,7 @@ def _methods_section(adoption: Adoption, methods: Sequence[MethodFit]) -> Iterat
     yield _markdown_list(f"`{name}`: {visible(text)}" for name, text in refused.items())
 
 
-NETWORK_INDEPENDENT_NEEDS = OBJECTIVE_NEEDS | RUN_NEEDS | {"images_of_one_shape"}
+NETWORK_INDEPENDENT_NEEDS = OBJECTIVE_NEEDS | RUN_NEEDS | {"images_of_one_shape", "trainable_body"}
 """Needs of methods that are conditions on the objective, the run or the images, and not on the network."""
 
 

@@ -80,7 +80,7 @@ class FedAS(BodySharingWithMeanHead):
         "trace": MetaField("private", bounded_number(0), after=("fit",)),
     }
     """Mapping from each metadata key of a reply to its type and its disclosure under a privacy setting."""
-    needs: ClassVar[frozenset[Need]] = frozenset({"class_logits", "linear_head"})
+    needs: ClassVar[frozenset[Need]] = frozenset({"class_logits", "linear_head", "trainable_body"})
     """Requirements that the task or the run must meet, otherwise the run is refused before it starts."""
 
     align_epochs: int = Field(1, ge=0)

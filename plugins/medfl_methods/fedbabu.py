@@ -62,7 +62,7 @@ class FedBABU(FinalAdaptation, BodySharing):
     summary = "the body is trained and averaged under a fixed head; each site fine-tunes in the last round"
     supports = frozenset({Capability.DIFFERENT_HEADS, Capability.ROBUST})
 
-    needs: ClassVar[frozenset[Need]] = frozenset({"head"})
+    needs: ClassVar[frozenset[Need]] = frozenset({"head", "trainable_body"})
     """Requirements that the task or the run must meet, otherwise the run is refused before it starts."""
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"weights": "uniform"}, "medfl": {}}
 

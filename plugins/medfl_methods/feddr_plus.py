@@ -64,7 +64,7 @@ class FedDrPlus(FedAvg):
     summary = "FedAvg of the body under a fixed simplex head, with distillation of the global model's features"
     supports = frozenset({Capability.ROBUST})
 
-    needs: ClassVar[frozenset[Need]] = frozenset({"class_logits", "linear_head"})
+    needs: ClassVar[frozenset[Need]] = frozenset({"class_logits", "linear_head", "trainable_body"})
     """Requirements that the task or the run must meet, otherwise the run is refused before it starts."""
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {}, "medfl": {}}
 

@@ -44,5 +44,5 @@ class FedPer(BodySharingWithMeanHead):
     summary = "FedAvg of the body, with a personal head at each site; both are trained together"
     supports = frozenset({Capability.DIFFERENT_HEADS, Capability.DP_SGD, Capability.ROBUST})
 
-    needs: ClassVar[frozenset[Need]] = frozenset({"head"})
+    needs: ClassVar[frozenset[Need]] = frozenset({"head", "trainable_body"})
     """Requirements that the task or the run must meet, otherwise the run is refused before it starts."""

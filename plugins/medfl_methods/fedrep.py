@@ -57,7 +57,7 @@ class FedRep(BodySharingWithMeanHead):
     summary = "FedAvg of the body, with a personal head at each site; the head is trained first, then the body"
     supports = frozenset({Capability.DIFFERENT_HEADS, Capability.ROBUST})
 
-    needs: ClassVar[frozenset[Need]] = frozenset({"head"})
+    needs: ClassVar[frozenset[Need]] = frozenset({"head", "trainable_body"})
     """Requirements that the task or the run must meet, otherwise the run is refused before it starts."""
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"head_share": 10 / 11}, "medfl": {}}
 

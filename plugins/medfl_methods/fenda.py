@@ -98,7 +98,7 @@ class Fenda(BodySharing):
     summary = "a personal and a global body at each site under a personal head; the global bodies are averaged"
     supports = frozenset({Capability.DIFFERENT_HEADS, Capability.DP_SGD, Capability.ROBUST})
 
-    needs: ClassVar[frozenset[Need]] = frozenset({"linear_head"})
+    needs: ClassVar[frozenset[Need]] = frozenset({"linear_head", "trainable_body"})
     """Requirements that the task or the run must meet, otherwise the run is refused before it starts."""
 
     join: FeatureJoin = "concat"

@@ -89,7 +89,7 @@ class FedSKD(CirculatingModels):
     summary = "each site trains its model beside a copy of another site's; both match similarities between features"
     supports = frozenset({Capability.DIFFERENT_NETWORKS, Capability.PEER_MESSAGES})
 
-    needs: ClassVar[frozenset[Need]] = frozenset({"features", "head"})
+    needs: ClassVar[frozenset[Need]] = frozenset({"features", "head", "trainable_body"})
     """Properties that the task, its data and its networks must have for this method."""
     presets: ClassVar[Mapping[str, Meta]] = {
         "paper_asd": {"gamma": 1.0, "skd": ("batch", "pixel", "region")},
@@ -137,9 +137,9 @@ class FedSKD(CirculatingModels):
     def active_needs(self) -> frozenset[Need]:
         """Properties that the networks must have with these settings.
 
-        They are ``features`` if gamma > 0, and ``head`` if the visiting model's head is frozen.
+        They are ``features`` if gamma > 0, and ``head`` and ``trainable_body`` if the visiting model's head is frozen.
         """
-        needs: set[Need] = {"head"} if self.freeze_ktm_header else set()
+        needs: set[Need] = {"head", "trainable_body"} if self.freeze_ktm_header else set()
         return frozenset(needs | ({"features"} if self.gamma > 0 else set()))
 
     @property

@@ -125,7 +125,9 @@ class PFedCDP(Averaging):
     summary = "clusters of different networks share Fisher-masked bodies; their models teach one student"
     supports = frozenset({Capability.DIFFERENT_NETWORKS})
 
-    needs: ClassVar[frozenset[Need]] = frozenset({"class_logits", "linear_head", "public_data", "soft_targets"})
+    needs: ClassVar[frozenset[Need]] = frozenset(
+        {"class_logits", "linear_head", "public_data", "soft_targets", "trainable_body"}
+    )
     """Properties that the task, its data and its networks must have for this method."""
     sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL_PREFIX: "update", TEACHER_PREFIX: "update"}
     """Tensors in a site's reply: mapping from each name prefix to the kind of payload, such as an update."""
