@@ -121,8 +121,14 @@ class Capability(StrEnum):
     The server computes only one mean of the updates, weighted by the sizes of the sites or uniformly.
     """
 
+    EXACT_ADAPTERS = "exact_adapters"
+    """Low-rank adapters can be averaged exactly (setting ``lora.aggregation`` ``exact``).
 
-UNINHERITED_CAPABILITIES = frozenset({Capability.DP_SGD, Capability.ROBUST})
+    Each site trains once from the received tensors, and the server adds one weighted mean of the updates to them.
+    """
+
+
+UNINHERITED_CAPABILITIES = frozenset({Capability.DP_SGD, Capability.ROBUST, Capability.EXACT_ADAPTERS})
 """Capabilities that a subclass does not inherit, because they depend on all code of a class."""
 
 

@@ -157,6 +157,30 @@ class SecureAggregation(StrictModel):
         return self.threshold
 
 
+class Lora(StrictModel):
+    """Low-rank adapters (LoRA) of linear and convolution layers (Hu et al., ICLR 2022).
+
+    An adapter learns a change B A of a frozen weight. The factors A and B are small.
+    """
+
+    rank: Annotated[int, Remote] = Field(8, ge=1, le=4096)
+    """Rank of the weight changes: the number of rows of A and of columns of B. A layer with a smaller full rank gets
+    its full rank."""
+
+    alpha: Annotated[float, Remote] = Field(8.0, gt=0, allow_inf_nan=False)
+    """Numerator of the factor alpha / rank by which the weight changes are multiplied."""
+
+    targets: Annotated[NamePattern, Remote] = "all"
+    """Layers that get an adapter: ``all`` linear and convolution layers outside the classifier; or a regular
+    expression that is searched in the layers' names, for example ``layer4``."""
+
+    aggregation: Annotated[Literal["frozen_a", "exact", "naive"], Remote] = "frozen_a"
+    """Aggregation of the factors: ``frozen_a`` trains and averages only B, so the mean is exact (FFA-LoRA, Sun et al.,
+    ICLR 2024); ``exact`` trains both factors and sends the difference between the mean weight change and the product of
+    the mean factors to the sites (FedEx-LoRA, Singhal et al., ACL 2025); ``naive`` averages both factors, and the mean
+    is not exact."""
+
+
 class Settings(StrictModel):
     """Settings that determine the numbers of a run, besides method, task and data."""
 
@@ -187,8 +211,12 @@ class Settings(StrictModel):
 
     train_part: Annotated[NamePattern, Remote] = "all"
     """Parameters that learn: ``all``; ``head``, the classifier; ``norms``, the normalisation layers and the classifier;
-    or a regular expression that is searched in the parameters' names, for example ``layer4|head``. All other
-    parameters, and those that the bundle's network freezes, keep their initial values and are never sent."""
+    ``lora``, low-rank adapters (setting ``lora``) and the classifier; or a regular expression that is searched in the
+    parameters' names, for example ``layer4|head``. All other parameters, and those that the bundle's network freezes,
+    keep their initial values and are never sent."""
+
+    lora: Annotated[Lora, Remote] = Lora()
+    """Low-rank adapters of a run with ``train_part`` ``lora``."""
 
     min_replies: Annotated[int, Remote] = Field(1, ge=1)
     """Minimum number of replies in a round, or all replies if fewer sites receive a request. With fewer replies the
@@ -254,6 +282,13 @@ class Settings(StrictModel):
     adversaries: dict[str, Any] = {}
     """Poisoning attack by some of the sites, in simulations only, for example ``{"attack": "sign_flip", "sites":
     ["site-1"]}``."""
+
+    @model_validator(mode="after")
+    def _adapters_are_trained(self) -> Self:
+        """Raise if options of adapters are set in a run that trains none."""
+        if self.train_part != "lora" and self.lora != Lora():
+            raise ValueError(f"'lora' sets options of adapters: expected train_part 'lora', got {self.train_part!r}")
+        return self
 
     def for_sites(self, count: int) -> Self:
         """Return a copy of the settings with the defaults that depend on the number of sites.

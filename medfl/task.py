@@ -12,9 +12,11 @@ import torch
 from torch import nn
 
 from medfl.errors import SettingsError, did_you_mean
+from medfl.networks.adapters.layers import AdapterOptions
 from medfl.networks.frozen import frozen_tensors, set_and_remove_frozen
 from medfl.networks.trainable import ALL, build_with_frozen_rest
 from medfl.objectives import Objective
+from medfl.settings import Lora
 from medfl.types import Meta, Tensors
 from medfl.utils.rng import seeded_generators
 from medfl.utils.wire import digest
@@ -259,17 +261,20 @@ class Task:
         """
         return replace(self, loss=self.objective.balanced_loss(self.loss, targets, self.device))
 
-    def with_training_of(self, train_part: str) -> Task:
+    def with_training_of(self, train_part: str, lora: Lora | None = None) -> Task:
         """Return the task whose networks have all parameters frozen that a run doesn't train.
 
         Args:
             train_part: The run's setting ``train_part`` (`medfl.networks.trainable.freeze_rest`); ``all`` leaves the
                 task unchanged.
+            lora: The run's setting ``lora``, for ``train_part`` ``lora``; None uses the defaults.
         """
         if train_part == self.train_part:
             return self
+        adapters = AdapterOptions(**(lora or Lora()).model_dump())
         networks = {
-            name: partial(build_with_frozen_rest, build, train_part, name) for name, build in self.networks.items()
+            name: partial(build_with_frozen_rest, build, train_part, name, adapters)
+            for name, build in self.networks.items()
         }
         return replace(self, networks=networks, train_part=train_part, _names={}, _frozen={})
 

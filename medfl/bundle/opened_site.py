@@ -181,7 +181,7 @@ def open_site(bundle_root: Path, dataset_dir: Path, site: str, overrides: Meta) 
     torch.set_num_threads(execution.threads)
     scale = ImageScale(data.shape, run.mean, run.std)
     task = dataclasses.replace(run.task, device=pick_device(execution.device), scale=scale)
-    task = task.with_training_of(settings.train_part)
+    task = task.with_training_of(settings.train_part, settings.lora)
     start = task.initial(settings.seed, settings.networks_by_site.get(site))
     shared = method.shared_names(task.load(start, settings.networks_by_site.get(site)), settings.norm_sync)
     task = (

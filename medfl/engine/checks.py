@@ -20,6 +20,7 @@ from medfl.engine.needs import check_needs
 from medfl.engine.secure.checks import check_secure
 from medfl.engine.site import Splits
 from medfl.errors import DataError, SettingsError
+from medfl.networks.adapters.layers import has_residuals
 from medfl.networks.norms import has_batch_norm
 from medfl.objectives import Objective
 from medfl.plugins import Registry
@@ -104,6 +105,8 @@ def check_plan(
     check_needs(name, method, task, networks, others or {})
     own = method.task_of(task)
     trained = list(networks.values()) if own is task else [own.build(network) for network in used]
+    if any(map(has_residuals, trained)):
+        check_exact_adapters(name, method, settings)
     _warn_of_limits(name, method, trained)
     return trained
 
@@ -150,6 +153,40 @@ def check_robust(name: str, method: Method, settings: Settings) -> None:
             cause=cause,
             sends=dict(method.sends),
         )
+
+
+def check_exact_adapters(name: str, method: Method, settings: Settings) -> None:
+    """Check that low-rank adapters can be averaged exactly, in a run whose networks have residuals.
+
+    The server needs each site's factors, and its new model must be the weighted mean of the sites' models.
+
+    Args:
+        name: Name of the method.
+        method: The method.
+        settings: Settings of the run.
+
+    Raises:
+        SettingsError: If the method does not support it, or the run has a robust rule or secure aggregation.
+    """
+    advice = "Set 'lora.aggregation' to 'frozen_a', whose mean is exact for every method, or to 'naive'."
+    if Capability.EXACT_ADAPTERS not in method.active_supports:
+        raise SettingsError(
+            "method_not_supported",
+            f"Exact aggregation of adapters needs a server whose new model is the weighted mean of the sites' models, "
+            f"and method '{name}' does not promise that (`Capability.EXACT_ADAPTERS` in `supports`). {advice}",
+            feature="exact_adapters",
+            method=name,
+        )
+    for setting, reason in (
+        ("robust", "a robust rule replaces the mean of the updates, so no mean of the weight changes exists"),
+        ("secure_aggregation", "secure aggregation gives the server only the sum of the factors, not their products"),
+    ):
+        if getattr(settings, setting) is not None:
+            raise SettingsError(
+                "incompatible_settings",
+                f"Exact aggregation of adapters is not possible: {reason}. {advice}",
+                settings=["lora.aggregation", setting],
+            )
 
 
 def _describe_aggregation(method: Method) -> tuple[str, str]:

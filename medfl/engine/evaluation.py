@@ -14,6 +14,8 @@ from torch import nn
 
 from medfl.contract import Method, Model
 from medfl.metrics import LOWER_IS_BETTER_METRICS, UNBOUNDED_METRICS
+from medfl.networks.adapters.layers import adapter_scale
+from medfl.networks.adapters.tensors import merge_adapters
 from medfl.networks.frozen import get_tensor, removed_names
 from medfl.settings import Settings
 from medfl.task import Task
@@ -73,9 +75,10 @@ def build_predictor(method: Method, task: Task, model: Model) -> nn.Module:
 
 
 def add_frozen_tensors(method: Method, task: Task, models: Mapping[str, Model]) -> dict[str, Model]:
-    """Return copies of models that include the frozen tensors of their networks.
+    """Return copies of models that include the frozen tensors of their networks, with merged adapters.
 
-    Messages and stored states leave frozen tensors out.
+    Messages and stored states leave frozen tensors out. The tensors have the names of the networks without
+    low-rank adapters. A network with adapters can load them, too: its weight changes B A then are zero.
 
     Args:
         method: The method that made the models.
@@ -93,7 +96,8 @@ def _with_frozen(method: Method, task: Task, model: Model) -> Tensors:
     predictor = build_predictor(method, replace(task, device="cpu"), model)
     if predictor.state_dict().keys() == model.tensors.keys():  # else the method replaced the network
         frozen = {name: get_tensor(predictor, name).detach() for name in removed_names(predictor)}
-    return model.tensors | frozen
+    scale = adapter_scale(predictor)
+    return model.tensors | frozen if scale is None else merge_adapters(model.tensors | frozen, scale)
 
 
 def score_dataset(model: nn.Module, data: Dataset, task: Task, settings: Settings) -> dict[str, float]:

@@ -69,7 +69,8 @@ def run_in_memory(
     )
     settings = read_settings(Settings, values, "the run", also=Execution.model_fields)
     data = {name: _splits(name, parts) for name, parts in sites.items()}
-    task = replace(task, device=pick_device(execution.device, execution.workers)).with_training_of(settings.train_part)
+    task = replace(task, device=pick_device(execution.device, execution.workers))
+    task = task.with_training_of(settings.train_part, settings.lora)
     with contextlib.ExitStack() as stack:
         show = stack.enter_context(round_progress(settings.rounds, task.metrics[0])) if shows_progress else None
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from torch import nn
 
 from medfl.errors import SettingsError
+from medfl.networks.adapters.layers import AdapterOptions, add_adapters
 from medfl.networks.norms import NORM_TYPES
 from medfl.networks.parts import head_names
 from medfl.utils.text import names_and_more
@@ -18,23 +19,32 @@ from medfl.utils.text import names_and_more
 ALL = "all"
 """Value of the setting ``train_part`` with which all parameters learn."""
 
-KEYWORDS = (ALL, "head", "norms")
+LORA = "lora"
+"""Value of the setting ``train_part`` with which low-rank adapters and the head learn."""
+
+KEYWORDS = (ALL, "head", "norms", LORA)
 """Values of the setting ``train_part`` that are not regular expressions."""
 
 
-def build_with_frozen_rest(build: Callable[[], nn.Module], train_part: str, network: str) -> nn.Module:
+def build_with_frozen_rest(
+    build: Callable[[], nn.Module], train_part: str, network: str, adapters: AdapterOptions
+) -> nn.Module:
     """Build a network, and freeze all parameters that the setting ``train_part`` doesn't select.
 
     Args:
         build: Constructor of the network.
-        train_part: Value of the setting.
+        train_part: Value of the setting. With ``lora`` the network gets adapters.
         network: Name of the network, for messages.
+        adapters: Options of the adapters.
 
     Raises:
-        SettingsError: If the selection doesn't fit the network (`freeze_rest`).
+        SettingsError: If the selection doesn't fit the network (`freeze_rest`, `add_adapters`).
     """
     model = build()
-    freeze_rest(model, train_part, network)
+    if train_part == LORA:
+        add_adapters(model, adapters, network)
+    else:
+        freeze_rest(model, train_part, network)
     return model
 
 

@@ -14,6 +14,7 @@ import torch
 
 from medfl.contract import PayloadKind, Replies, Server
 from medfl.errors import RefusedError, SettingsError
+from medfl.networks.adapters.tensors import FACTOR_A, FACTOR_B, RESIDUAL, is_factor, is_residual, low_rank_product
 from medfl.settings import participant_count
 from medfl.types import MODEL_PREFIX, Meta, Tensors
 from medfl.utils.memory import pieces
@@ -22,6 +23,9 @@ from medfl.utils.wire import select
 
 logger = logging.getLogger(__name__)
 """Logger of this module."""
+
+MAX_FACTOR = 1e15
+"""Largest absolute value in the factors of adapters with exact aggregation. Their products then can't overflow."""
 
 
 def subtract(after: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
@@ -47,8 +51,9 @@ def check_updates(
 ) -> None:
     """Raise if a reply's updates can't be added to the tensors of the request that they update.
 
-    Under each prefix of kind ``update`` in `sends`, a reply contains an update of every floating tensor of the request,
-    or no tensor at all. It may leave out other tensors. Tensors of other kinds are not checked.
+    Under each prefix of kind ``update`` in `sends`, a reply contains an update of every floating tensor of the request
+    except the residuals of adapters, which only the server changes, or no tensor at all. It may leave out other
+    tensors. Tensors of other kinds are not checked.
 
     Args:
         updates: Tensors of a reply, by name.
@@ -61,7 +66,7 @@ def check_updates(
         RefusedError: If a tensor's name, shape or dtype differs from the request, or a tensor is missing.
     """
     for prefix in (prefix for prefix, kind in sends.items() if kind == "update"):
-        known = {name: tensor for name, tensor in originals.items() if name.startswith(prefix)}
+        known = {name: t for name, t in originals.items() if name.startswith(prefix) and not is_residual(name)}
         came = {name: tensor for name, tensor in updates.items() if name.startswith(prefix)}
         for name, tensor in came.items():
             old = known.get(name)
@@ -90,6 +95,32 @@ def check_updates(
                 f"The reply has no update of '{lacking[0]}', but updates of other tensors: expected all or none.",
                 tensor=lacking[0],
             )
+
+
+def check_factors(updates: Tensors, originals: Tensors) -> None:
+    """Raise if a reply's factors of adapters are so large that a product of two sites' factors could overflow.
+
+    Args:
+        updates: Tensors of a reply, by name.
+        originals: Tensors of the request. The check applies only if it contains residuals of adapters.
+
+    Raises:
+        RefusedError: If a factor has an element above `MAX_FACTOR`.
+    """
+    if not any(map(is_residual, originals)):
+        return
+    for name, update in updates.items():
+        if is_factor(name) and update.numel():
+            largest = float((originals[name].double() + update.double()).abs().max())
+            if largest > MAX_FACTOR:
+                raise RefusedError(
+                    "factor_too_large",
+                    f"An update of {ascii(name)[:60]} was refused: expected factors of adapters of at most "
+                    f"{MAX_FACTOR:g}, got {largest:.6g}. The training diverged; lower the learning rate.",
+                    tensor=ascii(name)[:60],
+                    found=largest,
+                    maximum=MAX_FACTOR,
+                )
 
 
 def normalised_weights(weights: dict[str, float], fallback: Mapping[str, Meta]) -> dict[str, float]:
@@ -169,6 +200,38 @@ def _add_weighted(mean: Tensors, tensors: Tensors, weight: float) -> None:
             mean[name] = torch.empty(tensor.shape, dtype=torch.float64)
             for total, piece in pieces(mean[name], tensor):
                 total.copy_(piece).mul_(weight)
+
+
+def mean_residuals(old: Tensors, new: Tensors, replies: Replies, weights: Mapping[str, float]) -> Tensors:
+    """Compute the residuals of low-rank adapters after a round, with which the mean of the sites' models is exact.
+
+    The mean of the products B_k A_k differs from the product of the mean factors. For each layer with a residual R, the
+    new residual is R + sum_k p_k B_k A_k - B A, with the new factors A and B, in float64. Source: FedEx-LoRA, Singhal
+    et al., ACL 2025.
+
+    Args:
+        old: Shared tensors that the sites started from.
+        new: New shared tensors.
+        replies: Replies of the sites, with updates of the factors.
+        weights: Weights p_k of the sites by name, which sum to 1.
+
+    Returns:
+        The new residuals by name; empty if no layer has one.
+    """
+    residuals = {name: tensor.to(torch.float64, copy=True) for name, tensor in old.items() if is_residual(name)}
+    if not residuals:
+        return {}
+    layers = {name: name.removesuffix(RESIDUAL) for name in residuals}
+    for site, tensors in replies:
+        update = select(tensors, MODEL_PREFIX)
+        changed = {name: old[name].double() + change.double() for name, change in update.items() if is_factor(name)}
+        for name, layer in layers.items():
+            a, b = (changed.get(layer + factor, old[layer + factor].double()) for factor in (FACTOR_A, FACTOR_B))
+            residuals[name].add_(low_rank_product(a, b), alpha=weights[site])
+        del tensors  # frees the memory before the next reply is read
+    for name, layer in layers.items():
+        residuals[name] -= low_rank_product(new[layer + FACTOR_A].double(), new[layer + FACTOR_B].double())
+    return {name: tensor.to(old[name].dtype) for name, tensor in residuals.items()}
 
 
 def sample_sites(names: list[str], fraction: float, generator: torch.Generator) -> list[str]:

@@ -32,13 +32,16 @@ from medfl.contract import (
 )
 from medfl.errors import SettingsError
 from medfl.hooks import UNINHERITED_CAPABILITIES
+from medfl.networks.adapters.tensors import is_residual
 from medfl.networks.norms import buffer_names, norm_names
 from medfl.privacy.policy import policy_of
 from medfl.settings import participant_count
 from medfl.task import Task
 from medfl.toolkit.aggregation import (
     add_update,
+    check_factors,
     check_updates,
+    mean_residuals,
     mean_updates,
     normalised_weights,
     sample_sites,
@@ -66,7 +69,7 @@ class Averaging(MultiStepMethod, LocalTraining):
 
     Under a privacy setting the sizes don't leave the sites, and the weights are uniform.
 
-    A class declares its capabilities in `supports`. Two of them are promises, which a subclass does not inherit:
+    A class declares its capabilities in `supports`. Three of them are promises, which a subclass does not inherit:
 
     * `Capability.DP_SGD`: a site's data enter the updates only through `loss`, in one `fit` per round. DP-SGD makes
       only these gradients private, so a second `fit` in a step is refused. Check this promise carefully in a class that
@@ -75,6 +78,9 @@ class Averaging(MultiStepMethod, LocalTraining):
       rule (``settings.robust``) can replace. Check this promise in a class that overrides `sends`, `weight`,
       `weights_of`, `round_steps`, `plan`, `aggregate_updates`, `average`, `aggregate`, `extra_weights` or
       `aggregate_extra`.
+    * `Capability.EXACT_ADAPTERS`: each site trains from the received tensors, and the server adds the weighted mean of
+      the updates. Check this promise in a class that overrides `start`, `server_update`, `round_steps`, `plan`,
+      `train`, `aggregate_updates`, `average` or `aggregate`.
     """
 
     name: ClassVar[str]
@@ -217,7 +223,8 @@ class Averaging(MultiStepMethod, LocalTraining):
         done, models = self.run_trainings(site, request.tensors, self.start(site, received))
         personal = {name: done.after[name] for name in done.after if name not in received}
         site.state.tensors = prefixed(select(site.state.tensors, AUXILIARY_PREFIX), AUXILIARY_PREFIX) | personal
-        update = prefixed({name: subtract(done.after[name], old) for name, old in received.items()}, MODEL_PREFIX)
+        sent = {name: old for name, old in received.items() if not is_residual(name)}
+        update = prefixed({name: subtract(done.after[name], old) for name, old in sent.items()}, MODEL_PREFIX)
         return Reply(update | done.extra, {"size": len(site.train)} | done.meta, log=done.log, trained=models)
 
     def aggregate_updates(self, server: Server, replies: Replies) -> None:
@@ -249,10 +256,11 @@ class Averaging(MultiStepMethod, LocalTraining):
         server.state.meta["complete"] = len(names) == len(tensors)
 
     def check_tensors(self, task: Task, request: Request, tensors: Tensors) -> None:
-        """Raise if a reply's updates don't match the request's tensors, or the step's required updates are missing."""
+        """Raise if a reply's updates don't fit the request's tensors, or the step's required updates are missing."""
         steps = {step.name: step.updates for step in self.round_steps()}
         needed = steps.get(request.op, ())  # a method that overrides `plan` checks its own requests
         check_updates(tensors, request.tensors, self.sends, self.sends if needed is None else needed)
+        check_factors(tensors, request.tensors)
 
     def publish(self, server: Server) -> Tensors:
         """Return the tensors that every site needs for its evaluation and export: the shared tensors."""
@@ -315,8 +323,9 @@ class Averaging(MultiStepMethod, LocalTraining):
         if further:
             extra_weights = normalised_weights(self.extra_weights(server, replies.meta), replies.meta)
             weights |= dict.fromkeys(further, extra_weights)
-        means = mean_updates(replies, weights)
-        server.state.tensors |= self.server_update(server, model_tensors(server), means[MODEL_PREFIX])
+        means, old = mean_updates(replies, weights), model_tensors(server)
+        new = self.server_update(server, old, means[MODEL_PREFIX])
+        server.state.tensors |= new | mean_residuals(old, new, replies, weights[MODEL_PREFIX])
         for prefix in further:
             if means[prefix]:
                 self.aggregate_extra(server, prefix, means[prefix], len(replies))

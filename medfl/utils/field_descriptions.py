@@ -73,7 +73,7 @@ def value_of(value: Any) -> str:
     """Return a value as typed on the command line."""
     if isinstance(value, (tuple, list)):
         return "[" + ", ".join(repr(part) for part in value) + "]"
-    return str(value)
+    return str(value.model_dump(mode="json") if isinstance(value, BaseModel) else value)
 
 
 def model_of(info: FieldInfo) -> type[BaseModel] | None:

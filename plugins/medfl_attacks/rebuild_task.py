@@ -113,7 +113,7 @@ def rebuild_task(parser: ConfigParser, record: RunRecord, settings: Settings, da
         logger.warning(
             "The run's augmentation differs from the exported bundle's; the attacker uses the bundle's augmentation."
         )
-    task = task.with_training_of(settings.train_part)
+    task = task.with_training_of(settings.train_part, settings.lora)
     _check_same_task(task, settings, before, record.folder)
     return task
 

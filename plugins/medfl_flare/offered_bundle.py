@@ -170,7 +170,7 @@ def open_offer(offer: Offer, site_file: SiteFile) -> OfferedRun:
     check_run(site_file, offer, settings, built.method, method)
     scale = ImageScale(_shape(built.site_values), built.mean, built.std)
     task = dataclasses.replace(built.task, device=pick_device(site_file.device), scale=scale)
-    task = task.with_training_of(settings.train_part)
+    task = task.with_training_of(settings.train_part, settings.lora)
     return OfferedRun(offer, folder, registry, built, task, with_own_ledger(site_file, settings), site_file.execution)
 
 

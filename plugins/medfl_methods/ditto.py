@@ -52,7 +52,7 @@ class Ditto(FedAvg):
     family = "personal"
     paper = "Li et al., ICML 2021"
     summary = "FedAvg plus a personal model at each site, regularised towards the global model"
-    supports = frozenset({Capability.ROBUST})
+    supports = frozenset({Capability.ROBUST, Capability.EXACT_ADAPTERS})
 
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"weights": "uniform"}, "medfl": {}}
 

@@ -38,7 +38,7 @@ class FedAvg(Averaging):
     family = "averaging"
     paper = "McMahan et al., AISTATS 2017"
     summary = "federated averaging: the mean of the locally trained models, weighted by numbers of images"
-    supports = frozenset({Capability.DP_SGD, Capability.ROBUST})
+    supports = frozenset({Capability.DP_SGD, Capability.ROBUST, Capability.EXACT_ADAPTERS})
 
     weights: Literal["size", "uniform"] = "size"
 

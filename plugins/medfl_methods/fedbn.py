@@ -40,7 +40,7 @@ class FedBN(FedAvg):
     family = "personal"
     paper = "Li et al., ICLR 2021"
     summary = "FedAvg with normalisation layers that stay at the sites"
-    supports = frozenset({Capability.DP_SGD, Capability.ROBUST})
+    supports = frozenset({Capability.DP_SGD, Capability.ROBUST, Capability.EXACT_ADAPTERS})
 
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"weights": "uniform"}, "medfl": {}}
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (

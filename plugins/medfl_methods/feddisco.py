@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from medfl.contract import Need, ReducesTo, Server
+from medfl.contract import Capability, Need, ReducesTo, Server
 from medfl.data.pooled import labels_of
 from medfl.toolkit.averaging import Averaging
 from medfl.toolkit.fit import Fit
@@ -64,7 +64,7 @@ class FedDisco(Averaging):
     family = "averaging"
     paper = "Ye et al., ICML 2023"
     summary = "averaging with less weight for sites whose class distribution is far from a target distribution"
-    supports = frozenset()
+    supports = frozenset({Capability.EXACT_ADAPTERS})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels"})
     """Requirements that the task or the run must meet, otherwise the run is refused before it starts."""

@@ -69,7 +69,7 @@ class FedKPer(Averaging):
     family = "averaging"
     paper = "Fowler and AlRegib, ICIP 2026"
     summary = "FedAvg with adaptive distillation from the global model, and weights by accuracy and label diversity"
-    supports = frozenset({Capability.DP_SGD})
+    supports = frozenset({Capability.DP_SGD, Capability.EXACT_ADAPTERS})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"class_labels", "soft_targets"})
     """Requirements that the task or the run must meet, otherwise the run is refused before it starts."""

@@ -53,7 +53,7 @@ class FedNTD(FedAvg):
     family = "averaging"
     paper = "Lee et al., NeurIPS 2022"
     summary = "FedAvg with distillation of the received model's predictions for all classes but the true one"
-    supports = frozenset({Capability.DP_SGD, Capability.ROBUST})
+    supports = frozenset({Capability.DP_SGD, Capability.ROBUST, Capability.EXACT_ADAPTERS})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"soft_targets"})
     """Requirements that the task or the run must meet, otherwise the run is refused before it starts."""

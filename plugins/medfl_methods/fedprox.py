@@ -41,7 +41,7 @@ class FedProx(FedAvg):
     family = "averaging"
     paper = "Li et al., MLSys 2020"
     summary = "FedAvg with a proximal term that keeps local models near the global model"
-    supports = frozenset({Capability.DP_SGD, Capability.ROBUST})
+    supports = frozenset({Capability.DP_SGD, Capability.ROBUST, Capability.EXACT_ADAPTERS})
 
     presets: ClassVar[Mapping[str, Meta]] = {"paper": {"mu": 1.0}, "medfl": {"mu": 0.01}}
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (ReducesTo("fedavg", {"mu": 0.0}),)

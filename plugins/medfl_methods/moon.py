@@ -93,7 +93,7 @@ class Moon(FedAvg):
     family = "averaging"
     paper = "Li, He, Song, CVPR 2021"
     summary = "FedAvg with a contrastive loss between the global model's and the previous local model's features"
-    supports = frozenset({Capability.ROBUST})
+    supports = frozenset({Capability.ROBUST, Capability.EXACT_ADAPTERS})
 
     needs: ClassVar[frozenset[Need]] = frozenset({"linear_head"})
     """Requirements that the task or the run must meet, otherwise the run is refused before it starts."""

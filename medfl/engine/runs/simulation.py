@@ -175,7 +175,7 @@ def simulate(run: SimulatedRun) -> SimulationResult:
     keep_freed_memory()
     torch.set_num_threads(run.execution.threads)
     settings = run.settings.for_sites(len(run.data.sites))
-    run = replace(run, settings=settings, task=run.task.with_training_of(settings.train_part))
+    run = replace(run, settings=settings, task=run.task.with_training_of(settings.train_part, settings.lora))
     check(run, run.method.make())
     participants = _LocalParticipants(run, RunWriter(run.plan, run.folder, run.execution))
     run_federation(participants.writer, participants)
