@@ -206,8 +206,8 @@ def mean_residuals(old: Tensors, new: Tensors, replies: Replies, weights: Mappin
     """Compute the residuals of low-rank adapters after a round, with which the mean of the sites' models is exact.
 
     The mean of the products B_k A_k differs from the product of the mean factors. For each layer with a residual R, the
-    new residual is R + sum_k p_k B_k A_k - B A, with the new factors A and B, in float64. Source: FedEx-LoRA, Singhal
-    et al., ACL 2025.
+    new residual is R + sum_k p_k B_k A_k - B A, with the new factors A and B, computed in float64. Source: FedEx-LoRA,
+    Singhal et al., ACL 2025.
 
     Args:
         old: Shared tensors that the sites started from.
@@ -216,22 +216,29 @@ def mean_residuals(old: Tensors, new: Tensors, replies: Replies, weights: Mappin
         weights: Weights p_k of the sites by name, which sum to 1.
 
     Returns:
-        The new residuals by name; empty if no layer has one.
+        The new residuals by name; empty if no layer has one. A site without factors in its reply has kept the old
+        ones.
     """
-    residuals = {name: tensor.to(torch.float64, copy=True) for name, tensor in old.items() if is_residual(name)}
-    if not residuals:
+    layers = {name: name.removesuffix(RESIDUAL) for name in old if is_residual(name)}
+    if not layers:
         return {}
-    layers = {name: name.removesuffix(RESIDUAL) for name in residuals}
+    before = {name: _adapter_change(old, layer) for name, layer in layers.items()}
+    residuals = {
+        name: old[name].double() + before[name] - _adapter_change(new, layer) for name, layer in layers.items()
+    }
     for site, tensors in replies:
-        update = select(tensors, MODEL_PREFIX)
-        changed = {name: old[name].double() + change.double() for name, change in update.items() if is_factor(name)}
-        for name, layer in layers.items():
-            a, b = (changed.get(layer + factor, old[layer + factor].double()) for factor in (FACTOR_A, FACTOR_B))
-            residuals[name].add_(low_rank_product(a, b), alpha=weights[site])
+        if site in weights:
+            changes = {name: change.double() for name, change in select(tensors, MODEL_PREFIX).items()}
+            trained = old | {name: old[name].double() + change for name, change in changes.items() if is_factor(name)}
+            for name, layer in layers.items():
+                residuals[name].add_(_adapter_change(trained, layer) - before[name], alpha=weights[site])
         del tensors  # frees the memory before the next reply is read
-    for name, layer in layers.items():
-        residuals[name] -= low_rank_product(new[layer + FACTOR_A].double(), new[layer + FACTOR_B].double())
     return {name: tensor.to(old[name].dtype) for name, tensor in residuals.items()}
+
+
+def _adapter_change(tensors: Tensors, layer: str) -> torch.Tensor:
+    """Return the product B A of a layer's adapter in float64, given the prefix of the layer's names."""
+    return low_rank_product(tensors[layer + FACTOR_A].double(), tensors[layer + FACTOR_B].double())
 
 
 def sample_sites(names: list[str], fraction: float, generator: torch.Generator) -> list[str]:

@@ -55,15 +55,13 @@ class Adapted(nn.Module):
 
     Attributes:
         weight: Frozen weight of the layer.
-        bias: Frozen bias of the layer, or None.
         lora_a: Layer that computes the factor A, with the layer's own kernel, stride, padding, dilation and groups.
         lora_b: Layer that computes the factor B; for a convolution, a 1x1 convolution of the same groups.
         lora_residual: Weight change besides B A, of the weight's shape; None unless the aggregation is exact.
         lora_scale: Factor of the weight changes.
     """
 
-    weight: nn.Parameter
-    bias: nn.Parameter | None
+    weight: torch.Tensor
     lora_a: nn.Module
     lora_b: nn.Module
     lora_residual: torch.Tensor | None
