@@ -303,9 +303,13 @@ class Execution(StrictModel):
     """Cache for the cases of an adopted bundle, as they are before the first random transform: in ``memory``, on
     ``disk``, or ``none``. The setting does not affect the results."""
 
+    feature_cache: bool = True
+    """True to compute the features of a frozen body once, and to store them on disk in ``cache_dir``, if images reach
+    the network unchanged in every round. The results differ only by rounding, except for noise that privacy adds."""
+
     cache_dir: Path | None = None
-    """Folder of the cache on disk. Protect it, because it contains images. None uses ``.medfl_cache`` in each site's
-    folder."""
+    """Folder of the caches on disk. Protect it, because it contains images or their features. None uses
+    ``.medfl_cache`` in each site's folder."""
 
     loaders: int = Field(0, ge=0)
     """Number of processes that load cases of an adopted bundle in advance. With 0, or with several workers, the
