@@ -190,6 +190,11 @@ class Settings(StrictModel):
     or a regular expression that is searched in the parameters' names, for example ``layer4|head``. All other
     parameters, and those that the bundle's network freezes, keep their initial values and are never sent."""
 
+    feature_views: Annotated[int, Remote] = Field(0, ge=0)
+    """Number of randomly augmented views of each training image whose features are computed once, if the body of the
+    network is frozen and the bundle augments images. With 0, images are augmented again in each round, which takes much
+    longer."""
+
     min_replies: Annotated[int, Remote] = Field(1, ge=1)
     """Minimum number of replies in a round, or all replies if fewer sites receive a request. With fewer replies the
     round fails. In a run on other machines, the default is all sites."""

@@ -275,8 +275,9 @@ class Task:
         return replace(self, networks=networks, train_part=train_part, _names={}, _frozen={})
 
     def on_features(self) -> Task:
-        """Return the task whose default network takes the features of its frozen body instead of images."""
-        return self.with_network(self.network, FeatureNetworkBuilder(self.networks[self.network]))
+        """Return the task whose default network takes features of its frozen body instead of images, not augmented."""
+        task = replace(self, augmentation=None, views=None)
+        return task.with_network(self.network, FeatureNetworkBuilder(self.networks[self.network]))
 
     def in_round(self, round_: int, lr_decay: float) -> Task:
         """Return the task with the learning rates of a round.

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -27,11 +27,15 @@ from medfl.settings import Settings
 from medfl.task import Task
 from medfl.training.batches import SCORING, load_batches
 from medfl.training.precision import autocast
-from medfl.types import AugmentingDataset, Dataset, SelfScoringDataset
+from medfl.types import AugmentingDataset, Dataset, LoadedBatch, SelfScoringDataset
 from medfl.utils import wire
 from medfl.utils.files import write_atomic
+from medfl.utils.rng import make_generator, seed_of
 
 logger = logging.getLogger(__name__)
+
+ViewFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Function from images (B, C, *spatial) and their row numbers (B,) to augmented images of the same shape."""
 
 FEATURE_BATCH = 32
 """Number of images in a forward pass through the body."""
@@ -77,8 +81,8 @@ def _reason_against(runners: list[SiteRunner], method: Method, task: Task, setti
         return "no parameter is frozen"
     if set(settings.networks_by_site.values()) - {task.network}:
         return "the sites have different networks"
-    if task.augmentation is not None or task.views is not None:
-        return "images are augmented at random"
+    if task.augmentation is not None and not settings.feature_views:
+        return "images are augmented at random, and 'feature_views' is 0"
     if task.inferer is not None or task.regions is not None:
         return "the bundle has an inferer or regions of images"
     if used := IMAGE_NEEDS & method.active_needs:
@@ -120,7 +124,7 @@ class FeatureExtractor:
     """
 
     def __init__(self, task: Task, settings: Settings) -> None:
-        self._task, self._settings = task, settings
+        self._task, self._settings, self._augmentation = task, settings, task.augmentation
         self._wrapped: dict[int, FeatureDataset] = {}  # by the data set's identity; it is kept alive by its wrapper
 
     def splits(self, data: Splits, folder: Path) -> Splits:
@@ -132,7 +136,9 @@ class FeatureExtractor:
         """
         return replace(
             data,
-            train=self._with_features(data.train, folder),
+            train=self._with_views(data.train, folder)
+            if self._augmentation
+            else self._with_features(data.train, folder),
             val=self._with_features(data.val, folder),
             test=self._with_features(data.test, folder),
             shared=None if data.shared is None else self._with_features(data.shared, folder),
@@ -146,6 +152,31 @@ class FeatureExtractor:
             self._wrapped[id(data)] = FeatureDataset(data, self, folder)
         return self._wrapped[id(data)]
 
+    def _with_views(self, data: Dataset, folder: Path) -> Dataset:
+        """Return a data set with the features of augmented views, or an empty one unchanged."""
+        return AugmentedFeatureDataset(data, self, folder) if len(data) else data
+
+    def views(self, data: Dataset, folder: Path) -> torch.Tensor:
+        """Return the features (K, n, ...) of K augmented views of each image of a data set, float32.
+
+        K is the setting ``feature_views``. The views depend only on the run's seed and the number of the image's row.
+        """
+        augmentation, seed = self._augmentation, self._settings.seed
+        assert augmentation is not None
+        description = repr((self._key(data), self._settings.feature_views, augmentation.facts, seed))
+        path = folder / f"views-{hashlib.sha256(description.encode()).hexdigest()}.safetensors"
+        stored = _read(path)
+        if stored is not None:
+            return stored
+
+        def augment(images: torch.Tensor, rows: torch.Tensor, view: int) -> torch.Tensor:
+            return augmentation.seeded(images, None, [seed_of(seed, "view", view, row) for row in rows.tolist()])[0]
+
+        rows = torch.arange(len(data))
+        views = [self.compute(data, rows, partial(augment, view=view)) for view in range(self._settings.feature_views)]
+        write_atomic(path, wire.encode({"features": torch.stack(views)}, {}))
+        return torch.stack(views)
+
     def features(self, data: Dataset, folder: Path) -> torch.Tensor:
         """Return the features (n, ...), float32, of all images of a data set; read them if the folder has them."""
         path = folder / f"features-{self._key(data)}.safetensors"
@@ -156,15 +187,22 @@ class FeatureExtractor:
         write_atomic(path, wire.encode({"features": computed}, {}))
         return computed
 
-    def compute(self, data: Dataset, rows: torch.Tensor) -> torch.Tensor:
-        """Compute the features (B, ...) of some rows, float32 on the CPU."""
+    def compute(self, data: Dataset, rows: torch.Tensor, augment: ViewFunction | None = None) -> torch.Tensor:
+        """Compute the features (B, ...) of some rows, float32 on the CPU.
+
+        Args:
+            data: The data set.
+            rows: Row numbers, shape (B,).
+            augment: Function from images (b, C, *spatial) and their rows (b,) to augmented images; None for no
+                augmentation.
+        """
         batches = rows.split(FEATURE_BATCH)
+        features = []
         with torch.no_grad(), autocast(self._settings, self._task.device):
-            parts = [
-                self._body(loaded.inputs.to(self._task.device)).float().cpu()
-                for loaded in load_batches(data, batches, doing=SCORING, total=len(batches))
-            ]
-        return torch.cat(parts)
+            for loaded in load_batches(data, batches, doing=SCORING, total=len(batches)):
+                images = loaded.inputs if augment is None else augment(loaded.inputs, loaded.rows)
+                features.append(self._body(images.to(self._task.device)).float().cpu())
+        return torch.cat(features)
 
     @cached_property
     def _body(self) -> nn.Module:
@@ -217,6 +255,25 @@ class FeatureDataset:
     def targets(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the targets (B, ...) of the given rows."""
         return self._data.targets(rows)
+
+
+class AugmentedFeatureDataset(FeatureDataset):
+    """Data set with the features of several augmented views of each image, of which each visit draws one at random.
+
+    `batch` returns the features of the images without augmentation. It implements `medfl.types.AugmentingDataset`.
+    """
+
+    @cached_property
+    def views(self) -> torch.Tensor:
+        """Features of all views, (K, n, ...), float32."""
+        return self._extractor.views(self._data, self._folder)
+
+    def visits(self, batches: Iterable[torch.Tensor], stream: int) -> Iterator[LoadedBatch]:
+        """Yield each batch with a random view of each image; the draws depend only on `stream`, >= 0."""
+        generator = make_generator("feature views", stream)
+        for rows in batches:
+            views = torch.randint(len(self.views), (len(rows),), generator=generator)
+            yield LoadedBatch(rows, self.views[views, rows], self.targets(rows))
 
 
 def _read(path: Path) -> torch.Tensor | None:
