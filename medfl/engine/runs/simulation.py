@@ -27,9 +27,9 @@ from medfl.engine.checks import (
     warn_of_preset,
 )
 from medfl.engine.evaluation import MetricRow
-from medfl.engine.feature_cache import cache_features
 from medfl.engine.journal import RunOutcome
 from medfl.engine.plan import MethodChoice, RunPlan, ServerData
+from medfl.engine.runs.feature_cache import cache_features
 from medfl.engine.runs.lifecycle import RunParticipants, RunWriter, run_federation
 from medfl.engine.runs.summary import count_images
 from medfl.engine.site import SiteOptions, SiteRunner, Splits

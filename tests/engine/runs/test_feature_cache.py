@@ -12,8 +12,8 @@ from monai.transforms import Compose, RandFlipd
 from torch import nn
 
 from medfl.data.pooled import TensorData
-from medfl.engine import feature_cache
-from medfl.engine.feature_cache import FeatureExtractor
+from medfl.engine.runs import feature_cache
+from medfl.engine.runs.feature_cache import FeatureExtractor
 from medfl.engine.site import Splits
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
