@@ -59,6 +59,7 @@ Need = Literal[
     "linear_head",
     "trainable_body",
     "images_of_one_shape",
+    "raw_images",
     "public_data",
     "pooled_data",
 ]

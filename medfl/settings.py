@@ -218,6 +218,11 @@ class Settings(StrictModel):
     lora: Annotated[Lora, Remote] = Lora()
     """Low-rank adapters of a run with ``train_part`` ``lora``."""
 
+    feature_views: Annotated[int, Remote] = Field(0, ge=0)
+    """Number of randomly augmented views of each training image whose features are computed once, if the body of the
+    network is frozen and the bundle augments images. With 0, images are augmented again in each round, which takes much
+    longer."""
+
     min_replies: Annotated[int, Remote] = Field(1, ge=1)
     """Minimum number of replies in a round, or all replies if fewer sites receive a request. With fewer replies the
     round fails. In a run on other machines, the default is all sites."""
@@ -338,9 +343,13 @@ class Execution(StrictModel):
     """Cache for the cases of an adopted bundle, as they are before the first random transform: in ``memory``, on
     ``disk``, or ``none``. The setting does not affect the results."""
 
+    feature_cache: bool = True
+    """True to compute the features of a frozen body once, and to store them on disk in ``cache_dir``, if images reach
+    the network unchanged in every round. The results differ only by rounding, except for noise that privacy adds."""
+
     cache_dir: Path | None = None
-    """Folder of the cache on disk. Protect it, because it contains images. None uses ``.medfl_cache`` in each site's
-    folder."""
+    """Folder of the caches on disk. Protect it, because it contains images or their features. None uses
+    ``.medfl_cache`` in each site's folder."""
 
     loaders: int = Field(0, ge=0)
     """Number of processes that load cases of an adopted bundle in advance. With 0, or with several workers, the

@@ -13,6 +13,7 @@ from torch import nn
 
 from medfl.errors import SettingsError, did_you_mean
 from medfl.networks.adapters.layers import AdapterOptions
+from medfl.networks.feature_input import FeatureNetworkBuilder, overwriting_tensors
 from medfl.networks.frozen import frozen_tensors, set_and_remove_frozen
 from medfl.networks.trainable import ALL, build_with_frozen_rest
 from medfl.objectives import Objective
@@ -278,6 +279,11 @@ class Task:
         }
         return replace(self, networks=networks, train_part=train_part, _names={}, _frozen={})
 
+    def on_features(self) -> Task:
+        """Return the task whose default network takes features of its frozen body instead of images, not augmented."""
+        task = replace(self, augmentation=None, views=None)
+        return task.with_network(self.network, FeatureNetworkBuilder(self.networks[self.network]))
+
     def in_round(self, round_: int, lr_decay: float) -> Task:
         """Return the task with the learning rates of a round.
 
@@ -351,7 +357,7 @@ class Task:
             tensors: State dict of the network, with or without its frozen tensors.
             network: Name of the network; None uses the task's default.
         """
-        with torch.random.fork_rng(devices=[]):  # the constructor's random tensors are overwritten below
+        with torch.random.fork_rng(devices=[]), overwriting_tensors():
             model = self.build(network)
         model.load_state_dict(tensors)
         model.to(self.device)

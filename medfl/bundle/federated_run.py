@@ -284,6 +284,7 @@ class FederatedRun:
                 classes=first.classes,
                 names=first.names,
                 leaks=tuple(leaks),
+                folder=self.dataset_dir,
             ),
             folder=self.output_dir,
             execution=execution,

@@ -18,6 +18,9 @@ MARKER_FILES = (DATALIST_FILE, Partition.NAME)
 """File names that show that medfl wrote a folder: if a folder contains one of them, ``--force`` may replace it."""
 
 
+CACHE_FOLDER = ".medfl_cache"
+"""Name of the folder, within a site's folder, for cached images and features."""
+
 _DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers for a full disk, an exhausted quota or a file size limit."""
 

@@ -24,6 +24,7 @@ NEED_CONDITIONS: dict[Need, str] = {
     "head": "a network has its own classifier `head`",
     "linear_head": "a network is `head(body(images))`, with a linear layer in its head",
     "trainable_body": "parameters outside a network's head learn, which the method trains or shares separately",
+    "raw_images": "the method changes or creates images, so that features of a frozen body can't replace them",
     "public_data": "the run has public data (`--public FOLDER`)",
     "pooled_data": "the run is a simulation, where the raw data of all sites are on one machine",
 }
@@ -33,7 +34,7 @@ NEED_CONDITIONS: dict[Need, str] = {
 OBJECTIVE_NEEDS = frozenset({"class_labels", "class_logits", "soft_targets"})
 """Requirements whose condition depends only on the objective."""
 
-RUN_NEEDS = frozenset({"public_data", "pooled_data"})
+RUN_NEEDS = frozenset({"raw_images", "public_data", "pooled_data"})
 """Requirements on a run instead of a task. `medfl.engine.checks` and the backends check them."""
 
 _SHAPE_UNKNOWN = "the transforms of a stock bundle decide the shape and scale of its images"

@@ -133,6 +133,7 @@ class SiteRunner:
             if settings.balance == "loss"
             else task
         )
+        self._frozen_digest = task.frozen_digest(settings.networks_by_site.get(name))
         self.run_id, self._post, self.scorer = plan.run_id, post, Scorer(self.task, settings)
         self.secret = options.secret or hashlib.sha256(f"{settings.seed}/{name}/simulated secret".encode()).digest()
         self._noises_training = policy_of(settings).noises_training and len(data.train) > 0
@@ -168,7 +169,7 @@ class SiteRunner:
             "trainable": objective.can_train_on(countable_targets(train, objective)),
             "validates": len(self.data.val) > 0,
         }
-        frozen = self.task.frozen_digest(self.settings.networks_by_site.get(self.name))
+        frozen = self._frozen_digest
         if frozen is not None:
             info["frozen"] = frozen
         if policy_of(self.settings).discloses_statistics:

@@ -261,6 +261,7 @@ class Case:
         public: TensorData | None = None,
         server_test: Dataset | None = None,
         frees_space: bool = False,
+        feature_cache: bool = True,
         **settings: Any,
     ) -> SimulationResult:
         """Run the federation in `folder` and return its result.
@@ -275,6 +276,7 @@ class Case:
             public: Public data of the server; None creates them if the method needs public data.
             server_test: Test set of the server.
             frees_space: Whether files of earlier steps are deleted during the run.
+            feature_cache: Whether the features of a frozen body are computed only once.
             settings: Settings of the run that differ from those of the case.
         """
         data, run_settings = sites or make_sites(), self.settings_of(**settings)
@@ -292,7 +294,7 @@ class Case:
                 settings=run_settings,
                 data=RunData(sites=data, global_test=server_test or make_data(10, "global"), public=public),
                 folder=folder,
-                execution=Execution(workers=workers),
+                execution=Execution(workers=workers, feature_cache=feature_cache),
                 simulation=Simulation(
                     unavailable=unavailable, attackers=read_attackers(run_settings.adversaries, self.registry)
                 ),

@@ -19,6 +19,7 @@ from torch import nn
 from medfl.bundle.adopted import site_folders
 from medfl.data.cohort import Cohort
 from medfl.data.datalists import entry_text
+from medfl.data.folders import CACHE_FOLDER
 from medfl.data.label_map import LabelMap
 from medfl.data.leaks import PlaceContents, check_kinds, leaks_between, raise_leaks
 from medfl.data.partition.case_list import SUBJECT_KEYS
@@ -38,9 +39,6 @@ INPUT_KEY, TARGET_KEY = "image", "label"
 
 CONFIG_BY_SPLIT = {"training": None, "validation": TRAIN, "test": EVALUATE}
 """Maps each split to the kind of configuration whose evaluator scores its cases, or to None if none does."""
-
-CACHE_FOLDER = ".medfl_cache"
-"""Name of the folder, within a site's folder, for cases that are cached on disk."""
 
 METRIC_PREFIX = "bundle_"
 """Prefix of the names of the bundle's own metrics in the scores of a run."""

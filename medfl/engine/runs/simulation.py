@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -11,6 +12,7 @@ from pathlib import Path
 import torch
 
 from medfl.contract import Method, Model, PeerMessage
+from medfl.data.folders import CACHE_FOLDER
 from medfl.data.pooled import EmptyDataset, pool
 from medfl.engine.adversaries.simulation import AttackedBackend, Attackers, attacked_sites, check_attackers
 from medfl.engine.backend import Backend, EventListener
@@ -27,6 +29,7 @@ from medfl.engine.checks import (
 from medfl.engine.evaluation import MetricRow
 from medfl.engine.journal import RunOutcome
 from medfl.engine.plan import MethodChoice, RunPlan, ServerData
+from medfl.engine.runs.feature_cache import cache_features
 from medfl.engine.runs.lifecycle import RunParticipants, RunWriter, run_federation
 from medfl.engine.runs.summary import count_images
 from medfl.engine.site import SiteOptions, SiteRunner, Splits
@@ -55,6 +58,7 @@ class RunData:
         classes: Names of the classes, for the summary; if empty, their numbers are used.
         names: Names of the network's outputs, for the summary, if cases have no class; empty if unknown.
         leaks: Sentences about violations of the splits that the user allowed; they are part of the summary.
+        folder: Folder with one folder for each participant that has data on disk; None for data in memory.
     """
 
     sites: Mapping[str, Splits]
@@ -65,6 +69,7 @@ class RunData:
     classes: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     leaks: tuple[str, ...] = ()
+    folder: Path | None = None
 
     @property
     def server_tests(self) -> dict[str, Dataset]:
@@ -199,7 +204,20 @@ class _LocalParticipants(RunParticipants):
 
     def prepare(self) -> Provenance:
         self._hosts, self._viewers = _hosts(self.run, self.writer)
+        if self.run.execution.feature_cache:
+            runners = {**self._viewers, **self._hosts}  # viewers first: the server's test set is stored in its folder
+            cache_features(runners.values(), self.run.method.make(), self.run.task, self.run.settings, self._cache_of)
         return self.run.provenance
+
+    def _cache_of(self, name: str) -> Path:
+        """Return the folder for a participant's cached features."""
+        run = self.run
+        if run.execution.cache_dir is not None:
+            return run.execution.cache_dir / name
+        own = None if run.data.folder is None else run.data.folder / name
+        if own is None or not own.is_dir() or not os.access(own, os.W_OK):
+            return self.writer.folder / "state" / name / CACHE_FOLDER
+        return own / CACHE_FOLDER
 
     def start(self) -> None:
         for host in self._hosts.values():

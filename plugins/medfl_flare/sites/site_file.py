@@ -139,7 +139,8 @@ class SiteFile(StrictModel):
         device: ``auto``, ``cpu`` or ``cuda:N``.
         cache: Where the cases of an adopted bundle (a stock MONAI bundle that ``medfl adopt`` prepared) are stored
             after their deterministic transforms: ``memory``, ``disk`` or ``none``.
-        cache_dir: Folder of the cache on disk; None means a folder within the site's data.
+        cache_dir: Folder of the caches on disk; None means a folder within the site's data.
+        feature_cache: Whether the features of a frozen body are computed once and stored in the cache on disk.
         loaders: Number of processes that load cases of an adopted bundle ahead of training, >= 0.
         least_threshold: Smallest number of sites over which secure aggregation must sum the updates, so that the server
             can't see this site's update alone. Each site must have a certificate of the kit's root. None lets an update
@@ -163,6 +164,7 @@ class SiteFile(StrictModel):
     device: Device = "cpu"
     cache: Literal["memory", "disk", "none"] = "memory"
     cache_dir: Path | None = None
+    feature_cache: bool = True
     loaders: int = Field(0, ge=0)
     least_threshold: int | None = Field(None, ge=2)
     privacy: MinimumPrivacy | None = None

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from medfl.contract import Capability, Model, PeerMessage, Request
+from medfl.data.folders import CACHE_FOLDER
 from medfl.data.partition_file import check_unchanged
 from medfl.data.pooled import countable_targets
 from medfl.data.sites import SiteData
@@ -20,6 +21,7 @@ from medfl.engine.constant_predictions import find_constant_predictions
 from medfl.engine.evaluation import MetricRow, add_frozen_tensors, build_predictor, score_dataset, scores_to_rows
 from medfl.engine.reply_checks import EVALUATED_MODEL_SCHEMA, check_peer_message
 from medfl.engine.runs.export import SiteExport
+from medfl.engine.runs.feature_cache import cache_features
 from medfl.engine.runs.lifecycle import REMOTE_LOCK_SECONDS, RunWriter
 from medfl.engine.runs.progress import record_progress
 from medfl.engine.runs.site_bundles import export_site, write_predictions
@@ -104,6 +106,7 @@ class SiteRun:
         used = {self.settings.networks_by_site.get(site, self.task.network) for site in opened.offer.sites}
         check_networks(site_file, self.task, used)
         networks = check_plan(opened.offer.method, method, self.task, self.settings, opened.offer.sites, True)
+        self._data_folder = entry.data
         self._data = self._load(entry.data)
         self._changes = check_unchanged(entry.data.parent, [self._data], entry.allow_changes)
         self._change_detector = DataChangeDetector(self.name, self._data.files)
@@ -204,7 +207,11 @@ class SiteRun:
 
             signer = read_signer(self._file.path.parents[1])
         options = SiteOptions(secret=self._file.secret(), scored=scored, withheld=withheld, signer=signer)
-        return writer.runner(self.name, self._splits, self._send_peer_message, options)
+        runner = writer.runner(self.name, self._splits, self._send_peer_message, options)
+        if self._opened.execution.feature_cache:
+            cache = self._opened.execution.cache_dir or self._data_folder / CACHE_FOLDER
+            cache_features([runner], self._opened.make_method(), self.task, self.settings, lambda name: cache)
+        return runner
 
     def begin_reply(self) -> Meta:
         """Return the metadata of the reply to ``begin``, the server's message at the start of a run.
@@ -413,8 +420,8 @@ class SiteRun:
         """Return the scores of a model on this site's test data, or nothing if they may not leave."""
         if "test" not in disclosed_splits(self._file, {"test": len(self._splits.test)}):
             return []
-        predictor = build_predictor(self._opened.make_method(), self.host.task, model)
-        scores = score_dataset(predictor, self._splits.test, self.host.task, self.settings)
+        predictor = build_predictor(self._opened.make_method(), self.task, model)
+        scores = score_dataset(predictor, self._splits.test, self.task, self.settings)
         return scores_to_rows(scores, round_, self.name, name, "test", "aggregated")
 
     def install(self, message: Message) -> tuple[Tensors, Meta]:

@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import nn
 from torch.nn import functional as F
 
-from medfl.contract import Model, PayloadKind, Replies, Reply, Request, Server, Site
+from medfl.contract import Model, Need, PayloadKind, Replies, Reply, Request, Server, Site
 from medfl.errors import RefusedError, SettingsError
 from medfl.task import Task
 from medfl.toolkit.aggregation import check_updates, mean_update, subtract
@@ -79,6 +79,8 @@ class FedSM(Averaging):
     summary = "a global model, a personal model of each site, and a network that selects between them by image"
     supports = frozenset()
 
+    needs: ClassVar[frozenset[Need]] = frozenset({"raw_images"})
+    """Requirements that the task or the run must meet: the selector sees images, not features of the body."""
     sends: ClassVar[Mapping[str, PayloadKind]] = {
         MODEL_PREFIX: "update",
         PERSONAL_PREFIX: "weights",
