@@ -12,15 +12,17 @@ from typing import Any, ClassVar
 
 import torch
 
+from medfl.contract import Method, Model
 from medfl.data.pooled import labels_of
 from medfl.engine.encoding import FILTERS_KEY
-from medfl.engine.evaluation import build_predictor
+from medfl.engine.evaluation import add_frozen_tensors, build_predictor
 from medfl.engine.needs import NEED_CONDITIONS
 from medfl.engine.runs.simulation import SimulationResult
 from medfl.engine.site import Splits
 from medfl.engine.store import Store
 from medfl.errors import MedflError, SettingsError
 from medfl.hooks import METHOD_DECLARATIONS, Capability
+from medfl.networks.adapters.tensors import is_residual
 from medfl.networks.parts import names_without_head
 from medfl.task import Task
 from medfl.testing.cohort import (
@@ -366,20 +368,53 @@ def exported_networks_predict_alike(case: Case) -> None:
     If the method changes the run's networks, also check that their bodies have the initial tensors of the original
     network.
     """
-    from monai.bundle import ConfigParser  # imported here, because it takes longer than all other imports
-
     result, method, task = case.reference[0], case.make_method(), make_task()
     images = make_data(5, "exported").images
     for kind, model in result.models["site-1"].items():
-        definition = method.network_config(model, {"_target_": "medfl.testing.cohort.SmallNet"})
-        network = ConfigParser({"network_def": definition}).get_parsed_content("network_def").eval()
-        network.load_state_dict(model.tensors)
+        network = _exported_network(method, model)
         with torch.no_grad():
             outputs, expected = network(images), build_predictor(method, task, model)(images)
         expect(torch.allclose(outputs, expected, atol=1e-5), f"the exported {kind} model has other predictions")
     begun, own = task.initial(case.settings_of().seed), method.task_of(task).initial(case.settings_of().seed)
     bodies = [{n: t for n, t in tensors.items() if n.startswith("body.") and n in own} for tensors in (begun, own)]
     same({"first": bodies[0]}, {"first": bodies[1]}, "the body's first weights")
+
+
+def _exported_network(method: Method, model: Model) -> torch.nn.Module:
+    """Return the network of a model's exported bundle, with the model's weights, in evaluation mode."""
+    from monai.bundle import ConfigParser  # imported here, because it takes longer than all other imports
+
+    definition = method.network_config(model, {"_target_": "medfl.testing.cohort.SmallNet"})
+    network: torch.nn.Module = ConfigParser({"network_def": definition}).get_parsed_content("network_def").eval()
+    network.load_state_dict(model.tensors)
+    return network
+
+
+@promise
+def low_rank_adapters_are_merged(case: Case) -> None:
+    """Check that a run with ``train_part: lora`` exports plain models, which predict as the run's models.
+
+    If the method declares `Capability.EXACT_ADAPTERS`, also check that exact aggregation leaves no residual in a run
+    with one site, because the server's new model then is the site's.
+    """
+    task, method, images = make_task(), case.make_method(), make_data(5, "exported").images
+    lora = {"rank": 2, "alpha": 4.0}
+    with folders(2) as (merged, exact):
+        result = case.run(merged, rounds=1, train_part="lora", lora=lora)
+        trained = task.with_training_of("lora", case.settings_of(train_part="lora", lora=lora).lora)
+        models = result.models["site-1"]
+        for kind, model in add_frozen_tensors(method, trained, models).items():
+            network = _exported_network(method, model)
+            with torch.no_grad():
+                outputs, expected = network(images), build_predictor(method, trained, models[kind])(images)
+            expect(torch.allclose(outputs, expected, atol=1e-5), f"the merged {kind} model has other predictions")
+        if Capability.EXACT_ADAPTERS not in method.active_supports:
+            return
+        sites = make_sites({"site-1": 12})
+        case.run(exact, rounds=2, sites=sites, train_part="lora", lora=lora | {"aggregation": "exact"})
+        residuals = [tensor for name, tensor in states(exact)[SERVER].items() if is_residual(name)]
+        largest = max(float(tensor.abs().max()) for tensor in residuals)
+        expect(largest < 1e-6, f"one site with exact adapters: the server's model differs from the site's by {largest}")
 
 
 @promise

@@ -232,6 +232,16 @@ BROKEN = {
             return network_def | {"norm": False}
         """,
     ),
+    "adapters whose mean the server exaggerates": (
+        "low_rank_adapters_are_merged",
+        "one site with exact adapters: the server's model differs from the site's by",
+        """
+        supports: ClassVar = frozenset({Capability.EXACT_ADAPTERS})
+
+        def server_update(self, server, old, mean):
+            return super().server_update(server, old, scaled(mean, 1.5))
+        """,
+    ),
     "an exported network that answers otherwise": (
         "exported_networks_predict_alike",
         "the exported global model has other predictions",

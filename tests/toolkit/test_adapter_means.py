@@ -290,18 +290,3 @@ def test_privacy_clips_and_noises_the_factors_and_the_head_alone(aggregation, un
 )
 def test_frozen_a_works_with_compression_secure_sums_and_robust_rules(settings, tmp_path):
     assert case("frozen_a", rounds=1, **settings).run(tmp_path).outcome.status == "finished"
-
-
-@pytest.mark.parametrize("method", sorted(record.name for record in REGISTRY.methods.values()))
-def test_every_method_exports_plain_models_that_predict_as_its_adapters(method, tmp_path):
-    """The bundle's own network, with the method's changes of it, loads each exported model."""
-    run, task = case("frozen_a", method, rounds=1), make_task()
-    result = run.run(tmp_path)
-    made, images = run.make_method(), make_data(5, "test").images
-    trained = task.with_training_of("lora", run.settings_of().lora)
-    for models in (result.outcome.models, *result.models.values()):
-        for kind, merged in add_frozen_tensors(made, trained, models).items():
-            assert not [name for name in merged.tensors if "lora" in name]
-            with torch.no_grad():
-                outputs = build_predictor(made, trained, models[kind])(images)
-                torch.testing.assert_close(build_predictor(made, task, merged)(images), outputs, rtol=0, atol=1e-5)
