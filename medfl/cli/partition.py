@@ -130,10 +130,16 @@ def command(
         _print_case_counts(partition_cases(pool, out, plan, registry.partition(scheme)))
         return
     policies = {"test": test, "global_test": global_test, "public": public}
-    details: dict[str, Any] = {"test_fraction": test_fraction, "folds": folds, "fold": fold, "per_class": per_class}
-    details |= {"public_test_fraction": public_test_fraction, "duplicates": duplicates}
-    details |= {"allow_leaks": tuple(allow_leak) if allow_leak else None}
-    written = api.partition(
+    details = {
+        "test_fraction": test_fraction,
+        "folds": folds,
+        "fold": fold,
+        "per_class": per_class,
+        "public_test_fraction": public_test_fraction,
+        "duplicates": duplicates,
+        "allow_leaks": tuple(allow_leak) if allow_leak else None,
+    }
+    prepared = api.partition(
         pool,
         out=out,
         scheme=scheme,
@@ -147,11 +153,10 @@ def command(
         **policies,
         **_given_details(details, policies),
         **options,
-    ).lists
-    _print_counts(written)
+    )
+    _print_counts(prepared.lists)
     _print_notes(out)
-    for figure in sorted(out.glob("*.svg")):
-        typer.echo(f"Figure: {figure}")
+    _print_figures(out)
 
 
 def _check_case_list_options(context: typer.Context) -> None:
@@ -283,3 +288,9 @@ def _print_notes(out: Path) -> None:
         typer.echo(f"allowed leak: {visible(sentence)}", err=True)
     for sentence in made.warnings:
         typer.echo(f"note: {visible(sentence)}", err=True)
+
+
+def _print_figures(out: Path) -> None:
+    """Print the path of each figure of a partition."""
+    for figure in sorted(out.glob("*.svg")):
+        typer.echo(f"Figure: {figure}")
