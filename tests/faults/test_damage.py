@@ -50,7 +50,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.fixture(scope="module")
 def ring(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A ring stopped before step 5 of 6, after a training with guests, and what an unbroken run ends with."""
+    """A ring stopped before step 5 of 6, after a training with visiting models, and what an unbroken run ends with."""
     root = tmp_path_factory.mktemp("ring")
     Toy(Ring).run(root / "whole", rounds=3)
     return run_until(Toy(Ring), root / "stopped", 5, rounds=3), snapshot(root / "whole")

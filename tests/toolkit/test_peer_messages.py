@@ -29,10 +29,10 @@ def met(folder: Path) -> dict[str, Any]:
     return {name: state_of(folder, name).meta["met"] for name in SIZES}
 
 
-def test_each_site_trains_with_its_guest(tmp_path: Path) -> None:
+def test_each_site_trains_with_the_model_it_received(tmp_path: Path) -> None:
     result = Toy(Ring).run(tmp_path, rounds=3)
     before = {"site-1": "site-3", "site-2": "site-1", "site-3": "site-2"}
-    assert met(tmp_path) == {name: [[r, [guest]] for r in (1, 2, 3)] for name, guest in before.items()}
+    assert met(tmp_path) == {name: [[r, [sender]] for r in (1, 2, 3)] for name, sender in before.items()}
     assert result.outcome.status == "finished"
     models = [models["personal"].tensors for models in result.models.values()]
     assert not tensors_equal(models[0], models[1])
@@ -62,8 +62,8 @@ def test_the_server_gets_neither_tensors_nor_meta_of_parcels(tmp_path: Path) -> 
         record = Store(tmp_path / "state" / "server").load(step)
         assert record.tensors == {}
         assert "letter" not in str(record.meta)
-    for index, guests in enumerate(server.meta["guests"]):
-        assert all((value is None) == (index % 2 == 0) for value in guests.values()), (
+    for index, senders in enumerate(server.meta["senders"]):
+        assert all((value is None) == (index % 2 == 0) for value in senders.values()), (
             "meta of replies to `send` is empty"
         )
 
@@ -78,7 +78,7 @@ def test_without_its_sender_a_site_has_an_empty_inbox(who: str, tmp_path: Path) 
     assert rounds_by_site[who][0] == [1, [{"site-1": "site-3", "site-3": "site-2"}[who]]], (
         "it was back for the training"
     )
-    assert all(rounds[1][1] for rounds in rounds_by_site.values()), "in round 2 everybody has a guest"
+    assert all(rounds[1][1] for rounds in rounds_by_site.values()), "in round 2 every site has a message"
     assert state_of(tmp_path, "server").meta["missing"] == [who]
 
 
@@ -131,7 +131,7 @@ def test_a_round_is_evaluated_once(alone: bool, tmp_path: Path) -> None:
     assert sorted(rounds) == [[str(r), name] for r in (1, 2, 3) for name in SIZES]
     trained = [line for line in scores(tmp_path) if ",train,trained,loss," in line]
     assert len(trained) == 3 * len(SIZES)
-    assert len(state_of(tmp_path, "server").meta["guests"]) == 3 * (3 if alone else 2), "folds"
+    assert len(state_of(tmp_path, "server").meta["senders"]) == 3 * (3 if alone else 2), "folds"
 
 
 @pytest.mark.parametrize("alone", [False, True])
@@ -174,14 +174,14 @@ def test_parcels_do_not_pile_up(tmp_path: Path) -> None:
         assert [blob.stem for blob in blobs] == [state_of(tmp_path, name).blobs["first"]]
 
 
-def test_a_guest_is_a_copy(tmp_path: Path) -> None:
+def test_a_received_model_is_a_copy(tmp_path: Path) -> None:
     """Changes by the receiver don't affect the sender."""
 
     class Rough(Everybody):
         def execute(self, site: Site, request: Request) -> Reply:
             reply = super().execute(site, request)
-            for guest in site.inbox:
-                for tensor in guest.tensors.values():
+            for message in site.inbox:
+                for tensor in message.tensors.values():
                     tensor.zero_()
             if request.op == "send":
                 for tensor in reply.peer_messages[0].tensors.values():

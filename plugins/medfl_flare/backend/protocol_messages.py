@@ -8,7 +8,7 @@ Kinds of messages whose contents are defined here:
 * ``hello``: the offer of a run. A site that accepts it returns a `HelloReply`.
 * ``begin``: the start of the run. A site loads its data and returns information about them.
 * ``step``: a request, an evaluation of the previous round, or both.
-* ``post`` and ``guest``: cross-site evaluation, in which each site scores the models of the others.
+* ``send_model`` and ``score_model``: cross-site evaluation, in which each site scores the models of the others.
 * ``install``: the end of the run. A site exports its bundle and returns its privacy account.
 """
 
@@ -385,7 +385,7 @@ def _short(digest: str | None) -> str:
 
 
 def read_scores(site: str, message: Message, round_: int) -> list[MetricRow]:
-    """Return the scores in a reply to ``post`` or ``guest``; all must be of the given round."""
+    """Return the scores in a reply to ``send_model`` or ``score_model``; all must be of the given round."""
     return rows_from_json(message.meta.get("rows"), site, round_)
 
 

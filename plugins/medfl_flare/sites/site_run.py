@@ -361,7 +361,7 @@ class SiteRun:
         """Send this site's model to other sites for the cross-site evaluation, and score it on this site's test data.
 
         Args:
-            message: Message of the server, of the kind ``post``.
+            message: Message of the server, of the kind ``send_model``.
 
         Returns:
             No tensors; metadata with the scores.
@@ -386,7 +386,7 @@ class SiteRun:
         The model has arrived as a peer message before.
 
         Args:
-            message: Message of the server, of the kind ``guest``, which names the owner of the model.
+            message: Message of the server, of the kind ``score_model``, which names the owner of the model.
 
         Returns:
             No tensors; metadata with the scores.

@@ -192,8 +192,8 @@ class SiteService:
             )
         parts = {
             "step": self._run.step,
-            "post": self._run.send_model,
-            "guest": self._run.score_peer_model,
+            "send_model": self._run.send_model,
+            "score_model": self._run.score_peer_model,
             "install": self._run.install,
         }
         if message.kind not in parts:
