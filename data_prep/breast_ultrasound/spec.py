@@ -6,7 +6,7 @@ array) and `finish` (change the array or add files).
 
 The folder contains the images of BUS-BRA (four machines of one hospital) and of BrEaST (Poland) in one layout
 (`medfl_datasets.breast_ultrasound.files`). The command ``medfl partition --scheme by_site --column site --test official
---global-test none`` makes five sites with the table's test images.
+--server-test none`` makes five sites with the table's test images.
 
 Prepared data set: ``images.npy`` (N, H, W), uint8, with a second array of masks if the target is the mask. Each record
 has ``subject_id``, ``site`` (the source), ``birads`` and ``device``, and the pathology as ``label`` or ``pathology``.

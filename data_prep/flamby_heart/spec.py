@@ -66,7 +66,7 @@ class FlambyHeart(WholeSpec):
     """FLamby's Fed-Heart-Disease: heart disease or none, by 13 numbers, at four hospitals. Nothing is downloaded.
 
     The test rows are FLamby's. Create its sites with medfl partition --scheme by_site --column centre --test official
-    --global-test none --allow-leak pixels. (Two patients of one hospital have the same numbers.)
+    --server-test none --allow-leak pixels. (Two patients of one hospital have the same numbers.)
 
     Source: UCI Machine Learning Repository, doi:10.24432/C52P4X, as prepared by FLamby. Licence: CC BY 4.0.
     """

@@ -126,7 +126,7 @@ class FlambyISIC2019(ImageSpec):
     """FLamby's Fed-ISIC2019: skin lesions of eight classes at six centres, resized by scripts. Nothing is downloaded.
 
     The test images are FLamby's. Create its sites with medfl partition --scheme by_site --column centre --test official
-    --global-test none.
+    --server-test none.
 
     Source: ISIC 2019 challenge, as prepared by FLamby. Licence: CC BY-NC 4.0.
     """

@@ -90,7 +90,7 @@ class FlambyIXI(ImageSpec):
     """FLamby's Fed-IXI (IXI Tiny): the brain in T1 volumes of three hospitals. Nothing is downloaded.
 
     The test volumes are FLamby's. Create its sites with medfl partition --scheme by_site --column centre --test
-    official --global-test none.
+    official --server-test none.
 
     Source: https://brain-development.org/ixi-dataset/, as prepared for TorchIO and FLamby. Licence: CC BY-SA 3.0.
     """

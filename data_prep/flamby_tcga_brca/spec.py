@@ -56,7 +56,7 @@ class FlambyTcgaBrca(WholeSpec):
     """FLamby's Fed-TCGA-BRCA: survival with breast cancer, by 39 numbers, in six regions. Nothing is downloaded.
 
     The splits are FLamby's. Create its sites with medfl partition --scheme by_site --column centre --test official
-    --global-test none --allow-leak pixels. (Some patients have the same numbers as others.)
+    --server-test none --allow-leak pixels. (Some patients have the same numbers as others.)
 
     Source: The Cancer Genome Atlas, TCGA-BRCA, as prepared by FLamby. Licence: open-access data under the policies of
     the Genomic Data Commons (GDC): do not attempt to identify anyone.

@@ -347,7 +347,7 @@ def _run_data(data: Cohort, leaks: Sequence[str]) -> RunData:
     """
     return RunData(
         sites={name: Splits(site.train, site.val, site.test, site.digest) for name, site in data.sites.items()},
-        global_test=data.server.test if data.server is not None else None,
+        server_test=data.server.test if data.server is not None else None,
         public=data.public.train if data.public is not None else None,
         public_test=data.public.test if data.public is not None else None,
         digest=data.digest(),

@@ -41,7 +41,7 @@ def brains(place: Path) -> None:
     words = ["--source", place / "release", "--atlas", place / "release" / ATLAS_FILE, "--size", 16]
     command("prep", "abide", *words, "--out", place / "pool", "--derivatives", ",".join(derivatives))
     words = ["--scheme", "by_site", "--column", "site", "--test", "k_fold", "--folds", 4, "--fold", 1]
-    command("partition", place / "pool", "--out", place / "data", *words, "--global-test", "none")
+    command("partition", place / "pool", "--out", place / "data", *words, "--server-test", "none")
 
 
 def lesions(place: Path) -> None:
@@ -51,7 +51,7 @@ def lesions(place: Path) -> None:
     words = ["--split", "none", "--size", 16, "--workers", 1]
     command("prep", "derm7pt", "--source", release, "--out", place / "pool", *words)
     words = ["--scheme", "dirichlet_class", "--alpha", 1, "--sites", 3, "--test", "k_fold", "--folds", 4, "--fold", 0]
-    command("partition", place / "pool", "--out", place / "data", *words, "--global-test", "none")
+    command("partition", place / "pool", "--out", place / "data", *words, "--server-test", "none")
 
 
 @dataclass(frozen=True)

@@ -233,7 +233,7 @@ OF_A_POOL = [
 def test_a_partition_refuses(case: str, cohort: Path, capsys: pytest.CaptureFixture[str]) -> None:
     CASES[case][0](cohort)
     out = cohort.parent / "out"
-    code, error = command(capsys, "partition", cohort / "site-01", "--out", out, "--sites", 2, "--global-test", "none")
+    code, error = command(capsys, "partition", cohort / "site-01", "--out", out, "--sites", 2, "--server-test", "none")
     assert code == 2
     assert not out.exists()
 

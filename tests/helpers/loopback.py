@@ -171,7 +171,7 @@ class Place:
                 settings=opened.settings,
                 data=RunData(
                     sites={name: Splits(site.train, site.val, site.test, site.digest) for name, site in loaded.items()},
-                    global_test=test.test if test else None,
+                    server_test=test.test if test else None,
                     public=public.train if public else None,
                     public_test=public.test if public else None,
                 ),

@@ -64,7 +64,7 @@ class MadeUpRun:
         model: The kind that a site takes home, ``global`` or ``personal``.
         metrics: Metrics of the task.
         scores: Final values by metric and site, instead of those of the predictions.
-        global_test: Metric to the final value on the server's test set.
+        server_test: Metric to the final value on the server's test set.
         server: Accuracy on the server's test set after each round.
         trained: For each round, the sites that train in it, with their accuracy right after that or None for no score;
             empty if all do, without one.
@@ -104,7 +104,7 @@ class MadeUpRun:
     model: str = "global"
     metrics: Sequence[str] = ("accuracy", "auc")
     scores: Scores | None = None
-    global_test: Mapping[str, float] = field(default_factory=dict)
+    server_test: Mapping[str, float] = field(default_factory=dict)
     server: Sequence[float] = ()
     trained: Sequence[Mapping[str, float | None]] = ()
     crossed: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
@@ -224,7 +224,7 @@ class MadeUpRun:
                     for site, value in values.items():
                         now = float("nan") if value is None else value * share
                         rows.append(MetricRow(round_, site, self.model, split, "aggregated", metric, now))
-            for metric, value in self.global_test.items():
+            for metric, value in self.server_test.items():
                 rows.append(MetricRow(round_, "global", "global", "test", "aggregated", metric, value * share))
             if self.server:
                 rows.append(
@@ -243,10 +243,10 @@ class MadeUpRun:
     def summary(self) -> Summary:
         """What ``summary.json`` holds."""
         scores: dict[str, Any] = {self.model: {split: self._summed_up() for split in self.splits}}
-        for metric, value in self.global_test.items():
+        for metric, value in self.server_test.items():
             test = scores.setdefault("global", {}).setdefault("test", {})
             known = test.get(metric, MetricScores(mean=None, worst=None, sites={}))
-            test[metric] = known.model_copy(update={"global_test": value})
+            test[metric] = known.model_copy(update={"server_test": value})
         sent = {"bytes_up": 4000.0 * self.over, "bytes_down": 4000.0 * self.over, "bytes_to_peers": 0.0}
         spent = [
             SiteCosts(**sent, train_seconds=(2.0 + n) * self.over, evaluate_seconds=1.0 * self.over)

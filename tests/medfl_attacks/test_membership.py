@@ -209,7 +209,7 @@ def test_the_global_model_is_attacked_with_all_sites_images() -> None:
     run = made(sites(), {"global": model(0), "a": model(1), "b": model(2)})
     (attacked,) = find_targets(run)
     assert (attacked.name, len(attacked.members), len(attacked.others)) == ("global", 80, 60)
-    run.global_test = noise(7, seed=50)
+    run.server_test = noise(7, seed=50)
     assert len(find_targets(run)[0].others) == 67
     torch.testing.assert_close(
         logits(attacked.model, attacked.members, run.settings)[40:],

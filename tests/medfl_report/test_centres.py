@@ -156,7 +156,7 @@ def test_nothing_is_shown_where_nothing_can_be_compared(tmp_path, local, fedskd)
 def test_the_centre_goes_from_the_release_into_the_predictions(tmp_path):
     write_release(tmp_path / "release", 4, ("NYU", "UM_1"), ("reho",), size=8)
     prepare(Abide(source=tmp_path / "release", derivatives=("reho",), size=8), tmp_path / "pooled", workers=1)
-    plan = PartitionPlan("by_site", column="site", test_fraction=0.5, global_test="none")
+    plan = PartitionPlan("by_site", column="site", test_fraction=0.5, server_test="none")
     partition(tmp_path / "pooled", tmp_path / "sites", plan, by_site)
     site = load_site(tmp_path / "sites" / "US-Middle", Multiclass(2), (0.0,), (1.0,))
     labels = all_targets(site.test)

@@ -266,13 +266,13 @@ def test_the_local_test_is_in_the_first_metric_and_leaves_undefined_sites_out(ru
     assert claim.effect == "-", "one pair tells nothing of the spread"
 
 
-def test_the_global_test_is_the_mean_over_models_and_test_sets(run):
+def test_the_cross_site_test_is_the_mean_over_models_and_test_sets(run):
     tables = {
         "local": {"site-1": {"site-1": 0.9, "site-2": 0.5}, "site-2": {"site-1": 0.3, "site-2": math.nan}},
         "fedskd": {"site-1": {"site-1": 0.9, "site-2": 0.7}, "site-2": {"site-1": 0.6, "site-2": 0.8}},
     }
     runs = [run(method, model="personal", crossed={"accuracy": table}) for method, table in tables.items()]
-    claim = check_claim(group_runs(runs), "global_test", "fedskd", "local")
+    claim = check_claim(group_runs(runs), "cross_site_test", "fedskd", "local")
     assert claim.difference == pytest.approx((0.8 + 0.7) / 2 - (0.7 + 0.3) / 2)
-    without = check_claim(group_runs([runs[0], run("fedskd")]), "global_test", "fedskd", "local")
+    without = check_claim(group_runs([runs[0], run("fedskd")]), "cross_site_test", "fedskd", "local")
     assert (without.pairs, without.effect) == (0, "-")

@@ -47,7 +47,7 @@ def explained():
 def rich(tmp_path):
     """Runs with odd names of classes, and with all that a page can show."""
     options = {"classes": ODD, "metrics": ("accuracy", "balanced_accuracy", "auc", "ece"), "splits": ("val", "test")}
-    more = options | {"global_test": {"accuracy": 0.5}, "reason": "<script>alert(1)</script>", "status": "incomplete"}
+    more = options | {"server_test": {"accuracy": 0.5}, "reason": "<script>alert(1)</script>", "status": "incomplete"}
     more |= {"settings": {"privacy": PRIVACY, "compression": {"bits": 8}}, "plain": 16000.0, "assigned": ASSIGNED}
     more |= {"findings": Findings(TAUGHT, explained())}
     return [make_run(tmp_path / "local", "local", **options), make_run(tmp_path / "fedavg", "fedavg", **more)]

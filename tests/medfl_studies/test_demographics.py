@@ -26,7 +26,7 @@ TABLE_ONE: dict[str, Any] = {
     "data": {
         "abide": {
             "prep": {"dataset": "abide", "derivatives": ["reho"], "size": 8},
-            "partition": {"scheme": "by_site", "column": "site", "test": "k_fold", "folds": 2, "global_test": "none"},
+            "partition": {"scheme": "by_site", "column": "site", "test": "k_fold", "folds": 2, "server_test": "none"},
         }
     },
 }

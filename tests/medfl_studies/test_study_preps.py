@@ -29,7 +29,7 @@ def source(tmp_path_factory) -> Path:
 
 
 def study_file(folder: Path, **prep) -> Path:
-    partition = {"scheme": "by_site", "column": "site", "test": "k_fold", "folds": 2, "global_test": "none"}
+    partition = {"scheme": "by_site", "column": "site", "test": "k_fold", "folds": 2, "server_test": "none"}
     content = {
         "name": "brains",
         "bundle": "fmri_asd_classification",

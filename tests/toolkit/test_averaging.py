@@ -85,7 +85,7 @@ def test_centralized_trains_each_architecture_on_all_images_as_if_it_were_the_on
         )
 
 
-def test_the_global_test_of_pooled_training_has_every_site(tmp_path):
+def test_the_server_test_of_pooled_training_has_every_site(tmp_path):
     result = Case(REGISTRY, "centralized").run(
         tmp_path, cross_site_evaluation=True, networks_by_site={"site-2": "wide"}
     )

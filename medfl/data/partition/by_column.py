@@ -94,7 +94,7 @@ def by_source(
     """Draw several small sites from each source and leave the remaining units unassigned.
 
     Use it to simulate many small sites with domain shift (each source has its own appearance) and label skew (each site
-    has some of the classes only). With ``--global-test remainder`` the remaining units become the server's test set.
+    has some of the classes only). With ``--server-test remainder`` the remaining units become the server's test set.
 
     Each site draws the number of its classes, then the classes, then the number of units of each class, all uniformly
     within the given ranges. If a source is short of a class, a site takes only as many units as leave the minimum for

@@ -172,7 +172,7 @@ def test_what_is_missing_is_said(tmp_path):
 def test_the_real_hospitals_are_sites(real, tmp_path):
     """Check that the option allows two patients of one hospital with equal numbers, one of them in the test set."""
     prepare(FlambyHeart(source=real), tmp_path / "pool")
-    plan = PartitionPlan("by_site", column="centre", test="official", global_test="none", allow_leaks=("pixels",))
+    plan = PartitionPlan("by_site", column="centre", test="official", server_test="none", allow_leaks=("pixels",))
     partition(tmp_path / "pool", tmp_path / "sites", plan, by_site)
     sites = load_sites(tmp_path / "sites", Binary(), mean=(0.0,), std=(1.0,))
     assert {name: (len(site.train), len(site.test)) for name, site in sites.items()} == OFFICIAL_COUNTS

@@ -154,7 +154,7 @@ def test_only_evaluated_rounds_can_be_chosen_and_more_rounds_continue_the_choice
     assert digests(more) == digests(case.run(tmp_path / "short", rounds=best))
 
 
-def test_the_global_test_is_of_the_models_that_are_taken_home(tmp_path: Path) -> None:
+def test_the_server_test_is_of_the_models_that_are_taken_home(tmp_path: Path) -> None:
     case = cases()["ring"]
     best = case.run(tmp_path / "best", rounds=ROUNDS, best_round=True, cross_site_evaluation=True).summary.models_round
     case.run(tmp_path / "short", rounds=best, cross_site_evaluation=True)

@@ -258,8 +258,8 @@ def test_the_table_is_tidy_and_the_summary_says_the_same(tmp_path):
     assert scores.sites == pytest.approx(dict(zip(sites, three, strict=True)))
     assert scores.mean == pytest.approx(sum(three) / 3)
     assert scores.worst == pytest.approx(min(three))
-    assert scores.global_test == pytest.approx(last["global"])
-    assert scores.global_test == pytest.approx(
+    assert scores.server_test == pytest.approx(last["global"])
+    assert scores.server_test == pytest.approx(
         score_dataset(model, make_data(10, "global"), make_task(), Settings(rounds=3))["accuracy"]
     )
     assert set(summary.scores["global"]) == {"val", "test"}
@@ -282,7 +282,7 @@ def test_the_summary_adds_the_costs_up_and_says_image_counts(tmp_path):
 def test_the_summary_of_personal_models(tmp_path):
     scores = case("fedbn").run(tmp_path, rounds=1).summary.scores
     assert set(scores) == {"personal"}
-    assert scores["personal"]["test"]["accuracy"].global_test is None
+    assert scores["personal"]["test"]["accuracy"].server_test is None
 
 
 def test_an_undefined_score_does_not_spoil_the_mean(tmp_path):

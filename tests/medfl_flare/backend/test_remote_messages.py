@@ -151,7 +151,7 @@ def test_an_offer_holds_no_code_and_no_path(place: Place, what: str) -> None:
     assert [path.name for path in files["site-01"].state.iterdir()] == [AUDIT_FILE_NAME]
 
 
-def test_a_model_is_posted_only_to_sites_of_the_run_and_only_in_a_global_test(place: Place) -> None:
+def test_a_model_is_posted_only_to_sites_of_the_run_and_only_in_a_cross_site_evaluation(place: Place) -> None:
     requests, _ = talk(place, "send_model", method="fedper", rounds=1, cross_site_evaluation=True)
     posted: list[str] = []
     service = SiteService(place.files("post-again")["site-01"], lambda to, blob, patience: posted.append(to) is None)
@@ -164,7 +164,7 @@ def test_a_model_is_posted_only_to_sites_of_the_run_and_only_in_a_global_test(pl
     assert posted == []
 
 
-def test_a_model_is_not_posted_where_the_run_has_no_global_test(place: Place) -> None:
+def test_a_model_is_not_posted_where_the_run_has_no_cross_site_evaluation(place: Place) -> None:
     requests, _ = talk(place, "no-post", method="fedper", rounds=1)
     posted: list[str] = []
     service = SiteService(place.files("no-post-again")["site-01"], lambda to, blob, patience: posted.append(to) is None)

@@ -185,7 +185,7 @@ def test_a_second_job_waits_for_the_first_one_and_is_refused(place: Place, monke
     assert sorted(second[1].missing) == list(SITES)
 
 
-def test_the_global_test_is_among_the_sites_whose_files_allow_it(place: Place) -> None:
+def test_the_cross_site_evaluation_is_among_the_sites_whose_files_allow_it(place: Place) -> None:
     files = place.files("exchanging", {"site-03": {"cross_site_evaluation": False}})
     folder, _, loopback = serve(files, offered(place, rounds=1, cross_site_evaluation=True, min_replies=2))
     exchanged = {tuple(line.split(",")[1:3]) for line in scores(folder) if "@" in line}

@@ -163,7 +163,7 @@ def test_of_five_sources_of_breast_ultrasound_the_brighter_machine_stands_out(tm
     if not REAL.is_dir():
         pytest.skip("needs segmentation/breast_ultrasound in the folder that MEDFL_DATA names")
     prepare_spec(BreastUltrasound, REAL, tmp_path / "pool", workers=1, size=32)
-    plan = PartitionPlan("by_site", column="site", test="official", global_test="none")
+    plan = PartitionPlan("by_site", column="site", test="official", server_test="none")
     partition(tmp_path / "pool", tmp_path / "data", plan, by_site)
     known = compute_folder_statistics(tmp_path / "data", DisclosurePolicy())
     assert {site: each.images for site, each in known.items()} == {

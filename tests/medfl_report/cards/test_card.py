@@ -367,7 +367,7 @@ def test_a_subgroup_of_few_is_not_scored_and_not_counted(tmp_path, registry):
 
 def test_personal_models_leave_the_global_one_without_predictions(tmp_path, registry):
     folder = make_run(
-        tmp_path / "run", model="personal", images=10, metrics=("accuracy",), global_test={"accuracy": 0.5}
+        tmp_path / "run", model="personal", images=10, metrics=("accuracy",), server_test={"accuracy": 0.5}
     )
     (folder / "global" / "models").mkdir(parents=True)
     write_cards(folder, registry)

@@ -155,7 +155,7 @@ def test_parameters_that_come_again_are_the_same_run(load, sampler: str) -> None
         ({}, 2, {"seed": 0}),
         ({"seed": 5}, 2, {}),
         ({"test": "none"}, 2, {}),
-        ({"test": "none", "global_test": "per_class"}, 2, {"seed": 0}),
+        ({"test": "none", "server_test": "per_class"}, 2, {"seed": 0}),
         ({}, 1, {}),
         ({"test": "k_fold", "folds": 3}, [4, 5], {"seed": 4, "fold": 0}),
         ({"test": "k_fold", "folds": 3, "seed": 5}, 2, {"fold": 0}),
