@@ -30,7 +30,7 @@ def run_objective(
     tests: int = 24,
     metrics: Sequence[str] = (),
     patients: int = 0,
-    pictures: bool = False,
+    worst_case_images: bool = False,
     names: Sequence[str] = (),
 ) -> Path:
     """Train and score, and write what sites take home.
@@ -43,7 +43,7 @@ def run_objective(
         tests: Test cases of each site.
         metrics: Of the task; empty for those of the objective.
         patients: Images of one patient in a row at the first site; 0 where nobody knows.
-        pictures: As in the settings.
+        worst_case_images: As in the settings.
         names: What outputs are for; empty where nobody named them.
     """
     task = make_task_of(objective)
@@ -58,7 +58,7 @@ def run_objective(
         settings=Settings(rounds=rounds, batch_size=8),
         data=RunData(sites=sites, classes=objective.titles, names=tuple(names)),
         folder=folder,
-        execution=Execution(pictures=pictures),
+        execution=Execution(worst_case_images=worst_case_images),
         provenance=Provenance(data=DataOrigin(name="tiny")),
         callbacks=Callbacks(export=partial(export, site_export=SiteExport(folder / "no bundle"))),
     )

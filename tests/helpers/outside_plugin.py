@@ -115,7 +115,7 @@ class Scans(ImageSpec):
         """All images."""
         return sorted(self.source.glob("*.png"))
 
-    def choose(self, files, say):
+    def plan_reading(self, files, say):
         """All of them."""
         return ReadPlan(
             items=files,

@@ -31,7 +31,7 @@ class GuessOptions:
 class RebuildOptions:
     """Options of the attack ``rebuild``."""
 
-    against: str = "all"
+    target: str = "all"
     smoothness: float = 0.1
     steps: int = 9
 

@@ -31,11 +31,11 @@ def run(*words: Any) -> int:
 
 def test_what_is_submitted(tmp_path: Path, submitted: list[Submission]) -> None:
     words = ("--output-dir", tmp_path / "one", "--method", "fedprox", "--method-args.mu", 0.5, "--optimizer.lr", 0.1)
-    sites = ("--sites", "['b','a']", "--answer-timeout", 60, "--num-classes", 2)
+    sites = ("--sites", "['b','a']", "--reply-timeout", 60, "--num-classes", 2)
     assert run("--backend", "flare", "--kit", tmp_path / "kit", *words, *sites) == 0
     (submission,) = submitted
     offer = submission.offer
-    assert (offer.run, offer.sites, offer.answer_timeout) == ("one", ["a", "b"], 60)
+    assert (offer.run, offer.sites, offer.reply_timeout) == ("one", ["a", "b"], 60)
     assert (offer.bundle, offer.bundle_hash) == (BUNDLE, bundle_hash(shipped_bundles()[BUNDLE]))
     assert (offer.method, submission.kit, submission.output_dir) == ("fedprox", tmp_path / "kit", tmp_path / "one")
     settings = {"method": "fedprox", "method_args#mu": 0.5, "optimizer#lr": 0.1}

@@ -57,7 +57,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
         for place in places:
             if not place.exists():
                 pictures = place.name == "fedavg"
-                run_objective(place, KINDS[section], place.name, tests=12, patients=3, pictures=pictures)
+                run_objective(place, KINDS[section], place.name, tests=12, patients=3, worst_case_images=pictures)
         return places
 
     return runs

@@ -210,7 +210,7 @@ def test_nothing_is_kept_where_nobody_wants_it():
 
 @pytest.mark.slow
 def test_pictures_of_the_worst_masks_are_files_too(tmp_path):
-    folder = run_objective(tmp_path / "run", Segmentation(channels=2), rounds=1, tests=4, pictures=True)
+    folder = run_objective(tmp_path / "run", Segmentation(channels=2), rounds=1, tests=4, worst_case_images=True)
     page = write_report([folder], tmp_path / "page.html", figures=tmp_path / "files")
     assert page.read_text().count('class="tile"') == len(list((tmp_path / "files").glob("masks-image*.svg"))) > 0
 

@@ -164,7 +164,7 @@ class FlareBackend:
 
         self.greetings = self._exchange_messages(dict.fromkeys(ready, message), read)
 
-    def drop(self, site: str, why: str) -> None:
+    def exclude_site(self, site: str, why: str) -> None:
         """Exclude a site from the run until the run is resumed, and record the reason in `missing`.
 
         Args:
@@ -242,7 +242,7 @@ class FlareBackend:
         for site in sites:
             self._silent_steps[site] = 0 if site in answered else self._silent_steps.get(site, 0) + 1
             if self._silent_steps[site] >= MAX_SILENT_STEPS:
-                self.drop(site, f"{self.missing.get(site, 'no reply')}; excluded until the run is resumed")
+                self.exclude_site(site, f"{self.missing.get(site, 'no reply')}; excluded until the run is resumed")
 
     def _mark_failed_senders(self, answers: list[SiteResult], unavailable: list[str]) -> None:
         """Mark a sender as unavailable if its peer message did not reach an available receiver, which lacks it.

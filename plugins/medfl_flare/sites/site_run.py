@@ -218,7 +218,7 @@ class SiteRun:
         about: Meta = {"classes": list(self._data.classes), "name": self._data.source, "modality": self._data.modality}
         about["names"] = list(self._data.names)
         about["shared_test"] = None if self._splits.shared is None else hash_dataset(self._splits.shared)
-        return {"facts": facts, "newest": self.host.store.mend(), "data": about}
+        return {"facts": facts, "newest": self.host.store.set_damaged_aside(), "data": about}
 
     # ---- a step
 
@@ -406,7 +406,7 @@ class SiteRun:
             )
         model = Model(meta["network"], wire.select(messages[0].tensors, MODEL_PREFIX), meta["meta"])
         rows = self._score(model, f"{meta['owner']}@{owner}", read_integer(message.meta, "round"))
-        inbox.drop(messages[0].sender)
+        inbox.delete_messages_of(messages[0].sender)
         return {}, {"rows": rows_to_json(rows)}
 
     def _score(self, model: Model, name: str, round_: int) -> list[MetricRow]:

@@ -292,7 +292,7 @@ class SiteService:
         meta = {"step": step, "use": use, "meta": peer_message.meta}
         assert self._opened is not None
         self._audit.record_sent(peer_message)
-        patience = PEER_MESSAGE_TIME_SHARE * self._opened.offer.answer_timeout
+        patience = PEER_MESSAGE_TIME_SHARE * self._opened.offer.reply_timeout
         blob = pack(Message("peer_message", peer_message.tensors, meta))
         return self._post(
             peer_message.to, blob if self._seal is None else self._seal.close(blob, peer_message.to), patience

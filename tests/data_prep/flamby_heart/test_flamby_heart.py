@@ -161,7 +161,7 @@ def test_what_is_missing_is_said(tmp_path):
     release = write_release(tmp_path / "in")
     (release / "processed.switzerland.data").unlink()
     with refused(DataError, "missing_file", folder=str(release), files=["processed.switzerland.data"]):
-        FlambyHeart(source=release).look()
+        FlambyHeart(source=release).check_release()
     (release / "processed.switzerland.data").write_text(",".join(["1"] * 14) + "\n")
     with refused(DataError, "too_few_rows", hospitals=["switzerland"], minimum=3):
         prepare(FlambyHeart(source=release), tmp_path / "out")

@@ -80,13 +80,17 @@ def test_only_a_better_mean_validation_score_replaces_the_best(
     rows: list[MetricRow], metric: str, expected: BestEvaluation
 ) -> None:
     best = BestEvaluation(1, 2, 0.6, 2).after(4, 8, rows, metric)
-    assert (best.round, best.step, best.since) == (expected.round, expected.step, expected.since)
+    assert (best.round, best.step, best.evaluations_since) == (
+        expected.round,
+        expected.step,
+        expected.evaluations_since,
+    )
     assert best.score == pytest.approx(expected.score)
 
 
 def test_the_first_score_counts_whatever_it_is() -> None:
-    assert BestEvaluation().after(1, 2, [], "auc") == BestEvaluation(since=1)
-    assert BestEvaluation(since=1).after(2, 4, [row(0.0)], "auc") == BestEvaluation(2, 4, 0.0)
+    assert BestEvaluation().after(1, 2, [], "auc") == BestEvaluation(evaluations_since=1)
+    assert BestEvaluation(evaluations_since=1).after(2, 4, [row(0.0)], "auc") == BestEvaluation(2, 4, 0.0)
     assert BestEvaluation().after(1, 2, [row(0.9, metric="ece")], "ece") == BestEvaluation(1, 2, 0.9), (
         "worse than the 0 that stands for none"
     )
