@@ -95,7 +95,7 @@ CALLS: dict[str, Callable[[Path, Convert], Any]] = {
     "load_site": lambda run, as_: load_site(as_(run.parent / "data" / "site-01"), Multiclass(4), *NORMAL).digest,
     "write_report": report,
     "read_run_files": lambda run, as_: read_run_files(as_(run)),
-    "RunViewer": lambda run, as_: RunViewer(as_(run)).being_written,
+    "RunViewer": lambda run, as_: RunViewer(as_(run)).has_state,
     "read_run": lambda run, as_: read_run(as_(run)).run,
     "read_predictions": lambda run, as_: read_predictions(as_(run / "sites" / "site-01" / PREDICTIONS)).to_csv(),
     "read_metrics": lambda run, as_: read_metrics(as_(run / "metrics.csv")).to_csv(),
