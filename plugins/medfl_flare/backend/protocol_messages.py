@@ -26,7 +26,7 @@ from medfl.contract import Request
 from medfl.engine.backend import Evaluation
 from medfl.engine.evaluation import MetricRow
 from medfl.engine.store import StepNumbers
-from medfl.errors import PluginError, RefusedError
+from medfl.errors import PluginError, RefusedError, validation_message
 from medfl.privacy.policy import mechanism_of
 from medfl.records.privacy_account import PrivacyAccount
 from medfl.types import Meta, Tensors
@@ -422,9 +422,9 @@ def read_privacy_account(site: str, message: Message) -> PrivacyAccount | None:
         place = f" in its field '{name}'" if name in PrivacyAccount.model_fields else ""
         raise RefusedError(
             "wrong_metadata",
-            f"The privacy account of site '{site}' was refused{place}: {first['msg']}. Server and site need the same "
-            "version of medfl; if they have it, the site is not honest.",
+            f"The privacy account of site '{site}' was refused{place}: {validation_message(first)}. Server and site "
+            "need the same version of medfl; if they have it, the site is not honest.",
             sender=f"site '{site}'",
             key="privacy",
-            expected=first["msg"],
+            expected=validation_message(first),
         ) from None
