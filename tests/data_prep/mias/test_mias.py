@@ -12,8 +12,8 @@ from prepare_specs import prepare_spec
 from medfl.cli.main import main
 from medfl.data.datalists import SPLITS, read_datalist
 from medfl.data.readers.mammograms import to_row
-from medfl.data.readers.pgm import read_pgm
 from medfl_datasets.mias.files import crop_box
+from medfl_datasets.mias.pgm import read_pgm
 from medfl_datasets.mias.selection import select_images
 from medfl_datasets.mias.spec import LABEL_SETS, Mias
 from medfl_datasets.mias.synthetic import (

@@ -6,9 +6,9 @@ import nibabel
 import numpy as np
 from refusals import refused
 
-from medfl.data.brain_maps import BrainMaps, load_maps, map_names
 from medfl.errors import DataError
 from medfl.objectives import Multiclass
+from medfl_datasets.abide.brain_maps import BrainMaps, load_maps, map_names
 
 AFFINE = np.diag([15.0, 15.0, 15.0, 1.0])
 AFFINE[:3, 3] = (-82.5, -100.5, -74.5)
