@@ -94,7 +94,7 @@ def unknown_options(words: list[str]) -> list[str]:
 
 
 def sets_a_value(option: str) -> bool:
-    """Whether an option names a setting or an id, in the spelling of ``medfl run``."""
+    """Return True if an option names a setting or an id, in the spelling of ``medfl run``."""
     try:
         return id_of_option(option).partition("#")[0] in settings()
     except SettingsError:

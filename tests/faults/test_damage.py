@@ -76,7 +76,7 @@ def test_newest_file_damaged(
 
 
 class Turns(Averaging):
-    """In each round one site trains, in turn."""
+    """Averaging in which one site trains in each round, in turn."""
 
     def plan(self, server: Server) -> Plan | None:
         plan = super().plan(server)

@@ -36,7 +36,7 @@ class Waiting(Ring):
 
 @pytest.fixture
 def waiting(tmp_path: Path) -> tuple[Any, Path]:
-    """A run with two workers of which one has come to a halt in step 4; the case, and the folder of its run."""
+    """Yield a case and the run folder of a run with two workers, one of which hangs in step 4."""
     (tmp_path / "signs").mkdir()
     return Toy(Waiting, folder=str(tmp_path / "signs")), tmp_path / "run"
 
@@ -100,7 +100,7 @@ def test_lock_is_free_again_after_an_error(tmp_path: Path) -> None:
 
 
 def test_worker_killed(waiting: Any) -> None:
-    """As the system does when memory runs out."""
+    """Kill the process as the system does if memory runs out."""
     case, folder = waiting
     child, worker = halted(case, folder)
     assert worker != child.pid

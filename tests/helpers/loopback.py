@@ -136,7 +136,7 @@ class Loopback:
 
 @dataclass
 class Place:
-    """Where a federation's data and files are."""
+    """Folders of a federation's data and files."""
 
     root: Path
     bundle: Path

@@ -33,7 +33,7 @@ def run_objective(
     worst_case_images: bool = False,
     names: Sequence[str] = (),
 ) -> Path:
-    """Train and score, and write what sites take home.
+    """Train and score, and write the exported bundles.
 
     Args:
         folder: The run folder.
@@ -41,10 +41,10 @@ def run_objective(
         method: Its name.
         rounds: How many.
         tests: Test cases of each site.
-        metrics: Of the task; empty for those of the objective.
-        patients: Images of one patient in a row at the first site; 0 where nobody knows.
+        metrics: Metrics of the task; empty for the objective's metrics.
+        patients: Images of one patient in a row at the first site; 0 if unknown.
         worst_case_images: As in the settings.
-        names: What outputs are for; empty where nobody named them.
+        names: Names of the outputs; empty if they have none.
     """
     task = make_task_of(objective)
     task = replace(task, metrics=tuple(metrics) or task.metrics)

@@ -26,7 +26,7 @@ PLACES = "/places"
 
 
 class Largest:
-    """Of each tensor of an update the entries of the largest magnitude, and their places."""
+    """Return the largest entries of each tensor of an update by magnitude, and their positions."""
 
     kinds = ("update",)
 

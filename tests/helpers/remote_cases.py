@@ -56,7 +56,7 @@ def offered(place: Place, **overrides: Any) -> Offer:
 
 
 def outcome(folder: Path, files: Files, run: str = "one") -> dict[str, Any]:
-    """What two equal runs across machines have in common."""
+    """Return the values that two equal runs across machines have in common."""
     return digests(folder, files, run) | {"rows": scores(folder)}
 
 

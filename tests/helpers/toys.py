@@ -166,7 +166,7 @@ def builtin(name: str, **settings: Any) -> Case:
 
 
 def snapshot(folder: Path) -> dict[str, Any]:
-    """What must be the same in two runs: all newest states (tensors by digest, meta, blobs) and the rows."""
+    """Return the values that two equal runs share: all newest states (tensors by digest, meta, blobs) and the rows."""
     facts: dict[str, Any] = {"rows": scores(folder)}
     for path in sorted((folder / "state").iterdir()):
         record = Store(path).latest()

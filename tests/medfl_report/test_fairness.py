@@ -1,4 +1,4 @@
-"""By sex: the paper's numbers, closed forms of pooled ranks, and scikit-learn as an independent reference."""
+"""Test scores by sex: the paper's numbers, closed forms of pooled ranks, and scikit-learn as a reference."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_ranks_lie_between_0_and_1_with_ties_in_the_middle():
 
 
 def test_folds_whose_models_differ_in_scale_are_as_one():
-    """In each fold men are ranked without a mistake, but the second model's scores are all above the first's."""
+    """Men are ranked without a mistake in each fold, but the second model's scores are all above the first's."""
     first = fold([0.1, 0.2, 0.3, 0.4], [0, 0, 1, 1], ["male"] * 4)
     second = fold([0.91, 0.92, 0.93, 0.94], [0, 0, 1, 1], ["male"] * 4)
     assert site_by_sex("a", [first, second]).male.auc == 1.0

@@ -27,7 +27,7 @@ from medfl_report.statistics import paired_t, paired_tests, signed_rank
 
 @pytest.fixture
 def run(tmp_path):
-    """Make a run of a fold; its data are those of its seed and fold, and `value` is the score of each site."""
+    """Make a run of a fold; seed and fold determine its data, and `value` is the score of each site."""
     count = itertools.count()
 
     def make(method="fedskd", seed=0, fold=None, value=0.5, **options):
@@ -163,7 +163,7 @@ def test_p_values_are_printed_so_that_the_least_of_five_folds_is_seen():
 # ---- tables
 
 GAINS = [[0.10, 0.12, 0.05], [0.11, 0.01, 0.09]]
-"""Of each seed, in each fold."""
+"""Score of each seed in each fold."""
 
 
 @pytest.fixture

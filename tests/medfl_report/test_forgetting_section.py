@@ -60,7 +60,7 @@ def page(tmp_path, monkeypatch):
 
 
 def rows_of(document: Page, label: str) -> dict[str, dict[str, str]]:
-    """Row and column of a table to what stands there."""
+    """Return the cells of a table by row and column."""
     head, *rows = ([words(cell) for cell in row] for row in document.tables[label])
     return {row[0]: dict(zip(head[1:], row[1:], strict=True)) for row in rows}
 

@@ -245,7 +245,7 @@ def test_a_run_without_test_images_says_so(page):
 
 
 def test_one_class_only_leaves_the_auc_open(page):
-    """With one class the AUC is not defined anywhere; accuracy still is."""
+    """Accuracy is defined for data with one class; the AUC is not."""
     options = {"classes": ("a", "b"), "metrics": ("accuracy", "auc"), "images": 1, "scores": None}
     document = page(("local", options), ("fedavg", options | {"skill": 9.0}))
     assert "fedavg against local, accuracy" in document.tables

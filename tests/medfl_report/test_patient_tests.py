@@ -119,7 +119,7 @@ def test_five_patients_can_decide_nothing_and_six_can():
 
 
 def test_sites_are_swapped_independently():
-    """Two sites of three images: 64 exchanges of the mean, of which 2 are as large as the observed one."""
+    """Two sites of three images: 64 exchanges of the mean, and 2 of them are as large as the observed one."""
     parts = [accuracy([1] * 3, [0] * 3, seed=seed) for seed in (0, 1)]
     mean = mean_exchange([(0.5, part) for part in parts])
     assert (mean.observed, mean.patients, mean.p) == (1.0, 6, 2 / 64)

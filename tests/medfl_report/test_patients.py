@@ -90,7 +90,7 @@ def test_copies_of_images_don_t_narrow_an_accuracy(correct: int) -> None:
 
 
 def test_images_of_a_patient_that_are_no_more_alike_than_others_count_in_full() -> None:
-    """The design effect is that of the data: with right and wrong images spread evenly it is 1, not the copies."""
+    """The design effect depends on the data: evenly spread right and wrong images give 1, not the number of copies."""
     right, patients = torch.tensor([True, False] * PATIENTS), torch.arange(PATIENTS).repeat_interleave(2)
     assert wilson_over_patients(right, patients) == wilson(PATIENTS, 2 * PATIENTS)
 

@@ -18,7 +18,7 @@ FEATURES = torch.randn(4, 8, generator=make_generator("features"))
 
 @pytest.mark.parametrize("activation", ["none", "relu"])
 def test_two_layers(activation):
-    """In evaluation mode the output is W2 a(W1 x + b1) + b2; without activation, it is one linear map."""
+    """The output in evaluation mode is W2 a(W1 x + b1) + b2; without activation, it is one linear map."""
     head = TwoLayerHead(8, 5, 3, 0.5, activation).eval()
     output = head(FEATURES)
     hidden = FEATURES @ head.hidden.weight.T + head.hidden.bias

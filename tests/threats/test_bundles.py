@@ -1,4 +1,4 @@
-"""A malicious bundle: whatever way MONAI would run code by, the check before lists it."""
+"""Test malicious bundles: the check lists every way by which MONAI would run code."""
 
 from __future__ import annotations
 

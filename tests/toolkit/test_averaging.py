@@ -290,7 +290,7 @@ def test_updates_keep_each_tensors_type():
 
 
 def test_a_site_that_comes_late_starts_from_the_initial_personal_part(tmp_path):
-    """In FedBN with partial participation, a new site has the server's tensors and its initial norm layers."""
+    """A new site of FedBN with partial participation has the server's tensors and its initial norm layers."""
     sites = make_sites({f"site-{index}": 8 for index in range(6)})
     result = Case(REGISTRY, "fedbn").run(tmp_path, sites=sites, rounds=1, fraction=0.2)
     start = make_task().initial(7)

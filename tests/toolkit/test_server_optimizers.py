@@ -122,7 +122,7 @@ def after(toy, server, *means):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_statistics_of_norms_are_averaged_as_in_fedavg(name):
-    """With decreasing updates, momentum would make a running variance negative."""
+    """Momentum would make a running variance negative while updates decrease."""
     server, plain = make_server("norm"), make_server("norm")
     means = [mean_updates(server, seed) for seed in range(3)]
     for mean, fall in zip(means, (0.4, 0.3, 0.2), strict=True):

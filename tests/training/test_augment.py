@@ -43,7 +43,7 @@ def test_a_stream_gives_the_same_images_again_and_another_one_others():
 
 
 def test_each_image_is_changed_by_itself():
-    """With p = 1/2 about half of the images are flipped, and a flipped image is an exact flip."""
+    """About half of the images are flipped for p = 1/2, and a flipped image is an exact flip."""
     changed, _ = flips()(IMAGES, None, stream())
     flipped = [torch.equal(image, before.flip(1)) for image, before in zip(changed, IMAGES, strict=True)]
     kept = [torch.equal(image, before) for image, before in zip(changed, IMAGES, strict=True)]
