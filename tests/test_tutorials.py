@@ -61,7 +61,7 @@ def perform(page: Path, folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
-def test_a_tutorial_runs_as_it_stands(page: Path, shell: Path) -> None:
+def test_a_tutorial_runs_unchanged(page: Path, shell: Path) -> None:
     skip_without_commands_of(page.read_text(encoding="utf-8"))
     perform(page, shell)
 

@@ -116,7 +116,7 @@ def predictions(home: Path) -> np.ndarray:
     return np.array([[float(value) for name, value in row.items() if name.startswith("p")] for row in rows])
 
 
-def test_each_site_takes_its_own_architecture_home(made: Made) -> None:
+def test_each_site_exports_its_own_architecture(made: Made) -> None:
     widths = [
         torch.load(made.place / "run" / "sites" / site / "models" / "model.pt", weights_only=True)[
             "conv1.weight"

@@ -93,7 +93,7 @@ def test_the_data_are_as_bad_as_they_should_be(made: Made) -> None:
     assert made.classes("Europe", "test") == made.classes("US-Middle", "test") == {0, 1}
 
 
-def test_a_site_of_one_class_trains_and_takes_a_model_home(made: Made) -> None:
+def test_a_site_of_one_class_trains_and_exports_a_model(made: Made) -> None:
     table = read_metrics(made.run / "metrics.csv")
     loss = table[(table["site"] == ALONE) & (table["metric"] == "loss")].set_index("round")["value"]
     assert loss.index.tolist() == [1, 2]

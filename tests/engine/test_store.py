@@ -252,7 +252,7 @@ def test_a_damaged_step_keeps_its_blobs(tmp_path: Path) -> None:
     assert store.latest().step == 3  # type: ignore[union-attr]
 
 
-# ---- parcels
+# ---- peer messages
 
 
 def peer_message(value: int) -> PeerMessage:
@@ -265,7 +265,7 @@ def read(inbox: Inbox, since: int, before: int) -> list[tuple[str, int]]:
     return [(p.sender, p.meta["value"]) for p in messages]
 
 
-def test_a_parcel_is_read_by_the_first_step_after_it_was_posted(tmp_path: Path) -> None:
+def test_a_peer_message_is_read_by_the_first_step_after_it_was_posted(tmp_path: Path) -> None:
     inbox = Inbox(tmp_path / "b")
     assert read(inbox, 0, 1) == []
     inbox.post(3, "c", peer_message(1))
@@ -289,7 +289,7 @@ def test_doubles_are_dropped_and_reading_consumes_nothing(tmp_path: Path) -> Non
     assert read(inbox, 2, 4) == []
 
 
-def test_a_damaged_parcel_is_named(tmp_path: Path) -> None:
+def test_a_damaged_peer_message_is_named(tmp_path: Path) -> None:
     inbox = Inbox(tmp_path / "b")
     inbox.post(3, "c", peer_message(1))
     path = next((tmp_path / "b" / "inbox").iterdir())

@@ -128,7 +128,7 @@ def test_both_files_of_the_server_damaged(ring: Any, tmp_path: Path) -> None:
     assert snapshot(folder)["rows"] == before
 
 
-def test_damaged_parcel(tmp_path: Path) -> None:
+def test_damaged_peer_message(tmp_path: Path) -> None:
     folder = run_until(Toy(Ring), tmp_path / "run", 2)
     path = next((folder / "state" / "site-2" / "inbox").iterdir())
     path.write_bytes(path.read_bytes()[:-3])

@@ -17,7 +17,7 @@ from medfl.engine.runs.simulation import SimulationResult
 from medfl.testing.cohort import make_sites
 
 CASES = {
-    "ring": lambda: Toy(Ring),  # parcels, blobs, site states, two steps a round
+    "ring": lambda: Toy(Ring),  # peer messages, blobs, site states, two steps a round
     "fedavg": lambda: builtin("fedavg", norm_sync="none"),  # server and site states
     "secure": lambda: builtin("fedavg", norm_sync="none", secure_aggregation={"threshold": 2}),  # four operations
 }

@@ -80,8 +80,8 @@ class Loopback:
         files: Participant to its own file.
         tamper: Changes a message to a site: (site, blob) to blob; None brings nothing.
         tamper_answer: The same for an answer.
-        tamper_parcel: The same for a parcel: (sender, receiver, blob).
-        signers: Site to the key that it signs its parcels with; without one nothing is signed.
+        tamper_peer_message: The same for a peer message: (sender, receiver, blob).
+        signers: Site to the key that it signs its peer messages with; without one nothing is signed.
     """
 
     files: Mapping[str, SiteFile]

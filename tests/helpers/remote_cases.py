@@ -94,7 +94,7 @@ def opened_once() -> Iterator[None]:
 
 
 class Photographed(Loopback):
-    """Keeps what lies on all disks before each message and each parcel: what a stop there would leave."""
+    """Keeps what lies on all disks before each message and each peer message: what a stop there would leave."""
 
     pictures: dict[str, Path]
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from made_up_cases import Kind, NotDerivable, make_sites
 from monai.bundle import ConfigParser
+from synthetic_cases import Kind, NotDerivable, make_sites
 
 from medfl.bundle.federation import read_federation
 from medfl.errors import MedflError

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from attack_runs import make_data, run_bundle, undrawn
-from made_up_results import INVERSION
+from synthetic_results import INVERSION
 
 from medfl.cli.main import main
 from medfl_attacks.attack_files import read_results

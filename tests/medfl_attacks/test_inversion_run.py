@@ -139,7 +139,7 @@ def test_without_noise_and_clip_what_was_sent_is_the_part_itself(tmp_path):
     assert "x_s itself" in attacked.notes[0]
 
 
-def test_two_copies_tell_what_their_mean_by_precision_tells(tmp_path):
+def test_two_copies_reveal_what_their_mean_by_precision_reveals(tmp_path):
     """FedFed's variances 0.0225 and 0.0625 combine to 0.0165, which the attack reports. One copy reveals less."""
     both = [ImageRelease("gaussian", std**2, None) for std in (0.15, 0.25)]
     options = dataclasses.replace(QUICK, target="shared", steps=1)

@@ -70,7 +70,7 @@ def test_the_data_are_those_of_the_run_as_networks_see_them(place: Path) -> None
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedrep"])
-def test_the_models_are_bit_by_bit_those_taken_home(place: Path, method: str) -> None:
+def test_the_models_are_bit_by_bit_the_exported_ones(place: Path, method: str) -> None:
     run = open_run(place / method)
     models = run.site_models()
     assert sorted(models) == ["site-01", "site-02"]

@@ -157,7 +157,7 @@ def test_equal_participants_differ_in_nothing(offer: Offer, registry: Registry, 
     assert find_differences(offer, local_versions(copied, registry, offer.overrides)) == {}
 
 
-def test_every_difference_is_told_with_both_values(offer: Offer, registry: Registry) -> None:
+def test_every_difference_is_reported_with_both_values(offer: Offer, registry: Registry) -> None:
     same = local_versions(ROOT, registry, offer.overrides)
     for name, value in (
         ("bundle_version", "0.0.9"),

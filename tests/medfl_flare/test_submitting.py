@@ -50,7 +50,7 @@ def test_facts_come_from_data_at_hand(tmp_path: Path, submitted: list[Submission
     assert submitted[0].offer.overrides == facts
 
 
-def test_what_tracking_is_told_stays_here(tmp_path: Path, submitted: list[Submission]) -> None:
+def test_settings_of_tracking_stay_here(tmp_path: Path, submitted: list[Submission]) -> None:
     uri = f"sqlite:///{tmp_path}/runs.db"
     words = ("--output-dir", tmp_path / "one", "--tracking", "mlflow", "--tracking-uri", uri)
     assert run("--backend", "flare", "--kit", tmp_path / "kit", *words) == 0
@@ -86,7 +86,7 @@ def test_a_run_here_needs_data(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--dataset-dir" in capsys.readouterr().err
 
 
-def test_an_unknown_carrier_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_backend_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--backend", "pigeon", "--dataset-dir", tmp_path) == 2
     assert "Known: flare, local" in capsys.readouterr().err
 

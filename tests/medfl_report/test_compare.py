@@ -68,7 +68,7 @@ def with_task(record, **changes):
     return replace(record, run=record.run.model_copy(update={"identity": identity.model_copy(update={"task": task})}))
 
 
-def test_optimizers_rounds_and_networks_tell_rows_apart(run):
+def test_optimizers_rounds_and_networks_distinguish_rows(run):
     plain = run()
     fast = with_task(run(), optimizer='SGD{"lr": 0.5, "momentum": 0.9}')
     wide = with_task(run(rounds=9), networks={"wide": "00"})
@@ -213,7 +213,7 @@ def test_a_site_without_a_value_is_left_out_of_the_mean_and_of_the_pair(run):
     assert "| 2 of 3 |" in to_markdown(table)
 
 
-def test_the_model_taken_home_is_the_one_that_counts(run):
+def test_the_exported_model_is_the_one_that_counts(run):
     """A method with both: the personal one, also where the global one is better."""
     ditto = run("ditto", values=[0.5] * 3, model="personal")
     scores = ditto.summary.scores["personal"]["test"]["accuracy"]

@@ -45,7 +45,7 @@ def curves(names=("local", ODD), band=True):
     return [Curve(name, rounds, values, *ends) for name in names]
 
 
-def test_names_stand_in_a_picture_as_they_are():
+def test_names_are_in_a_picture_as_they_are():
     drawn = curves()
     text = Texts(svg(curves_figure(drawn, looks(["local", ODD], ["local"]), "accuracy"), "one", f"of {ODD}"))
     assert {"local", ODD, "accuracy", "round"} <= set(text.texts)
@@ -106,7 +106,7 @@ def test_twelve_methods_look_unlike_and_the_sites_alone_are_grey():
     assert red == green == blue
 
 
-def test_many_methods_stand_in_several_pictures_on_the_same_axes():
+def test_many_methods_are_in_several_pictures_on_the_same_axes():
     values = {f"method-{number:02}": [number, 2 * number] for number in range(2 * MAX_GROUPS + 1)}
     figures = []
 

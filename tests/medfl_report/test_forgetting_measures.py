@@ -206,7 +206,7 @@ def test_a_run_that_was_killed_in_its_first_round(tmp_path):
     assert missing(run, "accuracy") == [NO_SERVER]
 
 
-def test_a_round_in_which_nobody_answered(tmp_path):
+def test_a_round_in_which_no_site_replied(tmp_path):
     """The round has the model of the round before, no local score, and no participant."""
     rows = training(1, TRAINED[1]) + training(3, TRAINED[3])
     for round_, home, server in ((1, 1, 0.5), (2, 1, 0.5), (3, 3, 0.8)):

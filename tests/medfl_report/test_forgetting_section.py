@@ -104,7 +104,7 @@ def test_the_table_says_what_the_definitions_say(page):
     }
 
 
-def test_other_readings_stand_in_a_table_of_their_own(page):
+def test_other_readings_are_in_a_table_of_their_own(page):
     row = rows_of(page(("fedavg", FULL)), MORE)["fedavg"]
     assert row == {
         "global consistency losses only": "0.750",

@@ -172,7 +172,7 @@ def test_who_was_not_tested_is_named(section):
     assert "Only 1 of the 2 runs of fedskd are shown" in text
 
 
-def test_too_many_sites_are_told_in_two_numbers(section):
+def test_too_many_sites_are_reported_in_two_numbers(section):
     sites = [f"s{number:02d}" for number in range(31)]
     document = section(("fedskd", {"sites": sites, "table": {o: dict.fromkeys(sites, 0.5) for o in sites}}))
     assert list(document.tables) == ["Local test and cross-site test"]

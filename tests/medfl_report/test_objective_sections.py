@@ -208,7 +208,7 @@ def test_predictions_are_read_as_they_were_scored(made: Made, section: str) -> N
             assert test_set.same_images(test_set)
 
 
-def test_labels_that_nobody_looked_for_stay_so(made: Made) -> None:
+def test_labels_that_no_one_looked_for_stay_so(made: Made) -> None:
     targets = read_prediction_sets(read_run(made("label_aucs")[0]))["south"].targets
     assert targets[:, 0].isnan().tolist() == [place % 4 == 3 for place in range(12)]
     assert not targets[:, 1:].isnan().any()
@@ -285,7 +285,7 @@ NAMES_ESCAPED = ("\\<b\\>liver\\<\\/b\\>", "left lung")
         ("masks", ("dice", "dice_1"), ["left lung"]),
     ],
 )
-def test_names_stand_in_place_of_numbers(
+def test_names_are_in_place_of_numbers(
     section: str, metrics: tuple[str, ...], shown: list[str], tmp_path: Path
 ) -> None:
     objective = KINDS[section]

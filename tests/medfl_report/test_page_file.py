@@ -74,7 +74,7 @@ def test_nothing_is_loaded_from_anywhere(rich):
         assert (attributes.get("xlink:href") or "#").startswith("#")
 
 
-def test_no_path_outside_the_run_folders_stands_on_the_page(rich, tmp_path):
+def test_no_path_outside_the_run_folders_is_on_the_page(rich, tmp_path):
     assert str(tmp_path) not in write_report(rich).read_text()
 
 
@@ -120,7 +120,7 @@ def test_one_site_and_many(tmp_path, sites):
     assert len(document.tables["fedavg against local, accuracy"]) == sites + 3
 
 
-def test_it_goes_into_the_first_folder_or_where_it_is_told(rich, tmp_path):
+def test_it_goes_into_the_first_folder_or_the_given_one(rich, tmp_path):
     assert write_report(rich[1:]) == rich[1] / "report.html"
     assert write_report(rich, tmp_path / "new" / "x.html").is_file()
 

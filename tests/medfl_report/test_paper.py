@@ -198,7 +198,7 @@ def test_an_image_is_drawn_in_its_own_greys_with_what_lies_over_it():
     assert len(edges.get_segments()) == 8, "two by two cells have eight edges"
 
 
-def test_nothing_is_kept_where_nobody_wants_it():
+def test_nothing_is_kept_where_no_one_wants_it():
     thumbnail_svg((1, 1), "", "nothing")
     with recorded_figures() as pictures:
         thumbnail_svg((1, 1), "", "one")

@@ -101,7 +101,7 @@ def test_images_of_a_patient_that_are_no_more_alike_than_others_count_in_full() 
 RECORDS: list[dict[str, Any]] = [{"subject_id": who} for who in ("Doe", None, "Roe", "Doe", " ", "Roe", 3)]
 
 
-def test_numbers_of_patients_tell_who_belongs_together_and_nothing_else() -> None:
+def test_numbers_of_patients_show_who_belongs_together_and_nothing_else() -> None:
     assert patient_numbers(RECORDS) == [0, 1, 2, 0, 3, 2, 4]
     assert patient_numbers(RECORDS[:3]) is None
     assert patient_numbers([]) is None

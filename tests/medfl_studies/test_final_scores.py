@@ -45,7 +45,7 @@ def test_each_defined_score_has_a_line(table):
     assert {(row.row, row.method, row.seed, row.fold) for row in table.itertuples()} == {("row", "ditto", 3, 1)}
 
 
-def test_a_model_is_marked_at_the_site_that_takes_it_home(table):
+def test_a_model_is_marked_at_the_site_that_exports_it(table):
     assert table["exported"].tolist() == [True, False, True, False, False]
 
 

@@ -106,7 +106,7 @@ def test_rows_may_have_unlike_baselines(runs):
     assert "Difference: from the reference named in the row, paired" in text
 
 
-def test_claims_tell_both_sides_with_their_spreads(runs):
+def test_claims_show_both_sides_with_their_spreads(runs):
     claims = [
         check_claim(group_runs(runs), measure, "fedskd", "local") for measure in ("local_test", "cross_site_test")
     ]

@@ -274,7 +274,7 @@ def test_a_scale_changes_the_rows_of_a_method(write) -> None:
     assert small["alone"] == full["alone"]
 
 
-def test_the_privacy_of_released_images_is_told(load, tmp_path: Path) -> None:
+def test_the_privacy_of_released_images_is_reported(load, tmp_path: Path) -> None:
     """The table has the epsilons of the analytic Gaussian mechanism at delta 1e-5, which another test checks."""
     clipped = ImageRelease("gaussian", 0.15, 1.0)
     copies = [clipped, ImageRelease("gaussian", 0.25, 1.0)]

@@ -28,7 +28,7 @@ def test_two_layers(activation):
     assert linear == (activation == "none")
 
 
-def test_dropout_stands_between_the_layers():
+def test_dropout_is_between_the_layers():
     head = TwoLayerHead(8, 2000, 2, 0.25)
     with torch.no_grad():
         head.hidden.weight.zero_()

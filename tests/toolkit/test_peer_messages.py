@@ -53,7 +53,7 @@ def test_sending_changes_nothing_at_the_sender(tmp_path: Path) -> None:
     assert all(after_train[name] == after_send[name] for name in SIZES)
 
 
-def test_the_server_gets_neither_tensors_nor_meta_of_parcels(tmp_path: Path) -> None:
+def test_the_server_gets_neither_tensors_nor_meta_of_peer_messages(tmp_path: Path) -> None:
     Toy(Ring).run(tmp_path)
     server = state_of(tmp_path, "server")
     assert server.tensors == {}
@@ -82,7 +82,7 @@ def test_without_its_sender_a_site_has_an_empty_inbox(who: str, tmp_path: Path) 
     assert state_of(tmp_path, "server").meta["missing"] == [who]
 
 
-def test_a_parcel_waits_for_a_site_that_was_away(tmp_path: Path) -> None:
+def test_a_peer_message_waits_for_a_site_that_was_unavailable(tmp_path: Path) -> None:
     """A site is unavailable for `train` in round 1 and `send` in round 2; it finds both visiting models in round 2."""
     case = Toy(Ring, quorum=1)
     case.run(tmp_path, unavailable=lambda site, step: site == "site-2" and step in (2, 3))
@@ -146,7 +146,9 @@ def outcomes(folder: Path, unavailable: Any) -> Iterator[RunOutcome]:
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 4])
-def test_all_must_answer_where_no_quorum_is_given(step: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_all_sites_must_reply_where_no_quorum_is_given(
+    step: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """An unavailable site ends the run as incomplete. Its rows are kept, and the same command continues the run."""
     Toy(Ring).run(tmp_path / "whole")
     folder = tmp_path / "run"
@@ -166,7 +168,7 @@ def test_all_must_answer_where_no_quorum_is_given(step: int, tmp_path: Path, cap
     assert snapshot(folder) == snapshot(tmp_path / "whole")
 
 
-def test_parcels_do_not_pile_up(tmp_path: Path) -> None:
+def test_peer_messages_do_not_pile_up(tmp_path: Path) -> None:
     Toy(Ring).run(tmp_path, rounds=6)
     for name in SIZES:
         assert len(list((tmp_path / "state" / name / "inbox").iterdir())) <= 2

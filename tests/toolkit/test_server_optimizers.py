@@ -150,7 +150,7 @@ def test_the_order_of_coordinates_does_not_matter(name):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_what_the_server_remembers_goes_to_nobody(tmp_path, name):
+def test_what_the_server_remembers_goes_to_no_one(tmp_path, name):
     result = Case(REGISTRY, name).run(tmp_path, rounds=2)
     start = make_task().initial(7)
     assert result.outcome.models["global"].tensors.keys() == start.keys()

@@ -254,7 +254,7 @@ def test_a_short_gradient_is_left_as_it_is(clip):
     assert all(torch.equal(part, -gradient) for part, gradient in zip(one_step(gradients, clip), gradients))
 
 
-def test_every_batch_is_clipped_anew_and_frozen_parameters_are_left_out():
+def test_every_batch_is_clipped_and_frozen_parameters_are_left_out():
     """Four steps with a gradient of 10 are each clipped to 0.5; a parameter without a gradient is ignored."""
     model = nn.Module()
     model.weight, model.frozen = nn.Parameter(torch.zeros(())), nn.Parameter(torch.ones(()), requires_grad=False)

@@ -69,7 +69,7 @@ def test_images_that_are_alike_stay_where_the_release_has_them(tmp_path):
     assert reasons == ["the same image or patient is in a site's test set"]
 
 
-def test_sites_without_training_images_are_refused_and_without_tests_told(tmp_path):
+def test_sites_without_training_images_are_refused_and_without_tests_reported(tmp_path):
     def strange(splits):
         with_centres(splits)
         splits["test"][0]["centre"] = "elsewhere"

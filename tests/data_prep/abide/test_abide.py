@@ -78,7 +78,7 @@ def test_the_whole_way(made, tmp_path):
     assert [entry.count for entry in datalist.exclusions] == [len(CENTRES), len(CENTRES)]
 
 
-def test_no_code_of_a_subject_is_written_or_told(release, tmp_path, capsys):
+def test_no_code_of_a_subject_is_written_or_shown(release, tmp_path, capsys):
     map_of(release, 0)[1].unlink()
     options = ("--derivatives", "reho, lfcd", "--size", 8, "--atlas", release / ATLAS_FILE)
     assert run("prep", "abide", "--source", release, "--out", tmp_path / "P", *options) == 0

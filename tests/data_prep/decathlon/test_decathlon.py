@@ -140,7 +140,7 @@ def test_structures_come_by_their_numbers_not_by_their_texts(release: Path) -> N
     assert read_release(release).structures == names
 
 
-def test_a_spacing_resamples_and_stands_in_the_list(made: Path, tmp_path: Path) -> None:
+def test_a_spacing_resamples_and_is_in_the_list(made: Path, tmp_path: Path) -> None:
     prepare(made, tmp_path / "own")
     datalist = prepare(made, tmp_path / "half", spacing="2x2x2", size=(8, 8, 8))
     assert datalist.goal == Segmentation(3, spacing=(2.0, 2.0, 2.0))

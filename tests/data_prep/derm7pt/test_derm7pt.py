@@ -169,7 +169,7 @@ def test_without_the_official_split_all_cases_are_dealt_to_three_sites_and_teste
     assert {record["sex"] for record in read_datalist(tmp_path / "L" / "back").splits["training"]} == {"female", "male"}
 
 
-def test_unlike_counts_are_told(release, tmp_path):
+def test_unlike_counts_are_reported(release, tmp_path):
     lines: list[str] = []
     datalist = prepare(release, tmp_path / "P", size=4, say=lines.append)
     assert (
@@ -263,7 +263,7 @@ def test_missing_images_are_refused(release):
     check_refused(release, "missing_image", path=str(release / "images"), rows=list(range(2, 24)))
 
 
-def test_names_with_other_capitals_are_told(release):
+def test_names_with_other_capitals_are_reported(release):
     path = release / "images" / read_meta(release)[3]["derm"]
     assert path.suffix == ".JPG"
     path.rename(path.with_suffix(".jpg"))

@@ -222,7 +222,7 @@ def test_copies_of_others(release, tmp_path, layout):
     assert (tmp_path / "P" / "images.npy").read_bytes() == (tmp_path / "Q" / "images.npy").read_bytes()
 
 
-def test_a_table_that_differs_is_told(whole, tmp_path):
+def test_a_table_that_differs_is_reported(whole, tmp_path):
     rows = official_rows()
     rows[212], rows[214] = ["G NORM"], ["G NORM"]
     write_table(tmp_path / "Info.txt", rows, bare=True)

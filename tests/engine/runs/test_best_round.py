@@ -119,7 +119,7 @@ def test_without_validation_images_a_run_that_needs_them_is_refused(tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", list(cases()))
-def test_sites_take_home_the_models_of_the_best_round(tmp_path: Path, name: str) -> None:
+def test_sites_export_the_models_of_the_best_round(tmp_path: Path, name: str) -> None:
     case = cases()[name]
     result = case.run(tmp_path / "best", rounds=ROUNDS, best_round=True)
     means = by_hand(tmp_path / "best")
@@ -158,7 +158,7 @@ def test_only_evaluated_rounds_can_be_chosen_and_more_rounds_continue_the_choice
     assert digests(more) == digests(case.run(tmp_path / "short", rounds=best))
 
 
-def test_the_server_test_is_of_the_models_that_are_taken_home(tmp_path: Path) -> None:
+def test_the_server_test_is_of_the_exported_models(tmp_path: Path) -> None:
     case = cases()["ring"]
     best = case.run(tmp_path / "best", rounds=ROUNDS, best_round=True, cross_site_evaluation=True).summary.models_round
     case.run(tmp_path / "short", rounds=best, cross_site_evaluation=True)

@@ -98,7 +98,7 @@ def test_labels_out_of_range_are_located(tmp_path, split, label):
     check_refusal(tmp_path, DataError, "wrong_label", fields, sites=sites)
 
 
-def test_nobody_can_train(tmp_path):
+def test_no_one_can_train(tmp_path):
     sites = make_sites({"a": 0, "b": 0})
     check_refusal(tmp_path, DataError, "no_images", {"split": "train", "sites": ["a", "b"]}, sites=sites)
 
@@ -174,7 +174,7 @@ def test_the_folder_of_another_run_is_refused(tmp_path, toy, options, code, fiel
     assert case().run(tmp_path, rounds=2).summary == before.summary
 
 
-def test_a_cleaned_run_is_not_begun_anew(tmp_path):
+def test_a_cleaned_run_is_not_restarted(tmp_path):
     case().run(tmp_path, rounds=2)
     csv = (tmp_path / "metrics.csv").read_bytes()
     rewrite(RunFile, tmp_path, cleaned=True)
@@ -183,7 +183,7 @@ def test_a_cleaned_run_is_not_begun_anew(tmp_path):
     assert (tmp_path / "metrics.csv").read_bytes() == csv
 
 
-def test_the_summary_is_written_last_and_is_gone_while_a_run_goes_on(tmp_path):
+def test_the_summary_is_written_last_and_is_gone_while_a_run_continues(tmp_path):
     seen = []
 
     def look(*_):
@@ -204,7 +204,7 @@ def test_the_summary_is_written_last_and_is_gone_while_a_run_goes_on(tmp_path):
     assert len(seen) >= 4
 
 
-def test_a_round_of_several_steps_is_told_with_the_rows_of_all(tmp_path):
+def test_a_round_of_several_steps_is_reported_with_the_rows_of_all(tmp_path):
     registry, spent = load_plugins(), {}
 
     def add(_, of_round):
@@ -356,7 +356,7 @@ def test_models_of_named_rounds_are_kept_also_over_a_kill(tmp_path, monkeypatch)
         journal.kept_model(1)
 
 
-def test_a_run_that_goes_on_may_keep_others_and_says_which_are_gone(tmp_path, caplog):
+def test_a_resumed_run_may_keep_others_and_says_which_are_gone(tmp_path, caplog):
     case().run(tmp_path, rounds=2)
     caplog.set_level(logging.INFO)
     case().run(tmp_path, rounds=3, keep_rounds=(1, 3))

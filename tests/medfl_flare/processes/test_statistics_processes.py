@@ -29,7 +29,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
         yield up
 
 
-def test_sites_describe_their_data_across_processes_and_one_whose_floor_asks_for_noise_refuses(
+def test_sites_compute_statistics_across_processes_and_one_that_requires_noise_refuses(
     running: Federation, tmp_path: Path
 ) -> None:
     floor = {"unit": "sample", "adjacency": "replace", "epsilon": 8.0, "delta": 1e-5}

@@ -167,7 +167,7 @@ def test_sk_6_a_visiting_model_is_what_its_owner_sent_and_its_head_stays(tmp_pat
         assert not torch.equal(came["body.1.running_var"], went["body.1.running_var"]), "in training mode"
 
 
-def test_a_parcel_is_the_model_with_its_buffers_and_nothing_else(tmp_path):
+def test_a_peer_message_is_the_model_with_its_buffers_and_nothing_else(tmp_path):
     """A message has four bytes for each number of the owner's network; the optimiser's state stays at the owner."""
     run(tmp_path, "fedskd", task=atlas_task(), networks_by_site=WIDTHS)
     table = pd.read_csv(tmp_path / "metrics.csv").query("metric == 'bytes_to_peers'")

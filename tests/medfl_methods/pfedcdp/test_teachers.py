@@ -50,7 +50,7 @@ def test_values_weights_and_groups_are_shown(page):
     assert shown == pytest.approx(float(worth["a and b"]) - float(worth["no teacher (guessing)"]))
 
 
-def test_the_picture_is_told_in_words(page):
+def test_the_picture_is_described_in_words(page):
     document = page(("pfedcdp", {"findings": findings({"a": 0.25, "b": -0.05})}))
     labels = [
         attributes["aria-label"]

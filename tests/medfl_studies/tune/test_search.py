@@ -87,7 +87,7 @@ def test_the_study_of_the_winners_runs_as_it_is_with_all_seeds(load, source: Pat
 
 
 @pytest.mark.parametrize("sampler", ["random", "tpe"])
-def test_a_search_that_stopped_goes_on_to_the_same_record(load, sampler: str) -> None:
+def test_a_search_that_stopped_continues_to_the_same_record(load, sampler: str) -> None:
     changes = {"tune__sampler": sampler, "tune__trials": 4}
     whole = load(changes, out="whole")
     write_search_report(whole, run_search(whole, MadeUpTrials(best_near(0.01))))
