@@ -19,7 +19,7 @@ FLIPS = {".json": 3, ".csv": 3}
 """Number of flipped bytes by file suffix, 1 for others; the file name determines their places."""
 
 STOPPED: dict[str, tuple[Any, int, dict[str, Any]]] = {
-    "parcels and constants": (Toy(Ring, alone=True), 5, {"rounds": 2}),
+    "peer messages and constants": (Toy(Ring, alone=True), 5, {"rounds": 2}),
     "a privacy account": (
         builtin("fedavg", norm_sync="params"), 2,
         {"privacy": {"epsilon": 5.0, "clip": 0.5}, "rounds": 2},
