@@ -44,7 +44,7 @@ class PlainLoop:
         labels: Labels of the images, shape (N,).
         train: Indices of the training images of each site.
         tests: Indices of the test images of each site.
-        global_test: Indices of the images of the global test set.
+        server_test: Indices of the images of the global test set.
         epochs: Number of local epochs.
         batch_size: Batch size of local training.
         seed: Seed of the weights and of the batches.
@@ -60,13 +60,13 @@ class PlainLoop:
         labels: torch.Tensor,
         train: list[torch.Tensor],
         tests: list[torch.Tensor],
-        global_test: torch.Tensor,
+        server_test: torch.Tensor,
         epochs: int,
         batch_size: int,
         seed: int,
     ) -> None:
         self.images, self.labels = images, labels
-        self.train, self.tests, self.global_test = train, tests, global_test
+        self.train, self.tests, self.server_test = train, tests, server_test
         self.epochs, self.batch_size = epochs, batch_size
         torch.manual_seed(seed)
         self.model = PlainCNN(images.shape[1], int(labels.max()) + 1)
@@ -90,7 +90,7 @@ class PlainLoop:
         mean = {k: sum(s[k] * (n / total) for s, n in zip(states, sizes, strict=True)) for k in states[0]}
         self.model.load_state_dict(mean)
         middle = time.process_time()
-        scores = [self.accuracy(rows) for rows in [self.global_test, *self.tests] if len(rows)]
+        scores = [self.accuracy(rows) for rows in [self.server_test, *self.tests] if len(rows)]
         self.seconds["train"] += middle - start
         self.seconds["evaluate"] += time.process_time() - middle
         return scores

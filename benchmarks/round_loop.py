@@ -50,14 +50,14 @@ class Workload:
         labels: Labels of the images, shape (N,).
         train: Indices of the training images of each site.
         tests: Indices of the test images of each site.
-        global_test: Indices of the images of the global test set.
+        server_test: Indices of the images of the global test set.
     """
 
     images: np.ndarray
     labels: np.ndarray
     train: list[np.ndarray]
     tests: list[np.ndarray]
-    global_test: np.ndarray
+    server_test: np.ndarray
 
 
 def make_workload(sites: int, images: int, test: int, data: Path | None) -> Workload:
@@ -195,7 +195,7 @@ def make_sites(work: Workload, names: list[str]) -> tuple[dict[str, Splits], Arr
     empty = dataset(np.empty(0, dtype=np.int64))
     parts = zip(names, work.train, work.tests, strict=True)
     return {name: Splits(dataset(train), empty, dataset(test)) for name, train, test in parts}, dataset(
-        work.global_test
+        work.server_test
     )
 
 
@@ -204,7 +204,7 @@ def compare(options: argparse.Namespace) -> dict[str, float]:
     torch.set_num_threads(1)
     work = make_workload(options.sites, options.images, options.test, options.data)
     both = InterleavedRounds(work, options)
-    sites, global_test = make_sites(work, both.names)
+    sites, server_test = make_sites(work, both.names)
     registry = load_plugins()
     task = Task(
         {"cnn4": lambda: CNN4(3, CLASSES)},
@@ -224,7 +224,7 @@ def compare(options: argparse.Namespace) -> dict[str, float]:
                 method=MethodChoice(name="fedavg", make=lambda: registry.make_method("fedavg", {})),
                 task=task,
                 settings=settings,
-                data=RunData(sites=sites, global_test=global_test),
+                data=RunData(sites=sites, server_test=server_test),
                 folder=Path(folder) / "run",
                 execution=Execution(workers=options.workers),
                 simulation=Simulation(unavailable=both.unavailable),
@@ -239,7 +239,7 @@ def _plain(work: Workload, options: argparse.Namespace) -> PlainLoop:
     rows = [torch.from_numpy(part) for part in work.train]
     tests = [torch.from_numpy(part) for part in work.tests]
     return PlainLoop(
-        images, torch.from_numpy(work.labels), rows, tests, torch.from_numpy(work.global_test), 5, 50, seed=0
+        images, torch.from_numpy(work.labels), rows, tests, torch.from_numpy(work.server_test), 5, 50, seed=0
     )
 
 

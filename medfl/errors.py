@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -124,6 +124,15 @@ def did_you_mean(name: str, known: Iterable[str], command: str = "") -> str:
     if command and len(names) > MAX_NAMES:
         return f"{hint}`{command}` lists all names."
     return f"{hint}Known: {', '.join(names) if names else 'none'}."
+
+
+def validation_message(problem: Mapping[str, Any]) -> str:
+    """Return the message of a validation error, without the words that pydantic puts before a validator's own message.
+
+    Args:
+        problem: An entry of pydantic's ``ValidationError.errors()``.
+    """
+    return str(problem["msg"]).removeprefix("Value error, ")
 
 
 def check_choice(what: str, choice: str, known: Collection[str]) -> None:

@@ -294,10 +294,11 @@ class Registry:
         claims = self._claims.get((kind, name), [])
         if not claims:
             known = [other for other_kind, other in self._claims if other_kind == kind]
-            problems = "".join(f"\n  Plugin problem: {text}" for text in self.problems)
+            hint = " `--plugins FILE` loads a method from a file of your own." if kind == "method" else ""
+            hint += "".join(f"\n  Plugin problem: {text}" for text in self.problems)
             raise PluginError(
                 "unknown_choice",
-                f"Unknown {kind.replace('_', ' ')} '{name}'. {did_you_mean(name, known, _listing(kind))}{problems}",
+                f"Unknown {kind.replace('_', ' ')} '{name}'. {did_you_mean(name, known, _listing(kind))}{hint}",
                 what=kind,
                 choice=name,
                 problems=self.problems,

@@ -355,7 +355,7 @@ class Execution(StrictModel):
     """Number of processes that load cases of an adopted bundle in advance. With 0, or with several workers, the
     training process loads them. The setting does not affect the results."""
 
-    pictures: bool = False
+    worst_case_images: bool = False
     """True to save images of each site's worst segmented test cases, with outlined masks, next to the site's own model,
     for the report. A server can't set it, and sites on other machines save none. The setting does not affect the
     results."""

@@ -1,4 +1,4 @@
-"""What holds for all tests: their order, one thread, no GPU, no time limits, and a disk that nobody waits for."""
+"""Settings for all tests: their order, one thread, no GPU, no time limits, and no waiting for the disk."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """What was imported is never garbage, and nobody looks for it there: `medfl.utils.imports` says what that costs."""
+    """Exclude imported objects from garbage collection; `medfl.utils.imports` states the cost."""
     gc.freeze()
     gc.enable()
 
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
-    """As in a run. Two threads only wait for each other on small tensors where other processes compute, too."""
+    """Use one thread, like a run. Two threads are slower on small tensors while other processes compute."""
     import torch  # not above: pytest_collection_finish
 
     torch.set_num_threads(1)

@@ -21,7 +21,7 @@ Run = Callable[[str, list[str]], tuple[str, dict[str, Any]]]
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """What a benchmark prints, and the figures that it writes; in this process, which has imported torch."""
+    """Run a benchmark in this process, which has imported torch; return its output and its figures."""
 
     def run(script: str, options: list[str]) -> tuple[str, dict[str, Any]]:
         monkeypatch.syspath_prepend(FOLDER)

@@ -192,7 +192,7 @@ def _logging_restored():
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_logging_restored")
-def test_the_tutorial_runs_as_it_stands(tmp_path, monkeypatch, capsys):
+def test_the_tutorial_runs_unchanged(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     listed = blocks((DOCS / "write_a_method.md").read_text(encoding="utf-8"))
     assert [language for language, _ in listed] == [

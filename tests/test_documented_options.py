@@ -23,7 +23,7 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted(ROOT.glob("bundles/*/docs/*.md")),
 ]
-OF_WORKFLOW = {"kit", "answer_timeout", "tracking", "run_name", "logging_file"}
+OF_WORKFLOW = {"kit", "reply_timeout", "tracking", "run_name", "logging_file"}
 """Options of `medfl.workflow.FederatedWorkflow`, whose import takes seconds, and of a submission."""
 
 TAKES_SETTINGS = {("run",), ("federate", "submit")}
@@ -94,7 +94,7 @@ def unknown_options(words: list[str]) -> list[str]:
 
 
 def sets_a_value(option: str) -> bool:
-    """Whether an option names a setting or an id, in the spelling of ``medfl run``."""
+    """Return True if an option names a setting or an id, in the spelling of ``medfl run``."""
     try:
         return id_of_option(option).partition("#")[0] in settings()
     except SettingsError:

@@ -9,9 +9,26 @@ import re
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel, ValidationError, field_validator
 from refusals import refused
 
-from medfl.errors import DataError, MedflError, SettingsError, check_choice, explain
+from medfl.errors import DataError, MedflError, SettingsError, check_choice, explain, validation_message
+
+
+def test_a_validation_message_is_the_validators_own() -> None:
+    class Even(BaseModel):
+        number: int
+
+        @field_validator("number")
+        @classmethod
+        def _check(cls, value: int) -> int:
+            if value % 2:
+                raise ValueError("expected an even number")
+            return value
+
+    with pytest.raises(ValidationError) as caught:
+        Even(number=3)
+    assert validation_message(caught.value.errors()[0]) == "expected an even number"
 
 
 def test_an_error_has_a_code_fields_and_a_message():

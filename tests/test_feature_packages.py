@@ -1,7 +1,7 @@
 """Each feature package can be deleted with its tests folder and its lines in pyproject.toml: all other tests pass.
 
 The slow part deletes each package from a copy of the tree. There it runs import-linter, collects all remaining tests,
-and runs those that could notice: the tests of command line, Python API, bundles and engine, those at the top of
+and runs the tests that could notice: the tests of command line, Python API, bundles and engine, those at the top of
 ``tests``, and all other files that name the package. Running all remaining tests would take about an hour.
 """
 
@@ -26,7 +26,7 @@ DEPENDENTS = {
     "medfl_report": ("medfl_studies", "medfl_attacks", "medfl_flare", "medfl_adopt"),
     **dict.fromkeys(("medfl_studies", "medfl_attacks", "medfl_flare", "medfl_adopt", "medfl_mlflow"), ()),
 }
-"""Maps each feature package to those that import it and are deleted with it."""
+"""Maps each feature package to the packages that import it and are deleted with it."""
 
 FEATURES = tuple(name for name in DEPENDENTS if (PLUGINS / name).exists())
 RUN = ("cli", "api", "bundle", "engine")

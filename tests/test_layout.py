@@ -26,10 +26,10 @@ LONG = 500
 """Lines of a file; only the contract, which is read whole, has more."""
 
 VAGUE = {"found", "asked", "told", "said", "given", "one"}
-"""What says how a value was got, and not what it is."""
+"""Names that say how a value was computed, not what it is."""
 
 BOUND = re.compile(rf"\b({'|'.join(VAGUE)}) *(\S?=|:|,|\)|\]|\}}|;|in\b|if\b|$)", re.M)
-"""What follows such a name where it is bound; only files with a match are parsed."""
+"""Text that follows such a name at its binding; only files with a match are parsed."""
 
 
 def modules() -> list[Path]:
@@ -38,7 +38,7 @@ def modules() -> list[Path]:
 
 @pytest.fixture(scope="module")
 def imports() -> networkx.DiGraph:
-    """Who imports whom, within functions and for type checking as well."""
+    """Return the imports between modules, also within functions and for type checking."""
     graph = grimp.build_graph(*PACKAGES, cache_dir=None, exclude_type_checking_imports=False)
     pairs = [(module, used) for module in graph.modules for used in graph.find_modules_directly_imported_by(module)]
     return networkx.DiGraph(pairs)
@@ -61,7 +61,7 @@ def test_no_file_is_long():
 
 
 def named(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """What a module binds, with its line: variables, arguments, attributes, targets of loops and of patterns."""
+    """Return the names that a module binds, with lines: variables, arguments, attributes, loop and pattern targets."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
             yield node.id if isinstance(node, ast.Name) else node.attr, node.lineno

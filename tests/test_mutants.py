@@ -64,7 +64,7 @@ def test_a_fault_that_does_not_fit_is_named(run, tmp_path, field, value):
 
 @pytest.fixture
 def start(tmp_path):
-    """Runs the script on a tiny tree with two faults, of which one is noticed; its status and what it printed."""
+    """Run the script on a tiny tree with two faults, one of them noticed; return its status and its output."""
     change = {"file": "sums.py", "tests": ["test_sums.py"], "old": "a + b"}
     faults = [
         change | {"fault": "minus", "new": "a - b", "seen": "Abacus"},

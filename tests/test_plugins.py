@@ -125,7 +125,7 @@ def test_the_list_of_data_sets_says_what_their_classes_do():
         assert callable(registry.synthetic(name)), "each has a synthetic release"
 
 
-def test_a_data_set_without_a_made_up_release_is_told(write):
+def test_a_data_set_without_a_made_up_release_is_reported(write):
     plugin = """
     from medfl.plugins import DatasetRecord
 
@@ -218,7 +218,7 @@ def test_a_file_with_the_name_of_another_plugin_is_refused(write):
         ("raise SystemExit(3)", "SystemExit: 3"),
     ],
 )
-def test_a_plugin_that_fails_to_import_is_named_and_the_rest_goes_on(write, text, message):
+def test_a_plugin_that_fails_to_import_is_named_and_the_rest_continues(write, text, message):
     registry = load_plugins([write("broken", text), write("mine", METHOD)])
     assert "--no-plugin broken" in problem(registry, "'broken'", message)
     assert "fedavg" in registry.methods
@@ -426,7 +426,7 @@ def medfl_methods(): return [MethodRecord(name.lower(), f"{__name__}:{name}", ""
 """
 
 
-def test_a_method_without_the_toolkit_is_told_all_that_it_lacks(write):
+def test_an_error_lists_all_that_a_method_without_the_toolkit_lacks(write):
     """The message does not list members that the class has: fields, functions, and members of every pydantic model."""
     with refused(PluginError, "missing_members", method="own") as caught:
         load_plugins([write("mine", OWN)]).make_method("own", {})
@@ -464,7 +464,7 @@ def test_observers_get_copies_and_may_take_fewer_arguments(write):
 
 
 @pytest.mark.parametrize("failure", ["1 / 0", "raise SystemExit(1)"])
-def test_an_observer_that_fails_is_logged_by_name_and_the_others_are_told(write, caplog, failure):
+def test_an_observer_that_fails_is_logged_by_name_and_the_others_are_called(write, caplog, failure):
     bad = write("bad", f"@hookimpl\ndef medfl_run_ended(status): {failure}\n")
     good = "seen = []\n@hookimpl\ndef medfl_run_ended(run_folder, status): seen.append((run_folder, status))\n"
     registry = load_plugins([write("a_good", good), bad, write("z_good", good)])

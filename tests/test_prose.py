@@ -58,7 +58,7 @@ PAGES = sorted(
 
 
 def docstrings(path: Path) -> Iterator[str]:
-    """Yield each docstring of a file, those of attributes and constants included."""
+    """Yield each docstring of a file, including the docstrings of attributes and constants."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         for statement in getattr(node, "body", None) if isinstance(getattr(node, "body", None), list) else []:
             value = getattr(statement, "value", None)

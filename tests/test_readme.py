@@ -39,7 +39,7 @@ STRIDE = 25
 
 
 def blocks(page: str) -> list[str]:
-    """Return the shell blocks of a page, without those that call make."""
+    """Return the shell blocks of a page, except blocks that call make."""
     shell = re.findall(r"^```sh\n(.*?)^```$", (ROOT / page).read_text(encoding="utf-8"), re.M | re.S)
     return [block for block in shell if not block.startswith("make ")]
 

@@ -91,7 +91,7 @@ def test_initial_and_load_leave_the_global_generator_alone():
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_initial_tensors_are_nobody_elses():
+def test_initial_tensors_are_no_one_elses():
     task = make_task()
     start = task.initial(1)
     start["head.weight"].zero_()

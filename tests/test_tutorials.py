@@ -27,7 +27,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def shell(commands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty folder, and the commands in front of ``PATH``; whatever a page starts is stopped at the end."""
+    """Yield an empty folder, and put the commands in front of ``PATH``; stop all programs of a page at the end."""
     monkeypatch.setenv("PATH", f"{commands}{os.pathsep}{os.environ['PATH']}")
     yield tmp_path
     for kit in sorted(tmp_path.glob("kits/*/local")):
@@ -61,7 +61,7 @@ def perform(page: Path, folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
-def test_a_tutorial_runs_as_it_stands(page: Path, shell: Path) -> None:
+def test_a_tutorial_runs_unchanged(page: Path, shell: Path) -> None:
     skip_without_commands_of(page.read_text(encoding="utf-8"))
     perform(page, shell)
 

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from medfl.data.readers.map_files import SUFFIXES
 from medfl.errors import DataError, SettingsError, did_you_mean
+from medfl_datasets.abide.map_files import SUFFIXES
 
 PIPELINES = ("ccs", "cpac", "dparsf", "niak")
 """Pipelines: the software packages with which PCP computed the maps."""

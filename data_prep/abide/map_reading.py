@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from medfl.data.ingest.workers import LoadedItem
-from medfl.data.readers.map_files import read_map
 from medfl.data.readers.volumes import SpatialGrid
 from medfl.data.table import row_list
+from medfl_datasets.abide.map_files import read_map
 
 MAX_UNREADABLE_SHARE = 0.05
 """Largest share of unreadable maps among the maps to read; above it nothing is written."""
@@ -32,7 +32,7 @@ def read_one_map(path: Path, grid: SpatialGrid) -> LoadedItem:
         grid: Target grid.
 
     Returns:
-        Voxels of the grid's shape, float32; `medfl.data.readers.map_files.read_map` describes them.
+        Voxels of the grid's shape, float32; `medfl_datasets.abide.map_files.read_map` describes them.
     """
     return LoadedItem(read_map(path, grid))
 

@@ -4,8 +4,8 @@ A map is an fMRI volume with one value for each brain voxel. A derivative is a k
 homogeneity). A pipeline is the software that computed the maps, and a strategy its choice of filters.
 
 `medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
-of the spec in this order: `find` (find the files), `choose` (plan what to read), `drop` (select rows to remove after
-reading), `datalist` (describe the other rows) and `finish` (change the array or add files).
+of the spec in this order: `find` (find the files), `plan_reading` (plan what to read), `rows_to_drop` (select rows to
+remove after reading), `datalist` (describe the other rows) and `finish` (change the array or add files).
 
 Prepared data set: ``images.npy`` (N, X, Y, Z, channels), float32, with a row for each subject and a channel for each
 derivative. Each record has ``label``, ``subject_id``, ``site``, ``centre``, ``sex`` and ``age``. If an atlas is given,
@@ -175,7 +175,7 @@ class Abide(ImageSpec):
             )
         return path
 
-    def choose(self, files: Path | None, say: Say) -> ReadPlan:
+    def plan_reading(self, files: Path | None, say: Say) -> ReadPlan:
         """Plan to read the maps of subjects who have all derivatives; with `download`, download missing maps first.
 
         The index of a map is the subject's index times the number of derivatives, plus the derivative's alphabetical
@@ -228,21 +228,21 @@ class Abide(ImageSpec):
             raise no_maps_error(self.source, maps, len(subjects))
         return files
 
-    def incomplete(self, outcome: ReadOutcome) -> str:
+    def incomplete_message(self, outcome: ReadOutcome) -> str:
         """Return the error message if the user requires all maps, but some are missing or unreadable."""
         failed = _unreadable(outcome)
         if not failed:
             absent = _failures(outcome)
             return f"a complete set of maps is required, {len(absent)} are missing: {describe_failures(absent)}."
-        return too_many_unreadable(failed, len(outcome.choice.items)) or (
+        return too_many_unreadable(failed, len(outcome.plan.items)) or (
             f"a complete set of maps is required, {len(failed)} can't be read: {describe_failures(failed)}."
         )
 
-    def none_read(self, outcome: ReadOutcome) -> str:
+    def none_read_message(self, outcome: ReadOutcome) -> str:
         """Return the error message if no map can be read."""
-        return self.incomplete(outcome)
+        return self.incomplete_message(outcome)
 
-    def left_out(self, outcome: ReadOutcome, listed: int) -> list[str]:
+    def exclusion_warnings(self, outcome: ReadOutcome, listed: int) -> list[str]:
         """Return warnings for the user about unreadable maps and excluded subjects.
 
         Args:
@@ -253,20 +253,20 @@ class Abide(ImageSpec):
             DataError: If too many maps can't be read.
         """
         failed = _unreadable(outcome)
-        message = too_many_unreadable(failed, len(outcome.choice.items))
+        message = too_many_unreadable(failed, len(outcome.plan.items))
         if message:
             raise DataError(
                 "too_many_unreadable",
                 message,
                 count=len(failed),
-                total=len(outcome.choice.items),
+                total=len(outcome.plan.items),
                 rows={row for row, _ in failed},
             )
         lines = [f"warning: {len(failed)} maps can't be read: {describe_failures(failed)}"] if failed else []
         count = len({row for row, _ in _failures(outcome)})
         return [*lines, f"warning: {count} subjects without all maps were left out: see {QUARANTINE}"]
 
-    def drop(self, outcome: ReadOutcome, say: Say) -> dict[int, str]:
+    def rows_to_drop(self, outcome: ReadOutcome, say: Say) -> dict[int, str]:
         """Select maps to remove from the array after reading: readable maps of subjects with an unreadable map.
 
         Returns:
@@ -278,7 +278,7 @@ class Abide(ImageSpec):
 
     def datalist(self, outcome: ReadOutcome, say: Say) -> Datalist:
         """Build the data list: a record for each subject whose maps were all read."""
-        release: _AbideRelease = outcome.choice.release
+        release: _AbideRelease = outcome.plan.release
         subjects = release.cohort.subjects
         used = [subjects[place // len(self.derivatives)] for place in outcome.kept[:: len(self.derivatives)]]
         _check_classes(used)
@@ -302,14 +302,14 @@ class Abide(ImageSpec):
     def finish(self, folder: Path, outcome: ReadOutcome, datalist: Datalist) -> None:
         """Combine the maps of each subject into the channels of one row, in place, and write the atlas."""
         stack_rows(folder / datalist.image_array, len(self.derivatives))
-        release: _AbideRelease = outcome.choice.release
+        release: _AbideRelease = outcome.plan.release
         if release.atlas:
             datalist.extra["atlas"] = write_atlas(folder, release.atlas)
 
 
 def _failures(outcome: ReadOutcome) -> MapFailures:
     """Return the reason of each excluded map, by table row and derivative."""
-    cells = outcome.choice.cells
+    cells = outcome.plan.cells
     failures: dict[tuple[int, str], str] = {}
     for place, reason in outcome.reasons.items():
         row, derivative = cells(place)

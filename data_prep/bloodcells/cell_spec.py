@@ -1,8 +1,8 @@
 """Base specs of white blood cell data sets: options, reading and data list that all releases share.
 
 `medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
-of the spec in this order: `find` (find the files), `choose` (plan what to read), `drop` (select rows to remove after
-reading) and `datalist` (describe the other rows).
+of the spec in this order: `find` (find the files), `plan_reading` (plan what to read), `rows_to_drop` (select rows to
+remove after reading) and `datalist` (describe the other rows).
 
 Images are read by the rules of `medfl.data.readers.images` as 8-bit RGB and resized with antialiasing; alpha is
 dropped, and grey is repeated in all channels. Images with more than 8 bits a channel, images smaller than 8
@@ -125,7 +125,7 @@ class CellSpec(ImageSpec):
         labels.check([release for release, _ in self.releases()])
         return labels, [release.find(folder) for release, folder in self.releases()]
 
-    def choose(self, files: tuple[LabelMap, list[CellListing]], say: Say) -> ReadPlan:
+    def plan_reading(self, files: tuple[LabelMap, list[CellListing]], say: Say) -> ReadPlan:
         """Plan to read all cells that have a class. Indices of excluded images precede those of the cells."""
         labels, listings = files
         deviations = _deviations([release for release, _ in self.releases()], listings, say)
@@ -147,13 +147,13 @@ class CellSpec(ImageSpec):
             release=CellCohort(dict(enumerate(cells, first)), labels, left_out, deviations),
         )
 
-    def drop(self, outcome: ReadOutcome, say: Say) -> dict[int, str]:
+    def rows_to_drop(self, outcome: ReadOutcome, say: Say) -> dict[int, str]:
         """Select byte-identical copies to remove from the array after reading; none if copies are kept.
 
         Returns:
             Maps each row to remove to the reason.
         """
-        cohort: CellCohort = outcome.choice.release
+        cohort: CellCohort = outcome.plan.release
         copies = find_copies([cohort.label(place) for place in outcome.kept], _digests(outcome))
         counts = Counter(copies.values())
         described = ", ".join(f"{count} x {reason}" for reason, count in counts.items()) or "there are none"
@@ -166,7 +166,7 @@ class CellSpec(ImageSpec):
 
     def datalist(self, outcome: ReadOutcome, say: Say) -> Datalist:
         """Build the data list: a record with class, subject and split for each image in the array."""
-        cohort: CellCohort = outcome.choice.release
+        cohort: CellCohort = outcome.plan.release
         self._check_classes({cohort.class_of(place) for place in outcome.kept}, cohort.labels, say)
         cells, subjects = [cohort.cells[place] for place in outcome.kept], number_subjects(_digests(outcome))
         strata = [f"{cohort.cells[place].source} {cohort.class_of(place)}" for place in outcome.kept]

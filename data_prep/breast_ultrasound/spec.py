@@ -1,12 +1,12 @@
 """Spec of breast ultrasound: options, choice of images and data list of the prepared data set.
 
 `medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
-of the spec in this order: `find` (find the files), `choose` (plan what to read), `datalist` (describe the rows of the
-array) and `finish` (change the array or add files).
+of the spec in this order: `find` (find the files), `plan_reading` (plan what to read), `datalist` (describe the rows of
+the array) and `finish` (change the array or add files).
 
 The folder contains the images of BUS-BRA (four machines of one hospital) and of BrEaST (Poland) in one layout
 (`medfl_datasets.breast_ultrasound.files`). The command ``medfl partition --scheme by_site --column site --test official
---global-test none`` makes five sites with the table's test images.
+--server-test none`` makes five sites with the table's test images.
 
 Prepared data set: ``images.npy`` (N, H, W), uint8, with a second array of masks if the target is the mask. Each record
 has ``subject_id``, ``site`` (the source), ``birads`` and ``device``, and the pathology as ``label`` or ``pathology``.
@@ -94,7 +94,7 @@ class BreastUltrasound(ImageSpec):
         """Read the table and find the files."""
         return read_release(self.source)
 
-    def choose(self, files: UltrasoundRelease, say: Say) -> ReadPlan:
+    def plan_reading(self, files: UltrasoundRelease, say: Say) -> ReadPlan:
         """Plan to read all images of the table that have a file and the target: a mask file, or a pathology."""
         masked, pathologies = self.target == "mask", files.table.column("pathology")
         images: dict[int, UltrasoundImage] = {}
@@ -128,14 +128,14 @@ class BreastUltrasound(ImageSpec):
             release=files,
         )
 
-    def incomplete(self, outcome: ReadOutcome) -> str:
+    def incomplete_message(self, outcome: ReadOutcome) -> str:
         """Return the error message if the user requires all images, but some are missing or unreadable."""
-        choice = outcome.choice
-        return unreadable_rows_message(outcome.reasons, choice.count(), choice.release.table.numbers.__getitem__)
+        plan = outcome.plan
+        return unreadable_rows_message(outcome.reasons, plan.count(), plan.release.table.numbers.__getitem__)
 
     def datalist(self, outcome: ReadOutcome, say: Say) -> Datalist:
         """Build the data list: a record with metadata and split for each image that was read."""
-        release: UltrasoundRelease = outcome.choice.release
+        release: UltrasoundRelease = outcome.plan.release
         rows = release.table.rows
         subjects = number_subjects([rows[place]["patient"] for place in outcome.kept])
         records: list[CaseRecord] = []

@@ -1,8 +1,8 @@
 """Spec of CBIS-DDSM: options, choice of images and data list of the prepared data set.
 
 `medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
-of the spec in this order: `find` (find the files), `choose` (plan what to read) and `datalist` (describe the rows of
-the array).
+of the spec in this order: `find` (find the files), `plan_reading` (plan what to read) and `datalist` (describe the rows
+of the array).
 
 `medfl_datasets.cbis_ddsm.tables` reads the case descriptions, `medfl_datasets.cbis_ddsm.files` finds files in every
 layout of the release, `medfl_datasets.cbis_ddsm.selection` selects images, labels and splits, and
@@ -112,7 +112,7 @@ class CbisDdsm(ImageSpec):
         """List the files of the release and read the rows of its tables, one for each lesion."""
         return read_release(self.source, self.tables, self.abnormality)
 
-    def choose(self, files: tuple[CbisTree, list[Lesion]], say: Say) -> ingest_choice.ReadPlan:
+    def plan_reading(self, files: tuple[CbisTree, list[Lesion]], say: Say) -> ingest_choice.ReadPlan:
         """Plan to read all images that have a file, without training images of patients in the test set."""
         tree, lesions = files
         differences = deviations(lesions)
@@ -141,7 +141,7 @@ class CbisDdsm(ImageSpec):
 
     def datalist(self, outcome: ReadOutcome, say: Say) -> Datalist:
         """Build the data list: a record with label, metadata and split for each image that was read."""
-        choice, differences = outcome.choice.release
+        choice, differences = outcome.plan.release
         _report_headers(outcome.facts, say)
         used = [(choice.images[place], facts) for place, facts in zip(outcome.kept, outcome.facts, strict=True)]
         classes = THREE_CLASSES if self.three_classes else TWO_CLASSES

@@ -1,8 +1,8 @@
 """Spec of CelebA: options, choice of images and data list of the prepared data set.
 
 `medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
-of the spec in this order: `find` (find the files), `choose` (plan what to read) and `datalist` (describe the rows of
-the array).
+of the spec in this order: `find` (find the files), `plan_reading` (plan what to read) and `datalist` (describe the rows
+of the array).
 
 The label is one of 40 attributes of each face. If the release contains ``identity_CelebA.txt``, images of one person
 have one ``subject_id`` and one ``identity``. `medfl partition` then keeps each person's images together, or makes a
@@ -84,7 +84,7 @@ class _CelebaTables:
 
 
 class _CelebaInputs(NamedTuple):
-    """Inputs of `CelebA.datalist` that `CelebA.choose` collects.
+    """Inputs of `CelebA.datalist` that `CelebA.plan_reading` collects.
 
     Attributes:
         tables: Content of the tables.
@@ -143,7 +143,7 @@ class CelebA(ImageSpec):
         """Find the images and tables of the release."""
         return find_files(self.source)
 
-    def choose(self, files: CelebaFiles, say: Say) -> ReadPlan:
+    def plan_reading(self, files: CelebaFiles, say: Say) -> ReadPlan:
         """Plan to read all images of the table that have a file and whose person has enough images."""
         release = _read_tables(files, self.attribute, self.split, self.min_images)
         warnings = [] if release.persons else [NO_IDENTITY_WARNING]
@@ -167,7 +167,7 @@ class CelebA(ImageSpec):
 
     def datalist(self, outcome: ReadOutcome, say: Say) -> Datalist:
         """Build the data list: a record with label, person and split for each image that was read."""
-        inputs: _CelebaInputs = outcome.choice.release
+        inputs: _CelebaInputs = outcome.plan.release
         release, differences = inputs.tables, inputs.differences
         sizes = sum(facts["size"] != OFFICIAL_IMAGE_SIZE for facts in outcome.facts)
         if sizes:

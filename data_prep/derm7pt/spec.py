@@ -1,8 +1,8 @@
 """Spec of Derm7pt: options, choice of images and data list of the prepared data set.
 
 `medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
-of the spec in this order: `find` (find the files), `choose` (plan what to read) and `datalist` (describe the rows of
-the array).
+of the spec in this order: `find` (find the files), `plan_reading` (plan what to read) and `datalist` (describe the rows
+of the array).
 
 Each case has a dermoscopic and a clinical image; a prepared data set has one of these views. The diagnoses form five
 groups (BCC, MEL, MISC, NEV, SK), which are the classes. Nine cases have no clinical image: the table names the
@@ -56,7 +56,7 @@ NO_CLINICAL_IMAGE = "the case has no clinical image: the release names its dermo
 
 
 class _Derm7ptInputs(NamedTuple):
-    """Inputs of `Derm7pt.datalist` that `Derm7pt.choose` collects.
+    """Inputs of `Derm7pt.datalist` that `Derm7pt.plan_reading` collects.
 
     Attributes:
         release: Content of the tables.
@@ -120,10 +120,10 @@ class Derm7pt(ImageSpec):
         return "derm7pt" if self.view == "derm" else f"derm7pt-{self.view}"
 
     def find(self) -> Derm7ptRelease:
-        """Read the tables of the release; `choose` looks up the images."""
+        """Read the tables of the release; `plan_reading` looks up the images."""
         return read_release(self.source)
 
-    def choose(self, files: Derm7ptRelease, say: Say) -> ReadPlan:
+    def plan_reading(self, files: Derm7ptRelease, say: Say) -> ReadPlan:
         """Plan to read the images of all cases that have the view; an image has the index of its case in the table."""
         differences = files.deviations()
         for sentence in differences:
@@ -153,14 +153,14 @@ class Derm7pt(ImageSpec):
             ),
         )
 
-    def incomplete(self, outcome: ReadOutcome) -> str:
+    def incomplete_message(self, outcome: ReadOutcome) -> str:
         """Return the error message if the user requires all images, but some are unreadable."""
-        numbers = outcome.choice.release.release.table.numbers
-        return unreadable_rows_message(outcome.reasons, outcome.choice.count(), numbers.__getitem__)
+        numbers = outcome.plan.release.release.table.numbers
+        return unreadable_rows_message(outcome.reasons, outcome.plan.count(), numbers.__getitem__)
 
     def datalist(self, outcome: ReadOutcome, say: Say) -> Datalist:
         """Build the data list: a record with label, metadata and split for each image that was read."""
-        inputs: _Derm7ptInputs = outcome.choice.release
+        inputs: _Derm7ptInputs = outcome.plan.release
         release = inputs.release
         empty_groups = [
             group for group in DIAGNOSIS_GROUPS if group not in {release.groups[place] for place in outcome.kept}

@@ -1,7 +1,7 @@
 """Spec of FLamby's Fed-Heart-Disease: options and preparation of the data set of feature vectors.
 
 `medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
-of the spec in this order: `look` (check the files) and `make` (write the data set).
+of the spec in this order: `check_release` (check the files) and `make` (write the data set).
 
 Prepared data set: one array (N, 13), float32, a vector for each complete row; each record has ``label`` (heart disease
 or none), ``subject_id``, ``centre`` (the hospital) and ``sex``. Training and test rows are exactly FLamby's
@@ -66,7 +66,7 @@ class FlambyHeart(WholeSpec):
     """FLamby's Fed-Heart-Disease: heart disease or none, by 13 numbers, at four hospitals. Nothing is downloaded.
 
     The test rows are FLamby's. Create its sites with medfl partition --scheme by_site --column centre --test official
-    --global-test none --allow-leak pixels. (Two patients of one hospital have the same numbers.)
+    --server-test none --allow-leak pixels. (Two patients of one hospital have the same numbers.)
 
     Source: UCI Machine Learning Repository, doi:10.24432/C52P4X, as prepared by FLamby. Licence: CC BY 4.0.
     """
@@ -99,7 +99,7 @@ class FlambyHeart(WholeSpec):
         """
         return {"source": folder_or_top(top, "fed_heart_disease", cls.dataset)}
 
-    def look(self) -> object:
+    def check_release(self) -> object:
         """Check the release by finding the four files; raise DataError if one is missing."""
         return find_files(self.source)
 

@@ -1,8 +1,8 @@
 """Spec of FLamby's Fed-ISIC2019: options, reading of images and data list of the prepared data set.
 
 `medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
-of the spec in this order: `find` (find the files), `choose` (plan what to read) and `datalist` (describe the rows of
-the array).
+of the spec in this order: `find` (find the files), `plan_reading` (plan what to read) and `datalist` (describe the rows
+of the array).
 
 Files of the release, as FLamby's scripts write them::
 
@@ -105,7 +105,7 @@ class Isic2019Files:
 
 
 class _Isic2019Inputs(NamedTuple):
-    """Inputs of `FlambyISIC2019.datalist` that `FlambyISIC2019.choose` collects; lists have an entry for each row.
+    """Inputs of `FlambyISIC2019.datalist` that `plan_reading` collects; lists have an entry for each row.
 
     Attributes:
         published: Table of splits.
@@ -126,7 +126,7 @@ class FlambyISIC2019(ImageSpec):
     """FLamby's Fed-ISIC2019: skin lesions of eight classes at six centres, resized by scripts. Nothing is downloaded.
 
     The test images are FLamby's. Create its sites with medfl partition --scheme by_site --column centre --test official
-    --global-test none.
+    --server-test none.
 
     Source: ISIC 2019 challenge, as prepared by FLamby. Licence: CC BY-NC 4.0.
     """
@@ -185,7 +185,7 @@ class FlambyISIC2019(ImageSpec):
             )
         return Isic2019Files(self.source / IMAGE_FOLDER, split, metadata if metadata.is_file() else None)
 
-    def choose(self, files: Isic2019Files, say: Say) -> ReadPlan:
+    def plan_reading(self, files: Isic2019Files, say: Say) -> ReadPlan:
         """Plan to read all images of the table that have a file."""
         published = read_splits(files.split, "image", "center", "fold", list(OFFICIAL_COUNTS))
         labels = _labels(published.table)
@@ -225,7 +225,7 @@ class FlambyISIC2019(ImageSpec):
 
     def datalist(self, outcome: ReadOutcome, say: Say) -> Datalist:
         """Build the data list: a record with label, metadata and split for each image that was read."""
-        inputs: _Isic2019Inputs = outcome.choice.release
+        inputs: _Isic2019Inputs = outcome.plan.release
         published, labels, metadata = inputs.published, inputs.labels, inputs.metadata
         groups = inputs.lesions if self.groups == "lesion" else list(map(str, published.table.numbers))
         subjects = number_subjects([groups[place] for place in outcome.kept])

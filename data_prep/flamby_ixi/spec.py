@@ -1,8 +1,8 @@
 """Spec of FLamby's Fed-IXI: options, reading of volumes and data list of the prepared data set.
 
 `medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
-of the spec in this order: `find` (find the files), `choose` (plan what to read), `datalist` (describe the rows of the
-array) and `finish` (change the array or add files).
+of the spec in this order: `find` (find the files), `plan_reading` (plan what to read), `datalist` (describe the rows of
+the array) and `finish` (change the array or add files).
 
 Files of the release (IXI Tiny) and FLamby's table of splits::
 
@@ -90,7 +90,7 @@ class FlambyIXI(ImageSpec):
     """FLamby's Fed-IXI (IXI Tiny): the brain in T1 volumes of three hospitals. Nothing is downloaded.
 
     The test volumes are FLamby's. Create its sites with medfl partition --scheme by_site --column centre --test
-    official --global-test none.
+    official --server-test none.
 
     Source: https://brain-development.org/ixi-dataset/, as prepared for TorchIO and FLamby. Licence: CC BY-SA 3.0.
     """
@@ -153,7 +153,7 @@ class FlambyIXI(ImageSpec):
             )
         return IxiFiles(subjects, {int(match[1]): match[2] for match, _ in named}, split)
 
-    def choose(self, files: IxiFiles, say: Say) -> ReadPlan:
+    def plan_reading(self, files: IxiFiles, say: Say) -> ReadPlan:
         """Plan to read the volumes of all subjects of the table that have one volume and one mask."""
         if len(self.size) != 3:
             raise SettingsError(
@@ -185,14 +185,14 @@ class FlambyIXI(ImageSpec):
             release=(published, differences),
         )
 
-    def incomplete(self, outcome: ReadOutcome) -> str:
+    def incomplete_message(self, outcome: ReadOutcome) -> str:
         """Return the error message if the user requires all volumes, but some are missing or unreadable."""
-        published, _ = outcome.choice.release
+        published, _ = outcome.plan.release
         return unreadable_rows_message(outcome.reasons, len(published.names), published.table.numbers.__getitem__)
 
     def datalist(self, outcome: ReadOutcome, say: Say) -> Datalist:
         """Build the data list: a record with centre and split for each volume that was read."""
-        published, differences = outcome.choice.release
+        published, differences = outcome.plan.release
         spacings = {tuple(fact.pop("spacing")) for fact in outcome.facts}
         if len(spacings) > 1:
             say("note: the volumes are of several spacings: distances will be in voxels")

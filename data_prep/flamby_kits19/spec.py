@@ -65,7 +65,7 @@ class FlambyKiTS19(VolumeSpec):
     """FLamby's Fed-KiTS19: kidneys and their tumours in CT of six sites. Nothing is downloaded.
 
     The test cases are FLamby's. Create its sites with medfl partition --scheme by_site --column centre --test official
-    --global-test none.
+    --server-test none.
 
     Source: Heller et al., arXiv:1904.00445, as prepared by FLamby. Licence: CC BY-NC-SA 4.0.
     """

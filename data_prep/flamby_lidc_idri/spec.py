@@ -74,7 +74,7 @@ class FlambyLidcIdri(VolumeSpec):
     """FLamby's Fed-LIDC-IDRI: nodules of the lung in CT of four manufacturers' scanners. Nothing is downloaded.
 
     The test scans are FLamby's. Create its sites with medfl partition --scheme by_site --column centre --test official
-    --global-test none.
+    --server-test none.
 
     Source: Armato III et al., The Cancer Imaging Archive (2015), as prepared by FLamby. Licence: CC BY 3.0.
     """

@@ -1,7 +1,7 @@
 """Spec of FLamby's Fed-TCGA-BRCA: options and preparation of the data set of feature vectors.
 
 `medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
-of the spec in this order: `look` (check the files) and `make` (write the data set).
+of the spec in this order: `check_release` (check the files) and `make` (write the data set).
 
 Prepared data set: one array (N, 39), float32, with the table's values of each patient that is in a fold; each record
 has ``target`` (days under observation, and 1 if the patient died), ``subject_id`` and ``centre`` (the region), but no
@@ -56,7 +56,7 @@ class FlambyTcgaBrca(WholeSpec):
     """FLamby's Fed-TCGA-BRCA: survival with breast cancer, by 39 numbers, in six regions. Nothing is downloaded.
 
     The splits are FLamby's. Create its sites with medfl partition --scheme by_site --column centre --test official
-    --global-test none --allow-leak pixels. (Some patients have the same numbers as others.)
+    --server-test none --allow-leak pixels. (Some patients have the same numbers as others.)
 
     Source: The Cancer Genome Atlas, TCGA-BRCA, as prepared by FLamby. Licence: open-access data under the policies of
     the Genomic Data Commons (GDC): do not attempt to identify anyone.
@@ -86,7 +86,7 @@ class FlambyTcgaBrca(WholeSpec):
         """
         return {"source": folder_or_top(top, "fed_tcga_brca", cls.dataset)}
 
-    def look(self) -> object:
+    def check_release(self) -> object:
         """Check the release by finding both files; raise DataError if one is missing."""
         return find_files(self.source)
 

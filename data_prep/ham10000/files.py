@@ -148,7 +148,7 @@ def read_image_and_mask(image_files: HamImageFiles, size: tuple[int, int]) -> Lo
     Raises:
         DataError: If a file can't be read, or the mask does not fit the image.
     """
-    assert image_files.mask is not None  # `HAM10000.choose` reads only images with a mask if masks are needed
+    assert image_files.mask is not None  # `HAM10000.plan_reading` reads only images with a mask if masks are needed
     return masked_image_row(read_rgb(image_files.path), read_mask(image_files.mask), size)
 
 

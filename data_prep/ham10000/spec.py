@@ -1,8 +1,8 @@
 """Spec of HAM10000: options, choice of images and data list of the prepared data set.
 
 `medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
-of the spec in this order: `find` (find the files), `choose` (plan what to read), `datalist` (describe the rows of the
-array) and `finish` (change the array or add files).
+of the spec in this order: `find` (find the files), `plan_reading` (plan what to read), `datalist` (describe the rows of
+the array) and `finish` (change the array or add files).
 
 There are seven diagnoses. Images of one lesion have one ``subject_id``, so that no lesion is in two splits. With
 ``groups="image"`` each image counts as a lesion of its own, as in papers that split by image; the data list then has a
@@ -73,7 +73,7 @@ NO_MASK = "there is no mask of the lesion"
 
 
 class _HamInputs(NamedTuple):
-    """Inputs of `HAM10000.datalist` that `HAM10000.choose` collects.
+    """Inputs of `HAM10000.datalist` that `HAM10000.plan_reading` collects.
 
     Attributes:
         files: Files of the release.
@@ -134,7 +134,7 @@ class HAM10000(ImageSpec):
         """Find the table, the images and the masks of the release."""
         return find_files(self.source, self.metadata)
 
-    def choose(self, files: HamFiles, say: Say) -> ReadPlan:
+    def plan_reading(self, files: HamFiles, say: Say) -> ReadPlan:
         """Plan to read all images of the table that have a file, and a mask if masks are needed."""
         metadata = read_metadata(files.table, need_lesions=self.grouping() == "lesion")
         differences = metadata.deviations()
@@ -163,9 +163,9 @@ class HAM10000(ImageSpec):
             release=_HamInputs(files=files, metadata=metadata, differences=differences, warnings=warnings),
         )
 
-    def incomplete(self, outcome: ReadOutcome) -> str:
+    def incomplete_message(self, outcome: ReadOutcome) -> str:
         """Return the error message if the user requires all images, but some are missing or unreadable."""
-        inputs: _HamInputs = outcome.choice.release
+        inputs: _HamInputs = outcome.plan.release
         count = len(inputs.metadata.images)
         return (
             f"all images of {inputs.files.table.name} are required, {len(outcome.reasons)} of {count} are "
@@ -174,7 +174,7 @@ class HAM10000(ImageSpec):
 
     def datalist(self, outcome: ReadOutcome, say: Say) -> Datalist:
         """Build the data list: a record with label or mask, subject and metadata for each image that was read."""
-        inputs: _HamInputs = outcome.choice.release
+        inputs: _HamInputs = outcome.plan.release
         records = make_records(inputs.metadata, outcome.kept, self.grouping())
         if self.masks is not None:
             named = [{"diagnosis": list(OFFICIAL_CLASS_COUNTS)[record.pop("label")]} for record in records]

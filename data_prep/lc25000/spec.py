@@ -1,8 +1,8 @@
 """Spec of LC25000: options, choice of images and data list of the prepared data set.
 
 `medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
-of the spec in this order: `find` (find the files), `choose` (plan what to read) and `datalist` (describe the rows of
-the array).
+of the spec in this order: `find` (find the files), `plan_reading` (plan what to read) and `datalist` (describe the rows
+of the array).
 
 The 25,000 images are copies of 1,250 tiles that the authors rotated and flipped. No file name tells which images are
 copies of one tile, so a random split puts copies of most test images into training. A perceptual hash finds the copies
@@ -121,7 +121,7 @@ class LC25000(ImageSpec):
         """Find the image files of the chosen classes."""
         return find_files(self.source, classes_of(self.organ))
 
-    def choose(self, files: Lc25000Files, say: Say) -> ReadPlan:
+    def plan_reading(self, files: Lc25000Files, say: Say) -> ReadPlan:
         """Plan to read all images of the chosen classes. Indices of excluded files precede those of the images."""
         warnings = [COPIES_WARNING, UNDETECTED_COPIES_WARNING if self.groups == "hash" else NO_SEARCH_WARNING]
         for sentence in warnings:
@@ -146,7 +146,7 @@ class LC25000(ImageSpec):
 
     def datalist(self, outcome: ReadOutcome, say: Say) -> Datalist:
         """Build the data list of the images that were read; the copies of a tile have one ``subject_id``."""
-        files, warnings = outcome.choice.release
+        files, warnings = outcome.plan.release
         classes = classes_of(self.organ)
         kept_folders = [files.folders[place - len(files.quarantined)] for place in outcome.kept]
         differences = _deviations(kept_folders, classes, outcome)

@@ -1,7 +1,7 @@
 """Spec of MedMNIST: options, download and preparation of a data set from one ``.npz`` file.
 
 `medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
-of the spec in this order: `look` (check the files) and `make` (write the data set).
+of the spec in this order: `check_release` (check the files) and `make` (write the data set).
 
 Copies of a file from elsewhere may have an official name but other images (subsets, re-saves), so sizes and checksums
 are compared with the official table.
@@ -327,7 +327,7 @@ class MedMNIST(WholeSpec):
         nested = top / cls.dataset
         return {"source": nested if (nested / f"{options.get('flag')}.npz").is_file() else top}
 
-    def look(self) -> object:
+    def check_release(self) -> object:
         """Check the release: raise DataError if the file is missing, unless it may be downloaded."""
         return None if self.download else find_npz(self.source, self.flag)
 

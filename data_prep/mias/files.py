@@ -10,8 +10,8 @@ from pathlib import Path
 
 from medfl.data.ingest.workers import LoadedItem
 from medfl.data.readers.mammograms import needs_mirror, to_row
-from medfl.data.readers.pgm import read_pgm
 from medfl.errors import DataError
+from medfl_datasets.mias.pgm import read_pgm
 from medfl_datasets.mias.tables import EDGE, TABLE_FILE
 
 CROP_RADII = 1.5

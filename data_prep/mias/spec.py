@@ -1,8 +1,8 @@
 """Spec of mini-MIAS: options, choice of images and data list of the prepared data set.
 
 `medfl prep` turns a release (the files that the publisher distributes) into a prepared data set. It calls the methods
-of the spec in this order: `find` (find the files), `choose` (plan what to read) and `datalist` (describe the rows of
-the array).
+of the spec in this order: `find` (find the files), `plan_reading` (plan what to read) and `datalist` (describe the rows
+of the array).
 
 - ``view="full"``: each of the 322 films is an image. A film with a malignant abnormality is malignant, even if it has
   benign ones.
@@ -78,7 +78,7 @@ _DIAGNOSES = (NORMAL, *SEVERITIES.values())
 
 
 class _MiasInputs(NamedTuple):
-    """Inputs of `Mias.datalist` that `Mias.choose` collects.
+    """Inputs of `Mias.datalist` that `Mias.plan_reading` collects.
 
     Attributes:
         films: All films of the table.
@@ -156,7 +156,7 @@ class Mias(ImageSpec):
         """Return the name of the prepared data set, with a suffix for crops."""
         return "mias" if self.view == "full" else "mias-crop"
 
-    def counted(self) -> str:
+    def item_plural(self) -> str:
         """Return the name of the items that are read, in the plural, for messages: films or crops."""
         return "films" if self.view == "full" else "crops"
 
@@ -164,7 +164,7 @@ class Mias(ImageSpec):
         """Find the file of the table; the films are in the same folder."""
         return find_table(self.source)
 
-    def choose(self, files: Path, say: Say) -> ReadPlan:
+    def plan_reading(self, files: Path, say: Say) -> ReadPlan:
         """Plan to read the images that have a table row and a file; an image has the line number of its row."""
         films = read_films(files)
         differences = deviations(films)
@@ -190,9 +190,9 @@ class Mias(ImageSpec):
             release=_MiasInputs(films=films, selection=selection, differences=differences),
         )
 
-    def incomplete(self, outcome: ReadOutcome) -> str:
+    def incomplete_message(self, outcome: ReadOutcome) -> str:
         """Return the error message if the user requires all films, but some are missing or unreadable."""
-        lines, absent = list(outcome.reasons), len(outcome.choice.missing)
+        lines, absent = list(outcome.reasons), len(outcome.plan.missing)
         if absent:
             return f"a complete set of films is required, {absent} are missing. Unpack it again."
         return (
@@ -202,9 +202,9 @@ class Mias(ImageSpec):
 
     def datalist(self, outcome: ReadOutcome, say: Say) -> Datalist:
         """Build the data list: a record with label, patient, metadata and split for each image that was read."""
-        inputs: _MiasInputs = outcome.choice.release
+        inputs: _MiasInputs = outcome.plan.release
         selection = inputs.selection
-        place_of = {line: place for place, line in enumerate(outcome.choice.places)}
+        place_of = {line: place for place, line in enumerate(outcome.plan.places)}
         kept = [place_of[line] for line in outcome.kept]
         classes = LABEL_SETS[self.label_set()]
         _check_classes(selection, kept, classes)

@@ -14,6 +14,7 @@ from typing import Any
 
 from medfl.bundle.option_checks import check_passed_over
 from medfl.bundle.stock_features import read_tracking, warn_of_handlers
+from medfl.data.cohort import Cohort
 from medfl.data.label_map import LabelMap
 from medfl.data.partition_file import check_unchanged, drawn_fold
 from medfl.data.source import ArraySource, DataSource
@@ -31,7 +32,7 @@ from medfl.engine.site import Splits
 from medfl.errors import SettingsError, check_choice
 from medfl.plugins import Registry, load_plugins
 from medfl.privacy.policy import policy_of
-from medfl.records.run_file import DataOrigin, Provenance
+from medfl.records.run_file import AssignedNetwork, DataOrigin, Provenance
 from medfl.settings import Execution, Settings, read_settings
 from medfl.task import ImageScale, Task
 from medfl.training.loop import pick_device
@@ -194,15 +195,75 @@ class FederatedRun:
 
     def _prepare(self, registry: Registry) -> SimulatedRun:
         """Check all settings, load the data, and return the run. It writes nothing."""
-        if self.backend != LOCAL:
-            check_choice("backend", self.backend, (LOCAL, *registry.backends))
-            raise SettingsError(
-                "unsupported_backend",
-                f"The backend '{self.backend}' submits the run to other machines and needs medfl's own workflow: add "
-                "--workflow_name medfl.workflow.FederatedWorkflow, or use `medfl federate submit`.",
-                backend=self.backend,
-            )
+        self._check_backend(registry)
         method = registry.make_method(self.method, self.method_args)
+        settings, execution = self._read_settings(registry)
+        device = pick_device(execution.device, execution.workers)
+        bundle = bundle_values(self.bundle_root)
+        warn_of_handlers(bundle)
+        data = self.source.cohort(self.dataset_dir, execution, self.sites, self.public, self.label_map)
+        names = list(data.sites)
+        execution = _limit_workers(execution, len(names))
+        changes = check_unchanged(self.dataset_dir, data.parts, self.allow_changes, every_site=self.sites is None)
+        assigned = self._assign_networks(registry, names, settings.seed)
+        by_rule = {name: entry.network for name, entry in assigned.items()}
+        settings = settings.model_copy(update={"networks_by_site": by_rule | settings.networks_by_site})
+        leaks = self.source.check_leaks(
+            self.dataset_dir, names, self.public, self.allow_leaks, open_test=execution.open_test
+        )
+        provenance = Provenance(
+            settings=setting_origins(
+                self.task,
+                bundle,
+                self.given_by,
+                settings=settings,
+                execution=execution,
+                method=method,
+                method_args=self.method_args,
+            ),
+            data=self._data_origin(data, changes),
+            plugins=dict(sorted(registry.plugins.items())),
+            assigned_networks=assigned,
+        )
+        scale = ImageScale(data.first.shape, self.mean, self.std)
+        return SimulatedRun(
+            method=self._method_choice(registry),
+            task=dataclasses.replace(self.task, device=device, scale=scale),
+            settings=settings,
+            data=_run_data(data, leaks, self.dataset_dir),
+            folder=self.output_dir,
+            execution=execution,
+            provenance=provenance,
+            simulation=Simulation(attackers=read_attackers(settings.adversaries, registry)),
+            callbacks=Callbacks(
+                on_start=lambda: self._notify_start(registry, provenance),
+                export=partial(export, site_export=self._site_export(data)),
+                frees_space=True,
+            ),
+        )
+
+    def _check_backend(self, registry: Registry) -> None:
+        """Raise if the backend does not exist, or needs medfl's own workflow.
+
+        Raises:
+            SettingsError: If `backend` is not ``local``.
+        """
+        if self.backend == LOCAL:
+            return
+        check_choice("backend", self.backend, (LOCAL, *registry.backends))
+        raise SettingsError(
+            "unsupported_backend",
+            f"The backend '{self.backend}' submits the run to other machines and needs medfl's own workflow: add "
+            "--workflow_name medfl.workflow.FederatedWorkflow, or use `medfl federate submit`.",
+            backend=self.backend,
+        )
+
+    def _read_settings(self, registry: Registry) -> tuple[Settings, Execution]:
+        """Return the settings of the run and of its execution, checked.
+
+        Raises:
+            SettingsError: If a setting is unknown or not valid, or settings exclude each other.
+        """
         execution = read_settings(Execution, self.execution, "the execution")
         settings = read_settings(Settings, self.settings, "the run", also=Execution.model_fields)
         check_names(settings, registry)
@@ -213,32 +274,21 @@ class FederatedRun:
                 "would not find this run's entries in the privacy ledger: leave out 'privacy', or 'open_test'.",
                 settings=["open_test", "privacy"],
             )
-        device = pick_device(execution.device, execution.workers)
-        bundle = bundle_values(self.bundle_root)
-        warn_of_handlers(bundle)
-        data = self.source.cohort(self.dataset_dir, execution, self.sites, self.public, self.label_map)
-        if execution.workers > (most := max(len(data.sites), 2)):  # more would have nothing to do
-            logger.warning(
-                "%d workers were requested; %d start, for %d sites.", execution.workers, most, len(data.sites)
-            )
-            execution = execution.model_copy(update={"workers": most})
-        changes = check_unchanged(self.dataset_dir, data.parts, self.allow_changes, every_site=self.sites is None)
+        return settings, execution
+
+    def _assign_networks(self, registry: Registry, sites: Sequence[str], seed: int) -> dict[str, AssignedNetwork]:
+        """Return the network of each site that the rule `network_assignment` decides; empty without a rule."""
         assignment = read_assignment(self.network_assignment, registry)
-        assigned = {} if assignment is None else assignment.assign(list(data.sites), settings.seed)
-        by_rule = {name: entry.network for name, entry in assigned.items()}
-        settings = settings.model_copy(update={"networks_by_site": by_rule | settings.networks_by_site})
-        names, opened = list(data.sites), execution.open_test
-        leaks = self.source.check_leaks(self.dataset_dir, names, self.public, self.allow_leaks, opened)
-        settings_by_origin = setting_origins(
-            self.task,
-            bundle,
-            self.given_by,
-            settings=settings,
-            execution=execution,
-            method=method,
-            method_args=self.method_args,
-        )
-        origin = DataOrigin(
+        return {} if assignment is None else assignment.assign(sites, seed)
+
+    def _data_origin(self, data: Cohort, changes: Sequence[str]) -> DataOrigin:
+        """Return the origin of the data for ``run.json``.
+
+        Args:
+            data: Data of the run.
+            changes: Data files that changed since the partition and that the user allowed.
+        """
+        return DataOrigin(
             name=data.first.source,
             sites=data.digests(),
             folder=os.path.relpath(self.dataset_dir, self.output_dir),  # so that the report can show images of the data
@@ -247,14 +297,20 @@ class FederatedRun:
             label_map=dict(data.label_map),
             fold=drawn_fold(self.dataset_dir),
         )
-        provenance = Provenance(
-            settings=settings_by_origin,
-            data=origin,
-            plugins=dict(sorted(registry.plugins.items())),
-            assigned_networks=assigned,
+
+    def _method_choice(self, registry: Registry) -> MethodChoice:
+        """Return the method with its settings, and the needs of all installed methods."""
+        return MethodChoice(
+            name=self.method,
+            make=lambda: registry.make_method(self.method, self.method_args),
+            args=self.method_args,
+            needs_by_method={record.name: record.needs for record in registry.methods.values()},
         )
+
+    def _site_export(self, data: Cohort) -> SiteExport:
+        """Return the values that each site's exported bundle contains."""
         first = data.first
-        site_export = SiteExport(
+        return SiteExport(
             bundle_root=self.bundle_root,
             values=self.site_values,
             shape=first.shape,
@@ -266,38 +322,38 @@ class FederatedRun:
             objective=self.task.objective,
             stock=self.source.weights,
         )
-        return SimulatedRun(
-            method=MethodChoice(
-                name=self.method,
-                make=lambda: registry.make_method(self.method, self.method_args),
-                args=self.method_args,
-                needs_by_method={record.name: record.needs for record in registry.methods.values()},
-            ),
-            task=dataclasses.replace(self.task, device=device, scale=ImageScale(first.shape, self.mean, self.std)),
-            settings=settings,
-            data=RunData(
-                sites={name: Splits(site.train, site.val, site.test, site.digest) for name, site in data.sites.items()},
-                global_test=data.server.test if data.server is not None else None,
-                public=data.public.train if data.public is not None else None,
-                public_test=data.public.test if data.public is not None else None,
-                digest=data.digest(),
-                classes=first.classes,
-                names=first.names,
-                leaks=tuple(leaks),
-                folder=self.dataset_dir,
-            ),
-            folder=self.output_dir,
-            execution=execution,
-            provenance=provenance,
-            simulation=Simulation(attackers=read_attackers(settings.adversaries, registry)),
-            callbacks=Callbacks(
-                on_start=lambda: self._notify_start(registry, provenance),
-                export=partial(export, site_export=site_export),
-                frees_space=True,
-            ),
-        )
 
     def _notify_start(self, registry: Registry, provenance: Provenance) -> None:
         """Notify plugins that the run starts."""
         values = {name: setting.value for name, setting in provenance.settings.items()}
         registry.notify("medfl_run_started", run_folder=str(self.output_dir), settings=values, tracking=self.tracking)
+
+
+def _limit_workers(execution: Execution, sites: int) -> Execution:
+    """Return the execution settings with at most one worker for each site, and warn if this changes the number."""
+    most = max(sites, 2)
+    if execution.workers <= most:
+        return execution
+    logger.warning("%d workers were requested; %d start, for %d sites.", execution.workers, most, sites)
+    return execution.model_copy(update={"workers": most})
+
+
+def _run_data(data: Cohort, leaks: Sequence[str], folder: Path) -> RunData:
+    """Return the data of the run.
+
+    Args:
+        data: Data that the source loaded.
+        leaks: Sentences about the leaks that the user allowed.
+        folder: Folder that contains a folder for each site.
+    """
+    return RunData(
+        sites={name: Splits(site.train, site.val, site.test, site.digest) for name, site in data.sites.items()},
+        server_test=data.server.test if data.server is not None else None,
+        public=data.public.train if data.public is not None else None,
+        public_test=data.public.test if data.public is not None else None,
+        digest=data.digest(),
+        classes=data.first.classes,
+        names=data.first.names,
+        leaks=tuple(leaks),
+        folder=folder,
+    )

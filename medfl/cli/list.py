@@ -182,7 +182,13 @@ def method_lines(records: Sequence[MethodRecord], width: int) -> list[str]:
 
 def method_table(records: Sequence[MethodRecord]) -> Table:
     """Return a table of methods with the tensors that leave a site, family, paper and needs."""
-    table = _table("Methods", "name", "sends", "different\nnetworks", "summary; family, paper and needs")
+    table = _table(
+        "Methods",
+        "method",
+        "sent by a site:\nnames kind",
+        "networks\nmay differ",
+        "summary\nfamily; paper; needs of the method",
+    )
     for record in records:
         different = "yes" if Capability.DIFFERENT_NETWORKS in record.supports else "no"
         needs = f"needs {', '.join(sorted(record.needs))}" if record.needs else ""

@@ -30,14 +30,14 @@ CHOICES_BY_DETAIL = {
     "test_fraction": ("test", ("fraction", "class_balanced")),
     "folds": ("test", ("k_fold",)),
     "fold": ("test", ("k_fold",)),
-    "per_class": ("global_test", ("per_class",)),
-    "duplicates": ("global_test", ("official",)),
-    "allow_leaks": ("global_test", ("official",)),
+    "per_class": ("server_test", ("per_class",)),
+    "duplicates": ("server_test", ("official",)),
+    "allow_leaks": ("server_test", ("official",)),
     "public_test_fraction": ("public", ("validation",)),
 }
 """Maps each option that refines a policy to the policy's option, and to the values of that option that need it.
 
-A policy is the rule for a test set or for public data: ``test``, ``global_test`` or ``public``.
+A policy is the rule for a test set or for public data: ``test``, ``server_test`` or ``public``.
 """
 
 CASE_LIST_OPTIONS = {"pool", "out", "scheme", "sites", "seed", "column", "alpha", "min_size", "k", "share", "option"}
@@ -85,7 +85,7 @@ def command(
         list[str] | None,
         typer.Option(help="Column by which test and validation images are stratified, besides the labels."),
     ] = None,
-    global_test: Annotated[
+    server_test: Annotated[
         str, typer.Option(help="Test set of the server: official (pooled test split), per_class, remainder or none.")
     ] = "official",
     per_class: Annotated[int | None, typer.Option(help="With per_class: number of images of each class [30].")] = None,
@@ -129,11 +129,17 @@ def command(
         plan = PartitionPlan(scheme, number, seed, options, column=column)
         _print_case_counts(partition_cases(pool, out, plan, registry.partition(scheme)))
         return
-    policies = {"test": test, "global_test": global_test, "public": public}
-    details: dict[str, Any] = {"test_fraction": test_fraction, "folds": folds, "fold": fold, "per_class": per_class}
-    details |= {"public_test_fraction": public_test_fraction, "duplicates": duplicates}
-    details |= {"allow_leaks": tuple(allow_leak) if allow_leak else None}
-    written = api.partition(
+    policies = {"test": test, "server_test": server_test, "public": public}
+    details = {
+        "test_fraction": test_fraction,
+        "folds": folds,
+        "fold": fold,
+        "per_class": per_class,
+        "public_test_fraction": public_test_fraction,
+        "duplicates": duplicates,
+        "allow_leaks": tuple(allow_leak) if allow_leak else None,
+    }
+    prepared = api.partition(
         pool,
         out=out,
         scheme=scheme,
@@ -147,11 +153,10 @@ def command(
         **policies,
         **_given_details(details, policies),
         **options,
-    ).lists
-    _print_counts(written)
+    )
+    _print_counts(prepared.lists)
     _print_notes(out)
-    for figure in sorted(out.glob("*.svg")):
-        typer.echo(f"Figure: {figure}")
+    _print_figures(out)
 
 
 def _check_case_list_options(context: typer.Context) -> None:
@@ -283,3 +288,9 @@ def _print_notes(out: Path) -> None:
         typer.echo(f"allowed leak: {visible(sentence)}", err=True)
     for sentence in made.warnings:
         typer.echo(f"note: {visible(sentence)}", err=True)
+
+
+def _print_figures(out: Path) -> None:
+    """Print the path of each figure of a partition."""
+    for figure in sorted(out.glob("*.svg")):
+        typer.echo(f"Figure: {figure}")

@@ -102,6 +102,7 @@ def command(
             argument="bundle",
             text=bundle,
         )
+    root = find_bundle(bundle)
     overrides = parse_overrides(context.args)
     if dataset_dir is None and overrides.get("backend", "local") == "local":
         raise SettingsError(
@@ -109,7 +110,7 @@ def command(
             "Expected --dataset-dir, the folder with one folder for each site (`medfl partition` writes it).",
             setting="dataset_dir",
         )
-    run_bundle(bundle, ({} if dataset_dir is None else {"dataset_dir": str(dataset_dir)}) | overrides)
+    run_bundle(str(root), ({} if dataset_dir is None else {"dataset_dir": str(dataset_dir)}) | overrides)
 
 
 def run_bundle(bundle: str, options: dict[str, Any]) -> None:

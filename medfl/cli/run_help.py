@@ -92,7 +92,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "cross_site_evaluation",
         "shared_test",
         "keep_rounds",
-        "pictures",
+        "worst_case_images",
         "open_test",
     ),
     "Privacy, robustness and communication": (

@@ -228,13 +228,13 @@ class BestEvaluation:
         round: Number of the round, from 1; 0 if no round has a score.
         step: Number of the round's last step.
         score: Mean over the sites of a validation score: each site scores the model that it would export.
-        since: Number of evaluations since this round, none of which was better.
+        evaluations_since: Number of evaluations since this round, none of which was better.
     """
 
     round: int = 0
     step: int = 0
     score: float = 0.0
-    since: int = 0
+    evaluations_since: int = 0
 
     def after(self, round_: int, step: int, rows: Iterable[MetricRow], metric: str) -> BestEvaluation:
         """Return the best round after one more evaluated round. A tie keeps the earlier round.
@@ -258,7 +258,7 @@ class BestEvaluation:
         better = score < self.score if metric in LOWER_IS_BETTER_METRICS else score > self.score
         if better or (values and not self.round):
             return BestEvaluation(round_, step, score)
-        return replace(self, since=self.since + 1)
+        return replace(self, evaluations_since=self.evaluations_since + 1)
 
 
 def scores_to_rows(

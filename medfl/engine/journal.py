@@ -282,7 +282,7 @@ class Journal:
             last: The last commit.
         """
         before = self.at(last.step - 1)
-        self.store.drop(last.step)
+        self.store.delete_step(last.step)
         return before
 
     def reconcile(self, last: Commit) -> None:

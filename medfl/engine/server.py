@@ -289,7 +289,7 @@ class ServerLoop:
     def _is_patience_exhausted(self, last: Commit) -> bool:
         """Whether validation scores have not improved for `patience` evaluations. True only between rounds."""
         patience = self._settings.patience
-        return patience is not None and last.best.since >= patience and last.round == last.rounds_done
+        return patience is not None and last.best.evaluations_since >= patience and last.round == last.rounds_done
 
     def _steps_to_keep(self, last: Commit, evaluation: Evaluation | None) -> list[int]:
         """Return the earlier steps whose states are needed: the best round's, and that of the round being evaluated."""

@@ -276,7 +276,7 @@ class SiteRunner:
         if released:
             content["released"] = released
         self.store.save(step, site.state, content, outgoing.tensors, keep)
-        self.inbox.forget([0, *self.store.steps()][-RETAINED_STEPS])
+        self.inbox.delete_before([0, *self.store.steps()][-RETAINED_STEPS])
         return StoredStep(step, outgoing.tensors, content)
 
     def _outgoing(

@@ -135,7 +135,7 @@ class Store:
                 logger.warning("'%s' is damaged (%s). The step before it is used.", self.path(step), error)
         return None
 
-    def mend(self) -> int:
+    def set_damaged_aside(self) -> int:
         """Rename damaged files above the newest valid step to ``*.damaged``, and return the newest valid step.
 
         The caller must hold the run folder for writing.
@@ -177,7 +177,7 @@ class Store:
         with safe_open(self.path(step), framework="pt") as file:
             return {name[len(prefix) :]: file.get_tensor(name) for name in file.keys() if name.startswith(prefix)}  # noqa: SIM118
 
-    def drop(self, step: int) -> None:
+    def delete_step(self, step: int) -> None:
         """Delete the file of a step, if it exists."""
         self.path(step).unlink(missing_ok=True)
 
@@ -205,9 +205,9 @@ class Store:
                 if len(tensors) < len(record.tensors):
                     write_atomic(self.path(step), wire.encode(tensors, record.meta | {DISCARDED: True}))
             for step in sorted({*steps} - kept):
-                self.drop(step)
+                self.delete_step(step)
             self._delete_blobs(kept)
-            Inbox(self.folder).forget(newest.step)
+            Inbox(self.folder).delete_before(newest.step)
 
     def put(self, tensors: Tensors) -> str:
         """Write tensors as a blob (large constant), unless a file with the same content exists.
@@ -248,7 +248,7 @@ class Store:
         # The step is saved. A file that can't be deleted or read now only takes space; the next step prunes again.
         with contextlib.suppress(OSError, SafetensorError, ValueError, KeyError):
             for step in sorted({*steps} - kept):
-                self.drop(step)
+                self.delete_step(step)
             if len(steps) > RETAINED_STEPS:
                 self._delete_blobs(kept)
 
@@ -326,12 +326,12 @@ class Inbox:
         paths = self.folder.glob(f"????????-{sender}.safetensors")
         return sum(path.stat().st_size for path in paths if int(path.name[:8]) != step)
 
-    def drop(self, sender: str) -> None:
+    def delete_messages_of(self, sender: str) -> None:
         """Delete all peer messages of a sender."""
         for path in self.folder.glob(f"????????-{sender}.safetensors"):
             path.unlink(missing_ok=True)
 
-    def forget(self, before: int) -> None:
+    def delete_before(self, before: int) -> None:
         """Delete the peer messages that were sent before a step.
 
         Args:

@@ -160,11 +160,6 @@ def class_means(scores: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     return scores.nan_to_num(0.0).T @ weights / (defined.double().T @ weights)
 
 
-def undefined_cases(scores: torch.Tensor) -> torch.Tensor:
-    """Count the cases without a score for each class, (C,), int64, given the scores (N, C) of cases and classes."""
-    return scores.isnan().sum(0)
-
-
 def _score_each_class(
     score: MaskScore, prediction: torch.Tensor, reference: torch.Tensor, both_empty: float, one_empty: float
 ) -> torch.Tensor:

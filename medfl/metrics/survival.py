@@ -44,23 +44,3 @@ def concordance(risks: torch.Tensor, targets: torch.Tensor, weights: torch.Tenso
         pairs = pairs + (weights[rows] * (later.double() @ weights)).sum(0)
         right = right + (weights[rows] * ((later * won) @ weights)).sum(0)
     return right / pairs
-
-
-def concordance_by_group(
-    risks: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor, groups: torch.Tensor
-) -> torch.Tensor:
-    """Compute `concordance` within each group, for example within each site; pairs across groups don't count.
-
-    The pooled C-index also depends on whether the sites' risks are on one scale; the C-index by group does not.
-
-    Args:
-        risks: Risks (N, 1) or (N,), floating, without NaN.
-        targets: Targets (N, 2), floating: time > 0, and 1 for an event or 0 for a censored time.
-        weights: Row weights (N, B), float64, >= 0.
-        groups: Group number of each row, (N,), int64.
-
-    Returns:
-        C-index (G, B), float64, for G groups by increasing group number; NaN for a group without a comparable pair.
-    """
-    members = [groups == group for group in groups.unique()]
-    return torch.stack([concordance(risks[rows], targets[rows], weights[rows]) for rows in members])

@@ -85,15 +85,3 @@ def calibrate_sum(privacy: Privacy, releases: int) -> float:
             delta=privacy.delta,
         )
     return SENSITIVITY[privacy.adjacency] * math.sqrt(releases / (2 * low))
-
-
-def sum_epsilon(sigma: float, releases: int, delta: float, adjacency: str) -> float:
-    """Return epsilon of several released sums together.
-
-    Args:
-        sigma: Noise multiplier of each sum: standard deviation of its noise over the clipping bound, > 0.
-        releases: Number of released sums.
-        delta: Delta of the guarantee, in (0, 1).
-        adjacency: ``add_remove`` or ``replace``.
-    """
-    return concentrated_epsilon(rho_of(sigma, releases, SENSITIVITY[adjacency]), delta)

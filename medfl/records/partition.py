@@ -25,7 +25,7 @@ TestPolicy = Literal["fraction", "class_balanced", "k_fold", "official", "none"]
 """
 
 
-GlobalTest = Literal["official", "per_class", "remainder", "none"]
+ServerTest = Literal["official", "per_class", "remainder", "none"]
 """Choice of the server's test set.
 
 ``official``: the pooled test split. ``per_class``: a number of images of each class from the training split.
@@ -83,7 +83,7 @@ class PartitionSettings(Record):
         fold: Number of the fold that is the test set, from 0.
         val_fraction: Share of a site's units in its validation set.
         stratify: Columns by which test and validation sets are stratified, besides labels.
-        global_test: Choice of the server's test set.
+        server_test: Choice of the server's test set.
         per_class: Images of each class in the server's test set.
         public: ``validation`` if the pooled validation split is public data.
         public_test_fraction: Share of the public units in the public test set.
@@ -102,7 +102,7 @@ class PartitionSettings(Record):
     fold: NonNegativeInt | None = None
     val_fraction: float
     stratify: tuple[str, ...] = ()
-    global_test: GlobalTest
+    server_test: ServerTest
     per_class: PositiveInt | None = None
     public: Literal["validation"] | None = None
     public_test_fraction: float | None = None

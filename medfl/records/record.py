@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from medfl.errors import MedflError, StoreError
+from medfl.errors import MedflError, StoreError, validation_message
 from medfl.utils.files import json_bytes, write_atomic
 
 CHECKSUM = "sha256"
@@ -107,7 +107,7 @@ class FileRecord(Record):
         except ValidationError as error:
             first = error.errors(include_input=False, include_url=False)[0]
             where = ".".join(str(part) for part in first["loc"])[:MAX_PLACE]
-            raise cls._damaged(path, f"at '{where}': {first['msg']}", key=where) from None
+            raise cls._damaged(path, f"at '{where}': {validation_message(first)}", key=where) from None
 
     def write(self, path: Path) -> None:
         """Write the file atomically, and replace an existing file.

@@ -22,14 +22,14 @@ class MetricScores(Record):
         mean: Mean over the sites with a defined score; None if there is none.
         worst: Worst score of a site; None if no score is defined.
         sites: Maps each site to its score; None if the score is not defined, for example an AUC of a single class.
-        global_test: Score on the server's test set; None without one.
+        server_test: Score on the server's test set; None without one.
         public_test: Score on the public test set; None without one.
     """
 
     mean: float | None
     worst: float | None
     sites: dict[str, float | None]
-    global_test: float | None = None
+    server_test: float | None = None
     public_test: float | None = None
 
 

@@ -292,7 +292,7 @@ class Case:
                 ),
                 task=task or make_task(),
                 settings=run_settings,
-                data=RunData(sites=data, global_test=server_test or make_data(10, "global"), public=public),
+                data=RunData(sites=data, server_test=server_test or make_data(10, "global"), public=public),
                 folder=folder,
                 execution=Execution(workers=workers, feature_cache=feature_cache),
                 simulation=Simulation(

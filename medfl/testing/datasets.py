@@ -69,19 +69,19 @@ def check_dataset(name: str, folder: Path, plugins: Iterable[Path] = (), **optio
         _check_damaged_whole(_spec(name, kind, damaged, options), folder)
         return
     assert isinstance(spec, ImageSpec)  # the only other kind
-    choice = spec.choose(spec.find(), lambda _: None)
-    assert len(choice.items) > 2, "expected a synthetic release with more than two images"
-    stems = {path.stem for item in choice.items for path in choice.files(item) if len(path.stem) >= MIN_SEARCHED_LENGTH}
+    plan = spec.plan_reading(spec.find(), lambda _: None)
+    assert len(plan.items) > 2, "expected a synthetic release with more than two images"
+    stems = {path.stem for item in plan.items for path in plan.files(item) if len(path.stem) >= MIN_SEARCHED_LENGTH}
     whole = folder / "whole" / name
     lines: list[str] = []
     prepare(spec, whole, workers=1, say=lines.append)
     _check_alone(whole)
     _check_names(stems, (whole / "datalist.json").read_text(encoding="utf-8"), "the data list contains")
     _check_names(stems, "\n".join(lines), "messages contain")
-    _check_kill(spec, folder / "again" / name, whole, stems, len(choice.items) // 2)
+    _check_kill(spec, folder / "again" / name, whole, stems, len(plan.items) // 2)
     prepare(spec, folder / "parallel" / name, workers=2)
     _check_same(folder / "parallel" / name, whole, "with two processes there are")
-    _damage(damaged / choice.files(choice.items[0])[0].relative_to(release))
+    _damage(damaged / plan.files(plan.items[0])[0].relative_to(release))
     _check_damaged(_spec(name, kind, damaged, options), folder, whole)
 
 
@@ -214,10 +214,10 @@ def _killed(spec: ImageSpec, after: int) -> ImageSpec:
     kind: Any = type(spec)
 
     class Killed(kind):
-        def choose(self, files: Any, say: Say) -> ReadPlan:
-            choice: ReadPlan = super().choose(files, say)
-            choice.load = _KillAfter(choice.load, after)
-            return choice
+        def plan_reading(self, files: Any, say: Say) -> ReadPlan:
+            plan: ReadPlan = super().plan_reading(files, say)
+            plan.load = _KillAfter(plan.load, after)
+            return plan
 
     killed: ImageSpec = Killed.model_construct(**dict(spec))
     return killed

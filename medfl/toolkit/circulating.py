@@ -1,7 +1,7 @@
 """Base class of methods in which the sites' models circulate: in each round, other sites train them.
 
-An owner is the site that a model belongs to; a host is the site that trains the model in a round; a visiting model, or
-guest, is a model at a host that is not its owner.
+An owner is the site that a model belongs to; a host is the site that trains the model in a round; a visiting model is
+a model at a host that is not its owner.
 
 A round has up to three steps. ``send``: each owner sends a copy of its model to the host that the route assigns, and
 keeps its own state. ``train``: the hosts train. ``home``: owners store the returned models. The server plans the route
@@ -53,7 +53,7 @@ class CirculatingModels(PersonalModels):
     """Mapping from each name prefix of tensors in peer messages to the kind of these tensors."""
     sends_meta: ClassVar[Mapping[str, MetaField]] = {
         **MODEL_MESSAGE_SCHEMA,
-        "guest": MetaField("public", one_of("owner", empty=True)),
+        "visiting_owner": MetaField("public", one_of("owner", empty=True)),
     }
     """Mapping from each metadata key of replies and peer messages to its type and its disclosure."""
     supports: ClassVar[frozenset[Capability]] = PersonalModels.supports | {Capability.PEER_MESSAGES}
@@ -141,25 +141,27 @@ class CirculatingModels(PersonalModels):
         A model whose training diverges is neither stored nor returned.
         """
         owner = request.meta["owner"]
-        guest = self.guest(site, owner)
-        if guest is None:
-            return Reply(meta={"guest": ""}, log={"trained": 0.0})
-        done, kept = self.continue_training(with_host_settings(site, guest.network, request.meta["scale"]), guest.kept)
+        visiting = self.visiting_model(site, owner)
+        if visiting is None:
+            return Reply(meta={"visiting_owner": ""}, log={"trained": 0.0})
+        done, kept = self.continue_training(
+            with_host_settings(site, visiting.network, request.meta["scale"]), visiting.kept
+        )
         if not is_finite(kept):
             logger.warning("Round %d: training at %s diverged; the model stays unchanged.", site.round, site.name)
-            return Reply(meta={"guest": ""}, log=done.log | {"trained": 0.0})
+            return Reply(meta={"visiting_owner": ""}, log=done.log | {"trained": 0.0})
         reply = Reply(
-            meta={"guest": owner},
+            meta={"visiting_owner": owner},
             log=done.log | {"trained": 1.0},
-            trained={"personal": Model(guest.network, done.after)},
+            trained={"personal": Model(visiting.network, done.after)},
         )
         if owner == site.name:
             site.state.tensors = kept
         else:
-            reply.peer_messages = [pack_model(owner, ModelInTransit(owner, guest.network, kept), [site.round])]
+            reply.peer_messages = [pack_model(owner, ModelInTransit(owner, visiting.network, kept), [site.round])]
         return reply
 
-    def guest(self, site: Site, owner: str) -> ModelInTransit | None:
+    def visiting_model(self, site: Site, owner: str) -> ModelInTransit | None:
         """Return the model of `owner` that this site hosts in this round, or None if it did not arrive."""
         if owner == site.name:
             return ModelInTransit(site.name, site.network, self.own(site))

@@ -83,16 +83,18 @@ class ModelPair:
 
     Args:
         own: The site's own model.
-        guest: The visiting model.
+        visiting: The visiting model.
         compared: Function that returns the stages of a network whose features are compared.
 
     Attributes:
-        guest: The visiting model.
+        visiting: The visiting model.
     """
 
-    def __init__(self, own: nn.Module, guest: CompanionModel, compared: Callable[[nn.Module], list[nn.Module]]) -> None:
-        self.guest = guest
-        self._taps = FeatureHooks(compared(own)), FeatureHooks(compared(guest.model))
+    def __init__(
+        self, own: nn.Module, visiting: CompanionModel, compared: Callable[[nn.Module], list[nn.Module]]
+    ) -> None:
+        self.visiting = visiting
+        self._taps = FeatureHooks(compared(own)), FeatureHooks(compared(visiting.model))
         self._sums: dict[str, torch.Tensor] = {}
         self._images = 0
 

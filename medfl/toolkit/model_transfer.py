@@ -137,12 +137,12 @@ def draw_route(
         ahead = {host: hosts[(index + shift) % len(hosts)] for index, host in enumerate(hosts)}
         first = {ahead[held[model]]: model for model in reversed(models)}  # at each host, the first model moves
         return {host: first[host] for host in hosts if host in first}
-    guests: dict[str, str] = {}
+    model_by_host: dict[str, str] = {}
     for _ in range(MAX_DERANGEMENT_DRAWS if kind == "derangement" else 1):
-        guests = _draw_permutation(hosts, models, generator)
-        if all(held[model] != host for host, model in guests.items()):
+        model_by_host = _draw_permutation(hosts, models, generator)
+        if all(held[model] != host for host, model in model_by_host.items()):
             break
-    return guests
+    return model_by_host
 
 
 def _draw_permutation(hosts: Sequence[str], models: Sequence[str], generator: torch.Generator) -> dict[str, str]:

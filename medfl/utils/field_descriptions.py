@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, Field
 from pydantic.fields import FieldInfo
 from typing_extensions import is_typeddict
 
-from medfl.errors import did_you_mean
+from medfl.errors import did_you_mean, validation_message
 
 SELF_EXPLANATORY_ERRORS = re.compile(
     r"(\w+_)?(type|parsing|parsing_size|from_float)|literal_error|finite_number|(greater|less)_than(_equal)?"
@@ -107,7 +107,7 @@ def _expected(model: type[BaseModel], key: str, problem: Mapping[str, Any]) -> s
     """Return the expected value of a field. Use pydantic's message if type and bounds don't explain the error."""
     info = model.model_fields.get(key)
     if info is None or not SELF_EXPLANATORY_ERRORS.fullmatch(problem["type"]):
-        return str(problem["msg"])
+        return validation_message(problem)
     inner = model_of(info)
     words = type_of(info) if inner is None else _notation_of_parts(inner)
     words = re.sub(r"^(whole number|number|list|text)", r"a \1", re.sub(r"`([\d.]+|True|False|None)`", r"\1", words))

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, GetCoreSchemaHandler, TypeAdapter, ValidationError
 from pydantic_core import CoreSchema, core_schema
 
-from medfl.errors import ContractError, RefusedError
+from medfl.errors import ContractError, RefusedError, validation_message
 from medfl.utils.field_descriptions import words_of
 
 Visibility = Literal["public", "private", "needed"]
@@ -211,7 +211,7 @@ class MetaField:
         try:
             self._adapter.validate_python(value, strict=True, context=dict(known))
         except ValidationError as error:
-            return str(error.errors(include_url=False, include_context=False, include_input=False)[0]["msg"])
+            return validation_message(error.errors(include_url=False, include_context=False, include_input=False)[0])
         return None
 
 

@@ -69,7 +69,7 @@ class OpenedRun:
             a site's own loss.
         settings: Settings of the run.
         sites: Maps each site to its data, including the test set.
-        global_test: Test set of the server, or None.
+        server_test: Test set of the server, or None.
         classes: Names of the classes; empty if classes have numbers only.
         registry: Plugins that are loaded for the attack.
     """
@@ -80,7 +80,7 @@ class OpenedRun:
     task: Task
     settings: Settings
     sites: Mapping[str, Splits]
-    global_test: Dataset | None = None
+    server_test: Dataset | None = None
     classes: tuple[str, ...] = ()
     registry: Registry = field(default_factory=load_plugins, repr=False)
     _predictors: dict[str, nn.Module] = field(default_factory=dict, repr=False)
@@ -281,7 +281,7 @@ def open_run(
         task=method.task_of(task),
         settings=settings,
         sites={name: Splits(site.train, site.val, site.test, site.digest) for name, site in sites.items()},
-        global_test=server.test if server is not None and len(server.test) else None,
+        server_test=server.test if server is not None and len(server.test) else None,
         classes=first.classes,
         registry=registry,
     )

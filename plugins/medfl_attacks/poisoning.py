@@ -170,7 +170,7 @@ def _models_to_evaluate(run: OpenedRun, bad: Sequence[str]) -> list[EvaluatedMod
             EvaluatedModel(name, run.predictor(own[name], name), test) for name, test in tests.items() if name in own
         ]
     else:
-        held = {} if run.global_test is None else {GLOBAL: run.global_test}
+        held = {} if run.server_test is None else {GLOBAL: run.server_test}
         parts = [EvaluatedModel(name, run.predictor(common), test) for name, test in (tests | held).items()]
     if not parts:
         raise DataError(

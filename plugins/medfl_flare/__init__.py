@@ -11,7 +11,7 @@ from pathlib import Path
 from medfl.errors import SettingsError
 from medfl.hooks import BackendRecord, CommandRecord, RunLocation, hookimpl
 
-ANSWER_TIMEOUT = 3600
+REPLY_TIMEOUT = 3600
 """Default number of seconds without progress after which the server treats a site as unavailable."""
 
 
@@ -44,7 +44,7 @@ def medfl_backends() -> list[BackendRecord]:
             "submits the run to the sites' machines",
             {
                 "kit": ("Folder of the researcher's startup kit (`medfl federate provision`).", None),
-                "answer_timeout": ("Seconds without progress after which a site is unavailable.", ANSWER_TIMEOUT),
+                "reply_timeout": ("Seconds without progress after which a site is unavailable.", REPLY_TIMEOUT),
             },
         )
     ]

@@ -77,7 +77,9 @@ def agree_networks(
         site: answer.network for site, answer in answers.items() if answer.network not in (None, *opened.task.networks)
     }
     for site, network in unknown.items():
-        backend.drop(site, f"its own file names the network '{network}'; the bundle has {sorted(opened.task.networks)}")
+        backend.exclude_site(
+            site, f"its own file names the network '{network}'; the bundle has {sorted(opened.task.networks)}"
+        )
     answers = {site: answer for site, answer in answers.items() if site not in unknown}
     begun = begun_run(folder)
     if begun is None:
@@ -121,7 +123,7 @@ def _checked_profile(
     try:
         assignment.check_facts(answer.profile, f"site '{site}'")
     except SettingsError as error:
-        backend.drop(site, str(error))
+        backend.exclude_site(site, str(error))
         return None
     return answer.profile
 
@@ -169,7 +171,7 @@ def _add_site(
         if network is not None:
             _try_set_up(wider, last, public())
     except MedflError as error:
-        backend.drop(site, f"the run can't use the network '{network}' of this site: {error}")
+        backend.exclude_site(site, f"the run can't use the network '{network}' of this site: {error}")
         return agreed
     return AgreedNetworks(replace(wider, joined=joined), joined, assigned)
 
@@ -201,7 +203,7 @@ def _try_set_up(opened: OfferedRun, last: Commit, public: Dataset | None) -> Non
 def _check_network(site: str, network: str, expected: str, backend: FlareBackend) -> bool:
     """Return whether a site's own network is the expected one; drop the site if not."""
     if network != expected:
-        backend.drop(site, f"its own file names the network '{network}'; the run expects '{expected}'")
+        backend.exclude_site(site, f"its own file names the network '{network}'; the run expects '{expected}'")
     return network == expected
 
 

@@ -110,7 +110,7 @@ def make_offer(
     overrides: Meta,
     run: str,
     sites: Sequence[str] = (),
-    answer_timeout: int = 3600,
+    reply_timeout: int = 3600,
     *,
     registry: Registry | None = None,
     given_by: str = "command line",
@@ -123,7 +123,7 @@ def make_offer(
             means ``epochs``.
         run: Name of the run.
         sites: Names of the sites in any order; empty leaves them open until submission.
-        answer_timeout: Seconds without progress of a site's work after which the site is unavailable, >= 1.
+        reply_timeout: Seconds without progress of a site's work after which the site is unavailable, >= 1.
         registry: Plugins; None loads the installed ones.
         given_by: Where the overrides come from, such as ``command line``, for the record.
 
@@ -136,7 +136,7 @@ def make_offer(
     check_overrides(plain, bundle_values(bundle_root))
     here = local_versions(bundle_root, registry or load_plugins(), plain)
     facts = {name: getattr(here, name) for name in ("bundle", *FIELD_TITLES)}
-    rest = {"overrides": plain, "sites": sorted(sites), "answer_timeout": answer_timeout, "given_by": given_by}
+    rest = {"overrides": plain, "sites": sorted(sites), "reply_timeout": reply_timeout, "given_by": given_by}
     return Offer.from_meta({"run": run} | facts | rest)
 
 

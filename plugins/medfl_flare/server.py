@@ -81,7 +81,7 @@ def serve(
     progress.rounds = opened.settings.rounds
     folder = site_file.state / "runs" / offer.run
     limits = Limits(max_bytes=site_file.max_message_mb * 10**6)
-    backend = FlareBackend(transport, offer.sites, folder / "replies", limits, offer.answer_timeout)
+    backend = FlareBackend(transport, offer.sites, folder / "replies", limits, offer.reply_timeout)
     progress.missing = backend.missing
     data = _ServerTestData(opened, site_file)
     answers = backend.hello(offer.to_json(), HELLO_SECONDS)
@@ -284,7 +284,7 @@ def _drop_other_data(backend: FlareBackend) -> Meta:
     common = Counter(names_by_site.values()).most_common(1)[0][0]
     for site, names in names_by_site.items():
         if names != common:
-            backend.drop(site, f"its classes are {list(names)}, most sites have the classes {list(common)}")
+            backend.exclude_site(site, f"its classes are {list(names)}, most sites have the classes {list(common)}")
     return next(data_by_site[site] for site, names in names_by_site.items() if names == common)
 
 
@@ -293,7 +293,9 @@ def _drop_other_shared_tests(backend: FlareBackend, test: Dataset | None) -> Non
     for site, greetings in sorted(backend.greetings.items()):
         site_test = greetings["data"]["shared_test"]
         if site_test is not None and (test is None or site_test != hash_dataset(test)):
-            backend.drop(site, "its shared test set has other images or labels than the server's shared test set")
+            backend.exclude_site(
+                site, "its shared test set has other images or labels than the server's shared test set"
+            )
 
 
 def _reply_rules(opened: OfferedRun) -> ReplyRules:

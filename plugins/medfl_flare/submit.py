@@ -17,13 +17,13 @@ from medfl.engine.runs.provenance import bundle_values, run_files
 from medfl.engine.runs.setting_ids import bare_name
 from medfl.errors import SettingsError
 from medfl.types import Meta
-from medfl_flare import ANSWER_TIMEOUT
+from medfl_flare import REPLY_TIMEOUT
 from medfl_flare.offer import make_offer
 from medfl_flare.offered_bundle import offered_ids
 from medfl_flare.session import Submission, submit
 
 LOCAL_OPTIONS = frozenset(
-    {"backend", "bundle_root", "dataset_dir", "output_dir", "sites", "given_by", "kit", "answer_timeout", *TRACKING_IDS}
+    {"backend", "bundle_root", "dataset_dir", "output_dir", "sites", "given_by", "kit", "reply_timeout", *TRACKING_IDS}
 )
 """Options that concern only this machine, or that have a separate field in the offer."""
 
@@ -80,7 +80,7 @@ def read_submission(parser: ConfigParser, files: str | Sequence[str], options: M
     facts = {name: parser.get_parsed_content(name) for name in offered_ids(bundle_values(root))}
     sent = facts | {name: value for name, value in values.items() if name not in LOCAL_OPTIONS}
     out = Path(str(parser.get_parsed_content("output_dir"))).absolute()
-    sites, timeout = values.get("sites") or (), int(values.get("answer_timeout") or ANSWER_TIMEOUT)
+    sites, timeout = values.get("sites") or (), int(values.get("reply_timeout") or REPLY_TIMEOUT)
     offer = make_offer(root, sent, out.name, sites, timeout)
     tracking = read_tracking(parser.get_parsed_content("save_execute_config", default=None), out)
     return Submission(offer, Path(str(values["kit"])).absolute(), out, tracking)

@@ -23,9 +23,6 @@ from medfl.training.loop import Batch
 
 FeatureJoin = Literal["concat", "sum"]
 """Combination of the features of both bodies: concatenation or sum."""
-PERSONAL_BODY_PREFIX = "own."
-"""Prefix of the tensors of a site's personal body in the network's state dict."""
-
 GLOBAL_BODY_PREFIX = "body."
 """Prefix of the tensors of the global body in the network's state dict."""
 

@@ -247,7 +247,7 @@ CLAIMABLE: dict[str, ClaimMeasure] = {name: _forgetting(name) for name in forget
         lambda run, metric: spread(own_scores(run, metric)),
         of_predictions=True,
     ),
-    "global_test": ClaimMeasure(
+    "cross_site_test": ClaimMeasure(
         lambda run, metric: cross_site_score(run, metric)[0],
         _first_metric,
         "mean over all sites' models and all sites' test sets, of runs with the setting `cross_site_evaluation`",

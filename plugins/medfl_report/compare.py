@@ -40,7 +40,7 @@ from medfl_report.sections.cross_site import cross_site_score
 from medfl_report.statistics import HEADER, explain, mean_std, paired_t, paired_tests
 
 AT_SERVER = {
-    "global_test": "Global test: the global model on the server's test set.",
+    "server_test": "Server test: the global model on the server's test set.",
     "shared_test": "Shared test: the exported model of each site on the server's test set, mean over the sites.",
     "public_test": "Public test: the global model on the public test set.",
 }
@@ -71,7 +71,7 @@ def compare(
         - sites (smallest number of sites with a score), of_sites (all sites of the run).
         - constant_predictions: sentences about models with the same prediction for every image, or ``-``.
         - mean, worst: mean over the sites and worst site, as means over the runs; with std and worst_std over the runs.
-        - global_test, shared_test, public_test (see `AT_SERVER`), each with its ``_std``.
+        - server_test, shared_test, public_test (see `AT_SERVER`), each with its ``_std``.
         - all_sites, all_sites_std, all_sites_spread: cross-site evaluation, mean over the models, with its standard
           deviations over the runs and over the models.
         - baseline, pairs, difference, low, high: paired difference from the reference with its 95 % interval by
@@ -169,7 +169,7 @@ def comparison_row(
     scored = [values for values in scores if values]
     crossed = [cross_site_score(run, metric) for run in group.runs] if split == "test" else []
     held = {
-        "global_test": [run.server_score(metric, split=split) for run in group.runs],
+        "server_test": [run.server_score(metric, split=split) for run in group.runs],
         "shared_test": [run.shared(metric) if split == "test" else None for run in group.runs],
         "public_test": [run.server_score(metric, "public_test", split) for run in group.runs],
     }
@@ -354,7 +354,7 @@ def _metric_table(name: str, rows: pd.DataFrame, names: Sequence[str]) -> str:
 def _at_server(rows: pd.DataFrame) -> list[str]:
     """Return the columns on the server's images with values; the shared test only if it differs from the global one."""
     names = [name for name in AT_SERVER if rows[name].notna().any()]
-    differs = (rows["shared_test"].notna() & (rows["shared_test"] != rows["global_test"])).any()
+    differs = (rows["shared_test"].notna() & (rows["shared_test"] != rows["server_test"])).any()
     return [name for name in names if name != "shared_test" or differs]
 
 

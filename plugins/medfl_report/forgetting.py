@@ -24,9 +24,9 @@ from medfl_report.scores import key_metrics
 from medfl_report.trajectory import Trajectory, read_trajectory
 
 MEASURES = {
-    "global_mean": "global test, mean over the rounds",
-    "global_std": "global test, standard deviation over the rounds",
-    "global_final": "global test after the last round",
+    "global_mean": "server test, mean over the rounds",
+    "global_std": "server test, standard deviation over the rounds",
+    "global_final": "server test after the last round",
     "local_mean": "sites right after their training, mean over participants, then over rounds",
     "local_std": "sites right after their training, standard deviation over the rounds of the participants' mean",
     "local_final": "sites right after their training in the last round",
@@ -37,7 +37,7 @@ MEASURES = {
     "bwt_final": "backward transfer of the global model at the last round",
     "personal_change_mean": "change of the sites' personal models since each site last took part, mean over the rounds",
     "personal_change_final": "change of the sites' personal models since each site last took part, at the last round",
-    "consistency_global": "global test: 1 minus the mean forgetting between a peak and its recovery",
+    "consistency_global": "server test: 1 minus the mean forgetting between a peak and its recovery",
     "consistency_global_open": "consistency_global, including an interval without recovery",
     "consistency_global_clipped": "consistency_global with losses only",
     "intervals_global": "number of intervals in consistency_global",

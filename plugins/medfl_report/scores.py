@@ -25,7 +25,7 @@ from medfl_report.predictions import PredictionSet, pooled
 from medfl_report.site_comparison import mean_known
 from medfl_report.statistics import mean_std, wilson_over_patients
 
-COLUMNS = ("mean", "worst", "global_test", "public_test")
+COLUMNS = ("mean", "worst", "server_test", "public_test")
 """Fields of a score in a run's summary, and columns of the score tables, beside the values of each site."""
 
 
@@ -51,7 +51,7 @@ class ScoreRow:
         model: Kind of model: ``global`` or ``personal``.
         mean: Mean over the sites.
         worst: Score of the worst site.
-        global_test: Score on the server's test set.
+        server_test: Score on the server's test set.
         public_test: Score on the public test set.
     """
 
@@ -59,7 +59,7 @@ class ScoreRow:
     model: str
     mean: MeanAndSpread
     worst: MeanAndSpread
-    global_test: MeanAndSpread
+    server_test: MeanAndSpread
     public_test: MeanAndSpread
 
 

@@ -3,7 +3,7 @@
 The table compares groups: a group is the runs of one row of a study (a method with settings), which differ only in seed
 and fold.
 
-The local test is the score of a site's model on the site's own test images. The global test (cross-site evaluation) is
+The local test is the score of a site's model on the site's own test images. The cross-site test is
 the mean of the model's scores over the test sets of all sites.
 
 Source: Weng, Cai and Zhou, FedSKD, 2025, tables 2 and 3.
@@ -35,12 +35,12 @@ MEAN_SITE = "mean"
 """Text in the column ``site`` for the mean over the models of all sites."""
 
 TABLE_NOTES = (
-    "Local test: score of each site's model on the site's own test images. Global test (cross-site evaluation): mean "
+    "Local test: score of each site's model on the site's own test images. Cross-site test: mean "
     "score of each model over the test sets of all sites, with equal weights. ± is the standard deviation (ddof = 1) "
     "over the runs, which differ in seed or fold.",
     "Over sites: standard deviation (ddof = 1) over the sites' models within a run, averaged over the runs.",
     "Undefined scores, such as the AUC of a single class, are left out. If all sites have the same model, it has one "
-    "global test. Columns of sites are shown if each site has the same people in all runs.",
+    "cross-site test. Columns of sites are shown if each site has the same people in all runs.",
 )
 """Notes below the tables on the meaning of the numbers."""
 
@@ -77,7 +77,7 @@ def models_table(groups: Sequence[Group], metrics: Sequence[str]) -> pd.DataFram
 
 
 def models_markdown(table: pd.DataFrame, metric: str) -> str:
-    """Return Markdown tables of the local and the global test in one metric.
+    """Return Markdown tables of the local and the cross-site test in one metric.
 
     Each table has a line for each group and a column for each site.
 
@@ -106,7 +106,7 @@ def models_markdown(table: pd.DataFrame, metric: str) -> str:
 
 
 def _site_row(site: str, run_tables: Sequence[tuple[ScoreMatrix, bool]]) -> dict[str, Any]:
-    """Summarize one site's model over the runs. A model that all sites share has no global test of its own."""
+    """Summarize one site's model over the runs. A model that all sites share has no cross-site test of its own."""
     tables = [(table[site], single) for table, single in run_tables if site in table]
     local_scores = [row.get(site, math.nan) for row, _ in tables]
     others = [list(row.values()) for row, single in tables if not single]

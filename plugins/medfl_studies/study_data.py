@@ -129,7 +129,7 @@ def _check_prep(name: str, prep: PreparationSpec, source: Path | None, pool: Pat
     """Check the options of a preparation, and the release unless the pooled data set exists."""
     resolve_preparation(prep, registry)
     if not (pool / DATALIST_FILE).is_file():
-        find_release(name, prep, source, registry).look()
+        find_release(name, prep, source, registry).check_release()
 
 
 def _ensure_pool(

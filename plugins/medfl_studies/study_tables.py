@@ -245,7 +245,7 @@ SCORE_COLUMNS = (
 The column `model` is ``global`` or ``personal``; `exported` is true for the model that the site exports.
 """
 
-SERVER_TEST_SETS = ("global_test", "public_test")
+SERVER_TEST_SETS = ("server_test", "public_test")
 """Test sets of the server; their names are in the column `site`."""
 
 FINAL_MOMENT = "aggregated"

@@ -96,7 +96,7 @@ def test_an_npz_with_missing_keys_or_wrong_shapes(
     assert not (tmp_path / "P").exists()
 
 
-def test_a_subset_under_an_official_name_is_told_with_both_sizes(medfl: Medfl, tmp_path: Path) -> None:
+def test_a_subset_under_an_official_name_is_reported_with_both_sizes(medfl: Medfl, tmp_path: Path) -> None:
     few = {
         "train_images": np.zeros((100, 28, 28), np.uint8),
         "train_labels": np.arange(100, dtype=np.uint8)[:, None] % 2,

@@ -41,7 +41,7 @@ def brains(place: Path) -> None:
     words = ["--source", place / "release", "--atlas", place / "release" / ATLAS_FILE, "--size", 16]
     command("prep", "abide", *words, "--out", place / "pool", "--derivatives", ",".join(derivatives))
     words = ["--scheme", "by_site", "--column", "site", "--test", "k_fold", "--folds", 4, "--fold", 1]
-    command("partition", place / "pool", "--out", place / "data", *words, "--global-test", "none")
+    command("partition", place / "pool", "--out", place / "data", *words, "--server-test", "none")
 
 
 def lesions(place: Path) -> None:
@@ -51,7 +51,7 @@ def lesions(place: Path) -> None:
     words = ["--split", "none", "--size", 16, "--workers", 1]
     command("prep", "derm7pt", "--source", release, "--out", place / "pool", *words)
     words = ["--scheme", "dirichlet_class", "--alpha", 1, "--sites", 3, "--test", "k_fold", "--folds", 4, "--fold", 0]
-    command("partition", place / "pool", "--out", place / "data", *words, "--global-test", "none")
+    command("partition", place / "pool", "--out", place / "data", *words, "--server-test", "none")
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def predictions(home: Path) -> np.ndarray:
     return np.array([[float(value) for name, value in row.items() if name.startswith("p")] for row in rows])
 
 
-def test_each_site_takes_its_own_architecture_home(made: Made) -> None:
+def test_each_site_exports_its_own_architecture(made: Made) -> None:
     widths = [
         torch.load(made.place / "run" / "sites" / site / "models" / "model.pt", weights_only=True)[
             "conv1.weight"

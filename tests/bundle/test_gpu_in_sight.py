@@ -106,7 +106,7 @@ def test_which_device_is_taken_and_when_it_is_asked_for(gpu: Gpu) -> None:
         assert len(gpu.calls("queue")) == 1, "what is started is seeded"
 
 
-def test_a_fork_that_comes_too_late_is_told(gpu: Gpu, tmp_path: Path) -> None:
+def test_a_fork_that_comes_too_late_is_reported(gpu: Gpu, tmp_path: Path) -> None:
     """Train in this process first. A later run can't have workers then, and its message says what to do."""
     case = builtin("fedavg")
     case.run(tmp_path / "one", sites=make_sites(PAIR))

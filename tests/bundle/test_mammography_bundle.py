@@ -109,7 +109,7 @@ def test_the_bundle_has_no_errors() -> None:
     assert (report.errors, report.warnings) == ([], [])
 
 
-def test_each_site_takes_its_own_network_home(films: Made, breasts: Made) -> None:
+def test_each_site_exports_its_own_network(films: Made, breasts: Made) -> None:
     assert [films.network_of(home) for home in films.homes] == ["cluster_a", "cluster_b", "cluster_c", "student"]
     widths = []
     for home in films.homes:

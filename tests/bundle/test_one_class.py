@@ -64,7 +64,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     rewrite_table(release, with_few_classes)
     words = ["--atlas", release / ATLAS_FILE, "--derivatives", "reho", "--size", 16]
     command("prep", "abide", "--source", release, "--out", pool, *words)
-    words = ["--scheme", "by_site", "--column", "site", "--stratify", "centre", "--global-test", "none"]
+    words = ["--scheme", "by_site", "--column", "site", "--stratify", "centre", "--server-test", "none"]
     command("partition", pool, "--out", data, *words, "--test", "k_fold", "--folds", 2, "--fold", FOLD)
     options = {"bundle_root": str(BUNDLE), "dataset_dir": str(data), "output_dir": str(place / "run")}
     workflow = FederatedWorkflow(
@@ -93,7 +93,7 @@ def test_the_data_are_as_bad_as_they_should_be(made: Made) -> None:
     assert made.classes("Europe", "test") == made.classes("US-Middle", "test") == {0, 1}
 
 
-def test_a_site_of_one_class_trains_and_takes_a_model_home(made: Made) -> None:
+def test_a_site_of_one_class_trains_and_exports_a_model(made: Made) -> None:
     table = read_metrics(made.run / "metrics.csv")
     loss = table[(table["site"] == ALONE) & (table["metric"] == "loss")].set_index("round")["value"]
     assert loss.index.tolist() == [1, 2]
@@ -111,7 +111,7 @@ def test_an_auc_of_one_class_is_no_number_and_left_out_of_the_mean(made: Made) -
     assert all(value is not None for value in made.scores("accuracy").values()), "what is defined is there"
 
 
-def test_the_global_test_counts_what_it_leaves_out(made: Made) -> None:
+def test_the_server_test_counts_what_it_leaves_out(made: Made) -> None:
     pytest.importorskip("medfl_report")
     from medfl_report.sections.cross_site import count_undefined, cross_site_scores, global_mean, local_mean
 

@@ -80,7 +80,7 @@ def test_the_federation_began_from_the_file_and_kept_its_statistics(made: Made) 
     assert run.identity.task.weights
 
 
-def test_what_a_site_takes_home_knows_its_network_and_needs_no_file(made: Made) -> None:
+def test_an_exported_bundle_knows_its_network_and_needs_no_file(made: Made) -> None:
     settled = json.loads(Path(made.config("train.json")).read_text())
     assert settled["weights"] is None
     assert (settled["norm"], settled["head_share"], settled["width"]) == ("batch", 0.5, 4)

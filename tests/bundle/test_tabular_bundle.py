@@ -92,7 +92,7 @@ def cohort(folder: Path, kind: str) -> None:
         folder / "pool",
         Datalist("made up", "images.npy", 2, splits={"training": records}, objective=facts, extra=extra),
     )
-    plan = PartitionPlan("iid", 2, test_fraction=0.3, val_fraction=0.2, global_test="none")
+    plan = PartitionPlan("iid", 2, test_fraction=0.3, val_fraction=0.2, server_test="none")
     partition(folder / "pool", folder / "data", plan, iid)
 
 
@@ -183,7 +183,7 @@ def test_no_unit_is_dead_on_the_real_table(tmp_path: Path) -> None:
     FlambyTcgaBrca(source=REAL).make(
         tmp_path / "pool", force=False, workers=1, require_complete=True, say=lambda _: None
     )
-    plan = PartitionPlan("by_site", column="centre", test="official", global_test="none", allow_leaks=("pixels",))
+    plan = PartitionPlan("by_site", column="centre", test="official", server_test="none", allow_leaks=("pixels",))
     partition(tmp_path / "pool", tmp_path / "data", plan, by_site)
     facts = [dataset_value(tmp_path / "data", name, None) for name in ("feature_mean", "feature_std")]
     for (mean, std), all_alive in ((facts, True), (([0.0], [1.0]), False)):

@@ -174,7 +174,7 @@ def test_sites_with_images_of_unlike_shapes_are_refused(
     assert "(3, 16, 16), (3, 28, 28)" in done.err
 
 
-def test_a_site_takes_home_a_bundle_that_scores_as_the_summary_says(finished: Path, cohort: Path) -> None:
+def test_a_site_exports_a_bundle_that_scores_as_the_summary_says(finished: Path, cohort: Path) -> None:
     summary = json.loads((finished / "summary.json").read_text())
     for site, accuracy in summary["scores"]["global"]["test"]["accuracy"]["sites"].items():
         home = finished / "sites" / site

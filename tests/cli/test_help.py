@@ -87,7 +87,7 @@ def test_without_a_command_it_says_where_to_begin(medfl):
 
 
 @pytest.mark.parametrize("words", [(), ("--help",)])
-def test_commands_stand_in_named_sections(words, medfl):
+def test_commands_are_in_named_sections(words, medfl):
     _, printed, _ = medfl(*words)
     after = printed.partition(f"{next(iter(SECTIONS))}:\n")[2]
     titles = [line.removesuffix(":") for line in after.splitlines() if re.fullmatch(r"\S.*:", line)]

@@ -87,8 +87,8 @@ def test_from_a_pool_to_sites(medfl, pool, tmp_path):
             ("--sites", 2, "--test", "class_balanced", "--test-fraction", 0.4),
             {"test": "class_balanced", "test_fraction": 0.4},
         ),
-        (("--global-test", "per_class", "--per-class", 2), {"global_test": "per_class", "per_class": 2}),
-        (("--global-test", "none"), {"global_test": "none", "not_distributed": {"validation": 8, "test": 40}}),
+        (("--server-test", "per_class", "--per-class", 2), {"server_test": "per_class", "per_class": 2}),
+        (("--server-test", "none"), {"server_test": "none", "not_distributed": {"validation": 8, "test": 40}}),
         (("--public", "validation", "--public-test-fraction", 0.5), {"public_test_fraction": 0.5}),
         (("--duplicates", "drop", "--allow-leak", "pixels"), {"duplicates": "drop", "allow_leaks": ["pixels"]}),
     ],
@@ -99,7 +99,7 @@ def test_options_reach_the_plan_and_are_recorded(medfl, pool, tmp_path, options,
     made = partition_of(tmp_path / "D")
     recorded = made.to_json() | made.settings.to_json()
     assert {key: recorded[key] for key in expected} == expected
-    assert (tmp_path / "D" / "global").is_dir() == (made.settings.global_test != "none")
+    assert (tmp_path / "D" / "global").is_dir() == (made.settings.server_test != "none")
 
 
 def test_folds_cover_every_image_once(medfl, pool, tmp_path):
@@ -127,7 +127,7 @@ def test_folds_cover_every_image_once(medfl, pool, tmp_path):
 def test_a_scheme_of_a_plugin_gets_its_options(medfl, pool, tmp_path):
     (tmp_path / "mine.py").write_text(PLUGIN)
     command = ("partition", pool, "--out", tmp_path / "D", "--plugin", tmp_path / "mine.py", "--scheme", "pieces")
-    status, _, err = medfl(*command, "--sites", 5, "--option", "skip=50", "--global-test", "remainder")
+    status, _, err = medfl(*command, "--sites", 5, "--option", "skip=50", "--server-test", "remainder")
     assert status == 0, err
     held = read_datalist(tmp_path / "D" / "global").splits["test"]
     assert [record["image"] for record in held] == list(range(50))
@@ -184,9 +184,9 @@ def test_many_sites_and_classes_stay_readable(medfl, tmp_path):
             ("--test", "k_fold", "--test-fraction", 0.3),
             "Expected --test fraction or class_balanced with --test-fraction",
         ),
-        (("--per-class", 3), "Expected --global-test per_class with --per-class, got --global-test official."),
-        (("--duplicates", "drop", "--global-test", "none"), "Expected --global-test official with --duplicates, got"),
-        (("--allow-leak", "pixels", "--global-test", "remainder"), "Expected --global-test official with --allow-leak"),
+        (("--per-class", 3), "Expected --server-test per_class with --per-class, got --server-test official."),
+        (("--duplicates", "drop", "--server-test", "none"), "Expected --server-test official with --duplicates, got"),
+        (("--allow-leak", "pixels", "--server-test", "remainder"), "Expected --server-test official with --allow-leak"),
         (("--duplicates", "keep"), "unknown 'keep' for duplicates. Known: drop, refuse"),
         (("--test", "kfold"), "unknown 'kfold' for test. Did you mean 'k_fold'?"),
         (("--allow-leak", "pixel"), "unknown kind of leak 'pixel' to allow"),

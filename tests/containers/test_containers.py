@@ -77,7 +77,7 @@ def test_only_what_is_installed_goes_into_the_build() -> None:
     assert all((ROOT / name).exists() for name in kept)
 
 
-def test_no_host_stands_in_these_files_but_public_ones() -> None:
+def test_no_host_is_in_these_files_but_public_ones() -> None:
     for path in [ROOT / ".dockerignore", *(path for path in HERE.rglob("*") if path.is_file())]:
         text = path.read_text()
         hosts = set(re.findall(r"https?://([\w.-]+)", text)) | set(re.findall(r"=([\w-]+\.[\w.-]+)/", text))

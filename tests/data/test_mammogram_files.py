@@ -98,7 +98,7 @@ def test_what_cannot_be_read_is_refused_and_not_named(tmp_path: Path) -> None:
             read_mammogram(path, size, channels)
 
 
-def test_how_a_data_set_was_read_stands_in_its_list(pool: Path, tmp_path: Path) -> None:
+def test_how_a_data_set_was_read_is_in_its_list(pool: Path, tmp_path: Path) -> None:
     everything = {"crop_breast": False, "align": False, "voi": False}
     assert reading_options(pool / "data", None) == everything
     assert reading_options(tmp_path / "absent", None) is None

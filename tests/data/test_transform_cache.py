@@ -110,7 +110,7 @@ def test_a_file_that_changes_under_a_cache_in_memory_misses(cases: list[dict[str
     assert not same(visit(data, [[0]]), before)
 
 
-def test_a_damaged_file_is_made_anew(cases: list[dict[str, Any]], tmp_path: Path):
+def test_a_damaged_file_is_made_again(cases: list[dict[str, Any]], tmp_path: Path):
     folder = tmp_path / "cache"
     expected = visit(data_of(cases, folder), [[0, 1]])
     first, second = sorted(folder.rglob("*.safetensors"))

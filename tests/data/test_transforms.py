@@ -150,7 +150,7 @@ def trained(data: TransformDataset, rounds: list[int], model: nn.Module) -> tupl
     return [parameter.detach().clone() for parameter in model.parameters()], samples
 
 
-def test_a_training_that_goes_on_elsewhere_ends_in_the_same_bits(cases: list[dict[str, Any]]):
+def test_a_training_that_continues_elsewhere_ends_in_the_same_bits(cases: list[dict[str, Any]]):
     torch.manual_seed(0)
     state = Net().state_dict()
 
@@ -235,7 +235,7 @@ def test_several_targets_come_by_name_and_numbers_are_read_from_the_list(cases: 
     assert stages.targets(torch.tensor([0, 0])).tolist() == [3, 3], "no image is loaded"
 
 
-def test_nothing_but_numbers_and_the_grid_goes_on(tmp_path: Path):
+def test_nothing_but_numbers_and_the_grid_is_passed_on(tmp_path: Path):
     values = np.ones((6, 5, 4), np.float32)
     case = {"image": write_volume(tmp_path / f"{NAME}.nii.gz", values, (0.5, 2, 3), origin=7), "label": 1}
     metas: list[dict[str, Any]] = []

@@ -63,7 +63,7 @@ def times(*events: int) -> Splits:
     return Splits(TensorData(images, targets), TensorData(images, targets), TensorData(images, targets))
 
 
-def test_a_run_goes_on_as_long_as_one_site_can_train(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_continues_as_long_as_one_site_can_train(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "medfl"):
         check_training({"a": times(0, 0), "b": times(1, 0, 1), "c": times()}, Survival())
     assert "no training data and won't train: c." in caplog.text

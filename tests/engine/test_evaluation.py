@@ -134,7 +134,7 @@ def test_models_are_scored_right_after_training_on_request(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "kind"), [("fedbn", "personal"), ("local", "personal"), ("fedavg", "global")])
-def test_the_global_test_scores_every_model_everywhere(tmp_path, name, kind):
+def test_the_cross_site_evaluation_scores_every_model_everywhere(tmp_path, name, kind):
     sites = make_sites()
     result = case(name).run(tmp_path, rounds=2, cross_site_evaluation=True)
     table = metric_rows(tmp_path, moment="aggregated", split="test", metric="accuracy")

@@ -248,7 +248,7 @@ def test_an_empty_reply_draws_no_noise():
     assert leave({"model/n": torch.tensor(1)}, privacy=PRIVATE, streams=never) == ({}, {})
 
 
-def test_other_kinds_and_parcels_are_refused_at_the_site_too():
+def test_other_kinds_and_peer_messages_are_refused_at_the_site_too():
     with refused(RefusedError, "unprotected_payload", site="a", tensor="proto/1", payload="statistic"):
         leave({"model/w": torch.ones(1), "proto/1": torch.ones(1)}, sends=SENDS, privacy=PRIVATE)
     with refused(RefusedError, "unprotected_payload", site="a", payload="peer_message"):
@@ -291,7 +291,7 @@ def test_without_a_codec_decode_does_nothing():
     assert decode(tensors, meta) == (tensors, meta)
 
 
-def test_parcels_are_never_quantised():
+def test_peer_messages_are_never_quantised():
     posted, meta = Filters(UPDATES, TELLS, run(compression=Compression(bits=4)), 1).outgoing_peer_message(
         update(), {"loss": 1.0}, site="a"
     )

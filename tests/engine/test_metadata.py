@@ -142,7 +142,7 @@ SCHEMA = {
         (None, "fit", False, "wrong_type", {"expected": "fields by name", "found": "NoneType"}),
     ],
 )
-def test_what_is_told_fits_or_is_refused(
+def test_metadata_fits_or_is_refused(
     meta: Any, op: str, private: bool, code: str | None, fields: dict[str, str]
 ) -> None:
     if code is None:
@@ -153,7 +153,7 @@ def test_what_is_told_fits_or_is_refused(
     assert "Jane" not in str(caught.value).replace("found 'Jane'", "")
 
 
-def test_a_length_that_the_order_does_not_tell_is_the_methods_own_fault() -> None:
+def test_a_length_that_the_request_does_not_give_is_the_methods_own_fault() -> None:
     with refused(ContractError, "undeclared_length", size="heads"):
         MetaField("public", list_of(Count, "heads")).problem_of([1], {"classes": 3})
 
@@ -192,7 +192,7 @@ SENDS: Any = {"model/": "update", "part/": "update", "shared/": "samples"}
         ({"model/c": torch.zeros(2)}, {"expected": "no such name"}),
     ],
 )
-def test_updates_are_of_what_the_order_brought(changes: dict[str, Any], fields: dict[str, str] | None) -> None:
+def test_updates_have_the_tensors_of_the_request(changes: dict[str, Any], fields: dict[str, str] | None) -> None:
     updates = {name: tensor for name, tensor in (BEFORE | changes).items() if tensor is not None}
     if fields is None:
         check_updates(updates, BEFORE, SENDS)

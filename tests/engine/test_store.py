@@ -110,7 +110,7 @@ def test_the_last_two_steps_are_kept(tmp_path: Path) -> None:
     assert store.latest(before=5) is None
     assert store.read_state(before=9).meta == {"value": 5}
     assert store.read_state(before=5) == State()
-    store.drop(9)
+    store.delete_step(9)
     assert store.steps() == [5]
 
 
@@ -186,23 +186,23 @@ def test_a_damaged_step_is_passed_over_with_a_warning(
     assert (record.step, record.state().meta) == (1, {"value": 1})
     assert str(store.path(2)) in caplog.text
     assert "The step before it is used" in caplog.text
-    assert store.mend() == 1
+    assert store.set_damaged_aside() == 1
     assert store.steps() == [1], "set aside"
     assert store.read_state(before=3).meta == {"value": 1}
     assert (tmp_path / "step-00000002.damaged").exists()
     damage(store.path(1))
     assert store.latest() is None
-    assert store.mend() == 0
+    assert store.set_damaged_aside() == 0
     assert store.steps() == []
 
 
 def test_a_healthy_store_needs_no_mending(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    assert store.mend() == 0
+    assert store.set_damaged_aside() == 0
     store.save(1, state(1), {})
     store.save(2, state(2), {})
     cut(store.path(1))  # older than the newest: nothing reads it
-    assert store.mend() == 2
+    assert store.set_damaged_aside() == 2
     assert store.steps() == [1, 2]
 
 
@@ -252,7 +252,7 @@ def test_a_damaged_step_keeps_its_blobs(tmp_path: Path) -> None:
     assert store.latest().step == 3  # type: ignore[union-attr]
 
 
-# ---- parcels
+# ---- peer messages
 
 
 def peer_message(value: int) -> PeerMessage:
@@ -265,7 +265,7 @@ def read(inbox: Inbox, since: int, before: int) -> list[tuple[str, int]]:
     return [(p.sender, p.meta["value"]) for p in messages]
 
 
-def test_a_parcel_is_read_by_the_first_step_after_it_was_posted(tmp_path: Path) -> None:
+def test_a_peer_message_is_read_by_the_first_step_after_it_was_posted(tmp_path: Path) -> None:
     inbox = Inbox(tmp_path / "b")
     assert read(inbox, 0, 1) == []
     inbox.post(3, "c", peer_message(1))
@@ -283,13 +283,13 @@ def test_doubles_are_dropped_and_reading_consumes_nothing(tmp_path: Path) -> Non
     inbox.post(3, "c", peer_message(1))
     inbox.post(3, "c", peer_message(9))
     assert read(inbox, 2, 4) == read(inbox, 2, 4) == [("c", 1)]
-    inbox.forget(3)
+    inbox.delete_before(3)
     assert read(inbox, 2, 4) == [("c", 1)], "step 4 may have to be done again"
-    inbox.forget(4)
+    inbox.delete_before(4)
     assert read(inbox, 2, 4) == []
 
 
-def test_a_damaged_parcel_is_named(tmp_path: Path) -> None:
+def test_a_damaged_peer_message_is_named(tmp_path: Path) -> None:
     inbox = Inbox(tmp_path / "b")
     inbox.post(3, "c", peer_message(1))
     path = next((tmp_path / "b" / "inbox").iterdir())

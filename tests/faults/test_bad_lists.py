@@ -22,7 +22,7 @@ from medfl.testing.synthetic import make_cohort
 
 BUNDLE = Path(__file__).parents[2] / "bundles" / "medmnist_classification"
 SECRET = "Doe-Jane"
-"""Within each subject's name, and within whatever a case puts into a list."""
+"""Text within each subject's name, and within every value that a case puts into a list."""
 
 Damage = Callable[[Path], object]
 
@@ -191,11 +191,11 @@ CASES: dict[str, tuple[Damage, str]] = {
     "a device's name": (beside("Con"), "A site can't be called 'Con': that name is reserved"),
     "the server's test set by another case": (beside("Global"), "A site can't be called 'Global': that name is"),
 }
-"""What is broken, to how, and what the message must hold: '.*' stands for anything, ROW for the row."""
+"""Maps each broken entry to its value and to the expected message; '.*' matches anything, ROW the row."""
 
 
 def holds(error: str, wanted: str, row: str) -> bool:
-    """Whether the parts of a wanted message are there, in order."""
+    """Return True if the parts of the expected message occur in this order."""
     for part in wanted.replace("ROW", row).split(".*"):
         before, separator, error = error.partition(part)
         if not separator:
@@ -233,7 +233,7 @@ OF_A_POOL = [
 def test_a_partition_refuses(case: str, cohort: Path, capsys: pytest.CaptureFixture[str]) -> None:
     CASES[case][0](cohort)
     out = cohort.parent / "out"
-    code, error = command(capsys, "partition", cohort / "site-01", "--out", out, "--sites", 2, "--global-test", "none")
+    code, error = command(capsys, "partition", cohort / "site-01", "--out", out, "--sites", 2, "--server-test", "none")
     assert code == 2
     assert not out.exists()
 

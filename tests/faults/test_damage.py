@@ -50,7 +50,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.fixture(scope="module")
 def ring(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A ring stopped before step 5 of 6, after a training with guests, and what an unbroken run ends with."""
+    """A ring stopped before step 5 of 6, after a training with visiting models, and what an unbroken run ends with."""
     root = tmp_path_factory.mktemp("ring")
     Toy(Ring).run(root / "whole", rounds=3)
     return run_until(Toy(Ring), root / "stopped", 5, rounds=3), snapshot(root / "whole")
@@ -76,7 +76,7 @@ def test_newest_file_damaged(
 
 
 class Turns(Averaging):
-    """In each round one site trains, in turn."""
+    """Averaging in which one site trains in each round, in turn."""
 
     def plan(self, server: Server) -> Plan | None:
         plan = super().plan(server)
@@ -128,7 +128,7 @@ def test_both_files_of_the_server_damaged(ring: Any, tmp_path: Path) -> None:
     assert snapshot(folder)["rows"] == before
 
 
-def test_damaged_parcel(tmp_path: Path) -> None:
+def test_damaged_peer_message(tmp_path: Path) -> None:
     folder = run_until(Toy(Ring), tmp_path / "run", 2)
     path = next((folder / "state" / "site-2" / "inbox").iterdir())
     path.write_bytes(path.read_bytes()[:-3])

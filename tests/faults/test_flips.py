@@ -16,16 +16,16 @@ from medfl.errors import MedflError
 from medfl.testing.cohort import make_sites
 
 FLIPS = {".json": 3, ".csv": 3}
-"""By suffix of a file, otherwise one; at places that follow from its name."""
+"""Number of flipped bytes by file suffix, 1 for others; the file name determines their places."""
 
 STOPPED: dict[str, tuple[Any, int, dict[str, Any]]] = {
-    "parcels and constants": (Toy(Ring, alone=True), 5, {"rounds": 2}),
+    "peer messages and constants": (Toy(Ring, alone=True), 5, {"rounds": 2}),
     "a privacy account": (
         builtin("fedavg", norm_sync="params"), 2,
         {"privacy": {"epsilon": 5.0, "clip": 0.5}, "rounds": 2},
     ),
 }  # fmt: skip
-"""What runs, before which step it stops, and with which settings."""
+"""Maps each method to the step before which it stops, and to its settings."""
 
 
 def flipped(path: Path, bit: int) -> None:
@@ -35,7 +35,7 @@ def flipped(path: Path, bit: int) -> None:
 
 
 def refusal(case: Any, folder: Path, settings: dict[str, Any]) -> str | None:
-    """What the run says if it doesn't go on."""
+    """Expected message of a run that can't continue."""
     try:
         case.run(folder, **settings)
     except MedflError as error:

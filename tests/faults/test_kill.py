@@ -17,7 +17,7 @@ from medfl.engine.runs.simulation import SimulationResult
 from medfl.testing.cohort import make_sites
 
 CASES = {
-    "ring": lambda: Toy(Ring),  # parcels, blobs, site states, two steps a round
+    "ring": lambda: Toy(Ring),  # peer messages, blobs, site states, two steps a round
     "fedavg": lambda: builtin("fedavg", norm_sync="none"),  # server and site states
     "secure": lambda: builtin("fedavg", norm_sync="none", secure_aggregation={"threshold": 2}),  # four operations
 }
@@ -116,7 +116,7 @@ def test_killed_while_a_finished_run_frees_its_state(name: str, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_killed_while_the_best_round_is_sought(tmp_path: Path) -> None:
-    """What the sites took home in a round that is long over is still there, and so is the end that came early."""
+    """The exported models of an early best round are still there after a kill, and so is the early end."""
     case, settings = CASES["ring"](), {"rounds": 9, "best_round": True, "patience": 2}
     whole = run(case, tmp_path / "whole", **settings)
     chosen = whole.summary.best_round

@@ -36,7 +36,7 @@ class Waiting(Ring):
 
 @pytest.fixture
 def waiting(tmp_path: Path) -> tuple[Any, Path]:
-    """A run with two workers of which one has come to a halt in step 4; the case, and the folder of its run."""
+    """Yield a case and the run folder of a run with two workers, one of which hangs in step 4."""
     (tmp_path / "signs").mkdir()
     return Toy(Waiting, folder=str(tmp_path / "signs")), tmp_path / "run"
 
@@ -100,7 +100,7 @@ def test_lock_is_free_again_after_an_error(tmp_path: Path) -> None:
 
 
 def test_worker_killed(waiting: Any) -> None:
-    """As the system does when memory runs out."""
+    """Kill the process as the system does if memory runs out."""
     case, folder = waiting
     child, worker = halted(case, folder)
     assert worker != child.pid
@@ -152,7 +152,7 @@ def test_error_in_a_methods_work(
 
 
 class Posts(Ring):
-    """Posts parcels as no method should."""
+    """Posts peer messages as no method should."""
 
     way: str
 
@@ -167,7 +167,7 @@ class Posts(Ring):
 
 
 class Undeclared(Ring):
-    """A ring that does not say that it posts parcels."""
+    """A ring that does not say that it posts peer messages."""
 
     supports: ClassVar[frozenset[Capability]] = frozenset()
 
@@ -176,7 +176,7 @@ class Undeclared(Ring):
 @pytest.mark.parametrize(
     "case", [Toy(Posts, way="twice"), Toy(Posts, way="nobody"), Toy(Posts, way="../../x"), Toy(Undeclared)]
 )
-def test_parcels_that_break_the_contract(case: Any, workers: int, tmp_path: Path) -> None:
+def test_peer_messages_that_break_the_contract(case: Any, workers: int, tmp_path: Path) -> None:
     with refused(ContractError, "wrong_receivers") as caught:
         case.run(tmp_path / "run", workers=workers)
     assert caught.value.fields["site"] in {"site-1", "site-2", "site-3"}

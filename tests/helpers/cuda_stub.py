@@ -12,7 +12,7 @@ import torch
 
 ASKS = ("is_available", "device_count")
 STARTS = ("init", "_lazy_init", "current_device", "get_device_name", "mem_get_info", "get_rng_state", "set_rng_state")
-"""Calls of `torch.cuda` that start the driver, and those that start all of it; after either a forked process can't."""
+"""Calls of `torch.cuda` that start the driver; a forked process can't make them afterwards."""
 
 QUEUES = ("manual_seed", "manual_seed_all")
 """Calls that wait for a start of CUDA, and happen then."""
@@ -21,11 +21,11 @@ FORKED = {
     "cuda": "Cannot re-initialize CUDA in forked subprocess.",
     "autograd": "Unable to handle autograd's threading in combination with fork-based multiprocessing.",
 }
-"""What torch says in a process that was forked too late. A backward pass starts a thread for each GPU in sight."""
+"""Error of torch in a process that was forked too late. A backward pass starts a thread for each visible GPU."""
 
 
 class Gpu:
-    """One GPU in sight, from the moment of `install`.
+    """Simulate one visible GPU from the call of `install` on.
 
     Args:
         log: A file that gets a line for each call, of this process and of those that it forks.

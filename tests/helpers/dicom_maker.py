@@ -18,7 +18,7 @@ from pydicom.uid import (
 )
 
 COMPRESSED = (RLELossless, JPEGLSLossless, JPEG2000Lossless)
-"""What pydicom can write, with the decoders of ``medfl-monai[dicom]``."""
+"""Transfer syntaxes that pydicom can write with the decoders of ``medfl-monai[dicom]``."""
 
 
 def make_dicom(path: Path, pixels: np.ndarray, *, syntax: UID = ExplicitVRLittleEndian, **tags) -> Path:
@@ -59,7 +59,7 @@ def nested(depth: int, *, undefined: bool) -> bytes:
 
 
 def insert(path: Path, content: bytes) -> Path:
-    """Put elements before those that describe the pixels (group 0028)."""
+    """Put elements before the elements that describe the pixels (group 0028)."""
     whole = path.read_bytes()
     place = whole.index(b"\x28\x00\x02\x00US")
     path.write_bytes(whole[:place] + content + whole[place:])

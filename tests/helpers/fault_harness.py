@@ -53,7 +53,7 @@ class Child:
         (os.killpg if group else os.kill)(self.pid, number)
 
     def has_ended(self) -> bool:
-        """Whether the first process has ended; `end` still tells how."""
+        """True if the first process has ended; `end` returns its status."""
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def end(self) -> str:
@@ -87,7 +87,7 @@ class Faults:
 
     Args:
         act: Called with (number of the call from 1, what it is, path or ""); may raise, kill, or return "half" for a
-            write of which only the first half shall happen before it is called again, with the same number and the
+            write whose first half only shall happen before it is called again, with the same number and the
             word "rest"; where that returns, the other half follows.
     """
 
@@ -101,7 +101,7 @@ class Faults:
         return int(self._count.value)
 
     def install(self) -> None:
-        """Patch this process and those that it forks."""
+        """Patch this process and its forks."""
         for module in (medfl.utils.files, medfl.engine.journal):
             module.open = self._open  # type: ignore[attr-defined]
         for name in ("fsync", "replace", "unlink"):

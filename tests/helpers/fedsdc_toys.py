@@ -1,4 +1,4 @@
-"""What the tests of FedSDC share: quick runs, looks into a run folder, votes counted by hand, a plain loop."""
+"""Helpers for tests of FedSDC: quick runs, readers of a run folder, vote counts by hand, and a plain loop."""
 
 from collections import Counter, OrderedDict
 
@@ -16,14 +16,14 @@ from medfl.utils.wire import select
 
 REGISTRY = load_plugins()
 FEATURES = 24
-"""Of the small network's body."""
+"""Number of features of the small network's body."""
 
 PLAIN = {"beta": 0.0, "diversity": False}
 """Neither momentum nor unlike heads."""
 
 
 def run(folder, args=None, name="fedsdc", **options):
-    """In the tiny federation, two rounds, scored after the last one only."""
+    """Run the tiny federation for two rounds, scored after the last one only."""
     return Case(REGISTRY, name, args or {}).run(folder, **({"rounds": 2, "evaluate_every": 9} | options))
 
 

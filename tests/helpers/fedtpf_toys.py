@@ -1,4 +1,4 @@
-"""What the tests of FedTPF and FedFed share: quick runs, records of all messages, a site and a server by hand."""
+"""Helpers for tests of FedTPF and FedFed: quick runs, records of all messages, a scripted site and server."""
 
 import csv
 from dataclasses import dataclass, field
@@ -93,7 +93,7 @@ def rows(folder, metric):
 
 @dataclass
 class Work:
-    """What a site was told and what it did."""
+    """Record of a request to a site and of the site's reply."""
 
     site: str
     round: int
@@ -194,7 +194,7 @@ class Scripted(FedTPF):
 
 
 STOPS = {"site-1": 2, "site-2": 4}
-"""From which round on a scripted site freezes when it is asked."""
+"""Maps each scripted site to the round from which it freezes on request."""
 
 SCRIPT = {
     "site-1": [0.10, 0.20, 0.26, 0.50, 0.45, 0.60, 0.62],
@@ -234,7 +234,7 @@ class Told:
 
 
 def told(replies, missing=()):
-    """What the server gets of replies by site."""
+    """Return the server's replies by site."""
     tensors, meta = ({name: getattr(reply, part) for name, reply in replies.items()} for part in ("tensors", "meta"))
     return Told(tensors, meta, list(missing))
 
@@ -281,7 +281,7 @@ def server_of(method, folder, names=("site-1", "site-2"), task=None, **settings)
 
 
 def sent_by(method, site, server):
-    """What a site shares of its images, by name, and what it leaves of each before clip and noise, by hand."""
+    """Compute by hand the images that a site shares, and the rest of each before clip and noise."""
     reply = method.execute(site, Request(site.name, "share", method.distiller(server)))
     return select(reply.tensors, "shared/"), parts_of(method, site, server)
 

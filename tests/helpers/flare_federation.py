@@ -162,7 +162,7 @@ class Federation:
         return json.loads((out / "summary.json").read_text()), wrong
 
     def state(self, out: Path) -> str:
-        """How far a run is, in a word; ``over`` where its job has ended."""
+        """Return the state of a run in a word; ``over`` after the end of its job."""
         connection, job = self._shared(), read_submission(out).jobs[-1]
         if connection.has_ended(job):
             return "over"
@@ -182,7 +182,7 @@ class Federation:
             self._connection.close()
 
     def equals_local(self, offer: Offer, out: Path) -> None:
-        """Digests of every participant, and all scores, are those of one machine with the sites' secrets.
+        """Compare digests of all participants and all scores with a run on one machine with the sites' secrets.
 
         Under privacy no loss leaves a site; under secure aggregation signatures of keys are bytes more.
         """
@@ -221,7 +221,7 @@ def _interrupt(job: str) -> NoReturn:
 
 
 def is_over(process: int) -> bool:
-    """Whether a process has let go of its ports: its last thread has ended; `ps` knows no words of it before that."""
+    """Return True if a process has released its ports: its last thread has ended, and `ps` shows no command line."""
     try:
         state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
         return state in "ZX" and len(os.listdir(f"/proc/{process}/task")) == 1

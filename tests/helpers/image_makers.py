@@ -16,7 +16,7 @@ from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage
 
 
 def picture(path: Path, pixels: np.ndarray, **options) -> Path:
-    """Whatever Pillow writes, by the ending of the name."""
+    """Image formats that Pillow writes, by the suffix of the name."""
     Image.fromarray(pixels).save(path, **options)
     return path
 

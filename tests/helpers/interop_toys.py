@@ -86,11 +86,11 @@ def global_weights(files: Files, **changes: Any) -> Tensors:
 
 
 def send(weights: Mapping[str, Any]) -> ExchangeObject:
-    """As a server sends them."""
+    """Return weights in the form of a server's request."""
     return ExchangeObject(weights=dict(weights))
 
 
 def trained(algo: MedflAlgo, weights: Mapping[str, Any], extra: dict[str, Any] | None = None) -> Tensors:
-    """What a site answers."""
+    """Train, and return the weights of the reply."""
     algo.train(send(weights), extra)
     return algo.get_weights().weights

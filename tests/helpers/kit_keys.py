@@ -32,7 +32,7 @@ class Root:
     def certify(
         self, name: str, public: rsa.RSAPublicKey, days: tuple[float, float] = (-1, 100), role: str = ""
     ) -> bytes:
-        """A certificate of a name and a key, valid for days from now; those of users have a role."""
+        """Return a certificate of a name and a key, valid for days from now; certificates of users have a role."""
         begin, end = (NOW + datetime.timedelta(days=number) for number in days)
         builder = (
             x509.CertificateBuilder().subject_name(_name(name, role)).issuer_name(_name(self.name)).public_key(public)

@@ -80,8 +80,8 @@ class Loopback:
         files: Participant to its own file.
         tamper: Changes a message to a site: (site, blob) to blob; None brings nothing.
         tamper_answer: The same for an answer.
-        tamper_parcel: The same for a parcel: (sender, receiver, blob).
-        signers: Site to the key that it signs its parcels with; without one nothing is signed.
+        tamper_peer_message: The same for a peer message: (sender, receiver, blob).
+        signers: Site to the key that it signs its peer messages with; without one nothing is signed.
     """
 
     files: Mapping[str, SiteFile]
@@ -136,7 +136,7 @@ class Loopback:
 
 @dataclass
 class Place:
-    """Where a federation's data and files are."""
+    """Folders of a federation's data and files."""
 
     root: Path
     bundle: Path
@@ -171,7 +171,7 @@ class Place:
                 settings=opened.settings,
                 data=RunData(
                     sites={name: Splits(site.train, site.val, site.test, site.digest) for name, site in loaded.items()},
-                    global_test=test.test if test else None,
+                    server_test=test.test if test else None,
                     public=public.train if public else None,
                     public_test=public.test if public else None,
                 ),

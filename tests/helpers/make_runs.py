@@ -61,10 +61,10 @@ class MadeUpRun:
         classes: Names of the classes.
         images: Test images of each site; the labels depend on `data` and the site only.
         skill: How much the logit of the right class is raised; 0 guesses.
-        model: The kind that a site takes home, ``global`` or ``personal``.
+        model: The kind that a site exports, ``global`` or ``personal``.
         metrics: Metrics of the task.
-        scores: Final values by metric and site, instead of those of the predictions.
-        global_test: Metric to the final value on the server's test set.
+        scores: Final values by metric and site, instead of the predictions' scores.
+        server_test: Metric to the final value on the server's test set.
         server: Accuracy on the server's test set after each round.
         trained: For each round, the sites that train in it, with their accuracy right after that or None for no score;
             empty if all do, without one.
@@ -104,7 +104,7 @@ class MadeUpRun:
     model: str = "global"
     metrics: Sequence[str] = ("accuracy", "auc")
     scores: Scores | None = None
-    global_test: Mapping[str, float] = field(default_factory=dict)
+    server_test: Mapping[str, float] = field(default_factory=dict)
     server: Sequence[float] = ()
     trained: Sequence[Mapping[str, float | None]] = ()
     crossed: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
@@ -180,7 +180,7 @@ class MadeUpRun:
         }
 
     def run(self) -> RunFile:
-        """What ``run.json`` holds."""
+        """Return the content of ``run.json``."""
         settings = {"seed": self.seed, "epochs": 1, "batch_size": 32, "fraction": 1.0} | dict(self.settings)
         optimizer = {"lr": 0.05, "momentum": 0.9}
         shown = {"rounds": self.rounds} | settings | {f"optimizer.{name}": value for name, value in optimizer.items()}
@@ -224,7 +224,7 @@ class MadeUpRun:
                     for site, value in values.items():
                         now = float("nan") if value is None else value * share
                         rows.append(MetricRow(round_, site, self.model, split, "aggregated", metric, now))
-            for metric, value in self.global_test.items():
+            for metric, value in self.server_test.items():
                 rows.append(MetricRow(round_, "global", "global", "test", "aggregated", metric, value * share))
             if self.server:
                 rows.append(
@@ -241,12 +241,12 @@ class MadeUpRun:
         ]
 
     def summary(self) -> Summary:
-        """What ``summary.json`` holds."""
+        """Return the content of ``summary.json``."""
         scores: dict[str, Any] = {self.model: {split: self._summed_up() for split in self.splits}}
-        for metric, value in self.global_test.items():
+        for metric, value in self.server_test.items():
             test = scores.setdefault("global", {}).setdefault("test", {})
             known = test.get(metric, MetricScores(mean=None, worst=None, sites={}))
-            test[metric] = known.model_copy(update={"global_test": value})
+            test[metric] = known.model_copy(update={"server_test": value})
         sent = {"bytes_up": 4000.0 * self.over, "bytes_down": 4000.0 * self.over, "bytes_to_peers": 0.0}
         spent = [
             SiteCosts(**sent, train_seconds=(2.0 + n) * self.over, evaluate_seconds=1.0 * self.over)
@@ -283,7 +283,7 @@ class MadeUpRun:
         return ImageCounts.model_validate({"classes": self.classes, "sites": sites})
 
     def _events(self, folder: Path) -> None:
-        """What happened, six seconds a round; the scores of a round come with the step after it."""
+        """Write the events, six seconds a round; the scores of a round come with the step after it."""
         clock = iter(6.0 * number for number in range(self.over + 3))
         progress = ProgressFile(folder, clock=lambda: next(clock))
         progress.note(

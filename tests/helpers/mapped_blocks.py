@@ -1,4 +1,4 @@
-"""How glibc serves a large block: from the heap, or with a mapping of its own."""
+"""Check how glibc serves a large block: from the heap, or with a separate mapping."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Mallinfo2(ctypes.Structure):
 
 
 def is_mapped(size: int = LARGE) -> bool | None:
-    """Whether glibc gives a block of so many bytes a mapping of its own; None with another C library."""
+    """Return True if glibc gives a block of so many bytes a separate mapping; None with another C library."""
     try:
         library = ctypes.CDLL(None)
         mallinfo2, malloc, free = library.mallinfo2, library.malloc, library.free

@@ -31,7 +31,7 @@ def make_volumes(place: Path) -> Path:
         source=release, size=(12, 12, 12), table=release / volumes.TABLE, site_column="scanner", name="made up"
     )
     prepare(spec, place / "pool", workers=1)
-    plan = PartitionPlan("by_site", column="site", test_fraction=0.34, global_test="none")
+    plan = PartitionPlan("by_site", column="site", test_fraction=0.34, server_test="none")
     partition(place / "pool", place / "data", plan, by_site)
     return place / "data"
 
@@ -40,7 +40,7 @@ def make_lesions(place: Path, target: str = "mask") -> Path:
     """Three sources of made-up ultrasound with the split of its table, in ``data``; returns that."""
     release = ultrasound.write_release(place / "release")
     prepare(BreastUltrasound(source=release, size=(16, 16), target=target), place / "pool", workers=1)
-    plan = PartitionPlan("by_site", column="site", test="official", global_test="none")
+    plan = PartitionPlan("by_site", column="site", test="official", server_test="none")
     partition(place / "pool", place / "data", plan, by_site)
     return place / "data"
 

@@ -33,7 +33,7 @@ def body_of(blob):
 
 
 def crafted(header, body=b""):
-    """A blob with any header, text or JSON, of which the size is right."""
+    """Return a blob with any header, text or JSON, and a correct size."""
     raw = header if isinstance(header, bytes) else json.dumps(header).encode()
     return len(raw).to_bytes(8, "little") + raw + body
 

@@ -23,7 +23,7 @@ def told(folder: Path, **more: str) -> dict[str, str]:
 
 
 def rows(round_: int, evaluated: int | None) -> list[MetricRow]:
-    """What a round writes: its costs, and the scores of the round before, which are ready only now."""
+    """Return the rows of a round: its costs, and the scores of the round before, which are ready only now."""
     written = [
         MetricRow(round_, site, "personal", "train", "trained", "bytes_up", size)
         for site, size in (("site-01", 100.0), ("site-02", 300.0))
@@ -60,7 +60,7 @@ def stored(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def expected(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """From metrics.csv, by other means than the plugin's."""
+    """Read values from metrics.csv without the plugin's code."""
     groups: dict[tuple[str, int], dict[str, float]] = {}
     with (folder / "metrics.csv").open() as file:
         for row in csv.DictReader(file):

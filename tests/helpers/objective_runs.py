@@ -30,10 +30,10 @@ def run_objective(
     tests: int = 24,
     metrics: Sequence[str] = (),
     patients: int = 0,
-    pictures: bool = False,
+    worst_case_images: bool = False,
     names: Sequence[str] = (),
 ) -> Path:
-    """Train and score, and write what sites take home.
+    """Train and score, and write the exported bundles.
 
     Args:
         folder: The run folder.
@@ -41,10 +41,10 @@ def run_objective(
         method: Its name.
         rounds: How many.
         tests: Test cases of each site.
-        metrics: Of the task; empty for those of the objective.
-        patients: Images of one patient in a row at the first site; 0 where nobody knows.
-        pictures: As in the settings.
-        names: What outputs are for; empty where nobody named them.
+        metrics: Metrics of the task; empty for the objective's metrics.
+        patients: Images of one patient in a row at the first site; 0 if unknown.
+        worst_case_images: As in the settings.
+        names: Names of the outputs; empty if they have none.
     """
     task = make_task_of(objective)
     task = replace(task, metrics=tuple(metrics) or task.metrics)
@@ -58,7 +58,7 @@ def run_objective(
         settings=Settings(rounds=rounds, batch_size=8),
         data=RunData(sites=sites, classes=objective.titles, names=tuple(names)),
         folder=folder,
-        execution=Execution(pictures=pictures),
+        execution=Execution(worst_case_images=worst_case_images),
         provenance=Provenance(data=DataOrigin(name="tiny")),
         callbacks=Callbacks(export=partial(export, site_export=SiteExport(folder / "no bundle"))),
     )

@@ -26,7 +26,7 @@ PLACES = "/places"
 
 
 class Largest:
-    """Of each tensor of an update the entries of the largest magnitude, and their places."""
+    """Return the largest entries of each tensor of an update by magnitude, and their positions."""
 
     kinds = ("update",)
 
@@ -115,7 +115,7 @@ class Scans(ImageSpec):
         """All images."""
         return sorted(self.source.glob("*.png"))
 
-    def choose(self, files, say):
+    def plan_reading(self, files, say):
         """All of them."""
         return ReadPlan(
             items=files,

@@ -36,7 +36,7 @@ def prepare(
     reading: Mapping[str, bool] | None = None,
     **options: Any,
 ) -> Datalist:
-    """Prepare them in this process; options of the data set and those of `medfl.data.ingest.prepare.prepare` in one."""
+    """Prepare them in this process; takes options of the data set and of `medfl.data.ingest.prepare.prepare`."""
     frame = {key: options.pop(key) for key in ("force", "say") if key in options}
     named = {
         "image_column": columns.image,

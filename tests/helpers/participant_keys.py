@@ -64,7 +64,7 @@ class Home:
 
 
 def private_keys(folder: Path) -> dict[str, set[str]]:
-    """Where private keys lie.
+    """Find all private keys.
 
     Args:
         folder: All files below it are read, those in archives and those with line ends written as two letters, too.
@@ -95,7 +95,7 @@ def _contents(folder: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def foreign_keys(folder: Path, kits: dict[str, Path], root: Path) -> list[str]:
-    """What is wrong with where private keys lie: each belongs into one kit, and the root's to the coordinator alone.
+    """Return the misplaced private keys: each belongs into one kit, and the root's key to the coordinator alone.
 
     Args:
         folder: Of everything.

@@ -1,4 +1,4 @@
-"""What the tests of peer-to-peer methods share: tasks, the route by hand, and a look into a run folder."""
+"""Helpers for tests of peer-to-peer methods: tasks, the route by hand, and a reader of a run folder."""
 
 import dataclasses
 
@@ -20,7 +20,7 @@ REGIONS = torch.tensor([[1] * 6, [1] * 6, [2] * 6, [2] * 3 + [0] * 3, [3] * 6, [
 
 
 class Dropping(SmallNet):
-    """With dropout before the head."""
+    """Network with dropout before the head."""
 
     def forward(self, images):
         return self.head(nn.functional.dropout(self.body(images), 0.3, self.training))
@@ -31,7 +31,7 @@ def adam(task):
 
 
 def atlas_task(**networks):
-    """With Adam and an atlas; the first network is the default."""
+    """Return a task with Adam and an atlas; the first network is the default."""
     task = Task(
         networks or make_task().networks,
         next(iter(networks), "norm"),
@@ -45,7 +45,7 @@ def atlas_task(**networks):
 
 
 def run(folder, name, args=None, **options):
-    """In the tiny federation, scored after its last round only, which no model depends on."""
+    """Run the tiny federation, scored after its last round only, because no model depends on scores."""
     return Case(REGISTRY, name, args or {}).run(folder, **({"evaluate_every": 9} | options))
 
 
@@ -75,7 +75,7 @@ def record_of(folder, name, step):
 
 
 def same(left, right):
-    """Whether the same participants have the same bits."""
+    """Return True if the same participants have the same bits."""
     assert left.keys() == right.keys()
     return all(tensors_equal(left[key], right[key]) for key in left)
 

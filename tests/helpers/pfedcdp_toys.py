@@ -1,4 +1,4 @@
-"""What the tests of PFedCDP share: settings for quick runs, looks into a run folder, and a plain loop of a round."""
+"""Helpers for tests of PFedCDP: settings for quick runs, readers of a run folder, and a plain loop of a round."""
 
 import math
 
@@ -24,7 +24,7 @@ QUICK = {"server_epochs": 1, "refine": None}
 
 
 def run(folder, args=None, **options):
-    """In the tiny federation, scored after its last round only, which no model depends on."""
+    """Run the tiny federation, scored after its last round only, because no model depends on scores."""
     return Case(REGISTRY, "pfedcdp", QUICK | (args or {})).run(folder, **({"evaluate_every": 9} | options))
 
 

@@ -14,6 +14,6 @@ FRAME = ("force", "workers", "require_complete", "say")
 
 
 def prepare_spec(kind: type[DatasetSpec], source: Path, out: Path, **options: Any) -> Datalist:
-    """Prepare a release; options of the data set and those of `prepare` in one."""
+    """Prepare a release; takes options of the data set and of `prepare`."""
     frame = {key: options.pop(key) for key in FRAME if key in options}
     return prepare(read_settings(kind, {"source": source, **options}, where="the test"), out, **frame)

@@ -63,7 +63,7 @@ def words(text: str) -> str:
 
 
 def render_section(name: str, content: Any) -> str:
-    """What the template of a section makes of its content."""
+    """Return the page that a section's template makes of its content."""
     kind = load_plugins().report_section(name)
     return str(render_template(inspect.getfile(kind), kind.template, **{name: content}))
 

@@ -56,7 +56,7 @@ def offered(place: Place, **overrides: Any) -> Offer:
 
 
 def outcome(folder: Path, files: Files, run: str = "one") -> dict[str, Any]:
-    """What two equal runs across machines have in common."""
+    """Return the values that two equal runs across machines have in common."""
     return digests(folder, files, run) | {"rows": scores(folder)}
 
 
@@ -94,7 +94,7 @@ def opened_once() -> Iterator[None]:
 
 
 class Photographed(Loopback):
-    """Keeps what lies on all disks before each message and each parcel: what a stop there would leave."""
+    """Keeps what lies on all disks before each message and each peer message: what a stop there would leave."""
 
     pictures: dict[str, Path]
 

@@ -95,13 +95,13 @@ def write(folder: Path, lines: Sequence[ProgressLine]) -> Path:
 
 
 def add(folder: Path, *lines: ProgressLine) -> None:
-    """Add events to those of a folder."""
+    """Append events to a folder's event file."""
     with (folder / PROGRESS).open("ab") as file:
         file.writelines(line.to_bytes() for line in lines)
 
 
 def read_events(folder: Path) -> list[Event]:
-    """All events of a folder, each of which must be valid."""
+    """Return all events of a folder; each must be valid."""
     lines = [ProgressLine.from_bytes(line) for line in (folder / PROGRESS).read_bytes().splitlines()]
     assert None not in lines
     return [line.event for line in lines if line is not None]

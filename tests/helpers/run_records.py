@@ -76,7 +76,7 @@ def summary_of(
 
 
 def metric_scores(sites: Mapping[str, float | None], **at_server: float) -> MetricScores:
-    """The scores of a metric, of which larger ones are better."""
+    """Return the scores of a metric whose larger values are better."""
     known = [value for value in sites.values() if value is not None]
     mean, worst = (sum(known) / len(known), min(known)) if known else (None, None)
     return MetricScores(mean=mean, worst=worst, sites=dict(sites), **at_server)
@@ -91,7 +91,7 @@ def rewrite(kind: type[FileRecord], folder: Path, **changes: Any) -> None:
 
 
 def change_json(path: Path, change: Callable[[Any], Any]) -> None:
-    """Change the JSON of a file in place, whatever comes of it; a checksum is made anew."""
+    """Change the JSON of a file in place, without validation; a checksum is updated."""
     content = json.loads(path.read_text(encoding="utf-8"))
     change(content)
     if content.pop(CHECKSUM, None) is not None:

@@ -13,5 +13,5 @@ from medfl_studies.preparation import PreparationSpec, locate_release
 def study_release(source: Path, **values: Any) -> DatasetSpec:
     """Return the release in a study's source folder for an entry ``prep``, after a look at its files."""
     spec = locate_release(PreparationSpec(**values), source, load_plugins())
-    spec.look()
+    spec.check_release()
     return spec

@@ -1,4 +1,4 @@
-"""A small study, and what stands in for its runs."""
+"""A small study, and a replacement for its runs."""
 
 from __future__ import annotations
 

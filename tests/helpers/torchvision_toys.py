@@ -41,7 +41,7 @@ def shapes(depth: int, width: int = 64, kernel: int = 7, classes: int = 1000) ->
 
 
 def tensors(depth: int, width: int = 4, kernel: int = 7, seed: int = 0) -> Tensors:
-    """Such tensors with numbers of which no weight is 1 and no mean or bias 0; they are no ImageNet weights."""
+    """Return such tensors without a weight of 1 or a mean or bias of 0; they are no ImageNet weights."""
     generator = torch.Generator().manual_seed(seed)
     made: Tensors = {}
     for name, shape in shapes(depth, width, kernel).items():

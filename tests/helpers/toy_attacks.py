@@ -1,4 +1,4 @@
-"""A plugin file with three attacks that nobody can carry out, and results of them; studies load it by its path."""
+"""Plugin file with three attacks that can't be executed, and results of them; studies load it by its path."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class GuessOptions:
 class RebuildOptions:
     """Options of the attack ``rebuild``."""
 
-    against: str = "all"
+    target: str = "all"
     smoothness: float = 0.1
     steps: int = 9
 

@@ -40,14 +40,14 @@ PAIR = {"site-1": 7, "site-2": 5}
 
 
 class Ring(Averaging):
-    """Each site posts its model to the next one, then trains from the mean of its own and its guest's.
+    """Each site posts its model to the next one, then trains from the mean of its own model and the model in its inbox.
 
     A round is `send`, `train` and, with `alone`, a step of the server alone. A site keeps its first model as a blob.
     """
 
     sends: ClassVar[Mapping[str, PayloadKind]] = {"model/": "weights"}
     sends_meta: ClassVar[Mapping[str, MetaField]] = {
-        "guests": MetaField("public", list_of(Text, 8, shorter=True)),
+        "senders": MetaField("public", list_of(Text, 8, shorter=True)),
         "first": MetaField("public", Count),
         "letter": MetaField("public", Text, after=(PEER_MESSAGE,)),
     }
@@ -80,20 +80,23 @@ class Ring(Averaging):
         if "first" not in site.state.blobs:
             site.keep_blob("first", own)
         start = {name: tensor.clone() for name, tensor in own.items()}
-        for guest in site.inbox:
+        for message in site.inbox:
             for name in start:
-                start[name] = ((start[name] + guest.tensors["model/" + name]) / 2).to(start[name].dtype)
+                start[name] = ((start[name] + message.tensors["model/" + name]) / 2).to(start[name].dtype)
         done = self.fit(site, start)
         site.state.tensors = done.after
         met = site.state.meta.setdefault("met", [])
-        met.append([site.round, [guest.sender for guest in site.inbox]])
-        meta = {"guests": [guest.sender for guest in site.inbox], "first": int(site.blob("first").keys() == own.keys())}
+        met.append([site.round, [message.sender for message in site.inbox]])
+        meta = {
+            "senders": [message.sender for message in site.inbox],
+            "first": int(site.blob("first").keys() == own.keys()),
+        }
         return Reply({}, meta, log=done.log, trained={"personal": Model(site.network, done.after)})
 
     def aggregate(self, server: Server, replies: Replies) -> None:
         following = {"send": "train", "train": "count" if self.alone else "send", "count": "send"}
         server.state.meta["missing"] += replies.missing
-        server.state.meta.setdefault("guests", []).append({name: m.get("guests") for name, m in replies.meta.items()})
+        server.state.meta.setdefault("senders", []).append({name: m.get("senders") for name, m in replies.meta.items()})
         server.state.meta["seen"] = sorted(name for _, tensors in replies for name in tensors)
         server.state.meta["stage"] = following[server.state.meta["stage"]]
 
@@ -163,7 +166,7 @@ def builtin(name: str, **settings: Any) -> Case:
 
 
 def snapshot(folder: Path) -> dict[str, Any]:
-    """What must be the same in two runs: all newest states (tensors by digest, meta, blobs) and the rows."""
+    """Return the values that two equal runs share: all newest states (tensors by digest, meta, blobs) and the rows."""
     facts: dict[str, Any] = {"rows": scores(folder)}
     for path in sorted((folder / "state").iterdir()):
         record = Store(path).latest()

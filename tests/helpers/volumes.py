@@ -75,7 +75,7 @@ def visit(data: TransformDataset, batches: Sequence[Sequence[int]], stream: int 
 
 
 def same(left: Sequence[LoadedBatch], right: Sequence[LoadedBatch]) -> bool:
-    """Whether batches have the same rows, inputs and targets, bit by bit."""
+    """Return True if batches have the same rows, inputs and targets, bit by bit."""
     return len(left) == len(right) and all(
         torch.equal(getattr(a, name), getattr(b, name))
         for a, b in zip(left, right, strict=True)

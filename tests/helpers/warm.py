@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 HEAVY = ("torch._dynamo", "monai.bundle")
-"""What is imported beforehand; torch's optimisers import the first one."""
+"""Modules that are imported beforehand; torch's optimisers import the first one."""
 
 CLIENT = """#!{python} -IS
 import json, os, socket, sys
@@ -66,7 +66,7 @@ def serve(address: str) -> dict[str, Any] | None:
     """Answer requests until the input ends.
 
     Returns:
-        In a forked process, which has the files of whoever asked, the request to carry out; in this one None.
+        The request to execute in a forked process, which has the requester's files; None in this process.
     """
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(address)

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass
 class Web:
-    """What the server serves, and how. One that is not `conditional` disregards If-Range.
+    """Content of the server. A server that is not `conditional` ignores If-Range.
 
     `cut` holds, for each request in turn, after how many bytes of its answer the connection is cut (None: not at all).
     """

@@ -23,7 +23,7 @@ FORMAT = {
     "is_patch_data": False,
     "channel_def": {"0": "what the channel holds"},
 }
-"""Of the network's inputs and outputs, for the metadata."""
+"""Format of the network's inputs and outputs, for the metadata."""
 
 
 def write_bundle(root: Path, configs: dict[str, Config], channels: int, suffix: str = ".json") -> Path:

@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from made_up_cases import Kind, NotDerivable, make_sites
 from monai.bundle import ConfigParser
+from synthetic_cases import Kind, NotDerivable, make_sites
 
 from medfl.bundle.federation import read_federation
 from medfl.errors import MedflError
 from medfl_adopt.adopting import adopt
 
 METHODS = ("fedavg", "fedprox", "fedbn", "ditto", "fedper", "fedskd")
-"""What a bundle trains with; one whose needs the bundle's network does not meet is refused before it begins."""
+"""Methods that a bundle is trained with; a method whose needs the network does not meet is refused at the start."""
 
 SIZES = (32, 64)
 """Width of images and patches: the first that the network takes."""
@@ -36,7 +36,7 @@ COUNTS = {"north": 4, "south": 5}
 
 @dataclass
 class Trial:
-    """What came of one bundle.
+    """Result of one bundle.
 
     Attributes:
         name: Of the bundle.
@@ -44,7 +44,7 @@ class Trial:
         refusal: Why it was not adopted, or why nothing could be trained; empty otherwise.
         size: Width of images and patches.
         methods: Method to ``yes``, or why it did not train.
-        home: Site to ``yes``, or what is wrong with the bundle that it takes home.
+        home: Site to ``yes``, or the faults of its exported bundle.
         seconds: All in all.
     """
 
@@ -76,13 +76,13 @@ HEAD = "| bundle | adopted as | refused because | trained with | width | home |\
 def try_bundle(
     bundle: Path, folder: Path, options: Mapping[str, Any] | None = None, methods: Sequence[str] = METHODS
 ) -> Trial:
-    """Adopt a bundle, train it for two rounds of two steps with each method, look at what sites take home.
+    """Adopt a bundle, train it for two rounds of two steps with each method, and check the exported bundles.
 
     Args:
         bundle: A stock bundle.
         folder: For all that is made.
-        options: Of the run, over those that are derived.
-        methods: The first of which finds the size.
+        options: Options of the run; they replace derived options.
+        methods: Names of the methods; the first one finds the size.
     """
     start = time.perf_counter()
     trial = Trial(bundle.name)
@@ -125,7 +125,7 @@ def _train(folder: Path, size: int, method: str, options: Mapping[str, Any]) -> 
 
 
 def _home(stock: Path, home: Path, options: Mapping[str, Any]) -> str:
-    """What is wrong with a bundle that a site took home: its files are the stock bundle's, its weights fit."""
+    """Return the faults of an exported bundle: its files must be the stock bundle's, and its weights must fit."""
     for path in stock.rglob("*"):
         place = home / path.relative_to(stock)
         if path.is_file() and path.parts[-2] != "models" and place.read_bytes() != path.read_bytes():

@@ -271,7 +271,7 @@ ODD = (None, -3, 1.5, "", "@", "@x", "@train", "$[", "$@images[:", "@####x", [],
 
 
 @pytest.mark.parametrize("odd", ODD, ids=repr)
-def test_whatever_stands_in_a_configuration_there_is_no_other_error(spleen, odd):
+def test_no_content_of_a_configuration_raises_another_error(spleen, odd):
     text = (spleen / "configs" / "train.json").read_text()
     for path in ("loss", "images", "train", "train#trainer", "train#dataset#data", "train#handlers#0", "validate"):
         *parents, last = path.split("#")

@@ -147,7 +147,7 @@ def test_a_list_in_a_file_of_the_bundle_is_a_sites_own(in_body):
     assert cases.list_files == {"train_json": "label/train_samples.json", "val_json": "label/val_samples.json"}
 
 
-def test_a_path_within_what_only_running_tells_is_needed(spleen):
+def test_a_path_within_what_only_running_shows_is_needed(spleen):
     """The contents of a table of cases are unknown, but its path is needed."""
     text = "$list(@dataset_dir + pd.read_csv(@dataset_dir + 'train.csv').{})"
     edit(spleen, "train.json", lambda c: c.update(images=text.format("t2"), labels=text.format("mask")))
@@ -189,7 +189,7 @@ def outputs(number):
         ("scripts.losses.CoxLoss", 1, "survival"),
     ],
 )
-def test_losses_and_channels_tell_the_objective_of_an_image(in_body, target, number, kind):
+def test_losses_and_channels_show_the_objective_of_an_image(in_body, target, number, kind):
     edit(in_body, "train.json", loss(target))
     edit(in_body, "train.json", outputs(number))
     edit(in_body, "train.json", lambda c: c["validate"].update(key_metric=None))

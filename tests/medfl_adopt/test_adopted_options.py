@@ -125,7 +125,7 @@ def test_parameters_that_the_optimiser_does_not_have_are_frozen(tmp_path):
     assert all(name.startswith("model.2.") for name in learned)
 
 
-def test_a_site_takes_frozen_parameters_home(tmp_path):
+def test_a_site_exports_frozen_parameters(tmp_path):
     adopted(tmp_path, lambda config: config.update(network=FREEZE))
     run = read(tmp_path)
     run.simulate()

@@ -190,7 +190,7 @@ def test_neither_workers_nor_loaders_nor_caches_change_a_bit(tools):
     assert list((tools / "D" / "north" / ".medfl_cache").glob("*/*.safetensors"))
 
 
-def test_a_killed_run_goes_on_with_the_same_bits(tools):
+def test_a_killed_run_continues_with_the_same_bits(tools):
     whole = federate(tools)
 
     def killed():
@@ -227,7 +227,7 @@ def test_no_attack_knows_the_images_of_an_adopted_bundle(tmp_path):
         open_run(tmp_path / "run")
 
 
-def test_a_site_takes_the_stock_bundle_home_and_its_inference_runs_unchanged(tmp_path):
+def test_a_site_exports_the_stock_bundle_and_its_inference_runs_unchanged(tmp_path):
     adopted(zoo_shapes.spleen, tmp_path)
     result = federate(tmp_path, rounds=1)
     home, stock = tmp_path / "run" / "sites" / "north", tmp_path / "stock"
@@ -357,7 +357,7 @@ def test_methods_that_ask_for_a_head_or_stages_train_a_stock_network(method, too
     assert all(sorted(model.tensors) == names for model in models)
 
 
-def test_a_network_that_nobody_knows_has_the_stages_that_are_named(tmp_path):
+def test_a_network_that_no_one_knows_has_the_stages_that_are_named(tmp_path):
     named = ["model.0", "model.1.submodule"]
     adopt(zoo_shapes.tools(tmp_path / "stock"), tmp_path / "out", head="model.2", stages=named)
     make_sites(zoo_shapes.tools, tmp_path / "D", 3)
@@ -484,7 +484,7 @@ def test_monais_own_command_says_what_it_would_pass_over(tools, monkeypatch):
     assert changed.optimizer([torch.nn.Parameter(torch.zeros(1))]).param_groups[0]["lr"] == 0.5
 
 
-def test_evaluate_at_home_scores_the_test_cases_of_the_run(tmp_path):
+def test_evaluate_at_a_site_scores_the_test_cases_of_the_run(tmp_path):
     """The stock slice contains training cases. With the list of test cases, `evaluate` prints the run's score."""
     adopted(zoo_shapes.spleen, tmp_path, 5)
     federate(tmp_path, rounds=1)

@@ -160,7 +160,7 @@ def test_a_site_has_a_list_of_its_own_in_place_of_the_bundles(tmp_path):
     assert [str(name) for name in train[0]["image"]] == [str(tmp_path / "north" / f"a_{n}.nii.gz") for n in (0, 1)]
 
 
-def test_paths_of_a_list_that_stands_in_a_site_begin_at_its_folder(tmp_path, in_body):
+def test_paths_of_a_list_that_is_in_a_site_begin_at_its_folder(tmp_path, in_body):
     for name in ("train", "val"):
         change = {f"{name}_json": f"$@bundle_root + '/{name}_samples.json'"}
         change |= {f"{name}_datalist": f"$json.load(open(@{name}_json))"}

@@ -42,7 +42,7 @@ def test_a_refusal_and_what_can_not_be_made_up_are_rows(tmp_path):
 
 
 @pytest.mark.slow
-def test_each_bundle_of_a_zoo_is_refused_with_a_reason_or_trains_and_goes_home(tmp_path):
+def test_each_bundle_of_a_zoo_is_refused_with_a_reason_or_trained_and_exported(tmp_path):
     if "MEDFL_ZOO" not in os.environ:
         pytest.skip("MEDFL_ZOO does not name a folder of MONAI bundles")
     bundles = bundles_of(Path(os.environ["MEDFL_ZOO"]))

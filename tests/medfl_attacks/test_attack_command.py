@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from attack_runs import make_data, run_bundle, undrawn
-from made_up_results import INVERSION
+from synthetic_results import INVERSION
 
 from medfl.cli.main import main
 from medfl_attacks.attack_files import read_results
@@ -184,11 +184,11 @@ def test_inversion_gets_its_options(medfl, place: Path, monkeypatch: pytest.Monk
 
     made = SimpleNamespace(InversionOptions=SimpleNamespace, run_inversion=run_inversion)
     monkeypatch.setitem(sys.modules, "medfl_attacks.inversion.attack", made)
-    words = ("--against", "model", "--images", 3, "--batch", 2, "--steps", 7, "--smoothness", 0.5, "--seed", 4)
+    words = ("--target", "model", "--images", 3, "--batch", 2, "--steps", 7, "--smoothness", 0.5, "--seed", 4)
     status, out, _ = medfl("attack", "inversion", place / "run", *words)
     assert status == 0
     assert seen == {
-        "against": "model",
+        "target": "model",
         "images": 3,
         "batch": 2,
         "steps": 7,

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up_results import INVERSION, MEMBERSHIP, POISON, write
 from refusals import refused
+from synthetic_results import INVERSION, MEMBERSHIP, POISON, write
 
 from medfl.errors import StoreError
 from medfl_attacks.attack_files import ATTACK_FILES, read_results, results_path

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from made_up_results import INVERSION, MEMBERSHIP, POISON, write
 from make_runs import make_run
 from read_page import Page, section, words
+from synthetic_results import INVERSION, MEMBERSHIP, POISON, write
 
 from medfl.engine.runs.records import read_run
 from medfl.plugins import load_plugins
@@ -42,7 +42,7 @@ def page(*folders, where=None):
     return section("attacks", attacks_section(group_runs([read_run(folder) for folder in folders]), where))
 
 
-def test_membership_stands_with_its_interval(run):
+def test_membership_is_shown_with_its_interval(run):
     document = page(run("a", [MEMBERSHIP]))
     head, row = document.tables["Membership attacks"]
     assert [words(cell) for cell in head] == [
@@ -170,7 +170,7 @@ def test_an_attack_without_results_says_so(run):
     assert "The attacks on these runs produced no results." in page(folder).sections["attacks"]
 
 
-def test_a_run_that_nobody_attacked_has_no_section(run):
+def test_a_run_that_no_one_attacked_has_no_section(run):
     assert not page(run("a")).sections["attacks"]
 
 
@@ -238,11 +238,11 @@ def test_the_card_has_the_tables_of_the_section(run):
     assert "the card differs from the run folder in: sections" in problems
 
 
-def test_the_card_of_a_run_that_nobody_attacked_says_so(run):
+def test_the_card_of_a_run_that_no_one_attacked_says_so(run):
     text = card(run("a", bundles=True))
     assert "\n## Attack results\n\nUnknown: no attack was run on this model (medfl attack).\n\n## " in text
 
 
-def test_the_section_stands_behind_privacy():
+def test_the_section_is_behind_privacy():
     sections = load_plugins().report_sections
     assert sections["privacy"].order < sections["attacks"].order < sections["atlas"].order

@@ -38,7 +38,7 @@ def test_ssim_is_that_of_scikit_image():
     assert float(compare_images(y, x).ssim) == pytest.approx(inner, abs=1e-4)
 
 
-def test_the_image_that_went_best_stands_beside_the_mean():
+def test_the_image_that_went_best_is_beside_the_mean():
     x = 0.5 * images(2, 1, 8, 8)
     summarize = compare_images(x + torch.tensor([0.1, 0.2]).view(2, 1, 1, 1), x).summarize()
     assert summarize["mse"] == pytest.approx(0.025)

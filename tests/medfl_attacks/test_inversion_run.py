@@ -85,7 +85,7 @@ def test_all_targets_are_attacked_and_written(tmp_path):
     rows = run_inversion(
         opened(tmp_path, Shares(GAUSSIAN)), tmp_path, QUICK, lambda done, total: seen.append((done, total))
     )
-    (shared,) = attack_targets(opened(tmp_path, Shares(GAUSSIAN)), dataclasses.replace(QUICK, against="shared"))
+    (shared,) = attack_targets(opened(tmp_path, Shares(GAUSSIAN)), dataclasses.replace(QUICK, target="shared"))
     assert shared.sent == "x_p"
     content = read_results(tmp_path, "inversion")
     assert list(content.results) == rows
@@ -118,20 +118,20 @@ def test_the_page_holds_all_it_shows_and_warns(tmp_path):
 def test_the_same_seed_gives_the_same_files_and_another_one_other_images(tmp_path):
     run = opened(tmp_path, Shares(GAUSSIAN))
     first, again, other = (
-        attack_targets(run, dataclasses.replace(QUICK, against="shared", seed=seed))[0] for seed in (0, 0, 1)
+        attack_targets(run, dataclasses.replace(QUICK, target="shared", seed=seed))[0] for seed in (0, 0, 1)
     )
     assert first.results() == again.results()
     assert not torch.equal(first.truth, other.truth)
 
 
 def test_images_are_spread_over_the_classes(tmp_path):
-    (attacked,) = attack_targets(opened(tmp_path, Shares(GAUSSIAN)), dataclasses.replace(QUICK, against="update"))
+    (attacked,) = attack_targets(opened(tmp_path, Shares(GAUSSIAN)), dataclasses.replace(QUICK, target="update"))
     assert sorted(attacked.names) == ["0", "1", "2"]
 
 
 def test_without_noise_and_clip_what_was_sent_is_the_part_itself(tmp_path):
     run = opened(tmp_path, Shares(ImageRelease("none", 0.0, None), back=0.0))
-    (attacked,) = attack_targets(run, dataclasses.replace(QUICK, against="shared"))
+    (attacked,) = attack_targets(run, dataclasses.replace(QUICK, target="shared"))
     assert attacked.sent == "x_s"
     rows = {(row.attack, row.item): row for row in attacked.results()}
     assert ("fixed_point", "x_p") not in rows
@@ -139,10 +139,10 @@ def test_without_noise_and_clip_what_was_sent_is_the_part_itself(tmp_path):
     assert "x_s itself" in attacked.notes[0]
 
 
-def test_two_copies_tell_what_their_mean_by_precision_tells(tmp_path):
+def test_two_copies_reveal_what_their_mean_by_precision_reveals(tmp_path):
     """FedFed's variances 0.0225 and 0.0625 combine to 0.0165, which the attack reports. One copy reveals less."""
     both = [ImageRelease("gaussian", std**2, None) for std in (0.15, 0.25)]
-    options = dataclasses.replace(QUICK, against="shared", steps=1)
+    options = dataclasses.replace(QUICK, target="shared", steps=1)
     noise = []
     for releases in ([both[0]], [both[1]], both):
         (attacked,) = attack_targets(opened(tmp_path, Shares(*releases)), options)
@@ -159,9 +159,7 @@ def test_two_copies_tell_what_their_mean_by_precision_tells(tmp_path):
 
 def test_without_validation_images_there_is_no_decoder(tmp_path):
     sites = {name: Splits(site.train, EmptyDataset(), site.test) for name, site in make_sites({"a": 9}).items()}
-    (attacked,) = attack_targets(
-        opened(tmp_path, Shares(GAUSSIAN), sites), dataclasses.replace(QUICK, against="shared")
-    )
+    (attacked,) = attack_targets(opened(tmp_path, Shares(GAUSSIAN), sites), dataclasses.replace(QUICK, target="shared"))
     assert "decoder" not in {made.attack for made in attacked.reconstructions}
     assert any("no decoder" in note for note in attacked.notes)
 
@@ -169,16 +167,16 @@ def test_without_validation_images_there_is_no_decoder(tmp_path):
 def test_a_run_without_shared_images_is_refused_for_them_and_attacked_otherwise(tmp_path):
     run = opened(tmp_path, Shares())
     with refused(SettingsError, "no_released_images", target="shared", method="shares"):
-        attack_targets(run, dataclasses.replace(QUICK, against="shared"))
+        attack_targets(run, dataclasses.replace(QUICK, target="shared"))
     assert [attacked.target for attacked in attack_targets(run, QUICK)] == ["update", "model"]
 
 
 def test_a_run_with_nothing_to_attack_is_refused(tmp_path):
     method = Shares()
     method.sends = {}
-    for against in ("model", "update"):
-        with refused(SettingsError, "no_global_model", target=against, method="shares"):
-            attack_targets(opened(tmp_path, method), dataclasses.replace(QUICK, against=against))
+    for target in ("model", "update"):
+        with refused(SettingsError, "no_global_model", target=target, method="shares"):
+            attack_targets(opened(tmp_path, method), dataclasses.replace(QUICK, target=target))
     with refused(SettingsError, "no_attack_target", method="shares"):
         attack_targets(opened(tmp_path, method), QUICK)
 
@@ -191,7 +189,7 @@ def test_a_task_without_a_scale_is_refused(tmp_path):
 
 
 def test_the_runs_own_filters_act_on_the_update(tmp_path):
-    options = dataclasses.replace(QUICK, against="update", images=2, batch=2, steps=30)
+    options = dataclasses.replace(QUICK, target="update", images=2, batch=2, steps=30)
     privacy = {"epsilon": 0.1, "clip": 1.0}
     plain, private = (
         attack_targets(opened(tmp_path, Shares(), **settings), options)[0] for settings in ({}, {"privacy": privacy})
@@ -230,4 +228,4 @@ def test_options_out_of_range_are_refused(bad):
 
 def test_an_unknown_target_is_refused():
     with refused(SettingsError, "unknown_choice", choice="any"):
-        InversionOptions(against="any")
+        InversionOptions(target="any")

@@ -125,7 +125,7 @@ def test_both_groups_have_the_same_classes() -> None:
     assert torch.bincount(first[fewer]).tolist() == [5, 2], "of 20 and 10: 4.67 and 2.33"
 
 
-def test_classes_that_only_one_group_has_leave_nobody() -> None:
+def test_classes_that_only_one_group_has_leave_no_one() -> None:
     rows, others = match_classes(torch.zeros(5).long(), torch.ones(5).long(), torch.Generator())
     assert len(rows) == len(others) == 0
 
@@ -209,7 +209,7 @@ def test_the_global_model_is_attacked_with_all_sites_images() -> None:
     run = made(sites(), {"global": model(0), "a": model(1), "b": model(2)})
     (attacked,) = find_targets(run)
     assert (attacked.name, len(attacked.members), len(attacked.others)) == ("global", 80, 60)
-    run.global_test = noise(7, seed=50)
+    run.server_test = noise(7, seed=50)
     assert len(find_targets(run)[0].others) == 67
     torch.testing.assert_close(
         logits(attacked.model, attacked.members, run.settings)[40:],
@@ -259,7 +259,7 @@ def test_a_sites_model_is_attacked_with_its_own_images(caplog: pytest.LogCapture
         find_targets(run, "global")
 
 
-def test_without_test_images_there_is_nobody_to_tell_from() -> None:
+def test_without_test_images_there_are_no_non_members() -> None:
     with refused(DataError, "too_few_images", minimum=2):
         find_targets(made(sites(test=0), {"global": model(0)}))
 

@@ -63,14 +63,14 @@ def test_the_data_are_those_of_the_run_as_networks_see_them(place: Path) -> None
     run = open_run(place / "fedavg")
     sizes = {name: (len(part.train), len(part.val), len(part.test)) for name, part in run.sites.items()}
     assert sizes == {"site-01": (28, 4, 8), "site-02": (28, 4, 8)}
-    assert run.global_test is not None
+    assert run.server_test is not None
     images, _ = run.sites["site-01"].train.batch(torch.arange(28))
     raw = run.task.scale.to_images(images) * 255
     torch.testing.assert_close(raw, raw.round(), atol=1e-3, rtol=0)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedrep"])
-def test_the_models_are_bit_by_bit_those_taken_home(place: Path, method: str) -> None:
+def test_the_models_are_bit_by_bit_the_exported_ones(place: Path, method: str) -> None:
     run = open_run(place / method)
     models = run.site_models()
     assert sorted(models) == ["site-01", "site-02"]

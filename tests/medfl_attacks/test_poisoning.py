@@ -76,7 +76,7 @@ def made(fooled: bool = True, common: bool = True, folder: Path = Path("run"), *
     }
     sites = {name: Splits(test, EmptyDataset(), test) for name, test in tests.items()}
     run = StoredModelRun(folder, "made", Averaging(), make_task("plain"), Settings(rounds=1, **settings), sites)
-    run.global_test = images([0, 1], [0, 1])
+    run.server_test = images([0, 1], [0, 1])
     run.common, run.net, run.registry = common, Reads(fooled), REGISTRY
     return run
 

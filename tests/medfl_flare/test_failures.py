@@ -84,7 +84,7 @@ def test_a_site_that_leaves_early_is_named_and_comes_back_with_the_bits_of_an_un
 # ---- a full disk at the server
 
 
-def test_a_full_disk_at_the_server_ends_the_run_without_blame_and_the_next_job_goes_on(
+def test_a_full_disk_at_the_server_ends_the_run_without_blame_and_the_next_job_continues(
     place: Place, unbroken: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = place.files("full")
@@ -119,7 +119,7 @@ def changed_images(place: Place, name: str) -> Path:
     return Path(shutil.copytree(place.data, place.root / f"data-{name}"))
 
 
-def test_data_that_change_between_rounds_are_noticed_and_a_run_goes_on_when_they_are_back(place: Place) -> None:
+def test_data_that_change_between_rounds_are_noticed_and_a_run_continues_when_they_are_back(place: Place) -> None:
     data = changed_images(place, "changed")
     (data / "partition.json").unlink()  # its digests would tell, too, when the next job begins
     changes = {site: {"entry": {"data": str(data / site)}} for site in SITES}
@@ -205,7 +205,7 @@ def test_a_second_machine_with_a_sites_name_is_named_when_it_joins_a_run(
         service.close()
 
 
-def test_who_starts_a_second_process_of_a_name_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_process_of_a_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """NVFlare only reports "Login failed": each process interrupts the other's connection."""
     kit = make_kit(tmp_path / "site", "client", "echo Login failed\nexit 101\n")
     monkeypatch.setattr(kits, "server_checks", lambda kit: [("port", lambda: "it answers")])
@@ -217,7 +217,7 @@ def test_who_starts_a_second_process_of_a_name_is_told_so(tmp_path: Path, monkey
 # ---- a stale lock
 
 
-def test_a_lock_that_a_dead_process_left_holds_nobody_up(place: Place) -> None:
+def test_a_lock_that_a_dead_process_left_holds_no_one_up(place: Place) -> None:
     files = place.files("stale")
     for participant in ("server", *SITES):
         run = files[participant].state / "runs" / "one"
@@ -238,7 +238,7 @@ def test_a_run_that_another_process_holds_is_named(place: Place, monkeypatch: py
 # ---- a wrong generation of the kit
 
 
-def test_who_starts_a_kit_that_comes_nowhere_is_told_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kit_that_reaches_no_server_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong() -> str:
         raise MedflError("other_generation", "the server is of another generation")
 

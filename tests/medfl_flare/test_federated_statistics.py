@@ -49,7 +49,7 @@ def ask(
     return sites, content["missing"]
 
 
-def test_the_sites_tell_what_the_same_folder_tells_here(place: Place, tmp_path: Path) -> None:
+def test_the_sites_disclose_the_statistics_of_the_same_folders_here(place: Place, tmp_path: Path) -> None:
     loop = Loopback(place.files("all", dict.fromkeys(SITES, OPEN | {"min_count": 5})))
     sites, missing = ask(loop, tmp_path)
     assert missing == {}
@@ -57,7 +57,7 @@ def test_the_sites_tell_what_the_same_folder_tells_here(place: Place, tmp_path: 
     assert sites[SITE].numbers[0].quantiles[2] is not None
 
 
-def test_each_site_tells_as_much_as_its_own_file_allows(place: Place, tmp_path: Path) -> None:
+def test_each_site_discloses_as_much_as_its_own_file_allows(place: Place, tmp_path: Path) -> None:
     own = {SITES[0]: {"disclose": ["size"]}, SITES[1]: {"disclose": []}, SITES[2]: OPEN | {"min_count": 10_000}}
     sites, _ = ask(Loopback(place.files("own", own)), tmp_path)
     first, second, third = (sites[site] for site in SITES)
@@ -99,7 +99,7 @@ def test_where_the_record_cannot_be_written_nothing_leaves(
     assert missing[SITE] == f"'{SITE}' can't take part: a problem with its store. See the log of the site."
 
 
-def test_noise_is_charged_once_for_a_description_and_refused_beyond_the_total(place: Place, tmp_path: Path) -> None:
+def test_noise_is_charged_once_for_statistics_and_refused_beyond_the_total(place: Place, tmp_path: Path) -> None:
     floor = FLOOR | {"ledger": str(tmp_path / "ledger"), "total_epsilon": 5.0}
     files = place.files("private", dict.fromkeys(SITES, OPEN | {"privacy": floor, "min_count": 5}))
     loop, wanted = Loopback(files), {"privacy": {"epsilon": 4.0}}
@@ -121,7 +121,7 @@ def test_noise_is_charged_once_for_a_description_and_refused_beyond_the_total(pl
     assert "required at least: unit sample, adjacency replace, epsilon 4.0" in caught.value.fields["missing"][SITE]
 
 
-def test_a_floor_that_hides_whole_sites_lets_nothing_be_described(place: Place, tmp_path: Path) -> None:
+def test_a_minimum_that_hides_whole_sites_allows_no_statistics(place: Place, tmp_path: Path) -> None:
     files = place.files("whole", dict.fromkeys(SITES, {"privacy": FLOOR | {"unit": "site"}}))
     with refused(MedflError, "no_statistics") as caught:
         ask(Loopback(files), tmp_path, privacy={"epsilon": 1.0})
@@ -145,7 +145,7 @@ def test_what_a_site_refuses(place: Place, changes: dict[str, Any], why: str) ->
     assert re.search(why, answer.meta["refused"])
 
 
-def test_changed_data_and_a_run_at_work_are_no_time_to_describe(place: Place, tmp_path: Path) -> None:
+def test_changed_data_and_an_active_run_allow_no_statistics(place: Place, tmp_path: Path) -> None:
     data = shutil.copytree(place.data, tmp_path / "data")
     loop = Loopback(Place(place.root, place.bundle, data).files("spoiled"))
     (data / SITE / "datalist.json").write_text("{}")
@@ -159,7 +159,7 @@ def test_changed_data_and_a_run_at_work_are_no_time_to_describe(place: Place, tm
     )
 
 
-def test_the_server_takes_nothing_but_descriptions(place: Place, tmp_path: Path) -> None:
+def test_the_server_accepts_nothing_but_statistics(place: Place, tmp_path: Path) -> None:
     lies: dict[str, dict[str, Any]] = {
         SITES[0]: {"objective": "multiclass", "min_count": 10, "images": -4},
         SITES[1]: {"objective": "x", "min_count": 1, "tables": [{"title": "t", "names": ["a", "b"], "counts": [1]}]},

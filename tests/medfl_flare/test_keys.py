@@ -99,7 +99,7 @@ def test_kits_made_at_one_place_leave_every_key_there(tmp_path: Path) -> None:
     assert foreign_keys(tmp_path, made, tmp_path / "kits" / "ca" / "medfl" / "state" / "cert.json") != []
 
 
-def test_what_travels_holds_no_key_and_nobody_else_reads_what_does(home: Home) -> None:
+def test_messages_contain_no_key_and_no_one_else_can_read_keys(home: Home) -> None:
     assert sorted(path.name for path in home.post.iterdir()) == sorted(
         f"{name}.{what}.zip" for name in ALL for what in ("request", "signed")
     )
@@ -219,7 +219,7 @@ def test_a_second_key_under_a_taken_name_is_refused_and_the_same_one_is_answered
         (KeyOwner(ADMIN, "researcher", "other"), "other_project", {"expected": "medfl", "found": "other"}),
     ],
 )
-def test_a_request_that_nobody_expects_is_refused(
+def test_a_request_that_no_one_expects_is_refused(
     home: Home, tmp_path: Path, participant: KeyOwner, code: str, fields: dict[str, Any]
 ) -> None:
     made = make_request(participant, tmp_path / "request")
@@ -228,9 +228,7 @@ def test_a_request_that_nobody_expects_is_refused(
     assert not (tmp_path / "request" / f"{participant.name}.signed.zip").exists()
 
 
-def test_a_request_of_another_key_than_the_one_that_was_told_is_refused(
-    begun: tuple[Home, str], tmp_path: Path
-) -> None:
+def test_a_request_of_another_key_than_the_announced_one_is_refused(begun: tuple[Home, str], tmp_path: Path) -> None:
     home, key = begun
     mallory = make_request(KeyOwner("site-01"), tmp_path / "mallory")
     shutil.copy(mallory.file, home.post)

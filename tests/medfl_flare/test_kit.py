@@ -67,7 +67,7 @@ def test_a_process_that_ends_at_once_is_an_error_with_its_last_words(tmp_path: P
         kits.start(kit, patience=600)
 
 
-def test_a_site_that_does_not_reach_its_server_is_told_where_that_should_be(tmp_path: Path) -> None:
+def test_a_site_that_does_not_reach_its_server_learns_where_that_should_be(tmp_path: Path) -> None:
     kit = make_kit(tmp_path / "site", "client", "echo trying\nwhile :; do sleep 0.05; done\n")
     try:
         with refused(MedflError, "start_timeout", path=str(kit), seconds=0.3) as caught:
@@ -94,7 +94,7 @@ def test_a_servers_jobs_are_kept_in_its_kit_wherever_that_lies(tmp_path: Path) -
     assert "/tmp/nvflare" not in json.dumps(resources_)
 
 
-def test_kinds_are_told_apart(tmp_path: Path) -> None:
+def test_kinds_are_distinguished(tmp_path: Path) -> None:
     admin = make_kit(tmp_path / "admin", "admin", "")
     assert kits.read_admin_kit(admin)["username"] == "me@hospital.org"
     with refused(SettingsError, "wrong_kit", path=str(admin), expected=["client", "server"], found="admin"):
@@ -162,9 +162,7 @@ def test_all_processes_of_a_kit_end_with_the_process_that_started_it(tmp_path: P
 
 @needs_setsid
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_a_kit_in_the_foreground_ends_with_all_its_processes_when_it_is_told_to(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_a_kit_in_the_foreground_ends_with_all_its_processes_on_request(tmp_path: Path, number: signal.Signals) -> None:
     kit = make_kit(tmp_path / "kit", "client", f"cd {tmp_path}/kit\n{TREE}")
     starter, tree = starts_a_tree(kit, "become_kit_process(Path(sys.argv[1]))")
     with starter:
@@ -184,7 +182,7 @@ def test_a_kit_that_ends_by_itself_in_the_foreground_hands_its_status_on(tmp_pat
 
 
 @needs_setsid
-def test_a_kit_started_as_a_service_goes_on_until_it_is_stopped(tmp_path: Path) -> None:
+def test_a_kit_started_as_a_service_continues_until_it_is_stopped(tmp_path: Path) -> None:
     kit = make_kit(tmp_path / "kit", "client", 'echo "Successfully registered client"\nwhile :; do sleep 0.05; done\n')
     code = "import sys\nfrom medfl.cli.main import main\nmain(['federate', 'start', sys.argv[1]])"
     assert (

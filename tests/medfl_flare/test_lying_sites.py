@@ -57,7 +57,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_site_that_lies_about_its_scores_is_missing_and_the_run_goes_on(place: Place, lie: str) -> None:
+def test_a_site_that_lies_about_its_scores_is_missing_and_the_run_continues(place: Place, lie: str) -> None:
     files = place.files(lie.replace(" ", "-"))
     loopback = Loopback(files, tamper_answer=on(LIAR, "step", LIES[lie]))
     progress = RunStatus()

@@ -47,7 +47,7 @@ def test_an_offer_says_what_must_agree(offer: Offer) -> None:
     assert offer.medfl == offer.method_version == medfl.__version__, "a method of medfl's own has its version"
     assert offer.sites == ["site-01", "site-02"]
     assert offer.overrides["optimizer#lr"] == 0.1
-    assert offer.answer_timeout == 60
+    assert offer.reply_timeout == 60
 
 
 def test_an_offer_goes_through_json(offer: Offer) -> None:
@@ -85,10 +85,10 @@ def test_an_override_that_is_not_allowed_is_refused_before_anything_is_sent(regi
         ({"sites": ["a", "a"]}, "invalid_setting", "sites"),
         ({"sites": ["a/b"]}, "invalid_setting", "sites"),
         ({"sites": [1]}, "wrong_setting_type", "sites.0"),
-        ({"answer_timeout": 0}, "setting_out_of_range", "answer_timeout"),
-        ({"answer_timeout": "60"}, "wrong_setting_type", "answer_timeout"),
-        ({"answer_timeout": True}, "wrong_setting_type", "answer_timeout"),
-        ({"answer_timeout": 1.5}, "wrong_setting_type", "answer_timeout"),
+        ({"reply_timeout": 0}, "setting_out_of_range", "reply_timeout"),
+        ({"reply_timeout": "60"}, "wrong_setting_type", "reply_timeout"),
+        ({"reply_timeout": True}, "wrong_setting_type", "reply_timeout"),
+        ({"reply_timeout": 1.5}, "wrong_setting_type", "reply_timeout"),
         ({"given_by": "x" * 1000}, "invalid_setting", "given_by"),
         ({"gift": 1}, "unknown_setting", "gift"),
     ],
@@ -157,7 +157,7 @@ def test_equal_participants_differ_in_nothing(offer: Offer, registry: Registry, 
     assert find_differences(offer, local_versions(copied, registry, offer.overrides)) == {}
 
 
-def test_every_difference_is_told_with_both_values(offer: Offer, registry: Registry) -> None:
+def test_every_difference_is_reported_with_both_values(offer: Offer, registry: Registry) -> None:
     same = local_versions(ROOT, registry, offer.overrides)
     for name, value in (
         ("bundle_version", "0.0.9"),

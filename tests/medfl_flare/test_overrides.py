@@ -185,7 +185,7 @@ VALUES = some.recursive(LEAVES, lambda part: some.lists(part, max_size=3) | some
 
 
 @given(some.dictionaries(some.sampled_from(sorted(RUN_IDS | TASK_IDS)) | KEYS, VALUES, max_size=3))
-def test_what_passes_is_read_by_monai_as_it_stands(overrides: dict[str, Any]) -> None:
+def test_what_passes_is_read_by_monai_unchanged(overrides: dict[str, Any]) -> None:
     try:
         check_overrides(overrides, BUNDLE)
     except RefusedError:

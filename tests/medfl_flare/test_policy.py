@@ -239,7 +239,7 @@ FACTS = {"trainable": True, "validates": False, "size": 40, "label_counts": [20,
         (["size", "label_counts"], [40, 0], set(FACTS)),
     ],
 )
-def test_a_site_tells_what_its_file_lists_and_no_small_counts(
+def test_a_site_discloses_what_its_file_lists_and_no_small_counts(
     describe: list[str], counts: list[int], told_of: set[str]
 ) -> None:
     facts = disclosed_site_info(site_file(disclose=describe), FACTS, counts)
@@ -247,7 +247,7 @@ def test_a_site_tells_what_its_file_lists_and_no_small_counts(
     assert all(facts[name] == FACTS[name] for name in facts)
 
 
-def test_facts_that_nobody_listed_are_never_told() -> None:
+def test_metadata_that_is_not_listed_is_never_disclosed() -> None:
     assert disclosed_site_info(site_file(), {"trainable": True, "names": ["x"]}, []) == {"trainable": True}
 
 
@@ -270,7 +270,7 @@ def test_small_splits_are_not_scored() -> None:
     assert disclosed_splits(site_file(min_count=1), sizes) == ["training", "val", "test"]
 
 
-def test_raising_the_bar_never_tells_more() -> None:
+def test_a_larger_minimum_never_discloses_more() -> None:
     sizes = {"val": 5, "test": 20}
     told_facts = [set(disclosed_splits(site_file(min_count=bar), sizes)) for bar in (1, 5, 6, 20, 21)]
     assert all(more >= less for more, less in itertools.pairwise(told_facts))

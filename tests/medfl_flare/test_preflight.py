@@ -141,7 +141,7 @@ def test_intensities_are_compared_with_what_the_bundle_declares(tmp_path: Path) 
         assert words in found_wrong
 
 
-def test_classes_that_nobody_has_are_named() -> None:
+def test_classes_that_no_one_has_are_named() -> None:
     assert images.check_labels(["a", "b"], [3, 4]) == "all labels are among the 2 declared classes"
     lacking = images.check_labels(["a", "b", "c"], [3, 0, 4])
     assert isinstance(lacking, Caution)
@@ -258,7 +258,7 @@ def test_clocks_that_differ_are_named(generations: list[Path], tmp_path: Path, a
     assert "NTP" in text
 
 
-def test_over_grpc_only_the_certificate_tells_the_time(generations: list[Path], tmp_path: Path) -> None:
+def test_over_grpc_only_the_certificate_shows_the_time(generations: list[Path], tmp_path: Path) -> None:
     with lines.server(generations[0] / "localhost") as port:
         text = looks(kit_for(generations[0], port, tmp_path, "grpc"))["clock"]
     assert text == (
@@ -267,7 +267,7 @@ def test_over_grpc_only_the_certificate_tells_the_time(generations: list[Path], 
     )
 
 
-def test_a_closed_port_and_an_unknown_name_are_told_apart() -> None:
+def test_a_closed_port_and_an_unknown_name_are_distinguished() -> None:
     with lines.listening(lambda connection: None) as port:
         pass
     with refused(NoRouteError, "connection_refused", address=f"localhost:{port}"):
@@ -276,7 +276,7 @@ def test_a_closed_port_and_an_unknown_name_are_told_apart() -> None:
         route.connect_directly(ServerAddress("no-such-host.invalid", port, "http", "localhost"))
 
 
-def test_which_scheme_takes_a_proxy_is_told(
+def test_which_scheme_takes_a_proxy_is_reported(
     generations: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proxy = lines.Proxy()

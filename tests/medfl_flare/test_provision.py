@@ -69,7 +69,7 @@ def test_only_sites_certificates_stand_for_participants_of_a_secure_aggregation(
             site.verify_site("keys", b"mine", *proof)
 
 
-def test_nobody_else_can_read_a_kit_or_the_root_key(kits: dict[str, Path]) -> None:
+def test_no_one_else_can_read_a_kit_or_the_root_key(kits: dict[str, Path]) -> None:
     out = kits["out"]
     assert stat.S_IMODE((out / "ca").stat().st_mode) == 0o700
     secrets = [*out.rglob("*.key"), *out.rglob("cert.json")]

@@ -165,7 +165,7 @@ def test_a_run_is_submitted_followed_and_fetched(place: SimpleNamespace, caplog:
     }
 
 
-def test_what_happens_at_the_server_can_be_watched_here(place: SimpleNamespace) -> None:
+def test_what_happens_at_the_server_can_be_monitored_here(place: SimpleNamespace) -> None:
     lines = ['{"t": 1, "event": "start"}\n', '{"t": 2, "event": "end"}\n']
     parts = [{"start": 0, "events": lines[0]}, {"start": len(lines[0]), "events": lines[1]}]
     flare = Flare(
@@ -184,7 +184,7 @@ def test_what_happens_at_the_server_can_be_watched_here(place: SimpleNamespace) 
     assert asked_after[:3] == [0, 0, len(lines[0])]
 
 
-def test_a_run_that_ended_early_says_why_and_how_to_go_on(place: SimpleNamespace) -> None:
+def test_a_run_that_ended_early_says_why_and_how_to_continue(place: SimpleNamespace) -> None:
     flare = Flare([DONE])
     flare.result = summary("incomplete", "1 of 2 needed replies came.")
     with refused(MedflError, "run_not_finished", status="incomplete", reason="1 of 2 needed replies came.") as caught:
@@ -207,7 +207,7 @@ def test_a_refused_run_says_what_the_sites_said_and_leaves_no_old_summary(place:
         session.resume(place.out, opens(flare))
 
 
-def test_the_server_may_be_away_for_a_while(place: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_server_may_be_unavailable_for_a_while(place: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
     flare = Flare([progress(1), progress(2), DONE])
     flare.result, flare.down = summary(), 3
     with caplog.at_level(logging.INFO, "medfl_flare"):
@@ -219,7 +219,7 @@ def test_the_server_may_be_away_for_a_while(place: SimpleNamespace, caplog: pyte
         broken.status("job-1")
 
 
-def test_a_job_that_died_with_the_server_is_told_and_resumed_by_a_new_one(place: SimpleNamespace) -> None:
+def test_a_job_that_died_with_the_server_is_reported_and_resumed_by_a_new_one(place: SimpleNamespace) -> None:
     flare = Flare([progress(1), None], [progress(2), DONE])
     flare.started = 2e9  # after the job began
     with refused(MedflError, "job_lost", job="job-1") as caught:

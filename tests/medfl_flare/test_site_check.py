@@ -74,7 +74,7 @@ def test_a_site_that_is_ready_passes_every_check(ready: Path) -> None:
     assert sorted(path.name for path in (ready / "state").iterdir()) == ["secret"], "no probe is left behind"
 
 
-def test_its_privacy_floor_is_told_and_its_ledger_is_tried(ready: Path) -> None:
+def test_its_privacy_minimum_is_reported_and_its_ledger_is_tried(ready: Path) -> None:
     more = '[privacy]\nunit = "site"\nepsilon = 8\nledger = "ledger"\ntotal_epsilon = 20'
     text = "\n".join(map(str, check_site(write_file(ready, more=more))))
     assert "unit site, adjacency replace, epsilon 8.0, delta 1e-05; all runs together stay within epsilon 20" in text
@@ -201,7 +201,7 @@ def test_a_servers_file_needs_no_secret_and_no_training_data(tmp_path: Path) -> 
     assert "leaks" in failure, "both hold the same random images"
 
 
-def test_a_server_whose_data_folder_holds_neither_is_told(tmp_path: Path) -> None:
+def test_a_server_whose_data_folder_holds_neither_is_reported(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (failure,) = failed(check_site(write_file(tmp_path, {"data": "data"}, site="server")))
     assert "expected global or public" in failure
@@ -278,7 +278,7 @@ def test_a_kit_that_is_not_whole_fails(ready: Path, kit: Path) -> None:
     assert "can't be read" in certificate
 
 
-def test_the_command_prints_a_line_for_each_check_and_its_status_tells(ready: Path, monkeypatch) -> None:
+def test_the_command_prints_a_line_for_each_check_and_its_status_shows(ready: Path, monkeypatch) -> None:
     write_file(ready)
     monkeypatch.chdir(ready)
     result = CliRunner().invoke(app, ["check"])

@@ -236,7 +236,7 @@ def test_processes_that_begin_at_once_agree_on_one_secret(site: SiteFile) -> Non
     assert len(set(secrets)) == 1
 
 
-def test_a_secret_that_was_half_made_before_a_kill_is_made_anew(site: SiteFile) -> None:
+def test_a_secret_that_was_half_made_before_a_kill_is_made_again(site: SiteFile) -> None:
     site.state.mkdir(parents=True)
     (site.state / ".secret.tmp").write_bytes(b"half")
     assert len(site.secret()) == 32
@@ -259,7 +259,7 @@ def test_a_secret_of_another_length_is_refused(site: SiteFile, size: int) -> Non
         site.secret()
 
 
-def test_a_state_folder_that_can_not_be_made_is_told(site: SiteFile) -> None:
+def test_a_state_folder_that_can_not_be_made_is_reported(site: SiteFile) -> None:
     site.state.parent.write_text("a file")
     with refused(StoreError, "unreadable_secret", path=str(site.state / "secret")):
         site.secret()
@@ -279,7 +279,7 @@ class AsksForMemory(NetworkAssignment):
             raise SettingsError("wrong_names", f"{where}: expected memory_gb", place=where)
 
 
-def test_what_may_be_told_of_the_machine(tmp_path: Path) -> None:
+def test_information_about_the_machine_that_may_be_disclosed(tmp_path: Path) -> None:
     def read(text: str) -> SiteFile:
         (tmp_path / "medfl-site.toml").write_text('site = "site-01"\nstate = "state"\n' + text)
         return read_site_file(tmp_path / "medfl-site.toml")

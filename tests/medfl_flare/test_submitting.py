@@ -31,11 +31,11 @@ def run(*words: Any) -> int:
 
 def test_what_is_submitted(tmp_path: Path, submitted: list[Submission]) -> None:
     words = ("--output-dir", tmp_path / "one", "--method", "fedprox", "--method-args.mu", 0.5, "--optimizer.lr", 0.1)
-    sites = ("--sites", "['b','a']", "--answer-timeout", 60, "--num-classes", 2)
+    sites = ("--sites", "['b','a']", "--reply-timeout", 60, "--num-classes", 2)
     assert run("--backend", "flare", "--kit", tmp_path / "kit", *words, *sites) == 0
     (submission,) = submitted
     offer = submission.offer
-    assert (offer.run, offer.sites, offer.answer_timeout) == ("one", ["a", "b"], 60)
+    assert (offer.run, offer.sites, offer.reply_timeout) == ("one", ["a", "b"], 60)
     assert (offer.bundle, offer.bundle_hash) == (BUNDLE, bundle_hash(shipped_bundles()[BUNDLE]))
     assert (offer.method, submission.kit, submission.output_dir) == ("fedprox", tmp_path / "kit", tmp_path / "one")
     settings = {"method": "fedprox", "method_args#mu": 0.5, "optimizer#lr": 0.1}
@@ -50,7 +50,7 @@ def test_facts_come_from_data_at_hand(tmp_path: Path, submitted: list[Submission
     assert submitted[0].offer.overrides == facts
 
 
-def test_what_tracking_is_told_stays_here(tmp_path: Path, submitted: list[Submission]) -> None:
+def test_settings_of_tracking_stay_here(tmp_path: Path, submitted: list[Submission]) -> None:
     uri = f"sqlite:///{tmp_path}/runs.db"
     words = ("--output-dir", tmp_path / "one", "--tracking", "mlflow", "--tracking-uri", uri)
     assert run("--backend", "flare", "--kit", tmp_path / "kit", *words) == 0
@@ -86,7 +86,7 @@ def test_a_run_here_needs_data(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--dataset-dir" in capsys.readouterr().err
 
 
-def test_an_unknown_carrier_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_backend_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--backend", "pigeon", "--dataset-dir", tmp_path) == 2
     assert "Known: flare, local" in capsys.readouterr().err
 

@@ -83,7 +83,7 @@ def test_tracking_that_is_switched_off_sends_no_more(run_folder: Path) -> None:
     assert stored(run_folder) == expected(run_folder)
 
 
-def test_a_run_that_was_deleted_in_mlflow_is_sent_anew(run_folder: Path) -> None:
+def test_a_run_that_was_deleted_in_mlflow_is_sent_again(run_folder: Path) -> None:
     begin(run_folder)
     write(run_folder, rows(1, None))
     medfl_mlflow.medfl_round_ended(str(run_folder))

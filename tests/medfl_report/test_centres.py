@@ -1,4 +1,4 @@
-"""Which centres gain: by scikit-learn from the run folders, what is left out, and the way of a centre into them."""
+"""Test the gains of centres: against scikit-learn from the run folders, exclusions, and how centres reach them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from medfl_report.sections.centres import centre_gains, centres_section
 from medfl_report.site_comparison import TOO_FEW_PATIENTS
 
 CENTRES = ("NYU", "NYU", "YALE", "NYU", "PITT")
-"""Of the test images of each site, over and over."""
+"""Centres of the test images of each site, repeated."""
 
 
 def make(tmp_path, method, **options):
@@ -99,7 +99,7 @@ def test_a_centre_of_one_class_is_left_out_with_its_counts(tmp_path):
 
 
 def test_few_images_of_a_class_give_no_interval(tmp_path):
-    """Of two images every resample that is defined is the same, which would look like certainty."""
+    """With two images, every defined resample is the same, which would look like certainty."""
     runs = [make(tmp_path, method, images=10) for method in ("local", "fedskd")]
     for run in runs:
         rewrite(run, lambda table: table.assign(label=np.arange(len(table)) // 5))
@@ -156,7 +156,7 @@ def test_nothing_is_shown_where_nothing_can_be_compared(tmp_path, local, fedskd)
 def test_the_centre_goes_from_the_release_into_the_predictions(tmp_path):
     write_release(tmp_path / "release", 4, ("NYU", "UM_1"), ("reho",), size=8)
     prepare(Abide(source=tmp_path / "release", derivatives=("reho",), size=8), tmp_path / "pooled", workers=1)
-    plan = PartitionPlan("by_site", column="site", test_fraction=0.5, global_test="none")
+    plan = PartitionPlan("by_site", column="site", test_fraction=0.5, server_test="none")
     partition(tmp_path / "pooled", tmp_path / "sites", plan, by_site)
     site = load_site(tmp_path / "sites" / "US-Middle", Multiclass(2), (0.0,), (1.0,))
     labels = all_targets(site.test)

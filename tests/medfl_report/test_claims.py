@@ -21,7 +21,7 @@ def groups(tmp_path):
     for method, values in last.items():
         for seed, value in enumerate(values):
             folder = tmp_path / f"{method}-{seed}"
-            make_run(folder, method, seed, global_test={"accuracy": value}, data=f"data {seed}", bundles=False)
+            make_run(folder, method, seed, server_test={"accuracy": value}, data=f"data {seed}", bundles=False)
             runs.append(read_run(folder))
     return group_runs(runs)
 
@@ -48,7 +48,7 @@ def test_what_can_not_be_compared_stays_open(groups):
 
 
 def test_seeds_pair_on_the_same_data_only(groups, tmp_path):
-    make_run(tmp_path / "elsewhere", "local", 0, global_test={"accuracy": 0.9}, data="other", bundles=False)
+    make_run(tmp_path / "elsewhere", "local", 0, server_test={"accuracy": 0.9}, data="other", bundles=False)
     alone = group_runs([*(run for group in groups for run in group.runs), read_run(tmp_path / "elsewhere")])
     assert check_claim(alone, "global_mean", "local", "fedavg").pairs == 0
 

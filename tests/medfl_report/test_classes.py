@@ -1,4 +1,4 @@
-"""Which classes gain: by scikit-learn from the run folders, and where there is nothing to show."""
+"""Test the gains of classes: against scikit-learn from the run folders, and without anything to show."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TABLE = "AUC of each class"
 
 
 def section(folders, baseline=None):
-    """What the section shows of some runs; None where there is none."""
+    """Return the content of the section for some runs; None if there is none."""
     records = [read_run(folder) for folder in folders]
     content = classes_section(
         group_runs(records), {str(run.folder): read_prediction_sets(run) for run in records}, baseline
@@ -83,7 +83,7 @@ def test_each_class_is_that_of_scikit_learn_over_folds_sites_and_seeds(tmp_path)
     ],
 )
 def test_any_method_may_be_the_baseline(tmp_path, baseline, against):
-    """Of all methods, or of each method another one; the picture has the same numbers as the tables."""
+    """Captions name one reference for all methods, or one for each; picture and tables have the same numbers."""
     runs = {method: make(tmp_path, method) for method in ("local", "fedcross", "fedskd")}
     document = section(runs.values(), baseline)
     rows = {words(row[0]): row for row in document.tables[TABLE][1:] if len(row) == 6}

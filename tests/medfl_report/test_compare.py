@@ -68,7 +68,7 @@ def with_task(record, **changes):
     return replace(record, run=record.run.model_copy(update={"identity": identity.model_copy(update={"task": task})}))
 
 
-def test_optimizers_rounds_and_networks_tell_rows_apart(run):
+def test_optimizers_rounds_and_networks_distinguish_rows(run):
     plain = run()
     fast = with_task(run(), optimizer='SGD{"lr": 0.5, "momentum": 0.9}')
     wide = with_task(run(rounds=9), networks={"wide": "00"})
@@ -111,16 +111,16 @@ def test_numbers_by_hand(run):
     runs = [
         run("local", 0, [0.5, 0.6, 0.7]),
         run("local", 1, [0.6, 0.7, 0.8]),
-        run("fedavg", 0, [0.7, 0.7, 0.7], global_test={"accuracy": 0.5}),
-        run("fedavg", 1, [0.7, 0.9, 0.8], global_test={"accuracy": 0.7}),
+        run("fedavg", 0, [0.7, 0.7, 0.7], server_test={"accuracy": 0.5}),
+        run("fedavg", 1, [0.7, 0.9, 0.8], server_test={"accuracy": 0.7}),
     ]
     table = compare(runs)
     local, fedavg = row(table, "local"), row(table, "fedavg")
     assert (local["mean"], local["std"]) == pytest.approx((0.65, 0.1 / math.sqrt(2)))
     assert (local["worst"], local["worst_std"]) == pytest.approx((0.55, 0.1 / math.sqrt(2)))
     assert (fedavg["mean"], fedavg["worst"], fedavg["worst_std"]) == pytest.approx((0.75, 0.7, 0.0))
-    assert (fedavg["global_test"], fedavg["global_test_std"]) == pytest.approx((0.6, 0.2 / math.sqrt(2)))
-    assert math.isnan(local["global_test"])
+    assert (fedavg["server_test"], fedavg["server_test_std"]) == pytest.approx((0.6, 0.2 / math.sqrt(2)))
+    assert math.isnan(local["server_test"])
     assert (local["effect"], local["pairs"]) == ("-", 0)
     assert math.isnan(local["difference"])
     # both seeds gain 0.1: two alike differences say nothing of the spread
@@ -144,25 +144,25 @@ def at_server(record, shared=None, **scores):
 def test_what_the_server_holds_has_columns(run):
     """FedAvg's model is the one that sites take home; PFedCDP's sites have their own, and a student at the server."""
     runs = [
-        *(at_server(run("fedavg", n, [0.7] * 3), global_test=0.6, public_test=0.5 + n / 10) for n in (0, 1)),
+        *(at_server(run("fedavg", n, [0.7] * 3), server_test=0.6, public_test=0.5 + n / 10) for n in (0, 1)),
         *(
-            at_server(run("pfedcdp", n, [0.7] * 3, model="personal"), 0.8, global_test=0.3, public_test=0.9)
+            at_server(run("pfedcdp", n, [0.7] * 3, model="personal"), 0.8, server_test=0.3, public_test=0.9)
             for n in (0, 1)
         ),
         run("local", 0, [0.7] * 3, model="personal"),
     ]
     table = compare(runs)
     fedavg, pfedcdp, local = (row(table, name) for name in ("fedavg", "pfedcdp", "local"))
-    assert (fedavg["global_test"], fedavg["shared_test"]) == (0.6, 0.6)
+    assert (fedavg["server_test"], fedavg["shared_test"]) == (0.6, 0.6)
     assert (fedavg["public_test"], fedavg["public_test_std"]) == pytest.approx((0.55, 0.1 / math.sqrt(2)))
-    assert (pfedcdp["global_test"], pfedcdp["shared_test"], pfedcdp["public_test"]) == (0.3, 0.8, 0.9)
-    assert all(math.isnan(local[name]) for name in ("global_test", "shared_test", "public_test"))
+    assert (pfedcdp["server_test"], pfedcdp["shared_test"], pfedcdp["public_test"]) == (0.3, 0.8, 0.9)
+    assert all(math.isnan(local[name]) for name in ("server_test", "shared_test", "public_test"))
     text = to_markdown(table)
-    assert "| worst site | global test | shared test | public test | difference" in text
+    assert "| worst site | server test | shared test | public test | difference" in text
     assert "| 0.600 ± 0.000 | 0.600 ± 0.000 | 0.550 ± 0.071 |" in text
     assert "- Public test: the global model on the public test set." in text
     alone = to_markdown(compare(runs[:2]))
-    assert "shared test" not in alone, "it says what the global test says"
+    assert "shared test" not in alone, "it says what the server test says"
     claim = check_claim(group_runs(runs), "shared_test", "pfedcdp", "fedavg")
     assert (claim.metric, claim.pairs, claim.difference) == ("accuracy", 2, pytest.approx(0.2))
     assert check_claim(group_runs(runs), "public_test", "pfedcdp", "fedavg").difference == pytest.approx(0.35)
@@ -213,7 +213,7 @@ def test_a_site_without_a_value_is_left_out_of_the_mean_and_of_the_pair(run):
     assert "| 2 of 3 |" in to_markdown(table)
 
 
-def test_the_model_taken_home_is_the_one_that_counts(run):
+def test_the_exported_model_is_the_one_that_counts(run):
     """A method with both: the personal one, also where the global one is better."""
     ditto = run("ditto", values=[0.5] * 3, model="personal")
     scores = ditto.summary.scores["personal"]["test"]["accuracy"]

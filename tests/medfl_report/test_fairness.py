@@ -1,4 +1,4 @@
-"""By sex: the paper's numbers, closed forms of pooled ranks, and scikit-learn as an independent reference."""
+"""Test scores by sex: the paper's numbers, closed forms of pooled ranks, and scikit-learn as a reference."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_ranks_lie_between_0_and_1_with_ties_in_the_middle():
 
 
 def test_folds_whose_models_differ_in_scale_are_as_one():
-    """In each fold men are ranked without a mistake, but the second model's scores are all above the first's."""
+    """Men are ranked without a mistake in each fold, but the second model's scores are all above the first's."""
     first = fold([0.1, 0.2, 0.3, 0.4], [0, 0, 1, 1], ["male"] * 4)
     second = fold([0.91, 0.92, 0.93, 0.94], [0, 0, 1, 1], ["male"] * 4)
     assert site_by_sex("a", [first, second]).male.auc == 1.0
@@ -204,7 +204,7 @@ def test_folds_of_a_seed_are_pooled_and_seeds_are_spread(section, tmp_path):
     ]
 
 
-def test_an_undefined_subgroup_stands_with_its_counts(tmp_path):
+def test_an_undefined_subgroup_is_shown_with_its_counts(tmp_path):
     folder = make_run(tmp_path / "fedskd", "fedskd", images=6, sex=("male", "male", "female"), **OPTIONS)
     for site, labels in (("a", [0, 1, 1, 0, 1, 1]), ("b", [0, 1, 1, 0, 1, 0])):  # both women of a have class 1
         path = folder / "sites" / site / "predictions.csv"
@@ -228,7 +228,7 @@ def test_no_section_without_sex_and_a_name_for_those_who_lack_it(section):
     assert [row[0] for row in document.tables["By sex"]] == ["method", "fedskd"]
 
 
-def test_the_page_shows_it_where_predictions_tell_the_sex(tmp_path):
+def test_the_page_shows_it_where_predictions_show_the_sex(tmp_path):
     for sex in ((), ("male", "female", "")):
         folder = make_run(tmp_path / f"run{len(sex)}", "fedavg", sex=sex)
         document = Page(write_report([folder]).read_text())

@@ -1,4 +1,4 @@
-"""By sex within each fold: scikit-learn fold by fold, and how many folds are defined."""
+"""Test scores by sex within each fold: scikit-learn fold by fold, and the number of defined folds."""
 
 from __future__ import annotations
 

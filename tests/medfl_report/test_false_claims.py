@@ -1,4 +1,4 @@
-"""How often a difference is claimed where there is none, and where there is a clear one."""
+"""Test the rate of claimed differences with no true difference, and with a clear one."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def exchange(
 
 
 def claims(metric: str, patients: int, sites: int, trials: int, gain: float = 0.0, correlation: float = 0.5) -> int:
-    """How many of some trials claim a difference of the mean over sites."""
+    """Return the number of trials that claim a difference of the mean over sites."""
     rng = np.random.default_rng([patients, sites, round(100 * correlation)])
     count = 0
     for trial in range(trials):

@@ -1,4 +1,4 @@
-"""Pictures of a report: what is drawn, and that it can stand in any page."""
+"""Test pictures of a report: their content, and that any page can contain them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def curves(names=("local", ODD), band=True):
     return [Curve(name, rounds, values, *ends) for name in names]
 
 
-def test_names_stand_in_a_picture_as_they_are():
+def test_names_are_in_a_picture_as_they_are():
     drawn = curves()
     text = Texts(svg(curves_figure(drawn, looks(["local", ODD], ["local"]), "accuracy"), "one", f"of {ODD}"))
     assert {"local", ODD, "accuracy", "round"} <= set(text.texts)
@@ -106,7 +106,7 @@ def test_twelve_methods_look_unlike_and_the_sites_alone_are_grey():
     assert red == green == blue
 
 
-def test_many_methods_stand_in_several_pictures_on_the_same_axes():
+def test_many_methods_are_in_several_pictures_on_the_same_axes():
     values = {f"method-{number:02}": [number, 2 * number] for number in range(2 * MAX_GROUPS + 1)}
     figures = []
 
@@ -141,7 +141,7 @@ def test_lines_stand_out_on_a_light_and_on_a_dark_page(ground):
 
 
 def test_no_text_is_lost_on_the_way_into_a_page():
-    """Class names that take two lines stand in text elements of their own, whose style ends with the font's family."""
+    """Class names of two lines have separate text elements, whose style ends with the font's family."""
     classes = ['benign "typical"', "carcinoma, in situ", "a very long name of a class in two lines", "Oedem"]
     figure = class_counts_figure({"site-01": [3, 4, 5, 6], "site-02": [1, 0, 2, 9]}, classes)
     shown = " ".join(text for text in Texts(svg(figure, "held", "who holds what")).texts if text)

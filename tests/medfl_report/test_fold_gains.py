@@ -1,4 +1,4 @@
-"""Who gains over folds: one row for each site, with the interval of the corrected t test."""
+"""Test gains over folds: one row for each site, with the interval of the corrected t test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from medfl_report.sections.site_results import gains_section
 from medfl_report.site_comparison import BETTER, NO_CLEAR_DIFFERENCE, WORSE
 
 BASE = (0.5, 0.55, 0.6)
-"""Of each fold, at every site."""
+"""Score of each fold at every site."""
 
 STEPS = {"a": (0.10, 0.11, 0.12), "b": (0.1, -0.1, 0.3), "c": (0.2, 0.2, 0.2), "d": (0.25, None, 0.05)}
 """Site to what the second method gains in each fold; None where the score is not defined."""
@@ -95,7 +95,7 @@ def test_a_fold_without_a_score_is_left_out_of_both_means(folders):
 
 
 def test_the_mean_of_sites_is_over_the_folds_too(folders):
-    """As in the tables of a comparison: first the mean over the sites that a fold has, then over the folds."""
+    """The mean is taken first over the sites of a fold, then over the folds, like in the comparison's tables."""
     (against,) = section(folders)["comparisons"]
     each = [fmean(steps[fold] for steps in STEPS.values() if steps[fold] is not None) for fold in range(3)]
     mean, half = corrected(each)

@@ -11,7 +11,7 @@ from read_page import Page, words
 from medfl_report.page import write_report
 
 SERVER = (0.6, 0.5, 0.7)
-"""The global test after each round; a fall from which it recovers."""
+"""The server test after each round; a fall from which it recovers."""
 
 TRAINED = ({"site-1": 0.5, "site-2": 0.7, "site-3": 0.6},) * 3
 
@@ -48,7 +48,7 @@ def test_what_is_forgotten_says_what_a_spread_is_over(tmp_path, cells, many, sin
     text = words(Page(make(tmp_path, cells)).sections["forgetting"])
     assert f"{single} SD {stdev(0.7 + place / 10 for place in range(len(cells))):.3f}" in text
     assert f"With several {many} a number is the mean over them, ± as well; {single} SD is the standard" in text
-    assert f"Global test after each round, of one {single}." in text
+    assert f"Server test after each round, of one {single}." in text
     assert f"fedavg, {first}: 1 recovery interval" in text
     assert f"Mean over the {many}, for the rounds that all runs have." in text
 

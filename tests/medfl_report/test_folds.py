@@ -27,7 +27,7 @@ from medfl_report.statistics import paired_t, paired_tests, signed_rank
 
 @pytest.fixture
 def run(tmp_path):
-    """Make a run of a fold; its data are those of its seed and fold, and `value` is the score of each site."""
+    """Make a run of a fold; seed and fold determine its data, and `value` is the score of each site."""
     count = itertools.count()
 
     def make(method="fedskd", seed=0, fold=None, value=0.5, **options):
@@ -163,7 +163,7 @@ def test_p_values_are_printed_so_that_the_least_of_five_folds_is_seen():
 # ---- tables
 
 GAINS = [[0.10, 0.12, 0.05], [0.11, 0.01, 0.09]]
-"""Of each seed, in each fold."""
+"""Score of each seed in each fold."""
 
 
 @pytest.fixture
@@ -266,13 +266,13 @@ def test_the_local_test_is_in_the_first_metric_and_leaves_undefined_sites_out(ru
     assert claim.effect == "-", "one pair tells nothing of the spread"
 
 
-def test_the_global_test_is_the_mean_over_models_and_test_sets(run):
+def test_the_cross_site_test_is_the_mean_over_models_and_test_sets(run):
     tables = {
         "local": {"site-1": {"site-1": 0.9, "site-2": 0.5}, "site-2": {"site-1": 0.3, "site-2": math.nan}},
         "fedskd": {"site-1": {"site-1": 0.9, "site-2": 0.7}, "site-2": {"site-1": 0.6, "site-2": 0.8}},
     }
     runs = [run(method, model="personal", crossed={"accuracy": table}) for method, table in tables.items()]
-    claim = check_claim(group_runs(runs), "global_test", "fedskd", "local")
+    claim = check_claim(group_runs(runs), "cross_site_test", "fedskd", "local")
     assert claim.difference == pytest.approx((0.8 + 0.7) / 2 - (0.7 + 0.3) / 2)
-    without = check_claim(group_runs([runs[0], run("fedskd")]), "global_test", "fedskd", "local")
+    without = check_claim(group_runs([runs[0], run("fedskd")]), "cross_site_test", "fedskd", "local")
     assert (without.pairs, without.effect) == (0, "-")

@@ -1,4 +1,4 @@
-"""What a run forgets, from metrics files made by hand. Real runs are in test_forgetting_runs.py."""
+"""Test measures of forgetting on metrics files made by hand. Real runs are in test_forgetting_runs.py."""
 
 import pytest
 from forgetting_rows import BY_HAND, HOME, SERVER, SITES, TRAINED, after, record, rows_of_a_run, training
@@ -58,7 +58,7 @@ def test_rows_of_other_kinds_change_nothing(tmp_path):
 
 
 def test_backward_transfer_is_of_the_global_model_where_sites_have_personal_ones_too(tmp_path):
-    """As with Ditto: a personal model does not change while its site does not take part, and the global one does."""
+    """The personal model of an absent site does not change, the global one does; this is the case of Ditto."""
     personal = {1: (0.8, 0.7, 0.1), 2: (0.8, 0.7, 0.5), 3: (0.9, 0.7, 0.6), 4: (0.9, 0.9, 0.8)}
     kept = [row for round_ in personal for row in after(round_, dict(zip(SITES, personal[round_])), "personal")]
     # round 3: .1 for site-1, 0, .1 for site-3: .2 / 3; 4: 0, .2 for site-2 and .2 for site-3: .4 / 3; 1 and 2: 0
@@ -125,7 +125,7 @@ def test_scores_of_every_second_round(tmp_path):
 
 
 def test_a_first_round_without_scores(tmp_path):
-    """As of two rounds with `evaluate_every` 2: what is scored is one stretch, but not all."""
+    """Scores of every second round (`evaluate_every` 2) are not scores of every round."""
     run = record(tmp_path / "run", [row for row in rows_of_a_run(2) if row.moment == "trained" or row.round == 2])
     assert not {"consistency_global", "intervals_global", "bwt_mean", "bwt_final"} & measures(run, "accuracy").keys()
     assert missing(run, "accuracy") == [EVERY_ROUND]
@@ -157,7 +157,7 @@ def test_without_a_test_set_at_the_server(tmp_path):
 
 
 def test_where_no_site_both_trains_and_is_scored_there_is_no_backward_transfer(tmp_path):
-    """As where the sites' data are pooled: 0 would say that nothing was forgotten."""
+    """Pooled training has no such score; 0 would mean that nothing was forgotten."""
     rows = [row for round_ in HOME for row in after(round_, dict(zip(SITES, HOME[round_])) | {"global": 0.5})]
     rows += [row for round_ in HOME for row in training(round_, {"pooled": None})]
     run = record(tmp_path / "run", rows, settings=BOTH)
@@ -206,8 +206,8 @@ def test_a_run_that_was_killed_in_its_first_round(tmp_path):
     assert missing(run, "accuracy") == [NO_SERVER]
 
 
-def test_a_round_in_which_nobody_answered(tmp_path):
-    """The model is that of the round before; the round has no local score, and nobody took part in it."""
+def test_a_round_in_which_no_site_replied(tmp_path):
+    """The round has the model of the round before, no local score, and no participant."""
     rows = training(1, TRAINED[1]) + training(3, TRAINED[3])
     for round_, home, server in ((1, 1, 0.5), (2, 1, 0.5), (3, 3, 0.8)):
         rows += after(round_, dict(zip(SITES, HOME[home])) | {"global": server})

@@ -1,4 +1,4 @@
-"""What a real run forgets: its measures against plain Python on the lines of its metrics file."""
+"""Test measures of forgetting of a real run against plain Python on the lines of its metrics file."""
 
 import csv
 from statistics import fmean, pstdev

@@ -264,7 +264,7 @@ def test_a_round_without_scores_is_an_error(lost):
 
 
 ROUNDS = some.lists(some.sets(some.sampled_from("abcd")), min_size=1, max_size=5)
-"""Who takes part in the rounds 1, 2, ..."""
+"""Sites that take part in the rounds 1, 2, ..."""
 
 
 @QUICK

@@ -60,7 +60,7 @@ def page(tmp_path, monkeypatch):
 
 
 def rows_of(document: Page, label: str) -> dict[str, dict[str, str]]:
-    """Row and column of a table to what stands there."""
+    """Return the cells of a table by row and column."""
     head, *rows = ([words(cell) for cell in row] for row in document.tables[label])
     return {row[0]: dict(zip(head[1:], row[1:], strict=True)) for row in rows}
 
@@ -91,7 +91,7 @@ def test_the_table_says_what_the_definitions_say(page):
     row = rows_of(page(("fedavg", FULL)), MAIN)["fedavg"]
     transfers = (0, 0.1, 0.4 / 3, 0.4 / 3, 0.4 / 3)  # scores at the sites grow by 0.1 a round
     assert row == {
-        "global test mean ± SD over rounds": f"{fmean(SERVER):.3f} ± {pstdev(SERVER):.3f}",
+        "server test mean ± SD over rounds": f"{fmean(SERVER):.3f} ± {pstdev(SERVER):.3f}",
         "backward transfer global model, mean over rounds": f"+{fmean(transfers):.3f}",
         "backward transfer global model, last round": f"+{transfers[-1]:.3f}",
         "global consistency literal": "0.750",  # 1 - 0.2 / 0.4 / 2
@@ -100,11 +100,11 @@ def test_the_table_says_what_the_definitions_say(page):
         "worst participant mean over rounds": f"{fmean(WORST):.3f}",
         "local consistency literal": "0.781",  # 1 - (0.25 + 0.1) / 0.8 / 2: the gain counts
         "balance of both means": f"{(fmean(SERVER) + fmean(MEANS)) / 2:.3f}",
-        "global test last round": "0.300",
+        "server test last round": "0.300",
     }
 
 
-def test_other_readings_stand_in_a_table_of_their_own(page):
+def test_other_readings_are_in_a_table_of_their_own(page):
     row = rows_of(page(("fedavg", FULL)), MORE)["fedavg"]
     assert row == {
         "global consistency losses only": "0.750",
@@ -129,7 +129,7 @@ def test_spreads_over_rounds_and_over_seeds_are_kept_apart(page):
     rows = rows_of(document, MAIN)
     both = [fmean(SERVER), fmean(other)]
     over_rounds = fmean([pstdev(SERVER), pstdev(other)])
-    assert rows["fedavg"]["global test mean ± SD over rounds"] == (
+    assert rows["fedavg"]["server test mean ± SD over rounds"] == (
         f"{fmean(both):.3f} ± {over_rounds:.3f}seed SD {stdev(both):.3f}"
     )
     assert rows["fedavg"]["worst participant mean over rounds"] == f"{fmean(WORST):.3f}seed SD 0.000"
@@ -181,7 +181,7 @@ def test_what_is_missing_is_said_once_and_of_whom(page):
     assert f"local and fedbn: {NO_SERVER}" in said(document)
     assert said(document).count(NO_SERVER) == 1
     rows = rows_of(document, MAIN)
-    assert rows["local"]["global test mean ± SD over rounds"] == "–"
+    assert rows["local"]["server test mean ± SD over rounds"] == "–"
     assert rows["local"]["balance of both means"] == "–"
     assert "–" not in rows["fedavg"].values()
 
@@ -201,7 +201,7 @@ def test_scores_after_every_second_round(page):
     document = page(("fedavg", FULL | {"evaluate_every": 2}))
     row = rows_of(document, MAIN)["fedavg"]
     assert NOT_EVERY in said(document)
-    assert row["global test mean ± SD over rounds"] == "0.400 ± 0.200", "rounds 2 and 4"
+    assert row["server test mean ± SD over rounds"] == "0.400 ± 0.200", "rounds 2 and 4"
     assert "global consistency literal" not in row
     assert "local consistency literal" in row, "it is scored in every round"
     assert not pictures(document)["falls"]
@@ -212,7 +212,7 @@ def test_pooled_data_have_no_site_that_trains(page):
     pooled = FULL | {"trained": [{"pooled": None}] * 5, "settings": {"moments": ["aggregated", "trained"]}}
     document = page(("centralized", pooled))
     row = rows_of(document, MAIN)["centralized"]
-    assert row["global test last round"] == "0.300"
+    assert row["server test last round"] == "0.300"
     assert not {name for name in row if name.startswith(("backward", "right", "worst", "local", "balance"))}
     assert "Backward transfer needs sites that train and have test images of their own." in said(document)
     assert "--moments" not in said(document), "it is set already"
@@ -247,7 +247,7 @@ def test_runs_over_unlike_many_rounds_are_named(page):
 
 def test_one_round_is_no_curve(page):
     document = page(("fedavg", FULL | {"rounds": 1}))
-    assert rows_of(document, MAIN)["fedavg"]["global test last round"] == "0.400"
+    assert rows_of(document, MAIN)["fedavg"]["server test last round"] == "0.400"
     assert not any(pictures(document).values())
 
 
@@ -261,9 +261,9 @@ def test_a_sentence_shows_commands_as_code_and_escapes_the_rest():
 def test_the_falls_of_one_seed_of_each_group_are_drawn_and_described(page):
     document = page(("fedavg-0", FULL), ("fedavg-1", FULL | {"seed": 1}), ("fedprox", FULL | {"server": (0.1,) * 5}))
     assert pictures(document)["falls"] == [
-        "accuracy, global test. fedavg, seed 0: 1 recovery interval, the longest from round 1 to 3; the peak of round "
+        "accuracy, server test. fedavg, seed 0: 1 recovery interval, the longest from round 1 to 3; the peak of round "
         "4 is not reached again.",
-        "accuracy, global test. fedprox, seed 0: no recovery interval.",
+        "accuracy, server test. fedprox, seed 0: no recovery interval.",
     ]
     assert "Not drawn" not in said(document)
 

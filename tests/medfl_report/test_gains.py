@@ -97,7 +97,7 @@ def test_more_is_a_gain_but_of_an_error(tmp_path, metric, effect):
     assert comparison.count(effect) == 1
 
 
-def test_seeds_are_averaged_and_their_spread_is_told(tmp_path):
+def test_seeds_are_averaged_and_their_spread_is_reported(tmp_path):
     runs = [
         make_run(tmp_path / f"{name}{seed}", name, seed, skill=skill, images=80)
         for seed in range(3)

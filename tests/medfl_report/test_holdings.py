@@ -55,7 +55,7 @@ def corners(text: Text, renderer) -> np.ndarray:
 
 
 def overlap(box: np.ndarray, other: np.ndarray) -> bool:
-    """Whether two rectangles overlap: no side of either separates them."""
+    """Return True if two rectangles overlap: no side of either separates them."""
     for rectangle in (box, other):
         for axis in (rectangle[1] - rectangle[0], rectangle[2] - rectangle[0]):
             first, second = box @ axis, other @ axis

@@ -1,4 +1,4 @@
-"""Every site's model on every site's test images: local and global test by hand, and what the page shows of them."""
+"""Test cross-site evaluation: local and cross-site test computed by hand, and the tables on the page."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_both_tests_by_hand():
     assert count_undefined(TABLE) == 2
 
 
-def test_the_global_test_is_not_pooled():
+def test_the_cross_site_evaluation_is_not_pooled():
     """The mean over the cells would be 0.8: a model with few defined cells counts as much as the others."""
     table = {"a": {"a": 1.0, "b": 1.0, "c": 1.0}, "b": {"a": NAN, "b": 0.2, "c": NAN}}
     assert global_mean(table) == pytest.approx(0.6)
@@ -97,7 +97,7 @@ def test_the_section_shows_cells_means_and_what_is_left_out(section):
         ["b", "0.700", "0.600", "0.800", "–"],
         ["c", "0.400", "0.300", "0.500", "–"],
     ]
-    assert document.tables["Local test and global test"][1] == ["fedskd", "0.850", "0.567", "1", "2 of 9 scores"]
+    assert document.tables["Local test and cross-site test"][1] == ["fedskd", "0.850", "0.567", "1", "2 of 9 scores"]
     assert [attributes.get("class") for tag, attributes in document.tags if tag == "td"].count("right") == len(SITES)
 
 
@@ -122,7 +122,7 @@ def test_folds_are_averaged_cell_by_cell_and_spread_over_runs(section):
     assert document.tables[NAME + "fedskd"][2] == ["b", "0.600", "0.550", "0.650", "0.500"]
     tests = [[mean(table) for table in (TABLE, whole)] for mean in (local_mean, global_mean)]
     shown = [f"{fmean(values):.3f} ± {stdev(values):.3f}" for values in tests]
-    assert [words(cell) for cell in document.tables["Local test and global test"][1]] == [
+    assert [words(cell) for cell in document.tables["Local test and cross-site test"][1]] == [
         "fedskd",
         *shown,
         "2",
@@ -161,7 +161,7 @@ def test_one_model_for_all_sites_is_one_row(section):
     row = {"a": 0.6, "b": 0.7, "c": NAN}
     document = section(("fedavg", {"model": "global", "table": dict.fromkeys(SITES, row)}))
     assert document.tables[NAME + "fedavg"][1:] == [["the one global model", "0.650", "0.600", "0.700", "–"]]
-    assert document.tables["Local test and global test"][1][1:3] == ["0.650", "0.650"]
+    assert document.tables["Local test and cross-site test"][1][1:3] == ["0.650", "0.650"]
     assert "In fedavg all sites have the same model" in document.sections["matrix"]
 
 
@@ -172,10 +172,10 @@ def test_who_was_not_tested_is_named(section):
     assert "Only 1 of the 2 runs of fedskd are shown" in text
 
 
-def test_too_many_sites_are_told_in_two_numbers(section):
+def test_too_many_sites_are_reported_in_two_numbers(section):
     sites = [f"s{number:02d}" for number in range(31)]
     document = section(("fedskd", {"sites": sites, "table": {o: dict.fromkeys(sites, 0.5) for o in sites}}))
-    assert list(document.tables) == ["Local test and global test"]
+    assert list(document.tables) == ["Local test and cross-site test"]
     assert "The table of fedskd is left out: more than 30 sites." in document.sections["matrix"]
 
 

@@ -1,4 +1,4 @@
-"""Reports about findings, numbers, survival and masks: closed forms, directions, and what stands on the pages."""
+"""Test reports about findings, numbers, survival and masks: closed forms, directions, and the pages' content."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
         for place in places:
             if not place.exists():
                 pictures = place.name == "fedavg"
-                run_objective(place, KINDS[section], place.name, tests=12, patients=3, pictures=pictures)
+                run_objective(place, KINDS[section], place.name, tests=12, patients=3, worst_case_images=pictures)
         return places
 
     return runs
@@ -115,7 +115,7 @@ def test_other_cases_say_which_risks_are_high() -> None:
 
 
 def test_runs_about_survival_say_the_group_of_each_test_case(made: Made) -> None:
-    """By the median of the validation cases, or of the training cases; a file about anything else has no groups."""
+    """The threshold is the median of the validation or training cases; files of other objectives have no groups."""
     for folder in made("survival"):
         for test_set in read_prediction_sets(read_run(folder)).values():
             assert set(test_set.groups) <= {"higher", "lower"}
@@ -145,7 +145,7 @@ def test_bins_of_a_calibration_curve() -> None:
 
 @pytest.mark.parametrize("objective", [Regression(1), Survival()], ids=lambda objective: objective.name)
 def test_an_interval_is_over_patients(objective: Objective) -> None:
-    """With an image each it is that over images; copies of the images of a patient change nothing."""
+    """With one image per patient the interval is the one over images; copies of a patient's images change nothing."""
     stream = torch.Generator().manual_seed(0)
     events = torch.arange(30) % 3 > 0
     truth = torch.rand(30, 1, generator=stream).double() + 1
@@ -208,7 +208,7 @@ def test_predictions_are_read_as_they_were_scored(made: Made, section: str) -> N
             assert test_set.same_images(test_set)
 
 
-def test_labels_that_nobody_looked_for_stay_so(made: Made) -> None:
+def test_labels_that_no_one_looked_for_stay_so(made: Made) -> None:
     targets = read_prediction_sets(read_run(made("label_aucs")[0]))["south"].targets
     assert targets[:, 0].isnan().tolist() == [place % 4 == 3 for place in range(12)]
     assert not targets[:, 1:].isnan().any()
@@ -271,7 +271,7 @@ def test_a_page_shows_what_its_objective_has(made: Made, section: str, tmp_path:
 
 
 NAMES = ("<b>liver</b>", "left\n lung", "x" * 100, "$a_1$")
-"""Of outputs, as a file may have them."""
+"""Names of outputs that a file may have."""
 
 NAMES_ESCAPED = ("\\<b\\>liver\\<\\/b\\>", "left lung")
 """The same in Markdown."""
@@ -285,7 +285,7 @@ NAMES_ESCAPED = ("\\<b\\>liver\\<\\/b\\>", "left lung")
         ("masks", ("dice", "dice_1"), ["left lung"]),
     ],
 )
-def test_names_stand_in_place_of_numbers(
+def test_names_are_in_place_of_numbers(
     section: str, metrics: tuple[str, ...], shown: list[str], tmp_path: Path
 ) -> None:
     objective = KINDS[section]
@@ -306,7 +306,7 @@ def test_names_stand_in_place_of_numbers(
 
 
 def test_cases_without_a_distance_are_left_out_and_counted(made: Made) -> None:
-    """A class that is in one mask only has no distance: the mean is that of the others."""
+    """A class that is in one mask only has no distance and is left out of the mean."""
     run = read_run(made("masks")[1])
     test_set = read_prediction_sets(run)["south"]
     column = run.objective.columns(()).index("hd95_1")

@@ -117,7 +117,7 @@ def test_costs_of_several_runs_are_their_median(tmp_path):
     assert len(document.tables["Costs of the runs"]) == 7
 
 
-def test_each_setting_stands_with_its_origin_and_what_differs_comes_first(page):
+def test_each_setting_is_shown_with_its_origin_and_what_differs_comes_first(page):
     args = [{"method_args": {"mu": mu}} for mu in (0.1, 1.0)]
     document = page(("fedprox-a", args[0]), ("fedprox-b", args[1]))
     unlike = document.tables["Settings in which the runs differ"]
@@ -197,7 +197,7 @@ def test_other_data_give_no_difference_and_the_page_says_so(page):
     assert "Data aaaaaaaa" in document.sections["images"]
 
 
-def test_seeds_with_data_of_their_own_are_told_site_by_site(page):
+def test_seeds_with_data_of_their_own_are_reported_site_by_site(page):
     """A site's name stands for other images in each seed, so its scores are never averaged over the seeds."""
     runs = [(f"fedavg-{seed}", {"seed": seed, "data": f"{seed}" * 10}) for seed in (0, 1)]
     with_local = page(*runs, *((f"local-{args['seed']}", args) for _, args in runs))
@@ -214,7 +214,7 @@ def test_a_table_of_sites_alone_for_each_seed_with_data_of_its_own(page):
     assert "Data of seed 1" in document.sections["images"]
 
 
-def test_folders_are_told_apart_without_a_path_of_the_machine(page):
+def test_folders_are_distinguished_without_a_path_of_the_machine(page):
     table = page(("fedavg/seed-0", {}), ("fedprox/seed-0", {})).tables["The runs of this page"]
     assert [row[-1] for row in table[1:]] == ["fedavg/seed-0", "fedprox/seed-0"]
 
@@ -245,7 +245,7 @@ def test_a_run_without_test_images_says_so(page):
 
 
 def test_one_class_only_leaves_the_auc_open(page):
-    """With one class the AUC is not defined anywhere; accuracy still is."""
+    """Accuracy is defined for data with one class; the AUC is not."""
     options = {"classes": ("a", "b"), "metrics": ("accuracy", "auc"), "images": 1, "scores": None}
     document = page(("local", options), ("fedavg", options | {"skill": 9.0}))
     assert "fedavg against local, accuracy" in document.tables

@@ -47,7 +47,7 @@ def explained():
 def rich(tmp_path):
     """Runs with odd names of classes, and with all that a page can show."""
     options = {"classes": ODD, "metrics": ("accuracy", "balanced_accuracy", "auc", "ece"), "splits": ("val", "test")}
-    more = options | {"global_test": {"accuracy": 0.5}, "reason": "<script>alert(1)</script>", "status": "incomplete"}
+    more = options | {"server_test": {"accuracy": 0.5}, "reason": "<script>alert(1)</script>", "status": "incomplete"}
     more |= {"settings": {"privacy": PRIVACY, "compression": {"bits": 8}}, "plain": 16000.0, "assigned": ASSIGNED}
     more |= {"findings": Findings(TAUGHT, explained())}
     return [make_run(tmp_path / "local", "local", **options), make_run(tmp_path / "fedavg", "fedavg", **more)]
@@ -74,7 +74,7 @@ def test_nothing_is_loaded_from_anywhere(rich):
         assert (attributes.get("xlink:href") or "#").startswith("#")
 
 
-def test_no_path_outside_the_run_folders_stands_on_the_page(rich, tmp_path):
+def test_no_path_outside_the_run_folders_is_on_the_page(rich, tmp_path):
     assert str(tmp_path) not in write_report(rich).read_text()
 
 
@@ -120,7 +120,7 @@ def test_one_site_and_many(tmp_path, sites):
     assert len(document.tables["fedavg against local, accuracy"]) == sites + 3
 
 
-def test_it_goes_into_the_first_folder_or_where_it_is_told(rich, tmp_path):
+def test_it_goes_into_the_first_folder_or_the_given_one(rich, tmp_path):
     assert write_report(rich[1:]) == rich[1] / "report.html"
     assert write_report(rich, tmp_path / "new" / "x.html").is_file()
 

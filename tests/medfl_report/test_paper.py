@@ -198,7 +198,7 @@ def test_an_image_is_drawn_in_its_own_greys_with_what_lies_over_it():
     assert len(edges.get_segments()) == 8, "two by two cells have eight edges"
 
 
-def test_nothing_is_kept_where_nobody_wants_it():
+def test_nothing_is_kept_where_no_one_wants_it():
     thumbnail_svg((1, 1), "", "nothing")
     with recorded_figures() as pictures:
         thumbnail_svg((1, 1), "", "one")
@@ -210,7 +210,7 @@ def test_nothing_is_kept_where_nobody_wants_it():
 
 @pytest.mark.slow
 def test_pictures_of_the_worst_masks_are_files_too(tmp_path):
-    folder = run_objective(tmp_path / "run", Segmentation(channels=2), rounds=1, tests=4, pictures=True)
+    folder = run_objective(tmp_path / "run", Segmentation(channels=2), rounds=1, tests=4, worst_case_images=True)
     page = write_report([folder], tmp_path / "page.html", figures=tmp_path / "files")
     assert page.read_text().count('class="tile"') == len(list((tmp_path / "files").glob("masks-image*.svg"))) > 0
 

@@ -119,7 +119,7 @@ def test_five_patients_can_decide_nothing_and_six_can():
 
 
 def test_sites_are_swapped_independently():
-    """Two sites of three images: 64 exchanges of the mean, of which 2 are as large as the observed one."""
+    """Two sites of three images: 64 exchanges of the mean, and 2 of them are as large as the observed one."""
     parts = [accuracy([1] * 3, [0] * 3, seed=seed) for seed in (0, 1)]
     mean = mean_exchange([(0.5, part) for part in parts])
     assert (mean.observed, mean.patients, mean.p) == (1.0, 6, 2 / 64)
@@ -148,7 +148,7 @@ def test_three_test_images_that_all_change_are_too_few(tmp_path):
     assert (comparison.mean.effect, comparison.mean.p) == (BETTER, 2 / 2**9)
 
 
-def test_models_that_differ_in_few_answers_are_not_told_apart_by_many_images(tmp_path):
+def test_models_that_differ_in_few_answers_are_not_distinguished_by_many_images(tmp_path):
     runs = [make_run(tmp_path / name, "fedavg" if name == "b" else "local", images=60, skill=50) for name in "ab"]
     path = runs[0] / "sites/site-1/predictions.csv"
     table = read_run(runs[0]).predictions("site-1")

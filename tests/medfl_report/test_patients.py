@@ -90,7 +90,7 @@ def test_copies_of_images_don_t_narrow_an_accuracy(correct: int) -> None:
 
 
 def test_images_of_a_patient_that_are_no_more_alike_than_others_count_in_full() -> None:
-    """The design effect is that of the data: with right and wrong images spread evenly it is 1, not the copies."""
+    """The design effect depends on the data: evenly spread right and wrong images give 1, not the number of copies."""
     right, patients = torch.tensor([True, False] * PATIENTS), torch.arange(PATIENTS).repeat_interleave(2)
     assert wilson_over_patients(right, patients) == wilson(PATIENTS, 2 * PATIENTS)
 
@@ -101,7 +101,7 @@ def test_images_of_a_patient_that_are_no_more_alike_than_others_count_in_full() 
 RECORDS: list[dict[str, Any]] = [{"subject_id": who} for who in ("Doe", None, "Roe", "Doe", " ", "Roe", 3)]
 
 
-def test_numbers_of_patients_tell_who_belongs_together_and_nothing_else() -> None:
+def test_numbers_of_patients_show_who_belongs_together_and_nothing_else() -> None:
     assert patient_numbers(RECORDS) == [0, 1, 2, 0, 3, 2, 4]
     assert patient_numbers(RECORDS[:3]) is None
     assert patient_numbers([]) is None

@@ -131,7 +131,7 @@ def test_without_privacy_there_is_no_section(page):
         ([None, ADDED, REPLACED], ["fedavg", *(f"fedavg (privacy.adjacency={a})" for a in ("add_remove", "replace"))]),
     ],
 )
-def test_private_runs_are_told_apart_by_few_words(tmp_path, settings, labels):
+def test_private_runs_are_distinguished_by_few_words(tmp_path, settings, labels):
     runs = [
         read_run(make_run(tmp_path / str(n), **private(setting), state=False)) for n, setting in enumerate(settings)
     ]

@@ -1,4 +1,4 @@
-"""What quantisation saves: what a run notes down is what it would have sent, and the page says the share."""
+"""Test the saving by quantisation: a run records the bytes without it, and the page shows the share."""
 
 from __future__ import annotations
 

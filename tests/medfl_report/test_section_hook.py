@@ -85,7 +85,7 @@ def notices(html):
 # ---- what comes with medfl
 
 
-def test_the_sections_of_medfl_stand_in_this_order():
+def test_the_sections_of_medfl_are_in_this_order():
     registry = load_plugins()
     owners = {name: registry.plugins_listing("report_section", name)[0] for name in registry.report_sections}
     own = [record for name, record in registry.report_sections.items() if owners[name] in PLUGINS]
@@ -143,7 +143,7 @@ def test_what_is_no_markup_is_escaped(html):
     assert "&lt;script&gt;</section>" in html(mine=PLUGIN + "        \n    render = lambda self, data: '<script>'\n")
 
 
-def test_order_says_where_it_stands_and_ids_settle_ties(html):
+def test_order_says_its_place_and_ids_settle_ties(html):
     first = PLUGIN.replace('Own")]', 'Own", order) for order in [-1]]')
     tied = PLUGIN.replace('"own", "Mine & yours"', '"also", "Also"')
     assert sections(html(mine=PLUGIN, tied=tied))[:4] == ["glance", "gains", "also", "own"]

@@ -52,8 +52,8 @@ def test_seeds_are_averaged(page):
 
 
 def test_the_server_s_test_set_is_a_curve_of_its_own(page):
-    document = page(*(run(gamma, global_test={"accuracy": gamma / 2}) for gamma in SCORES))
-    assert picture(document).endswith("global test: 0.100 at 0.2, 0.300 at 0.6, 0.500 at 1.")
+    document = page(*(run(gamma, server_test={"accuracy": gamma / 2}) for gamma in SCORES))
+    assert picture(document).endswith("server test: 0.100 at 0.2, 0.300 at 0.6, 0.500 at 1.")
 
 
 def test_another_method_beside_it_changes_nothing(page):

@@ -47,7 +47,7 @@ def test_each_release_is_found_by_its_name_and_prepared(source, tmp_path, monkey
     assert folders == {name: source / name for name in ("acevedo", "matek", "bodzas")}
 
 
-def test_what_is_not_there_or_not_known_is_told_before_anything_is_made(source):
+def test_what_is_not_there_or_not_known_is_reported_before_anything_is_made(source):
     with refused(DataError, "missing_path", setting="label_map", path=str(source / "other.yaml")):
         study_release(source, dataset="bloodcells", label_map="other.yaml")
     shutil.rmtree(source / "bodzas")

@@ -26,7 +26,7 @@ TABLE_ONE: dict[str, Any] = {
     "data": {
         "abide": {
             "prep": {"dataset": "abide", "derivatives": ["reho"], "size": 8},
-            "partition": {"scheme": "by_site", "column": "site", "test": "k_fold", "folds": 2, "global_test": "none"},
+            "partition": {"scheme": "by_site", "column": "site", "test": "k_fold", "folds": 2, "server_test": "none"},
         }
     },
 }
@@ -39,7 +39,7 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_study_without_rows_tells_who_is_at_the_sites(load, tmp_path: Path, release: Path) -> None:
+def test_a_study_without_rows_shows_who_is_at_the_sites(load, tmp_path: Path, release: Path) -> None:
     """The counts by diagnosis, sex, centre and age agree with the phenotypic file, and both folds share them."""
     assert run_study(load(TABLE_ONE, source=release)).status == {}
     results = tmp_path / "out" / "results"

@@ -12,8 +12,8 @@ from medfl_studies import study_tables
 from medfl_studies.study_tables import final_scores
 
 
-def scored(sites: dict[str, float | None], global_test: float | None = None) -> Any:
-    return SimpleNamespace(sites=sites, global_test=global_test, public_test=None)
+def scored(sites: dict[str, float | None], server_test: float | None = None) -> Any:
+    return SimpleNamespace(sites=sites, server_test=server_test, public_test=None)
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def table() -> pd.DataFrame:
     scores = {
         "personal": {"test": {"auc": scored({"site-01": 0.7, "site-02": None})}},
         "global": {
-            "test": {"auc": scored({"site-01": 0.8, "site-02": 0.9}, global_test=0.85)},
+            "test": {"auc": scored({"site-01": 0.8, "site-02": 0.9}, server_test=0.85)},
             "val": {"auc": scored({"site-01": 0.6})},
         },
     }
@@ -39,13 +39,13 @@ def test_each_defined_score_has_a_line(table):
         ("personal", "test", "site-01", 0.7),
         ("global", "test", "site-01", 0.8),
         ("global", "test", "site-02", 0.9),
-        ("global", "test", "global_test", 0.85),
+        ("global", "test", "server_test", 0.85),
         ("global", "val", "site-01", 0.6),
     ]
     assert {(row.row, row.method, row.seed, row.fold) for row in table.itertuples()} == {("row", "ditto", 3, 1)}
 
 
-def test_a_model_is_marked_at_the_site_that_takes_it_home(table):
+def test_a_model_is_marked_at_the_site_that_exports_it(table):
     assert table["exported"].tolist() == [True, False, True, False, False]
 
 

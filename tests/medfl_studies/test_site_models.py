@@ -1,4 +1,4 @@
-"""Local and global test in the tables of a study, against values computed by hand."""
+"""Local and cross-site test in the tables of a study, against values computed by hand."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_each_site_and_the_mean_over_folds_and_sites(runs):
     assert (mean["runs"], mean["undefined"], first["undefined"], second["undefined"]) == (2, 1, 1, 0)
 
 
-def test_one_model_for_all_sites_has_no_global_test_at_each(runs):
+def test_one_model_for_all_sites_has_no_cross_site_test_at_each(runs):
     table = models_table(group_runs(runs), ["auc"]).set_index(["label", "site"])
     assert table.loc[("fedavg", "a"), "local"] == pytest.approx(0.5)
     assert table.loc["fedavg"].loc[list(SITES), "global"].isna().all()
@@ -85,12 +85,12 @@ def test_markdown_has_a_line_for_each_method(runs):
     assert models_markdown(models_table([], ["auc"]), "auc") == ""
 
 
-def test_the_main_table_has_the_global_test_with_both_spreads(runs):
+def test_the_main_table_has_the_cross_site_test_with_both_spreads(runs):
     table = compare(runs, ["auc"], "local")
     row = table.set_index("label").loc["fedskd"]
     assert (row["all_sites"], row["all_sites_std"]) == pytest.approx((0.65, stdev([0.7, 0.6])))
     assert row["all_sites_spread"] == pytest.approx(stdev([0.7, 0.5]) / 2)
-    assert math.isnan(row["global_test"])
+    assert math.isnan(row["server_test"])
     text = to_markdown(table)
     assert "| all sites' test sets | over models | difference from local |" in text
     assert "| 0.650 ± 0.071 | 0.071 |" in text
@@ -106,10 +106,12 @@ def test_rows_may_have_unlike_baselines(runs):
     assert "Difference: from the reference named in the row, paired" in text
 
 
-def test_claims_tell_both_sides_with_their_spreads(runs):
-    claims = [check_claim(group_runs(runs), measure, "fedskd", "local") for measure in ("local_test", "global_test")]
+def test_claims_show_both_sides_with_their_spreads(runs):
+    claims = [
+        check_claim(group_runs(runs), measure, "fedskd", "local") for measure in ("local_test", "cross_site_test")
+    ]
     table = claims_table(claims).set_index("measure")
-    row = table.loc["global_test"]
+    row = table.loc["cross_site_test"]
     assert (row["better_mean"], row["better_std"]) == pytest.approx((0.65, stdev([0.7, 0.6])))
     assert (row["than_mean"], row["than_std"]) == pytest.approx((0.5, stdev([0.6, 0.4])))
     assert row[["better_spread", "than_spread"]].tolist() == pytest.approx([stdev([0.7, 0.5]) / 2] * 2)

@@ -27,7 +27,7 @@ from medfl_studies.study_reader import read_study
 
 ATTACKS = {
     "guess": {"options": {"images": 500}},
-    "rebuild": {"rows": ["fedprox mu=0.1"], "options": {"against": "shared", "smoothness": 0.5}},
+    "rebuild": {"rows": ["fedprox mu=0.1"], "options": {"target": "shared", "smoothness": 0.5}},
 }
 
 
@@ -66,7 +66,7 @@ class Attacked(Runs):
         used: dict[str, Any] = {"images": 500, "seed": 0}
         results: list[Any] = [Guess(auc=0.5 + seed / 4)]
         if kind == "rebuild":
-            used = {"against": "shared", "smoothness": 0.5, "steps": 9}
+            used = {"target": "shared", "smoothness": 0.5, "steps": 9}
             results = [Rebuilt(mse=value) for value in (seed - 0.5, seed + 0.5)]
         write(folder, kind, used, *results)
         return 0
@@ -84,10 +84,10 @@ def test_the_runs_of_the_named_rows_are_attacked_once_they_are_finished(load, tm
     assert runs.attacks == [
         "guess / alone / seed-0 / --images / 500",
         "guess / fedprox-mu-0.1 / seed-0 / --images / 500",
-        "rebuild / fedprox-mu-0.1 / seed-0 / --against / shared / --smoothness / 0.5",
+        "rebuild / fedprox-mu-0.1 / seed-0 / --target / shared / --smoothness / 0.5",
         "guess / alone / seed-1 / --images / 500",
         "guess / fedprox-mu-0.1 / seed-1 / --images / 500",
-        "rebuild / fedprox-mu-0.1 / seed-1 / --against / shared / --smoothness / 0.5",
+        "rebuild / fedprox-mu-0.1 / seed-1 / --target / shared / --smoothness / 0.5",
     ]
 
 
@@ -274,7 +274,7 @@ def test_a_scale_changes_the_rows_of_a_method(write) -> None:
     assert small["alone"] == full["alone"]
 
 
-def test_the_privacy_of_released_images_is_told(load, tmp_path: Path) -> None:
+def test_the_privacy_of_released_images_is_reported(load, tmp_path: Path) -> None:
     """The table has the epsilons of the analytic Gaussian mechanism at delta 1e-5, which another test checks."""
     clipped = ImageRelease("gaussian", 0.15, 1.0)
     copies = [clipped, ImageRelease("gaussian", 0.25, 1.0)]

@@ -29,7 +29,7 @@ def source(tmp_path_factory) -> Path:
 
 
 def study_file(folder: Path, **prep) -> Path:
-    partition = {"scheme": "by_site", "column": "site", "test": "k_fold", "folds": 2, "global_test": "none"}
+    partition = {"scheme": "by_site", "column": "site", "test": "k_fold", "folds": 2, "server_test": "none"}
     content = {
         "name": "brains",
         "bundle": "fmri_asd_classification",
@@ -84,7 +84,7 @@ def test_a_pool_that_was_prepared_in_another_way_is_refused(source, tmp_path):
         make("cpu")
 
 
-def test_a_release_or_an_atlas_that_is_not_there_is_told_before_anything_is_made(source, tmp_path):
+def test_a_release_or_an_atlas_that_is_not_there_is_reported_before_anything_is_made(source, tmp_path):
     study = read_study(study_file(tmp_path, atlas="AAL.nii"), "full")
     with refused(DataError, "missing_path", setting="atlas", path=str(source / "AAL.nii")):
         check_data(study, source, tmp_path / "out", REGISTRY)
@@ -93,7 +93,7 @@ def test_a_release_or_an_atlas_that_is_not_there_is_told_before_anything_is_made
         check_data(read_study(study_file(tmp_path), "full"), tmp_path / "other", tmp_path / "out", REGISTRY)
 
 
-def test_a_data_set_or_an_option_that_is_not_known_is_told_before_anything_is_made(source, tmp_path):
+def test_a_data_set_or_an_option_that_is_not_known_is_reported_before_anything_is_made(source, tmp_path):
     with refused(PluginError, "unknown_choice", what="dataset", choice="abyde"):
         check_data(read_study(study_file(tmp_path, dataset="abyde")), source, tmp_path / "out", REGISTRY)
     with refused(SettingsError, "unknown_setting", settings=["derivative"]) as caught:

@@ -124,7 +124,7 @@ def test_scores_of_all_rounds_make_tables_and_check_claims(load, tmp_path: Path)
     assert ("alone", "global_mean") not in table
     text = (tmp_path / "out" / "results" / "demo.md").read_text()
     assert "| fedprox mu=0.1 | 0, 1 | 0.688 ± 0.088 | 0.688 ± 0.088 | 1.000 ± 0.000 |" in text
-    # the same gain with both seeds tells nothing of its spread, and without a global test there is no balance
+    # the same gain with both seeds tells nothing of its spread, and without a server test there is no balance
     assert "| fedprox mu=0.1 > alone | local_mean | 2 | 0.688 ± 0.088 | 0.562 ± 0.088 | +0.125 | - |" in text
     assert "| alone > fedprox mu=0.1 | balance | 0 | - | - | - | - |" in text
 

@@ -21,7 +21,7 @@ def source(tmp_path):
     return tmp_path / "source"
 
 
-def test_both_are_found_by_their_names_and_prepared_as_told(source, tmp_path, monkeypatch):
+def test_both_are_found_by_their_names_and_prepared_with_their_options(source, tmp_path, monkeypatch):
     monkeypatch.setattr("medfl.data.ingest.pipeline.core_count", lambda: 1)
     wanted = {
         "lc25000": {"organ": "lung", "groups": "none"},
@@ -38,7 +38,7 @@ def test_both_are_found_by_their_names_and_prepared_as_told(source, tmp_path, mo
     assert np.load(tmp_path / "celeba" / "images.npy").shape == (6, 8, 8, 3)
 
 
-def test_what_is_not_there_or_not_known_is_told_before_anything_is_made(source):
+def test_what_is_not_there_or_not_known_is_reported_before_anything_is_made(source):
     with refused(DataError, "missing_class_folder", path=str(source / "celeba")) as caught:
         study_release(source / "celeba", dataset="lc25000")
     assert "lung_scc" in caught.value.fields["classes"]

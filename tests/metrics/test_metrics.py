@@ -102,7 +102,7 @@ def test_identities_of_two_classes(example):
 
 
 def test_two_classes_as_three_of_which_one_is_empty():
-    """With a third class without images, the values are means over the two other classes."""
+    """Values are means over two classes if the third class has no images."""
     two = predicting([0, 0, 0, 1, 1], [0, 0, 1, 1, 0], 2)
     three = predicting([0, 0, 0, 1, 1], [0, 0, 1, 1, 0], 3)
     assert METRICS["recall"](*two) == 1 / 2

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from medfl.metrics import survival
 from medfl.metrics.auc import binary_auc
-from medfl.metrics.survival import concordance, concordance_by_group
+from medfl.metrics.survival import concordance
 
 
 def made_up(n, seed, instants, ties):
@@ -82,15 +82,3 @@ def test_without_times_it_is_the_area_under_the_curve():
     targets = torch.stack([2 - events.float(), events.float()], 1)
     score = concordance(risks, targets, torch.ones(50, 1).double()).item()
     assert score == pytest.approx(binary_auc(risks, events))
-
-
-def test_within_groups_no_pair_is_of_two_groups():
-    risks, targets, weights = made_up(60, 3, 20, ties=False)
-    groups = torch.arange(60) % 3 * 10
-    scores = concordance_by_group(risks, targets, weights, groups)
-    for place, number in enumerate((0, 10, 20)):
-        rows = groups == number
-        assert torch.equal(scores[place], concordance(risks[rows], targets[rows], weights[rows]))
-    shifted = risks + 100 * groups
-    assert torch.equal(concordance_by_group(shifted, targets, weights, groups), scores)
-    assert not torch.allclose(concordance(shifted, targets, weights), concordance(risks, targets, weights))

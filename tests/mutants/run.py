@@ -37,19 +37,19 @@ NOTICED = Path(__file__).with_name("noticed.json")
 PAGE = ROOT / "docs" / "mutants.md"
 DONE = ROOT / "build" / "mutants.jsonl"
 OUTCOMES = {*FAULTS, NOTICED, PAGE}
-"""Files that are no part of what is tried: a change of theirs begins nothing anew."""
+"""Files that are no part of what is tried: a change of them restarts nothing."""
 
 TESTS_FAILED = 1
 """pytest's status; another one than this and 0 is an error of the tests themselves."""
 
 NO_SUCH_TEST = {4, 5}
-"""pytest's statuses where the name of a test is that of none, or of one that is left out."""
+"""pytest's statuses for a test name that does not exist or is left out."""
 
 LIMIT = 1200
 """Seconds after which tests never end: the fault is noticed."""
 
 HEAVY = ("torch._dynamo", "monai.bundle")
-"""What is imported once, for all tests; torch's optimisers import the first one."""
+"""Modules that are imported once, for all tests; torch's optimisers import the first one."""
 
 HEAD = """# Known faults, and the tests that notice them
 
@@ -65,7 +65,7 @@ Fault = dict[str, Any]
 
 
 def is_deleted(path: Path) -> bool:
-    """Whether a path below ``plugins`` or ``tests`` is in the folder of a package that was deleted as a whole."""
+    """Return True if a path below ``plugins`` or ``tests`` is in the folder of a deleted package."""
     top, *below = path.relative_to(ROOT).parts
     return top in ("plugins", "tests") and below[0].startswith("medfl_") and not (ROOT / top / below[0]).exists()
 

@@ -153,7 +153,7 @@ def test_neither_workers_nor_an_interruption_change_a_bit(tmp_path):
     assert not [name for state in states(tmp_path / "parts").values() for name in state if name.endswith(tuple(FROZEN))]
 
 
-def test_a_run_goes_on_with_its_frozen_parameters_only(tmp_path):
+def test_a_run_continues_with_its_frozen_parameters_only(tmp_path):
     """Another weights file in the network's constructor is refused."""
     case().run(tmp_path, task=make_partly_frozen_task(), rounds=1)
     with refused(StoreError, "other_run", setting="task.frozen.norm"):

@@ -18,7 +18,7 @@ FEATURES = torch.randn(4, 8, generator=make_generator("features"))
 
 @pytest.mark.parametrize("activation", ["none", "relu"])
 def test_two_layers(activation):
-    """In evaluation mode the output is W2 a(W1 x + b1) + b2; without activation, it is one linear map."""
+    """The output in evaluation mode is W2 a(W1 x + b1) + b2; without activation, it is one linear map."""
     head = TwoLayerHead(8, 5, 3, 0.5, activation).eval()
     output = head(FEATURES)
     hidden = FEATURES @ head.hidden.weight.T + head.hidden.bias
@@ -28,7 +28,7 @@ def test_two_layers(activation):
     assert linear == (activation == "none")
 
 
-def test_dropout_stands_between_the_layers():
+def test_dropout_is_between_the_layers():
     head = TwoLayerHead(8, 2000, 2, 0.25)
     with torch.no_grad():
         head.hidden.weight.zero_()

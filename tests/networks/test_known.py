@@ -117,7 +117,7 @@ class Own(nn.Module):
         return self.last(self.second(self.first(images)))
 
 
-def test_modules_are_named_where_nobody_knows_them():
+def test_modules_are_named_where_no_one_knows_them():
     plain = name_parts(Own())
     assert not hasattr(plain, "head")
     assert not hasattr(plain, "feature_layers")

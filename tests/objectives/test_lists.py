@@ -59,7 +59,7 @@ TABLES: dict[str, tuple[Objective, list[Any]]] = {
 @pytest.mark.parametrize(("objective", "targets"), TABLES.values(), ids=TABLES.keys())
 def test_vectors_go_from_a_pool_over_sites_into_a_run(tmp_path: Path, objective: Objective, targets: list[Any]) -> None:
     source = pool(tmp_path / "pool", objective, targets)
-    plan = PartitionPlan("iid", 2, test_fraction=0.25, global_test="none")
+    plan = PartitionPlan("iid", 2, test_fraction=0.25, server_test="none")
     partition(source, tmp_path / "sites", plan, iid)
     sites = load_sites(tmp_path / "sites", objective, (0.0,), (1.0,))
     assert {site.shape for site in sites.values()} == {(5,)}

@@ -79,7 +79,7 @@ def test_what_would_exceed_the_total_is_refused_with_numbers(tmp_path: Path) -> 
     account(tmp_path, "two").check()
 
 
-def test_a_run_that_goes_on_pays_once(tmp_path: Path) -> None:
+def test_a_resumed_run_pays_once(tmp_path: Path) -> None:
     spend(account(tmp_path, total_epsilon=4.0), 2)
     again = spend(account(tmp_path, total_epsilon=4.0))
     again.release("one 0")
@@ -278,7 +278,7 @@ def test_a_run_does_not_leave_its_ledger_behind(tmp_path: Path, ledger: str | No
     assert in_run(tmp_path, folder).report().releases == 3, "nothing more is released"
 
 
-def test_a_ledger_is_the_same_folder_wherever_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ledger_is_the_same_folder_wherever_a_run_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert Privacy(**PRIVACY, ledger="L").ledger == tmp_path.resolve() / "L"
 

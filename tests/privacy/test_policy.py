@@ -295,7 +295,7 @@ def test_all_releases_together_spend_the_budget() -> None:
         assert spent == pytest.approx(5.0, rel=1e-6)
 
 
-def test_replies_tell_the_releases_of_single_updates_alone() -> None:
+def test_replies_show_the_releases_of_single_updates_alone() -> None:
     expected = dict.fromkeys(RUNS) | {"site": NoisedReleases(gaussian.calibrate(5.0, ROUNDS, 1e-5), 3)}
     assert {name: policy(name).releases_of_replies(3) for name in RUNS} == expected
 

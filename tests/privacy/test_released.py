@@ -46,7 +46,7 @@ def test_without_noise_there_is_one_copy_without_variance() -> None:
     assert bool((shared.images == 4).all())
 
 
-def test_one_copy_without_noise_among_others_tells_all() -> None:
+def test_one_copy_without_noise_among_others_reveals_all() -> None:
     releases = (ImageRelease("gaussian", 0.1, None), ImageRelease("none", 0.1, None))
     copies = (torch.zeros(1, 1, 2, 2), torch.ones(1, 1, 2, 2))
     assert ReleasedImages(copies, torch.zeros(1).long(), ("a",), nn.Identity(), releases).variance == 0

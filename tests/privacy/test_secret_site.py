@@ -150,7 +150,7 @@ def test_runs_on_other_pixels_or_layers_are_counted_and_share_no_noise(tmp_path:
 
 
 @pytest.mark.parametrize("change", ["pixels", "accounts"])
-def test_a_run_does_not_go_on_where_its_account_is_another(tmp_path: Path, change: str) -> None:
+def test_a_run_does_not_continue_where_its_account_is_another(tmp_path: Path, change: str) -> None:
     class StoppedError(Exception):
         """Error that simulates a kill."""
 

@@ -57,7 +57,7 @@ def test_purpose_and_content_do_not_run_into_each_other(north: Signer) -> None:
         north.verify("a\0b", b"c", signature, north.certificate, "north")
 
 
-def test_nobody_signs_for_another(north: Signer, kits: dict[str, Path]) -> None:
+def test_no_one_signs_for_another(north: Signer, kits: dict[str, Path]) -> None:
     south, stranger = read_signer(kits["south"]), read_signer(kits["stranger"])
     signature = south.sign("peer_message", b"content")
     with refused(RefusedError, "wrong_certificate_name", expected="north", found="south"):

@@ -27,7 +27,7 @@ SETTINGS = PartitionSettings(
     fold=2,
     val_fraction=0.1,
     stratify=("ward",),
-    global_test="official",
+    server_test="official",
     duplicates="drop",
     allow_leaks=("pixels",),
 )
@@ -96,7 +96,7 @@ def test_the_place_of_the_damage_is_named_and_no_value(tmp_path: Path, change: d
 def test_the_fold_is_part_of_the_settings() -> None:
     assert SETTINGS.test_fold() == TestFold(fold=2, folds=5)
     assert TestFold(fold=2, folds=5).to_json() == {"fold": 2, "folds": 5}
-    plain = PartitionSettings(scheme="iid", sites=2, seed=0, test="none", val_fraction=0.0, global_test="none")
+    plain = PartitionSettings(scheme="iid", sites=2, seed=0, test="none", val_fraction=0.0, server_test="none")
     assert plain.test_fold() is None
     with pytest.raises(ValidationError):
         TestFold(fold=5, folds=5)

@@ -96,7 +96,7 @@ def test_every_changed_character_of_a_file_with_a_checksum_is_found(tmp_path: Pa
     assert Checked.read(path).points[0] == Point(x=1.5, name="a")
 
 
-def test_a_missing_and_an_unreadable_file_are_told_apart(tmp_path: Path) -> None:
+def test_a_missing_and_an_unreadable_file_are_distinguished(tmp_path: Path) -> None:
     with refused(DataError, "missing_file"):
         Checked.read(tmp_path / "points.json")
     (tmp_path / "points.json").mkdir()

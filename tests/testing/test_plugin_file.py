@@ -38,7 +38,7 @@ def test_its_method_keeps_the_contract():
     check_method("outside", plugins=[PLUGIN])
 
 
-def test_what_leaves_is_encoded_and_what_is_folded_has_the_models_shapes(registry, tmp_path):
+def test_replies_are_encoded_and_aggregated_tensors_have_the_models_shapes(registry, tmp_path):
     """A quarter of the entries is sent, with two bytes each and eight for their positions.
 
     All other entries are zero.

@@ -1,4 +1,4 @@
-"""A malicious bundle: whatever way MONAI would run code by, the check before lists it."""
+"""Test malicious bundles: the check lists every way by which MONAI would run code."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HIDDEN: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("way", HIDDEN)
-def test_what_monai_would_call_is_listed_wherever_it_stands(tmp_path: Path, way: str) -> None:
+def test_what_monai_would_call_is_listed_everywhere(tmp_path: Path, way: str) -> None:
     made = tmp_path / "made"
     bundle = shutil.copytree(shipped_bundles()["medmnist_classification"], tmp_path / "bundle")
     path = bundle / "configs" / "train.json"
@@ -57,7 +57,7 @@ def test_what_changes_a_call_is_listed_where_it_is_laid_into_a_part(tmp_path: Pa
 
 
 @pytest.mark.parametrize("target", ["@name", "%name", "$@name", "$'os.' + 'mkdir'"])
-def test_a_target_that_only_running_tells_is_said_to_be_one(tmp_path: Path, target: str) -> None:
+def test_a_target_that_only_running_shows_is_said_to_be_one(tmp_path: Path, target: str) -> None:
     bundle = shutil.copytree(shipped_bundles()["medmnist_classification"], tmp_path / "bundle")
     path = bundle / "configs" / "train.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"name": CALL, "evil::_target_": target, "evil": {}}))

@@ -1,4 +1,4 @@
-"""Files of anybody that are watched or read: no number and no text of theirs ends or steers what reads them."""
+"""Test files of unknown origin that are monitored or read: no number or text in them stops or steers the reader."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_centralized_trains_each_architecture_on_all_images_as_if_it_were_the_on
         )
 
 
-def test_the_global_test_of_pooled_training_has_every_site(tmp_path):
+def test_the_server_test_of_pooled_training_has_every_site(tmp_path):
     result = Case(REGISTRY, "centralized").run(
         tmp_path, cross_site_evaluation=True, networks_by_site={"site-2": "wide"}
     )
@@ -290,7 +290,7 @@ def test_updates_keep_each_tensors_type():
 
 
 def test_a_site_that_comes_late_starts_from_the_initial_personal_part(tmp_path):
-    """In FedBN with partial participation, a new site has the server's tensors and its initial norm layers."""
+    """A new site of FedBN with partial participation has the server's tensors and its initial norm layers."""
     sites = make_sites({f"site-{index}": 8 for index in range(6)})
     result = Case(REGISTRY, "fedbn").run(tmp_path, sites=sites, rounds=1, fraction=0.2)
     start = make_task().initial(7)

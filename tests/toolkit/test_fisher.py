@@ -56,7 +56,7 @@ def test_softmax_regression():
     [([0, 1], 2, 0.0), ([0, 1], 1, 0.25), ([0, 0, 0, 1], 4, 1 / 16), ([0, 0, 0, 1], 2, 1 / 8), ([1, 1, 1], 3, 0.25)],
 )
 def test_pf_3_in_a_batch_signs_cancel(labels, batch_size, expected):
-    """With zero weights and x = 1, each sample's gradient is +-1/2; its square is 1/4."""
+    """The gradient of each sample is +-1/2 for zero weights and x = 1; its square is 1/4."""
     model, images, labels = linear(1, 2), torch.ones(len(labels), 1).double(), torch.tensor(labels)
     for parameter in model.parameters():
         nn.init.zeros_(parameter)
@@ -114,7 +114,7 @@ def test_the_size_of_a_chunk_does_not_matter(monkeypatch, numbers, batch_size):
 
 
 def test_no_more_images_than_a_batch_are_computed_at_once(monkeypatch):
-    """With few parameters and large images, activations need more memory than gradients."""
+    """Activations need more memory than gradients if there are few parameters and large images."""
     sizes = []
 
     def watched(function, in_dims):

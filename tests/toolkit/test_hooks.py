@@ -219,7 +219,7 @@ class Still(Averaging):
         NOTES.append((fit.site.name, fit.training.label, moved, fit.extra["shared"]))
 
 
-def test_a_training_may_leave_batch_norm_as_it_is_and_all_trainings_of_an_order_share_what_they_need(tmp_path):
+def test_a_training_may_leave_batch_norm_as_it_is_and_all_trainings_of_a_request_share_what_they_need(tmp_path):
     run(tmp_path, Still, rounds=1)
     names = sorted(make_sites())
     assert [note[:3] for note in NOTES] == [
@@ -296,7 +296,7 @@ def test_a_methods_own_networks_are_trained_scored_and_predict(tmp_path):
     assert network.head.fc1.out_features == 5
 
 
-def test_a_method_with_its_own_networks_goes_on_with_the_same_bits(tmp_path):
+def test_a_method_with_its_own_networks_continues_with_the_same_bits(tmp_path):
     whole = bits(run(tmp_path / "whole", Deeper))
     run(tmp_path / "parts", Deeper, rounds=1)
     parts = bits(run(tmp_path / "parts", Deeper))
@@ -304,7 +304,7 @@ def test_a_method_with_its_own_networks_goes_on_with_the_same_bits(tmp_path):
     assert all(tensors_equal(whole[name], parts[name]) for name in whole)
 
 
-def test_what_is_taken_home_is_built_as_the_method_says(tmp_path):
+def test_exported_networks_are_built_as_the_method_says(tmp_path):
     """The exported network contains the bundle's network, and its logits equal the predictor's."""
     method, task = Deeper(width=4), make_task("plain")
     model = Model("plain", method.task_of(task).initial(3))

@@ -32,7 +32,7 @@ def test_shares_that_floating_point_gets_wrong(k, fraction, count):
     assert len(chosen(k, fraction)) == count
 
 
-def test_nobody_is_chosen_from_nobody():
+def test_no_site_is_chosen_from_none():
     assert sample_sites([], 0.5, torch.Generator()) == []
 
 

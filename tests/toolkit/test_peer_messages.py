@@ -29,10 +29,10 @@ def met(folder: Path) -> dict[str, Any]:
     return {name: state_of(folder, name).meta["met"] for name in SIZES}
 
 
-def test_each_site_trains_with_its_guest(tmp_path: Path) -> None:
+def test_each_site_trains_with_the_model_it_received(tmp_path: Path) -> None:
     result = Toy(Ring).run(tmp_path, rounds=3)
     before = {"site-1": "site-3", "site-2": "site-1", "site-3": "site-2"}
-    assert met(tmp_path) == {name: [[r, [guest]] for r in (1, 2, 3)] for name, guest in before.items()}
+    assert met(tmp_path) == {name: [[r, [sender]] for r in (1, 2, 3)] for name, sender in before.items()}
     assert result.outcome.status == "finished"
     models = [models["personal"].tensors for models in result.models.values()]
     assert not tensors_equal(models[0], models[1])
@@ -53,7 +53,7 @@ def test_sending_changes_nothing_at_the_sender(tmp_path: Path) -> None:
     assert all(after_train[name] == after_send[name] for name in SIZES)
 
 
-def test_the_server_gets_neither_tensors_nor_meta_of_parcels(tmp_path: Path) -> None:
+def test_the_server_gets_neither_tensors_nor_meta_of_peer_messages(tmp_path: Path) -> None:
     Toy(Ring).run(tmp_path)
     server = state_of(tmp_path, "server")
     assert server.tensors == {}
@@ -62,8 +62,8 @@ def test_the_server_gets_neither_tensors_nor_meta_of_parcels(tmp_path: Path) -> 
         record = Store(tmp_path / "state" / "server").load(step)
         assert record.tensors == {}
         assert "letter" not in str(record.meta)
-    for index, guests in enumerate(server.meta["guests"]):
-        assert all((value is None) == (index % 2 == 0) for value in guests.values()), (
+    for index, senders in enumerate(server.meta["senders"]):
+        assert all((value is None) == (index % 2 == 0) for value in senders.values()), (
             "meta of replies to `send` is empty"
         )
 
@@ -78,11 +78,11 @@ def test_without_its_sender_a_site_has_an_empty_inbox(who: str, tmp_path: Path) 
     assert rounds_by_site[who][0] == [1, [{"site-1": "site-3", "site-3": "site-2"}[who]]], (
         "it was back for the training"
     )
-    assert all(rounds[1][1] for rounds in rounds_by_site.values()), "in round 2 everybody has a guest"
+    assert all(rounds[1][1] for rounds in rounds_by_site.values()), "in round 2 every site has a message"
     assert state_of(tmp_path, "server").meta["missing"] == [who]
 
 
-def test_a_parcel_waits_for_a_site_that_was_away(tmp_path: Path) -> None:
+def test_a_peer_message_waits_for_a_site_that_was_unavailable(tmp_path: Path) -> None:
     """A site is unavailable for `train` in round 1 and `send` in round 2; it finds both visiting models in round 2."""
     case = Toy(Ring, quorum=1)
     case.run(tmp_path, unavailable=lambda site, step: site == "site-2" and step in (2, 3))
@@ -131,7 +131,7 @@ def test_a_round_is_evaluated_once(alone: bool, tmp_path: Path) -> None:
     assert sorted(rounds) == [[str(r), name] for r in (1, 2, 3) for name in SIZES]
     trained = [line for line in scores(tmp_path) if ",train,trained,loss," in line]
     assert len(trained) == 3 * len(SIZES)
-    assert len(state_of(tmp_path, "server").meta["guests"]) == 3 * (3 if alone else 2), "folds"
+    assert len(state_of(tmp_path, "server").meta["senders"]) == 3 * (3 if alone else 2), "folds"
 
 
 @pytest.mark.parametrize("alone", [False, True])
@@ -146,7 +146,9 @@ def outcomes(folder: Path, unavailable: Any) -> Iterator[RunOutcome]:
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 4])
-def test_all_must_answer_where_no_quorum_is_given(step: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_all_sites_must_reply_where_no_quorum_is_given(
+    step: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """An unavailable site ends the run as incomplete. Its rows are kept, and the same command continues the run."""
     Toy(Ring).run(tmp_path / "whole")
     folder = tmp_path / "run"
@@ -166,7 +168,7 @@ def test_all_must_answer_where_no_quorum_is_given(step: int, tmp_path: Path, cap
     assert snapshot(folder) == snapshot(tmp_path / "whole")
 
 
-def test_parcels_do_not_pile_up(tmp_path: Path) -> None:
+def test_peer_messages_do_not_pile_up(tmp_path: Path) -> None:
     Toy(Ring).run(tmp_path, rounds=6)
     for name in SIZES:
         assert len(list((tmp_path / "state" / name / "inbox").iterdir())) <= 2
@@ -174,14 +176,14 @@ def test_parcels_do_not_pile_up(tmp_path: Path) -> None:
         assert [blob.stem for blob in blobs] == [state_of(tmp_path, name).blobs["first"]]
 
 
-def test_a_guest_is_a_copy(tmp_path: Path) -> None:
+def test_a_received_model_is_a_copy(tmp_path: Path) -> None:
     """Changes by the receiver don't affect the sender."""
 
     class Rough(Everybody):
         def execute(self, site: Site, request: Request) -> Reply:
             reply = super().execute(site, request)
-            for guest in site.inbox:
-                for tensor in guest.tensors.values():
+            for message in site.inbox:
+                for tensor in message.tensors.values():
                     tensor.zero_()
             if request.op == "send":
                 for tensor in reply.peer_messages[0].tensors.values():

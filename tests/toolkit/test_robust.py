@@ -94,7 +94,7 @@ def test_krum_and_bulyan_choose_as_worked_out():
     assert [index + 1 for index in bulyan_selection(squares, 1)] == [1, 5, 2, 4, 3]
 
 
-def test_bulyan_scores_those_that_are_left_anew():
+def test_bulyan_scores_the_remaining_replies_again():
     """Compare with a plain loop as in the paper, on twenty clouds of nine points."""
     for seed in range(20):
         points = torch.randn(9, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -134,7 +134,7 @@ def test_a_tensor_that_a_reply_lacks_counts_as_zeros():
     assert (value["a"].item(), value["b"].item()) == pytest.approx((0.9, 0.1))
 
 
-def test_centred_clip_goes_on_from_its_last_value():
+def test_centred_clip_continues_from_its_last_value():
     server, robust = make_server(), Robust(rule="centred_clip", radius=1)
     values = [value_of(robust, server=server) for _ in range(3)]
     assert values[2] == pytest.approx(value_of(Robust(rule="centred_clip", radius=1, iterations=3)), abs=1e-9)

@@ -129,7 +129,7 @@ def test_by_default_each_step_is_taken_once_in_its_turn():
 
 
 @pytest.mark.parametrize("check", ["run_resumes_at_every_step", "method_object_has_no_state", "schedules_are_pure"])
-def test_a_run_goes_on_behind_the_last_step(check):
+def test_a_run_continues_behind_the_last_step(check):
     CHECKS[check](Toy(Counting))
 
 
@@ -168,7 +168,7 @@ def test_a_round_ends_where_changed_settings_leave_nothing_of_it():
     assert server.state.meta["last"] == 1
 
 
-def test_a_round_without_a_step_and_a_step_with_other_orders_are_refused():
+def test_a_round_without_a_step_and_a_step_with_other_requests_are_refused():
     class Idle(Averaging):
         def remaining_steps(self, server, done):
             return []

@@ -94,7 +94,7 @@ def test_where_no_model_can_move_a_derangement_gives_up():
     assert draw("derangement", ["a"], {"m": "a"}) == [{"a": "m"}]
 
 
-def test_only_the_parcel_of_this_turn_has_arrived():
+def test_only_the_peer_message_of_this_turn_has_arrived():
     """A late message with another stamp, and another owner's model, are ignored."""
     site = Site("b", 2, State(), make_task(), Settings(rounds=3))
     kept = {"w": torch.ones(1), "optimizer/w/step": torch.tensor(3.0)}

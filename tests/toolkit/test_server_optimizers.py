@@ -122,7 +122,7 @@ def after(toy, server, *means):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_statistics_of_norms_are_averaged_as_in_fedavg(name):
-    """With decreasing updates, momentum would make a running variance negative."""
+    """Momentum would make a running variance negative while updates decrease."""
     server, plain = make_server("norm"), make_server("norm")
     means = [mean_updates(server, seed) for seed in range(3)]
     for mean, fall in zip(means, (0.4, 0.3, 0.2), strict=True):
@@ -150,7 +150,7 @@ def test_the_order_of_coordinates_does_not_matter(name):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_what_the_server_remembers_goes_to_nobody(tmp_path, name):
+def test_what_the_server_remembers_goes_to_no_one(tmp_path, name):
     result = Case(REGISTRY, name).run(tmp_path, rounds=2)
     start = make_task().initial(7)
     assert result.outcome.models["global"].tensors.keys() == start.keys()

@@ -43,7 +43,7 @@ def test_a_stream_gives_the_same_images_again_and_another_one_others():
 
 
 def test_each_image_is_changed_by_itself():
-    """With p = 1/2 about half of the images are flipped, and a flipped image is an exact flip."""
+    """About half of the images are flipped for p = 1/2, and a flipped image is an exact flip."""
     changed, _ = flips()(IMAGES, None, stream())
     flipped = [torch.equal(image, before.flip(1)) for image, before in zip(changed, IMAGES, strict=True)]
     kept = [torch.equal(image, before) for image, before in zip(changed, IMAGES, strict=True)]
@@ -75,7 +75,7 @@ def test_nothing_random_leaves_images_as_they_are():
     assert torch.equal(flips(0.0)(IMAGES, None, stream())[0], IMAGES)
 
 
-def test_facts_tell_unlike_augmentations_apart_and_stay_when_used():
+def test_facts_distinguish_unlike_augmentations_and_stay_when_used():
     augmentation = flips(0.5)
     before = augmentation.facts
     augmentation(IMAGES, None, stream())
@@ -127,7 +127,7 @@ def test_a_flip_that_always_happens_is_training_on_flipped_images(tmp_path, meth
     assert largest_difference(changed, plain) > 1e-3
 
 
-def test_random_changes_are_the_same_with_workers_and_anew_in_each_round(tmp_path):
+def test_random_changes_are_the_same_with_workers_and_new_in_each_round(tmp_path):
     task = dataclasses.replace(make_task(), augmentation=flips())
     first, two = (Case(REGISTRY, "local").run(tmp_path / str(n), task=task, workers=n) for n in (1, 2))
     assert same(first, two)

@@ -34,7 +34,7 @@ def step(model, optimizer, images):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_goes_on_with_the_same_bits(kind):
+def test_it_continues_with_the_same_bits(kind):
     whole = network()
     optimizer = KINDS[kind](whole.parameters())
     for images in IMAGES:

@@ -61,7 +61,7 @@ class Halves:
     ("length", "shares"), [({"epochs": 3}, [1, 1, 0.5, 0.5, 0.25, 0.25]), ({"steps": 3}, [1, 1, 0.5])]
 )
 def test_a_schedule_that_restarts_goes_by_the_epochs_of_a_training(length, shares):
-    """Of 7 images in batches of 5, two batches are an epoch, also if steps are counted.
+    """Two batches are an epoch of 7 images in batches of 5, also if steps are counted.
 
     The round's decay also applies.
     """
@@ -213,7 +213,7 @@ def test_half_precision_differs_a_little_and_stays_finite():
 
 
 def test_gradients_do_not_run_over_from_batch_to_batch():
-    """With a loss that is linear in the weights, each step moves by the same amount."""
+    """Each step moves by the same amount if the loss is linear in the weights."""
     weight = nn.Parameter(torch.zeros(()))
     model = nn.Module()
     model.weight = weight
@@ -254,7 +254,7 @@ def test_a_short_gradient_is_left_as_it_is(clip):
     assert all(torch.equal(part, -gradient) for part, gradient in zip(one_step(gradients, clip), gradients))
 
 
-def test_every_batch_is_clipped_anew_and_frozen_parameters_are_left_out():
+def test_every_batch_is_clipped_and_frozen_parameters_are_left_out():
     """Four steps with a gradient of 10 are each clipped to 0.5; a parameter without a gradient is ignored."""
     model = nn.Module()
     model.weight, model.frozen = nn.Parameter(torch.zeros(())), nn.Parameter(torch.ones(()), requires_grad=False)

@@ -20,7 +20,7 @@ def freezes(monkeypatch):
     return calls
 
 
-def test_the_collector_rests_until_monai_is_there_and_goes_on_also_after_an_error(monkeypatch, freezes):
+def test_the_collector_rests_until_monai_is_there_and_continues_also_after_an_error(monkeypatch, freezes):
     monkeypatch.delitem(sys.modules, "monai", raising=False)
 
     def fail():

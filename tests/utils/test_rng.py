@@ -76,7 +76,7 @@ def test_same_key_same_numbers():
     assert torch.equal(first.uniform((100,)), two.uniform((100,)))
 
 
-def test_a_stream_goes_on_and_does_not_repeat():
+def test_a_stream_continues_and_does_not_repeat():
     stream = SecretStream(SECRET, "on")
     numbers = torch.cat([stream.uniform((1000,)) for _ in range(10)])
     assert len(numbers.unique()) == 10_000

@@ -159,7 +159,7 @@ class FolderSpec(ImageSpec):
         rows = read_rows(read_table(self.table), self.columns())
         return rows, ImageFolder(self.images).find(rows.images, rows.numbers)
 
-    def choose(self, files: tuple[LabelledRows, list[Path]], say: Say) -> ReadPlan:
+    def plan_reading(self, files: tuple[LabelledRows, list[Path]], say: Say) -> ReadPlan:
         """Plan the images to read: all whose headers are readable. The headers decide the common format.
 
         Args:
@@ -197,10 +197,10 @@ class FolderSpec(ImageSpec):
             release=FolderContents(rows=rows, kinds=kinds, warnings=warnings),
         )
 
-    def incomplete(self, outcome: ReadOutcome) -> str:
+    def incomplete_message(self, outcome: ReadOutcome) -> str:
         """Return the error message for unreadable images if all are required; it lists their table rows."""
-        contents: FolderContents = outcome.choice.release
-        return unreadable_rows_message(outcome.reasons, outcome.choice.count(), contents.rows.numbers.__getitem__)
+        contents: FolderContents = outcome.plan.release
+        return unreadable_rows_message(outcome.reasons, outcome.plan.count(), contents.rows.numbers.__getitem__)
 
     def datalist(self, outcome: ReadOutcome, say: Say) -> Datalist:
         """Return the data list of the images that were read.
@@ -208,7 +208,7 @@ class FolderSpec(ImageSpec):
         Raises:
             DataError: If a class has no readable image.
         """
-        contents: FolderContents = outcome.choice.release
+        contents: FolderContents = outcome.plan.release
         rows, reading = contents.rows, self.reading()
         present = {rows.labels[place] for place in outcome.kept}
         missing = [name for label, name in enumerate(rows.classes) if label not in present]

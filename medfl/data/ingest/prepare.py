@@ -62,43 +62,43 @@ def _read_images(
 ) -> Datalist:
     for line in spec.credits():
         say(line)
-    choice = spec.choose(spec.find(), say)
+    plan = spec.plan_reading(spec.find(), say)
     # with skip_unreadable, all unreadable images are reported together after reading
     is_reported_later = spec.unreadable == "option skip_unreadable"
-    if choice.missing and require_complete and not is_reported_later:
+    if plan.missing and require_complete and not is_reported_later:
         raise DataError(
-            "unreadable_image", spec.incomplete(make_outcome(choice)), count=len(choice.missing), total=choice.count()
+            "unreadable_image", spec.incomplete_message(make_outcome(plan)), count=len(plan.missing), total=plan.count()
         )
     with atomic_folder(out, force) as folder:
         done = ingest(
-            items=choice.items,
-            load=choice.load,
-            files=choice.files,
+            items=plan.items,
+            load=plan.load,
+            files=plan.files,
             target=folder / ARRAY_FILE,
-            shape=choice.shape,
-            dtype=choice.dtype,
+            shape=plan.shape,
+            dtype=plan.dtype,
             work=work_folder(out),
-            recipe=choice.recipe,
+            recipe=plan.recipe,
             workers=workers,
-            what=spec.counted(),
+            what=spec.item_plural(),
             say=say,
         )
-        outcome = make_outcome(choice, done)
+        outcome = make_outcome(plan, done)
         if not outcome.kept:
             raise DataError(
-                "no_readable_image", spec.none_read(outcome), count=len(outcome.reasons), total=choice.count()
+                "no_readable_image", spec.none_read_message(outcome), count=len(outcome.reasons), total=plan.count()
             )
         if outcome.reasons and require_complete:
             raise DataError(
-                "unreadable_image", spec.incomplete(outcome), count=len(outcome.reasons), total=choice.count()
+                "unreadable_image", spec.incomplete_message(outcome), count=len(outcome.reasons), total=plan.count()
             )
-        listed = sorted(place for place, reason in outcome.reasons.items() if reason not in choice.unlisted)
-        rows = [(*choice.cells(place), outcome.reasons[place]) for place in listed]
+        listed = sorted(place for place, reason in outcome.reasons.items() if reason not in plan.unlisted)
+        rows = [(*plan.cells(place), outcome.reasons[place]) for place in listed]
         if rows:
-            for line in spec.left_out(outcome, len(rows)):
+            for line in spec.exclusion_warnings(outcome, len(rows)):
                 say(line)
-            write_quarantine(folder / QUARANTINE, (*choice.columns, "reason"), rows)
-        dropped = spec.drop(outcome, say)
+            write_quarantine(folder / QUARANTINE, (*plan.columns, "reason"), rows)
+        dropped = spec.rows_to_drop(outcome, say)
         if dropped:
             keep_rows(folder / ARRAY_FILE, [row for row in range(len(outcome.kept)) if row not in dropped])
             outcome = outcome.without(dropped)

@@ -65,16 +65,16 @@ class ReadOutcome:
     """Result of reading the images of a plan.
 
     Attributes:
-        choice: Plan that was carried out.
+        plan: Plan that was carried out.
         kept: For each row of the array, the place of its image.
         facts: Metadata of each row of the array, from `medfl.data.ingest.workers.LoadedItem.facts`.
         reasons: Maps the place of each excluded image to the reason: first the images that were not read, then those
             that can't be read.
         dropped: Maps the place of each image that was read and then removed to the reason, see
-            `medfl.data.ingest.spec.ImageSpec.drop`.
+            `medfl.data.ingest.spec.ImageSpec.rows_to_drop`.
     """
 
-    choice: ReadPlan
+    plan: ReadPlan
     kept: list[int]
     facts: list[dict[str, Any]]
     reasons: dict[int, str]
@@ -95,20 +95,20 @@ class ReadOutcome:
         )
 
 
-def make_outcome(choice: ReadPlan, done: Ingested | None = None) -> ReadOutcome:
+def make_outcome(plan: ReadPlan, done: Ingested | None = None) -> ReadOutcome:
     """Return the outcome of a plan, keyed by place.
 
     Args:
-        choice: The plan.
+        plan: The plan.
         done: Result of the ingestion; None before anything is read.
     """
     if done is None:
-        return ReadOutcome(choice, [], [], dict(choice.missing))
+        return ReadOutcome(plan, [], [], dict(plan.missing))
     return ReadOutcome(
-        choice,
-        [choice.places[number] for number in done.kept],
+        plan,
+        [plan.places[number] for number in done.kept],
         [done.facts[number] for number in done.kept],
-        choice.missing | {choice.places[number]: done.failed[number] for number in sorted(done.failed)},
+        plan.missing | {plan.places[number]: done.failed[number] for number in sorted(done.failed)},
     )
 
 

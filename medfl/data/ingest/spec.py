@@ -70,7 +70,7 @@ class DatasetSpec(BaseModel, ABC):
         """Return the paths that the output must not replace: by default the values of all path fields."""
         return [value for name in path_fields(type(self)) if (value := getattr(self, name)) is not None]
 
-    def look(self) -> object:
+    def check_release(self) -> object:
         """Check the files of the release, so that missing files are reported before anything is written.
 
         Raises:
@@ -90,7 +90,8 @@ class WholeSpec(DatasetSpec):
 class ImageSpec(DatasetSpec):
     """Base class for data sets that are read from image files: in parallel, resumable, excluding unreadable files.
 
-    `medfl.data.ingest.prepare.prepare` calls `find`, `choose`, `drop`, `datalist` and `finish` in this order.
+    `medfl.data.ingest.prepare.prepare` calls `find`, `plan_reading`, `rows_to_drop`, `datalist` and `finish` in this
+    order.
 
     Class attributes:
         terms: Terms of use.
@@ -112,7 +113,7 @@ class ImageSpec(DatasetSpec):
         """Return the lines with terms of use and citation that ``medfl prep`` shows first."""
         return [f"{self.title()}: licence {self.terms}", f"Please cite: {self.citation}"]
 
-    def counted(self) -> str:
+    def item_plural(self) -> str:
         """Return the name of the items in the plural, for progress messages."""
         return f"{self.item}s"
 
@@ -121,18 +122,18 @@ class ImageSpec(DatasetSpec):
         """Find the files of the release.
 
         Returns:
-            Any description of the files; it is passed to `choose`.
+            Any description of the files; it is passed to `plan_reading`.
 
         Raises:
             DataError: If the files are not as expected.
         """
 
-    def look(self) -> object:
+    def check_release(self) -> object:
         """Check the files of the release, so that missing files are reported early; here by calling `find`."""
         return self.find()
 
     @abstractmethod
-    def choose(self, files: Any, say: Say) -> ReadPlan:
+    def plan_reading(self, files: Any, say: Say) -> ReadPlan:
         """Read the tables and plan the images to read; report to the user what they should know before reading starts.
 
         Args:
@@ -143,7 +144,7 @@ class ImageSpec(DatasetSpec):
             DataError: If a table is wrong, or nothing can be read.
         """
 
-    def left_out(self, outcome: ReadOutcome, listed: int) -> list[str]:
+    def exclusion_warnings(self, outcome: ReadOutcome, listed: int) -> list[str]:
         """Return warnings about excluded images.
 
         Args:
@@ -155,10 +156,10 @@ class ImageSpec(DatasetSpec):
         """
         count = f"{listed} images"
         if self.unreadable == "option skip_unreadable":
-            count = f"{listed} of {outcome.choice.count()} images can't be read and"
+            count = f"{listed} of {outcome.plan.count()} images can't be read and"
         return [f"warning: {count} were left out: see {QUARANTINE}"]
 
-    def drop(self, outcome: ReadOutcome, say: Say) -> dict[int, str]:
+    def rows_to_drop(self, outcome: ReadOutcome, say: Say) -> dict[int, str]:
         """Return rows to remove from the array now that all images are read, such as copies; by default none.
 
         Args:
@@ -191,23 +192,23 @@ class ImageSpec(DatasetSpec):
             datalist: Data list, which is written afterwards.
         """
 
-    def incomplete(self, outcome: ReadOutcome) -> str:
+    def incomplete_message(self, outcome: ReadOutcome) -> str:
         """Return the error message for missing or unreadable images if all images are required.
 
         It is used before reading if images are missing by then, otherwise after reading.
         """
         return (
-            f"all {self.item}s are required, {len(outcome.reasons)} of {outcome.choice.count()} are missing or can't "
+            f"all {self.item}s are required, {len(outcome.reasons)} of {outcome.plan.count()} are missing or can't "
             f"be read: {describe_counts(outcome.reasons)}. Unpack the release again."
         )
 
-    def none_read(self, outcome: ReadOutcome) -> str:
+    def none_read_message(self, outcome: ReadOutcome) -> str:
         """Return the error message if no image can be read."""
         if self.unreadable == "option skip_unreadable":
-            return self.incomplete(outcome)
-        failed = [outcome.reasons[place] for place in outcome.choice.places]
+            return self.incomplete_message(outcome)
+        failed = [outcome.reasons[place] for place in outcome.plan.places]
         return (
-            f"none of the {len(failed)} {self.counted()} can be read: {describe_counts(dict(enumerate(failed)))}. "
+            f"none of the {len(failed)} {self.item_plural()} can be read: {describe_counts(dict(enumerate(failed)))}. "
             "Download them again."
         )
 

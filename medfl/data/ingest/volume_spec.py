@@ -135,7 +135,7 @@ class VolumeSpec(ImageSpec):
             DataError: If a table is wrong.
         """
 
-    def choose(self, files: Any, say: Say) -> ReadPlan:
+    def plan_reading(self, files: Any, say: Say) -> ReadPlan:
         """Plan the cases to read: all whose headers are readable. The headers decide the common size and spacing.
 
         Args:
@@ -172,13 +172,13 @@ class VolumeSpec(ImageSpec):
             release=_PlannedVolumes(volumes, spacing),
         )
 
-    def incomplete(self, outcome: ReadOutcome) -> str:
+    def incomplete_message(self, outcome: ReadOutcome) -> str:
         """Return the error message for unreadable cases if all are required; it lists their numbers."""
-        return self._unreadable_cases_message(outcome.reasons, outcome.choice.release.volumes)
+        return self._unreadable_cases_message(outcome.reasons, outcome.plan.release.volumes)
 
     def datalist(self, outcome: ReadOutcome, say: Say) -> Datalist:
         """Return the data list of the cases that were read. Warn about empty masks."""
-        planned: _PlannedVolumes = outcome.choice.release
+        planned: _PlannedVolumes = outcome.plan.release
         volumes = planned.volumes
         subjects = number_subjects(volumes.patients)
         records: list[CaseRecord] = [

@@ -111,7 +111,7 @@ class UnitAssignment:
     def hold_out_server_test(self) -> None:
         """Assign units to the server's test set if the plan takes it from the training split (``per_class``)."""
         plan = self.plan
-        if plan.global_test != "per_class":
+        if plan.server_test != "per_class":
             return
         rng = np.random.default_rng(seed_of(plan.seed, "per_class"))
         self.owner[choose_per_class(self.units, self.labels, plan.per_class, rng)] = SERVER_TEST
@@ -139,14 +139,14 @@ class UnitAssignment:
             self.owner[free[positions]] = number
         if self.plan.test == "official":
             self.tests = official_tests(self.test, self.names, scheme, self.plan)
-        if self.plan.global_test == "remainder":
+        if self.plan.server_test == "remainder":
             if not (self.owner == UNASSIGNED).any():
                 raise SettingsError(
                     "no_images",
                     f"partition '{self.plan.scheme}' left no image for the server's test set. Choose another "
-                    "--global-test than remainder.",
+                    "--server-test than remainder.",
                     scheme=self.plan.scheme,
-                    setting="global_test",
+                    setting="server_test",
                 )
             self.owner[self.owner == UNASSIGNED] = SERVER_TEST
 
@@ -159,7 +159,7 @@ class UnitAssignment:
             DataError: If there are any, and the plan neither drops nor allows them.
         """
         plan = self.plan
-        if "official" not in (plan.global_test, plan.test):
+        if "official" not in (plan.server_test, plan.test):
             return
         sides = OF_SITES if plan.test == "official" else OF_TRAINING
         at_site = self.owner[self.units] >= 0
@@ -237,7 +237,7 @@ class UnitAssignment:
             if self.plan.test == "official":
                 by_site[name]["test"] = self.tests.get(name, [])
         self._record_gaps(by_site)
-        server_test = self.test if self.plan.global_test == "official" else self._records_of(SERVER_TEST)
+        server_test = self.test if self.plan.server_test == "official" else self._records_of(SERVER_TEST)
         if server_test:
             by_site[GLOBAL] = {"test": server_test}
         return by_site
@@ -316,7 +316,7 @@ class UnitAssignment:
             self._warn(f"the scheme left {sum(notes.unassigned.values())} training images at no site: {classes}")
         for split, count in count_undistributed(self.source, self.plan).items():
             self._warn(f"the {count} {split} images of the pooled data set are at no site")
-        if self.plan.global_test == "official" and not self.test:
+        if self.plan.server_test == "official" and not self.test:
             self._warn("the pooled data set has no test images, so the server has no test set")
         untested = [name for name in by_site if not by_site[name]["test"]]
         if self.plan.test == "official" and untested:

@@ -94,7 +94,7 @@ def by_source(
     """Draw several small sites from each source and leave the remaining units unassigned.
 
     Use it to simulate many small sites with domain shift (each source has its own appearance) and label skew (each site
-    has some of the classes only). With ``--global-test remainder`` the remaining units become the server's test set.
+    has some of the classes only). With ``--server-test remainder`` the remaining units become the server's test set.
 
     Each site draws the number of its classes, then the classes, then the number of units of each class, all uniformly
     within the given ranges. If a source is short of a class, a site takes only as many units as leave the minimum for
@@ -124,48 +124,21 @@ def by_source(
     """
     _check_option_range("classes", min_classes, max_classes)
     _check_option_range("per_class", min_per_class, max_per_class)
-    if sites_per_source < 1:
-        raise SettingsError(
-            "setting_out_of_range",
-            f"expected sites_per_source >= 1, got {sites_per_source}",
-            setting="sites_per_source",
-            minimum=1,
-            found=sites_per_source,
-        )
     sources = by_site(labels, values=values)
-    if sites is not None and sites != len(sources) * sites_per_source:
-        raise SettingsError(
-            "setting_out_of_range",
-            f"expected {sites_per_source} sites for each of {len(sources)} sources, "
-            f"{len(sources) * sites_per_source}, got {sites}. Leave out --sites, or correct sites_per_source.",
-            setting="sites",
-            expected=len(sources) * sites_per_source,
-            found=sites,
-        )
+    _check_sites(sites, len(sources), sites_per_source)
     rows_by_site: dict[str, np.ndarray] = {}
     width = max(2, len(str(sites_per_source)))
-    for name, members in sources.items():
+    for source, members in sources.items():
         classes, sizes = np.unique(labels[members], return_counts=True)
         room = sizes // min_per_class
-        portions = np.minimum(room, sites_per_source).sum()
-        if portions < sites_per_source * min_classes:
-            raise SettingsError(
-                "too_few_images",
-                f"source '{name}' is too small: {sites_per_source} sites with {min_classes} classes of {min_per_class} "
-                f"images each need {sites_per_source * min_classes} portions of {min_per_class} images, at most one of "
-                f"each class for a site; it has {portions}. Lower sites_per_source, min_classes or min_per_class.",
-                source=name,
-                expected=sites_per_source * min_classes,
-                found=int(portions),
-            )
+        _check_source_size(source, room, sites_per_source, min_classes, min_per_class)
         has_class = _draw_classes(room, sites_per_source, min_classes, max_classes, rng)
         parts: list[list[np.ndarray]] = [[] for _ in range(sites_per_source)]
         for label, owners in zip(classes, has_class.T, strict=True):
             pile = rng.permutation(members[labels[members] == label])
             _draw_units(pile, rng.permutation(np.flatnonzero(owners)), parts, min_per_class, max_per_class, rng)
-        rows_by_site |= {
-            f"{name}-{number:0{width}d}": np.sort(np.concatenate(part)) for number, part in enumerate(parts, 1)
-        }
+        for number, part in enumerate(parts, 1):
+            rows_by_site[f"{source}-{number:0{width}d}"] = np.sort(np.concatenate(part))
     return rows_by_site
 
 
@@ -177,6 +150,59 @@ def _check_option_range(what: str, low: int, high: int) -> None:
             f"expected 1 <= min_{what} <= max_{what}, got {low} and {high}",
             settings=(f"min_{what}", f"max_{what}"),
             found=(low, high),
+        )
+
+
+def _check_sites(sites: int | None, sources: int, sites_per_source: int) -> None:
+    """Raise if `sites_per_source` is below 1, or `sites` is given and is not the number of sites of all sources.
+
+    Args:
+        sites: Expected number of sites; None skips its check.
+        sources: Number of sources.
+        sites_per_source: Number of sites drawn from each source.
+    """
+    if sites_per_source < 1:
+        raise SettingsError(
+            "setting_out_of_range",
+            f"expected sites_per_source >= 1, got {sites_per_source}",
+            setting="sites_per_source",
+            minimum=1,
+            found=sites_per_source,
+        )
+    if sites is not None and sites != sources * sites_per_source:
+        raise SettingsError(
+            "setting_out_of_range",
+            f"expected {sites_per_source} sites for each of {sources} sources, {sources * sites_per_source}, got "
+            f"{sites}. Leave out --sites, or correct sites_per_source.",
+            setting="sites",
+            expected=sources * sites_per_source,
+            found=sites,
+        )
+
+
+def _check_source_size(
+    source: str, room: np.ndarray, sites_per_source: int, min_classes: int, min_per_class: int
+) -> None:
+    """Raise if a source has too few units for the minimum of each of its sites.
+
+    Args:
+        source: Name of the source.
+        room: Number of sites that each class suffices for, shape (C,).
+        sites_per_source: Number of sites drawn from the source.
+        min_classes: Minimum number of classes of a site.
+        min_per_class: Minimum number of units of each class of a site.
+    """
+    needed = sites_per_source * min_classes
+    portions = int(np.minimum(room, sites_per_source).sum())
+    if portions < needed:
+        raise SettingsError(
+            "too_few_images",
+            f"source '{source}' is too small: {sites_per_source} sites with {min_classes} classes of {min_per_class} "
+            f"images each need {needed} portions of {min_per_class} images, at most one of each class for a site; it "
+            f"has {portions}. Lower sites_per_source, min_classes or min_per_class.",
+            source=source,
+            expected=needed,
+            found=portions,
         )
 
 

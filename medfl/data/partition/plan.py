@@ -16,7 +16,7 @@ from pydantic import JsonValue
 
 from medfl.data.leaks import check_kinds
 from medfl.errors import SettingsError, did_you_mean
-from medfl.records.partition import Duplicates, GlobalTest, PartitionSettings, TestPolicy
+from medfl.records.partition import Duplicates, PartitionSettings, ServerTest, TestPolicy
 
 NO_PUBLIC, VALIDATION = "none", "validation"
 """Values of `PartitionPlan.public` that name no folder.
@@ -48,7 +48,7 @@ class PartitionPlan:
             test set must be below 1.
         stratify: Columns of the data list by which a site's test and validation sets are stratified, in addition to
             labels.
-        global_test: Rule for the server's test set. ``official``: the pooled test split. ``per_class``: a number of
+        server_test: Rule for the server's test set. ``official``: the pooled test split. ``per_class``: a number of
             training images of each class. ``remainder``: the units that the scheme assigns to no site. ``none``: no
             test set.
         per_class: With ``per_class``: number of images of each class in the server's test set, >= 1.
@@ -71,7 +71,7 @@ class PartitionPlan:
     fold: int = 0
     val_fraction: float = 0.0
     stratify: Sequence[str] = ()
-    global_test: GlobalTest = "official"
+    server_test: ServerTest = "official"
     per_class: int = 30
     public: str = NO_PUBLIC
     public_test_fraction: float = 0.0
@@ -80,7 +80,7 @@ class PartitionPlan:
     allow_leaks: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        kinds = {"test": TestPolicy, "global_test": GlobalTest, "duplicates": Duplicates}
+        kinds = {"test": TestPolicy, "server_test": ServerTest, "duplicates": Duplicates}
         for name, kind in kinds.items():
             if getattr(self, name) not in get_args(kind):
                 hint = did_you_mean(str(getattr(self, name)), get_args(kind))
@@ -129,12 +129,12 @@ class PartitionPlan:
                 setting="column",
                 needed_by="test",
             )
-        if self.test == self.global_test == "official":
+        if self.test == self.server_test == "official":
             raise SettingsError(
                 "incompatible_settings",
-                "the pooled test split belongs to the sites (test official) or to the server (global test official), "
-                "not to both. Choose another global test, such as none.",
-                settings=("test", "global_test"),
+                "the pooled test split belongs to the sites (test official) or to the server (server_test official), "
+                "not to both. Choose another server_test, such as none.",
+                settings=("test", "server_test"),
             )
         fractions = (self.held_out, self.val_fraction)
         if not (min(fractions) >= 0 and sum(fractions) < 1):
@@ -171,7 +171,7 @@ class PartitionPlan:
             sites: Number of sites of the partition.
         """
         is_fraction, is_fold = self.test in ("fraction", "class_balanced"), self.test == "k_fold"
-        is_compared = "official" in (self.test, self.global_test) or self.public != NO_PUBLIC
+        is_compared = "official" in (self.test, self.server_test) or self.public != NO_PUBLIC
         is_validation_public = self.public == VALIDATION
         return PartitionSettings(
             scheme=self.scheme,
@@ -185,8 +185,8 @@ class PartitionPlan:
             fold=self.fold if is_fold else None,
             val_fraction=self.val_fraction,
             stratify=tuple(self.stratify),
-            global_test=self.global_test,
-            per_class=self.per_class if self.global_test == "per_class" else None,
+            server_test=self.server_test,
+            per_class=self.per_class if self.server_test == "per_class" else None,
             public="validation" if is_validation_public else None,
             public_test_fraction=self.public_test_fraction if is_validation_public else None,
             duplicates=self.duplicates if is_compared else None,

@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from medfl.data.partition.plan import numbered_site_names
-from medfl.errors import DataError, PluginError, SettingsError, did_you_mean
+from medfl.errors import DataError, PluginError, SettingsError, did_you_mean, validation_message
 from medfl.utils.seeds import seed_of
 from medfl.utils.text import name_problem
 
@@ -151,7 +151,7 @@ def _convert_option(kind: Any, value: Any, name: str, plan: PartitionPlan) -> An
     try:
         return TypeAdapter(kind).validate_python(value)
     except ValidationError as error:
-        message = error.errors()[0]["msg"]
+        message = validation_message(error.errors()[0])
         raise SettingsError(
             "wrong_setting_type",
             f"partition '{plan.scheme}', option '{name}': {message}, got {value!r}",

@@ -197,7 +197,7 @@ def count_classes_by_site(written: Mapping[str, Datalist]) -> tuple[dict[str, li
 
 def count_undistributed(source: Datalist, plan: PartitionPlan) -> dict[str, int]:
     """Return the size of each pooled split that is not used in the partition."""
-    kept = {"training", "test"} if "official" in (plan.global_test, plan.test) else {"training"}
+    kept = {"training", "test"} if "official" in (plan.server_test, plan.test) else {"training"}
     kept |= {"validation"} if plan.public == "validation" else set()
     return {split: len(records) for split, records in source.splits.items() if records and split not in kept}
 

@@ -96,7 +96,7 @@ class LocalBackend:
 
     def newest(self, site: str) -> int:
         """Return the number of the newest valid step on a site's disk, or 0. Rename damaged files to ``*.damaged``."""
-        return self.hosts[site].store.mend()
+        return self.hosts[site].store.set_damaged_aside()
 
     def step(
         self,

@@ -47,7 +47,7 @@ def show_scores(summary: Summary, metrics: Sequence[str], folder: Path) -> None:
         for split, scores in splits.items():
             for metric in metrics[:MAX_METRICS]:
                 shown = scores[metric]
-                values = (shown.mean, shown.worst, shown.global_test)
+                values = (shown.mean, shown.worst, shown.server_test)
                 numbers = map(score, values)
                 table.add_row(*map(visible, (model, split, metric)), *numbers)
     console.print(table if table.row_count else f"{table.title}; no scores, as no site has test or validation images")

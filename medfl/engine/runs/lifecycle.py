@@ -36,7 +36,6 @@ from medfl.records.summary import Summary
 from medfl.settings import Execution, Settings
 from medfl.task import Task
 from medfl.types import SERVER, Dataset, PathLike, Tensors
-from medfl.utils.locks import is_being_written
 
 REMOTE_LOCK_SECONDS = 90.0
 """Seconds to wait for the lock of the run folder in a run between machines.
@@ -353,11 +352,6 @@ class RunViewer:
 
     def __init__(self, folder: PathLike) -> None:
         self.folder, self._journal = Path(folder), Journal(Path(folder))
-
-    @property
-    def being_written(self) -> bool:
-        """True if a process holds the lock of the folder."""
-        return is_being_written(self.folder)
 
     @property
     def has_state(self) -> bool:

@@ -164,18 +164,18 @@ class RunRecord:
         scores = None if kind is None or self.summary is None else self.summary.score(kind, split, metric)
         return None if scores is None else scores.sites.get(site)
 
-    def server_score(self, metric: str, tests: str = "global_test", split: str = "test") -> float | None:
+    def server_score(self, metric: str, tests: str = "server_test", split: str = "test") -> float | None:
         """Return the global model's final score on the server's data; None if there is none.
 
         Args:
             metric: Name of the metric.
-            tests: ``global_test`` or ``public_test``.
+            tests: ``server_test`` or ``public_test``.
             split: ``test`` or ``val``.
         """
         scores = None if self.summary is None else self.summary.score("global", split, metric)
         if scores is None:
             return None
-        return scores.public_test if tests == "public_test" else scores.global_test
+        return scores.public_test if tests == "public_test" else scores.server_test
 
     def shared(self, metric: str) -> float | None:
         """Return the score on the server's test set, averaged over the models that the sites export.

@@ -51,7 +51,7 @@ class RunData:
 
     Attributes:
         sites: Maps each site to its splits.
-        global_test: Test data of the server, or None.
+        server_test: Test data of the server, or None.
         public: Public data for the server, or None. No site sees them.
         public_test: Public test images, or None. They are for a model that the server trains on public data.
         digest: Digest of the data, for ``run.json``.
@@ -62,7 +62,7 @@ class RunData:
     """
 
     sites: Mapping[str, Splits]
-    global_test: Dataset | None = None
+    server_test: Dataset | None = None
     public: Dataset | None = None
     public_test: Dataset | None = None
     digest: str = ""
@@ -74,7 +74,7 @@ class RunData:
     @property
     def server_tests(self) -> dict[str, Dataset]:
         """Maps the name of each test set of the server to its data."""
-        tests = {GLOBAL: self.global_test, PUBLIC: self.public_test}
+        tests = {GLOBAL: self.server_test, PUBLIC: self.public_test}
         return {name: test for name, test in tests.items() if test}
 
 
@@ -285,7 +285,7 @@ def check(run: SimulatedRun, method: Method) -> None:
     name, task, settings, data = run.method.name, run.task, run.settings, run.data
     networks = check_plan(name, method, task, settings, data.sites, bool(data.public), run.method.needs_by_method)
     warn_of_preset(name, method, run.method.args, settings)
-    check_shared_test(settings, bool(data.global_test))
+    check_shared_test(settings, bool(data.server_test))
     check_training(data.sites, task.objective)
     check_validation(settings, [site for site, splits in data.sites.items() if len(splits.val)])
     public = {"Public data": data.public, "Public test data": data.public_test}
@@ -339,7 +339,7 @@ def _hosts(run: SimulatedRun, writer: RunWriter) -> tuple[dict[str, SiteRunner],
     viewers = {held: writer.viewer(held, test) for held, test in run.data.server_tests.items()}
     sites = dict(sorted(run.data.sites.items()))
     if run.settings.shared_test:
-        sites = {name: replace(data, shared=run.data.global_test) for name, data in sites.items()}
+        sites = {name: replace(data, shared=run.data.server_test) for name, data in sites.items()}
     if run.simulation.attackers is not None:
         sites = attacked_sites(sites, run.simulation.attackers, run.task, run.settings.seed)
     if "pooled_data" not in run.method.make().needs or len(sites) == 1:

@@ -83,7 +83,7 @@ def export(run: SimulatedRun, result: SimulationResult, site_export: SiteExport)
             )
             predictor = build_predictor(method, run.task, model)
             predictions[site] = write_predictions(
-                target, predictor, run.data.sites[site], run.task, run.settings, facts, run.execution.pictures
+                target, predictor, run.data.sites[site], run.task, run.settings, facts, run.execution.worst_case_images
             )
             written.append(target)
     constant = find_constant_predictions(predictions, run.task.objective, run.data.classes)
@@ -158,7 +158,7 @@ def write_predictions(
     task: Task,
     settings: Settings,
     facts: CaseMetadata,
-    pictures: bool = False,
+    worst_case_images: bool = False,
 ) -> SitePredictions:
     """Write the files with a site's predictions into its bundle, and return the predictions for its test images.
 
@@ -174,7 +174,7 @@ def write_predictions(
         task: The learning problem.
         settings: Settings of the run.
         facts: Metadata of the test images, such as sex and centre: maps the name of each field to its values.
-        pictures: Whether to write images of the worst cases (`medfl.engine.runs.worst_cases`).
+        worst_case_images: Whether to write images of the worst cases (`medfl.engine.runs.worst_cases`).
     """
     metrics = (*task.metrics, *task.objective.headline)
 
@@ -195,7 +195,7 @@ def write_predictions(
         known[GROUP_COLUMN] = task.objective.groups(predictions, predict_split(others)[0])
     write_atomic(target / PREDICTIONS, _format_predictions(task, predictions, targets, known).encode())
     write_test_cases(target, data.test)
-    write_worst_cases(target, predictor, data.test, task, settings, predictions, pictures)
+    write_worst_cases(target, predictor, data.test, task, settings, predictions, worst_case_images)
     return SitePredictions(predictions, targets, "test")
 
 

@@ -69,7 +69,7 @@ def summarise(
             mean=sum(defined) / len(defined) if defined else None,
             worst=worst(name, defined) if defined else None,
             sites={site: none_if_nan(value) for site, value in values.items()},
-            global_test=none_if_nan(pooled),
+            server_test=none_if_nan(pooled),
             public_test=none_if_nan(public),
         )
     return Summary(

@@ -1,8 +1,8 @@
 """Images of the test cases with the lowest Dice scores, written at the site into its exported bundle.
 
-The images show patients, so they are written only with the setting ``pictures``, and never for a site on another
-machine. For each case, the file has the row of the case in the test split, its Dice score, and one slice of the image
-and the masks.
+The images show patients, so they are written only with the setting ``worst_case_images``, and never for a site on
+another machine. For each case, the file has the row of the case in the test split, its Dice score, and one slice of the
+image and the masks.
 """
 
 from __future__ import annotations

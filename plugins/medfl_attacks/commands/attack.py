@@ -56,8 +56,8 @@ class ShadowChoice(StrEnum):
     """No shadow network: only the loss threshold attack runs."""
 
 
-class AgainstChoice(StrEnum):
-    """Values of ``--against``: information that images are reconstructed from."""
+class InversionTargetChoice(StrEnum):
+    """Values of ``--target``: information that images are reconstructed from."""
 
     ALL = "all"
     """Everything that the run allows."""
@@ -145,9 +145,9 @@ def membership(
 @app.command()
 def inversion(
     run: Run,
-    against: Annotated[
-        AgainstChoice, typer.Option(help="What to attack. all: everything that the run allows.")
-    ] = AgainstChoice.ALL,
+    target: Annotated[
+        InversionTargetChoice, typer.Option(help="What to attack. all: everything that the run allows.")
+    ] = InversionTargetChoice.ALL,
     images: Annotated[int, typer.Option(min=1, help="Number of images to reconstruct.")] = 16,
     batch: Annotated[int, typer.Option(min=1, help="Batch size of an attacked update.")] = 1,
     steps: Annotated[int, typer.Option(min=1, help="Steps of each optimization.")] = 300,
@@ -159,7 +159,7 @@ def inversion(
 ) -> None:
     """Reconstruct training images from images that the run shared, from updates, and from the global model.
 
-    Example: medfl attack inversion runs/fedavg --against update --images 1 --steps 100
+    Example: medfl attack inversion runs/fedavg --target update --images 1 --steps 100
     """
     with quick_imports():
         from medfl_attacks.attack_files import results_path
@@ -167,7 +167,7 @@ def inversion(
         from medfl_attacks.open_run import open_run
 
     options = InversionOptions(
-        against=against.value, images=images, batch=batch, steps=steps, smoothness=smoothness, seed=seed
+        target=target.value, images=images, batch=batch, steps=steps, smoothness=smoothness, seed=seed
     )
     opened = open_run(run, device, data, plugin or ())
     with progress_bar("inversion", transient=True) as show:

@@ -40,7 +40,7 @@ ATTACK_NAME = "inversion"
 """Name of this kind of attack; it selects the results file (a key of `medfl_attacks.attack_files.ATTACK_FILES`)."""
 
 TargetOption = Literal["all", "shared", "update", "model"]
-"""Value of the option `against`: one target, or all that the run allows."""
+"""Value of the option `target`: one target, or all that the run allows."""
 
 MAX_AUXILIARY_VALUES = 1 << 25
 """Largest number of values in the attacker's auxiliary images (128 MB of float32)."""
@@ -51,7 +51,7 @@ class InversionOptions:
     """Options of the inversion attack: targets and effort.
 
     Attributes:
-        against: ``shared``, ``update``, ``model``, or ``all`` targets that the run allows.
+        target: ``shared``, ``update``, ``model``, or ``all`` targets that the run allows.
         images: Number of attacked images, spread as evenly over the classes as possible, >= 1. Attacks on updates take
             long, so at most four updates are attacked. An attack on a model reconstructs each class instead.
         batch: Number of images in the batch of an attacked update, >= 1.
@@ -61,7 +61,7 @@ class InversionOptions:
         seed: Seed of the selection of images, the starting points and the noise of the attack.
     """
 
-    against: TargetOption = "all"
+    target: TargetOption = "all"
     images: int = 16
     batch: int = 1
     steps: int = 300
@@ -69,7 +69,7 @@ class InversionOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_choice("target of an inversion attack", self.against, get_args(TargetOption))
+        check_choice("target of an inversion attack", self.target, get_args(TargetOption))
         for name, least in (("images", 1), ("batch", 1), ("steps", 1), ("smoothness", 0), ("seed", 0)):
             value = getattr(self, name)
             if not least <= value < math.inf:
@@ -130,7 +130,7 @@ def attack_targets(
         SettingsError: If the run does not allow the requested target, or the task has no image scale.
         DataError: If no site has training images.
     """
-    chosen = _targets_to_attack(opened, options.against)
+    chosen = _targets_to_attack(opened, options.target)
     setup = _prepare_setup(opened, options)
     update_steps = options.steps * targets.plan_updates(len(setup.truth), options.batch)[0]
     costs = {"shared": 4 * options.steps + 2 * FIXED_POINT_STEPS, "update": update_steps, "model": options.steps}
@@ -152,13 +152,13 @@ def attack_targets(
     return results
 
 
-def _targets_to_attack(opened: OpenedRun, against: TargetOption) -> list[InversionTarget]:
+def _targets_to_attack(opened: OpenedRun, target: TargetOption) -> list[InversionTarget]:
     """Return the targets to attack.
 
     Raise SettingsError if the run doesn't allow the requested target, or allows none.
     """
     errors_by_target = {target: target_error(opened, target) for target in get_args(InversionTarget)}
-    if against != "all" and (error := errors_by_target[against]) is not None:
+    if target != "all" and (error := errors_by_target[target]) is not None:
         raise error
     allowed: list[InversionTarget] = [
         target for target in get_args(InversionTarget) if errors_by_target[target] is None
@@ -169,7 +169,7 @@ def _targets_to_attack(opened: OpenedRun, against: TargetOption) -> list[Inversi
             "This run has no target for an inversion attack. " + " ".join(map(str, errors_by_target.values())),
             method=opened.name,
         )
-    return allowed if against == "all" else [against]
+    return allowed if target == "all" else [target]
 
 
 def target_error(opened: OpenedRun, target: InversionTarget) -> SettingsError | None:

@@ -96,7 +96,7 @@ def find_targets(
         )
     parts = [data for _, data in sorted(run.sites.items())]
     members = pool_datasets([data.train for data in parts])
-    others = pool_datasets([data.test for data in parts] + ([] if run.global_test is None else [run.global_test]))
+    others = pool_datasets([data.test for data in parts] + ([] if run.server_test is None else [run.server_test]))
     targets = [
         MembershipTarget("global", "", run.predictor(model, f"round {kept}"), model.network, members, others, kept)
         for kept, model in models.items()

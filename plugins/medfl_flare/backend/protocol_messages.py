@@ -8,7 +8,7 @@ Kinds of messages whose contents are defined here:
 * ``hello``: the offer of a run. A site that accepts it returns a `HelloReply`.
 * ``begin``: the start of the run. A site loads its data and returns information about them.
 * ``step``: a request, an evaluation of the previous round, or both.
-* ``post`` and ``guest``: cross-site evaluation, in which each site scores the models of the others.
+* ``send_model`` and ``score_model``: cross-site evaluation, in which each site scores the models of the others.
 * ``install``: the end of the run. A site exports its bundle and returns its privacy account.
 """
 
@@ -26,7 +26,7 @@ from medfl.contract import Request
 from medfl.engine.backend import Evaluation
 from medfl.engine.evaluation import MetricRow
 from medfl.engine.store import StepNumbers
-from medfl.errors import PluginError, RefusedError
+from medfl.errors import PluginError, RefusedError, validation_message
 from medfl.privacy.policy import mechanism_of
 from medfl.records.privacy_account import PrivacyAccount
 from medfl.types import Meta, Tensors
@@ -385,7 +385,7 @@ def _short(digest: str | None) -> str:
 
 
 def read_scores(site: str, message: Message, round_: int) -> list[MetricRow]:
-    """Return the scores in a reply to ``post`` or ``guest``; all must be of the given round."""
+    """Return the scores in a reply to ``send_model`` or ``score_model``; all must be of the given round."""
     return rows_from_json(message.meta.get("rows"), site, round_)
 
 
@@ -422,9 +422,9 @@ def read_privacy_account(site: str, message: Message) -> PrivacyAccount | None:
         place = f" in its field '{name}'" if name in PrivacyAccount.model_fields else ""
         raise RefusedError(
             "wrong_metadata",
-            f"The privacy account of site '{site}' was refused{place}: {first['msg']}. Server and site need the same "
-            "version of medfl; if they have it, the site is not honest.",
+            f"The privacy account of site '{site}' was refused{place}: {validation_message(first)}. Server and site "
+            "need the same version of medfl; if they have it, the site is not honest.",
             sender=f"site '{site}'",
             key="privacy",
-            expected=first["msg"],
+            expected=validation_message(first),
         ) from None

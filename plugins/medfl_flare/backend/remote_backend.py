@@ -15,7 +15,8 @@ Messages of the protocol (`medfl_flare.sites.site_service` is the site's side):
   step.
 * ``step``: a request, the state that the server published for the evaluation of the previous round, and the earlier
   steps whose site state is still needed.
-* ``post`` and ``guest``: cross-site evaluation. A site sends its model to the others; each of them scores it.
+* ``send_model`` and ``score_model``: cross-site evaluation. A site sends its model to the others; each of them scores
+  it.
 * ``install``: the state that the server published at the end. The site exports its bundle.
 * ``end``: the run is over for now.
 """
@@ -68,8 +69,8 @@ ACTIVITIES = {
     "hello": "joining",
     "begin": "loading data",
     "step": TRAINING,
-    "post": "cross-site evaluation",
-    "guest": "cross-site evaluation",
+    "send_model": "cross-site evaluation",
+    "score_model": "cross-site evaluation",
     "install": "exporting its bundle",
     "end": "leaving",
 }
@@ -163,7 +164,7 @@ class FlareBackend:
 
         self.greetings = self._exchange_messages(dict.fromkeys(ready, message), read)
 
-    def drop(self, site: str, why: str) -> None:
+    def exclude_site(self, site: str, why: str) -> None:
         """Exclude a site from the run until the run is resumed, and record the reason in `missing`.
 
         Args:
@@ -241,7 +242,7 @@ class FlareBackend:
         for site in sites:
             self._silent_steps[site] = 0 if site in answered else self._silent_steps.get(site, 0) + 1
             if self._silent_steps[site] >= MAX_SILENT_STEPS:
-                self.drop(site, f"{self.missing.get(site, 'no reply')}; excluded until the run is resumed")
+                self.exclude_site(site, f"{self.missing.get(site, 'no reply')}; excluded until the run is resumed")
 
     def _mark_failed_senders(self, answers: list[SiteResult], unavailable: list[str]) -> None:
         """Mark a sender as unavailable if its peer message did not reach an available receiver, which lacks it.
@@ -273,11 +274,11 @@ class FlareBackend:
         names = sorted(self.greetings)
         for start, owner in enumerate(names):
             others = names[start + 1 :] + names[:start]
-            post = Message("post", evaluation.published, meta | {"to": others})
-            rows_by_site = self._exchange_messages({owner: post}, read)
+            sending = Message("send_model", evaluation.published, meta | {"to": others})
+            rows_by_site = self._exchange_messages({owner: sending}, read)
             if owner in rows_by_site:
-                guest = Message("guest", {}, meta | {"owner": owner})
-                rows_by_site |= self._exchange_messages(dict.fromkeys(others, guest), read)
+                scoring = Message("score_model", {}, meta | {"owner": owner})
+                rows_by_site |= self._exchange_messages(dict.fromkeys(others, scoring), read)
             rows += [row for site in (owner, *others) for row in rows_by_site.get(site, [])]
         return rows
 

@@ -161,7 +161,7 @@ def statistics(
         write_statistics_report(report, out)
     elif kit is not None and bundle is not None and (data, min_count) == (None, None):
         names = sorted(filter(None, (name.strip() for name in sites.split(","))))
-        meta = {"statistics": out.absolute().name, "bundle": bundle, "sites": names, "answer_timeout": timeout}
+        meta = {"statistics": out.absolute().name, "bundle": bundle, "sites": names, "reply_timeout": timeout}
         request = StatisticsRequest.from_meta(meta | {"privacy": None if noise is None else noise.model_dump()})
         report = fetch_statistics(request, kit.absolute(), out)
     else:

@@ -56,7 +56,7 @@ def request_statistics(request: StatisticsRequest, transport: Transport, result:
             missing[site] = f"its reply could not be read ({type(error).__name__})"
 
     blob = pack(Message(KIND, {}, request.to_json()))
-    missing |= transport.ask(dict.fromkeys(request.sites, blob), request.answer_timeout, take)
+    missing |= transport.ask(dict.fromkeys(request.sites, blob), request.reply_timeout, take)
     if not sites:
         whys = "; ".join(f"{site}: {why}" for site, why in sorted(missing.items()))
         raise MedflError("no_statistics", f"no site returned statistics. {whys}", missing=missing)

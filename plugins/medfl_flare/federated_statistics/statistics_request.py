@@ -48,7 +48,7 @@ class StatisticsRequest(Record):
         medfl: Version of medfl.
         sites: Names of the sites, sorted; empty means that the connected sites are added on submission.
         privacy: Requested noise, or None for exact numbers.
-        answer_timeout: Seconds after which a silent site is unavailable, >= 1.
+        reply_timeout: Seconds after which a silent site is unavailable, >= 1.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -59,7 +59,7 @@ class StatisticsRequest(Record):
     medfl: Text = __version__
     sites: Sites = []
     privacy: NoiseRequest | None = None
-    answer_timeout: int = Field(3600, ge=1, le=10**7)
+    reply_timeout: int = Field(3600, ge=1, le=10**7)
 
     @property
     def run(self) -> str:

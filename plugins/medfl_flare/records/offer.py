@@ -59,7 +59,7 @@ class Offer(Record):
         method_version: Version of the method (`medfl_flare.offer.method_version`).
         overrides: Maps ids of the bundle's configurations to the values that replace those in the bundle's files.
         sites: Names of the sites, sorted; empty means that the connected sites are added on submission.
-        answer_timeout: Seconds without progress of a site's work after which the site is unavailable, >= 1.
+        reply_timeout: Seconds without progress of a site's work after which the site is unavailable, >= 1.
         given_by: Where the overrides come from, for the record.
     """
 
@@ -75,7 +75,7 @@ class Offer(Record):
     method_version: Text
     overrides: dict[str, Any] = {}
     sites: Sites = []
-    answer_timeout: int = Field(3600, ge=1, le=10**7)
+    reply_timeout: int = Field(3600, ge=1, le=10**7)
     given_by: Text = "command line"
 
     @classmethod

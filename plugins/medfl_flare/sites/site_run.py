@@ -225,7 +225,7 @@ class SiteRun:
         about: Meta = {"classes": list(self._data.classes), "name": self._data.source, "modality": self._data.modality}
         about["names"] = list(self._data.names)
         about["shared_test"] = None if self._splits.shared is None else hash_dataset(self._splits.shared)
-        return {"facts": facts, "newest": self.host.store.mend(), "data": about}
+        return {"facts": facts, "newest": self.host.store.set_damaged_aside(), "data": about}
 
     # ---- a step
 
@@ -368,7 +368,7 @@ class SiteRun:
         """Send this site's model to other sites for the cross-site evaluation, and score it on this site's test data.
 
         Args:
-            message: Message of the server, of the kind ``post``.
+            message: Message of the server, of the kind ``send_model``.
 
         Returns:
             No tensors; metadata with the scores.
@@ -393,7 +393,7 @@ class SiteRun:
         The model has arrived as a peer message before.
 
         Args:
-            message: Message of the server, of the kind ``guest``, which names the owner of the model.
+            message: Message of the server, of the kind ``score_model``, which names the owner of the model.
 
         Returns:
             No tensors; metadata with the scores.
@@ -413,7 +413,7 @@ class SiteRun:
             )
         model = Model(meta["network"], wire.select(messages[0].tensors, MODEL_PREFIX), meta["meta"])
         rows = self._score(model, f"{meta['owner']}@{owner}", read_integer(message.meta, "round"))
-        inbox.drop(messages[0].sender)
+        inbox.delete_messages_of(messages[0].sender)
         return {}, {"rows": rows_to_json(rows)}
 
     def _score(self, model: Model, name: str, round_: int) -> list[MetricRow]:

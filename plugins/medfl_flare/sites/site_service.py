@@ -192,8 +192,8 @@ class SiteService:
             )
         parts = {
             "step": self._run.step,
-            "post": self._run.send_model,
-            "guest": self._run.score_peer_model,
+            "send_model": self._run.send_model,
+            "score_model": self._run.score_peer_model,
             "install": self._run.install,
         }
         if message.kind not in parts:
@@ -292,7 +292,7 @@ class SiteService:
         meta = {"step": step, "use": use, "meta": peer_message.meta}
         assert self._opened is not None
         self._audit.record_sent(peer_message)
-        patience = PEER_MESSAGE_TIME_SHARE * self._opened.offer.answer_timeout
+        patience = PEER_MESSAGE_TIME_SHARE * self._opened.offer.reply_timeout
         blob = pack(Message("peer_message", peer_message.tensors, meta))
         return self._post(
             peer_message.to, blob if self._seal is None else self._seal.close(blob, peer_message.to), patience

@@ -212,8 +212,8 @@ class Relay(PersonalModels):
             return self.initial_model(site, model)
         if request.meta["from"] == site.name:
             return held_model(site, model)
-        visitor = receive_model(site, model, request.meta["stamp"])
-        return visitor.kept if visitor else {}
+        visiting = receive_model(site, model, request.meta["stamp"])
+        return visiting.kept if visiting else {}
 
 
 def held_model(site: Site, model: str) -> Tensors:

@@ -222,22 +222,22 @@ class FedSKD(CirculatingModels):
         if request.meta["returns"]:
             return super().train(site, request)
         owner = request.meta["owner"]
-        visitor = None if owner == site.name else receive_model(site, owner, [site.round])
+        visiting = None if owner == site.name else receive_model(site, owner, [site.round])
         host = with_host_settings(site, site.network, request.meta["scale"])
-        done, site.state.tensors = self.continue_training(host, self.own(site), {"guest": visitor})
-        log = done.log | {"guests": float(visitor is not None)}
+        done, site.state.tensors = self.continue_training(host, self.own(site), {"visiting_model": visiting})
+        log = done.log | {"visiting_models": float(visiting is not None)}
         return Reply(
-            meta={"guest": visitor.owner if visitor else ""},
+            meta={"visiting_owner": visiting.owner if visiting else ""},
             log=log,
             trained={"personal": Model(site.network, done.after)},
         )
 
     def before_fit(self, fit: Fit) -> None:
         """Prepare a training: join own and visiting model to a pair, with hooks that record the compared features."""
-        visitor: ModelInTransit | None = fit.extra.get("guest")
-        if visitor is not None:
+        visiting: ModelInTransit | None = fit.extra.get("visiting_model")
+        if visiting is not None:
             companion = CompanionModel(
-                fit.site, split_optimizer_state(visitor.kept)[0], visitor.network, self.freeze_ktm_header
+                fit.site, split_optimizer_state(visiting.kept)[0], visiting.network, self.freeze_ktm_header
             )
             fit.extra["pair"] = ModelPair(fit.model, companion, self.compared)
             if fit.site.task.regions is not None:
@@ -257,14 +257,14 @@ class FedSKD(CirculatingModels):
         """
         pair: ModelPair | None = fit.extra.get("pair")
         own_loss = super().loss(fit, batch)
-        if pair is None or pair.guest.skips(batch):
+        if pair is None or pair.visiting.skips(batch):
             return own_loss
-        visiting_loss = fit.site.task.loss(pair.guest(batch.images), batch.targets)
+        visiting_loss = fit.site.task.loss(pair.visiting(batch.images), batch.targets)
         if self.gamma == 0:
-            pair.note(len(batch.rows), guest_loss=visiting_loss)
+            pair.note(len(batch.rows), visiting_loss=visiting_loss)
             return own_loss + visiting_loss
         similarity = self.similarity(pair.own_features, pair.visiting_features, self.regions(fit, batch))
-        pair.note(len(batch.rows), guest_loss=visiting_loss, similarity=similarity)
+        pair.note(len(batch.rows), visiting_loss=visiting_loss, similarity=similarity)
         return own_loss + visiting_loss + self.gamma * similarity
 
     def regions(self, fit: Fit, batch: Batch) -> RegionGrids | None:
@@ -300,7 +300,7 @@ class FedSKD(CirculatingModels):
     def after_batch(self, fit: Fit) -> None:
         """Take an optimiser step for the visiting model."""
         if "pair" in fit.extra:
-            fit.extra["pair"].guest.step(self.gradient_clip)
+            fit.extra["pair"].visiting.step(self.gradient_clip)
 
     def after_fit(self, fit: Fit) -> None:
         """Finish a training: remove the hooks of the model pair and add the mean losses of the pair to the log."""

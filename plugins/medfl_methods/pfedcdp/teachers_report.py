@@ -29,7 +29,7 @@ WEIGHT_RULES = {
 """Mapping from each rule by which teachers are weighted (setting ``refine.teachers``) to a description for the
 report."""
 
-SCORE_HEADINGS = {"mean": "mean of sites", "global_test": "cross-site evaluation", "public_test": "public test"}
+SCORE_HEADINGS = {"mean": "mean of sites", "server_test": "server test", "public_test": "public test"}
 """Mapping from each key of a summary of the student's scores to the heading of its column in the report's table."""
 
 FindingsMeta = Mapping[str, Meta]

@@ -22,9 +22,6 @@ from medfl_report.cards.run_facts import format_image_count
 from medfl_report.cards.score_computation import CALIBRATION_METRICS, MIN_PATIENTS, SITE_MEAN
 from medfl_report.objectives.site_scores import RESAMPLES
 
-FRONT_MATTER_KEYS = ("license", "library_name", "pipeline_tag", "tags", "metrics", "model-index")
-"""Keys of the front matter. Hugging Face defines them, and further keys that cards don't use."""
-
 CARD_MARK = "<!-- Written by `medfl card`. -->"
 """Line in every card, by which medfl recognises the cards that it wrote and may replace."""
 

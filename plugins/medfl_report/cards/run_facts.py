@@ -148,7 +148,7 @@ def _server_scores(data: ReportData, run: RunRecord) -> tuple[ServerScore, ...]:
     return tuple(
         ServerScore(
             metric=metric,
-            server=metrics[metric].global_test,
+            server=metrics[metric].server_test,
             sites_mean=mean_known(metrics[metric].sites.values()),
         )
         for metric in key_metrics(data.groups)

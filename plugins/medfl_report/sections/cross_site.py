@@ -1,6 +1,6 @@
 """Section on cross-site evaluation: the score of every site's model on every site's test images.
 
-The local test of a model is its score on the test images of its own site. Its global test is the mean of its scores
+The local test of a model is its score on the test images of its own site. Its cross-site test is the mean of its scores
 over the test sets of all sites, each with the same weight and never pooled.
 
 A group is a set of runs of one method that differ only in seed and fold.
@@ -81,12 +81,12 @@ def local_mean(table: ScoreMatrix) -> float:
 
 
 def global_mean(table: ScoreMatrix) -> float:
-    """Return the global test: mean of each model's scores over all sites, then over the models; NaN without scores."""
+    """Return the cross-site test: the mean over the sites, then over the models; NaN without scores."""
     return mean_defined(mean_defined(row.values()) for row in table.values())
 
 
 def cross_site_score(run: RunRecord, metric: str) -> tuple[float, float]:
-    """Return the global test of a run, and its standard deviation (ddof = 1) over the models.
+    """Return the cross-site test of a run, and its standard deviation (ddof = 1) over the models.
 
     Both are NaN without such scores. The standard deviation is also NaN if all sites have the same model.
     """
@@ -198,8 +198,8 @@ def _row(group: Group, tables: Mapping[str, ScoreMatrix]) -> Meta:
 def _averaged(label: str, metric: str, runs: Sequence[RunRecord], tables: Mapping[str, ScoreMatrix]) -> Meta:
     """Return the matrix averaged over runs on the same people, and the means of its rows.
 
-    The mean of a row is the mean of the runs' means, as in the global test. It can differ from the mean over the cells
-    if some scores are not defined in some runs.
+    The mean of a row is the mean of the runs' means, as in the cross-site test. It can differ from the mean over the
+    cells if some scores are not defined in some runs.
     """
     own_tables = [tables[str(run.folder)] for run in runs]
     single = all(all_sites_share_model(run, metric) for run in runs)
@@ -257,7 +257,7 @@ def _alike(tested: Sequence[Group], metric: str) -> list[str]:
     names = [group.label for group in tested if any(all_sites_share_model(run, metric) for run in group.runs)]
     if not names:
         return []
-    return [f"In {join_words(names)} all sites have the same model, so local and global test are equal."]
+    return [f"In {join_words(names)} all sites have the same model, so local and cross-site test are equal."]
 
 
 def _left_out(labels: Sequence[str]) -> list[str]:

@@ -32,7 +32,7 @@ WORK = "seconds of work"
 """Label of the axis of computing time."""
 
 MEANINGS = {
-    "global test": "The global model on the server's test images. A large SD over the rounds means an unstable score.",
+    "server test": "The global model on the server's test images. A large SD over the rounds means an unstable score.",
     "backward transfer": "Change of the global model's score on a site's test images since the last round in which "
     "that site took part, as mean over the sites (Fowler and AlRegib, equation 10). Negative: loss, positive: gain. It "
     "is not defined if the sites have personal models only.",
@@ -49,7 +49,7 @@ MEANINGS = {
     "of its own site, as mean over the sites of the round.",
     "worst participant": "The lowest site of each round, right after training.",
     "worst site": "The site with the lowest mean over the rounds in which it trained, right after training.",
-    "balance": "Mean of global test and right after training, both over the rounds.",
+    "balance": "Mean of server test and right after training, both over the rounds.",
     "intervals": "Number of intervals of the literal consistency.",
 }
 """Mapping from words in a column's heading to the definition that the page shows."""
@@ -76,7 +76,7 @@ class MeasureColumn:
 
 
 MAIN = (
-    MeasureColumn("global test", "mean ± SD over rounds", "global_mean", "global_std"),
+    MeasureColumn("server test", "mean ± SD over rounds", "global_mean", "global_std"),
     MeasureColumn("backward transfer", "global model, mean over rounds", "bwt_mean"),
     MeasureColumn("backward transfer", "global model, last round", "bwt_final"),
     MeasureColumn("global consistency", "literal", "consistency_global"),
@@ -85,7 +85,7 @@ MAIN = (
     MeasureColumn("worst participant", "mean over rounds", "worst_mean"),
     MeasureColumn("local consistency", "literal", "consistency_local"),
     MeasureColumn("balance", "of both means", "balance"),
-    MeasureColumn("global test", "last round", "global_final"),
+    MeasureColumn("server test", "last round", "global_final"),
 )
 """Columns of the main table of measures."""
 MORE = (
@@ -256,7 +256,7 @@ def _text(column: MeasureColumn, value: float) -> str:
 
 
 def _falls(scored_groups: Sequence[ScoredGroup], styles: dict[str, Look], metric: str) -> Meta | None:
-    """Return figures of the global test of each group's first run, with its recovery intervals; None without any."""
+    """Return figures of the server test of each group's first run, with its recovery intervals; None without any."""
     firsts = []
     for group in scored_groups:
         pairs = zip(group.runs, group.ways, strict=True)
@@ -277,8 +277,8 @@ def _falls(scored_groups: Sequence[ScoredGroup], styles: dict[str, Look], metric
         curve = Curve(label, series.index.tolist(), series.tolist())
         intervals = _intervals(series.tolist())
         text = f"{label}, {which}: {_in_words(intervals, curve.rounds)}"
-        figure = recovery_figure(curve, intervals, styles[label], f"{metric}, global test", limits)
-        pictures.append({"svg": svg(figure, f"falls{number}", f"{metric}, global test. {text}"), "caption": text})
+        figure = recovery_figure(curve, intervals, styles[label], f"{metric}, server test", limits)
+        pictures.append({"svg": svg(figure, f"falls{number}", f"{metric}, server test. {text}"), "caption": text})
     left = [label for label, _, _ in firsts[MAX_DRAWN:]]
     return {"pictures": pictures, "left": f"Not drawn: {join_words(left)}." if left else ""}
 
@@ -304,7 +304,7 @@ def _in_words(intervals: Sequence[RecoveryInterval], rounds: Sequence[int]) -> s
 
 
 def _curves(scored_groups: Sequence[ScoredGroup], styles: dict[str, Look], metric: str, over: str) -> list[Meta]:
-    """Return figures of the scores right after training by round, and of the global test by computing time."""
+    """Return figures of the scores right after training by round, and of the server test by computing time."""
     pictures = []
     means = f" Mean over the {over}, for the rounds that all runs have." if over else ""
     local = [curve for group in scored_groups if (curve := trained_curve(group.label, group.ways))]
@@ -317,10 +317,10 @@ def _curves(scored_groups: Sequence[ScoredGroup], styles: dict[str, Look], metri
     spent = [curve for group in scored_groups if (curve := work_curve(group.label, group.ways))]
     if spent:
         text = (
-            f"{metric}, global test, against the {WORK} of all sites, one after the other, without evaluation. The "
+            f"{metric}, server test, against the {WORK} of all sites, one after the other, without evaluation. The "
             f"seconds depend on the machine and its load.{means}"
         )
         words = f"{text} {last_values(spent, f'{{:.0f}} {WORK}')}"
-        picture = curves_svg(spent, styles, f"{metric}, global test", "work", words, across=WORK)
+        picture = curves_svg(spent, styles, f"{metric}, server test", "work", words, across=WORK)
         pictures.append({"svg": picture, "caption": text})
     return pictures

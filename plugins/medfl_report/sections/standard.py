@@ -139,9 +139,9 @@ def scores(groups: Sequence[Group]) -> Meta:
     names = {"val": "validation", "shared": "shared test"}
     tables = {split: score_table(groups, split) for split in captions}
     all_rows = [row for table in tables.values() for rows in table.values() for row in rows]
-    has_global = any(row.global_test.mean is not None for row in all_rows)
+    has_global = any(row.server_test.mean is not None for row in all_rows)
     if has_global:
-        captions["test"] = "Global test: the global model on the server's test set."
+        captions["test"] = "Server test: the global model on the server's test set."
     splits = [
         {"name": names.get(split, split), "table": table, "caption": captions[split]}
         for split, table in tables.items()
@@ -254,7 +254,7 @@ def _curve_plans(groups: Sequence[Group], band: bool) -> list[CurvePlan]:
         )
         for metric in metrics
     ]
-    at_server = [(metric, GLOBAL, "global test", "on the server's test images") for metric in metrics[:1]]
+    at_server = [(metric, GLOBAL, "server test", "on the server's test images") for metric in metrics[:1]]
     at_server += [(metric, PUBLIC, "public test", "on public test images") for metric in public_metrics(groups)]
     plans += [
         CurvePlan(

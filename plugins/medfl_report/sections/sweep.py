@@ -79,7 +79,7 @@ def _sweep(method: str, groups: Sequence[Group], place: str) -> Meta | None:
     name, values = variation
     rows = [_row(group, metric) for group in groups]
     scored = sorted((value, row) for value, row in zip(values, rows, strict=True) if row is not None)
-    kinds = {"mean of sites": "mean", "worst site": "worst", "global test": "global_test"}
+    kinds = {"mean of sites": "mean", "worst site": "worst", "server test": "server_test"}
     curves = [_curve(kind, [(value, getattr(row, key)) for value, row in scored]) for kind, key in kinds.items()]
     curves = [curve for curve in curves if len(curve.rounds) > 1]
     if not curves:

@@ -92,8 +92,8 @@ def _prepare(out: Path, per_centre: int, seed: int, console: Console) -> Path:
         prepare(registry.dataset("abide")(source=release, size=SIZE, atlas=atlas), pooled, force=True)
         console.print(
             f"medfl partition {pooled} --out {data} --scheme by_site --column site --test-fraction {TEST_SHARE} "
-            "--global-test none"
+            "--server-test none"
         )
-        plan = PartitionPlan("by_site", column="site", test_fraction=TEST_SHARE, global_test="none")
+        plan = PartitionPlan("by_site", column="site", test_fraction=TEST_SHARE, server_test="none")
         draw_partition(data, partition(pooled, data, plan, by_site))
     return data

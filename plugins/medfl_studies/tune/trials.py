@@ -76,7 +76,7 @@ def _has_varying_test_images(study: Study, data: DataSet) -> bool:
     plan = data.partition
     if plan is None or (("seed" in plan or len(study.seed_list()) == 1) and len(data.fold_list()) == 1):
         return False
-    tests = (plan.get("test", "fraction"), plan.get("global_test", "official"))
+    tests = (plan.get("test", "fraction"), plan.get("server_test", "official"))
     return any(test not in FIXED_TEST_SETS for test in tests) or plan.get("public_test_fraction", 0) > 0
 
 

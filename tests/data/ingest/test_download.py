@@ -107,7 +107,7 @@ def test_an_empty_file(web, tmp_path, lengths):
     assert only_file(tmp_path) == "file.npz"
 
 
-def test_without_a_length_only_the_checksum_tells_a_cut_line(web, tmp_path):
+def test_without_a_length_only_the_checksum_shows_a_cut_line(web, tmp_path):
     web.lengths, web.cut = False, [HALF]
     with refused(DataError, "wrong_checksum", what="MD5", expected=MD5):
         fetch(web, tmp_path / "file.npz", md5=MD5)
@@ -209,7 +209,7 @@ def test_a_busy_server_is_asked_again(web, tmp_path):
     assert len(web.requests) == 3
 
 
-def test_nobody_there(tmp_path, monkeypatch):
+def test_no_one_is_there(tmp_path, monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -140,7 +140,7 @@ def test_what_changed_meanwhile_is_read_again(tmp_path, items):
 
 
 @pytest.mark.parametrize("change", ["recipe", "items", "damaged journal", "no array", "a cut array"])
-def test_what_no_longer_fits_is_read_anew(tmp_path, items, change):
+def test_what_no_longer_fits_is_read_again(tmp_path, items, change):
     interrupt(tmp_path, items)
     work = work_folder(tmp_path / "P")
     if change == "items":
@@ -168,7 +168,7 @@ def test_a_journal_whose_last_line_was_cut_is_believed_up_to_it(tmp_path, items)
     assert calls(tmp_path) == ["08"], "what was added after the cut line counts, too"
 
 
-def test_a_full_disk_ends_it_with_a_reason_and_the_same_call_goes_on(tmp_path, items, monkeypatch):
+def test_a_full_disk_ends_it_with_a_reason_and_the_same_call_continues(tmp_path, items, monkeypatch):
     write, written = os.pwrite, []
 
     def full(*rest):
@@ -269,7 +269,7 @@ def wrong_shape(folder: Path, item: Item) -> LoadedItem:
     return LoadedItem(np.zeros((3, 3)))
 
 
-def test_a_script_without_its_guard_is_told_so(tmp_path, items):
+def test_a_script_without_its_guard_is_refused(tmp_path, items):
     script = tmp_path / "script.py"
     script.write_text(
         "from pathlib import Path; import test_ingest as t\n"

@@ -78,7 +78,7 @@ def test_what_is_needed_is_said_before_and_refused_if_it_is_not_there(tmp_path, 
     assert "3.0 GB" in lines[-1]
 
 
-def test_a_disk_that_fills_meanwhile_is_told(tmp_path, monkeypatch):
+def test_a_disk_that_fills_meanwhile_is_reported(tmp_path, monkeypatch):
     def full(*rest):
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -37,7 +37,7 @@ def test_strip_reads_all_and_keeps_nothing(own, tmp_path):
     np.testing.assert_allclose(images[2], images[0], atol=1e-6)
 
 
-def test_refuse_leaves_out_what_may_tell_who_it_is(own, tmp_path):
+def test_refuse_leaves_out_what_may_reveal_who_it_is(own, tmp_path):
     with refused(DataError, "unreadable_image", count=2, total=4) as caught:
         prepare(*own, COLUMNS, (12, 10), tmp_path / "P", deidentify_check="refuse")
     reasons = str(caught.value)

@@ -107,7 +107,7 @@ def test_the_window_is_applied(own, tmp_path):
     np.testing.assert_allclose(windowed[2], without[2].astype(int), atol=2, err_msg="a file without a window")
 
 
-def test_a_mixture_of_presentation_intents_is_told_wherever_the_images_go(own, tmp_path):
+def test_a_mixture_of_presentation_intents_is_reported_wherever_the_images_go(own, tmp_path):
     lines: list[str] = []
     datalist = prepare(*own, COLUMNS, SIZE, tmp_path / "P", say=lines.append)
     counted = "2 FOR PRESENTATION, 1 FOR PROCESSING, 1 not said"

@@ -140,7 +140,7 @@ def test_the_rest_is_the_servers_test_set(tmp_path):
     pool = write_pool(tmp_path / "P", change)
     options = {"sites_per_source": "2", "min_classes": "1", "max_classes": "2"}
     options |= {"min_per_class": "3", "max_per_class": "5"}
-    plan = PartitionPlan("by_source", options=options, column="source", test="none", global_test="remainder")
+    plan = PartitionPlan("by_source", options=options, column="source", test="none", server_test="remainder")
     partition(pool, tmp_path / "D", plan, load_plugins().partition("by_source"))
     rows = rows_of(tmp_path / "D")
     assert list(rows) == ["one-01", "one-02", "two-01", "two-02"]

@@ -116,7 +116,7 @@ def shares(records: list[CaseRecord]) -> np.ndarray:
 def test_sites_and_their_tests_keep_each_finding():
     sets = findings(400)
     hashes = [bytes([row // 256, row % 256]) for row in range(400)]
-    plan = PartitionPlan("iid", 4, global_test="none", test_fraction=0.25, val_fraction=0.25)
+    plan = PartitionPlan("iid", 4, server_test="none", test_fraction=0.25, val_fraction=0.25)
     by_site, _ = distribute(pool(sets), hashes, plan, iid)
     rows = sorted(record["image"] for splits in by_site.values() for part in splits.values() for record in part)
     assert rows == list(range(400))

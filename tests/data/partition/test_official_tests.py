@@ -23,7 +23,7 @@ def with_centres(splits):
 
 
 def plan(**changes):
-    return PartitionPlan("by_site", column="centre", **{"test": "official", "global_test": "none"} | changes)
+    return PartitionPlan("by_site", column="centre", **{"test": "official", "server_test": "none"} | changes)
 
 
 def test_each_site_gets_its_part(tmp_path):
@@ -69,7 +69,7 @@ def test_images_that_are_alike_stay_where_the_release_has_them(tmp_path):
     assert reasons == ["the same image or patient is in a site's test set"]
 
 
-def test_sites_without_training_images_are_refused_and_without_tests_told(tmp_path):
+def test_sites_without_training_images_are_refused_and_without_tests_reported(tmp_path):
     def strange(splits):
         with_centres(splits)
         splits["test"][0]["centre"] = "elsewhere"
@@ -89,9 +89,9 @@ def test_sites_without_training_images_are_refused_and_without_tests_told(tmp_pa
     ("changes", "code", "fields"),
     [
         ({"column": None}, "missing_setting", {"setting": "column", "needed_by": "test"}),
-        ({"global_test": "official"}, "incompatible_settings", {"settings": ["test", "global_test"]}),
+        ({"server_test": "official"}, "incompatible_settings", {"settings": ["test", "server_test"]}),
     ],
 )
 def test_impossible_plans_are_refused(changes, code, fields):
     with refused(SettingsError, code, **fields):
-        PartitionPlan(**{"scheme": "by_site", "column": "centre", "test": "official", "global_test": "none"} | changes)
+        PartitionPlan(**{"scheme": "by_site", "column": "centre", "test": "official", "server_test": "none"} | changes)

@@ -37,7 +37,7 @@ def test_a_partition_reads_back_with_every_image_once(pool, tmp_path):
     assert made.not_distributed == {"validation": 10}, "what stays out is written down"
     assert made.warnings == ("the 10 validation images of the pooled data set are at no site",)
     assert (made.settings.scheme, made.settings.seed, made.settings.sites) == ("iid", 0, 7)
-    assert (made.settings.test, made.settings.test_fraction, made.settings.global_test) == ("fraction", 0.2, "official")
+    assert (made.settings.test, made.settings.test_fraction, made.settings.server_test) == ("fraction", 0.2, "official")
     assert made.settings.folds is None, "only settings that had an effect"
     card = card_of(tmp_path / "D", "site-03")
     assert sum(card.counts["training"].values()) == len(sites["site-03"].train)
@@ -159,7 +159,7 @@ def test_sites_by_a_column(tmp_path):
             record["hospital"] = places[number % 7 % 3]
 
     pool = write_pool(tmp_path / "P", change)
-    partition(pool, tmp_path / "D", PartitionPlan("by_site", column="hospital", global_test="none"), by_site)
+    partition(pool, tmp_path / "D", PartitionPlan("by_site", column="hospital", server_test="none"), by_site)
     rows_by_site = rows_of(tmp_path / "D")
     assert list(rows_by_site) == ["Nord", "Sud", "West"]
     assert rows_by_site["Sud"] == [row for row in range(100) if row % 7 % 3 == 1]
@@ -206,7 +206,7 @@ def test_patients_and_identical_images_stay_together_everywhere(tmp_path):
             record["subject_id"] = f"p{number // 3}"
 
     pool = write_pool(tmp_path / "P", change, images)
-    for policy in ({"val_fraction": 0.2}, {"test": "k_fold", "folds": 3, "global_test": "per_class", "per_class": 5}):
+    for policy in ({"val_fraction": 0.2}, {"test": "k_fold", "folds": 3, "server_test": "per_class", "per_class": 5}):
         partition(pool, tmp_path / "D", PartitionPlan("iid", 4, **policy), iid, force=True)
         rows_by_site = rows_of(tmp_path / "D")
         held = [record["image"] for record in read_datalist(tmp_path / "D" / "global").splits["test"]]
@@ -245,13 +245,13 @@ FRACTIONS = ["test_fraction", "val_fraction"]
         ({"sites": 101}, "too_few_images", {"sites": 101, "found": 100}),
         ({"sites": 0}, OUT_OF_RANGE, {"setting": "sites", "minimum": 1, "found": 0}),
         ({"test": "kfold"}, "unknown_choice", {"what": "test", "choice": "kfold"}),
-        ({"global_test": "oficial"}, "unknown_choice", {"what": "global_test", "choice": "oficial"}),
+        ({"server_test": "oficial"}, "unknown_choice", {"what": "server_test", "choice": "oficial"}),
         ({"duplicates": "keep"}, "unknown_choice", {"what": "duplicates", "choice": "keep"}),
         ({"allow_leaks": ("pixel",)}, "unknown_choice", {"what": "kind of leak", "choice": "pixel"}),
         ({"test": "k_fold", "folds": 1}, OUT_OF_RANGE, {"setting": "fold", "fold": 0, "folds": 1}),
         ({"test": "k_fold", "fold": 5}, OUT_OF_RANGE, {"setting": "fold", "fold": 5, "folds": 5}),
         ({"per_class": 0}, OUT_OF_RANGE, {"setting": "per_class", "minimum": 1, "found": 0}),
-        ({"global_test": "per_class", "per_class": 33}, "too_few_images", {"label": 1, "count": 33, "found": 33}),
+        ({"server_test": "per_class", "per_class": 33}, "too_few_images", {"label": 1, "count": 33, "found": 33}),
         ({"test": "k_fold", "folds": 60}, "too_few_images", {"site": "site-01", "folds": 60, "found": 50}),
     ],
 )

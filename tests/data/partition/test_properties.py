@@ -62,7 +62,7 @@ def plans(draw) -> PartitionPlan:
         folds=(folds := draw(st.integers(2, 4))),
         fold=draw(st.integers(0, folds - 1)),
         val_fraction=draw(st.sampled_from([0.0, 0.1, 0.3])),
-        global_test=draw(st.sampled_from(["official", "per_class", "remainder", "none"])),
+        server_test=draw(st.sampled_from(["official", "per_class", "remainder", "none"])),
         per_class=draw(st.integers(1, 4)),
         duplicates="drop",
     )
@@ -82,7 +82,7 @@ def test_units_stay_on_one_side_nothing_is_lost_and_a_seed_decides(pool, plan):
         sites, notes = distribute(source, hashes, plan, SCHEMES[plan.scheme])
     except SettingsError:  # too few units for the folds, for the images of each class, or for a remainder
         assume(False)
-    event(f"{plan.scheme}, {plan.test}, {plan.global_test}")
+    event(f"{plan.scheme}, {plan.test}, {plan.server_test}")
     places = {(name, split): records for name, splits in sites.items() for split, records in splits.items()}
     for first, other in combinations(places, 2):
         assert not keys_of(places[first], hashes) & keys_of(places[other], hashes), f"{first} and {other} share a unit"
@@ -90,7 +90,7 @@ def test_units_stay_on_one_side_nothing_is_lost_and_a_seed_decides(pool, plan):
     dealt = sorted(record["image"] for records in places.values() for record in records)
     assert len(dealt) == len(set(dealt)), "an image is in two places"
     everything = {record["image"] for record in source.splits["training"]}
-    if plan.global_test == "official":
+    if plan.server_test == "official":
         everything |= {record["image"] for record in source.splits["test"]}
     assert set(dealt) <= everything
     dropped = sum(entry.count for entries in notes.exclusions.values() for entry in entries)

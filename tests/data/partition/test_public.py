@@ -157,7 +157,7 @@ def test_public_data_with_other_classes_are_refused_before_a_run(tmp_path, capsy
     assert not (tmp_path / "run" / "run.json").exists()
 
 
-def test_a_network_that_can_not_be_made_is_told_in_its_own_words(tmp_path, capsys):
+def test_a_network_that_can_not_be_made_is_reported_in_its_own_words(tmp_path, capsys):
     """MONAI wraps the error of a configuration entry in an error of another type."""
     partition(write_pool(tmp_path / "P"), tmp_path / "D", PartitionPlan("iid", 3), iid)
     words = ["run", BUNDLE, "--dataset-dir", tmp_path / "D", "--output-dir", tmp_path / "run", "--rounds", "1"]
@@ -167,7 +167,7 @@ def test_a_network_that_can_not_be_made_is_told_in_its_own_words(tmp_path, capsy
     assert capsys.readouterr().err.startswith("error: ConvNet expected size >= 10, got 4")
 
 
-def test_images_of_nobody_known_are_of_nobody_alike():
+def test_images_without_a_patient_share_no_patient():
     records = [{"image": row, "label": 0} for row in range(3)]
     others = [{"image": 3, "label": 0}, {"image": 4, "label": 0, "subject_id": "anna"}]
     known = [*records, {"image": 5, "label": 0, "subject_id": "anna"}]

@@ -22,7 +22,7 @@ from medfl.objectives import Multiclass
 
 
 def test_images_of_each_class_for_the_server(pool, tmp_path):
-    partition(pool, tmp_path / "D", PartitionPlan("iid", 3, global_test="per_class", per_class=6), iid)
+    partition(pool, tmp_path / "D", PartitionPlan("iid", 3, server_test="per_class", per_class=6), iid)
     held = read_datalist(tmp_path / "D" / "global").splits["test"]
     assert np.bincount([record["label"] for record in held]).tolist() == [6, 6, 6]
     rows = {record["image"] for record in held}
@@ -32,7 +32,7 @@ def test_images_of_each_class_for_the_server(pool, tmp_path):
 
 
 def test_the_servers_images_do_not_depend_on_the_scheme(pool, tmp_path):
-    plan = {"global_test": "per_class", "per_class": 4}
+    plan = {"server_test": "per_class", "per_class": 4}
     for name, scheme in (("iid", iid), ("label_k", label_k)):
         partition(pool, tmp_path / name, PartitionPlan(name, 3, **plan), scheme)
     first, other = ((tmp_path / name / "global" / "datalist.json").read_bytes() for name in ("iid", "label_k"))
@@ -42,7 +42,7 @@ def test_the_servers_images_do_not_depend_on_the_scheme(pool, tmp_path):
 def test_the_seed_decides_which_images_are_the_servers(pool, tmp_path):
     held = []
     for name, seed in (("first", 0), ("again", 0), ("other", 1)):
-        plan = PartitionPlan("iid", 3, seed=seed, global_test="per_class", per_class=4)
+        plan = PartitionPlan("iid", 3, seed=seed, server_test="per_class", per_class=4)
         partition(pool, tmp_path / name, plan, iid)
         held.append({record["image"] for record in read_datalist(tmp_path / name / "global").splits["test"]})
     assert held[0] == held[1] != held[2]
@@ -54,7 +54,7 @@ def test_groups_may_keep_the_servers_test_set_small(tmp_path):
             record["subject_id"] = f"p{number % 3}-{number // 12}"  # 4 images of each patient
 
     pool = write_pool(tmp_path / "P", change)
-    partition(pool, tmp_path / "D", PartitionPlan("iid", 3, global_test="per_class", per_class=6), iid)
+    partition(pool, tmp_path / "D", PartitionPlan("iid", 3, server_test="per_class", per_class=6), iid)
     held = read_datalist(tmp_path / "D" / "global").splits["test"]
     counts = np.bincount([record["label"] for record in held], minlength=3)
     assert (counts < 6).any()
@@ -64,17 +64,17 @@ def test_groups_may_keep_the_servers_test_set_small(tmp_path):
 
 
 def test_the_remainder_becomes_the_servers(pool, tmp_path):
-    plan = PartitionPlan("label_k", 2, options={"k": 1}, global_test="remainder")
+    plan = PartitionPlan("label_k", 2, options={"k": 1}, server_test="remainder")
     partition(pool, tmp_path / "D", plan, label_k)
     held = read_datalist(tmp_path / "D" / "global").splits["test"]
     assert [record["image"] for record in held] == [row for row in range(100) if row % 3 == 2]
     assert partition_of(tmp_path / "D").unassigned == {}
-    with refused(SettingsError, "no_images", scheme="iid", setting="global_test"):
-        partition(pool, tmp_path / "E", PartitionPlan("iid", 2, global_test="remainder"), iid)
+    with refused(SettingsError, "no_images", scheme="iid", setting="server_test"):
+        partition(pool, tmp_path / "E", PartitionPlan("iid", 2, server_test="remainder"), iid)
 
 
 def test_a_server_without_test_set(pool, tmp_path):
-    partition(pool, tmp_path / "D", PartitionPlan("iid", 2, test="none", global_test="none"), iid)
+    partition(pool, tmp_path / "D", PartitionPlan("iid", 2, test="none", server_test="none"), iid)
     assert load_global(tmp_path / "D", Multiclass(3)) is None
     assert all(not len(site.test) for site in load_sites(tmp_path / "D", Multiclass(3)).values())
     assert partition_of(tmp_path / "D").not_distributed == {"validation": 10, "test": 20}
@@ -152,7 +152,7 @@ def test_what_is_allowed_is_counted_after_the_rest_is_dropped(tmp_path):
 
 @pytest.mark.parametrize("policy", ["none", "per_class"])
 def test_the_pooled_test_split_does_not_matter_if_the_server_does_not_hold_it(leaky, tmp_path, policy):
-    partition(leaky, tmp_path / "D", PartitionPlan("iid", 4, global_test=policy, per_class=5), iid)
+    partition(leaky, tmp_path / "D", PartitionPlan("iid", 4, server_test=policy, per_class=5), iid)
     assert find_leaks(tmp_path / "D", site_names(tmp_path / "D")) == []
 
 

@@ -162,7 +162,7 @@ def wards(splits: dict) -> None:
 
 def test_a_partition_stratifies_each_site_and_says_so(tmp_path):
     pool = write_pool(tmp_path / "P", wards)
-    plan = PartitionPlan("by_site", column="hospital", test="k_fold", folds=2, stratify=("ward",), global_test="none")
+    plan = PartitionPlan("by_site", column="hospital", test="k_fold", folds=2, stratify=("ward",), server_test="none")
     partition(pool, tmp_path / "D", plan, by_site)
     for site in rows_of(tmp_path / "D"):
         counts = Counter(record["ward"] for record in read_datalist(tmp_path / "D" / site).splits["test"])
@@ -177,7 +177,7 @@ def test_both_folds_of_a_partition_have_alike_counts_of_each_class_in_each_ward(
     pool = write_pool(tmp_path / "P", wards)
     counts = []
     for fold in (0, 1):
-        plan = PartitionPlan("iid", 1, test="k_fold", folds=2, fold=fold, stratify=("ward",), global_test="none")
+        plan = PartitionPlan("iid", 1, test="k_fold", folds=2, fold=fold, stratify=("ward",), server_test="none")
         partition(pool, tmp_path / f"D{fold}", plan, iid)
         tested = read_datalist(tmp_path / f"D{fold}" / "site-01").splits["test"]
         counts.append(Counter((record["label"], record["ward"]) for record in tested))

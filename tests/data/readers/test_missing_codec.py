@@ -34,7 +34,7 @@ def noise(caplog: pytest.LogCaptureFixture, **options: object) -> list[str]:
     return [record.getMessage() for record in caplog.records] + [str(warning.message) for warning in caught]
 
 
-def test_nothing_is_said_of_a_codec_that_nobody_asked_for(
+def test_nothing_is_said_of_a_codec_that_no_one_asked_for(
     caplog: pytest.LogCaptureFixture, readers: dict[str, type]
 ) -> None:
     caplog.set_level(logging.WARNING)

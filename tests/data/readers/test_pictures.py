@@ -24,11 +24,10 @@ import medfl
 from medfl.data.readers.dicom import read_dicom
 from medfl.data.readers.images import inspect_image, read_image
 from medfl.data.readers.mammogram_image import read_mammogram
-from medfl.data.readers.mammogram_reader import MammogramReader
-from medfl.data.readers.pgm import read_pgm
 from medfl.data.readers.pillow_images import FORMATS, read_pillow_image
 from medfl.data.readers.rgb import read_rgb
 from medfl.errors import DataError
+from medfl_datasets.mias.pgm import read_pgm
 
 GREY = np.arange(96 * 80, dtype=np.uint16).reshape(96, 80).astype(np.uint8)
 READERS = {
@@ -36,7 +35,6 @@ READERS = {
     "read_image": lambda path: read_image(path, (4, 4), 1),
     "read_rgb": read_rgb,
     "read_mammogram": lambda path: read_mammogram(path, (4, 4), 1),
-    "MammogramReader": lambda path: MammogramReader().read(path),
     "read_pgm": read_pgm,
 }
 PSD = b"8BPS" + struct.pack(">H6xHIIHH", 1, 1, 4, 4, 8, 1) + bytes(12) + bytes(2) + bytes(16)

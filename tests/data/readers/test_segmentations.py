@@ -61,7 +61,7 @@ def test_a_segmentation_of_several_images_is_refused(tmp_path: Path) -> None:
         read_mask(path)
 
 
-def test_a_damaged_segmentation_is_refused_and_names_nobody(tmp_path: Path) -> None:
+def test_a_damaged_segmentation_is_refused_and_names_no_one(tmp_path: Path) -> None:
     pytest.importorskip("highdicom", reason=NEEDED)
     content = segmentation(tmp_path / "mask.dcm", MASK, images(tmp_path)).read_bytes()
     assert b"SECRET" in content

@@ -14,12 +14,12 @@ from abide_maker import CENTRES, TWO, copied, make_release, map_of, prepare, use
 
 from medfl.cli.main import main
 from medfl.data.datalists import read_datalist
-from medfl.data.readers.map_files import read_map
 from medfl.data.readers.volumes import common_grid
 from medfl.data.sites import load_sites
 from medfl.objectives import Multiclass
 from medfl.records.site_card import SiteCard
 from medfl_datasets.abide.files import MapSelection
+from medfl_datasets.abide.map_files import read_map
 from medfl_datasets.abide.synthetic import ATLAS_FILE, EFFECT_REGION, write_release
 from medfl_datasets.abide.tables import PHENOTYPE_FILE
 
@@ -78,7 +78,7 @@ def test_the_whole_way(made, tmp_path):
     assert [entry.count for entry in datalist.exclusions] == [len(CENTRES), len(CENTRES)]
 
 
-def test_no_code_of_a_subject_is_written_or_told(release, tmp_path, capsys):
+def test_no_code_of_a_subject_is_written_or_shown(release, tmp_path, capsys):
     map_of(release, 0)[1].unlink()
     options = ("--derivatives", "reho, lfcd", "--size", 8, "--atlas", release / ATLAS_FILE)
     assert run("prep", "abide", "--source", release, "--out", tmp_path / "P", *options) == 0

@@ -180,7 +180,7 @@ def test_what_is_written_is_read_again_in_the_same_place(tmp_path):
     assert region_codes(resample_atlas(again, coarse)) == [2001, 2002, 9170]
 
 
-def test_a_region_that_vanishes_is_listed_and_told(tmp_path):
+def test_a_region_that_vanishes_is_listed_and_reported(tmp_path):
     labels = blocks()
     labels[20, 20, 20] = 7
     lines: list[str] = []

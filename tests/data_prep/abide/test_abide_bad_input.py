@@ -210,7 +210,7 @@ def test_impossible_options(release, tmp_path):
     check_refused(release, out, "identifying_column", {"column": "subject"}, SettingsError, sites="subject")
 
 
-def test_a_full_disk_is_told_before_anything_is_read(release, tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_before_anything_is_read(release, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(new_array, "_free_bytes", lambda folder: 20 * 8**3 * 2 * 4 - 1)
         with refused(DataError, "disk_full", needed=20 * 8**3 * 2 * 4):

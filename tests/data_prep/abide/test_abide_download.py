@@ -74,7 +74,7 @@ def test_an_empty_folder_becomes_the_release(made, tmp_path):
     assert not any(row["FILE_ID"] in line for row in used_rows(made) for line in lines)
 
 
-def test_only_what_is_missing_is_fetched_and_what_nobody_has_is_told(made, tmp_path):
+def test_only_what_is_missing_is_fetched_and_what_no_one_has_is_reported(made, tmp_path):
     row, lost = map_of(made, 4)
     other, kept = map_of(made, 5)
     bytes_of_lost = lost.read_bytes()

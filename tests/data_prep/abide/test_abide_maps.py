@@ -9,10 +9,10 @@ import pytest
 from abide_maker import TWO, copied, make_release, save, used_rows
 from refusals import refused
 
-from medfl.data.readers.map_files import normalised, read_map
 from medfl.data.readers.volumes import common_grid
 from medfl.errors import DataError, SettingsError
 from medfl_datasets.abide.files import MapSelection, file_name, find_maps, no_maps_error
+from medfl_datasets.abide.map_files import normalised, read_map
 
 GRID = common_grid(16)
 

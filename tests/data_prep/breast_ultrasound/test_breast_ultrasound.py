@@ -92,7 +92,7 @@ def test_splits_are_the_tables_by_patient_and_empty_masks_are_counted(made: Path
 
 def test_its_sites_have_the_test_images_of_the_table(made: Path, tmp_path: Path) -> None:
     prepare(made, tmp_path / "pool")
-    plan = PartitionPlan("by_site", column="site", test="official", global_test="none")
+    plan = PartitionPlan("by_site", column="site", test="official", server_test="none")
     partition(tmp_path / "pool", tmp_path / "data", plan, by_site)
     sites = load_sites(tmp_path / "data", Segmentation(2))
     assert sorted(sites) == sorted(SITES)

@@ -146,7 +146,7 @@ def test_a_lesion_without_its_crop(release, tmp_path):
     ]
 
 
-def test_what_films_are_for_is_told_and_a_mixture_warned_of(release, tmp_path):
+def test_what_films_are_for_is_reported_and_a_mixture_warned_of(release, tmp_path):
     _, lines = prepared(release, tmp_path / "P")
     assert "note: presentation intent (DICOM): 12 not said" in lines
     chosen = [files[0] for _, files in films(release)]

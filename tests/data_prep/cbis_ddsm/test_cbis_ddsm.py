@@ -102,7 +102,7 @@ def test_the_film_of_a_mass_and_a_calcification_is_one_image(made, tmp_path):
 
 
 @pytest.mark.parametrize("swapped", ["none", "all", "some"])
-def test_the_crop_is_told_from_its_mask_by_content(made, tmp_path, swapped):
+def test_the_crop_is_distinguished_from_its_mask_by_content(made, tmp_path, swapped):
     lesions = lesions_of(made[0] / "csv")
     how = {"none": lambda place: False, "all": lambda place: True, "some": lambda place: place % 3 == 0}[swapped]
     places = write_tree(tmp_path / "T", lesions, swapped=how)

@@ -116,7 +116,7 @@ def test_persons_are_sites_and_those_with_few_images_may_be_left_out(made, tmp_p
     assert "note: 2 images of 2 persons with fewer than 3 are left out" in lines
     assert datalist.exclusions == (Exclusion(reason="there are too few images of the person", count=2),)
     assert len(datalist.splits["training"]) == len(np.load(tmp_path / "P" / "images.npy")) == 6
-    plan = PartitionPlan("by_site", column="identity", test="none", global_test="none")
+    plan = PartitionPlan("by_site", column="identity", test="none", server_test="none")
     sites, _ = distribute(datalist, [b"%d" % row for row in range(6)], plan, by_site)
     sizes = {name: len(splits["training"]) for name, splits in sites.items()}
     assert sizes == {"identity-000001": 3, "identity-000002": 3}

@@ -140,7 +140,7 @@ def test_structures_come_by_their_numbers_not_by_their_texts(release: Path) -> N
     assert read_release(release).structures == names
 
 
-def test_a_spacing_resamples_and_stands_in_the_list(made: Path, tmp_path: Path) -> None:
+def test_a_spacing_resamples_and_is_in_the_list(made: Path, tmp_path: Path) -> None:
     prepare(made, tmp_path / "own")
     datalist = prepare(made, tmp_path / "half", spacing="2x2x2", size=(8, 8, 8))
     assert datalist.goal == Segmentation(3, spacing=(2.0, 2.0, 2.0))
@@ -165,13 +165,13 @@ def test_a_window_becomes_zero_to_one(release: Path, tmp_path: Path) -> None:
     expected = ((image - 50) / 100).clip(0, 1)
     row = arrays(tmp_path / "out")[0][0]
     assert row[row > 0].sum() == pytest.approx(expected.sum(), rel=1e-5)
-    partition(tmp_path / "out", tmp_path / "sites", PartitionPlan("iid", 2, global_test="none"), iid)
+    partition(tmp_path / "out", tmp_path / "sites", PartitionPlan("iid", 2, server_test="none"), iid)
     assert dataset_value(tmp_path / "sites", "window", None) == [50.0, 150.0]
 
 
 def test_sites_have_their_masks_and_distances_in_millimetres(made: Path, tmp_path: Path) -> None:
     prepare(made, tmp_path / "pool", table=made / TABLE, site_column="scanner", spacing="2x2x2", size=(8, 8, 8))
-    plan = PartitionPlan("by_site", column="site", test="none", global_test="none")
+    plan = PartitionPlan("by_site", column="site", test="none", server_test="none")
     partition(tmp_path / "pool", tmp_path / "data", plan, by_site)
     objective = Segmentation(3, spacing=dataset_value(tmp_path / "data", "spacing", None))
     assert objective.spacing == (2.0, 2.0, 2.0)

@@ -160,7 +160,7 @@ def test_without_the_official_split_all_cases_are_dealt_to_three_sites_and_teste
     assert "22 training, 0 validation, 0 test images of 5 classes" in printed.out
     assert "  3 NEV: 6" in printed.out
     assert printed.err.startswith("derm7pt: licence academic research only")
-    folds = ("--test", "k_fold", "--folds", 2, "--global-test", "none")
+    folds = ("--test", "k_fold", "--folds", 2, "--server-test", "none")
     skewed = ("--scheme", "dirichlet_class", "--alpha", 1, "--sites", 3, "--min-size", 2)
     medfl("partition", tmp_path / "P", "--out", tmp_path / "D", *skewed, *folds)
     assert sum(len(site.train) + len(site.test) for site in load_sites(tmp_path / "D", Multiclass(5)).values()) == 22
@@ -169,7 +169,7 @@ def test_without_the_official_split_all_cases_are_dealt_to_three_sites_and_teste
     assert {record["sex"] for record in read_datalist(tmp_path / "L" / "back").splits["training"]} == {"female", "male"}
 
 
-def test_unlike_counts_are_told(release, tmp_path):
+def test_unlike_counts_are_reported(release, tmp_path):
     lines: list[str] = []
     datalist = prepare(release, tmp_path / "P", size=4, say=lines.append)
     assert (
@@ -263,7 +263,7 @@ def test_missing_images_are_refused(release):
     check_refused(release, "missing_image", path=str(release / "images"), rows=list(range(2, 24)))
 
 
-def test_names_with_other_capitals_are_told(release):
+def test_names_with_other_capitals_are_reported(release):
     path = release / "images" / read_meta(release)[3]["derm"]
     assert path.suffix == ".JPG"
     path.rename(path.with_suffix(".jpg"))

@@ -161,7 +161,7 @@ def test_what_is_missing_is_said(tmp_path):
     release = write_release(tmp_path / "in")
     (release / "processed.switzerland.data").unlink()
     with refused(DataError, "missing_file", folder=str(release), files=["processed.switzerland.data"]):
-        FlambyHeart(source=release).look()
+        FlambyHeart(source=release).check_release()
     (release / "processed.switzerland.data").write_text(",".join(["1"] * 14) + "\n")
     with refused(DataError, "too_few_rows", hospitals=["switzerland"], minimum=3):
         prepare(FlambyHeart(source=release), tmp_path / "out")
@@ -172,7 +172,7 @@ def test_what_is_missing_is_said(tmp_path):
 def test_the_real_hospitals_are_sites(real, tmp_path):
     """Check that the option allows two patients of one hospital with equal numbers, one of them in the test set."""
     prepare(FlambyHeart(source=real), tmp_path / "pool")
-    plan = PartitionPlan("by_site", column="centre", test="official", global_test="none", allow_leaks=("pixels",))
+    plan = PartitionPlan("by_site", column="centre", test="official", server_test="none", allow_leaks=("pixels",))
     partition(tmp_path / "pool", tmp_path / "sites", plan, by_site)
     sites = load_sites(tmp_path / "sites", Binary(), mean=(0.0,), std=(1.0,))
     assert {name: (len(site.train), len(site.test)) for name, site in sites.items()} == OFFICIAL_COUNTS

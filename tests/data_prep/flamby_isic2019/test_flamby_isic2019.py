@@ -56,7 +56,7 @@ def test_images_classes_centres_and_splits_are_flambys(tmp_path):
 def test_centres_become_sites_with_flambys_tests(tmp_path):
     release = write_release(tmp_path / "in", count=8)
     prepare(release, tmp_path / "pool")
-    plan = PartitionPlan("by_site", column="centre", test="official", global_test="none")
+    plan = PartitionPlan("by_site", column="centre", test="official", server_test="none")
     partition(tmp_path / "pool", tmp_path / "sites", plan, by_site)
     for name in OFFICIAL_COUNTS:
         own = read_datalist(tmp_path / "sites" / name)

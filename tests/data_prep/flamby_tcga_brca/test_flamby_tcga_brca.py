@@ -155,7 +155,7 @@ def test_the_real_release_is_complete(real, tmp_path):
 def test_the_real_regions_are_sites(real, tmp_path):
     """Check that the option allows patients with equal features at several sites and in training and test."""
     prepare(FlambyTcgaBrca(source=real), tmp_path / "pool")
-    plan = PartitionPlan("by_site", column="centre", test="official", global_test="none", allow_leaks=("pixels",))
+    plan = PartitionPlan("by_site", column="centre", test="official", server_test="none", allow_leaks=("pixels",))
     partition(tmp_path / "pool", tmp_path / "sites", plan, by_site)
     sites, patients = load_sites(tmp_path / "sites", Survival(), mean=(0.0,), std=(1.0,)), read_patients(real)
     assert {name: (len(site.train), len(site.test)) for name, site in sites.items()} == OFFICIAL_COUNTS

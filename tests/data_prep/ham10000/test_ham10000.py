@@ -89,7 +89,7 @@ def test_thirty_images_of_each_class_test_and_the_rest_trains(whole, groups):
     records = make_records(metadata, range(10_015), groups)
     source = HAM10000(source=whole[0]).make_datalist(list(IMAGES_BY_DIAGNOSIS), "dermoscopy", records)
     plan = PartitionPlan(
-        "dirichlet_class", 15, options={"alpha": 5.0}, test="none", global_test="per_class", per_class=30
+        "dirichlet_class", 15, options={"alpha": 5.0}, test="none", server_test="per_class", per_class=30
     )
     sites, _ = distribute(source, [b"%d" % row for row in range(10_015)], plan, dirichlet_class)
     held = sites.pop("global")["test"]
@@ -286,7 +286,7 @@ def test_the_command_and_the_collections_as_sites(release, rows, tmp_path, capsy
     assert "21 training, 0 validation, 0 test images of 7 classes" in printed.out
     assert "  5 nv: 3" in printed.out
     assert np.load(tmp_path / "P" / "images.npy").shape == (21, 3, 4, 3)
-    sites = ("--scheme", "by_site", "--column", "dataset", "--test", "none", "--global-test", "none")
+    sites = ("--scheme", "by_site", "--column", "dataset", "--test", "none", "--server-test", "none")
     printed = medfl("partition", tmp_path / "P", "--out", tmp_path / "D", *sites)
     assert "note: each image counts as a lesion of its own" in printed.err
     warnings = Partition.read(tmp_path / "D" / Partition.NAME).warnings

@@ -99,7 +99,7 @@ def test_cells_that_are_refused(release, rows, column, value, code, fields):
     check_refused(release, code, path=str(path), column=column, **fields)
 
 
-def test_unlike_diagnoses_of_a_lesion_are_told(release, rows, tmp_path):
+def test_unlike_diagnoses_of_a_lesion_are_reported(release, rows, tmp_path):
     place = next(place for place, row in enumerate(rows) if row["dx"] != rows[0]["dx"])
     changed = [dict(row) for row in rows]
     changed[place]["lesion_id"] = rows[0]["lesion_id"]

@@ -94,7 +94,7 @@ def test_without_groups_each_image_is_its_own_and_the_data_say_so(made, tmp_path
     assert "copies were not looked for (groups: none)" in datalist.warnings[1]
 
 
-def test_what_looks_wrong_about_groups_is_told(release, tmp_path, monkeypatch):
+def test_what_looks_wrong_about_groups_is_reported(release, tmp_path, monkeypatch):
     monkeypatch.setattr("medfl_datasets.lc25000.spec.LARGE_GROUP_SIZE", 2)
     Image.new("RGB", (128, 128), "white").save(release / "colon_image_sets" / "colon_n" / "colonn7.jpeg")
     warnings = prepare(release, tmp_path / "P", organ="colon").warnings

@@ -12,8 +12,8 @@ from prepare_specs import prepare_spec
 from medfl.cli.main import main
 from medfl.data.datalists import SPLITS, read_datalist
 from medfl.data.readers.mammograms import to_row
-from medfl.data.readers.pgm import read_pgm
 from medfl_datasets.mias.files import crop_box
+from medfl_datasets.mias.pgm import read_pgm
 from medfl_datasets.mias.selection import select_images
 from medfl_datasets.mias.spec import LABEL_SETS, Mias
 from medfl_datasets.mias.synthetic import (
@@ -222,7 +222,7 @@ def test_copies_of_others(release, tmp_path, layout):
     assert (tmp_path / "P" / "images.npy").read_bytes() == (tmp_path / "Q" / "images.npy").read_bytes()
 
 
-def test_a_table_that_differs_is_told(whole, tmp_path):
+def test_a_table_that_differs_is_reported(whole, tmp_path):
     rows = official_rows()
     rows[212], rows[214] = ["G NORM"], ["G NORM"]
     write_table(tmp_path / "Info.txt", rows, bare=True)

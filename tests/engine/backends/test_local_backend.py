@@ -239,7 +239,7 @@ def requests(value: float = 0.0) -> list[Request]:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_an_order_that_is_sent_again_is_answered_from_disk(workers: int, backends: Any, tmp_path: Path) -> None:
+def test_a_request_that_is_sent_again_is_answered_from_disk(workers: int, backends: Any, tmp_path: Path) -> None:
     backend = backends(workers)
     first, unavailable, _ = backend.step(1, 1, requests())
     assert unavailable == []
@@ -255,7 +255,7 @@ def test_an_order_that_is_sent_again_is_answered_from_disk(workers: int, backend
     assert {path: path.read_bytes() for path in tmp_path.rglob("*.safetensors")} == files
 
 
-def test_another_order_for_a_step_that_is_done_is_refused(backends: Any, tmp_path: Path) -> None:
+def test_another_request_for_a_step_that_is_done_is_refused(backends: Any, tmp_path: Path) -> None:
     backend = backends()
     backend.step(1, 1, requests())
     other_op = [Request(request.to, "other", request.tensors, request.meta) for request in requests()]
@@ -267,7 +267,7 @@ def test_another_order_for_a_step_that_is_done_is_refused(backends: Any, tmp_pat
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_what_a_site_does_to_its_order_reaches_nobody(workers: int, backends: Any, tmp_path: Path) -> None:
+def test_changes_of_a_request_at_a_site_reach_no_one_else(workers: int, backends: Any, tmp_path: Path) -> None:
     own_requests, backend = requests(), backends(workers)
     sums = {name: float(tensor.double().sum()) for name, tensor in own_requests[0].tensors.items()}
     backend.step(1, 1, own_requests)
@@ -393,7 +393,7 @@ def test_a_disk_that_fails_while_it_is_flushed_is_named(tmp_path: Path, monkeypa
         flush_files(paths)
 
 
-def test_a_run_that_goes_on_with_other_workers_warns_that_bits_may_differ(
+def test_a_resumed_run_with_other_workers_warns_that_bits_may_differ(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     case = builtin("fedavg")

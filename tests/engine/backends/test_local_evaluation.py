@@ -47,7 +47,7 @@ def test_a_model_that_did_not_change_is_not_scored_again(
     assert snapshot(tmp_path / "run") == snapshot(tmp_path / "each")
 
 
-def test_scores_that_are_known_are_those_of_a_run_that_goes_on(tmp_path: Path) -> None:
+def test_known_scores_are_the_scores_of_a_resumed_run(tmp_path: Path) -> None:
     """Check that a continued run, whose score cache is empty, computes the same scores again."""
     case = builtin("ditto", rounds=4, fraction=0.7)
     case.run(tmp_path / "whole")

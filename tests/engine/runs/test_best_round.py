@@ -80,13 +80,17 @@ def test_only_a_better_mean_validation_score_replaces_the_best(
     rows: list[MetricRow], metric: str, expected: BestEvaluation
 ) -> None:
     best = BestEvaluation(1, 2, 0.6, 2).after(4, 8, rows, metric)
-    assert (best.round, best.step, best.since) == (expected.round, expected.step, expected.since)
+    assert (best.round, best.step, best.evaluations_since) == (
+        expected.round,
+        expected.step,
+        expected.evaluations_since,
+    )
     assert best.score == pytest.approx(expected.score)
 
 
 def test_the_first_score_counts_whatever_it_is() -> None:
-    assert BestEvaluation().after(1, 2, [], "auc") == BestEvaluation(since=1)
-    assert BestEvaluation(since=1).after(2, 4, [row(0.0)], "auc") == BestEvaluation(2, 4, 0.0)
+    assert BestEvaluation().after(1, 2, [], "auc") == BestEvaluation(evaluations_since=1)
+    assert BestEvaluation(evaluations_since=1).after(2, 4, [row(0.0)], "auc") == BestEvaluation(2, 4, 0.0)
     assert BestEvaluation().after(1, 2, [row(0.9, metric="ece")], "ece") == BestEvaluation(1, 2, 0.9), (
         "worse than the 0 that stands for none"
     )
@@ -115,7 +119,7 @@ def test_without_validation_images_a_run_that_needs_them_is_refused(tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", list(cases()))
-def test_sites_take_home_the_models_of_the_best_round(tmp_path: Path, name: str) -> None:
+def test_sites_export_the_models_of_the_best_round(tmp_path: Path, name: str) -> None:
     case = cases()[name]
     result = case.run(tmp_path / "best", rounds=ROUNDS, best_round=True)
     means = by_hand(tmp_path / "best")
@@ -154,7 +158,7 @@ def test_only_evaluated_rounds_can_be_chosen_and_more_rounds_continue_the_choice
     assert digests(more) == digests(case.run(tmp_path / "short", rounds=best))
 
 
-def test_the_global_test_is_of_the_models_that_are_taken_home(tmp_path: Path) -> None:
+def test_the_server_test_is_of_the_exported_models(tmp_path: Path) -> None:
     case = cases()["ring"]
     best = case.run(tmp_path / "best", rounds=ROUNDS, best_round=True, cross_site_evaluation=True).summary.models_round
     case.run(tmp_path / "short", rounds=best, cross_site_evaluation=True)

@@ -14,6 +14,7 @@ from medfl.plugins import load_plugins
 from medfl.records.run_file import DataOrigin, Provenance, RunFile
 from medfl.testing.cohort import Case, make_data, make_task
 from medfl.types import SERVER
+from medfl.utils.locks import is_being_written
 from medfl.utils.wire import digest, tensors_equal
 
 
@@ -61,7 +62,7 @@ def test_who_only_looks_sees_the_models_of_a_run_and_changes_nothing(case: Case,
     assert viewer.kept_rounds() == [1]
     assert viewer.kept_model(1).tensors.keys() == models["global"].tensors.keys()
     assert viewer.has_state
-    assert not viewer.being_written
+    assert not is_being_written(tmp_path / "run")
     assert content(tmp_path / "run") == before
 
 
@@ -100,7 +101,7 @@ def test_a_folder_without_a_commit_has_nothing_to_see(tmp_path: Path) -> None:
 def test_a_run_is_claimed_by_what_it_is_and_begun_without_its_end(case: Case, tmp_path: Path) -> None:
     first = writer(case, tmp_path)
     with first.held():
-        assert RunViewer(tmp_path).being_written
+        assert is_being_written(tmp_path)
         first.claim(Provenance(data=DataOrigin(name="toy")), backend="flare")
         (tmp_path / "summary.json").write_text("{}")
         first.begin()

@@ -78,7 +78,7 @@ def test_a_full_disk_is_a_warning_and_later_events_are_whole_again(
     assert caplog.text.count("can't be written (No space left on device)") == 1
 
 
-def test_a_clock_that_tells_no_valid_time_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_clock_without_a_valid_time_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ProgressFile(tmp_path, clock=lambda: -1.0).note(DONE)
     assert "can't be written (ValidationError)" in caplog.text
 
@@ -93,7 +93,7 @@ def test_an_error_is_noted_by_its_kind_alone(tmp_path: Path) -> None:
 # ---- of a run
 
 
-def test_a_run_notes_its_steps_down_and_a_resumed_one_goes_on(tmp_path: Path) -> None:
+def test_a_run_notes_its_steps_down_and_a_resumed_one_continues(tmp_path: Path) -> None:
     case = builtin("fedavg")
     case.run(tmp_path, sites=make_sites(PAIR), rounds=1)
     first = read_events(tmp_path)

@@ -98,7 +98,7 @@ def test_labels_out_of_range_are_located(tmp_path, split, label):
     check_refusal(tmp_path, DataError, "wrong_label", fields, sites=sites)
 
 
-def test_nobody_can_train(tmp_path):
+def test_no_one_can_train(tmp_path):
     sites = make_sites({"a": 0, "b": 0})
     check_refusal(tmp_path, DataError, "no_images", {"split": "train", "sites": ["a", "b"]}, sites=sites)
 
@@ -174,7 +174,7 @@ def test_the_folder_of_another_run_is_refused(tmp_path, toy, options, code, fiel
     assert case().run(tmp_path, rounds=2).summary == before.summary
 
 
-def test_a_cleaned_run_is_not_begun_anew(tmp_path):
+def test_a_cleaned_run_is_not_restarted(tmp_path):
     case().run(tmp_path, rounds=2)
     csv = (tmp_path / "metrics.csv").read_bytes()
     rewrite(RunFile, tmp_path, cleaned=True)
@@ -183,7 +183,7 @@ def test_a_cleaned_run_is_not_begun_anew(tmp_path):
     assert (tmp_path / "metrics.csv").read_bytes() == csv
 
 
-def test_the_summary_is_written_last_and_is_gone_while_a_run_goes_on(tmp_path):
+def test_the_summary_is_written_last_and_is_gone_while_a_run_continues(tmp_path):
     seen = []
 
     def look(*_):
@@ -204,7 +204,7 @@ def test_the_summary_is_written_last_and_is_gone_while_a_run_goes_on(tmp_path):
     assert len(seen) >= 4
 
 
-def test_a_round_of_several_steps_is_told_with_the_rows_of_all(tmp_path):
+def test_a_round_of_several_steps_is_reported_with_the_rows_of_all(tmp_path):
     registry, spent = load_plugins(), {}
 
     def add(_, of_round):
@@ -258,8 +258,8 @@ def test_the_table_is_tidy_and_the_summary_says_the_same(tmp_path):
     assert scores.sites == pytest.approx(dict(zip(sites, three, strict=True)))
     assert scores.mean == pytest.approx(sum(three) / 3)
     assert scores.worst == pytest.approx(min(three))
-    assert scores.global_test == pytest.approx(last["global"])
-    assert scores.global_test == pytest.approx(
+    assert scores.server_test == pytest.approx(last["global"])
+    assert scores.server_test == pytest.approx(
         score_dataset(model, make_data(10, "global"), make_task(), Settings(rounds=3))["accuracy"]
     )
     assert set(summary.scores["global"]) == {"val", "test"}
@@ -282,7 +282,7 @@ def test_the_summary_adds_the_costs_up_and_says_image_counts(tmp_path):
 def test_the_summary_of_personal_models(tmp_path):
     scores = case("fedbn").run(tmp_path, rounds=1).summary.scores
     assert set(scores) == {"personal"}
-    assert scores["personal"]["test"]["accuracy"].global_test is None
+    assert scores["personal"]["test"]["accuracy"].server_test is None
 
 
 def test_an_undefined_score_does_not_spoil_the_mean(tmp_path):
@@ -356,7 +356,7 @@ def test_models_of_named_rounds_are_kept_also_over_a_kill(tmp_path, monkeypatch)
         journal.kept_model(1)
 
 
-def test_a_run_that_goes_on_may_keep_others_and_says_which_are_gone(tmp_path, caplog):
+def test_a_resumed_run_may_keep_others_and_says_which_are_gone(tmp_path, caplog):
     case().run(tmp_path, rounds=2)
     caplog.set_level(logging.INFO)
     case().run(tmp_path, rounds=3, keep_rounds=(1, 3))

@@ -113,7 +113,7 @@ def predictions(path: Path) -> torch.Tensor:
     return torch.tensor([[float(value) for value in row[2:]] for row in rows])
 
 
-def test_predictions_tell_the_sex_where_the_data_list_does(finished: Path) -> None:
+def test_predictions_show_the_sex_where_the_data_list_does(finished: Path) -> None:
     pytest.importorskip("medfl_report")
     from medfl_report.predictions import read_prediction_sets
 

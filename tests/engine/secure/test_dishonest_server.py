@@ -131,7 +131,7 @@ def test_no_mask_covers_two_payloads(sites: Sites, keys: Tensors, shared: Tensor
     assert torch.equal(sites.sent("site-1", 6)["secure/numbers"], first["secure/numbers"])
 
 
-def test_another_order_of_the_same_step_is_no_answer(sites: Sites, keys: Tensors, shared: Tensors) -> None:
+def test_the_reply_to_another_request_of_the_same_step_is_refused(sites: Sites, keys: Tensors, shared: Tensors) -> None:
     assert sites.ask("site-1", 3, MASKED, MASKING, model() | keys).refused is None
     with refused(StoreError, "other_run", site="site-1", step=3):
         sites.ask("site-1", 3, MASKED, MASKING, model(seed=8) | keys)
@@ -240,7 +240,7 @@ def test_nothing_leaves_in_the_clear(sites: Sites) -> None:
     assert not sites.sent("site-1", 1)
 
 
-def test_orders_of_another_form_are_refused(sites: Sites) -> None:
+def test_requests_of_another_form_are_refused(sites: Sites) -> None:
     request = Request("site-1", KEYS, {}, {"secure_aggregation": {"sites": []}})
     with recorded_refusals() as errors:
         answer = sites.runners["site-1"].step(method, request, 1, 1, wire.digest({}))

@@ -138,7 +138,7 @@ def test_drop_outs_one_after_the_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("operation", range(5))
-def test_beyond_the_threshold_the_run_stops_and_goes_on_later(
+def test_beyond_the_threshold_the_run_stops_and_continues_later(
     operation: int, whole: tuple[SimulationResult, Path], tmp_path: Path
 ) -> None:
     unavailable, step = {"site-2", "site-3", "site-5"}, 5 + operation + 1

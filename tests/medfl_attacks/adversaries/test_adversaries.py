@@ -71,7 +71,7 @@ def replies(attack, *sites, sent=None, last=None, **options):
         ("ipm", {"epsilon": 0.5}, (-0.4666666667, -0.0583333333)),
     ],
 )
-def test_an_attacker_replies_with_something_else_and_nobody_else_does(attack, options, expected):
+def test_an_attacker_replies_with_something_else_and_no_one_else_does(attack, options, expected):
     sent = Sent()
     seen = AttackedReplies(sent, attackers(attack, **options), 0, 1)
     came = dict(seen)
@@ -231,7 +231,7 @@ def test_an_unknown_attack_is_refused_with_the_nearest_name():
     assert "Did you mean 'sign_flip'" in str(caught.value)
 
 
-def test_without_a_setting_nobody_attacks():
+def test_without_a_setting_no_one_attacks():
     assert read_attackers({}, REGISTRY) is None
 
 

@@ -75,7 +75,7 @@ def test_a_step_that_is_done_again_has_the_same_attack(tmp_path):
     shutil.copytree(tmp_path / "run", tmp_path / "killed")
     for name in ("server", "site-1", "site-2", "site-3"):
         store = Store(tmp_path / "killed" / "state" / name)
-        store.drop(store.steps()[-1])
+        store.delete_step(store.steps()[-1])
     (tmp_path / "killed" / "summary.json").unlink()
     again = bits(case.run(tmp_path / "killed", adversaries=adversaries, rounds=3))
     assert all(tensors_equal(whole[name], again[name]) for name in whole)

@@ -111,7 +111,7 @@ def exchanged(
 MESSAGE = bytes(range(256)) * 14  # four parts
 
 
-def test_a_message_of_many_parts_and_its_answer(line: Line, tmp_path: Path) -> None:
+def test_a_message_of_many_parts_and_its_reply(line: Line, tmp_path: Path) -> None:
     assert exchanged(line, MESSAGE, tmp_path) == ([MESSAGE[::-1] * 2], {})
     assert max(len(about[flare.BYTES_KEY]) for about in line.sent) == PART
 
@@ -137,7 +137,7 @@ def test_a_message_above_the_sites_limit_is_refused_and_not_fetched(line: Line, 
     assert len(line.sent) == 1, "the refusal"
 
 
-def test_an_answer_above_the_servers_limit_makes_the_site_missing(line: Line, tmp_path: Path) -> None:
+def test_a_reply_above_the_servers_limit_makes_the_site_missing(line: Line, tmp_path: Path) -> None:
     answers, failed = exchanged(line, MESSAGE, tmp_path, Limits(max_bytes=5000))
     assert answers == []
     assert f"expected at most 5000 bytes, got {2 * len(MESSAGE)}" in failed[SITE]

@@ -65,7 +65,7 @@ def test_bytes_that_are_no_heartbeat_are_refused() -> None:
             read_heartbeat(blob)
 
 
-def test_silence_begins_with_the_question_and_anew_whenever_the_work_moves() -> None:
+def test_silence_begins_with_the_question_and_again_whenever_the_work_moves() -> None:
     clock = Clock()
     silence = SilenceTimer(["a", "b"], 5, clock)
     clock.now += 5

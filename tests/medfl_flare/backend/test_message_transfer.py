@@ -43,7 +43,7 @@ def carried(
 
 
 @pytest.mark.parametrize("size", [1, PART - 1, PART, PART + 1, 3 * PART, 3 * PART + 7])
-def test_message_and_answer_arrive_whole_and_leave_no_file(tmp_path: Path, size: int) -> None:
+def test_message_and_reply_arrive_whole_and_leave_no_file(tmp_path: Path, size: int) -> None:
     came, answered = carried(some(size), some(size + 5), tmp_path)
     assert (bytes(came), bytes(answered)) == (some(size), some(size + 5))
     assert not list(tmp_path.iterdir())
@@ -84,7 +84,7 @@ def test_what_comes_twice_or_too_late_changes_nothing(tmp_path: Path) -> None:
     assert (bytes(came), bytes(answered)) == (some(4 * PART), some(9 * PART + 3))
 
 
-def test_who_begins_again_answers_anew(tmp_path: Path) -> None:
+def test_a_restarted_site_replies_again(tmp_path: Path) -> None:
     """A process that ended during its reply is followed by one whose reply may differ."""
     transfer = MessageTransfer(some(PART), tmp_path / "answer", Limits())
     assert fetch_message(transfer.exchange_part, PART, tmp_path / "message") is not None
@@ -94,7 +94,7 @@ def test_who_begins_again_answers_anew(tmp_path: Path) -> None:
     assert bytes(transfer.answer(3 * PART)) == some(3 * PART)
 
 
-def test_an_answer_above_the_limit_is_not_taken_and_refused_with_both_sizes(tmp_path: Path) -> None:
+def test_a_reply_above_the_limit_is_not_taken_and_refused_with_both_sizes(tmp_path: Path) -> None:
     transfer = MessageTransfer(b"", tmp_path / "answer", Limits(max_bytes=5 * PART))
     send_reply(transfer.exchange_part, some(50 * PART))
     assert (tmp_path / "answer").stat().st_size <= 5 * PART
@@ -114,7 +114,7 @@ def test_an_answer_above_the_limit_is_not_taken_and_refused_with_both_sizes(tmp_
         (10**30, "message_too_large"),
     ],
 )
-def test_an_answer_of_another_size_than_its_site_says_is_refused(tmp_path: Path, size: int, code: str) -> None:
+def test_a_reply_of_another_size_than_its_site_says_is_refused(tmp_path: Path, size: int, code: str) -> None:
     transfer = MessageTransfer(b"", tmp_path / "answer", Limits())
     send_reply(transfer.exchange_part, some(2 * PART))
     with refused(RefusedError, code):

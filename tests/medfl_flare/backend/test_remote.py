@@ -73,7 +73,7 @@ def test_the_bits_are_those_of_one_machine(place: Place, tmp_path: Path, method:
     compare(place, tmp_path, method, **{"method": method} | MORE.get(method, {}))
 
 
-def test_a_run_does_not_go_on_with_other_networks(place: Place) -> None:
+def test_a_run_does_not_continue_with_other_networks(place: Place) -> None:
     loopback = Loopback(place.files("other-networks"))
     settings = {"method": "fedskd", "rounds": 1, "steps": 1}
     loopback.serve(place.offer(networks_by_site=UNLIKE, **settings))

@@ -99,12 +99,12 @@ def test_nothing_made_of_training_images_leaves_but_the_noised_update(
     assert all(any(word in line for word in costs) for line in trained)
 
 
-def test_the_summary_tells_what_each_site_released(noised: tuple[dict[str, Any], Any, Path]) -> None:
+def test_the_summary_shows_what_each_site_released(noised: tuple[dict[str, Any], Any, Path]) -> None:
     accounts = json.loads((noised[2] / "summary.json").read_text())["privacy"]
     assert sorted(accounts) == list(SITES)
 
 
-def test_a_secret_that_others_can_read_keeps_its_site_at_home(place: Place) -> None:
+def test_a_site_with_a_secret_that_others_can_read_does_not_take_part(place: Place) -> None:
     files = with_secrets(place.files("open-secret"))
     (files["site-03"].state / "secret").chmod(0o644)
     _, progress, _ = serve(files, offered(place, rounds=1, min_replies=2))
@@ -169,7 +169,7 @@ def subjects(value: Any) -> set[str]:
     return set().union(*map(subjects, value)) if isinstance(value, list) else set()
 
 
-def test_what_goes_wrong_at_a_site_is_told_without_its_text(place: Place) -> None:
+def test_what_goes_wrong_at_a_site_is_reported_without_its_text(place: Place) -> None:
     broken = place.root / "broken" / "site-03"
     broken.mkdir(parents=True)
     (broken / "datalist.json").write_text('{"subject_id": "Jane Doe"')
@@ -187,7 +187,7 @@ def test_what_goes_wrong_at_a_site_is_told_without_its_text(place: Place) -> Non
 
 
 @pytest.mark.parametrize("error", [OSError("/data/jane"), ValueError("Jane Doe"), MemoryError("Jane")])
-def test_an_unexpected_error_is_told_by_its_kind_alone(
+def test_an_unexpected_error_is_reported_by_its_kind_alone(
     place: Place, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     service = SiteService(place.files(f"error-{type(error).__name__}")["site-01"], lambda to, blob, patience: True)
@@ -201,7 +201,9 @@ def test_an_unexpected_error_is_told_by_its_kind_alone(
     assert "ane" not in refused
 
 
-def test_a_refusal_within_a_step_is_told_and_the_others_go_on(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_within_a_step_is_reported_and_the_others_continue(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from medfl.toolkit.averaging import Averaging
 
     execute = Averaging.execute

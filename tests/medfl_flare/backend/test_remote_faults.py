@@ -89,7 +89,7 @@ def test_a_lost_reply_is_asked_for_again_after_a_resume(place: Place, unbroken: 
     assert states["server"][0] == unbroken["server"][0]
 
 
-def test_an_order_delivered_twice_changes_nothing(place: Place, unbroken: dict[str, Any]) -> None:
+def test_a_request_delivered_twice_changes_nothing(place: Place, unbroken: dict[str, Any]) -> None:
     files = place.files("twice")
     loopback = Loopback(files)
     differing = []
@@ -108,7 +108,7 @@ def test_an_order_delivered_twice_changes_nothing(place: Place, unbroken: dict[s
     assert not any(differing)
 
 
-def test_answers_may_come_in_any_order(place: Place, unbroken: dict[str, Any]) -> None:
+def test_replies_may_come_in_any_order(place: Place, unbroken: dict[str, Any]) -> None:
     class Forwards(Loopback):
         def ask(self, requests: Any, timeout: float, take: Any) -> dict[str, str]:
             answers = {site: self.services[site].answer(requests[site]) for site in sorted(requests)}
@@ -122,7 +122,7 @@ def test_answers_may_come_in_any_order(place: Place, unbroken: dict[str, Any]) -
     assert outcome(folder, files) == unbroken
 
 
-def test_an_answer_of_an_earlier_step_is_not_taken_for_one_of_this_step(
+def test_a_reply_of_an_earlier_step_is_not_taken_for_one_of_this_step(
     place: Place, tmp_path: Path, unbroken: dict[str, Any]
 ) -> None:
     files, offer, kept = place.files("late"), offered(place), []
@@ -139,7 +139,7 @@ def test_an_answer_of_an_earlier_step_is_not_taken_for_one_of_this_step(
     assert states["server"] == local_outcome(tmp_path / "local")["server"]
 
 
-def test_a_parcel_delivered_twice_is_one_parcel(place: Place, tmp_path: Path) -> None:
+def test_a_peer_message_delivered_twice_is_one_peer_message(place: Place, tmp_path: Path) -> None:
     files, offer = place.files("peer_messages"), offered(place, method="fedskd", rounds=1)
     loopback = Loopback(files)
 
@@ -153,8 +153,8 @@ def test_a_parcel_delivered_twice_is_one_parcel(place: Place, tmp_path: Path) ->
     assert outcome(folder, files) == local_outcome(tmp_path / "local")
 
 
-def test_a_lost_parcel_makes_its_sender_missing(place: Place, tmp_path: Path) -> None:
-    files, offer, lost = place.files("lost-parcel"), offered(place, method="fedskd", rounds=1), []
+def test_a_lost_peer_message_makes_its_sender_missing(place: Place, tmp_path: Path) -> None:
+    files, offer, lost = place.files("lost-peer-message"), offered(place, method="fedskd", rounds=1), []
 
     def lose(sender: str, to: str, blob: bytes) -> bytes | None:
         if sender != "site-02":
@@ -177,7 +177,7 @@ def test_a_lost_parcel_makes_its_sender_missing(place: Place, tmp_path: Path) ->
     assert progress_of.state == "finished"
 
 
-def test_a_sender_is_not_blamed_for_a_receiver_that_is_away(place: Place) -> None:
+def test_a_sender_is_not_blamed_for_a_receiver_that_is_unavailable(place: Place) -> None:
     files, offer = place.files("away"), offered(place, method="fedskd", rounds=1, min_replies=2)
     seen: list[dict[str, str]] = []
     loopback = Loopback(files)
@@ -222,7 +222,7 @@ def test_a_run_that_ended_incomplete_has_the_unbroken_bits_when_the_site_is_back
 
 
 @pytest.mark.parametrize("away_first", [True, False])
-def test_a_site_that_names_its_network_itself_may_be_away_and_come_back(place: Place, away_first: bool) -> None:
+def test_a_site_that_names_its_network_itself_may_be_unavailable_and_come_back(place: Place, away_first: bool) -> None:
     own = {site: {"entry": {"network": network}} for site, network in MINIS.items()}
     files = place.files(f"own-network-{away_first}", own)
     offer = offered(place, method="local", rounds=1, min_replies=2)
@@ -233,7 +233,7 @@ def test_a_site_that_names_its_network_itself_may_be_away_and_come_back(place: P
     assert progress.state == "finished"
 
 
-def test_a_run_goes_on_without_a_silent_site_as_its_quorum_says(place: Place, tmp_path: Path) -> None:
+def test_a_run_continues_without_a_silent_site_as_its_quorum_says(place: Place, tmp_path: Path) -> None:
     files, offer = place.files("quorum"), offered(place, min_replies=2)
     folder, progress, loopback = serve(files, offer, tamper=silent("site-01", "step"))
     assert progress.state == "finished"
@@ -254,7 +254,7 @@ def test_a_run_that_ends_without_a_site_says_which_one_was_missing(place: Place,
     assert list(Summary.read(folder / "summary.json").unavailable_reasons) == ["site-01"]
 
 
-def test_a_run_that_ended_for_one_lost_answer_says_whose_it_was(place: Place) -> None:
+def test_a_run_that_ended_for_one_lost_reply_says_whose_it_was(place: Place) -> None:
     files, offer, lost = place.files("one-lost"), offered(place, min_replies=3), []
 
     def lose(site: str, blob: bytes) -> bytes | None:

@@ -125,7 +125,7 @@ def test_in_a_round_that_has_begun_it_is_not_asked(place: Place, tmp_path: Path)
 
 
 @pytest.mark.parametrize("method", ["pfedcdp", pytest.param("feddf", marks=pytest.mark.slow)])
-def test_the_server_begins_a_model_for_a_network_that_nobody_had(place: Place, method: str) -> None:
+def test_the_server_begins_a_model_for_a_network_that_no_one_had(place: Place, method: str) -> None:
     args = {"pfedcdp": {"fisher_samples": 4, "server_epochs": 1, "refine": None}, "feddf": {"distil_steps": 1}}
     own = {LATE: OWN[LATE]}
     files, settings = place.files(method, own), {"method": method, "method_args": args[method]}
@@ -140,7 +140,7 @@ def test_the_server_begins_a_model_for_a_network_that_nobody_had(place: Place, m
     assert [name for name in state.tensors if f"/{MINIS[LATE]}/" in name]
 
 
-def test_a_network_that_the_method_cannot_take_is_refused_and_the_others_go_on(place: Place) -> None:
+def test_a_network_that_the_method_cannot_take_is_refused_and_the_others_continue(place: Place) -> None:
     files = place.files("refused", {LATE: OWN[LATE]})
     begin(place, files, method="fedavg")
     folder, progress, _ = serve(files, offer(place, method="fedavg"))

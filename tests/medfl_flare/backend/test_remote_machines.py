@@ -59,7 +59,7 @@ def profile_of(site: str) -> dict[str, float]:
     return dict(zip(NAMES, MACHINES[site], strict=True))
 
 
-def test_clusters_of_what_sites_tell_have_the_bits_of_one_machine_with_the_same_profiles(
+def test_clusters_by_disclosed_profiles_have_the_bits_of_one_machine_with_the_same_profiles(
     place: Place, tmp_path: Path
 ) -> None:
     files, offer = place.files("told", telling(*SITES)), offered(place, rounds=1, **LIVE, **PFEDCDP)
@@ -77,7 +77,7 @@ def test_clusters_of_what_sites_tell_have_the_bits_of_one_machine_with_the_same_
     assert records[0].settings.networks_by_site == CLUSTERED
 
 
-def test_a_site_that_tells_nothing_of_its_machine_gets_what_any_machine_can_train(place: Place) -> None:
+def test_a_site_that_discloses_nothing_of_its_machine_gets_what_any_machine_can_train(place: Place) -> None:
     own = telling("site-01", "site-02") | {"site-02": {"profile": profile_of("site-02"), "entry": {"network": "mini6"}}}
     files = place.files("some", own)
     folder, progress, _ = serve(files, offered(place, method="local", rounds=1, steps=1, **LIVE))

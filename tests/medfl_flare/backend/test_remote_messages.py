@@ -151,27 +151,27 @@ def test_an_offer_holds_no_code_and_no_path(place: Place, what: str) -> None:
     assert [path.name for path in files["site-01"].state.iterdir()] == [AUDIT_FILE_NAME]
 
 
-def test_a_model_is_posted_only_to_sites_of_the_run_and_only_in_a_global_test(place: Place) -> None:
-    requests, _ = talk(place, "post", method="fedper", rounds=1, cross_site_evaluation=True)
+def test_a_model_is_posted_only_to_sites_of_the_run_and_only_in_a_cross_site_evaluation(place: Place) -> None:
+    requests, _ = talk(place, "send_model", method="fedper", rounds=1, cross_site_evaluation=True)
     posted: list[str] = []
     service = SiteService(place.files("post-again")["site-01"], lambda to, blob, patience: posted.append(to) is None)
-    post = next(blob for blob in requests if unpack(blob, LIMITS).kind == "post")
+    sending = next(blob for blob in requests if unpack(blob, LIMITS).kind == "send_model")
     for blob in requests[:3]:
         service.answer(blob)
     for other in ("server", "stranger", "../site-02"):
-        service.answer(changed(post, set_meta(to=[other])))
+        service.answer(changed(sending, set_meta(to=[other])))
     service.close()
     assert posted == []
 
 
-def test_a_model_is_not_posted_where_the_run_has_no_global_test(place: Place) -> None:
+def test_a_model_is_not_posted_where_the_run_has_no_cross_site_evaluation(place: Place) -> None:
     requests, _ = talk(place, "no-post", method="fedper", rounds=1)
     posted: list[str] = []
     service = SiteService(place.files("no-post-again")["site-01"], lambda to, blob, patience: posted.append(to) is None)
     for blob in requests[:3]:
         service.answer(blob)
     published = wire.select(unpack(requests[3], LIMITS).tensors, "published/")
-    answer = service.answer(pack(Message("post", published, {"step": 1, "round": 1, "to": ["site-02"]})))
+    answer = service.answer(pack(Message("send_model", published, {"step": 1, "round": 1, "to": ["site-02"]})))
     service.close()
     assert refused(answer)
     assert posted == []

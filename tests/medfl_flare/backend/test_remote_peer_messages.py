@@ -70,14 +70,14 @@ def begun(place: Place, name: str, site: str, **overrides: Any) -> SiteService:
     return service
 
 
-def test_a_site_refuses_parcels_that_the_method_would_not_post(
+def test_a_site_refuses_peer_messages_that_the_method_would_not_post(
     place: Place, peer_message: tuple[str, str, bytes]
 ) -> None:
     sender, to, blob = peer_message
-    early = SiteService(place.files("parcels-early")[to], lambda to, blob, patience: True)
+    early = SiteService(place.files("peer-messages-early")[to], lambda to, blob, patience: True)
     assert early.receive(sender, blob)  # no run has begun
-    service = begun(place, "parcels-again", to, method="fedskd", rounds=1)
-    inbox = place.root / "parcels-again" / to / "state" / "runs" / "one" / "state" / to / "inbox"
+    service = begun(place, "peer-messages-again", to, method="fedskd", rounds=1)
+    inbox = place.root / "peer-messages-again" / to / "state" / "runs" / "one" / "state" / to / "inbox"
     for name, change in PEER_MESSAGES.items():
         if name not in STORED:
             assert service.receive(sender, changed(blob, change)), name
@@ -92,7 +92,7 @@ def test_a_site_refuses_parcels_that_the_method_would_not_post(
 
 
 @pytest.mark.parametrize("what", sorted(STORED))
-def test_a_parcel_that_its_receiver_can_not_use_is_refused(
+def test_a_peer_message_that_its_receiver_can_not_use_is_refused(
     place: Place, peer_message: tuple[str, str, bytes], what: str
 ) -> None:
     name = what.replace(" ", "-")
@@ -103,7 +103,7 @@ def test_a_parcel_that_its_receiver_can_not_use_is_refused(
     assert answer
 
 
-def test_a_method_without_parcels_takes_none(place: Place, peer_message: tuple[str, str, bytes]) -> None:
+def test_a_method_without_peer_messages_takes_none(place: Place, peer_message: tuple[str, str, bytes]) -> None:
     sender, to, blob = peer_message
     files = place.files("plain", {to: {"cross_site_evaluation": False}})
     service = SiteService(files[to], lambda to, blob, patience: True)
@@ -115,7 +115,7 @@ def test_a_method_without_parcels_takes_none(place: Place, peer_message: tuple[s
     assert not list((place.root / "plain").rglob("*inbox*"))
 
 
-def test_a_site_does_not_fill_anothers_disk_with_parcels(
+def test_a_site_does_not_fill_anothers_disk_with_peer_messages(
     place: Place, peer_message: tuple[str, str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("medfl_flare.sites.site_run.MAX_WAITING_MESSAGES", 0)

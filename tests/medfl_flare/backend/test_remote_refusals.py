@@ -130,7 +130,7 @@ def test_a_server_obeys_its_own_file(place: Place) -> None:
     assert not any((files[site].state / "runs").exists() for site in SITES)
 
 
-def test_a_site_whose_network_the_bundle_lacks_is_missing_and_harms_nobody(
+def test_a_site_whose_network_the_bundle_lacks_is_missing_and_harms_no_one(
     place: Place, alone: dict[str, Any], tmp_path: Path
 ) -> None:
     files = place.files("network", {"site-03": {"entry": {"network": "nonsense"}}})
@@ -185,7 +185,7 @@ def test_a_second_job_waits_for_the_first_one_and_is_refused(place: Place, monke
     assert sorted(second[1].missing) == list(SITES)
 
 
-def test_the_global_test_is_among_the_sites_whose_files_allow_it(place: Place) -> None:
+def test_the_cross_site_evaluation_is_among_the_sites_whose_files_allow_it(place: Place) -> None:
     files = place.files("exchanging", {"site-03": {"cross_site_evaluation": False}})
     folder, _, loopback = serve(files, offered(place, rounds=1, cross_site_evaluation=True, min_replies=2))
     exchanged = {tuple(line.split(",")[1:3]) for line in scores(folder) if "@" in line}
@@ -210,7 +210,7 @@ def test_threads_and_device_are_those_of_each_ones_own_file(place: Place) -> Non
 
 
 @pytest.mark.parametrize("at_site", [["size"], []])
-def test_a_site_tells_no_more_than_its_file_allows(place: Place, at_site: list[str]) -> None:
+def test_a_site_discloses_no_more_than_its_file_allows(place: Place, at_site: list[str]) -> None:
     files = place.files(f"told-{len(at_site)}", {"site-02": {"disclose": at_site}})
     facts, sizes = {}, []
 

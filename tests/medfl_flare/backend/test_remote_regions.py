@@ -34,7 +34,7 @@ def brains(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("brains")
     release = write_release(root / "release", per_centre=6, centres=("NYU", "USM"), size=12)
     prepare(Abide(source=release, size=16, atlas=release / ATLAS_FILE), root / "pool", workers=1)
-    plan = PartitionPlan("by_site", column="site", test_fraction=0.4, global_test="none")
+    plan = PartitionPlan("by_site", column="site", test_fraction=0.4, server_test="none")
     partition(root / "pool", root / "data", plan, by_site)
     return root
 

@@ -110,7 +110,7 @@ def test_a_dishonest_server_can_alter_make_and_move_nothing_and_the_run_has_the_
     assert actual == {name: expected[name] for name in actual}
 
 
-def test_parcels_that_were_kept_from_an_earlier_run_are_refused_in_the_next_one(
+def test_peer_messages_that_were_kept_from_an_earlier_run_are_refused_in_the_next_one(
     place: Place, signers: dict[str, Signer]
 ) -> None:
     kept: dict[tuple[str, str, int], bytes] = {}
@@ -137,7 +137,7 @@ def test_parcels_that_were_kept_from_an_earlier_run_are_refused_in_the_next_one(
     assert all(refusal is not None and "fits the content" in refusal for refusal in refusals)
 
 
-def test_a_parcel_that_comes_twice_is_stored_once(signers: dict[str, Signer]) -> None:
+def test_a_peer_message_that_comes_twice_is_stored_once(signers: dict[str, Signer]) -> None:
     """The sender repeats a message if the acknowledgement was lost, so a duplicate is not refused."""
     run: Meta = {"run": "one"}
     north, south = PeerMessageSigner(signers["site-01"], run), PeerMessageSigner(signers["site-02"], run)
@@ -145,7 +145,7 @@ def test_a_parcel_that_comes_twice_is_stored_once(signers: dict[str, Signer]) ->
     assert south.open(sealed, "site-01") == south.open(sealed, "site-01") == b"content"
 
 
-def test_where_a_server_forges_a_sites_parcels_that_site_counts_as_missing(
+def test_where_a_server_forges_a_sites_peer_messages_that_site_counts_as_missing(
     place: Place, signers: dict[str, Signer], caplog: pytest.LogCaptureFixture
 ) -> None:
     def forge(sender: str, to: str, sealed: bytes) -> bytes:

@@ -138,7 +138,7 @@ def test_a_site_sees_its_own_part(place: Place) -> None:
     assert view.rounds_done == 2
 
 
-def test_a_run_that_needs_the_silent_site_goes_on_when_it_is_back(place: Place, tmp_path: Path) -> None:
+def test_a_run_that_needs_the_silent_site_continues_when_it_is_back(place: Place, tmp_path: Path) -> None:
     files = place.files("needed")
     offer = place.offer(rounds=2, steps=1, min_replies=3)
     loopback = Loopback(files, tamper=Deaf())
@@ -158,7 +158,7 @@ def test_a_run_that_needs_the_silent_site_goes_on_when_it_is_back(place: Place, 
     assert digests(folder, files, offer.run) == digests(other, whole, offer.run)
 
 
-def test_a_site_that_was_away_at_the_start_is_known_when_the_run_is_resumed(place: Place) -> None:
+def test_a_site_that_was_unavailable_at_the_start_is_known_when_the_run_is_resumed(place: Place) -> None:
     files = place.files("late")
     offer = place.offer(rounds=1, steps=1, min_replies=2)
     loopback = Loopback(files, tamper=lambda site, blob: None if site == SITES[0] else blob)

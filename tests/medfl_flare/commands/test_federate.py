@@ -22,7 +22,7 @@ def call(*words: str, **options: Any) -> Any:
     return CliRunner().invoke(federate.app, list(words), **options)
 
 
-def test_submit_is_run_with_the_carrier_and_the_kit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_submit_is_run_with_the_backend_and_the_kit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(run, "run_bundle", lambda bundle, options: seen.extend([bundle, options]))
     done = call("submit", "a_bundle", "--kit", str(tmp_path), "--method", "fedavg", "--rounds", "3")
@@ -44,7 +44,7 @@ def test_provision_takes_the_sites_apart(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert provisioned[0] == provisioning.Project("fl.org", ("a", "b"), "me@x.org", port=9)
 
 
-def test_stop_tells_a_kit_from_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_stop_distinguishes_a_kit_from_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(session, "stop", lambda run: True)
     monkeypatch.setattr(kits, "stop", lambda kit: False)
     submitted, kit = tmp_path / "run", tmp_path / "kit"

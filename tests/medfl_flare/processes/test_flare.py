@@ -183,7 +183,7 @@ def end_without_the_silent_site(running: Federation, runs: Begun, run: str) -> t
 
 
 @pytest.mark.slow
-def test_a_site_that_never_answers_is_named_and_the_others_go_on(running: Federation, further: Begun) -> None:
+def test_a_site_that_never_replies_is_named_and_the_others_continue(running: Federation, further: Begun) -> None:
     summary, wrong = end_without_the_silent_site(running, further, "goes-on")
     assert (wrong, summary["status"], summary["rounds"]) == ("", "finished", 1)
 
@@ -196,7 +196,7 @@ def test_further_methods_end_with_the_bits_of_one_machine(running: Federation, f
 
 @pytest.mark.slow
 @pytest.mark.parametrize("run", ["unlike", "loose"])
-def test_a_refusal_says_why_and_the_others_go_on(running: Federation, further: Begun, run: str) -> None:
+def test_a_refusal_says_why_and_the_others_continue(running: Federation, further: Begun, run: str) -> None:
     refuse_with_a_reason(running, further, run)
 
 
@@ -234,7 +234,7 @@ CLUSTERED = {"site-01": "resnet4", "site-02": "resnet8", "site-03": "resnet6"}
 
 
 @pytest.mark.slow
-def test_sites_are_clustered_by_what_they_tell_of_their_machines(running: Federation) -> None:
+def test_sites_are_clustered_by_the_profiles_of_their_machines(running: Federation) -> None:
     bundle = running.place.root / "machines"
     shutil.copytree(running.place.root / "small", bundle)
     content = json.loads((bundle / "configs" / "federate.json").read_text())
@@ -267,7 +267,7 @@ def test_sites_are_clustered_by_what_they_tell_of_their_machines(running: Federa
 
 
 @pytest.mark.slow
-def test_a_site_that_was_away_joins_with_its_own_network_also_after_a_kill(running: Federation) -> None:
+def test_a_site_that_was_unavailable_joins_with_its_own_network_also_after_a_kill(running: Federation) -> None:
     """Its network is wider than any other. The server is killed during a step of the first round."""
     own = {site.replace("-", "_"): {"entry": {"network": network}} for site, network in UNLIKE.items()}
     running.write_files(**own)

@@ -93,7 +93,7 @@ def test_a_slow_line_carries_each_message_once(running: Running) -> None:
 def test_a_run_survives_a_proxy_that_cuts_connections(running: Running) -> None:
     """The proxy cuts connections while requests arrive.
 
-    A cut at the end of a reply may cost `answer_timeout`, see docs/deploy.md.
+    A cut at the end of a reply may cost `reply_timeout`, see docs/deploy.md.
     """
     proxy = lines.Proxy(cut=5 * 10**6, cuts=3)
     summary = running.run("cut", proxy)

@@ -15,7 +15,7 @@ BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "backends.py"
 MEGABYTES = 50
 
 
-def test_the_server_holds_a_few_models_and_not_one_for_each_answer(tmp_path: Path) -> None:
+def test_the_server_holds_a_few_models_and_not_one_for_each_reply(tmp_path: Path) -> None:
     """The job once needed nineteen times the model. Now it needs five and a half times; medfl uses four of these."""
     parts = runpy.run_path(str(BENCHMARK))
     make_cohort(tmp_path / "data", sites=3, images_per_site=12, classes=2, size=8)

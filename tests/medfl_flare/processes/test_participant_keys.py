@@ -18,7 +18,9 @@ from medfl_flare.sites.audit_log import audit_path
 pytestmark = [pytest.mark.flare, pytest.mark.slow]
 
 
-def test_runs_end_with_the_bits_of_one_machine_their_parcels_are_signed_and_no_key_has_moved(tmp_path: Path) -> None:
+def test_runs_end_with_the_bits_of_one_machine_their_peer_messages_are_signed_and_no_key_has_moved(
+    tmp_path: Path,
+) -> None:
     homes: list[Home] = []
 
     def provide(project: Project, folder: Path) -> dict[str, Path]:

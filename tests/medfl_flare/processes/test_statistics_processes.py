@@ -29,7 +29,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
         yield up
 
 
-def test_sites_describe_their_data_across_processes_and_one_whose_floor_asks_for_noise_refuses(
+def test_sites_compute_statistics_across_processes_and_one_that_requires_noise_refuses(
     running: Federation, tmp_path: Path
 ) -> None:
     floor = {"unit": "sample", "adjacency": "replace", "epsilon": 8.0, "delta": 1e-5}
@@ -39,7 +39,7 @@ def test_sites_describe_their_data_across_processes_and_one_whose_floor_asks_for
         site_03={"disclose": list(DISCLOSURE_KINDS), "min_count": 5, "privacy": floor},
     )
     kit = running.kits["researcher"]
-    exact = StatisticsRequest(statistics="before", bundle="small", answer_timeout=300)
+    exact = StatisticsRequest(statistics="before", bundle="small", reply_timeout=300)
     view = fetch_statistics(exact, kit, tmp_path / "exact", lambda _: running._shared())
     here = compute_folder_statistics(running.place.data, DisclosurePolicy(min_count=5))
     assert view.sites[SITES[0]] == here[SITES[0]]
@@ -57,7 +57,7 @@ def test_sites_describe_their_data_across_processes_and_one_whose_floor_asks_for
         entry = read_entries(audit_path(running.files[site]))[-1]
         assert (entry.run, entry.kind, entry.outcome) == ("noised", "statistics", "answered")
         assert entry.budget.composed == pytest.approx(8.0, rel=1e-6)
-    unknown = StatisticsRequest(statistics="unknown", bundle="elsewhere", answer_timeout=300)
+    unknown = StatisticsRequest(statistics="unknown", bundle="elsewhere", reply_timeout=300)
     with refused(MedflError, "statistics_failed") as caught:
         fetch_statistics(unknown, kit, tmp_path / "unknown", lambda _: running._shared())
     assert "no site returned statistics" in caught.value.fields["reason"]

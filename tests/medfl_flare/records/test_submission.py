@@ -39,7 +39,7 @@ def test_a_submission_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("run", "../up"), ("sites", ["b", "a"]), ("bundle_hash", "0"), ("answer_timeout", 0.5)]
+    ("key", "value"), [("run", "../up"), ("sites", ["b", "a"]), ("bundle_hash", "0"), ("reply_timeout", 0.5)]
 )
 def test_an_offer_that_no_run_has_is_damage(key: str, value: Any) -> None:
     values = json.loads(SubmissionFile(offer=offer(), kit="/kit", jobs=()).to_bytes())

@@ -99,7 +99,7 @@ def test_findings_and_numbers_to_predict(tmp_path: Path) -> None:
     assert numbers_of(numbers)["0"] == [None, 20, 30, 40, None], "a tail of less than one case"
 
 
-def test_nothing_is_told_that_the_policy_does_not_name_and_never_who_it_is(tmp_path: Path) -> None:
+def test_nothing_outside_the_policy_and_no_identity_is_disclosed(tmp_path: Path) -> None:
     measured = measure_site(write_classes(tmp_path / "a", [30, 25], patients=30))
     parts = {
         "size": {"images", "patients"}, "label_counts": {"tables"}, "geometry": {"shape"},
@@ -111,7 +111,7 @@ def test_nothing_is_told_that_the_policy_does_not_name_and_never_who_it_is(tmp_p
     assert "secret" not in json.dumps(disclose_statistics(measured, DisclosurePolicy()).model_dump())
 
 
-def test_few_images_or_few_patients_tell_nothing(tmp_path: Path) -> None:
+def test_few_images_or_few_patients_disclose_nothing(tmp_path: Path) -> None:
     few = told_of(write_classes(tmp_path / "a", [5, 4]), least=10)
     one_patient = told_of(write_classes(tmp_path / "b", [50, 40], patients=3), least=10)
     for about in (few, one_patient):
@@ -127,7 +127,7 @@ def test_as_many_images_and_patients_as_the_minimum_are_enough(tmp_path: Path) -
     assert told_of(site, 13).images is None
 
 
-def test_which_quantiles_are_told_does_not_tell_how_many_masks_are_empty(tmp_path: Path) -> None:
+def test_the_disclosed_quantiles_do_not_reveal_how_many_masks_are_empty(tmp_path: Path) -> None:
     """1 to 4 of 102 images have no lesion: the count is suppressed, and all cases look alike.
 
     With 100 images the 5 % quantile would reveal the count.
@@ -146,7 +146,7 @@ def test_which_quantiles_are_told_does_not_tell_how_many_masks_are_empty(tmp_pat
     assert len(shown) == 1
 
 
-def test_a_quantile_is_told_where_enough_images_have_the_number_for_sure(tmp_path: Path) -> None:
+def test_a_quantile_is_disclosed_where_enough_images_have_the_number_for_sure(tmp_path: Path) -> None:
     """1 to 4 of 104 images have no lesion, so at least 100 have one, and 5 of these lie below the 5 % quantile."""
     for empty in (1, 4):
         masks = np.zeros((104, 4, 4), dtype=np.uint8)
@@ -226,7 +226,7 @@ def test_the_same_data_and_secret_give_the_same_numbers_and_others_give_others(t
     )
 
 
-def test_numbers_whose_range_nobody_knows_are_withheld_under_noise(tmp_path: Path) -> None:
+def test_numbers_whose_range_no_one_knows_are_suppressed_under_noise(tmp_path: Path) -> None:
     rows = np.stack([np.arange(50.0), np.arange(50) % 2], axis=1)
     folder = write_site(tmp_path / "a", rows, [{"target": [1.0]}] * 50, objective={"name": "regression"})
     about = noised(folder, 1, Privacy(unit="sample", epsilon=5.0, clip=1.0))

@@ -77,7 +77,7 @@ def test_a_small_site_without_a_class_may_be_chance() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_brighter_site_stands_out_and_no_other(tmp_path: Path, seed: int) -> None:
+def test_the_brighter_site_is_an_outlier_and_no_other(tmp_path: Path, seed: int) -> None:
     root = sites(tmp_path, [[60, 50]] * 5, {3: 40}, seed)
     made = find_outliers(compute_folder_statistics(root, DisclosurePolicy()))
     assert {outlier.site for outlier in made} == {"site-3"}
@@ -85,7 +85,7 @@ def test_the_brighter_site_stands_out_and_no_other(tmp_path: Path, seed: int) ->
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_none_stands_out_where_all_are_drawn_alike(tmp_path: Path, seed: int) -> None:
+def test_none_is_an_outlier_where_all_are_drawn_alike(tmp_path: Path, seed: int) -> None:
     assert (
         find_outliers(
             compute_folder_statistics(sites(tmp_path, [[60, 50]] * 4 + [[120, 95]], {}, seed), DisclosurePolicy())
@@ -94,7 +94,7 @@ def test_none_stands_out_where_all_are_drawn_alike(tmp_path: Path, seed: int) ->
     )
 
 
-def test_copies_are_never_odd(tmp_path: Path) -> None:
+def test_copies_are_never_outliers(tmp_path: Path) -> None:
     for name in "abcd":
         write_classes(tmp_path / name, [40, 30, 20])
     assert find_outliers(compute_folder_statistics(tmp_path, DisclosurePolicy())) == []
@@ -125,7 +125,7 @@ def test_noise_marks_no_site_and_hides_no_large_shift(tmp_path: Path) -> None:
     assert {outlier.site for outlier in made} == {"site-2"}
 
 
-def test_the_page_loads_nothing_and_holds_no_withheld_count(tmp_path: Path) -> None:
+def test_the_page_loads_nothing_and_holds_no_suppressed_count(tmp_path: Path) -> None:
     root = sites(tmp_path / "data", [[60, 50], [55, 3], [70, 44]], {})
     for path in root.glob("*/datalist.json"):
         path.write_text(path.read_text().replace("kind 1", "<b>kind</b>"))
@@ -146,7 +146,9 @@ def test_the_page_loads_nothing_and_holds_no_withheld_count(tmp_path: Path) -> N
     assert "55" not in json.dumps(known["sites"]["site-1"]["tables"])
 
 
-def test_the_command_describes_a_folder_and_says_who_is_odd(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_computes_statistics_of_a_folder_and_names_outliers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     root = sites(tmp_path / "data", [[60, 50]] * 3, {1: 60})
     out, words = tmp_path / "out", ["federate", "statistics"]
     assert status(*words, str(root), "--out", str(out), "--min-count", "5", "--epsilon", "8") == 0
@@ -159,11 +161,11 @@ def test_the_command_describes_a_folder_and_says_who_is_odd(tmp_path: Path, caps
 
 
 @pytest.mark.slow
-def test_of_five_sources_of_breast_ultrasound_the_brighter_machine_stands_out(tmp_path: Path) -> None:
+def test_of_five_sources_of_breast_ultrasound_the_brighter_machine_is_an_outlier(tmp_path: Path) -> None:
     if not REAL.is_dir():
         pytest.skip("needs segmentation/breast_ultrasound in the folder that MEDFL_DATA names")
     prepare_spec(BreastUltrasound, REAL, tmp_path / "pool", workers=1, size=32)
-    plan = PartitionPlan("by_site", column="site", test="official", global_test="none")
+    plan = PartitionPlan("by_site", column="site", test="official", server_test="none")
     partition(tmp_path / "pool", tmp_path / "data", plan, by_site)
     known = compute_folder_statistics(tmp_path / "data", DisclosurePolicy())
     assert {site: each.images for site, each in known.items()} == {
@@ -173,7 +175,7 @@ def test_of_five_sources_of_breast_ultrasound_the_brighter_machine_stands_out(tm
     assert known["breast_pl"].tables[0].counts == [None, None], "few of its images hold no lesion"
 
 
-def test_where_most_sites_are_marked_none_is_called_the_odd_one(tmp_path: Path) -> None:
+def test_where_most_sites_are_marked_none_is_called_an_outlier(tmp_path: Path) -> None:
     known = compute_folder_statistics(sites(tmp_path, [[60, 50]] * 3, {}), DisclosurePolicy())
     made = [Outlier(site, "shape", "1", "2", math.inf) for site in ("site-0", "site-1")]
     assert StatisticsReport(known, {}, made[:1], "").title == "1 of 3 sites stands out: site-0"
@@ -206,7 +208,7 @@ def test_where_no_more_than_half_of_the_sites_agree_none_is_unlike_the_others() 
     ]
 
 
-def test_of_two_shares_that_are_equally_far_the_first_is_told() -> None:
+def test_of_two_shares_that_are_equally_far_the_first_is_reported() -> None:
     """The shares of all four classes at one site differ from the median by the same 30 percent."""
     equal = DisclosedCounts(title="class", names=["w", "x", "y", "z"], counts=[10, 40, 40, 10])
     other = DisclosedCounts(title="class", names=["w", "x", "y", "z"], counts=[40, 10, 10, 40])
@@ -214,7 +216,7 @@ def test_of_two_shares_that_are_equally_far_the_first_is_told() -> None:
     assert [(outlier.site, outlier.quantity, outlier.value_text) for outlier in made] == [("d", "class: w", "40.0%")]
 
 
-def test_a_site_stands_out_by_its_size_from_four_times_the_median_on() -> None:
+def test_a_site_is_an_outlier_by_its_size_from_four_times_the_median_on() -> None:
     """Three sites have 100 images; the fourth has a few times as many, or as few."""
     for images, marked in ((399, False), (401, True), (26, False), (24, True)):
         made = find_outliers({name: about(images=images if name == "d" else 100) for name in "abcd"})

@@ -69,7 +69,7 @@ def test_quantiles_need_enough_cases_on_each_side() -> None:
     assert disclosable_levels(19, levels, 10) == []
 
 
-def test_twice_the_least_count_is_enough_for_a_table_and_for_what_is_withheld() -> None:
+def test_twice_the_minimum_count_is_enough_for_a_table_and_for_a_suppressed_sum() -> None:
     """20 cases with a minimum of 10: the table is shown, and a pair of 20 cases suffices to hide a rare cell."""
     assert suppress_counts([10, 10], 10) == [10, 10]
     assert suppress_counts([10, 9], 10) == [None, None]

@@ -61,7 +61,7 @@ def test_moving_neither_loses_nor_mixes_models(tmp_path, route):
             assert tensors_equal(select(members.tensors, f"members.{number}."), by_owner[owner])
 
 
-def test_a_site_that_never_answers_loses_only_what_it_holds(tmp_path, caplog):
+def test_a_site_that_never_replies_loses_only_what_it_holds(tmp_path, caplog):
     """The model of that site is never initialised; the others circulate and are evaluated together."""
     result = run(tmp_path, "fedcross", unavailable=lambda site, step: site == "site-2", rounds=4)
     at = states(tmp_path)["server"].meta["at"]
@@ -155,7 +155,7 @@ def test_an_exported_bundle_builds_the_ensemble():
 
 
 @pytest.mark.parametrize(("circulating", "kind"), [("K", "personal"), ("one", "global")])
-def test_a_site_that_was_away_when_copies_were_shared_has_its_own_only(tmp_path, circulating, kind):
+def test_a_site_that_was_unavailable_when_copies_were_shared_has_its_own_only(tmp_path, circulating, kind):
     """An old copy next to the others' new ones would be evaluated as if it were the same model."""
     last = {"K": 3, "one": 7}[circulating]  # train, share, keep; with one model three visits, two of them with a send
     gone = {("site-1", last)}

@@ -221,7 +221,7 @@ def test_an_empty_shared_set_is_no_set(tmp_path):
 # ---- requests
 
 
-def test_a_site_does_what_the_order_says(tmp_path):
+def test_a_site_does_what_the_request_says(tmp_path):
     """A site has no stage: a new site shares, trains or distils in any round, and refuses unknown requests."""
     for method in (tpf(), fed()):
         server = server_of(method, tmp_path)
@@ -268,7 +268,7 @@ def test_a_site_that_lost_the_shared_set_says_so(tmp_path):
         method.execute(site_of(make_data(10, "own")), request)
 
 
-def test_a_site_that_did_not_answer_gets_the_shared_set_again(tmp_path):
+def test_a_site_that_did_not_reply_gets_the_shared_set_again(tmp_path):
     """An unavailable site may have lost the set.
 
     The server sends only the model to the other sites that hold the set.
@@ -306,7 +306,7 @@ def test_a_site_sends_its_images_once(tmp_path):
 
 
 @pytest.mark.parametrize("judged", ["validation", "training"])
-def test_a_site_tells_how_far_generator_and_mean_image_are_off(tmp_path, judged):
+def test_a_site_discloses_how_far_generator_and_mean_image_are_off(tmp_path, judged):
     """Mean squared errors in [0, 1] by hand, on validation images, or on training images without validation images."""
     method, site = tpf(), site_of(DATA)
     server = server_of(method, tmp_path)

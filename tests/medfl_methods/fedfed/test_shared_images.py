@@ -63,7 +63,7 @@ def test_each_part_comes_with_its_label_in_all_copies():
     assert labels.tolist() == [int(shared.labels[int(number)]) for number in order[:5]] * 2
 
 
-def test_epochs_follow_each_other_and_are_drawn_anew():
+def test_epochs_follow_each_other_and_are_drawn_again():
     """A batch across the end of an epoch contains its last rows and the first rows of the next epoch."""
     shared = made([0] * 6)
     long = numbers(draws(shared, 6, True, 18)[0][0])

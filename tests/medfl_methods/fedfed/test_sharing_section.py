@@ -110,7 +110,7 @@ def test_the_epsilon_of_two_copies_is_that_of_both_together(page):
 ERRORS = {"site-1": [0.03, 0.02], "site-2": [0.02, 0.02]}
 
 
-def test_the_generators_error_stands_beside_the_mean_images(page):
+def test_the_generators_error_is_beside_the_mean_images(page):
     document = page({"findings": findings(errors=ERRORS)})
     assert "mean squared error of 0.0250. For comparison, the mean image of a site has an error of 0.0200" in text(
         document
@@ -138,7 +138,7 @@ def lines(axes):
     return {line.get_label(): line for line in axes.lines if not line.get_label().startswith("_")}
 
 
-def test_marks_stand_in_the_round_in_which_a_site_froze():
+def test_marks_are_in_the_round_in_which_a_site_froze():
     accuracy, weights = stage_figure(stage()).axes
     name = "site-2, froze in round 2"
     for axes, value in ((accuracy, 0.9), (weights, 1.0)):
@@ -150,7 +150,7 @@ def test_marks_stand_in_the_round_in_which_a_site_froze():
     assert set(lines(weights)) == {name}
 
 
-def test_the_picture_is_told_in_words_and_its_ends_are_in_the_table(page):
+def test_the_picture_is_described_in_words_and_its_ends_are_in_the_table(page):
     patients = {"site-1": 100, "site-3": 900}  # Wilson's intervals, from a table
     document = page({"findings": findings(history=[*HISTORY[:-1], HISTORY[-1] | {"patients": patients}])})
     (description,) = labels(document, tile=False)

@@ -198,7 +198,7 @@ def test_under_a_privacy_setting_scores_stay_and_weights_are_uniform(tmp_path):
 
 @pytest.mark.parametrize("name", ["centralized", "local", "fedavg", "fedprox", "fedbn", "fedkper"])
 def test_every_method_clips_the_gradient(tmp_path, name):
-    """One step at one site moves the weights by learning rate times bound, whatever the gradient was."""
+    """One step at one site moves the weights by learning rate times bound, for any gradient."""
     options = {"sites": {"only": make_site(9, "x")}, "task": make_task("plain"), "rounds": 1, "steps": 1}
     results = runs(tmp_path, *[(name, {"gradient_clip": clip}) for clip in (0.25, 1e9, None)], **options)
     clipped, huge, free = (next(iter(models.values())) for models in results)

@@ -279,7 +279,7 @@ def test_what_judging_costs(runs):
 # ---- privacy
 
 
-def test_under_privacy_heads_are_clipped_with_the_body_and_nothing_is_told(tmp_path):
+def test_under_privacy_heads_are_clipped_with_the_body_and_nothing_is_disclosed(tmp_path):
     """All heads form the ensemble, without evaluation."""
     result = run(tmp_path, task=make_task("plain"), epochs=6, privacy={"epsilon": 1e7, "clip": 0.05})
     assert result.outcome.status == "finished"

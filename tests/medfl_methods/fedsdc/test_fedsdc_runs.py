@@ -109,7 +109,7 @@ def test_a_body_without_norms_is_shared_whole(tmp_path):
 # ---- interruptions
 
 
-def test_without_a_choice_nobody_needs_to_judge(tmp_path):
+def test_without_a_choice_no_one_needs_to_judge(tmp_path):
     """All heads form the ensemble. The last round is evaluated, but not the heads."""
     result = run(tmp_path, rounds=1, unavailable=lambda site, step: step > 1)
     assert (result.outcome.status, result.outcome.rounds) == ("finished", 1)

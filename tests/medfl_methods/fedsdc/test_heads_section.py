@@ -67,7 +67,7 @@ def text(page):
 # ---- assignment
 
 
-def test_the_picture_is_told_in_words(page):
+def test_the_picture_is_described_in_words(page):
     description = "Heads assigned to the sites in 4 rounds. a: 1, 2, 2, 1; b: 2, 1, 1, 2; c: none, none, none, none."
     assert pictures(page({"findings": findings()}))[0] == description
 
@@ -126,7 +126,7 @@ def test_a_picture_is_never_wider_than_a_page(rounds):
 # ---- agreement and votes
 
 
-def test_agreement_stands_beside_width_accuracy_and_rank(page):
+def test_agreement_is_beside_width_accuracy_and_rank(page):
     document = page({"findings": findings()})
     assert document.tables["Agreement of the heads"] == [
         ["head", "width", "accuracy", "rank", "1", "2"],
@@ -155,7 +155,7 @@ def test_the_curve_is_the_share_of_right_votes(page):
         ({"status": "diverged"}, "the run ended before the evaluation."),
     ],
 )
-def test_heads_that_nobody_compared(page, options, why):
+def test_heads_that_no_one_compared(page, options, why):
     document = page({"findings": findings(evaluation=None, ranking=None, ensemble_heads=[0, 1]), **options})
     assert re.search(f"The heads were not evaluated: .*{re.escape(why)}$", text(document))
     assert len(pictures(document)) == 1

@@ -95,7 +95,7 @@ def test_votes_that_are_tied_go_by_probability():
     assert head(FEATURES)[tied].argmax(1).tolist() == elect_class(probabilities.double())[tied].tolist()
 
 
-def test_a_class_that_nobody_thinks_of_has_a_finite_logit():
+def test_a_class_that_no_one_thinks_of_has_a_finite_logit():
     head = head_of([0, 0], spread=3000.0).eval()
     assert torch.isfinite(head(FEATURES)).all()
 

@@ -62,11 +62,11 @@ def test_left_to_itself_a_site_trains_as_local(tmp_path):
     )
     local = run(tmp_path / "b", "local", {"optimizer_state": "persistent", "init": "own"}, task=task, rounds=1)
     assert tensors_equal(result.models["site-2"]["personal"].tensors, local.models["site-2"]["personal"].tensors)
-    assert record_of(tmp_path / "a", "site-2", 2).meta["reply"] == {"guest": ""}
+    assert record_of(tmp_path / "a", "site-2", 2).meta["reply"] == {"visiting_owner": ""}
     others = {name for name in NAMES if route[name] not in (name, away)}
     assert others
     for name in others:
-        assert record_of(tmp_path / "a", name, 2).meta["reply"] == {"guest": route[name]}
+        assert record_of(tmp_path / "a", name, 2).meta["reply"] == {"visiting_owner": route[name]}
         assert not tensors_equal(result.models[name]["personal"].tensors, local.models[name]["personal"].tensors)
 
 
@@ -105,7 +105,7 @@ def test_rounds_that_are_added_later_come_after_the_start(tmp_path):
     for rounds in (2, 4):
         run(tmp_path, "fedskd", args, rounds=rounds)
     table = pd.read_csv(tmp_path / "metrics.csv")
-    assert sorted(set(table.query("metric == 'guests'")["round"])) == [2, 3, 4]
+    assert sorted(set(table.query("metric == 'visiting_models'")["round"])) == [2, 3, 4]
     assert set(table.query("metric == 'trained'")["round"]) == {1}
 
 

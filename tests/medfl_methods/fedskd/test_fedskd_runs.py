@@ -61,11 +61,11 @@ def momentum(parameters):
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
-def plain_site(own, optimizer, guest, data, key, gamma):
-    guest_optimizer = None
-    if guest is not None:
-        guest_optimizer = momentum(p for n, p in guest.named_parameters() if "head" not in n)
-        guest.train()
+def plain_site(own, optimizer, visiting, data, key, gamma):
+    visiting_optimizer = None
+    if visiting is not None:
+        visiting_optimizer = momentum(p for n, p in visiting.named_parameters() if "head" not in n)
+        visiting.train()
     own.train()
     generator = make_generator(7, *key, "batches")
     for _ in range(2):
@@ -76,18 +76,18 @@ def plain_site(own, optimizer, guest, data, key, gamma):
             logits, mine = staged(own, images)
             loss = F.cross_entropy(logits, labels)
             optimizer.zero_grad()
-            both = guest is not None and not (len(rows) == 1 and isinstance(guest.body[1], nn.BatchNorm2d))
+            both = visiting is not None and not (len(rows) == 1 and isinstance(visiting.body[1], nn.BatchNorm2d))
             if both:
-                guest_optimizer.zero_grad()
-                guest_logits, theirs = staged(guest, images)
+                visiting_optimizer.zero_grad()
+                visiting_logits, theirs = staged(visiting, images)
                 forms = [
                     plain_similarity(plain_rows(mine, f), plain_rows(theirs, f)) for f in ("batch", "pixel", "region")
                 ]
-                loss = loss + F.cross_entropy(guest_logits, labels) + gamma * sum(forms)
+                loss = loss + F.cross_entropy(visiting_logits, labels) + gamma * sum(forms)
             loss.backward()
             optimizer.step()
             if both:
-                guest_optimizer.step()
+                visiting_optimizer.step()
 
 
 def test_fedskd_is_a_plain_loop_over_unlike_networks(tmp_path):
@@ -99,9 +99,9 @@ def test_fedskd_is_a_plain_loop_over_unlike_networks(tmp_path):
     for round_ in (1, 2, 3):
         before = copy.deepcopy(models)
         for host, owner in host_to_owner(round_).items():
-            guest = copy.deepcopy(before[owner]) if owner != host else None
-            met.add(guest is None)
-            plain_site(models[host], optimizers[host], guest, sites[host].train, (host, round_), gamma)
+            visiting = copy.deepcopy(before[owner]) if owner != host else None
+            met.add(visiting is None)
+            plain_site(models[host], optimizers[host], visiting, sites[host].train, (host, round_), gamma)
     assert met == {True, False}, "there is a self visit, too"
     args = {"gamma": gamma, "skd": ("batch", "pixel", "region"), "layers": (1,), "p2p_scale": 2}
     result = run(tmp_path, "fedskd", args, task=task, networks_by_site=WIDTHS)
@@ -114,22 +114,22 @@ def test_fedskd_is_a_plain_loop_over_unlike_networks(tmp_path):
             )
 
 
-def test_a_guest_that_came_too_late_is_no_guest(tmp_path):
+def test_a_visiting_model_that_came_too_late_is_not_trained(tmp_path):
     """site-2 is unavailable when it should train in round 1. In round 2 it uses the visiting model of round 2."""
     run(tmp_path, "fedskd", rounds=2, unavailable=lambda site, step: (site, step) == ("site-2", 2))
-    table = pd.read_csv(tmp_path / "metrics.csv").query("metric == 'guests' and site == 'site-2'")
+    table = pd.read_csv(tmp_path / "metrics.csv").query("metric == 'visiting_models' and site == 'site-2'")
     assert table["round"].tolist() == [2]
-    assert record_of(tmp_path, "site-2", 4).meta["reply"] == {"guest": host_to_owner(2)["site-2"]}
+    assert record_of(tmp_path, "site-2", 4).meta["reply"] == {"visiting_owner": host_to_owner(2)["site-2"]}
 
 
-def test_a_guest_of_an_earlier_round_is_not_taken_for_this_ones(tmp_path):
+def test_a_visiting_model_of_an_earlier_round_is_not_taken_for_this_ones(tmp_path):
     """site-2 was unavailable when its visiting model came. When it returns, the model's owner is unavailable."""
     gone = {("site-2", 2), ("site-2", 3), ("site-1", 3)}
     sites = make_sites({"site-1": 9, "site-2": 8})
     options = {"sites": sites, "rounds": 2, "unavailable": lambda site, step: (site, step) in gone}
     run(tmp_path, "fedskd", {"route": "derangement"}, **options)
-    assert record_of(tmp_path, "site-2", 4).meta["reply"] == {"guest": ""}
-    assert record_of(tmp_path, "site-1", 2).meta["reply"] == {"guest": "site-2"}
+    assert record_of(tmp_path, "site-2", 4).meta["reply"] == {"visiting_owner": ""}
+    assert record_of(tmp_path, "site-1", 2).meta["reply"] == {"visiting_owner": "site-2"}
 
 
 SEEN = []
@@ -141,16 +141,16 @@ class Watched(FedSKD):
     def before_fit(self, fit):
         super().before_fit(fit)
         if "pair" in fit.extra:
-            fit.extra["came"] = copy.deepcopy(fit.extra["pair"].guest.model.state_dict())
+            fit.extra["came"] = copy.deepcopy(fit.extra["pair"].visiting.model.state_dict())
 
     def after_fit(self, fit):
         if "pair" in fit.extra:
-            went = copy.deepcopy(fit.extra["pair"].guest.model.state_dict())
-            SEEN.append((fit.site.round, fit.extra["guest"].owner, fit.extra["came"], went))
+            went = copy.deepcopy(fit.extra["pair"].visiting.model.state_dict())
+            SEEN.append((fit.site.round, fit.extra["visiting_model"].owner, fit.extra["came"], went))
         super().after_fit(fit)
 
 
-def test_sk_6_a_guest_is_what_its_owner_sent_and_its_head_stays(tmp_path):
+def test_sk_6_a_visiting_model_is_what_its_owner_sent_and_its_head_stays(tmp_path):
     SEEN.clear()
     case = Case(REGISTRY, "fedskd")
     starts = []
@@ -167,7 +167,7 @@ def test_sk_6_a_guest_is_what_its_owner_sent_and_its_head_stays(tmp_path):
         assert not torch.equal(came["body.1.running_var"], went["body.1.running_var"]), "in training mode"
 
 
-def test_a_parcel_is_the_model_with_its_buffers_and_nothing_else(tmp_path):
+def test_a_peer_message_is_the_model_with_its_buffers_and_nothing_else(tmp_path):
     """A message has four bytes for each number of the owner's network; the optimiser's state stays at the owner."""
     run(tmp_path, "fedskd", task=atlas_task(), networks_by_site=WIDTHS)
     table = pd.read_csv(tmp_path / "metrics.csv").query("metric == 'bytes_to_peers'")
@@ -187,7 +187,7 @@ def test_partial_participation_permutes_those_who_take_part(tmp_path):
     result = run(tmp_path, "fedskd", sites=sites, fraction=0.6, rounds=3)
     assert result.outcome.status == "finished"
     table = pd.read_csv(tmp_path / "metrics.csv")
-    worked = table.query("metric == 'guests'").groupby("round")["site"].agg(set)
+    worked = table.query("metric == 'visiting_models'").groupby("round")["site"].agg(set)
     posted = table.query("metric == 'bytes_to_peers' and value > 0").groupby("round")["site"].agg(set)
     assert all(len(hosts) == 3 for hosts in worked)
     assert all(posted[round_] <= worked[round_] for round_ in posted.index)

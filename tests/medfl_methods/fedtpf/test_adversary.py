@@ -76,7 +76,7 @@ def test_what_the_generator_pays_moves_the_images_and_not_the_critic():
     assert not tensors_equal(adversary.tensors(), after), "it goes on learning afterwards"
 
 
-def test_it_goes_on_where_it_stopped():
+def test_it_continues_where_it_stopped():
     """Two rounds with stored model and Adam moments give another critic than two rounds from the initial state."""
     first = learned(make())
     kept = {name: tensor.clone() for name, tensor in first.tensors().items()}

@@ -181,7 +181,7 @@ def test_the_papers_preset_is_the_paper(tmp_path):
         assert Judged(**args).current_step(server).name == stage
 
 
-def test_where_nobody_can_judge_the_round_limit_ends_it(tmp_path):
+def test_where_no_one_can_judge_the_round_limit_ends_it(tmp_path):
     """Without any validation images no site freezes, there is no assessment, and the rest of the run is unchanged."""
     log, data = Log(), {name: without_validation(splits) for name, splits in small_sites().items()}
     factory = recorded(log, FedTPF, **(EASY | {"distil_rounds": 1, "window": 1}))

@@ -101,7 +101,7 @@ class Wild(FedTPF):
         return FedTPF.adversary(wild, site)
 
 
-def test_a_diverging_critic_is_refused_where_it_is_and_others_go_on(tmp_path, caplog):
+def test_a_diverging_critic_is_refused_where_it_is_and_others_continue(tmp_path, caplog):
     result = run(tmp_path, make_method=lambda: Wild(width=2, distil_rounds=1), rounds=1)
     assert result.outcome.status == "finished"
     (warning,) = [line for line in caplog.messages if "diverged" in line]

@@ -131,7 +131,7 @@ def test_accuracies_are_those_of_the_common_model_on_validation_images(whole):
 # ---- interruptions
 
 
-def test_a_run_that_loses_all_sites_in_the_share_step_goes_on(whole, tmp_path):
+def test_a_run_that_loses_all_sites_in_the_share_step_continues(whole, tmp_path):
     """Nothing is shared while no site replies, and the run says so. It ends bit by bit like an uninterrupted run."""
     _, unbroken, folder = whole
     factory = recorded(Log(), FedTPF, **ARGS)
@@ -157,7 +157,7 @@ def test_a_run_that_loses_all_sites_in_the_share_step_goes_on(whole, tmp_path):
 # ---- participation
 
 
-def test_a_late_site_gets_the_shared_set_then_and_nobody_twice(tmp_path):
+def test_a_late_site_gets_the_shared_set_then_and_no_one_twice(tmp_path):
     """One of four sites takes part in each round. A site receives the set with its first training request."""
     log, data = Log(), {f"site-{n}": make_site(4, str(n)) for n in (1, 2, 3, 4)}
     run(tmp_path, make_method=recorded(log, Scripted), sites=data, rounds=12, fraction=0.25)
@@ -175,7 +175,7 @@ def test_a_late_site_gets_the_shared_set_then_and_nobody_twice(tmp_path):
         assert (shared_at(tmp_path, name) is not None) == bool(works)
 
 
-def test_a_site_that_is_away_when_all_share(tmp_path):
+def test_a_site_that_is_unavailable_when_all_share(tmp_path):
     """The images of the unavailable site are not in the set, and it trains on the others' images."""
     log = Log()
     away = {"unavailable": lambda site, step: (site, step) == ("site-1", 3)}

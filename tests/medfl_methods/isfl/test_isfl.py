@@ -264,7 +264,7 @@ def test_later_one_class_is_drawn_as_rarely_as_sigma_lets_it(tmp_path):
     assert drawn_shares[5] == pytest.approx([0, 0, 1])
 
 
-def test_counts_that_sites_tell_are_the_target(tmp_path):
+def test_counts_that_sites_disclose_are_the_target(tmp_path):
     """The counts are used from the first round if sites report them at the start, otherwise after the first replies."""
     args, still = {"target": "counts"}, {"epochs": 0}  # without training, what is drawn is the target
     first = drawn(tmp_path / "told", args, disclose=("size", "label_counts"), rounds=1, **still)

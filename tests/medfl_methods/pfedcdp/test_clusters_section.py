@@ -53,7 +53,7 @@ def page(tmp_path):
     return write
 
 
-def test_each_site_stands_in_its_cluster_with_its_machine(page):
+def test_each_site_is_in_its_cluster_with_its_machine(page):
     placed, options = machines(names(6))
     rows = page(("pfedcdp", options)).tables["Clusters"][1:]
     heads = [words(row[0]) for row in rows if len(row) == 1]

@@ -179,7 +179,7 @@ def test_profiles_from_a_file(tmp_path):
     assert find_profiles(["a", "b"], str(path), 0) == {"a": Profile(1, 2, 3, 4, 5, 6, 7), "b": HALF}
 
 
-def test_columns_may_stand_in_any_order(tmp_path):
+def test_columns_may_be_in_any_order(tmp_path):
     path = write(tmp_path, [(*HALF[::-1], "a", "note")], (*Profile._fields[::-1], "site", "remark"))
     assert read_profiles(path) == {"a": HALF}
 
@@ -250,7 +250,7 @@ class FakePsutil:
         (None, None, (1, 0.25, 1), "clock, battery, latency"),
     ],
 )
-def test_what_a_machine_does_not_tell_is_assumed_with_a_warning(monkeypatch, caplog, clock, battery, shares, assumed):
+def test_a_missing_entry_of_a_machine_is_assumed_with_a_warning(monkeypatch, caplog, clock, battery, shares, assumed):
     monkeypatch.setitem(sys.modules, "psutil", FakePsutil(clock, battery))
     profile = measure_profile()
     assert profile.shares == (*shares, 1)
@@ -258,7 +258,7 @@ def test_what_a_machine_does_not_tell_is_assumed_with_a_warning(monkeypatch, cap
 
 
 @pytest.mark.parametrize("latency", [0.0, 50.0])
-def test_a_machine_that_tells_all_warns_of_nothing(monkeypatch, caplog, latency):
+def test_a_machine_that_discloses_all_warns_of_nothing(monkeypatch, caplog, latency):
     monkeypatch.setitem(sys.modules, "psutil", FakePsutil((1500, 0, 3000), 80))
     assert measure_profile(latency_ms=latency) == Profile(1500, 3000, 4, 16, 80, latency, 200)
     assert caplog.messages == []
@@ -325,7 +325,7 @@ def test_a_site_that_reports_nothing_gets_the_weakest_clusters_network():
 @pytest.mark.parametrize(
     ("mhz", "cluster"), [(3000, "high"), (2999, "medium"), (1500, "medium"), (900, "low"), (1, "low")]
 )
-def test_who_comes_later_is_with_the_strongest_that_it_equals_and_moves_nobody(mhz, cluster):
+def test_who_comes_later_is_with_the_strongest_that_it_equals_and_moves_no_one(mhz, cluster):
     rule = MachineClusters(weights=(1.0, 0.0, 0.0, 0.0), networks=NETWORKS)
     placed = [(1.0, "high"), (0.5, "medium"), (0.4, "medium"), (0.2, "low")]
     entry = rule.assign_late(HALF._replace(cpu_mhz=mhz).facts, earlier(placed))

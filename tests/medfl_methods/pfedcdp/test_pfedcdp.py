@@ -156,7 +156,7 @@ def test_the_first_time_all_of_the_body_is_the_clusters():
     assert torch.equal(mixed["head.weight"], first["head.weight"])
 
 
-def test_information_is_from_so_many_images_drawn_anew_each_round(monkeypatch):
+def test_information_is_from_so_many_images_redrawn_each_round(monkeypatch):
     seen = []
 
     def watched(model, names, images, labels, estimator, batch_size):
@@ -280,7 +280,7 @@ def test_a_run_says_at_its_start_what_the_papers_preset_misses(tmp_path, caplog)
     assert "The preset 'paper' of 'pfedcdp' is for runs with other settings: expected rounds = 20" in (caplog.text)
 
 
-def test_limits_are_told(tmp_path, caplog):
+def test_limits_are_reported(tmp_path, caplog):
     args = {"personal_share": 1.0, "head_share": 0.0, "lam": 0.0}
     run(tmp_path, args, task=make_task("plain"), rounds=1)
     assert "on a network without batch-norm layers, 'pfedcdp' is 'local'" in caplog.text

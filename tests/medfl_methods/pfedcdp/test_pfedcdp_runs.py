@@ -124,7 +124,7 @@ def test_a_cluster_that_never_answers_keeps_its_body_and_classifier(tmp_path):
 
 
 @pytest.mark.parametrize("quiet", ["site-1", "site-2"])
-def test_a_cluster_that_is_away_changes_no_other(tmp_path, quiet):
+def test_a_cluster_that_is_unavailable_changes_no_other(tmp_path, quiet):
     networks = {"site-1": "norm", "site-2": "wide", "site-3": "wide" if quiet == "site-1" else "norm"}
     for folder in ("all", "some"):
         run(
@@ -138,7 +138,7 @@ def test_a_cluster_that_is_away_changes_no_other(tmp_path, quiet):
         assert tensors_equal(look(tmp_path / "all", other), look(tmp_path / "some", other))
 
 
-def test_a_cluster_whose_sites_have_no_data_teaches_nobody(tmp_path):
+def test_a_cluster_whose_sites_have_no_data_teaches_no_one(tmp_path):
     sites = make_sites() | {"site-2": make_site(0, "empty")}
     result = run(tmp_path, {"refine": SHORT | {"teachers": "equal"}}, networks_by_site=TWO, rounds=1, sites=sites)
     assert result.outcome.findings.meta["teachers"].keys() == {"wide"}
@@ -161,7 +161,7 @@ def test_a_cluster_may_have_any_network(tmp_path, name):
 # ---- more rounds
 
 
-def test_an_old_student_is_forgotten_where_the_run_goes_on(tmp_path):
+def test_an_old_student_is_forgotten_where_the_run_continues(tmp_path):
     for rounds in (1, 3):
         run(tmp_path, {"refine": SHORT}, rounds=rounds, evaluate_every=1)
     table = pd.read_csv(tmp_path / "metrics.csv")

@@ -85,7 +85,7 @@ def test_the_student_is_scored_after_each_epoch_if_asked_and_stays_the_same(tmp_
     assert not usual["moment"].str.startswith("epoch ").any()
 
 
-def test_whoever_watches_sees_each_epoch_and_those_of_the_probe_and_changes_nothing():
+def test_an_observer_sees_each_epoch_and_the_probes_epochs_and_changes_nothing():
     torch.manual_seed(0)
     student, seen = SmallNet(), []
 

@@ -62,7 +62,7 @@ def test_against_two_loops(tau, seed):
     assert supcon(embeddings, labels, tau, "sum").item() == pytest.approx(sum(each), rel=1e-10)
 
 
-def test_the_sum_stands_outside_of_the_logarithm():
+def test_the_sum_is_outside_of_the_logarithm():
     """The logarithm of the mean gives a smaller loss (Jensen's inequality); both agree for a single positive."""
     embeddings, labels = random_case(classes=2)
     unit = embeddings / embeddings.norm(dim=1, keepdim=True)

@@ -50,7 +50,7 @@ def test_values_weights_and_groups_are_shown(page):
     assert shown == pytest.approx(float(worth["a and b"]) - float(worth["no teacher (guessing)"]))
 
 
-def test_the_picture_is_told_in_words(page):
+def test_the_picture_is_described_in_words(page):
     document = page(("pfedcdp", {"findings": findings({"a": 0.25, "b": -0.05})}))
     labels = [
         attributes["aria-label"]
@@ -72,11 +72,11 @@ def test_seeds_are_averaged_with_their_spread(page):
 
 
 def test_the_student_is_the_global_model(page):
-    options = {"findings": findings(), "global_test": {"accuracy": 0.61}, "metrics": ("accuracy",)}
+    options = {"findings": findings(), "server_test": {"accuracy": 0.61}, "metrics": ("accuracy",)}
     scores = {"accuracy": {"site-1": 0.5, "site-2": 0.75, "site-3": 0.25}}
     document = page(("pfedcdp", options | {"scores": scores, "bundles": False}))
     assert document.tables["Scores of the student"] == [
-        ["metric", "run", "mean of sites", "cross-site evaluation"],
+        ["metric", "run", "mean of sites", "server test"],
         ["accuracy", "pfedcdp", "0.500", "0.610"],
     ]
 

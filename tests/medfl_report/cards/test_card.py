@@ -27,7 +27,7 @@ from medfl.plugins import load_plugins
 from medfl.records.partition import LocatedExclusion, Partition
 from medfl.records.site_card import SiteCard
 from medfl.testing.tasks import OTHER_OBJECTIVES
-from medfl_report.cards.card_markdown import FRONT_MATTER_KEYS, escape_markdown, make_markdown_table
+from medfl_report.cards.card_markdown import escape_markdown, make_markdown_table
 from medfl_report.cards.card_scores import CardRow
 from medfl_report.cards.checklist_answers import read_answers
 from medfl_report.cards.checklists import CLAIM, TRIPOD_AI
@@ -172,7 +172,7 @@ def test_an_interval_is_that_of_a_bootstrap_over_images(run):
 def test_the_front_matter_has_known_keys_and_the_same_scores(run):
     text = (run / "sites" / "site-1" / "README.md").read_text()
     head = yaml.safe_load(text.split("---\n")[1])
-    assert set(head) <= set(FRONT_MATTER_KEYS)
+    assert set(head) <= {"license", "library_name", "pipeline_tag", "tags", "metrics", "model-index"}
     assert head["license"] == "unknown"
     assert head["library_name"] == "monai"
     (result,) = head["model-index"][0]["results"]
@@ -220,7 +220,7 @@ def test_the_same_run_gives_the_same_bytes(run, registry):
     assert str(run.parent).encode() not in before[0] + before[1]
 
 
-def test_what_nobody_told_is_unknown(run):
+def test_missing_information_is_unknown(run):
     text = (run / "sites" / "site-1" / "README.md").read_text()
     assert "licence: unknown" in text
     assert "Intended use: unknown." in text
@@ -235,7 +235,7 @@ def test_what_nobody_told_is_unknown(run):
     assert items["TRIPOD+AI"]["17"]["state"] == "unknown"
 
 
-def test_what_people_answer_stands_in_the_card(tmp_path, registry):
+def test_what_people_answer_is_in_the_card(tmp_path, registry):
     folder = make_run(tmp_path / "run", images=10, metrics=("accuracy",))
     file = tmp_path / "answers.yaml"
     file.write_text(
@@ -262,7 +262,7 @@ def test_what_people_answer_stands_in_the_card(tmp_path, registry):
         ("- a", "wrong_type", {"place": None, "found": "list"}, ""),
     ],
 )
-def test_answers_that_can_t_be_used_are_refused(tmp_path, text, code, fields, hint):
+def test_replies_that_can_t_be_used_are_refused(tmp_path, text, code, fields, hint):
     file = tmp_path / "answers.yaml"
     file.write_text(text)
     with refused(SettingsError, code, path=str(file), **fields) as caught:
@@ -346,7 +346,7 @@ def test_data_facts_are_those_of_the_lists_and_no_patient_is_named(with_data):
     assert len(json.loads(evidence)["facts"]["data"]["list_hashes"]["site-1"]) == 64
 
 
-def test_lists_that_are_not_those_of_the_run_tell_nothing(with_data):
+def test_lists_of_other_runs_reveal_nothing(with_data):
     card, _ = with_data(changed=True)
     assert "CC BY 9.9" not in card
     assert "the data in the run's data folder have changed since (at site-1)" in card
@@ -367,7 +367,7 @@ def test_a_subgroup_of_few_is_not_scored_and_not_counted(tmp_path, registry):
 
 def test_personal_models_leave_the_global_one_without_predictions(tmp_path, registry):
     folder = make_run(
-        tmp_path / "run", model="personal", images=10, metrics=("accuracy",), global_test={"accuracy": 0.5}
+        tmp_path / "run", model="personal", images=10, metrics=("accuracy",), server_test={"accuracy": 0.5}
     )
     (folder / "global" / "models").mkdir(parents=True)
     write_cards(folder, registry)
@@ -378,7 +378,7 @@ def test_personal_models_leave_the_global_one_without_predictions(tmp_path, regi
     assert all(not checked.problems for checked in verify(folder))
 
 
-def test_a_promise_stands_in_the_card(tmp_path, registry):
+def test_a_promise_is_in_the_card(tmp_path, registry):
     privacy = {
         "unit": "site",
         "adjacency": "replace",
@@ -454,7 +454,7 @@ def test_a_text_from_a_file_means_nothing_in_markdown():
     assert make_markdown_table([["x", "n"], ["a|b", 1]]) == "| x | n |\n| :-- | --: |\n| a\\|b | 1 |"
 
 
-def test_a_simulated_attack_is_told_at_once_and_its_attackers_count_nowhere(tmp_path, registry):
+def test_a_simulated_attack_is_reported_at_once_and_its_attackers_count_nowhere(tmp_path, registry):
     """An attacker's test images are excluded from the scores of the run, and so from the global card."""
     poison = {"attack": "label_flip", "sites": ["site-3"]}
     scores = {"accuracy": {"site-1": 0.5, "site-2": 0.4}}

@@ -87,7 +87,7 @@ def test_a_study_has_the_runs_below_it_also_those_that_begin_later(tmp_path: Pat
         assert study.has_writer, "between two runs, too"
 
 
-def test_what_can_not_be_watched_says_why(tmp_path: Path) -> None:
+def test_a_run_that_can_not_be_monitored_says_why(tmp_path: Path) -> None:
     with refused(StoreError, "missing_folder", path=str(tmp_path / "nowhere")):
         MonitoredFolder(tmp_path / "nowhere")
     (tmp_path / "run.json").write_text("{}")

@@ -45,7 +45,7 @@ def with_value(line: ProgressLine, place: tuple[Any, ...], value: Any) -> bytes:
 
 
 @pytest.mark.parametrize("number", range(len(LINES)))
-def test_no_value_of_an_event_ends_the_watch_or_fills_the_memory(number: int) -> None:
+def test_no_value_of_an_event_ends_the_monitor_or_fills_the_memory(number: int) -> None:
     for place in places(LINES[number].to_json()):
         for value in HOSTILE:
             state = RunState()

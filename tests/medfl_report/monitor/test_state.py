@@ -39,7 +39,7 @@ def test_who_trains_and_who_waits() -> None:
     assert view.summary == "1 of 3 at work"
 
 
-def test_a_site_that_is_scored_while_it_trains_goes_on_training() -> None:
+def test_a_site_that_is_scored_while_it_trains_continues_to_train() -> None:
     """Several workers on one machine train and score a site at the same time."""
     events = [start(9), work(10, "site-1"), work(11, "site-1", job="evaluate", activity="scoring")]
     events += [beat(12, "site-1", 0.9, "scoring", "evaluate")]
@@ -90,7 +90,7 @@ def test_a_slow_site_that_sends_heartbeats_is_at_work_however_long_it_takes() ->
     assert view.sites[0].share == pytest.approx(3570 / 4000)
 
 
-def test_a_killed_run_is_stopped_and_nobody_is_silent_in_it() -> None:
+def test_a_killed_run_is_stopped_and_no_one_is_silent_in_it() -> None:
     view = view_of(start(0), work(1, *SITES), now=4000, writing=False)
     assert view.status == "stopped: no process works on it; run the same command again to resume it"
     assert view.is_over
@@ -111,7 +111,7 @@ def test_an_error_and_an_interruption_end_it_for_now() -> None:
     assert view_of(start(0), stop(17, "KeyboardInterrupt"), writing=False).status == "stopped by the user"
 
 
-def test_a_run_that_goes_on_is_one_run() -> None:
+def test_a_resumed_run_is_one_run() -> None:
     events = [start(0), *ROUND, commit(20, 2, ["site-3"]), stop(21, "KeyboardInterrupt"), start(100)]
     view = view_of(*events, work(101, *SITES), now=102)
     assert view.status == "running, round 3 of 3"

@@ -35,5 +35,5 @@ def test_bytes_to_other_sites_count_as_sent() -> None:
     assert first.received == "5.0 MB"
 
 
-def test_the_largest_epsilon_is_told_where_sites_differ() -> None:
+def test_the_largest_epsilon_is_shown_where_sites_differ() -> None:
     assert "at most 4.5 of 8" in view_of_falling_scores().privacy

@@ -87,7 +87,7 @@ def test_the_study_of_the_winners_runs_as_it_is_with_all_seeds(load, source: Pat
 
 
 @pytest.mark.parametrize("sampler", ["random", "tpe"])
-def test_a_search_that_stopped_goes_on_to_the_same_record(load, sampler: str) -> None:
+def test_a_search_that_stopped_continues_to_the_same_record(load, sampler: str) -> None:
     changes = {"tune__sampler": sampler, "tune__trials": 4}
     whole = load(changes, out="whole")
     write_search_report(whole, run_search(whole, MadeUpTrials(best_near(0.01))))
@@ -155,7 +155,7 @@ def test_parameters_that_come_again_are_the_same_run(load, sampler: str) -> None
         ({}, 2, {"seed": 0}),
         ({"seed": 5}, 2, {}),
         ({"test": "none"}, 2, {}),
-        ({"test": "none", "global_test": "per_class"}, 2, {"seed": 0}),
+        ({"test": "none", "server_test": "per_class"}, 2, {"seed": 0}),
         ({}, 1, {}),
         ({"test": "k_fold", "folds": 3}, [4, 5], {"seed": 4, "fold": 0}),
         ({"test": "k_fold", "folds": 3, "seed": 5}, 2, {"fold": 0}),

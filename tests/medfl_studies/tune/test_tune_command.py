@@ -43,7 +43,7 @@ def test_it_names_winners_files_and_the_next_command(source, tmp_path: Path, mon
 
 
 @pytest.mark.slow
-def test_a_command_that_was_killed_goes_on_to_the_same_winners(source: Path, tmp_path: Path) -> None:
+def test_a_command_that_was_killed_continues_to_the_same_winners(source: Path, tmp_path: Path) -> None:
     """All processes of the search are killed at once, several times."""
     tune = {"sampler": "random", "trials": 3, "settings": SMALL["tune"]["settings"]}
     file = study(tmp_path, rows={"mean": {"method": "fedavg"}}, tune=tune)

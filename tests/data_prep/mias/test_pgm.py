@@ -8,8 +8,8 @@ from monai.data import PILReader
 from monai.transforms import LoadImage
 from refusals import refused
 
-from medfl.data.readers.pgm import read_pgm
 from medfl.errors import DataError
+from medfl_datasets.mias.pgm import read_pgm
 from medfl_datasets.mias.synthetic import FILE_HEADER, write_film
 
 GREY = np.arange(6, dtype=np.uint8).reshape(2, 3) * 51

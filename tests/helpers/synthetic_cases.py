@@ -25,11 +25,11 @@ SIZES = ("spatial_size", "roi_size", "patch_size", "k_divisible")
 
 
 class NotDerivable(Exception):
-    """What a site must hold can't be made up from what is known of the bundle."""
+    """Raised if the cases of a site can't be derived from the bundle's files."""
 
 
 class Kind:
-    """What the cases of an adopted bundle are, told from its configuration.
+    """Properties of the cases of an adopted bundle, read from its configuration.
 
     Args:
         root: The adopted bundle.
@@ -64,7 +64,7 @@ class Kind:
         return value if isinstance(value, int) else None
 
     def _argument(self, name: str, argument: str) -> Any:
-        """The argument of the first transform of a name, as far as it is written."""
+        """Return the argument of the first transform of a name, if it is written."""
         ids = [id_ for id_, transform in self.transforms if base_name(transform["_target_"]) == name]
         return self.config.literal(f"{ids[0]}#{argument}") if ids else None
 
@@ -152,7 +152,7 @@ def _lay_out(kind: Kind, folder: Path, pattern: str, count: int, rng: np.random.
 
 
 def _write_lists(kind: Kind, path: Path, count: int) -> None:
-    """A list file: of one section, or of those that the configuration names, as a Decathlon's has them."""
+    """Write a list file with one section, or with the sections that the configuration names, like a Decathlon."""
     configs = [file.read_text() for file in sorted((kind.bundle.root / "configs").iterdir())]  # `evaluate`'s, too
     keys = list(dict.fromkeys(re.findall(r"data_list_key='(\w+)'", " ".join(configs))))
     if not keys and path.name == "dataset.json":
@@ -179,7 +179,7 @@ def _write_lists(kind: Kind, path: Path, count: int) -> None:
 
 
 def _images_of_a_case(path: Path) -> int:
-    """How many files the image of a case is in a bundle's own list; 1 where it has no such list at hand."""
+    """Return the number of files of a case's image in a bundle's own list; 1 without such a list."""
     content = json.loads(path.read_text()) if path.is_file() else []
     rows = content.get("training", []) if isinstance(content, dict) else content
     return len(rows[0]["image"]) if rows and isinstance(rows[0]["image"], list) else 1
@@ -201,7 +201,7 @@ def _write_table(kind: Kind, path: Path, count: int) -> None:
 
 
 def _write_arrays(kind: Kind, path: Path, count: int, rng: np.random.Generator) -> None:
-    """What MONAI's ``NPZDictItemDataset`` reads: images and masks as arrays."""
+    """Write the input of MONAI's ``NPZDictItemDataset``: images and masks as arrays."""
     sets = kind.config.targets(kind.config.reach(str(kind.bundle.ids["train_dataset"])))
     names = next((kind.config.literal(f"{i}#keys") for i, t in sets.items() if t == "NPZDictItemDataset"), None)
     if not isinstance(names, dict) or not kind.masks:

@@ -6,9 +6,9 @@ import nibabel
 import numpy as np
 from refusals import refused
 
-from medfl.data.brain_maps import BrainMaps, load_maps, map_names
 from medfl.errors import DataError
 from medfl.objectives import Multiclass
+from medfl_datasets.abide.brain_maps import BrainMaps, load_maps, map_names
 
 AFFINE = np.diag([15.0, 15.0, 15.0, 1.0])
 AFFINE[:3, 3] = (-82.5, -100.5, -74.5)
@@ -32,21 +32,21 @@ def test_channels_are_in_the_order_of_the_derivatives(tmp_path):
 PAIR = ("reho", "lfcd")
 
 
-def test_a_subject_without_all_maps_is_told_by_number(tmp_path):
+def test_a_subject_without_all_maps_is_reported_by_number(tmp_path):
     for name in ("a_reho.nii.gz", "a_lfcd.nii.gz", "b_reho.nii.gz"):
         write(tmp_path / name)
     with refused(DataError, "missing_map", path=str(tmp_path), derivatives=list(PAIR), count=1, total=2, number=2):
         BrainMaps(tmp_path, PAIR, 8, (0.0,), (1.0,))
 
 
-def test_a_broken_map_is_told_by_number_and_derivative(tmp_path):
+def test_a_broken_map_is_reported_by_number_and_derivative(tmp_path):
     write(tmp_path / "Secret_reho.nii.gz", np.full((12, 12, 12), np.nan))
     with refused(DataError, "not_finite", path=str(tmp_path), number=1, derivative="reho") as error:
         BrainMaps(tmp_path, ["reho"], 8, (0.0,), (1.0,))[0]
     assert "Secret" not in f"{error.value}{error.value.fields}"
 
 
-def test_folders_without_maps_are_told(tmp_path):
+def test_folders_without_maps_are_reported(tmp_path):
     with refused(DataError, "missing_folder", path=str(tmp_path / "none")):
         load_maps(tmp_path / "none", PAIR, 8, Multiclass(2))
     with refused(DataError, "no_images", path=str(tmp_path)):

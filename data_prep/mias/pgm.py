@@ -1,8 +1,7 @@
 """Read PGM files, a format of scanned films: grey values of 8 or 16 bits after a text header.
 
-MONAI's ``LoadImage`` opens them with ``reader=PILReader(formats=("PPM",))``, which returns (W, H), or with
-`medfl.data.readers.mammogram_reader`. Without ``formats``, Pillow would open any format that it recognises. This module
-returns (H, W) as stored.
+MONAI's ``LoadImage`` opens them with ``reader=PILReader(formats=("PPM",))``, which returns (W, H). Without ``formats``,
+Pillow would open any format that it recognises. This module returns (H, W) as stored.
 """
 
 from __future__ import annotations

@@ -17,11 +17,11 @@ from monai.data import MetaTensor
 from medfl.data.arrays import ArrayDataset
 from medfl.data.datalists import DATALIST_FILE, read_datalist
 from medfl.data.inference import SiteImages
-from medfl.data.readers.map_files import SUFFIXES, read_map
 from medfl.data.readers.volumes import common_grid
 from medfl.data.sites import site_names
 from medfl.errors import DataError
 from medfl.objectives import Objective
+from medfl_datasets.abide.map_files import SUFFIXES, read_map
 
 
 class BrainMaps:

@@ -119,7 +119,7 @@ def once(change: Change) -> Change:
     return first
 
 
-def test_changed_answers_make_their_site_missing_and_harm_nobody(place: Place, tmp_path: Path) -> None:
+def test_changed_replies_make_their_site_missing_and_harm_no_one(place: Place, tmp_path: Path) -> None:
     """Apply another change in every other round."""
     rounds = 2 * len(FROM_SITE)  # a site that fails twice in a row is left out
     files = place.files("changed", {name: {"max_rounds": 99} for name in ("server", *SITES)})
@@ -151,7 +151,7 @@ def test_changed_answers_make_their_site_missing_and_harm_nobody(place: Place, t
 
 
 @pytest.mark.parametrize("what", HARMFUL)
-def test_an_answer_that_is_not_whole_makes_its_site_missing_and_harms_nobody(
+def test_a_reply_that_is_not_whole_makes_its_site_missing_and_harms_no_one(
     place: Place, alone: dict[str, Any], what: str
 ) -> None:
     check_harmless(place, alone, what, once(HARMFUL[what]))
@@ -177,7 +177,7 @@ def check_harmless(place: Place, alone: dict[str, Any], what: str, change: Chang
     assert not any(",site-03," in line and "trained" in line for line in scores(folder))
 
 
-def test_flipped_bits_in_an_answer_make_its_site_missing(place: Place, alone: dict[str, Any]) -> None:
+def test_flipped_bits_in_a_reply_make_its_site_missing(place: Place, alone: dict[str, Any]) -> None:
     def flip(site: str, blob: bytes) -> bytes:
         message = unpack(blob, LIMITS)
         requested = message.kind == "step" and message.meta["answer"]
@@ -199,7 +199,7 @@ def test_a_reply_above_the_runs_norm_bound_is_refused_at_the_server(place: Place
     assert progress.state == "incomplete"
 
 
-def test_an_oversized_answer_is_refused_before_it_is_read(place: Place, alone: dict[str, Any]) -> None:
+def test_an_oversized_reply_is_refused_before_it_is_read(place: Place, alone: dict[str, Any]) -> None:
     files = place.files("oversized", {"server": {"max_message_mb": 1}})
 
     def larger(message: Message) -> Message | None:
