@@ -18,6 +18,7 @@ from medfl.engine.runs.folder import begun_run
 from medfl.errors import SettingsError
 from medfl.networks.frozen import full_state_dict
 from medfl.records.run_file import SettingOrigin
+from medfl.settings import Lora
 from medfl_adopt.adopting import adopt, read_bundle
 from medfl_adopt.bundle import AdoptedBundle
 
@@ -132,6 +133,19 @@ def test_a_site_exports_frozen_parameters(tmp_path):
     taken = torch.load(tmp_path / "run" / "sites" / "north" / "models" / "model.pt", weights_only=True)
     assert taken.keys() == full_state_dict(run.task.build()).keys()
     assert all(torch.equal(taken[name], tensor) for name, tensor in run.task.frozen().items())
+
+
+def test_a_site_exports_merged_adapters(tmp_path):
+    adopted(tmp_path)
+    run = read(tmp_path, train_part="lora", **{"lora#rank": 2, "lora#aggregation": "exact"})
+    run.simulate()
+    taken = torch.load(tmp_path / "run" / "sites" / "north" / "models" / "model.pt", weights_only=True)
+    plain = run.task.build()
+    plain.load_state_dict(taken)
+    begun = run.task.with_training_of("lora", Lora(rank=2, aggregation="exact")).frozen()
+    changed = [name for name in taken if name in begun and not torch.equal(taken[name], begun[name])]
+    assert changed
+    assert all(name.endswith("conv.weight") for name in changed)
 
 
 @pytest.mark.parametrize("sequence", ["initialize", "run"])
