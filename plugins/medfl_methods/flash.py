@@ -50,7 +50,6 @@ class Flash(Averaging):
     Source: Panchal, Choudhary, Mitra, Mukherjee, Sarkhel, Mitra, Guan, ICML 2023, Algorithm 1.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "flash"
     family = "averaging"
     paper = "Panchal et al., ICML 2023"

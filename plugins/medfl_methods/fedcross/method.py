@@ -59,7 +59,6 @@ class FedCross(Relay):
     Segmentation, MIDL 2023; the single model is the FedCross of Weng, Cai, Zhou, FedSKD, arXiv 2503.18981, 2025.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedcross"
     family = "peer to peer"
     paper = "Xu et al., MIDL 2023"

@@ -63,7 +63,6 @@ class FedFA(FedAvg):
     2023, and its released code, which divides an epoch's features by the number of all batches.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedfa"
     family = "averaging"
     paper = "Zhou, Zhang, Tsang, IEEE TMC 2023"
@@ -169,7 +168,7 @@ class FedFA(FedAvg):
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
         """Return the loss of a batch: the task's loss plus lam times the distance of features to the anchors."""
         if not self.uses_anchors:
-            return super().loss(fit, batch)
+            return fit.task_loss(batch)
         task, anchors = fit.site.task, fit.extra["anchors"]
         features, logits = features_and_logits(fit.model, batch.images)
         labels: torch.Tensor = task.objective.class_labels(batch.targets)  # type: ignore[assignment]

@@ -75,7 +75,6 @@ class FedFed(FeatureSharing):
     federated learning, NeurIPS 2023, and its released code.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedfed"
     family = "shared images"
     paper = "Yang et al., NeurIPS 2023"

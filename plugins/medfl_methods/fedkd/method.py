@@ -71,7 +71,6 @@ class FedKD(Averaging):
     channels, and the rank is chosen by the squares; the released codes differ in both.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedkd"
     family = "personal"
     paper = "Wu et al., Nature Communications 2022"
@@ -168,7 +167,7 @@ class FedKD(Averaging):
         """
         task, mentor = fit.site.task, fit.extra["mentor"]
         if mentor.skips(batch):
-            return super().loss(fit, batch)
+            return fit.task_loss(batch)
         if self.hidden_loss:
             own, outputs = features_and_logits(fit.model, batch.images)
             other, answers = mentor.features_and_logits(batch.images)

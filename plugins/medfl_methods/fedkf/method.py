@@ -71,7 +71,6 @@ class FedKF(FedAvg):
     is from Chen et al., Data-Free Learning of Student Networks, ICCV 2019.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedkf"
     family = "averaging"
     paper = "Zhou et al., IEEE Internet of Things Journal 2023"
@@ -137,7 +136,7 @@ class FedKF(FedAvg):
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
         """Take a step of the generator, then return the task's loss plus the distillation loss on generated images."""
-        loss = super().loss(fit, batch)
+        loss = fit.task_loss(batch)
         if "generator" not in fit.extra:
             return loss
         noise = torch.randn(len(batch.images), self.noise_dim, generator=fit.extra["noise"]).to(batch.images.device)

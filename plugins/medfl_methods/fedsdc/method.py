@@ -97,7 +97,6 @@ class FedSDC(Averaging):
     Analysis, MICCAI 2025, algorithm 1 and equations 3 to 7; its released code for widths and dropout.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedsdc"
     family = "averaging"
     paper = "Gao et al., MICCAI 2025"

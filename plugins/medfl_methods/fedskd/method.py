@@ -82,7 +82,6 @@ class FedSKD(CirculatingModels):
     similarity knowledge distillation, arXiv 2503.18981, 2025, equations 1 to 14.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedskd"
     family = "peer to peer"
     paper = "Weng et al., 2025"
@@ -256,7 +255,7 @@ class FedSKD(CirculatingModels):
         A batch that is too small for the batch-norm layers of the visiting model trains the own model only.
         """
         pair: ModelPair | None = fit.extra.get("pair")
-        own_loss = super().loss(fit, batch)
+        own_loss = fit.task_loss(batch)
         if pair is None or pair.guest.skips(batch):
             return own_loss
         visiting_loss = fit.site.task.loss(pair.guest(batch.images), batch.targets)

@@ -72,7 +72,6 @@ class FedSM(Averaging):
     Source: Xu, Li, Guo, Yang, Roth, Hatamizadeh, Zhao, Xu, Huang, Xu, CVPR 2022, and its code for NVIDIA FLARE.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedsm"
     family = "personal"
     paper = "Xu et al., CVPR 2022"
@@ -248,7 +247,7 @@ class FedSM(Averaging):
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
         """Return the loss of a batch: the task's; for the selector, the cross-entropy with the site's number."""
         if fit.training.label != SELECTOR_NAME:
-            return super().loss(fit, batch)
+            return fit.task_loss(batch)
         logits = fit.logits(batch)
         return F.cross_entropy(logits, torch.full((len(logits),), fit.extra["number"], device=logits.device))
 

@@ -100,7 +100,6 @@ class FedTPF(FeatureSharing):
     In round t the decay uses the accuracies after the rounds t - 1 and t - 2, the latest that are known.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedtpf"
     family = "shared images"
     paper = "FedTPF (authors and venue not known to us)"

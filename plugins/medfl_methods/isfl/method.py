@@ -67,7 +67,6 @@ class ISFL(FedAvg):
     Source: Zhu, Shi, Fan, Peng, Letaief, IEEE Internet of Things Journal 2024; the formula as in their released code.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "isfl"
     family = "averaging"
     paper = "Zhu et al., IEEE Internet of Things Journal 2024"

@@ -118,7 +118,6 @@ class PFedCDP(Averaging):
     via contrastive distillation, algorithms 1 and 2, equations 3 to 19; clip, noise and bits are settings of the run.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "pfedcdp"
     family = "averaging"
     paper = "Shadin, Zhang, Wang, Pan"
@@ -380,7 +379,7 @@ class PFedCDP(Averaging):
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
         """Return the loss of a batch: (1 - lam) times the task's loss plus lam times the distillation loss."""
         if "teacher" not in fit.extra:
-            return super().loss(fit, batch)
+            return fit.task_loss(batch)
         logits = fit.model(batch.images)
         taught = distillation(logits.float(), fit.extra["teacher"](batch), self.tau).mean()
         return (1 - self.lam) * fit.site.task.loss(logits, batch.targets) + self.lam * taught
