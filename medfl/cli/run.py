@@ -58,7 +58,7 @@ def _entries(fields: Mapping[str, FieldInfo], indent: str = "") -> Iterator[str]
         lines = textwrap.wrap(f"- `{text}", 120 - len(indent), subsequent_indent="  ", break_on_hyphens=False)
         yield textwrap.indent("\n".join(lines).replace("\0", " "), indent)
         if model := model_of(info):
-            yield from _entries(model.model_fields, f"{indent}  ")
+            yield from _entries(model.model_fields, f"{indent}    ")
 
 
 def _print_settings(is_requested: bool) -> None:
