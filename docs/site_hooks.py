@@ -35,7 +35,7 @@ CODE_ELEMENT = re.compile(r"(<code\b[^>]*>)(.*?)(?=</code>)", re.S)
 TAG_OR_WORD = re.compile(r"(<[^>]*>)|([^\s<]*[-/][^\s<]*)")
 """Tag, or word that a browser may break at a hyphen or a slash."""
 
-MAX_UNBROKEN = 60
+MAX_UNBROKEN = 40
 """Maximum number of characters of a word that is kept on one line."""
 
 EXTERNAL_SHIM = "https://unpkg.com/iframe-worker/shim"
