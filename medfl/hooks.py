@@ -5,7 +5,7 @@ A plugin is a module with functions that are marked with `hookimpl`. It is found
 ``"my_package.method:MyMethod"``. A target is imported at its first use, so that listing all records is fast. A broken
 plugin is reported in `Registry.problems`; all other plugins work.
 
-A plugin may implement any of these hooks, with exactly these signatures::
+A plugin may implement any of these hooks, with exactly these signatures:
 
     medfl_methods() -> list[MethodRecord]
     medfl_networks() -> list[NetworkRecord]

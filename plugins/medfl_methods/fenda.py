@@ -88,7 +88,6 @@ class Fenda(BodySharing):
     Source: Tavakoli, Emerson, Ayromlou, Jewell, Krishnan, Zhang, Verma, Razak, arXiv 2309.16825, section 3.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fenda"
     family = "personal"
     paper = "Tavakoli et al., 2023"
