@@ -27,6 +27,7 @@ from medfl.engine.runs.network_assignment import read_assignment
 from medfl.engine.runs.provenance import bundle_values, setting_origins
 from medfl.engine.runs.simulation import Callbacks, RunData, SimulatedRun, Simulation, SimulationResult, simulate
 from medfl.engine.runs.site_bundles import export
+from medfl.engine.runs.start_source import warn_of_normalisation, with_start
 from medfl.engine.site import Splits
 from medfl.errors import SettingsError, check_choice
 from medfl.plugins import Registry, load_plugins
@@ -214,6 +215,9 @@ class FederatedRun:
                 settings=["open_test", "privacy"],
             )
         device = pick_device(execution.device, execution.workers)
+        task = with_start(dataclasses.replace(self.task, device=device), settings, registry, self.bundle_root)
+        if task.start is not None and isinstance(self.source, ArraySource):
+            warn_of_normalisation(task.start, self.mean, self.std)
         bundle = bundle_values(self.bundle_root)
         warn_of_handlers(bundle)
         data = self.source.cohort(self.dataset_dir, execution, self.sites, self.public, self.label_map)
@@ -230,7 +234,7 @@ class FederatedRun:
         names, opened = list(data.sites), execution.open_test
         leaks = self.source.check_leaks(self.dataset_dir, names, self.public, self.allow_leaks, opened)
         settings_by_origin = setting_origins(
-            self.task,
+            task,
             bundle,
             self.given_by,
             settings=settings,
@@ -273,7 +277,7 @@ class FederatedRun:
                 args=self.method_args,
                 needs_by_method={record.name: record.needs for record in registry.methods.values()},
             ),
-            task=dataclasses.replace(self.task, device=device, scale=ImageScale(first.shape, self.mean, self.std)),
+            task=dataclasses.replace(task, scale=ImageScale(first.shape, self.mean, self.std)),
             settings=settings,
             data=RunData(
                 sites={name: Splits(site.train, site.val, site.test, site.digest) for name, site in data.sites.items()},

@@ -66,7 +66,7 @@ def test_what_tracking_is_told_stays_here(tmp_path: Path, submitted: list[Submis
     [
         ((), "needs --kit"),
         (("--kit", "k", "--roundz", "3"), "Did you mean '--rounds'"),
-        (("--kit", "k", "--weights", "w.safetensors"), "weights"),
+        (("--kit", "k", "--start", "absent.safetensors"), "no weights"),
         (("--kit", "k", "--device", "cuda"), "each participant decides"),
         (("--kit", "k", "--plugins", "['p.py']"), "each participant decides"),
         (("--kit", "k", "--network-name", "$1"), "Unknown network"),
