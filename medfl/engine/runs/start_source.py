@@ -94,7 +94,7 @@ def find_start(
     skip: Sequence[str] = (),
     *,
     bundle: Path | None = None,
-    folders: Sequence[Path] = (),
+    folders: Sequence[Path] | None = None,
 ) -> Start | None:
     """Return the weights that a source names, or None for the sources None and `RANDOM_START`.
 
@@ -103,7 +103,8 @@ def find_start(
         registry: Loaded plugins, with the records of known weights.
         skip: Names, or prefixes of names, of tensors to leave out.
         bundle: Folder of the run's bundle, for the source `BUNDLE_START`; None without a bundle.
-        folders: Folders with the files that ``sha256:DIGEST`` may name.
+        folders: If given, a path is refused, because another machine names the source; ``sha256:DIGEST`` names a file
+            directly in one of these folders. None allows any path.
 
     Raises:
         SettingsError: If there is no such source, or the file can't be read, is not known as it should be, or contains
@@ -125,19 +126,45 @@ def find_start(
     if bundle is not None and (source == BUNDLE_START or source.startswith(f"{BUNDLE_START}:")):
         return _start_of_bundle(bundle, source.partition(":")[2], registry, skip)
     if source.startswith(DIGEST_PREFIX):
-        return _read_start(_file_with_digest(source.removeprefix(DIGEST_PREFIX), folders), source, registry, skip)
+        path = _file_with_digest(source.removeprefix(DIGEST_PREFIX), folders or ())
+        return _read_start(path, path.name, registry, skip)
+    if folders is not None:
+        raise _unknown_start(source, registry)
     path, site = _path_and_site(source.replace(MONAI_SEPARATOR, SITE_SEPARATOR))
     if path.is_dir():
         return _start_of_folder(path.resolve(), site, registry, skip)
     if not path.is_file() or site:
-        raise SettingsError(
-            "unknown_start",
-            f"There are no weights '{source}' to start from. {ACCEPTED} "
-            f"{did_you_mean(source, registry.pretrained_weights, 'medfl list weights')}",
-            source=source,
-            known=sorted(registry.pretrained_weights),
-        )
+        raise _unknown_start(source, registry)
     return _read_start(path.resolve(), path.name, registry, skip)
+
+
+def portable_source(source: str | None, registry: Registry) -> str | None:
+    """Return a source as other machines can read it: a path becomes ``sha256:DIGEST`` of the file that it names.
+
+    Args:
+        source: Value of the setting ``start``.
+        registry: Loaded plugins, with the records of known weights.
+
+    Raises:
+        SettingsError: If the source is a path without weights.
+    """
+    names = {RANDOM_START, BUNDLE_START, *registry.pretrained_weights}
+    if source is None or source in names or source.startswith((f"{BUNDLE_START}:", DIGEST_PREFIX)):
+        return source
+    start = find_start(source, registry)
+    assert start is not None
+    return start.source if start.source in registry.pretrained_weights else f"{DIGEST_PREFIX}{start.sha256}"
+
+
+def _unknown_start(source: str, registry: Registry) -> SettingsError:
+    """Return the error about a source that names no weights."""
+    return SettingsError(
+        "unknown_start",
+        f"There are no weights '{source}' to start from. {ACCEPTED} "
+        f"{did_you_mean(source, registry.pretrained_weights, 'medfl list weights')}",
+        source=source,
+        known=sorted(registry.pretrained_weights),
+    )
 
 
 def _path_and_site(source: str) -> tuple[Path, str]:
