@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from medfl.engine.runs.start_source import SAFETENSORS_SUFFIX, TORCH_SUFFIXES
+from medfl.engine.runs.weights_file import WEIGHTS_SUFFIXES
 from medfl.errors import DataError
 from medfl.settings import RANDOM_START
 from medfl_studies.schema import Study
@@ -37,7 +37,7 @@ def find_weights(study: Study, source: Path | None) -> tuple[Study, str]:
         DataError: If the file does not exist and the study requires it.
     """
     name = study.settings.get(START_SETTING)
-    if name is None or Path(name).suffix not in (SAFETENSORS_SUFFIX, *TORCH_SUFFIXES):
+    if name is None or Path(name).suffix not in WEIGHTS_SUFFIXES:
         return study, ""
     path = Path(name) if source is None else source / name
     if source is not None and path.is_file():

@@ -1,27 +1,17 @@
-"""Find and read the weights that the setting ``start`` names: known weights, a file, a run or a bundle.
-
-Nothing in a file is executed: safetensors contain only tensors, and files of torch are opened with ``weights_only``,
-which refuses everything but tensors and plain containers.
-"""
+"""Find the weights that the setting ``start`` names: known weights, a file, a run or a bundle."""
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import logging
-import pickle
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import safetensors.torch as st
-import torch
-from safetensors import SafetensorError
 
 from medfl.engine.runs.run_files import read_run_files
+from medfl.engine.runs.weights_file import WEIGHTS_SUFFIXES, check_tensors, read_bytes, tensors_of
 from medfl.errors import SettingsError, did_you_mean
 from medfl.networks.start import Start
 from medfl.plugin_records import PretrainedWeightsRecord
@@ -29,26 +19,13 @@ from medfl.plugins import Registry
 from medfl.records.run_file import RunFile, StartOrigin
 from medfl.settings import BUNDLE_START, RANDOM_START, Settings
 from medfl.task import Task
-from medfl.types import Tensors
 from medfl.utils.files import sha256_of
 from medfl.utils.text import names_and_more
 
 logger = logging.getLogger(__name__)
 
-SAFETENSORS_SUFFIX = ".safetensors"
-"""Suffix of files in the format of safetensors."""
-
-TORCH_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin")
-"""Suffixes of files that torch has saved."""
-
 DIGEST_PREFIX = "sha256:"
 """Beginning of a source that names a file by its SHA-256, in a run between machines."""
-
-NESTED_KEYS = ("state_dict", "model_state_dict", "model", "network", "net", "weights")
-"""Keys under which training programs save a state dict within a checkpoint, the most specific first."""
-
-WRAPPER_PREFIXES = ("module.", "_orig_mod.")
-"""Prefixes that torch's wrappers for several devices and for compilation add to all names of a network's tensors."""
 
 SITE_SEPARATOR, MONAI_SEPARATOR = "#", "::"
 """Separator of a run and a site, and the text by which MONAI's parser replaces it in all values of a configuration."""
@@ -58,7 +35,7 @@ GLOBAL_BUNDLE, SITE_BUNDLES = "global", "sites"
 
 ACCEPTED = (
     "Expected the name of known weights, a file of safetensors or a state dict of torch "
-    f"({', '.join((SAFETENSORS_SUFFIX, *TORCH_SUFFIXES))}), the folder of a finished run (RUN, or RUN#SITE for a "
+    f"({', '.join(WEIGHTS_SUFFIXES)}), the folder of a finished run (RUN, or RUN#SITE for a "
     "site's model), the folder of a bundle with its models/model.pt, bundle for the run's own bundle, or none."
 )
 """Sentence for messages: which sources the setting ``start`` accepts."""
@@ -229,7 +206,7 @@ def _is_close(expected: Sequence[float], found: Sequence[float]) -> bool:
 def _known_weights(registry: Registry, record: PretrainedWeightsRecord, skip: Sequence[str]) -> Start:
     """Return known weights from the file that the plugin of their record finds."""
     path = Path(registry.pretrained_weights_function(record.name, "target")())
-    content = _read_bytes(path)
+    content = read_bytes(path)
     found = hashlib.sha256(content).hexdigest()
     if found != record.sha256:
         raise SettingsError(
@@ -251,10 +228,10 @@ def _start_of_record(
     if record.read:
         tensors = registry.pretrained_weights_function(record.name, "read")(path)
     else:
-        tensors = _tensors_of(content, path)
+        tensors = tensors_of(content, path)
     if record.convert:
         tensors = registry.pretrained_weights_function(record.name, "convert")(tensors)
-    _check_tensors(tensors, path)
+    check_tensors(tensors, path)
     return Start(
         source=record.name,
         title=record.title,
@@ -352,8 +329,7 @@ def _model_file(bundle: Path) -> Path:
     usual = bundle / "models" / "model.pt"
     if usual.is_file():
         return usual
-    suffixes = (SAFETENSORS_SUFFIX, *TORCH_SUFFIXES)
-    files = sorted(path for path in (bundle / "models").glob("*") if path.suffix in suffixes and path.is_file())
+    files = sorted(path for path in (bundle / "models").glob("*") if path.suffix in WEIGHTS_SUFFIXES and path.is_file())
     if len(files) == 1:
         return files[0]
     there = f"found {names_and_more([path.name for path in files], 5)}; name one of them" if files else "found none"
@@ -371,10 +347,9 @@ def _file_with_digest(digest: str, folders: Sequence[Path]) -> Path:
         raise SettingsError(
             "invalid_digest", f"expected 64 hexadecimal digits after '{DIGEST_PREFIX}' in start.", source=digest[:100]
         )
-    suffixes = (SAFETENSORS_SUFFIX, *TORCH_SUFFIXES)
     for folder in folders:
         for path in sorted(folder.iterdir() if folder.is_dir() else ()):
-            if path.suffix in suffixes and path.is_file() and sha256_of(path) == digest:
+            if path.suffix in WEIGHTS_SUFFIXES and path.is_file() and sha256_of(path) == digest:
                 return path
     raise SettingsError(
         "missing_weights",
@@ -384,137 +359,18 @@ def _file_with_digest(digest: str, folders: Sequence[Path]) -> Path:
     )
 
 
-# ---- files
-
-
 def _read_start(path: Path, source: str, registry: Registry, skip: Sequence[str]) -> Start:
     """Read a file and return its weights. A file that a plugin's record knows gets the record's description."""
-    content = _read_bytes(path)
+    content = read_bytes(path)
     sha256 = hashlib.sha256(content).hexdigest()
     for record in registry.pretrained_weights.values():
         if record.sha256 == sha256:
             return _start_of_record(registry, record, path, content, skip)
-    tensors = _tensors_of(content, path)
-    _check_tensors(tensors, path)
+    tensors = tensors_of(content, path)
+    check_tensors(tensors, path)
     return Start(source=source, title=source, sha256=sha256, tensors=tensors, skip=_sorted_skip(skip))
 
 
 def _sorted_skip(skip: Sequence[str]) -> tuple[str, ...]:
     """Return names to leave out in the order in which they identify a run."""
     return tuple(sorted(set(skip)))
-
-
-def _read_bytes(path: Path) -> bytes:
-    """Return the content of a file."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise SettingsError(
-            "unreadable_file",
-            f"Could not read the weights '{path}': {error.strerror}. Check the path and the rights; none is "
-            "downloaded.",
-            path=path,
-            reason=error.strerror,
-        ) from None
-
-
-def _tensors_of(content: bytes, path: Path) -> Tensors:
-    """Return all tensors of a file by name, without the prefixes of torch's wrappers."""
-    if path.suffix == SAFETENSORS_SUFFIX:
-        tensors: Any = _read_safetensors(content, path)
-    elif path.suffix in TORCH_SUFFIXES:
-        tensors = _state_dict_in(_read_checkpoint(content, path), path)
-    else:
-        raise SettingsError(
-            "unsupported_file",
-            f"'{path.name}' is not a file of weights that medfl reads. {ACCEPTED}",
-            path=path,
-            found=path.suffix,
-        )
-    for prefix in WRAPPER_PREFIXES:
-        if tensors and all(name.startswith(prefix) for name in tensors):
-            tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
-    return dict(tensors)
-
-
-def _read_safetensors(content: bytes, path: Path) -> Tensors:
-    """Return the tensors of a safetensors file."""
-    try:
-        tensors: Tensors = st.load(content)
-    except SafetensorError as error:
-        raise SettingsError(
-            "damaged_file",
-            f"'{path}' is not a safetensors file, or is damaged ({error}). Download it again.",
-            path=path,
-            expected="safetensors",
-        ) from None
-    return tensors
-
-
-def _read_checkpoint(content: bytes, path: Path) -> Any:
-    """Return the content of a file that torch has saved, without executing code in it."""
-    try:
-        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
-        raise SettingsError(
-            "unsafe_file",
-            f"'{path}' is damaged or needs code to be loaded (torch.load with weights_only refuses it). medfl never "
-            "executes code in a file of weights. Save the state dict alone, for example with "
-            "torch.save(model.state_dict(), path), or as safetensors.",
-            path=path,
-        ) from None
-    except (RuntimeError, EOFError, ValueError, KeyError, AttributeError, OSError) as error:
-        raise SettingsError(
-            "damaged_file",
-            f"'{path}' is not a state dict that torch has saved, or is damaged ({_first_line(error)}). "
-            "Save the network's state dict; TorchScript is not supported.",
-            path=path,
-            expected="state dict",
-        ) from None
-
-
-def _first_line(error: Exception) -> str:
-    """Return the beginning of an error's message, or the name of its class if it has none."""
-    return str(error).partition("\n")[0][:200] or type(error).__name__
-
-
-def _state_dict_in(loaded: Any, path: Path) -> Tensors:
-    """Return the state dict in a checkpoint, which may contain it under one of `NESTED_KEYS`."""
-    found: Any = loaded
-    while isinstance(found, Mapping):
-        nested = [found[key] for key in NESTED_KEYS if isinstance(found.get(key), Mapping)]
-        if not nested:
-            break
-        found = nested[0]
-    entries = dict(found) if isinstance(found, Mapping) else {}
-    others = [str(key) for key, value in entries.items() if not (isinstance(key, str) and torch.is_tensor(value))]
-    if not entries or others:
-        what = names_and_more(others, 3) or ("no tensor" if isinstance(found, Mapping) else type(found).__name__)
-        raise SettingsError(
-            "not_a_state_dict",
-            f"Expected a state dict, a mapping from names to tensors, in '{path}', directly or under one of the keys "
-            f"{', '.join(NESTED_KEYS)}; found {what}. Save the network's state dict alone.",
-            path=path,
-            found=others,
-        )
-    return entries
-
-
-def _check_tensors(tensors: Any, path: Path) -> None:
-    """Raise unless all values are dense tensors with finite numbers."""
-    if not isinstance(tensors, Mapping) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
-        raise SettingsError(
-            "not_a_state_dict", f"Expected tensors by name from the weights in '{path}'. Check the plugin.", path=path
-        )
-    if broken := [name for name, tensor in tensors.items() if not _is_finite(tensor)]:
-        raise SettingsError(
-            "not_finite",
-            f"Not all numbers of {names_and_more(broken, 3)} in the weights '{path}' are finite. Get the file again.",
-            path=path,
-            names=broken,
-        )
-
-
-def _is_finite(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is dense and all its numbers are finite."""
-    return tensor.layout == torch.strided and (not tensor.is_floating_point() or bool(tensor.isfinite().all()))
