@@ -190,14 +190,14 @@ def warn_of_normalisation(start: Start, mean: Sequence[float], std: Sequence[flo
         )
 
 
-def _is_close(expected: Sequence[float], found: Sequence[float]) -> bool:
-    """Return whether values per channel agree; a single found value is compared with the mean of the expected ones."""
-    if len(found) == 1:
+def _is_close(expected: Sequence[float], used: Sequence[float]) -> bool:
+    """Return whether values per channel agree; a single used value is compared with the mean of the expected ones."""
+    if len(used) == 1:
         expected = [sum(expected) / len(expected)]
     if len(expected) == 1:
-        expected = list(expected) * len(found)
-    differences = [abs(a - b) for a, b in zip(expected, found, strict=False)]
-    return len(expected) == len(found) and max(differences) <= MEAN_TOLERANCE
+        expected = list(expected) * len(used)
+    differences = [abs(a - b) for a, b in zip(expected, used, strict=False)]
+    return len(expected) == len(used) and max(differences) <= MEAN_TOLERANCE
 
 
 # ---- sources
@@ -207,16 +207,16 @@ def _known_weights(registry: Registry, record: PretrainedWeightsRecord, skip: Se
     """Return known weights from the file that the plugin of their record finds."""
     path = Path(registry.pretrained_weights_function(record.name, "target")())
     content = read_bytes(path)
-    found = hashlib.sha256(content).hexdigest()
-    if found != record.sha256:
+    sha256 = hashlib.sha256(content).hexdigest()
+    if sha256 != record.sha256:
         raise SettingsError(
             "wrong_checksum",
-            f"The file '{path.name}' of the weights '{record.name}' has the SHA-256 {found}, expected "
+            f"The file '{path.name}' of the weights '{record.name}' has the SHA-256 {sha256}, expected "
             f"{record.sha256}. Install it again: {record.install}.",
             source=record.name,
             path=path,
             expected=record.sha256,
-            found=found,
+            found=sha256,
         )
     return _start_of_record(registry, record, path, content, skip)
 
@@ -269,11 +269,11 @@ def _start_of_bundle(bundle: Path, name: str, registry: Registry, skip: Sequence
             "invalid_name", f"expected the name of a file in '{bundle / 'models'}', got '{name}'.", name=name
         )
     start = _read_start(path, bundle.resolve().name, registry, skip)
-    return start if start.network else replace(start, **_bundle_description(bundle, path))
+    return start if start.network else _describe_bundle(start, bundle, path)
 
 
-def _bundle_description(bundle: Path, path: Path) -> dict[str, str]:
-    """Return title, licence and origin of a bundle's weights, from its metadata as far as they say so."""
+def _describe_bundle(start: Start, bundle: Path, path: Path) -> Start:
+    """Return a bundle's weights with title, licence and origin from its metadata, as far as they say so."""
     try:
         metadata = json.loads((bundle / "configs" / "metadata.json").read_text(encoding="utf-8"))
         texts = {key: value for key, value in metadata.items() if isinstance(value, str)}
@@ -282,11 +282,12 @@ def _bundle_description(bundle: Path, path: Path) -> dict[str, str]:
     name = texts.get("name") or bundle.resolve().name
     version = f", version {texts['version']}" if "version" in texts else ""
     rights = f" {texts['copyright'].rstrip('.')}." if texts.get("copyright") else ""
-    return {
-        "title": f"{path.name} of the bundle '{name}'{version}",
-        "licence": texts.get("license", ""),
-        "origin": f"Weights that came with the bundle.{rights}",
-    }
+    return replace(
+        start,
+        title=f"{path.name} of the bundle '{name}'{version}",
+        licence=texts.get("license", ""),
+        origin=f"Weights that came with the bundle.{rights}",
+    )
 
 
 def _start_of_run(folder: Path, site: str, registry: Registry, skip: Sequence[str]) -> Start:

@@ -112,16 +112,16 @@ def _first_line(error: Exception) -> str:
 
 def _state_dict_in(loaded: Any, path: Path) -> Tensors:
     """Return the state dict in a checkpoint, which may contain it under one of `NESTED_KEYS`."""
-    found: Any = loaded
-    while isinstance(found, Mapping):
-        nested = [found[key] for key in NESTED_KEYS if isinstance(found.get(key), Mapping)]
+    content: Any = loaded
+    while isinstance(content, Mapping):
+        nested = [content[key] for key in NESTED_KEYS if isinstance(content.get(key), Mapping)]
         if not nested:
             break
-        found = nested[0]
-    entries = dict(found) if isinstance(found, Mapping) else {}
+        content = nested[0]
+    entries = dict(content) if isinstance(content, Mapping) else {}
     others = [str(key) for key, value in entries.items() if not (isinstance(key, str) and torch.is_tensor(value))]
     if not entries or others:
-        what = names_and_more(others, 3) or ("no tensor" if isinstance(found, Mapping) else type(found).__name__)
+        what = names_and_more(others, 3) or ("no tensor" if isinstance(content, Mapping) else type(content).__name__)
         raise SettingsError(
             "not_a_state_dict",
             f"Expected a state dict, a mapping from names to tensors, in '{path}', directly or under one of the keys "

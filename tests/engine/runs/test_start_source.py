@@ -69,7 +69,7 @@ def saved(path: Path, content: object) -> Path:
     return path
 
 
-def found(source: object, registry: Registry | None = None, skip: tuple[str, ...] = ()) -> Start:
+def find(source: object, registry: Registry | None = None, skip: tuple[str, ...] = ()) -> Start:
     start = find_start(str(source), registry or load_plugins(), skip)
     assert start is not None
     return start
@@ -111,7 +111,7 @@ def known(tmp_path: Path) -> Callable[[float], Registry]:
 @pytest.mark.parametrize("suffix", [".pt", ".pth", ".ckpt", ".bin"])
 def test_a_state_dict_is_found_in_its_usual_places(tmp_path, content, suffix):
     path = saved(tmp_path / f"w{suffix}", content(filled(3.5)))
-    start = found(path)
+    start = find(path)
     assert equal(dict(start.tensors), filled(3.5))
     assert start.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
     task = make_task().with_start(start)
@@ -134,7 +134,7 @@ def test_code_in_a_file_is_never_executed(tmp_path, zipped):
     path, marker = tmp_path / "w.pt", tmp_path / "executed"
     torch.save({"w": Bomb(marker)}, path, _use_new_zipfile_serialization=zipped)
     with refused(SettingsError, "unsafe_file", path=str(path)):
-        found(path)
+        find(path)
     assert not marker.exists()
 
 
@@ -151,29 +151,29 @@ def test_code_in_a_file_is_never_executed(tmp_path, zipped):
 def test_other_files_are_refused(tmp_path, name, content, code):
     (tmp_path / name).write_bytes(content)
     with refused(SettingsError, code, path=str(tmp_path / name)):
-        found(tmp_path / name)
+        find(tmp_path / name)
 
 
 @pytest.mark.parametrize("content", [torch.ones(3), [torch.ones(2)], {"w": 1.0}, {}, {"model": {"w": "text"}}])
 def test_a_file_of_torch_without_a_state_dict_is_refused(tmp_path, content):
     path = saved(tmp_path / "w.pt", content)
     with refused(SettingsError, "not_a_state_dict", path=str(path)):
-        found(path)
+        find(path)
 
 
 def test_numbers_that_are_not_finite_are_refused(tmp_path):
     path = saved(tmp_path / "w.pt", filled(1.0) | {"head.bias": torch.tensor([0.0, torch.inf, 0.0])})
     with refused(SettingsError, "not_finite", names=["head.bias"]):
-        found(path)
+        find(path)
 
 
 def test_what_is_neither_a_name_nor_a_path_is_refused_with_the_nearest_name(tmp_path, known):
     registry = known(1.0)
     for source in ("tinny", str(tmp_path / "absent.pt"), f"{tmp_path / 'absent'}#site-1"):
         with refused(SettingsError, "unknown_start", source=source, known=["tiny"]):
-            found(source, registry)
+            find(source, registry)
     with refused(SettingsError, "unknown_start") as caught:
-        found("tinny", registry)
+        find("tinny", registry)
     assert "Did you mean 'tiny'?" in str(caught.value)
 
 
@@ -192,7 +192,7 @@ def test_none_overrides_and_skipping_needs_a_start(tmp_path):
 
 def test_known_weights_are_pinned_and_described(tmp_path, known):
     registry = known(2.5)
-    start = found("tiny", registry)
+    start = find("tiny", registry)
     body = {name: tensor for name, tensor in filled(2.5).items() if name.startswith("body.")}
     assert equal(dict(start.tensors), body)
     assert (start.title, start.licence, start.origin) == ("Tiny network", "CC0-1.0", "Made up for a test.")
@@ -200,13 +200,13 @@ def test_known_weights_are_pinned_and_described(tmp_path, known):
     assert equal(begun, drawn | body)  # the head stays as drawn
     moved = tmp_path / "elsewhere.pth"
     moved.write_bytes((tmp_path / "package" / "tiny.pth").read_bytes())
-    assert found(moved, registry) == start  # the same file at another place is recognised
+    assert find(moved, registry) == start  # the same file at another place is recognised
     saved(tmp_path / "package" / "tiny.pth", filled(1.0))
     with refused(SettingsError, "wrong_checksum", source="tiny", expected=start.sha256):
-        found("tiny", registry)
+        find("tiny", registry)
     (tmp_path / "package" / "tiny.pth").unlink()
     with refused(PluginError, "missing_package", install="pip install tiny"):
-        found("tiny", registry)
+        find("tiny", registry)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_known_weights_are_pinned_and_described(tmp_path, known):
     ],
 )
 def test_another_normalisation_is_a_warning_with_both(known, caplog, mean, std, warns):
-    warn_of_normalisation(found("tiny", known(1.0)), mean, std)
+    warn_of_normalisation(find("tiny", known(1.0)), mean, std)
     assert bool(caplog.records) is warns
     if warns:
         assert {str([0.4, 0.5, 0.6]), str(list(mean))} <= {str(value) for value in caplog.records[0].args}
@@ -238,22 +238,22 @@ def federation(folder: Path, start: Start | None = None, **settings) -> dict[str
 def test_identity_follows_the_file_and_the_skipped_names_and_not_the_path(tmp_path):
     first, moved, other = (saved(tmp_path / f"{n}.pt", filled(v)) for n, v in (("a", 1.0), ("b", 1.0), ("c", 2.0)))
     moved.write_bytes(first.read_bytes())
-    federation(tmp_path / "run", found(first), rounds=1)
+    federation(tmp_path / "run", find(first), rounds=1)
     identity = json.loads((tmp_path / "run" / "run.json").read_text())["identity"]
     assert identity["task"]["start"] == hashlib.sha256(first.read_bytes()).hexdigest()
     assert not {"start", "start_skip"} & identity["settings"].keys()
-    federation(tmp_path / "run", found(moved), rounds=1)
-    for start in (found(other), found(first, skip=("head",)), None):
+    federation(tmp_path / "run", find(moved), rounds=1)
+    for start in (find(other), find(first, skip=("head",)), None):
         with refused(StoreError, "other_run"):
             federation(tmp_path / "run", start, rounds=1)
     saved(first, filled(3.0))
     with refused(StoreError, "other_run"):  # the file has changed since the run began
-        federation(tmp_path / "run", found(first), rounds=2)
+        federation(tmp_path / "run", find(first), rounds=2)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "scaffold", "fedbn", "ditto"])
 def test_round_0_is_the_file_and_training_of_no_step_keeps_it(tmp_path, method):
-    start = found(saved(tmp_path / "w.pt", filled(1.0)))
+    start = find(saved(tmp_path / "w.pt", filled(1.0)))
     task = make_task().with_start(start)
     assert equal(task.load(task.initial(5)).state_dict(), filled(1.0))
     result = Case(load_plugins(), method).run(tmp_path / "run", task=task, rounds=1, epochs=0)
@@ -261,10 +261,10 @@ def test_round_0_is_the_file_and_training_of_no_step_keeps_it(tmp_path, method):
 
 
 def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
-    start = found(saved(tmp_path / "w.pt", filled(0.25)))
+    start = find(saved(tmp_path / "w.pt", filled(0.25)))
     whole = federation(tmp_path / "whole", start, rounds=3)
     federation(tmp_path / "parts", start, rounds=1)
-    parts = federation(tmp_path / "parts", found(tmp_path / "w.pt"), rounds=3)
+    parts = federation(tmp_path / "parts", find(tmp_path / "w.pt"), rounds=3)
     assert all(equal(whole[name], parts[name]) for name in whole)
     assert scores(tmp_path / "whole") == scores(tmp_path / "parts")
 
@@ -303,28 +303,28 @@ def test_a_run_starts_from_the_final_model_of_another_bit_by_bit(finished, tmp_p
 
 def test_folders_without_a_model_are_refused(finished, tmp_path):
     with refused(SettingsError, "unknown_site", site="site-09", known=["site-01", "site-02"]):
-        found(f"{finished / 'run'}#site-09")
+        find(f"{finished / 'run'}#site-09")
     with refused(SettingsError, "missing_model", found=[]):
-        found(tmp_path)
+        find(tmp_path)
     with refused(SettingsError, "unknown_start", site="site-01"):
-        found(f"{tmp_path}#site-01")
+        find(f"{tmp_path}#site-01")
     federation(tmp_path / "bare", rounds=1)
     with refused(SettingsError, "missing_model"):
-        found(tmp_path / "bare")
+        find(tmp_path / "bare")
     (tmp_path / "bare" / "summary.json").unlink()
     with refused(SettingsError, "unfinished_run"):
-        found(tmp_path / "bare")
+        find(tmp_path / "bare")
 
 
 def test_the_only_file_of_weights_of_a_bundle_is_its_model(tmp_path):
     (tmp_path / "bundle" / "models").mkdir(parents=True)
     st.save_file(filled(1.0), tmp_path / "bundle" / "models" / "best.safetensors")
-    assert equal(dict(found(tmp_path / "bundle").tensors), filled(1.0))
+    assert equal(dict(find(tmp_path / "bundle").tensors), filled(1.0))
     saved(tmp_path / "bundle" / "models" / "other.pt", filled(2.0))
     with refused(SettingsError, "missing_model", found=["best.safetensors", "other.pt"]):
-        found(tmp_path / "bundle")
+        find(tmp_path / "bundle")
     saved(tmp_path / "bundle" / "models" / "model.pt", filled(2.0))
-    assert equal(dict(found(tmp_path / "bundle").tensors), filled(2.0))
+    assert equal(dict(find(tmp_path / "bundle").tensors), filled(2.0))
 
 
 def test_a_digest_names_a_file_of_the_configured_folders_only(tmp_path):
@@ -340,6 +340,6 @@ def test_a_digest_names_a_file_of_the_configured_folders_only(tmp_path):
 
 
 def test_the_record_of_the_weights_names_licence_origin_and_digest(known):
-    record = start_origin(found("tiny", known(1.0), ("head",)))
+    record = start_origin(find("tiny", known(1.0), ("head",)))
     assert record.sha256[:12] in record.sentence
     assert all(text in record.sentence for text in ("Tiny network", "CC0-1.0", "Made up for a test.", "head"))
