@@ -9,13 +9,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from medfl.engine.runs.run_files import read_run_files
 from medfl.engine.runs.weights_file import WEIGHTS_SUFFIXES, check_tensors, read_bytes, tensors_of
 from medfl.errors import SettingsError, did_you_mean
 from medfl.networks.start import Start
 from medfl.plugin_records import PretrainedWeightsRecord
-from medfl.plugins import Registry
+from medfl.plugins import Registry, load_plugins
 from medfl.records.run_file import RunFile, StartOrigin
 from medfl.settings import BUNDLE_START, RANDOM_START, Settings
 from medfl.task import Task
@@ -190,6 +191,25 @@ def warn_of_normalisation(start: Start, mean: Sequence[float], std: Sequence[flo
         )
 
 
+def start_normalisation(
+    source: str | None, statistic: Literal["mean", "std"], default: Sequence[float], plugins: Sequence[str] = ()
+) -> list[float]:
+    """Return the mean or standard deviation that known weights expect of images, for the configuration of a bundle.
+
+    Args:
+        source: Value of the setting ``start``.
+        statistic: ``mean`` or ``std``.
+        default: Values for all other sources, one per channel. For images of one channel, the mean over the channels
+            of the weights is returned.
+        plugins: Plugin files with records of weights.
+    """
+    record = None if source is None else load_plugins(plugins).pretrained_weights.get(source)
+    if record is None:
+        return list(default)
+    values = record.mean if statistic == "mean" else record.std
+    return [sum(values) / len(values)] if len(default) == 1 else list(values)
+
+
 def _is_close(expected: Sequence[float], used: Sequence[float]) -> bool:
     """Return whether values per channel agree; a single used value is compared with the mean of the expected ones."""
     if len(used) == 1:
@@ -311,13 +331,18 @@ def _start_of_run(folder: Path, site: str, registry: Registry, skip: Sequence[st
         )
     bundle = folder / SITE_BUNDLES / site if site else folder / GLOBAL_BUNDLE
     if not bundle.is_dir():
+        exported = [name for name in sites if (folder / SITE_BUNDLES / name / "models").is_dir()]
         what = f"model of site '{site}'" if site else "global model"
+        advice = (
+            f"Name the model of a site: {folder.name}#{exported[0]}."
+            if exported
+            else "It has no exported models, as a run on data in memory; save the state dict of one yourself."
+        )
         raise SettingsError(
             "missing_model",
-            f"The run in '{folder}' (method {run.identity.method}) has no exported {what}. Name the model of a site: "
-            f"{folder.name}#{sites[0]}.",
+            f"The run in '{folder}' (method {run.identity.method}) has no exported {what}. {advice}",
             path=folder,
-            sites=sites,
+            sites=exported,
         )
     source = f"{folder.name}#{site}" if site else folder.name
     start = _read_start(_model_file(bundle), source, registry, skip)

@@ -14,7 +14,13 @@ from refusals import refused
 
 from medfl.api import load_run, run
 from medfl.engine.runs.site_bundles import WEIGHTS
-from medfl.engine.runs.start_source import find_start, start_origin, warn_of_normalisation, with_start
+from medfl.engine.runs.start_source import (
+    find_start,
+    start_normalisation,
+    start_origin,
+    warn_of_normalisation,
+    with_start,
+)
 from medfl.errors import PluginError, SettingsError, StoreError
 from medfl.networks.start import Start
 from medfl.plugins import Registry, load_plugins
@@ -227,6 +233,16 @@ def test_another_normalisation_is_a_warning_with_both(known, caplog, mean, std, 
         assert {str([0.4, 0.5, 0.6]), str(list(mean))} <= {str(value) for value in caplog.records[0].args}
 
 
+def test_a_bundle_can_take_the_normalisation_of_known_weights(tmp_path, known):
+    known(1.0)
+    plugins = [str(tmp_path / "tiny.py")]
+    assert start_normalisation("tiny", "mean", [0.5] * 3, plugins) == [0.4, 0.5, 0.6]
+    assert start_normalisation("tiny", "std", [0.5] * 3, plugins) == [0.2, 0.2, 0.2]
+    assert start_normalisation("tiny", "mean", [0.1], plugins) == [pytest.approx(0.5)]
+    for source in (None, "none", "w.pt"):
+        assert start_normalisation(source, "mean", [0.1], plugins) == [0.1]
+
+
 # ---- runs and bundles
 
 
@@ -263,7 +279,16 @@ def test_round_0_is_the_file_and_training_of_no_step_keeps_it(tmp_path, method):
 def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
     start = find(saved(tmp_path / "w.pt", filled(0.25)))
     whole = federation(tmp_path / "whole", start, rounds=3)
-    federation(tmp_path / "parts", start, rounds=1)
+
+    def stop(site: str, step: int) -> bool:
+        if step == 2 and site == "site-2":
+            raise KeyboardInterrupt
+        return False
+
+    with pytest.raises(KeyboardInterrupt):
+        Case(load_plugins(), "fedavg").run(
+            tmp_path / "parts", task=make_task().with_start(start), rounds=3, unavailable=stop
+        )
     parts = federation(tmp_path / "parts", find(tmp_path / "w.pt"), rounds=3)
     assert all(equal(whole[name], parts[name]) for name in whole)
     assert scores(tmp_path / "whole") == scores(tmp_path / "parts")
@@ -309,7 +334,7 @@ def test_folders_without_a_model_are_refused(finished, tmp_path):
     with refused(SettingsError, "unknown_start", site="site-01"):
         find(f"{tmp_path}#site-01")
     federation(tmp_path / "bare", rounds=1)
-    with refused(SettingsError, "missing_model"):
+    with refused(SettingsError, "missing_model", sites=[]):
         find(tmp_path / "bare")
     (tmp_path / "bare" / "summary.json").unlink()
     with refused(SettingsError, "unfinished_run"):
@@ -337,6 +362,15 @@ def test_a_digest_names_a_file_of_the_configured_folders_only(tmp_path):
             find_start(source, load_plugins(), folders=folders)
     with refused(SettingsError, "invalid_digest"):
         find_start("sha256:../w.pt", load_plugins(), folders=[tmp_path / "weights"])
+
+
+def test_a_run_on_data_in_memory_takes_a_path(tmp_path):
+    path = saved(tmp_path / "w.pt", filled(0.75))
+    images = [(torch.rand(1, 6, 6), label % 3) for label in range(6)]
+    options = {"rounds": 1, "epochs": 0, "start": path, "progress": False}
+    begun = run(task=make_task(), sites=dict.fromkeys(("a", "b"), (images, images, images)), **options)
+    assert equal(begun.model().state_dict(), filled(0.75))
+    assert begun.run.provenance.start.title == "w.pt"
 
 
 def test_the_record_of_the_weights_names_licence_origin_and_digest(known):
