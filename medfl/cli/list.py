@@ -20,12 +20,10 @@ from medfl.cli.plugin_options import Disabled, PluginFiles, load
 from medfl.errors import SettingsError
 from medfl.hooks import Capability, MethodRecord
 from medfl.plugins import Registry
+from medfl.utils.text import SHOWN_DIGITS
 
 MIN_WIDTH = 80
 """Smallest width of the output in characters, however narrow the terminal is."""
-
-SHA256_DIGITS = 12
-"""Number of hexadecimal digits of a SHA-256 that are shown."""
 
 MAX_WIDTH = 120
 """Largest width of a line of the short list in characters."""
@@ -243,7 +241,7 @@ def weights_table(registry: Registry) -> Table:
     """Return a table of the pretrained weights, with title, licence, origin, SHA-256 and the package to install."""
     table = _table("Pretrained weights, for --start", "name", "plugin", "title; licence, origin and installation")
     for name, record in sorted(registry.pretrained_weights.items()):
-        origin = f"{record.licence}. {record.source} SHA-256 {record.sha256[:SHA256_DIGITS]}"
+        origin = f"{record.licence}. {record.source} SHA-256 {record.sha256[:SHOWN_DIGITS]}"
         table.add_row(
             name,
             registry.plugins_listing("pretrained_weights", name)[0],

@@ -14,9 +14,7 @@ from medfl.records.partition import TestFold
 from medfl.records.record import FileRecord, Record
 from medfl.records.summary import BestRound
 from medfl.settings import Execution, Settings, read_settings
-
-SHOWN_DIGITS = 12
-"""Number of hexadecimal digits of a SHA-256 that reports show."""
+from medfl.utils.text import SHOWN_DIGITS
 
 IDENTITY_NAMES = {"networks_by_site": "networks"}
 """Maps the name of a setting to its name in `RunIdentity`, for settings whose names differ.

@@ -21,7 +21,7 @@ from medfl.records.run_file import RunFile, StartOrigin
 from medfl.settings import BUNDLE_START, RANDOM_START, Settings
 from medfl.task import Task
 from medfl.utils.files import sha256_of
-from medfl.utils.text import names_and_more
+from medfl.utils.text import SHOWN_DIGITS, names_and_more
 
 logger = logging.getLogger(__name__)
 
@@ -104,8 +104,9 @@ def find_start(
     if bundle is not None and (source == BUNDLE_START or source.startswith(f"{BUNDLE_START}:")):
         return _start_of_bundle(bundle, source.partition(":")[2], registry, skip)
     if source.startswith(DIGEST_PREFIX):
-        path = _file_with_digest(source.removeprefix(DIGEST_PREFIX), folders or ())
-        return _read_start(path, path.name, registry, skip)
+        digest = source.removeprefix(DIGEST_PREFIX)
+        path = _file_with_digest(digest, folders or ())
+        return _read_start(path, f"{DIGEST_PREFIX}{digest[:SHOWN_DIGITS]}", registry, skip)  # not the file's local name
     if folders is not None:
         raise _unknown_start(source, registry)
     path, site = _path_and_site(source.replace(MONAI_SEPARATOR, SITE_SEPARATOR))
@@ -278,7 +279,9 @@ def _start_of_folder(folder: Path, site: str, registry: Registry, skip: Sequence
             source=str(folder),
             site=site,
         )
-    return _start_of_bundle(folder, "", registry, skip)
+    start = _start_of_bundle(folder, "", registry, skip)
+    is_export = any((parent / RunFile.NAME).is_file() for parent in (folder.parent, folder.parent.parent))
+    return replace(start, origin=RUN_ORIGIN) if is_export else start
 
 
 def _start_of_bundle(bundle: Path, name: str, registry: Registry, skip: Sequence[str]) -> Start:
