@@ -26,8 +26,17 @@ PROJECT_PAGES = "project/"
 LINK = re.compile(r"(?<=\]\()(?!\w+:)([^)\s#]+)")
 """Path in a Markdown link to a file. Web addresses and links within the page do not match."""
 
-CODE = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.M | re.S)
-"""Code blocks and inline code, in which links are not rewritten."""
+CODE = re.compile(r"(^ *```.*?^ *```$|`[^`\n]+(?:\n(?!\s*\n)[^`\n]+)*`)", re.M | re.S)
+"""Code blocks and inline code, in which links are not rewritten. Inline code may continue on the next line."""
+
+CODE_ELEMENT = re.compile(r"(<code\b[^>]*>)(.*?)(?=</code>)", re.S)
+"""Code in the HTML of a page: its opening tag and its content."""
+
+TAG_OR_WORD = re.compile(r"(<[^>]*>)|([^\s<]*[-/][^\s<]*)")
+"""Tag, or word that a browser may break at a hyphen or a slash."""
+
+MAX_UNBROKEN = 40
+"""Maximum number of characters of a word that is kept on one line."""
 
 EXTERNAL_SHIM = "https://unpkg.com/iframe-worker/shim"
 """Script that the theme loads from the web to make search work in pages opened as files."""
@@ -127,6 +136,20 @@ def rewrite_links(markdown: str, page: Path) -> str:
     return "".join(part if number % 2 else LINK.sub(rewrite, part) for number, part in enumerate(parts))
 
 
+def keep_words_whole(html: str) -> str:
+    """Return a page's HTML in which words in code, such as options and paths, do not break at a hyphen or a slash.
+
+    Args:
+        html: HTML of the page's content. Its text stays the same, so that copied commands work.
+    """
+
+    def wrap(match: re.Match[str]) -> str:
+        tag, word = match.groups()
+        return tag or word if tag or len(word) > MAX_UNBROKEN else f'<span class="whole">{word}</span>'
+
+    return CODE_ELEMENT.sub(lambda code: code[1] + TAG_OR_WORD.sub(wrap, code[2]), html)
+
+
 def _target(page: Path, link: str) -> Path:
     path = Path(os.path.normpath(page.parent / link))
     return path / "README.md" if path.is_dir() else path
@@ -175,6 +198,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if path.parent.name == "tutorials" and path.name != "README.md":
         markdown += f"\n\n[This page as a notebook]({path.stem}.ipynb)\n"
     return markdown
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Keep options and paths in code on one line."""
+    return keep_words_whole(html)
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:

@@ -335,7 +335,7 @@ def _run_in_memory(
         sites,
         method,
         dict(method_args or {}),
-        options,
+        _texts(options),
         folder,
         _registry(plugins),
         _as_rows(on_round),

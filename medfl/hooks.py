@@ -5,7 +5,7 @@ A plugin is a module with functions that are marked with `hookimpl`. It is found
 ``"my_package.method:MyMethod"``. A target is imported at its first use, so that listing all records is fast. A broken
 plugin is reported in `Registry.problems`; all other plugins work.
 
-A plugin may implement any of these hooks, with exactly these signatures::
+A plugin may implement any of these hooks, with exactly these signatures:
 
     medfl_methods() -> list[MethodRecord]
     medfl_networks() -> list[NetworkRecord]
@@ -20,6 +20,7 @@ A plugin may implement any of these hooks, with exactly these signatures::
     medfl_report_sections() -> list[SectionRecord]
     medfl_commands() -> list[CommandRecord]
     medfl_backends() -> list[BackendRecord]
+    medfl_pretrained_weights() -> list[PretrainedWeightsRecord]
     medfl_run_location(path: str) -> RunLocation | None
     medfl_write_report(folders: list[str], out: str | None) -> str | None
     medfl_compare(folders: list[str], metrics: list[str] | None, baseline: str | None, split: str) -> Any
@@ -58,6 +59,7 @@ from medfl.plugin_records import (
     ObjectiveRecord,
     PartitionRecord,
     PluginRecord,
+    PretrainedWeightsRecord,
     PrivacyMechanismRecord,
     RobustRuleRecord,
     RunLocation,
@@ -84,6 +86,7 @@ __all__ = [
     "UNINHERITED_CAPABILITIES",
     "PartitionRecord",
     "PluginRecord",
+    "PretrainedWeightsRecord",
     "PrivacyMechanismRecord",
     "RECORDS",
     "RobustRuleRecord",
@@ -209,6 +212,10 @@ class Hooks:
     @_hookspec
     def medfl_backends(self) -> list[BackendRecord]:  # type: ignore[empty-body]
         """Return the backends of this plugin: launchers that execute a run on other machines."""
+
+    @_hookspec
+    def medfl_pretrained_weights(self) -> list[PretrainedWeightsRecord]:  # type: ignore[empty-body]
+        """Return the pretrained weights of this plugin: files of pip packages from which networks can start."""
 
     @_hookspec(firstresult=True)
     def medfl_run_location(self, path: str) -> RunLocation | None:

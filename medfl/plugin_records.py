@@ -397,6 +397,55 @@ class BackendRecord(PluginRecord):
 
 
 @dataclass(frozen=True)
+class PretrainedWeightsRecord(PluginRecord):
+    """Record of pretrained weights in a file of a pip package, for the setting ``start``.
+
+    The file is known by its SHA-256: the same file at another path is recognised, and its tensors get the network's
+    names, too.
+
+    Attributes:
+        name: Name that users type, for example ``efficientnet_lite0``.
+        title: Name of the weights in reports, with the data that they were trained on.
+        licence: Licence of the weights.
+        source: Origin of the file in one sentence. It says so if the origin is unconfirmed.
+        sha256: SHA-256 of the known file; any other file is refused.
+        network: Dotted name of the network's class, whose tensor names `convert` returns.
+        mean: Mean of each channel that the weights expect to be subtracted from images in [0, 1].
+        std: Standard deviation of each channel that the weights expect images to be divided by.
+        install: Command that installs the package with the file.
+        target: ``module:function`` without arguments that returns the `pathlib.Path` of the local file. It raises a
+            `medfl.errors.MedflError` that names `install` if the file does not exist.
+        convert: ``module:function`` that maps the file's tensors (name to tensor) to tensors with the network's names;
+            empty if the file has these names. The classifier of other classes is left out.
+        read: ``module:function`` that maps the path to the file's tensors, for formats that medfl does not read; empty
+            for safetensors and for state dicts that torch has saved.
+    """
+
+    kind = "pretrained_weights"
+    """Kind of the record in the singular, for messages."""
+    plural = "pretrained_weights"
+    """Kind of the record in the plural, for the names of its hook and of its attribute in the registry."""
+    name: str
+    title: str
+    licence: str
+    source: str
+    sha256: str
+    network: str
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    install: str
+    target: str
+    convert: str = ""
+    read: str = ""
+
+    def __post_init__(self) -> None:
+        if not (re.fullmatch(r"[0-9a-f]{64}", self.sha256) and len(self.mean) == len(self.std) and min(self.std) > 0):
+            raise ValueError(
+                f"expected 64 hexadecimal digits as sha256, and as many means as positive deviations, got {self!r}"
+            )
+
+
+@dataclass(frozen=True)
 class RunLocation:
     """Folder of the runs that belong to a file or folder of a plugin.
 
@@ -423,6 +472,7 @@ RECORDS: tuple[type[PluginRecord], ...] = (
     SectionRecord,
     CommandRecord,
     BackendRecord,
+    PretrainedWeightsRecord,
 )
 """Classes of the records that hooks return."""
 

@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -117,3 +117,19 @@ def disabled_plugins(disabled: Iterable[str], known: Collection[str]) -> set[str
                 choice=name,
             )
     return set(names)
+
+
+def ambiguity_message(kind: str, name: str, plugins: Sequence[str]) -> str:
+    """Return the message for a name that several plugins claim."""
+    what = f"{kind.replace('_', ' ').capitalize()} '{name}'"
+    if len(set(plugins)) == 1:
+        return f"{what} is listed twice by plugin '{plugins[0]}'. {plugin_advice(plugins[0])}"
+    return (
+        f"{what} is listed by several plugins: {', '.join(map(repr, plugins))}. "
+        f"Disable all but one, for example with --no-plugin {plugins[-1]} or {DISABLE_VARIABLE}={plugins[-1]}."
+    )
+
+
+def plugin_advice(plugin: str) -> str:
+    """Return the advice for a broken plugin."""
+    return f"Report this to the plugin's author, or disable the plugin with --no-plugin {plugin}."

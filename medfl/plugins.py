@@ -11,11 +11,11 @@ import importlib
 import importlib.metadata
 import importlib.util
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import pluggy
 
@@ -33,6 +33,7 @@ from medfl.hooks import (
     ObjectiveRecord,
     PartitionRecord,
     PluginRecord,
+    PretrainedWeightsRecord,
     PrivacyMechanismRecord,
     RobustRuleRecord,
     RunLocation,
@@ -41,13 +42,14 @@ from medfl.hooks import (
     read_method_index,
 )
 from medfl.plugin_sources import (
-    DISABLE_VARIABLE,
+    ambiguity_message,
     describe_error,
     disabled_plugins,
     hook_lookalike_warnings,
     installed_plugins,
     load_plugin_file,
     no_hook_warning,
+    plugin_advice,
 )
 from medfl.utils.nested import merge_nested
 
@@ -58,6 +60,7 @@ __all__ = [
     "NetworkRecord",
     "ObjectiveRecord",
     "PartitionRecord",
+    "PretrainedWeightsRecord",
     "PrivacyMechanismRecord",
     "RobustRuleRecord",
     "AdversaryRecord",
@@ -101,6 +104,7 @@ class Registry:
         self.report_sections: dict[str, SectionRecord] = {}
         self.commands: dict[str, CommandRecord] = {}
         self.backends: dict[str, BackendRecord] = {}
+        self.pretrained_weights: dict[str, PretrainedWeightsRecord] = {}
         self._claims: dict[tuple[str, str], list[tuple[str, PluginRecord]]] = {}
         self._files: dict[str, ModuleType] = {}
         self._manager = pluggy.PluginManager("medfl")
@@ -284,6 +288,19 @@ class Registry:
         """
         return self._resolve("backend", name)
 
+    def pretrained_weights_function(self, name: str, field: Literal["target", "convert", "read"]) -> Any:
+        """Return a function of the record of pretrained weights.
+
+        Args:
+            name: Name of the weights.
+            field: Field of the record, not empty, with the function's ``module:function``.
+
+        Raises:
+            PluginError: If the name is unknown or ambiguous, or the function can't be imported.
+        """
+        plugin, record = self._claim("pretrained_weights", name)
+        return self._import(f"pretrained weights '{name}'", plugin, getattr(record, field))
+
     def _resolve(self, kind: str, name: str) -> Any:
         """Import the target of a name."""
         plugin, record = self._claim(kind, name)
@@ -306,7 +323,7 @@ class Registry:
         if len(claims) > 1:
             raise PluginError(
                 "ambiguous_name",
-                _ambiguous(kind, name, self.plugins_listing(kind, name)),
+                ambiguity_message(kind, name, self.plugins_listing(kind, name)),
                 what=kind,
                 name=name,
                 plugins=self.plugins_listing(kind, name),
@@ -322,7 +339,7 @@ class Registry:
         except (Exception, SystemExit) as error:
             raise PluginError(
                 "failed_import",
-                f"Can't import {where}: {describe_error(error)}. {_advice_for(plugin)}",
+                f"Can't import {where}: {describe_error(error)}. {plugin_advice(plugin)}",
                 target=target,
                 plugin=plugin,
                 cause=type(error).__name__,
@@ -331,7 +348,7 @@ class Registry:
             hint = did_you_mean(attribute, (key for key in vars(module) if not key.startswith("_")))
             raise PluginError(
                 "missing_attribute",
-                f"Can't find '{attribute}' for {where}. {hint} {_advice_for(plugin)}",
+                f"Can't find '{attribute}' for {where}. {hint} {plugin_advice(plugin)}",
                 target=target,
                 plugin=plugin,
                 attribute=attribute,
@@ -364,14 +381,14 @@ class Registry:
         except (Exception, SystemExit) as error:
             self.problems.append(
                 f"Hook medfl_{expected.plural} of plugin '{plugin}' failed: {describe_error(error)}. "
-                f"{_advice_for(plugin)}"
+                f"{plugin_advice(plugin)}"
             )
             return
         for record in records:
             if not isinstance(record, expected) or not all(record.target.partition(":")):
                 self.problems.append(
                     f"Hook medfl_{expected.plural} of plugin '{plugin}' must list {expected.__name__} with a target "
-                    f"'module:name', got {record!r}, which is ignored. {_advice_for(plugin)}"
+                    f"'module:name', got {record!r}, which is ignored. {plugin_advice(plugin)}"
                 )
             else:
                 self._claims.setdefault((expected.kind, record.name), []).append((plugin, record))
@@ -383,7 +400,7 @@ class Registry:
                 record = claims[0][1]
                 getattr(self, record.plural)[name] = record
             else:
-                self.problems.append(_ambiguous(kind, name, self.plugins_listing(kind, name)))
+                self.problems.append(ambiguity_message(kind, name, self.plugins_listing(kind, name)))
 
 
 def load_plugins(files: Iterable[str | Path] = (), disabled: Iterable[str] = ()) -> Registry:
@@ -427,7 +444,7 @@ def load_plugins(files: Iterable[str | Path] = (), disabled: Iterable[str] = ())
             plugin = load()
         except (Exception, SystemExit) as error:
             registry.problems.append(
-                f"Plugin '{name}' ({origin}) can't be loaded: {describe_error(error)}. {_advice_for(name)}"
+                f"Plugin '{name}' ({origin}) can't be loaded: {describe_error(error)}. {plugin_advice(name)}"
             )
         else:
             registry._add(name, origin, plugin)
@@ -478,22 +495,6 @@ def known_names(kind: str) -> list[str]:
 def _listing(kind: str) -> str:
     """Return the command that lists the records of a kind, or "" if there is none."""
     plural = next(record.plural for record in hooks.RECORDS if record.kind == kind)
-    words = {"report_sections": "list sections", "commands": "--help"}
+    words = {"report_sections": "list sections", "commands": "--help", "pretrained_weights": "list weights"}
     unlisted = ("networks_by_site", "attacks", "backends")
     return "" if plural in unlisted else f"medfl {words.get(plural, 'list ' + plural.replace('_', '-'))}"
-
-
-def _ambiguous(kind: str, name: str, plugins: Sequence[str]) -> str:
-    """Return the message for a name that several plugins claim."""
-    what = f"{kind.replace('_', ' ').capitalize()} '{name}'"
-    if len(set(plugins)) == 1:
-        return f"{what} is listed twice by plugin '{plugins[0]}'. {_advice_for(plugins[0])}"
-    return (
-        f"{what} is listed by several plugins: {', '.join(map(repr, plugins))}. "
-        f"Disable all but one, for example with --no-plugin {plugins[-1]} or {DISABLE_VARIABLE}={plugins[-1]}."
-    )
-
-
-def _advice_for(plugin: str) -> str:
-    """Return the advice for a broken plugin."""
-    return f"Report this to the plugin's author, or disable the plugin with --no-plugin {plugin}."

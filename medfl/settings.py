@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     PositiveInt,
@@ -26,6 +27,13 @@ from pydantic.fields import FieldInfo
 from medfl.errors import SettingsError
 from medfl.utils.field_descriptions import Device, PluginName, explain
 from medfl.utils.name_patterns import NamePattern
+
+RANDOM_START, BUNDLE_START = "none", "bundle"
+"""Values of the setting ``start``.
+
+`RANDOM_START`: random weights, also if the bundle names weights. `BUNDLE_START`: the weights in the folder ``models``
+of the run's own bundle, ``bundle`` or ``bundle:FILE``.
+"""
 
 
 class Remote:
@@ -157,6 +165,11 @@ class SecureAggregation(StrictModel):
         return self.threshold
 
 
+def _split_names(value: object) -> object:
+    """Return the names in a text, separated by commas, as a tuple; any other value unchanged."""
+    return tuple(filter(None, (name.strip() for name in value.split(",")))) if isinstance(value, str) else value
+
+
 class Lora(StrictModel):
     """Low-rank adapters (LoRA) of linear and convolution layers (Hu et al., ICLR 2022).
 
@@ -264,6 +277,17 @@ class Settings(StrictModel):
 
     networks_by_site: Annotated[dict[str, str], Remote] = {}
     """Name of the network of each site that does not use the task's default network."""
+
+    start: Annotated[str | None, Remote] = None
+    """Weights from which the default network starts: the name of known weights (``medfl list weights``), a file of
+    safetensors or a state dict of torch, the folder of a finished run (``RUN``, or ``RUN#SITE`` for a site's model),
+    the folder of a bundle with its ``models/model.pt``, or ``bundle`` for the run's own bundle (``bundle:FILE`` for a
+    file in its ``models``). ``none`` starts from random weights, also if the bundle names weights. Between machines: a
+    name, ``bundle``, ``none``, or ``sha256:DIGEST`` of a file that every participant has."""
+
+    start_skip: Annotated[tuple[str, ...], Remote, BeforeValidator(_split_names)] = ()
+    """Tensors of the weights in ``start`` to leave out, separated by commas: names, or prefixes such as ``layer4``;
+    ``head`` is the network's classifier. The network keeps its random tensors in their place."""
 
     norm_bound: Annotated[float | None, Remote] = Field(None, gt=0)
     """Maximum L2 norm of a reply; a reply with a larger norm is refused. None accepts any finite reply."""

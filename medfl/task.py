@@ -23,7 +23,7 @@ from medfl.utils.rng import seeded_generators
 from medfl.utils.wire import digest
 
 if TYPE_CHECKING:
-    from medfl.networks.pretrained import Pretrained
+    from medfl.networks.start import Start
     from medfl.training.augment import Augmentation, AugmentFunction
     from medfl.training.predict import Inferer
 
@@ -151,8 +151,8 @@ class Task:
             methods that use features per region.
         augmentation: Random augmentation of training images; None leaves them unchanged.
         views: Random augmentation for methods that compare two views of an image; None uses `augmentation`.
-        weights: Pretrained weights for the body of the default network; None draws random ones. Other networks always
-            draw random ones.
+        start: Weights that `with_start` has loaded into the default network; None if its weights are random, as those
+            of all other networks are.
         scale: Shape and normalisation of the images; None if unknown. For methods that generate images.
         inferer: Function that applies a model to a case in evaluation, such as MONAI's `SlidingWindowInferer`; None
             applies the model to the whole case.
@@ -172,7 +172,7 @@ class Task:
     regions: torch.Tensor | None = field(default=None, compare=False)
     augmentation: Augmentation | None = None
     views: Augmentation | None = None
-    weights: Pretrained | None = None
+    start: Start | None = None
     scale: ImageScale | None = None
     inferer: Inferer | None = field(default=None, compare=False)
     schedule: Schedule | None = field(default=None, compare=False)
@@ -184,7 +184,7 @@ class Task:
     def initial(self, seed: int, network: str | None = None, owner: str = "") -> Tensors:
         """Return the initial tensors of a network.
 
-        They depend on seed, network, owner and `weights`, not on the method.
+        They depend on seed, network, owner and `start`, not on the method.
 
         Args:
             seed: Seed of the run.
@@ -196,15 +196,12 @@ class Task:
             The state dict: trainable parameters and buffers, contiguous, on the CPU.
 
         Raises:
-            SettingsError: If `weights` don't match the network.
+            SettingsError: If the weights in `start` don't fit the network.
         """
         name = network or self.network
         with seeded_generators(seed, "initial", name, owner):
             model = self.build(name)
         state = model.state_dict()
-        if self.weights is not None and name == self.network:
-            loaded = self.weights.body_of(model, name)
-            state |= {key: value for key, value in loaded.items() if key in state}
         return {key: value.detach().clone(memory_format=torch.contiguous_format) for key, value in state.items()}
 
     def names(self, network: str | None = None) -> list[str]:
@@ -218,12 +215,12 @@ class Task:
     def frozen(self, network: str | None = None) -> Tensors:
         """Return the frozen tensors of a network by name, on the CPU (`medfl.networks.frozen.frozen_tensors`).
 
-        They depend only on the network and `weights`, not on the run's seed, the site or the round. They never change,
+        They depend only on the network and `start`, not on the run's seed, the site or the round. They never change,
         so state dicts of networks from `build` and `load` don't contain them, and they are never sent, averaged or
         noised. The caller must not change the tensors.
 
         Raises:
-            SettingsError: If all parameters of the network are frozen, or `weights` don't match the network.
+            SettingsError: If all parameters of the network are frozen, or the weights in `start` don't fit it.
         """
         name = network or self.network
         if name not in self._frozen:
@@ -240,8 +237,6 @@ class Task:
                     count=len(parameters),
                 )
             frozen = frozen_tensors(model)
-            if frozen and self.weights is not None and name == self.network:
-                frozen |= {key: value for key, value in self.weights.body_of(model, name).items() if key in frozen}
             self._frozen[name] = {key: value.clone() for key, value in frozen.items()}
         return self._frozen[name]
 
@@ -309,6 +304,11 @@ class Task:
             return optimizer
 
         return replace(self, optimizer=build, epoch_rates=by_epoch)
+
+    def with_start(self, start: Start) -> Task:
+        """Return the task with the default network starting from weights. Networks built on top of it do so, too."""
+        started = start.builder(self.networks[self.network], self.network)
+        return replace(self.with_network(self.network, started), start=start)
 
     def with_network(self, name: str, build: Callable[[], nn.Module]) -> Task:
         """Return the task with a network added, or replaced if the name is already in use."""

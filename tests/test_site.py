@@ -54,10 +54,23 @@ def test_every_link_of_the_site_leads_to_a_file_of_the_project(site_hooks):
             "[a](../../lesion_classification/docs/README.md)",
         ),
         ("docs/README.md", "`[a](../README.md)`\n```\n[a](../README.md)\n```\n", None),
+        ("docs/README.md", "`x\n[a](../README.md)` and a list\n\n    ```sh\n    [a](../README.md)\n    ```\n", None),
+        ("docs/README.md", "a ` alone\n\n[a](../README.md) `", "a ` alone\n\n[a](project/README.md) `"),
     ],
 )
 def test_links_to_files_outside_docs_are_bent_and_code_stays(site_hooks, page, text, expected):
     assert site_hooks.rewrite_links(text, ROOT / page) == (expected or text)
+
+
+def test_options_and_paths_in_code_stay_on_one_line_and_keep_their_text(site_hooks):
+    html = '<p>a-b</p><code id="x-y">run <span class="c-d">--lr-decay</span> data/blood 3</code> e-f <code>x</code>'
+    whole = site_hooks.keep_words_whole(html)
+    assert whole == (
+        '<p>a-b</p><code id="x-y">run <span class="c-d"><span class="whole">--lr-decay</span></span> '
+        '<span class="whole">data/blood</span> 3</code> e-f <code>x</code>'
+    )
+    long = f"<code>{'a/' * site_hooks.MAX_UNBROKEN}</code>"
+    assert site_hooks.keep_words_whole(long) == long
 
 
 @pytest.mark.parametrize(

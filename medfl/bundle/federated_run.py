@@ -28,6 +28,7 @@ from medfl.engine.runs.network_assignment import read_assignment
 from medfl.engine.runs.provenance import bundle_values, setting_origins
 from medfl.engine.runs.simulation import Callbacks, RunData, SimulatedRun, Simulation, SimulationResult, simulate
 from medfl.engine.runs.site_bundles import export
+from medfl.engine.runs.start_source import warn_of_normalisation, with_start
 from medfl.engine.site import Splits
 from medfl.errors import SettingsError, check_choice
 from medfl.plugins import Registry, load_plugins
@@ -198,7 +199,7 @@ class FederatedRun:
         self._check_backend(registry)
         method = registry.make_method(self.method, self.method_args)
         settings, execution = self._read_settings(registry)
-        device = pick_device(execution.device, execution.workers)
+        task = self._task_with_start(settings, execution, registry)
         bundle = bundle_values(self.bundle_root)
         warn_of_handlers(bundle)
         data = self.source.cohort(self.dataset_dir, execution, self.sites, self.public, self.label_map)
@@ -213,7 +214,7 @@ class FederatedRun:
         )
         provenance = Provenance(
             settings=setting_origins(
-                self.task,
+                task,
                 bundle,
                 self.given_by,
                 settings=settings,
@@ -225,10 +226,9 @@ class FederatedRun:
             plugins=dict(sorted(registry.plugins.items())),
             assigned_networks=assigned,
         )
-        scale = ImageScale(data.first.shape, self.mean, self.std)
         return SimulatedRun(
             method=self._method_choice(registry),
-            task=dataclasses.replace(self.task, device=device, scale=scale),
+            task=dataclasses.replace(task, scale=ImageScale(data.first.shape, self.mean, self.std)),
             settings=settings,
             data=_run_data(data, leaks, self.dataset_dir),
             folder=self.output_dir,
@@ -275,6 +275,14 @@ class FederatedRun:
                 settings=["open_test", "privacy"],
             )
         return settings, execution
+
+    def _task_with_start(self, settings: Settings, execution: Execution, registry: Registry) -> Task:
+        """Return the task on the run's device, with the weights that the settings name, and warn if they don't suit."""
+        device = pick_device(execution.device, execution.workers)
+        task = with_start(dataclasses.replace(self.task, device=device), settings, registry, self.bundle_root)
+        if task.start is not None and isinstance(self.source, ArraySource):
+            warn_of_normalisation(task.start, self.mean, self.std)
+        return task
 
     def _assign_networks(self, registry: Registry, sites: Sequence[str], seed: int) -> dict[str, AssignedNetwork]:
         """Return the network of each site that the rule `network_assignment` decides; empty without a rule."""

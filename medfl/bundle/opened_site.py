@@ -22,6 +22,7 @@ from medfl.data.partition_file import check_unchanged
 from medfl.data.pooled import countable_targets
 from medfl.data.sites import SiteData
 from medfl.engine.filters import Filters
+from medfl.engine.runs.start_source import with_start
 from medfl.errors import RefusedError, SettingsError
 from medfl.plugins import load_plugins
 from medfl.settings import Execution, Settings, read_settings
@@ -170,7 +171,8 @@ def open_site(bundle_root: Path, dataset_dir: Path, site: str, overrides: Meta) 
     settings = read_settings(Settings, run.settings, "the run")
     execution = read_settings(Execution, run.execution, "the execution")
     _check_supported(run, settings)
-    method = load_plugins(files=run.plugins, disabled=run.disabled).make_method(METHOD, run.method_args)
+    registry = load_plugins(files=run.plugins, disabled=run.disabled)
+    method = registry.make_method(METHOD, run.method_args)
     run.task.objective.check_metrics(run.task.metrics)
     data = run.source.cohort(run.dataset_dir, execution, [site]).sites[site]
     for name in check_unchanged(run.dataset_dir, [data], run.allow_changes):
@@ -181,7 +183,7 @@ def open_site(bundle_root: Path, dataset_dir: Path, site: str, overrides: Meta) 
     torch.set_num_threads(execution.threads)
     scale = ImageScale(data.shape, run.mean, run.std)
     task = dataclasses.replace(run.task, device=pick_device(execution.device), scale=scale)
-    task = task.with_training_of(settings.train_part, settings.lora)
+    task = with_start(task, settings, registry, run.bundle_root).with_training_of(settings.train_part, settings.lora)
     start = task.initial(settings.seed, settings.networks_by_site.get(site))
     shared = method.shared_names(task.load(start, settings.networks_by_site.get(site)), settings.norm_sync)
     task = (

@@ -20,6 +20,7 @@ from medfl.cli.plugin_options import Disabled, PluginFiles, load
 from medfl.errors import SettingsError
 from medfl.hooks import Capability, MethodRecord
 from medfl.plugins import Registry
+from medfl.utils.text import SHOWN_DIGITS
 
 MIN_WIDTH = 80
 """Smallest width of the output in characters, however narrow the terminal is."""
@@ -32,8 +33,8 @@ class ListedKind(StrEnum):
     """Kind of entries that can be listed; the value is the word that the user types.
 
     ``objectives`` are training goals, such as segmentation. ``adversaries`` are poisoning attacks for simulations.
-    ``sections`` are the sections of the report. ``bundles`` are the bundles that come with medfl. The other names say
-    what they list.
+    ``sections`` are the sections of the report. ``weights`` are pretrained weights from which a run can start.
+    ``bundles`` are the bundles that come with medfl. The other names say what they list.
     """
 
     methods = "methods"
@@ -45,6 +46,7 @@ class ListedKind(StrEnum):
     datasets = "datasets"
     adversaries = "adversaries"
     sections = "sections"
+    weights = "weights"
     bundles = "bundles"
 
 
@@ -134,6 +136,8 @@ def command(
             console.print(adversary_table(registry))
         elif listed is ListedKind.sections:
             console.print(section_table(registry))
+        elif listed is ListedKind.weights:
+            console.print(weights_table(registry))
         else:
             console.print(plain_table(registry, listed.value))
 
@@ -236,6 +240,19 @@ def section_table(registry: Registry) -> Table:
     table = _table("Sections of the report", "id", "plugin", "heading")
     for record in sorted(registry.report_sections.values(), key=lambda record: (record.order, record.name)):
         table.add_row(record.name, registry.plugins_listing("report_section", record.name)[0], record.title)
+    return table
+
+
+def weights_table(registry: Registry) -> Table:
+    """Return a table of the pretrained weights, with title, licence, origin, SHA-256 and the package to install."""
+    table = _table("Pretrained weights, for --start", "name", "plugin", "title; licence, origin and installation")
+    for name, record in sorted(registry.pretrained_weights.items()):
+        origin = f"{record.licence}. {record.source} SHA-256 {record.sha256[:SHOWN_DIGITS]}"
+        table.add_row(
+            name,
+            registry.plugins_listing("pretrained_weights", name)[0],
+            f"{record.title}\n{origin}\n{record.install}",
+        )
     return table
 
 

@@ -30,12 +30,17 @@ from medfl.utils.memory import keep_freed_memory
 SETTINGS_PAGE_HEAD = """\
 # Settings of a run
 
-`medfl run` takes each setting as an option, for example `--fraction 0.1` or `--lr-decay 0.99`; a dot separates a
+On this page you look up every setting of a run: its meaning, its range and its default.
+
+`medfl run` takes each setting as an option, for example `--fraction 0.1` or `--lr-decay 0.99`. A dot separates a
 setting and its part, as in `--privacy.epsilon 8`. In files, settings have underscores: the object `settings` in a
-bundle's `federate.json` contains the settings that differ from their defaults. `python -m monai.bundle run` takes
-a setting as `--settings#fraction 0.1`, and a setting for which the configuration has its own id (`rounds`, `seed`,
-`batch_size`, `balance`, `device`) as `--rounds 5`. In a run between machines, the server decides the settings marked
-*remote*; each participant decides the others for itself.
+bundle's `federate.json` contains the settings that differ from their defaults.
+
+`python -m monai.bundle run` takes a setting as `--settings#fraction 0.1`, and a setting for which the configuration has
+its own id (`rounds`, `seed`, `batch_size`, `balance`, `device`) as `--rounds 5`.
+
+In a run between machines, the server decides the settings marked *remote*; each participant decides the others for
+itself.
 """
 """Text above the list of settings, on the page ``docs/settings.md`` and in ``medfl run --help-settings``."""
 
@@ -58,7 +63,7 @@ def _entries(fields: Mapping[str, FieldInfo], indent: str = "") -> Iterator[str]
         lines = textwrap.wrap(f"- `{text}", 120 - len(indent), subsequent_indent="  ", break_on_hyphens=False)
         yield textwrap.indent("\n".join(lines).replace("\0", " "), indent)
         if model := model_of(info):
-            yield from _entries(model.model_fields, f"{indent}  ")
+            yield from _entries(model.model_fields, f"{indent}    ")
 
 
 def _print_settings(is_requested: bool) -> None:

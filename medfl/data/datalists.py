@@ -1,13 +1,13 @@
 """Read and write data lists: JSON files that assign array rows to the splits training, validation and test.
 
-The format follows the Medical Segmentation Decathlon, but a list names one array file and addresses its images by row::
+The format follows the Medical Segmentation Decathlon, but a list names one array file and addresses its images by row:
 
     {"name": "bloodmnist", "modality": "blood cell microscope", "licence": "CC BY 4.0", "num_classes": 8,
      "labels": {"0": "basophil", ...}, "image_array": "images.npy",
      "training": [{"image": 0, "label": 7, "subject_id": "train-00000"}, ...], "validation": [...], "test": [...]}
 
 If cases have no class label, the list has an ``objective`` (`medfl.objectives`) instead of ``num_classes``. Records
-then have targets instead of labels. Masks are the rows of a second array with the same row numbers as the images::
+then have targets instead of labels. Masks are the rows of a second array with the same row numbers as the images:
 
     {"objective": {"name": "survival"}, ..., "training": [{"image": 0, "target": [412.0, 1]}, ...]}
     {"objective": {"name": "segmentation", "channels": 2}, ..., "mask_array": "masks.npy",

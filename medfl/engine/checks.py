@@ -99,7 +99,12 @@ def check_plan(
         raise SettingsError(
             "missing_public_data", f"Method '{name}' needs public data. Name their folder with --public.", method=name
         )
-    _check_weights(task, used)
+    if task.start is not None and (others_than_default := sorted(set(used) - {task.network})):
+        logger.warning(
+            "'start' is for network '%s'; others start from random weights: %s.",
+            task.network,
+            ", ".join(others_than_default),
+        )
     policy_of(settings).check_objective(task.objective)
     networks = {network: task.build(network) for network in used}
     check_needs(name, method, task, networks, others or {})
@@ -225,14 +230,6 @@ def check_shared_test(settings: Settings, has_test: bool) -> None:
             "shared_test out.",
             setting="shared_test",
         )
-
-
-def _check_weights(task: Task, networks: list[str]) -> None:
-    if task.weights is None:
-        return
-    task.weights.body_of(task.build(), task.network)
-    if others := sorted(set(networks) - {task.network}):
-        logger.warning("'weights' is for network '%s'; others begin as drawn: %s.", task.network, ", ".join(others))
 
 
 def check_privacy(

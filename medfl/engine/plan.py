@@ -69,12 +69,13 @@ class RunPlan:
     def identity(self) -> RunIdentity:
         """Identity of the run. Two runs with the same identity are the same run.
 
-        The settings ``rounds`` and ``keep_rounds`` are not part of the identity.
+        The settings ``rounds`` and ``keep_rounds`` are not part of the identity. The weights in ``start`` are
+        identified by their SHA-256 (`TaskIdentity`), not by the place where they are.
         """
         late = networks_of_joined_sites(self.joined)
         at_start = {site: name for site, name in self.settings.networks_by_site.items() if site not in late}
         settings = self.settings.model_copy(update={"networks_by_site": at_start})
-        values = settings.model_dump(mode="json", exclude={"rounds", "keep_rounds"})
+        values = settings.model_dump(mode="json", exclude={"rounds", "keep_rounds", "start", "start_skip"})
         if settings.privacy is not None:
             values["privacy"]["accountant"] = policy_of(settings).accountant
         return RunIdentity(
@@ -124,7 +125,8 @@ def identify_task(task: Task, networks_by_site: Mapping[str, str]) -> TaskIdenti
         frozen=frozen or None,
         augmentation=None if task.augmentation is None else task.augmentation.facts,
         views=None if task.views is None else task.views.facts,
-        weights=None if task.weights is None else task.weights.sha256,
+        start=None if task.start is None else task.start.sha256,
+        start_skip=None if task.start is None else task.start.skip or None,
         schedule=None if task.schedule is None else task.schedule.facts,
         regions=None if task.regions is None else wire.digest({"regions": task.regions})[:16],
     )

@@ -161,8 +161,8 @@ class SiteRunner:
 
         Returns:
             A dict with the keys ``trainable`` and ``validates`` (bool), ``frozen`` (digest of the frozen parameters, if
-            the network has any), and ``size`` and ``label_counts`` if the setting `disclose` lists them and the run's
-            privacy policy allows them.
+            the network has any), ``start`` (SHA-256 of the weights from which the run starts, if it has any), and
+            ``size`` and ``label_counts`` if the setting `disclose` lists them and the run's privacy policy allows them.
         """
         train, objective = self.data.train, self.task.objective
         info: Meta = {
@@ -172,6 +172,8 @@ class SiteRunner:
         frozen = self._frozen_digest
         if frozen is not None:
             info["frozen"] = frozen
+        if self.task.start is not None:
+            info["start"] = self.task.start.sha256
         if policy_of(self.settings).discloses_statistics:
             if "size" in self.settings.disclose:
                 info["size"] = len(train)

@@ -14,6 +14,7 @@ from medfl.records.partition import TestFold
 from medfl.records.record import FileRecord, Record
 from medfl.records.summary import BestRound
 from medfl.settings import Execution, Settings, read_settings
+from medfl.utils.text import SHOWN_DIGITS
 
 IDENTITY_NAMES = {"networks_by_site": "networks"}
 """Maps the name of a setting to its name in `RunIdentity`, for settings whose names differ.
@@ -35,7 +36,8 @@ class TaskIdentity(Record):
         frozen: Maps the name of each network with frozen parameters to their digest.
         augmentation: Description of the training augmentation.
         views: Description of the augmented views of an image, for methods with a contrastive loss.
-        weights: SHA-256 of the file of pretrained weights.
+        start: SHA-256 of the file of weights from which the default network starts; None if they are random.
+        start_skip: Names of the tensors of this file that are left out, sorted; None without any.
         schedule: Description of the learning rate schedule.
         regions: Hash of the region labels (atlas) that divide an image into regions; None without regions.
     """
@@ -49,7 +51,8 @@ class TaskIdentity(Record):
     frozen: dict[str, str] | None = None
     augmentation: Any = None
     views: Any = None
-    weights: str | None = None
+    start: str | None = None
+    start_skip: tuple[str, ...] | None = None
     schedule: Any = None
     regions: str | None = None
 
@@ -183,6 +186,34 @@ class DataOrigin(Record):
     fold: TestFold | None = None
 
 
+class StartOrigin(Record):
+    """Origin of the weights from which a run's default network starts.
+
+    Attributes:
+        source: Source in short: the name of known weights, or a file or folder without the path to it.
+        title: Name of the weights for reports.
+        licence: Licence of the weights; empty if it is unknown.
+        origin: Sentences on where the weights come from; empty if it is unknown.
+        sha256: SHA-256 of the file that contains the weights.
+        skip: Names, or prefixes of names, of tensors that were left out.
+    """
+
+    source: str
+    title: str
+    licence: str = ""
+    origin: str = ""
+    sha256: str
+    skip: tuple[str, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        """Sentence that names the weights, their licence and origin, and the first digits of their SHA-256."""
+        details = [f"licence: {self.licence or 'unknown'}", f"SHA-256 {self.sha256[:SHOWN_DIGITS]}"]
+        details += [f"without {', '.join(self.skip)}"] if self.skip else []
+        origin = f" {self.origin}" if self.origin else " Their origin is unknown."
+        return f"{self.title} ({'; '.join(details)}).{origin}"
+
+
 class Provenance(Record):
     """Origin of the settings, the data and the code of a run.
 
@@ -194,6 +225,7 @@ class Provenance(Record):
         offer: Offer of a run between machines: the proposal of method, settings and task that the researcher submitted
             to the sites. None for a run on one machine.
         joined: Maps each site that joined after the run began to the record of its joining.
+        start: Origin of the weights from which the default network starts; None if they are random.
     """
 
     settings: dict[str, SettingOrigin] = {}
@@ -202,6 +234,7 @@ class Provenance(Record):
     assigned_networks: dict[str, AssignedNetwork] = {}
     offer: dict[str, Any] | None = None
     joined: dict[str, JoinedSite] = {}
+    start: StartOrigin | None = None
 
     @property
     def late_networks(self) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Conformance suite: checks whether a method follows the contract in `medfl.contract`.
 
-In a test of your method::
+In a test of your method:
 
     from medfl.testing import check_method
 

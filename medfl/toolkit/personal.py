@@ -191,7 +191,7 @@ class ProximalPersonalModels(Averaging):
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
         """Compute the task's loss plus (pull/2) ||v - u||^2, with own parameters v and received ones u."""
-        loss = super().loss(fit, batch)
+        loss = fit.task_loss(batch)
         if self.pull == 0:
             return loss
         received = select(fit.received, MODEL_PREFIX)

@@ -267,7 +267,7 @@ class PrototypeSharing(PersonalModels):
         """Compute the task's loss plus `lam` times the scaled distance to the prototypes."""
         aims, task = fit.extra["prototypes"], fit.site.task
         if aims is None or self.lam == 0:
-            return super().loss(fit, batch)
+            return fit.task_loss(batch)
         features, logits = features_and_logits(fit.model, batch.images)
         labels: torch.Tensor = task.objective.class_labels(batch.targets)  # type: ignore[assignment]
         return task.loss(logits, batch.targets) + self.lam * self.scale(aims.shape[1]) * prototype_distance(

@@ -16,6 +16,9 @@ MAX_NAME_CHARACTERS = 60
 MAX_LINE_CHARACTERS = 300
 """Maximum number of characters of an untrusted text, such as a site's reason."""
 
+SHOWN_DIGITS = 12
+"""Number of hexadecimal digits of a SHA-256 that tables and reports show."""
+
 MAX_NAMES = 10
 """Maximum number of names, rows or lines that a message lists by default."""
 

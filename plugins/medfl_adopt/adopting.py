@@ -148,6 +148,9 @@ def _recognize_bundle(
         raise join_errors(problems, "; ")
     ignored = list_ignored_entries(config, evaluate, parts, used, content, others)
     batch_size = config.child(parts.train_dataloader, "batch_size") if parts.train_dataloader else None
+    weights = find_weight_files(
+        [read_config_file(root, files[stem]) for stem in ("evaluate", "inference") if stem in files]
+    )
     return Adoption(
         root=root,
         files=files,
@@ -160,9 +163,8 @@ def _recognize_bundle(
         spacing=recognition.name == "segmentation" and has_spacing(config, parts, cases.needs),
         own_seed="seed" in config,
         batch_size=batch_size,
-        weights=find_weight_files(
-            [read_config_file(root, files[stem]) for stem in ("evaluate", "inference") if stem in files]
-        ),
+        weights=weights,
+        start=find_start_file(root, config, parts, weights),
     )
 
 
@@ -260,6 +262,25 @@ DEFAULT_WEIGHTS_FILE = "models/model.pt"
 
 _WEIGHTS_FILE = re.compile(r"""['"/]([\w][\w.-]*\.(?:pt|pth))['"]|/([\w][\w.-]*\.(?:pt|pth))$""")
 """Pattern of the name of a weights file in an expression, or at the end of a path."""
+
+
+def find_start_file(root: Path, config: BundleConfig, parts: PartIds, weights: Sequence[str]) -> str | None:
+    """Return the file of weights from which a run of a bundle starts, relative to the bundle, or None without one.
+
+    It is the file that the training's ``CheckpointLoader`` names, or else the first existing one of the files that the
+    bundle's evaluation and inference read. Nothing is loaded.
+
+    Args:
+        root: Folder of the bundle.
+        config: Training configuration.
+        parts: Ids of the parts of the training configuration.
+        weights: Files of weights that evaluation and inference read, relative to the bundle.
+    """
+    handlers = config.components(parts.train_handlers) if parts.train_handlers else ()
+    loaders = [value for _, value in handlers if base_name(str(value["_target_"])) == "CheckpointLoader"]
+    loaded = find_weight_files(loaders) if loaders else ()
+    files = [path for path in (*loaded, *weights) if (root / path).is_file()]
+    return files[0] if files else None
 
 
 def find_weight_files(configs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from typing import Any
 from medfl.bundle.adopted import UsedIds
 from medfl.objectives import objective_class
 from medfl.objectives.segmentation import SPACING_OF_EACH_CASE
+from medfl.settings import BUNDLE_START
 from medfl_adopt.cases import CaseLayout
 from medfl_adopt.ignored_entries import IgnoredEntry
 from medfl_adopt.objective import RecognizedObjective
@@ -24,6 +25,9 @@ OVERLAY_FILE, PAGE_FILE = "configs/federate.json", "docs/federate.md"
 
 TRAIN_LIST, VALIDATION_LIST, TEST_LIST = "adopted_train_list", "adopted_validation_list", "adopted_test_list"
 """Ids in the overlay for the lists of training, validation and test cases without the bundle's cuts."""
+
+MODEL_NAME = "model.pt"
+"""Name of the file of a bundle's weights by MONAI's convention."""
 
 DEFAULT_ROUNDS = 20
 """Default number of rounds of a run, written to the overlay."""
@@ -48,6 +52,7 @@ class Adoption:
         weights: Files from which the bundle's evaluation and inference read weights.
         head: Module name of the network's head (last layer), as the user gave it; None if medfl knows it.
         stages: Module names of the network's stages, as the user gave them, in order; empty if medfl knows them.
+        start: File of weights from which a run starts, relative to the bundle; None if the bundle has none.
     """
 
     root: Path
@@ -64,6 +69,20 @@ class Adoption:
     weights: tuple[str, ...] = ("models/model.pt",)
     head: str | None = None
     stages: tuple[str, ...] = ()
+    start: str | None = None
+
+    @property
+    def start_sentence(self) -> str:
+        """Sentence for users: from which weights a run starts, and how to change that."""
+        if self.start is None:
+            return (
+                "A run starts from random weights, because the bundle has none of its files of weights. "
+                "`--start FILE` names others."
+            )
+        return (
+            f"A run starts from the bundle's weights, {self.start}. `--start none` starts from random weights, and "
+            "`--start FILE` from other ones."
+        )
 
     def overlay(self) -> dict[str, Any]:
         """Return the content of the overlay ``configs/federate.json``.
@@ -104,6 +123,7 @@ class Adoption:
         settings = {"rounds": "@rounds", "seed": "@seed", "device": "@device"}
         settings |= {"batch_size": f"@{self.batch_size}"} if self.batch_size else {}
         settings |= {"precision": "amp"} if self.amp else {}
+        settings |= {} if self.start is None else {"start": _start_setting(self.start)}
         metrics = list(objective_class(objective.name).metrics)
         content = {
             "adopted": adopted,
@@ -116,6 +136,12 @@ class Adoption:
         names = (("loss", self.parts.loss), ("optimizer", self.parts.optimizer))
         content |= {name: f"@{id_}" for name, id_ in names if id_ != name}
         return content | {id_: text for id_, text in lists.items() if text}
+
+
+def _start_setting(path: str) -> str:
+    """Return the value of the setting ``start`` for a file in the folder ``models`` of a bundle."""
+    name = Path(path).name
+    return BUNDLE_START if name == MODEL_NAME else f"{BUNDLE_START}:{name}"
 
 
 _RUN_OPTIONS: dict[str, Any] = {

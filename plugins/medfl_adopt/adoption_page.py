@@ -118,6 +118,7 @@ def _training_section(adoption: Adoption) -> Iterator[str]:
         if adoption.amp
         else "A run computes in float32 unless `--precision amp` (on a GPU) or `bf16` is given."
     )
+    yield visible(adoption.start_sentence)
     if adoption.parts.lr_schedule:
         yield (
             f"The learning-rate schedule, `{visible(adoption.parts.lr_schedule)}`, takes a step after each round. "

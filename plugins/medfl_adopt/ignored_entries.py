@@ -24,7 +24,7 @@ HANDLER_REASONS = {
     ),
     "CheckpointLoader": (
         "it would overwrite the weights of the round",
-        "initial weights in the network's constructor, loaded with weights_only=True",
+        "the setting start, which loads weights before the first round",
     ),
     "EarlyStopHandler": ("a site can't end a federation", "the setting patience"),
     "LrScheduleHandler": (

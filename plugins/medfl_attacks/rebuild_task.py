@@ -94,19 +94,17 @@ def rebuild_task(parser: ConfigParser, record: RunRecord, settings: Settings, da
         data_folder: Folder of the run's data.
 
     Returns:
-        The task on the CPU, without the file of pretrained weights that the run's networks may have started from.
+        The task on the CPU, without the weights from which the run's networks may have started.
 
     Raises:
         StoreError: If the bundle defines other networks, another loss or another optimizer than the run used.
     """
     task = parser.get_parsed_content("task")
     before = record.run.identity.task
-    if before.weights is not None:
-        logger.warning(
-            "The run's networks started from pretrained weights in a file; the attacker's networks start untrained."
-        )
+    if before.start is not None:
+        logger.warning("The run's networks started from given weights; the attacker's networks start untrained.")
     optimizer = _build_optimizer(task, record.run.provenance.settings)
-    task = dataclasses.replace(task, optimizer=optimizer, weights=None)
+    task = dataclasses.replace(task, optimizer=optimizer)
     if before.augmentation is None:
         task = dataclasses.replace(task, augmentation=None)
     elif task.augmentation is None or _to_json_types(task.augmentation.facts) != before.augmentation:

@@ -30,8 +30,10 @@ from medfl.engine.checks import check_names
 from medfl.engine.plan import MethodChoice, RunPlan
 from medfl.engine.runs.network_assignment import NetworkAssignment, read_assignment
 from medfl.engine.runs.provenance import bundle_values, run_files
-from medfl.errors import RefusedError, SettingsError, did_you_mean
+from medfl.engine.runs.start_source import find_start
+from medfl.errors import MedflError, RefusedError, SettingsError, did_you_mean
 from medfl.networks.memory_limit import MemoryLimit, TooLargeError
+from medfl.networks.start import Start
 from medfl.objectives import Objective
 from medfl.plugins import Registry, load_plugins
 from medfl.records.run_file import JoinedSite
@@ -170,8 +172,36 @@ def open_offer(offer: Offer, site_file: SiteFile) -> OfferedRun:
     check_run(site_file, offer, settings, built.method, method)
     scale = ImageScale(_shape(built.site_values), built.mean, built.std)
     task = dataclasses.replace(built.task, device=pick_device(site_file.device), scale=scale)
-    task = task.with_training_of(settings.train_part, settings.lora)
+    start = _find_start(offer, settings, registry, folder, site_file)
+    task = (task if start is None else task.with_start(start)).with_training_of(settings.train_part, settings.lora)
     return OfferedRun(offer, folder, registry, built, task, with_own_ledger(site_file, settings), site_file.execution)
+
+
+def _find_start(
+    offer: Offer, settings: Settings, registry: Registry, bundle: Path, site_file: SiteFile
+) -> Start | None:
+    """Return the weights from which the run starts, from this participant's own files.
+
+    A source in the offer can't be a path. The participant's own bundle, which it has reviewed, may name one. The
+    message of the error contains no path, as it may be sent to the server.
+
+    Raises:
+        RefusedError: If this participant does not have these weights.
+    """
+    folders = None if "start" not in offer.overrides else [] if site_file.weights is None else [site_file.weights]
+    try:
+        return find_start(settings.start, registry, settings.start_skip, bundle=bundle, folders=folders)
+    except MedflError as error:
+        logger.error("The run '%s' can't start from '%s': %s", offer.run, settings.start, error)
+        raise RefusedError(
+            "start_not_available",
+            f"'{site_file.site}' can't start from the weights '{settings.start}' ({error.code}): expected known "
+            "weights of an installed package, 'bundle', or the SHA-256 of a file in the folder 'weights' of its own "
+            "file. Its log says more.",
+            site=site_file.site,
+            source=settings.start,
+            cause=error.code,
+        ) from None
 
 
 def _build(folder: Path, overrides: Meta, site_file: SiteFile, data: Path | None) -> FederatedRun:

@@ -40,7 +40,7 @@ COMPONENT_IDS = ("optimizer", "networks", "loss")
 """Ids of components in which an offer may change single numbers, for example ``optimizer#lr``."""
 
 LOCAL_IDS = LOCAL_SETTINGS | {
-    "bundle_root", "dataset_dir", "output_dir", "ckpt_dir", "public", "weights", "plugins", "disabled_plugins", "site",
+    "bundle_root", "dataset_dir", "output_dir", "ckpt_dir", "public", "plugins", "disabled_plugins", "site",
 }  # fmt: skip
 """Ids that each participant sets for itself."""
 

@@ -15,7 +15,9 @@ from monai.bundle import ConfigParser
 from medfl.bundle.stock_features import TRACKING_IDS, read_tracking
 from medfl.engine.runs.provenance import bundle_values, run_files
 from medfl.engine.runs.setting_ids import bare_name
+from medfl.engine.runs.start_source import portable_source
 from medfl.errors import SettingsError
+from medfl.plugins import load_plugins
 from medfl.types import Meta
 from medfl_flare import REPLY_TIMEOUT
 from medfl_flare.offer import make_offer
@@ -79,6 +81,8 @@ def read_submission(parser: ConfigParser, files: str | Sequence[str], options: M
     # values from local data, if there are any, or from the bundle
     facts = {name: parser.get_parsed_content(name) for name in offered_ids(bundle_values(root))}
     sent = facts | {name: value for name, value in values.items() if name not in LOCAL_OPTIONS}
+    if isinstance(sent.get("start"), str):  # other machines have other paths
+        sent["start"] = portable_source(sent["start"], load_plugins())
     out = Path(str(parser.get_parsed_content("output_dir"))).absolute()
     sites, timeout = values.get("sites") or (), int(values.get("reply_timeout") or REPLY_TIMEOUT)
     offer = make_offer(root, sent, out.name, sites, timeout)

@@ -63,7 +63,6 @@ class APFL(FedAvg):
     Source: Deng, Kamani, Mahdavi, arXiv 2003.13461, 2020, Algorithm 1 and equation 10.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "apfl"
     family = "personal"
     paper = "Deng, Kamani, Mahdavi, 2020"
@@ -93,7 +92,7 @@ class APFL(FedAvg):
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
         """Return the task's loss of the global model; as a side effect, step the personal model and update alpha."""
-        loss = super().loss(fit, batch)
+        loss = fit.task_loss(batch)
         alpha, own = fit.log["alpha"], fit.extra["own"]
         common = {name: p.detach() for name, p in fit.parameters()}
         v = {name: p for name, p in own.model.named_parameters() if name in common}

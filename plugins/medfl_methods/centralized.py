@@ -41,7 +41,6 @@ class Centralized(FedAvg):
             the momentum, so ``persistent`` is the fairer reference.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "centralized"
     family = "reference"
     paper = ""

@@ -38,7 +38,6 @@ class Cyclic(Averaging):
     Source: Chang, Balachandar, Lam, Yi, Brown, Beers, Rosen, Rubin, Kalpathy-Cramer, JAMIA 2018, 25(8).
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "cyclic"
     family = "averaging"
     paper = "Chang et al., JAMIA 2018"

@@ -97,7 +97,6 @@ class DBE(FedAvg):
     Source: Zhang, Hua, Cao, Wang, Song, Xue, Ma, Guan, NeurIPS 2023, equations 4 to 7 and Algorithm 1.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "dbe"
     family = "personal"
     paper = "Zhang et al., NeurIPS 2023"
@@ -199,7 +198,7 @@ class DBE(FedAvg):
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
         """Return the task's loss plus the regulariser, and update the running mean of the features."""
         if self.kappa == 0:
-            return super().loss(fit, batch)
+            return fit.task_loss(batch)
         features, logits = features_and_logits(fit.model, batch.images)
         loss: torch.Tensor = fit.site.task.loss(logits, batch.targets)
         mean = running_mean(fit.extra.get("mean"), features.float(), self.mu)

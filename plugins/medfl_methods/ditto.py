@@ -47,7 +47,6 @@ class Ditto(FedAvg):
     Source: Li, Hu, Beirami, Smith, ICML 2021, Algorithm 1.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "ditto"
     family = "personal"
     paper = "Li et al., ICML 2021"
@@ -65,7 +64,7 @@ class Ditto(FedAvg):
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
         """Return the task's loss; for the personal model plus (lam / 2) ||v - w_t||^2 (see `Ditto`)."""
-        loss = super().loss(fit, batch)
+        loss = fit.task_loss(batch)
         if not fit.training.apart or self.lam == 0:
             return loss
         common = select(fit.received, MODEL_PREFIX)

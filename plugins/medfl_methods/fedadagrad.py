@@ -45,7 +45,6 @@ class FedAdagrad(AdaptiveServer):
     The ``eta`` of the preset ``medfl`` was chosen on validation images (studies/fedsdc_optimizers.yaml).
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedadagrad"
     family = "averaging"
     paper = "Reddi et al., ICLR 2021"

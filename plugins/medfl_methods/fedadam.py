@@ -49,7 +49,6 @@ class FedAdam(AdaptiveServer):
     (studies/fedsdc_optimizers.yaml).
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedadam"
     family = "averaging"
     paper = "Reddi et al., ICLR 2021"

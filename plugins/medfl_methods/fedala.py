@@ -61,7 +61,6 @@ class FedALA(FedAvg):
     Source: Zhang, Hua, Wang, Song, Xue, Ma, Guan, AAAI 2023, equations 3 and 4 and Algorithm 1, and its released code.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedala"
     family = "personal"
     paper = "Zhang et al., AAAI 2023"

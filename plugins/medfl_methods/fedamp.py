@@ -70,7 +70,6 @@ class FedAMP(ProximalPersonalModels):
     function A(x) = 1 - exp(-x / sigma).
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedamp"
     family = "personal"
     paper = "Huang et al., AAAI 2021"

@@ -68,7 +68,6 @@ class FedAS(BodySharingWithMeanHead):
     Source: Yang, Huang, Ye, CVPR 2024, and its released code.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedas"
     family = "personal"
     paper = "Yang, Huang, Ye, CVPR 2024"
@@ -118,7 +117,7 @@ class FedAS(BodySharingWithMeanHead):
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
         """Return the loss of a batch: the task's loss, or the distance to the prototypes in the alignment."""
         if fit.training.label != ALIGNMENT:
-            return super().loss(fit, batch)
+            return fit.task_loss(batch)
         features = body_and_head(fit.model)[0](batch.images).float().flatten(1)
         return alignment_loss(features, fit.extra["prototypes"], batch.targets)
 

@@ -33,7 +33,6 @@ class FedAvg(Averaging):
     Source: McMahan, Moore, Ramage, Hampson, Agüera y Arcas, AISTATS 2017, Algorithm 1.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedavg"
     family = "averaging"
     paper = "McMahan et al., AISTATS 2017"

@@ -46,7 +46,6 @@ class FedAvgM(Averaging):
     Classification, arXiv 1909.06335, 2019.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedavgm"
     family = "averaging"
     paper = "Hsu, Qi, Brown, 2019"

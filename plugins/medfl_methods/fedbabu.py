@@ -55,7 +55,6 @@ class FedBABU(FinalAdaptation, BodySharing):
     Source: Oh, Kim, Yun, ICLR 2022, Algorithm 1.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedbabu"
     family = "personal"
     paper = "Oh, Kim, Yun, ICLR 2022"

@@ -35,7 +35,6 @@ class FedBN(FedAvg):
     Source: Li, Jiang, Zhang, Kamp, Dou, ICLR 2021, Algorithm 1.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedbn"
     family = "personal"
     paper = "Li et al., ICLR 2021"

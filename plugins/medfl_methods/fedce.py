@@ -66,7 +66,6 @@ class FedCE(Averaging):
     Source: Jiang, Roth, Li, Yang, Zhao, Nath, Xu, Dou, Xu, CVPR 2023, and its code in NVIDIA FLARE.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedce"
     family = "averaging"
     paper = "Jiang et al., CVPR 2023"

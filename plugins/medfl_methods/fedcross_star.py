@@ -35,7 +35,6 @@ class FedCrossStar(CirculatingModels):
     models.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedcross_star"
     family = "peer to peer"
     paper = "Weng et al., 2025"

@@ -67,7 +67,6 @@ class FedCurv(FedAvg):
     Source: Shoham, Avidor, Keren, Israel, Benditkis, Mor-Yosef, Zeitak, arXiv 1910.07796, 2019, equations 3 and 4.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedcurv"
     family = "averaging"
     paper = "Shoham et al., 2019"
@@ -164,7 +163,7 @@ class FedCurv(FedAvg):
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
         """Return the task's loss plus lam times the penalty."""
-        loss = super().loss(fit, batch)
+        loss = fit.task_loss(batch)
         if "others" not in fit.extra:
             return loss
         u, v = fit.extra["others"]

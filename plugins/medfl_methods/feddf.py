@@ -88,7 +88,6 @@ class FedDF(FedAvg):
     Source: Lin, Kong, Stich, Jaggi, NeurIPS 2020, Algorithms 1 and 3, and its released code.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "feddf"
     family = "averaging"
     paper = "Lin et al., NeurIPS 2020"

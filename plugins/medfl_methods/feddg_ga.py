@@ -55,7 +55,6 @@ class FedDGGA(Averaging):
     Source: Zhang, Xu, Yao, Zhang, Tian, Wang, CVPR 2023, equations 7 to 9 and Algorithm 1.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "feddg_ga"
     family = "averaging"
     paper = "Zhang et al., CVPR 2023"

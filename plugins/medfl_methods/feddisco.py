@@ -59,7 +59,6 @@ class FedDisco(Averaging):
     Source: Ye, Xu, Wang, Xu, Chen, Wang, ICML 2023, and its released code.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "feddisco"
     family = "averaging"
     paper = "Ye et al., ICML 2023"

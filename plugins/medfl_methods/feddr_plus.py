@@ -57,7 +57,6 @@ class FedDrPlus(FedAvg):
     Federated Learning, arXiv 2406.02355, 2024.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "feddr_plus"
     family = "averaging"
     paper = "Kim et al., 2024"

@@ -79,7 +79,6 @@ class FedDyn(Averaging):
     Source: Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama, ICLR 2021, Algorithm 1.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "feddyn"
     family = "averaging"
     paper = "Acar et al., ICLR 2021"
@@ -201,7 +200,7 @@ class FedDyn(Averaging):
             terms.append(0.5 * (parameter - fit.start[name]).square().sum())
             if name in drift:
                 terms.append((parameter * drift[name]).sum())
-        return super().loss(fit, batch) + fit.site.state.meta["alpha"] * torch.stack(terms).sum()
+        return fit.task_loss(batch) + fit.site.state.meta["alpha"] * torch.stack(terms).sum()
 
     def after_fit(self, fit: Fit) -> None:
         """Store the site's update until the server confirms that it aggregated the reply."""

@@ -64,7 +64,6 @@ class FedKPer(Averaging):
     Source: Fowler and AlRegib, ICIP 2026, equations 3 to 6; where the paper gives no detail, its released code.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedkper"
     family = "averaging"
     paper = "Fowler and AlRegib, ICIP 2026"
@@ -122,7 +121,7 @@ class FedKPer(Averaging):
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
         """Return the task's loss plus lambda times the distillation term."""
         if not self.distill:
-            return super().loss(fit, batch)
+            return fit.task_loss(batch)
         student, teacher, objective = fit.model(batch.images), fit.extra["teacher"], fit.site.task.objective
         weight = self.distillation_weight(fit, teacher.logits, batch.rows).to(student.device)
         both = objective.alternatives(student.float()), objective.alternatives(teacher(batch))

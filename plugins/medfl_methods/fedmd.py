@@ -76,7 +76,6 @@ class FedMD(PersonalModels):
     Source: Li, Wang, NeurIPS workshop on federated learning 2019, Algorithm 1, and its released code.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedmd"
     family = "personal"
     paper = "Li, Wang, 2019"
@@ -228,7 +227,7 @@ class FedMD(PersonalModels):
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
         """Return the mean absolute difference to the mean logits in the digest phase; the task's loss otherwise."""
         if fit.training.label != DIGEST:
-            return super().loss(fit, batch)
+            return fit.task_loss(batch)
         return F.threshold((fit.logits(batch).float() - batch.targets).abs(), ROUNDING_TOLERANCE, 0.0).mean()
 
 

@@ -60,7 +60,6 @@ class FedNova(FedProx):
     Source: Wang, Liu, Liang, Joshi, Poor, NeurIPS 2020, equations 5 and 8.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fednova"
     family = "averaging"
     paper = "Wang et al., NeurIPS 2020"

@@ -48,7 +48,6 @@ class FedNTD(FedAvg):
     Source: Lee, Jeong, Shin, Bae, Yun, NeurIPS 2022, equations 3 to 5.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedntd"
     family = "averaging"
     paper = "Lee et al., NeurIPS 2022"
@@ -84,7 +83,7 @@ class FedNTD(FedAvg):
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
         """Return the loss of a batch: the task's loss plus beta times the not-true distillation."""
-        loss, objective = super().loss(fit, batch), fit.site.task.objective
+        loss, objective = fit.task_loss(batch), fit.site.task.objective
         if self.beta == 0:
             return loss
         student = objective.alternatives(fit.logits(batch).float())

@@ -37,7 +37,6 @@ class FedPer(BodySharingWithMeanHead):
     Source: Arivazhagan, Aggarwal, Singh, Choudhary, arXiv 1912.00818, Algorithms 1 and 2, with one layer personal.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedper"
     family = "personal"
     paper = "Arivazhagan et al., 2019"

@@ -48,7 +48,6 @@ class FedProto(PrototypeSharing):
     Source: Tan, Long, Liu, Zhou, Lu, Jiang, Zhang, AAAI 2022, equations 4 to 7, and its released code.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedproto"
     family = "personal"
     paper = "Tan et al., AAAI 2022"

@@ -36,7 +36,6 @@ class FedProx(FedAvg):
     Source: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, MLSys 2020, equation 2.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedprox"
     family = "averaging"
     paper = "Li et al., MLSys 2020"
@@ -50,7 +49,7 @@ class FedProx(FedAvg):
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
         """Return the task's loss plus (mu / 2) ||w - w_t||^2."""
-        loss = super().loss(fit, batch)
+        loss = fit.task_loss(batch)
         if self.mu == 0:
             return loss
         return loss + 0.5 * self.mu * squared_distance(fit)

@@ -50,7 +50,6 @@ class FedRep(BodySharingWithMeanHead):
     Source: Collins, Hassani, Mokhtari, Shakkottai, ICML 2021, Algorithm 1.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedrep"
     family = "personal"
     paper = "Collins et al., ICML 2021"

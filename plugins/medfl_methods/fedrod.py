@@ -54,7 +54,6 @@ class FedRoD(FedAvg):
     Source: Chen, Chao, ICLR 2022, equations 6 to 8 and Algorithm 1, with the balanced softmax and a linear second head.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedrod"
     family = "personal"
     paper = "Chen, Chao, ICLR 2022"

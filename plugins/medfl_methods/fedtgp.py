@@ -62,7 +62,6 @@ class FedTGP(PrototypeSharing):
     Source: Zhang, Liu, Hua, Cao, AAAI 2024, equations 6 to 9, and its released code.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedtgp"
     family = "personal"
     paper = "Zhang et al., AAAI 2024"

@@ -42,7 +42,6 @@ class FedYogi(AdaptiveServer):
     (studies/fedsdc_optimizers.yaml).
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedyogi"
     family = "averaging"
     paper = "Reddi et al., ICLR 2021"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Literal, cast
 
@@ -15,7 +14,6 @@ from torch.nn import functional as F
 
 from medfl.contract import Capability, Model, Need
 from medfl.networks.parts import body_and_head, feature_count
-from medfl.networks.pretrained import Pretrained
 from medfl.task import Task
 from medfl.toolkit.body_sharing import BodySharing
 from medfl.toolkit.fit import Fit
@@ -88,7 +86,6 @@ class Fenda(BodySharing):
     Source: Tavakoli, Emerson, Ayromlou, Jewell, Krishnan, Zhang, Verma, Razak, arXiv 2309.16825, section 3.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fenda"
     family = "personal"
     paper = "Tavakoli et al., 2023"
@@ -105,13 +102,12 @@ class Fenda(BodySharing):
 
     def task_of(self, task: Task) -> Task:
         """Return the task with the method's networks, which have two bodies. Pre-trained weights initialise both."""
-        outputs, weights = task.objective.outputs, task.weights
+        outputs = task.objective.outputs
         for name in task.networks:
-            file = weights if name == task.network else None
             task = task.with_network(
-                name, partial(build_with_two_bodies, partial(task.build, name), name, self.join, outputs, file)
+                name, partial(build_with_two_bodies, partial(task.build, name), name, self.join, outputs)
             )
-        return replace(task, weights=None)
+        return task
 
     def network_config(self, model: Model, network_def: Any) -> Any:
         """Return the MONAI configuration of the network in an exported bundle, with two bodies."""
@@ -169,9 +165,7 @@ def with_two_bodies(
     return TwoBodies(own, body, wide, join)
 
 
-def build_with_two_bodies(
-    build: Callable[[], nn.Module], name: str, join: FeatureJoin, outputs: int, weights: Pretrained | None
-) -> TwoBodies:
+def build_with_two_bodies(build: Callable[[], nn.Module], name: str, join: FeatureJoin, outputs: int) -> TwoBodies:
     """Build a network with two bodies.
 
     Args:
@@ -179,11 +173,6 @@ def build_with_two_bodies(
         name: Name of the network, for error messages.
         join: Combination of the features: ``concat``, with a new linear head, or ``sum``.
         outputs: Number of outputs of the new head with ``concat``.
-        weights: Pre-trained weights for both bodies, or None.
     """
-    network, other = build(), build()
-    if weights is not None:
-        begun = weights.body_of(network, name)
-        for each in (network, other):
-            each.load_state_dict(each.state_dict() | begun)
+    network, other = build(), build()  # two different random bodies, or the same ones if the run has a start
     return with_two_bodies(network, join, outputs, name, other)

@@ -30,7 +30,7 @@ class Flash(Averaging):
             v' = beta2 v + (1 - beta2) D^2
             b = |v| / (|D^2 - v'| + |v|)              (0 if both terms are 0)
             delta <- b delta + (1 - b) (D^2 - v')
-            w <- w + eta m / (sqrt(v') - delta + tau)
+            w <- w + eta m / max(sqrt(v') - delta + tau, tau)      (without guard: no maximum)
             v <- v'
 
     When to use it: As `fedadam`, when the data of the sites are expected to change during the run.
@@ -44,13 +44,12 @@ class Flash(Averaging):
         beta1: Decay rate of the first moment m, in [0, 1).
         beta2: Decay rate of the second moment v, in [0, 1).
         tau: Constant in the denominator, > 0.
-        guard: Whether the denominator is at least tau (an addition of medfl). Without the guard, a warning reports
-            denominators that are not positive.
+        guard: Whether the denominator has the lower limit tau (an addition of medfl). Without the guard, a warning
+            reports denominators that are not positive.
 
     Source: Panchal, Choudhary, Mitra, Mukherjee, Sarkhel, Mitra, Guan, ICML 2023, Algorithm 1.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "flash"
     family = "averaging"
     paper = "Panchal et al., ICML 2023"

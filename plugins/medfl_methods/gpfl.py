@@ -111,7 +111,6 @@ class GPFL(BodySharing):
     Source: Zhang, Hua, Wang, Song, Xue, Ma, Cao, Guan, ICCV 2023, and its released code.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "gpfl"
     family = "personal"
     paper = "Zhang et al., ICCV 2023"

@@ -41,7 +41,6 @@ class LGFedAvg(FedAvg):
     Source: Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency, arXiv 2001.01523, Algorithm 1.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "lg_fedavg"
     family = "personal"
     paper = "Liang et al., 2020"

@@ -25,7 +25,6 @@ class Local(PersonalModels):
             comparisons with methods that do so, such as `fedskd`.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "local"
     family = "reference"
     paper = ""

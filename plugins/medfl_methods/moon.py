@@ -88,7 +88,6 @@ class Moon(FedAvg):
     Source: Li, He, Song, CVPR 2021, equation 3 and Algorithm 1; the projection head of its released code.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "moon"
     family = "averaging"
     paper = "Li, He, Song, CVPR 2021"
@@ -141,7 +140,7 @@ class Moon(FedAvg):
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
         """Return the task's loss plus mu times the contrastive term."""
         if "others" not in fit.extra:
-            return super().loss(fit, batch)
+            return fit.task_loss(batch)
         trunk, out = self.split_features(fit.model)
         features = trunk(batch.images)
         received, previous = (teacher(batch) for teacher in fit.extra["others"])

@@ -40,7 +40,6 @@ class MRMTL(ProximalPersonalModels):
     Source: Liu, Hu, Wu, Smith, NeurIPS 2022, equation 1 and Algorithm A1.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "mr_mtl"
     family = "personal"
     paper = "Liu, Hu, Wu, Smith, NeurIPS 2022"

@@ -60,7 +60,6 @@ class PerFedAvg(FinalAdaptation):
     Source: Fallah, Mokhtari, Ozdaglar, NeurIPS 2020, Algorithm 1 and section 4.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "per_fedavg"
     family = "personal"
     paper = "Fallah, Mokhtari, Ozdaglar, NeurIPS 2020"

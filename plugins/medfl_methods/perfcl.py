@@ -50,7 +50,6 @@ class PerFCL(Fenda):
     Source: Zhang, Xu, Wei, Wang, Li, Shang, Pattern Recognition 2023.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "perfcl"
     family = "personal"
     paper = "Zhang et al., Pattern Recognition 2023"

@@ -63,7 +63,6 @@ class PFedMe(FedAvg):
     Source: Dinh, Tran, Nguyen, NeurIPS 2020, Algorithm 1, equations 2, 5 and 7.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "pfedme"
     family = "personal"
     paper = "Dinh, Tran, Nguyen, NeurIPS 2020"

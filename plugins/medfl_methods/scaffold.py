@@ -67,7 +67,6 @@ class Scaffold(Averaging):
     Source: Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, ICML 2020, Algorithm 1, option II.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "scaffold"
     family = "averaging"
     paper = "Karimireddy et al., ICML 2020"
@@ -152,7 +151,7 @@ class Scaffold(Averaging):
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
         """Return the task's loss plus <y, c - c_k>, whose gradient is the correction."""
-        loss, gaps = super().loss(fit, batch), fit.extra.get("correction", {})
+        loss, gaps = fit.task_loss(batch), fit.extra.get("correction", {})
         terms = [(parameter * gaps[name]).sum() for name, parameter in fit.parameters() if name in gaps]
         return loss + torch.stack(terms).sum() if terms else loss
 

@@ -93,6 +93,7 @@ def make_notices(groups: Sequence[Group], of_sections: Sequence[Notice] = ()) ->
         *_secure(groups),
         *_endings(runs),
         *_constant(groups),
+        *_starts(groups),
         *_best_rounds(runs),
         *_missing(runs),
         *_leaks(groups),
@@ -176,6 +177,16 @@ def _constant(groups: Sequence[Group]) -> list[Notice]:
     """Return notices about models that predict the same for every image."""
     findings = _about(groups, lambda run: [entry.sentence for entry in run.constant_predictions])
     return [Notice("bad", f"{who}: {sentence}") for who, sentence in findings]
+
+
+def _starts(groups: Sequence[Group]) -> list[Notice]:
+    """Return notices about the weights from which runs started."""
+
+    def words(run: RunRecord) -> Iterator[str]:
+        if (start := run.run.provenance.start) is not None:
+            yield start.sentence
+
+    return [Notice("info", f"{who} started from weights: {text}") for who, text in _about(groups, words)]
 
 
 def _best_rounds(runs: Sequence[NamedRun]) -> list[Notice]:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from medfl.engine.runs.weights_file import WEIGHTS_SUFFIXES
 from medfl.errors import DataError
+from medfl.settings import RANDOM_START
 from medfl_studies.schema import Study
 
-WEIGHTS_SETTING = "weights"
-"""Option of the run that names the file of weights."""
+START_SETTING = "start"
+"""Setting of the run that names the weights."""
 
 RANDOM_WEIGHTS_SUFFIX = "random weights"
 """Suffix of the names of a study and its rows if the file of weights is missing."""
@@ -20,6 +22,8 @@ RANDOM_WEIGHTS_SUFFIX = "random weights"
 
 def find_weights(study: Study, source: Path | None) -> tuple[Study, str]:
     """Find the file of weights that the study's settings name, in the source folder.
+
+    Other sources of the setting ``start``, such as known weights, stay unchanged.
 
     Args:
         study: The study.
@@ -32,23 +36,23 @@ def find_weights(study: Study, source: Path | None) -> tuple[Study, str]:
     Raises:
         DataError: If the file does not exist and the study requires it.
     """
-    name = study.settings.get(WEIGHTS_SETTING)
-    if name is None:
+    name = study.settings.get(START_SETTING)
+    if name is None or Path(name).suffix not in WEIGHTS_SUFFIXES:
         return study, ""
     path = Path(name) if source is None else source / name
     if source is not None and path.is_file():
-        return study.model_copy(update={"settings": study.settings | {WEIGHTS_SETTING: str(path.resolve())}}), ""
+        return study.model_copy(update={"settings": study.settings | {START_SETTING: str(path.resolve())}}), ""
     if study.without_weights is None:
         raise DataError(
             "missing_file",
-            f"expected a file of weights at '{path}', found none. Put it there, or correct 'weights'.",
+            f"expected a file of weights at '{path}', found none. Put it there, or correct 'start'.",
             path=path,
         )
     note = (
         f"The source folder has no file of weights '{name}': the networks start from random weights and have other "
         f"options, so these are not the runs of '{study.name}'. Study and rows are marked '{RANDOM_WEIGHTS_SUFFIX}'."
     )
-    settings = study.settings | {WEIGHTS_SETTING: None} | study.without_weights
+    settings = study.settings | {START_SETTING: RANDOM_START} | study.without_weights
     changes = {
         "name": f"{study.name}-{RANDOM_WEIGHTS_SUFFIX.replace(' ', '-')}",
         "about": f"{note} {study.about}",

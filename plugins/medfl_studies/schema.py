@@ -167,7 +167,7 @@ class Study(StrictModel):
         claims: Claims to check.
         attacks: Maps the name of an attack to the rows whose finished runs are attacked.
         settings: Options of every run. They are overridden by those of a scale, a data set, a row, and a scale's
-            changes of a method, in this order. ``weights`` names a file in the source folder.
+            changes of a method, in this order. A file of weights in ``start`` is in the source folder.
         without_weights: Settings that override `settings` if the file of weights does not exist
             (`medfl_studies.pretrained_weights`). None means that the file is required.
         scales: Maps names to scales.

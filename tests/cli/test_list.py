@@ -148,6 +148,24 @@ def test_a_plugin_file_is_listed_and_its_text_is_no_markup(medfl_command, tmp_pa
     assert "[bold]" in out
 
 
+def test_known_weights_are_listed_with_licence_origin_and_package(medfl_command, tmp_path):
+    path = tmp_path / "tiny.py"
+    fields = {"title": "Tiny encoder", "licence": "CC0-1.0", "source": "Made up.", "install": "pip install tiny"}
+    fields |= {"name": "tiny_encoder", "sha256": "0123456789ab" + "c" * 52, "network": "a.B", "target": "a:b"}
+    path.write_text(
+        "from medfl.plugins import PretrainedWeightsRecord, hookimpl\n\n\n@hookimpl\ndef medfl_pretrained_weights():\n"
+        f"    return [PretrainedWeightsRecord(**{fields!r}, mean=(0.5,), std=(0.5,))]\n"
+    )
+    code, out, _ = medfl_command("list", "weights", "--plugin", str(path))
+    assert code == 0
+    expected = ["tiny_encoder", *(fields[name] for name in ("title", "licence", "source", "install")), "0123456789ab"]
+    assert all(text in words(out) for text in expected)
+    path.write_text(path.read_text().replace("0123456789ab", "0"))
+    _, out, err = medfl_command("list", "weights", "--plugin", str(path))
+    assert "tiny_encoder" not in out
+    assert "64 hexadecimal digits" in err
+
+
 def test_problems_of_plugins_are_warnings_on_stderr(medfl_command, tmp_path):
     path = tmp_path / "broken.py"
     path.write_text("import no_such_module_at_all")

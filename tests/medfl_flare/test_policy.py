@@ -251,6 +251,11 @@ def test_metadata_that_is_not_listed_is_never_disclosed() -> None:
     assert disclosed_site_info(site_file(), {"trainable": True, "names": ["x"]}, []) == {"trainable": True}
 
 
+def test_digests_of_weights_are_always_told_so_that_the_server_can_compare_them() -> None:
+    facts = {"trainable": True, "validates": False, "frozen": "0" * 64, "start": "1" * 64}
+    assert disclosed_site_info(site_file(disclose=[]), facts | {"size": 5}, []) == facts
+
+
 @pytest.mark.parametrize("training", [0, 10, 11, 1000])
 def test_enough_training_images_or_none_are_accepted(training: int) -> None:
     check_counts(site_file(), training)

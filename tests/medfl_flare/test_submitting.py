@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from medfl.bundle.bundle_folders import bundle_hash, shipped_bundles
 from medfl.cli.main import main
@@ -66,7 +68,7 @@ def test_settings_of_tracking_stay_here(tmp_path: Path, submitted: list[Submissi
     [
         ((), "needs --kit"),
         (("--kit", "k", "--roundz", "3"), "Did you mean '--rounds'"),
-        (("--kit", "k", "--weights", "w.safetensors"), "weights"),
+        (("--kit", "k", "--start", "absent.safetensors"), "no weights"),
         (("--kit", "k", "--device", "cuda"), "each participant decides"),
         (("--kit", "k", "--plugins", "['p.py']"), "each participant decides"),
         (("--kit", "k", "--network-name", "$1"), "Unknown network"),
@@ -101,3 +103,17 @@ def test_stock_monai_does_not_run_it_here_in_silence(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError) as wrapped:  # by MONAI, which evaluates the call
         stock.run()
     assert "--workflow_name medfl.workflow.FederatedWorkflow" in str(wrapped.value.__cause__)
+
+
+def test_weights_travel_as_the_digest_of_their_file(tmp_path: Path, submitted: list[Submission]) -> None:
+    path = tmp_path / "w.pt"
+    torch.save({"weight": torch.ones(2)}, path)
+    words = ("--backend", "flare", "--kit", tmp_path / "kit", "--output-dir", tmp_path / "one", "--num-classes", 2)
+    for source, sent in (
+        (path, f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"),
+        ("none", "none"),
+        ("bundle", "bundle"),
+        ("bundle:best.pt", "bundle:best.pt"),
+    ):
+        assert run(*words, "--start", source) == 0
+        assert submitted[-1].offer.overrides["start"] == sent

@@ -237,12 +237,20 @@ def run_fenda(folder, args=None, name="fenda", **options):
 class ConstantWeights:
     """Stub of pre-trained weights."""
 
-    def body_of(self, model, network):
+    def builder(self, build, name):
+        def started():
+            model = build()
+            model.load_state_dict(model.state_dict() | self.body_of(model))
+            return model
+
+        return started
+
+    def body_of(self, model):
         return {name: torch.ones_like(t) for name, t in model.state_dict().items() if name.startswith("body.")}
 
 
 def test_fenda_pretrained_weights_initialise_both_bodies():
-    task = Fenda().task_of(dataclasses.replace(make_task("plain"), weights=ConstantWeights()))
+    task = Fenda().task_of(make_task("plain").with_start(ConstantWeights()))
     begun = task.initial(7)
     assert all(bool((begun[name] == 1).all()) == name.startswith(("own.", "body.")) for name in begun)
 

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 FILE = "imagenet/resnet50.safetensors"
 PAPER = [f"fedsdc_{name}" for name in ("table1", "table1_skin", "table2", "fig1", "fig4", "gamma")]
 WITH = {"network_name": "resnet50", "norm": "batch", "norm_sync": "frozen"}
-WITHOUT = {"weights": None, "norm": ["group", {"num_groups": 2}], "norm_sync": "all", "optimizer#lr": 0.05}
+WITHOUT = {"start": "none", "norm": ["group", {"num_groups": 2}], "norm_sync": "all", "optimizer#lr": 0.05}
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
 def test_with_its_file_a_study_is_as_printed(folder: Path, name: str) -> None:
     study, note = find_weights(read_study(ROOT / "studies" / f"{name}.yaml"), folder)
     assert (study.name, note) == (name, "")
-    assert study.settings.items() >= (WITH | {"weights": str(folder / FILE)}).items()
+    assert study.settings.items() >= (WITH | {"start": str(folder / FILE)}).items()
     skin = study.bundle == "skinlesion_classification"
     printed = (study.settings["optimizer#lr"], study.settings["batch_size"], study.settings["rounds"])
     assert printed == ((1e-3, 64, 1500) if skin else (1e-4, 32, 1500))
@@ -57,11 +57,11 @@ def test_without_it_everything_has_another_name(tmp_path: Path, name: str, sourc
 def test_a_scale_without_weights_looks_for_none(tmp_path: Path) -> None:
     for name in PAPER:
         study, note = find_weights(read_study(ROOT / "studies" / f"{name}.yaml", "cpu"), tmp_path)
-        assert (study.name, study.settings["weights"], study.settings["norm_sync"], note) == (name, None, "all", "")
+        assert (study.name, study.settings["start"], study.settings["norm_sync"], note) == (name, "none", "all", "")
 
 
 def test_a_study_that_can_not_do_without_is_refused(load, source: Path) -> None:
-    changes = {"bundle": "bloodcell_classification", "settings__weights": FILE}
+    changes = {"bundle": "bloodcell_classification", "settings__start": FILE}
     with refused(DataError, "missing_file", path=str(source / FILE)):
         load(changes)
     changes |= {"without_weights": {"optimizer#lr": 0.25}, "rows__alone__baseline": "fedprox mu=0.1"}
@@ -72,8 +72,8 @@ def test_a_study_that_can_not_do_without_is_refused(load, source: Path) -> None:
 
 
 def test_the_command_says_so(write, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    changes = {"bundle": "bloodcell_classification", "settings__weights": FILE, "without_weights": {}}
+    changes = {"bundle": "bloodcell_classification", "settings__start": FILE, "without_weights": {}}
     command([write(**changes)], source, tmp_path / "out", dry_run=True)
     out, err = capsys.readouterr()
     assert err.startswith(f"warning: The source folder has no file of weights '{FILE}'")
-    assert "--weights None" in out or "--weights null" in out
+    assert "--start none" in out

@@ -53,9 +53,9 @@ HEAVY = ("torch._dynamo", "monai.bundle")
 
 HEAD = """# Known faults, and the tests that notice them
 
-Each of these faults was put into a copy of the code, and the named test failed. Many are known from other
-implementations of the same methods; where it is known which, the page says so. `make mutants` tries all of them again
-and writes this page: {noticed} of {total} were noticed.
+On this page you look up which test notices which error in the code. Each of these faults was put into a copy of the
+code, and the named test failed. Many are known from other implementations of the same methods; where it is known which,
+the page says so. `make mutants` tries all of them again and writes this page: {noticed} of {total} were noticed.
 
 | fault | in | seen elsewhere | noticed by |
 | --- | --- | --- | --- |

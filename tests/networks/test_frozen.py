@@ -13,10 +13,10 @@ from refusals import refused
 from torch import nn
 
 from medfl.engine.evaluation import add_frozen_tensors
+from medfl.engine.runs.start_source import find_start
 from medfl.engine.store import Store
 from medfl.errors import RefusedError, SettingsError, StoreError
 from medfl.networks.frozen import full_state_dict
-from medfl.networks.pretrained import read_weights
 from medfl.plugins import load_plugins
 from medfl.testing.cohort import (
     Case,
@@ -82,8 +82,8 @@ def test_drawn_frozen_parameters_hang_on_neither_seed_nor_owner():
 def test_frozen_parameters_of_a_body_come_from_the_file_of_weights(tmp_path):
     known = {name: torch.full_like(t, 0.5) for name, t in SmallNet().state_dict().items() if t.is_floating_point()}
     st.save_file(known, tmp_path / "weights.safetensors")
-    weights = read_weights(tmp_path / "weights.safetensors")
-    task = replace(make_task(), networks={"norm": drawn}, weights=weights)
+    start = find_start(str(tmp_path / "weights.safetensors"), load_plugins())
+    task = replace(make_task(), networks={"norm": drawn}).with_start(start)
     assert all(bool((tensor == 0.5).all()) for tensor in task.frozen().values())
     assert bool((task.initial(1)["body.1.weight"] == 0.5).all())
     assert not set(FROZEN) & task.initial(1).keys()

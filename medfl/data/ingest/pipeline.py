@@ -1,6 +1,6 @@
 """Read many image files into one array: in parallel, resumable, excluding unreadable files with a reason.
 
-A data set defines its items and a function that reads one of them; this module does the rest::
+A data set defines its items and a function that reads one of them; this module does the rest:
 
     done = ingest(
         images, load, lambda image: [image.path], folder / "images.npy", (512, 512), np.uint16,

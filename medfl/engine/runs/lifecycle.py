@@ -24,6 +24,7 @@ from medfl.engine.plan import RunPlan, ServerData
 from medfl.engine.runs.findings import write_findings
 from medfl.engine.runs.folder import claim, save_best_round, versions
 from medfl.engine.runs.progress import committed_step, record_progress
+from medfl.engine.runs.start_source import start_origin
 from medfl.engine.runs.summary import summarise
 from medfl.engine.server import ServerLoop
 from medfl.engine.site import SiteOptions, SiteRunner, Splits
@@ -81,6 +82,8 @@ class RunWriter:
                 more rounds.
         """
         execution = self.execution.model_copy(update={"device": self.plan.task.device})
+        if (start := self.plan.task.start) is not None:
+            provenance = provenance.model_copy(update={"start": start_origin(start)})
         run = RunFile(
             identity=self.plan.identity,
             rounds=self.plan.settings.rounds,

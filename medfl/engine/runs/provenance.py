@@ -96,7 +96,6 @@ def setting_origins(
     """
     run = settings.model_dump(mode="json") | execution.model_dump(mode="json")
     facts = {"network_name": task.network, "metrics": list(task.metrics), "loss": type(task.loss).__name__}
-    facts |= {} if task.weights is None else {"weights": task.weights.path.name}
     optimizer, described = _optimizer_options(task, bundle.get("optimizer", {}))
     settings_there = bundle.get(SETTINGS_ID)
     ids = {name: value for name, value in bundle.items() if name not in find_clashes(bundle)}
@@ -107,6 +106,8 @@ def setting_origins(
     table = origin_table(run | facts, own, given_by, DEFAULT, defaults)
     table |= origin_table(optimizer, described, given_by, "default of torch")
     stated = bundle.get("method_args", {})
+    if task.start is not None:  # the path to it may contain names of users
+        table["start"] = table["start"].model_copy(update={"value": task.start.source})
     table |= method_table(method.model_dump(mode="json"), method_args, stated, method.presets, given_by)
     return table
 

@@ -61,6 +61,7 @@ def command(
     typer.echo(f"a site's cases replace: {visible(enter)}")
     for pattern in adoption.cases.needs:
         typer.echo(f"  its folder must contain {visible(pattern)}")
+    typer.echo(f"start: {visible(adoption.start_sentence)}")
     typer.echo(f"ignored ({len(adoption.ignored)}; the page lists alternatives):")
     for entry in adoption.ignored:
         typer.echo(f"  {'! ' if entry.is_urgent else ''}{visible(entry.what)}: {entry.why}")

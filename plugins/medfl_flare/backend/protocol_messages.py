@@ -156,6 +156,7 @@ SITE_INFO_SCHEMA = {
     "trainable": MetaField("public", bool, after=("begin",)),
     "validates": MetaField("public", bool, after=("begin",)),
     "frozen": MetaField("public", Text),
+    "start": MetaField("public", Text),
     "size": MetaField("private", Count),
     "label_counts": MetaField("private", list_of(Count, "classes")),
 }
@@ -164,6 +165,7 @@ SITE_INFO_SCHEMA = {
 * ``trainable``: whether the site has cases to train on.
 * ``validates``: whether the site has validation cases.
 * ``frozen``: digest of the frozen parameters of the site's network.
+* ``start``: SHA-256 of the weights from which the site's network starts.
 * ``size``: number of training cases.
 * ``label_counts``: number of training cases of each class.
 """
@@ -328,11 +330,13 @@ def read_hello_reply(site: str, message: Message) -> HelloReply:
     return HelloReply(**facts)
 
 
-def read_begin_reply(site: str, message: Message, classes: int, outputs: int, frozen: str | None = None) -> Meta:
+def read_begin_reply(
+    site: str, message: Message, classes: int, outputs: int, frozen: str | None = None, start: str | None = None
+) -> Meta:
     """Return a site's reply to ``begin`` as a dict, after a check.
 
-    The keys are ``facts`` (information in the form of `SITE_INFO_SCHEMA`, without ``frozen``), ``newest`` (the newest
-    step on the site's disk) and ``data`` (a dict with the keys `DATA_INFO_KEYS`).
+    The keys are ``facts`` (information in the form of `SITE_INFO_SCHEMA`, without ``frozen`` and ``start``),
+    ``newest`` (the newest step on the site's disk) and ``data`` (a dict with the keys `DATA_INFO_KEYS`).
 
     Args:
         site: Name of the site.
@@ -341,9 +345,11 @@ def read_begin_reply(site: str, message: Message, classes: int, outputs: int, fr
         outputs: Number of outputs of a network. A site whose cases have no class may send a name for each output.
         frozen: Digest of the frozen parameters of the site's network at the server; None if the network has no frozen
             parameters.
+        start: SHA-256 of the weights from which the run starts at the server; None if they are random.
 
     Raises:
-        RefusedError: If the reply has another form, or if the site has other frozen parameters. Names of classes and
+        RefusedError: If the reply has another form, or if the site starts from other weights or has other frozen
+            parameters. Names of classes and
             data are written to the files of a bundle, so names that MONAI would evaluate are refused.
     """
     facts, data = message.meta.get("facts"), message.meta.get("data")
@@ -351,6 +357,15 @@ def read_begin_reply(site: str, message: Message, classes: int, outputs: int, fr
         raise RefusedError("missing_site_facts", "expected what the site tells of its data", site=site)
     check_metadata(facts, SITE_INFO_SCHEMA, "begin", {"classes": classes}, f"site '{site}'")
     facts = dict(facts)
+    if (digest := facts.pop("start", None)) != start:
+        raise RefusedError(
+            "unlike_start",
+            f"the site starts from other weights than the server: expected the SHA-256 {_short(start)}, got "
+            f"{_short(digest)}. Give the site the same file of weights",
+            site=site,
+            expected=_short(start),
+            found=_short(digest),
+        )
     if (theirs := facts.pop("frozen", None)) != frozen:
         raise RefusedError(
             "unlike_frozen_parameters",

@@ -160,7 +160,9 @@ class FlareBackend:
 
         def read(site: str, message: Message) -> Meta:
             """Return the site information in a reply to ``begin``."""
-            return read_begin_reply(site, message, *counts, frozen=expected.task.frozen_digest(networks.get(site)))
+            task = expected.task
+            start = None if task.start is None else task.start.sha256
+            return read_begin_reply(site, message, *counts, task.frozen_digest(networks.get(site)), start)
 
         self.greetings = self._exchange_messages(dict.fromkeys(ready, message), read)
 

@@ -92,6 +92,13 @@ def with_own_ledger(site_file: SiteFile, settings: Settings) -> Settings:
     return settings.model_copy(update={"privacy": privacy})
 
 
+ALWAYS_DISCLOSED = frozenset({"trainable", "validates", "frozen", "start"})
+"""Names of the site information that a site always discloses.
+
+They say whether the site can take part in a run, and that it has the run's weights; none is computed from images.
+"""
+
+
 def disclosed_site_info(site_file: SiteFile, facts: Meta, counts: Sequence[int]) -> Meta:
     """Return the part of the site information that the participant's own file discloses.
 
@@ -99,13 +106,13 @@ def disclosed_site_info(site_file: SiteFile, facts: Meta, counts: Sequence[int])
 
     Args:
         site_file: The participant's own file.
-        facts: Site information that the run asks for (`medfl.engine.site.SiteRunner.site_info`): ``trainable`` and
-            ``validates``, which are always disclosed, ``size`` and ``label_counts``.
+        facts: Site information that the run asks for (`medfl.engine.site.SiteRunner.site_info`): those of
+            `ALWAYS_DISCLOSED`, ``size`` and ``label_counts``.
         counts: Number of training images of each class. ``label_counts`` are disclosed only if every class has no image
             or at least ``min_count`` images.
     """
     few = any(0 < count < site_file.min_count for count in counts)
-    kept = {"trainable", "validates", *site_file.disclose} - ({"label_counts"} if few else set())
+    kept = {*ALWAYS_DISCLOSED, *site_file.disclose} - ({"label_counts"} if few else set())
     return {name: value for name, value in facts.items() if name in kept}
 
 

@@ -142,6 +142,8 @@ class SiteFile(StrictModel):
         cache_dir: Folder of the caches on disk; None means a folder within the site's data.
         feature_cache: Whether the features of a frozen body are computed once and stored in the cache on disk.
         loaders: Number of processes that load cases of an adopted bundle ahead of training, >= 0.
+        weights: Folder with files of weights from which a run may start. A run names such a file by its SHA-256, never
+            by its path. None if there is no such folder.
         least_threshold: Smallest number of sites over which secure aggregation must sum the updates, so that the server
             can't see this site's update alone. Each site must have a certificate of the kit's root. None lets an update
             leave outside of a sum.
@@ -166,6 +168,7 @@ class SiteFile(StrictModel):
     cache_dir: Path | None = None
     feature_cache: bool = True
     loaders: int = Field(0, ge=0)
+    weights: Path | None = None
     least_threshold: int | None = Field(None, ge=2)
     privacy: MinimumPrivacy | None = None
     bundles: dict[Name, BundleEntry] = {}
@@ -311,7 +314,7 @@ def _anchored(site_file: SiteFile, start: Path) -> SiteFile:
 
     bundles = {name: absolute(entry, "folder", "data") for name, entry in site_file.bundles.items()}
     floor = None if site_file.privacy is None else absolute(site_file.privacy, "ledger")
-    changed: SiteFile = absolute(site_file, "state", "cache_dir")
+    changed: SiteFile = absolute(site_file, "state", "cache_dir", "weights")
     return changed.model_copy(update={"bundles": bundles, "privacy": floor})
 
 

@@ -29,22 +29,23 @@ COPY_PREFIX = "seen/"
 class FedCross(Relay):
     """Models move from site to site and are trained at each site that they visit; the server never averages them.
 
-    With ``circulating = K`` there are as many models as sites with training data, and in each round each site trains
-    the model that the route assigns to it:
-
-    w_m <- local training of w_m at site route(m).
-
-    With ``circulating = one`` a single model visits all sites in turn in each round. The server draws the route, tracks
-    which site holds each model, and holds no model itself. A model stays at the site that holds it if it cannot reach
-    its host, the host is unavailable, or the training diverges. With partial participation, only models that
-    participants hold are distributed among them; the other models wait.
-
     After a round that is evaluated, sites send copies of their models to the sites where they are evaluated. The single
     model goes to all sites and is their ``global`` model. With K models, ``test = ensemble`` sends all models to all
     sites. The ``personal`` model that a site exports is then the ensemble, whose output is the mean of the members'
     probabilities, as in the paper. ``test = owner`` sends each model to the site for which it was initialised, as that
     site's ``personal`` model. A site that is unavailable at that moment is evaluated with the model that it trained
     last.
+
+    Update rule:
+        With ``circulating = K`` there are as many models as sites with training data, and in each round each site
+        trains the model that the route assigns to it:
+
+            w_m <- local training of w_m at site route(m)
+
+        With ``circulating = one`` a single model visits all sites in turn in each round. The server draws the route,
+        tracks which site holds each model, and holds no model itself. A model stays at the site that holds it if it
+        cannot reach its host, the host is unavailable, or the training diverges. With partial participation, only
+        models that participants hold are distributed among them; the other models wait.
 
     When to use it: Use it with few sites that trust each other with their models, if averaging loses what sites have
     learned. Each site's raw model reaches another site. With many different sites a model forgets the first ones before
@@ -59,7 +60,6 @@ class FedCross(Relay):
     Segmentation, MIDL 2023; the single model is the FedCross of Weng, Cai, Zhou, FedSKD, arXiv 2503.18981, 2025.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedcross"
     family = "peer to peer"
     paper = "Xu et al., MIDL 2023"

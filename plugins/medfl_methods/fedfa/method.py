@@ -32,21 +32,22 @@ ANCHORS_PREFIX = "anchors/"
 class FedFA(FedAvg):
     """FedAvg with a feature anchor for each class: sites pull features to the anchors and calibrate heads on them.
 
-    A site minimises
-
-    L + lam (1/C) sum_c mean_{i of class c} ||f_i - a_c||^2,
-
-    where L is the task's loss, f are the features of a batch, a the received anchors and C is the number of classes.
-    After each batch, a step of Adam trains the head to classify all C anchors. A site's own anchors start as the
-    received ones. After each epoch an own anchor becomes anchor_momentum times itself plus (1 - anchor_momentum) times
-    the mean features of its class in that epoch, averaged over the training batches that contain the class. The site
-    sends its own anchors of the classes that it has. The server's new anchor is their mean, weighted like the models;
-    the anchor of a class that no site has stays unchanged.
-
     With ``lam = 0`` and no calibration this is `fedavg`, and only the model is sent.
 
     **An anchor is close to the mean of a site's patients of one class**, who may be few; the server sees the anchors of
     each site.
+
+    Update rule:
+        A site minimises
+
+            L + lam (1/C) sum_c mean_{i of class c} ||f_i - a_c||^2
+
+        where L is the task's loss, f are the features of a batch, a the received anchors and C is the number of
+        classes. After each batch, a step of Adam trains the head to classify all C anchors. A site's own anchors start
+        as the received ones. After each epoch an own anchor becomes anchor_momentum times itself plus (1 -
+        anchor_momentum) times the mean features of its class in that epoch, averaged over the training batches that
+        contain the class. The site sends its own anchors of the classes that it has. The server's new anchor is their
+        mean, weighted like the models; the anchor of a class that no site has stays unchanged.
 
     When to use it: Use it if the distribution of classes differs between sites, so that the features of a class drift
     apart and heads fit only the site's own classes.
@@ -63,7 +64,6 @@ class FedFA(FedAvg):
     2023, and its released code, which divides an epoch's features by the number of all batches.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedfa"
     family = "averaging"
     paper = "Zhou, Zhang, Tsang, IEEE TMC 2023"
@@ -169,7 +169,7 @@ class FedFA(FedAvg):
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
         """Return the loss of a batch: the task's loss plus lam times the distance of features to the anchors."""
         if not self.uses_anchors:
-            return super().loss(fit, batch)
+            return fit.task_loss(batch)
         task, anchors = fit.site.task, fit.extra["anchors"]
         features, logits = features_and_logits(fit.model, batch.images)
         labels: torch.Tensor = task.objective.class_labels(batch.targets)  # type: ignore[assignment]

@@ -325,7 +325,7 @@ class FeatureSharing(FeatureDistillation):
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
         """Return the task's loss, averaged over the site's own and the shared images of the batch."""
         if "shared" not in fit.extra:
-            return super().loss(fit, batch)
+            return fit.task_loss(batch)
         parts, labels = fit.extra["shared"].draw(len(batch.rows))
         device = batch.images.device
         seen = normalise_parts(parts.to(device), self.releases()[0], require_scale(fit.site.task))

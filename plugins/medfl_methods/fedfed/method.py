@@ -37,16 +37,6 @@ ONE_CLASS_FRACTION = 0.7
 class FedFed(FeatureSharing):
     """Sites share a noised residual of their images that predicts the class, then run FedAvg on own and shared images.
 
-    A generator q reconstructs an image x. The residual x - q(x) keeps the features that the classifier f needs. In
-    stage 1 all sites take part in each round and train only the distiller (q and f), not the task's network. A run
-    therefore needs `distil_rounds` more rounds than a run of another method to train its network equally often. The
-    distiller minimises
-
-    ``reconstruction`` MSE(q(x), x) + ``kl`` KL + ``ce`` CE(f(x - q(x) + noise), y) + ``x_ce`` CE(f(x), y).
-
-    Each epoch has three passes over a site's images: the classifier on mixed images (mixup), the generator on images
-    composed of crops of several images (mosaic), and both networks on this loss.
-
     Two parts follow the released code and not the paper. Reconstruction has a larger weight at first (`curriculum`).
     Epochs are counted from 1 in each round, so with one epoch in a round the weight is always ten times
     `reconstruction`. Sites that differ from the others use other weights (`site_weights`).
@@ -54,6 +44,17 @@ class FedFed(FeatureSharing):
     After stage 1 each site sends two copies of each residual under different noise. A batch of stage 2 contains a
     site's own images and equally many images of each copy. Two copies reveal more than one; the privacy statement
     covers both together.
+
+    Update rule:
+        A generator q reconstructs an image x. The residual x - q(x) keeps the features that the classifier f needs. In
+        stage 1 all sites take part in each round and train only the distiller (q and f), not the task's network. A run
+        therefore needs `distil_rounds` more rounds than a run of another method to train its network equally often. The
+        distiller minimises
+
+            reconstruction MSE(q(x), x) + kl KL + ce CE(f(x - q(x) + noise), y) + x_ce CE(f(x), y)
+
+        Each epoch has three passes over a site's images: the classifier on mixed images (mixup), the generator on
+        images composed of crops of several images (mosaic), and both networks on this loss.
 
     When to use it: Use it as the method that FedTPF is compared with, or if classes are unevenly distributed over sites
     and the sites may share noised residuals of their images. Without ``clip`` there is no differential privacy, even
@@ -75,7 +76,6 @@ class FedFed(FeatureSharing):
     federated learning, NeurIPS 2023, and its released code.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedfed"
     family = "shared images"
     paper = "Yang et al., NeurIPS 2023"

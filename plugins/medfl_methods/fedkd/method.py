@@ -35,15 +35,6 @@ MIN_TOTAL_LOSS = 1e-8
 class FedKD(Averaging):
     """Each site has a mentor model that never leaves it; mentor and a shared mentee model teach each other.
 
-    The mentee has the run's network, the mentor the network of the site (`networks_by_site`). Each batch trains both.
-    The mentee minimises
-
-    L(mentee) + [KL(mentor || mentee) + MSE(mentor's features, W mentee's features)] / S,
-
-    and the mentor the same with exchanged roles. S is the sum of both task losses. S and the teaching model of each
-    term get no gradient, so each loss trains only its own model. The linear layer W belongs to the site and is trained
-    with the mentee. Batches that are too small for the mentor's batch norm train only the mentee.
-
     A site truncates each matrix of the mentee's update to the smallest rank that keeps a fraction T of its energy (the
     sum of squared singular values), and sends the factors. T increases from `energy_start` to `energy_end` within
     `over` rounds. A matrix is sent unchanged if its factors would be larger. The server's mean, in which all sites have
@@ -51,6 +42,16 @@ class FedKD(Averaging):
     contain the whole mentee (our choice), because a site that was unavailable needs all of it. With both energies 1
     nothing is truncated, and the mentee is the mean of the sites' mentees. Ranks depend on the data, so runs with a
     privacy setting cannot use factors: set both energies to 1.
+
+    Update rule:
+        The mentee has the run's network, the mentor the network of the site (`networks_by_site`). Each batch trains
+        both. The mentee minimises
+
+            L(mentee) + [KL(mentor || mentee) + MSE(mentor's features, W mentee's features)] / S
+
+        and the mentor the same with exchanged roles. S is the sum of both task losses. S and the teaching model of each
+        term get no gradient, so each loss trains only its own model. The linear layer W belongs to the site and is
+        trained with the mentee. Batches that are too small for the mentor's batch norm train only the mentee.
 
     When to use it: Use it if sites want a large network of their own, or different networks, and can send little data.
     A site trains both networks.
@@ -71,7 +72,6 @@ class FedKD(Averaging):
     channels, and the rank is chosen by the squares; the released codes differ in both.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedkd"
     family = "personal"
     paper = "Wu et al., Nature Communications 2022"
@@ -168,7 +168,7 @@ class FedKD(Averaging):
         """
         task, mentor = fit.site.task, fit.extra["mentor"]
         if mentor.skips(batch):
-            return super().loss(fit, batch)
+            return fit.task_loss(batch)
         if self.hidden_loss:
             own, outputs = features_and_logits(fit.model, batch.images)
             other, answers = mentor.features_and_logits(batch.images)

@@ -38,18 +38,20 @@ generator."""
 class FedKF(FedAvg):
     """FedAvg with a teacher, the mean of all sites' last models, that distils on generated images.
 
-    The server stores the last model of each site. The teacher is their mean, weighted by size. The round starts from
-    the mean of the last participants, as in FedAvg. From the second round on a site trains a generator together with
-    its model. For each batch of B images the generator makes B images from noise and takes a step of Adam on
-
-    1 + sum_c p_c log p_c / log C + oh CE(z, argmax z) - a mean |f|,
-
-    where z and f are the teacher's logits and features of the generated images, and p is the mean of softmax(z) over
-    them. With `g_use_kl` the loss also contains -gamma KL(model || teacher). The model minimises its own loss plus
-    gamma KL(teacher || model) on the images generated before that step. The teacher is in evaluation mode. Generators
-    and the states of their Adam stay at the sites; a generator that is not finite is not stored.
-
     With ``gamma = 0`` this is `fedavg` without a generator.
+
+    Update rule:
+        The server stores the last model of each site. The teacher is their mean, weighted by size. The round starts
+        from the mean of the last participants, as in FedAvg. From the second round on a site trains a generator
+        together with its model. For each batch of B images the generator makes B images from noise and takes a step of
+        Adam on
+
+            1 + sum_c p_c log p_c / log C + oh CE(z, argmax z) - a mean |f|
+
+        where z and f are the teacher's logits and features of the generated images, and p is the mean of softmax(z)
+        over them. With `g_use_kl` the loss also contains -gamma KL(model || teacher). The model minimises its own loss
+        plus gamma KL(teacher || model) on the images generated before that step. The teacher is in evaluation mode.
+        Generators and the states of their Adam stay at the sites; a generator that is not finite is not stored.
 
     When to use it: Use it with partial participation, if the model forgets sites that did not take part, or if it
     should be equally good at all sites. It takes two to three times as long as FedAvg, and the server stores a model of
@@ -71,7 +73,6 @@ class FedKF(FedAvg):
     is from Chen et al., Data-Free Learning of Student Networks, ICCV 2019.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedkf"
     family = "averaging"
     paper = "Zhou et al., IEEE Internet of Things Journal 2023"
@@ -137,7 +138,7 @@ class FedKF(FedAvg):
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
         """Take a step of the generator, then return the task's loss plus the distillation loss on generated images."""
-        loss = super().loss(fit, batch)
+        loss = fit.task_loss(batch)
         if "generator" not in fit.extra:
             return loss
         noise = torch.randn(len(batch.images), self.noise_dim, generator=fit.extra["noise"]).to(batch.images.device)

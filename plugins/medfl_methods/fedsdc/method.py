@@ -58,21 +58,24 @@ HEAD_PREFIX = "head/"
 class FedSDC(Averaging):
     """Sites train a shared body, each with one head of a pool of different heads; the heads then vote.
 
-    The pool has as many heads as sites take part in a round, and the server reassigns them to the sites in each round.
-    A site trains the body with its assigned head on the task's loss, and returns the updates of both. The server
-    updates the body w with momentum and adds each head's update to that head:
-
-    v <- beta v + mean update, w <- w + v, head_j <- head_j + update from the site that trained head j,
-
-    where v is the momentum, of the shape of w. The heads vote on the shared body; the sum of their probabilities
-    decides between tied classes. This voting model is the run's global model and the model that every site exports. At
-    the end, sites with validation images count how often each head is right, how often each two heads agree, and how
-    often the best heads together are right. A run with a privacy setting skips this evaluation.
-
     With ``gamma`` below 1 (FedSDC+) only the best ceil(gamma H) of the H heads vote, ranked by their accuracy on the
     union of the sites' validation images. With one participant in a round, ``beta = 0`` and ``diversity = false``, the
     training equals `fedavg` with this participant. With ``beta = 0``, ``diversity = false`` and ``shuffle = false`` it
     equals `fedper`.
+
+    Update rule:
+        The pool has as many heads as sites take part in a round, and the server reassigns them to the sites in each
+        round. A site trains the body with its assigned head on the task's loss, and returns the updates of both. The
+        server updates the body w with momentum and adds each head's update to that head:
+
+            v <- beta v + mean update
+            w <- w + v
+            head_j <- head_j + update from the site that trained head j
+
+        where v is the momentum, of the shape of w. The heads vote on the shared body; the sum of their probabilities
+        decides between tied classes. This voting model is the run's global model and the model that every site exports.
+        At the end, sites with validation images count how often each head is right, how often each two heads agree, and
+        how often the best heads together are right. A run with a privacy setting skips this evaluation.
 
     When to use it: Use it if the classes are distributed differently over sites, so that one classifier would be pulled
     in opposite directions. It needs a body that suits all heads, and has no advantage if the sites are similar.
@@ -97,7 +100,6 @@ class FedSDC(Averaging):
     Analysis, MICCAI 2025, algorithm 1 and equations 3 to 7; its released code for widths and dropout.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedsdc"
     family = "averaging"
     paper = "Gao et al., MICCAI 2025"

@@ -30,21 +30,6 @@ logger = logging.getLogger(__name__)
 class FedSKD(CirculatingModels):
     """Each site trains its own model beside a copy of another site's model, and the two teach each other by similarity.
 
-    In each round the server draws a permutation of the sites. It tells each site which other site's model it receives
-    as a visiting model. The site trains its own model and the visiting model together on its own images, then discards
-    the visiting model. Each batch minimises
-
-    CE(own) + CE(visiting) + gamma L
-
-    in one backward pass, where CE is the task's loss. L compares the features that both models compute for the batch,
-    stage by stage. It compares the similarities between images, between positions of the feature maps, and between
-    regions of the images (`medfl_methods.fedskd.similarity`). Networks may therefore differ; only their numbers of
-    stages must agree. The head of the visiting model is frozen, and gradients pass through it.
-
-    The server draws the route and holds no model: copies go directly from site to site. A site trains its own model
-    without L if the permutation maps it to itself or if its visiting model did not arrive. With partial participation
-    the permutation covers only the participating sites. A site without training data keeps its initial model.
-
     Before `start_fraction` of the rounds, models circulate as in `fedcross_star`: the host trains all parameters of the
     visiting model with the optimiser state that travels with it, then returns it to its owner. The number of these
     rounds is fixed at the start of the run. Rounds that are added later come after them, unless the fraction is 1.
@@ -55,6 +40,23 @@ class FedSKD(CirculatingModels):
     With ``gamma = 0``, or if each site is mapped to itself, this is `local` with the same ``optimizer_state``, as long
     as all sites take part. Set it for the comparison: by default FedSKD keeps the optimiser of a site's own model over
     the rounds, and `local` does not.
+
+    Update rule:
+        In each round the server draws a permutation of the sites. It tells each site which other site's model it
+        receives as a visiting model. The site trains its own model and the visiting model together on its own images,
+        then discards the visiting model. Each batch minimises
+
+            CE(own) + CE(visiting) + gamma L
+
+        in one backward pass, where CE is the task's loss. L compares the features that both models compute for the
+        batch, stage by stage. It compares the similarities between images, between positions of the feature maps, and
+        between regions of the images (`medfl_methods.fedskd.similarity`). Networks may therefore differ; only their
+        numbers of stages must agree. The head of the visiting model is frozen, and gradients pass through it.
+
+        The server draws the route and holds no model: copies go directly from site to site. A site trains its own model
+        without L if the permutation maps it to itself or if its visiting model did not arrive. With partial
+        participation the permutation covers only the participating sites. A site without training data keeps its
+        initial model.
 
     When to use it: Use it with few sites that have different networks and trust each other with their models. In each
     round each site's raw model reaches another site. By default a site does N times the local work of FedAvg, for two
@@ -82,7 +84,6 @@ class FedSKD(CirculatingModels):
     similarity knowledge distillation, arXiv 2503.18981, 2025, equations 1 to 14.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedskd"
     family = "peer to peer"
     paper = "Weng et al., 2025"
@@ -256,7 +257,7 @@ class FedSKD(CirculatingModels):
         A batch that is too small for the batch-norm layers of the visiting model trains the own model only.
         """
         pair: ModelPair | None = fit.extra.get("pair")
-        own_loss = super().loss(fit, batch)
+        own_loss = fit.task_loss(batch)
         if pair is None or pair.visiting.skips(batch):
             return own_loss
         visiting_loss = fit.site.task.loss(pair.visiting(batch.images), batch.targets)

@@ -37,26 +37,28 @@ SELECTOR_NAME = "fedsm selector"
 class FedSM(Averaging):
     """Sites train a global model, a personal model each, and a selector that chooses between them for each image.
 
-    In each round a participant trains three networks: the global model as in FedAvg; its personal model on the same
-    loss; and the selector, which predicts from an image which of the K sites it comes from, by cross-entropy with the
-    site's number and Adam. The server averages the global model, the selector and the moments of Adam, weighted by
-    size; without the moments, Adam would start again in each round. Personal models attract each other (the soft pull):
-
-    v_k <- lam v_k + (1 - lam) / (n - 1) sum of the other participants' v_j,
-
-    where n is the number of participants; a single participant's model stays as it is. The personal model of an
-    unavailable site does not change. The super model predicts an image by the personal model of the site to which the
-    selector gives a probability above `threshold`, and by the global model if there is no such site. All sites use the
-    super model, and receive all personal models for evaluation and at the end. The selector is a small convolutional
-    network, or has only a hidden layer if the run's network starts with a linear layer. In training with patches it
-    selects by patch.
-
     The global model equals the model of `fedavg` bit by bit. With ``lam = 1`` the personal models equal the models of
     `local`, if all sites take part in every round; with ``lam = 1/K`` all personal models are their mean.
 
     **Every site receives a model that was trained on each single other site, and a network that predicts which site's
     patient an image may show.** Both make it easier to find out which patients were among the training images. A run
     with a privacy setting refuses this method.
+
+    Update rule:
+        In each round a participant trains three networks: the global model as in FedAvg; its personal model on the same
+        loss; and the selector, which predicts from an image which of the K sites it comes from, by cross-entropy with
+        the site's number and Adam. The server averages the global model, the selector and the moments of Adam, weighted
+        by size; without the moments, Adam would start again in each round. Personal models attract each other (the soft
+        pull):
+
+            v_k <- lam v_k + (1 - lam) / (n - 1) sum of the other participants' v_j
+
+        where n is the number of participants; a single participant's model stays as it is. The personal model of an
+        unavailable site does not change. The super model predicts an image by the personal model of the site to which
+        the selector gives a probability above `threshold`, and by the global model if there is no such site. All sites
+        use the super model, and receive all personal models for evaluation and at the end. The selector is a small
+        convolutional network, or has only a hidden layer if the run's network starts with a linear layer. In training
+        with patches it selects by patch.
 
     When to use it: Use it if the sites' images look different and the model also serves patients from elsewhere, above
     all for segmentation. A site trains three networks instead of one, and its last download has K + 1 models.
@@ -72,7 +74,6 @@ class FedSM(Averaging):
     Source: Xu, Li, Guo, Yang, Roth, Hatamizadeh, Zhao, Xu, Huang, Xu, CVPR 2022, and its code for NVIDIA FLARE.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedsm"
     family = "personal"
     paper = "Xu et al., CVPR 2022"
@@ -250,7 +251,7 @@ class FedSM(Averaging):
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
         """Return the loss of a batch: the task's; for the selector, the cross-entropy with the site's number."""
         if fit.training.label != SELECTOR_NAME:
-            return super().loss(fit, batch)
+            return fit.task_loss(batch)
         logits = fit.logits(batch)
         return F.cross_entropy(logits, torch.full((len(logits),), fit.extra["number"], device=logits.device))
 

@@ -44,15 +44,6 @@ from medfl_methods.fedtpf.early_stop import (
 class FedTPF(FeatureSharing):
     """FedFed whose distiller also learns from class prototypes and from a critic, and whose sites freeze early.
 
-    In a round of stage 1 a site first trains the task's network. The mean features of its images of each class are its
-    prototypes. Then it trains the distiller (generator q and classifier) as in `FeatureSharing`, with two further terms
-    in the loss:
-
-    ``adversarial`` E[-D(q(x))] + ``prototype_weight`` ||z(x) - p(y)||^2
-
-    D is the site's own critic (a Wasserstein GAN with gradient penalty), z(x) are the latent variables of an image and
-    p(y) is the prototype of its class. Critic and prototypes never leave the site.
-
     A site freezes if three conditions hold in each of the last `window` epochs on its validation images. The
     classifier's accuracy is at least `accuracy` - `tolerance`. The mean |cos| between reconstruction and residual is
     below `cosine`. Neither value varies by more than `fluctuation`. A frozen site trains only the task's network. The
@@ -63,6 +54,16 @@ class FedTPF(FeatureSharing):
 
     Sharing and stage 2 are as in FedFed, but each residual is sent once, not as several copies under different noise.
     With ``share_fraction = 0`` this is `fedavg`.
+
+    Update rule:
+        In a round of stage 1 a site first trains the task's network. The mean features of its images of each class are
+        its prototypes. Then it trains the distiller (generator q and classifier) as in `FeatureSharing`, with two
+        further terms in the loss:
+
+            adversarial E[-D(q(x))] + prototype_weight ||z(x) - p(y)||^2
+
+        D is the site's own critic (a Wasserstein GAN with gradient penalty), z(x) are the latent variables of an image
+        and p(y) is the prototype of its class. Critic and prototypes never leave the site.
 
     When to use it: Use it if classes are unevenly distributed over sites and the sites may share noised residuals of
     their images. The noise of the paper protects no one: its epsilon assumes a bound on the residual that does not
@@ -100,7 +101,6 @@ class FedTPF(FeatureSharing):
     In round t the decay uses the accuracies after the rounds t - 1 and t - 2, the latest that are known.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "fedtpf"
     family = "shared images"
     paper = "FedTPF (authors and venue not known to us)"

@@ -31,20 +31,23 @@ LIPSCHITZ = "lipschitz"
 class ISFL(FedAvg):
     """FedAvg with importance sampling: each site draws its images, with replacement, by class-dependent weights.
 
-    An image of class c is drawn with a probability proportional to w_c = q_c / p_local_c, where p_local is the class
-    distribution of the site. Class c therefore makes up the fraction q_c of the drawn images. An epoch has as many
-    draws as the site has images. q is the target distribution p, moved away from the classes whose gradients changed
-    most in the site's last training, until a class would fall below sigma p_local:
-
-    q = p + Gamma alpha, with direction alpha and step Gamma (`medfl_methods.isfl.importance_sampling`).
-
-    The first training of a site uses q = p. A class that a site lacks cannot be drawn; the other classes share its
-    part.
-
     The changes of gradients are measured again at the end of each training, on a subsample of the site's training
     images that is balanced by class. The released code measures them on images from the training sets of all sites,
     which no site has in a federation. The method determines how images are drawn, so a run with ``balance = sampling``
     is refused.
+
+    Update rule:
+        An image of class c is drawn with a probability proportional to w_c = q_c / p_local_c, where p_local is the
+        class distribution of the site. Class c therefore makes up the fraction q_c of the drawn images. An epoch has as
+        many draws as the site has images. q is the target distribution p, moved away from the classes whose gradients
+        changed most in the site's last training, until a class would fall below sigma p_local:
+
+            q = p + Gamma alpha
+
+        with direction alpha and step Gamma (`medfl_methods.isfl.importance_sampling`).
+
+        The first training of a site uses q = p. A class that a site lacks cannot be drawn; the other classes share its
+        part.
 
     When to use it: Use it if there are many classes, their distribution differs between sites, and every site has some
     images of most classes. Compare it with `fedavg` under ``balance = sampling``, which equals its first round with a
@@ -67,7 +70,6 @@ class ISFL(FedAvg):
     Source: Zhu, Shi, Fan, Peng, Letaief, IEEE Internet of Things Journal 2024; the formula as in their released code.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "isfl"
     family = "averaging"
     paper = "Zhu et al., IEEE Internet of Things Journal 2024"

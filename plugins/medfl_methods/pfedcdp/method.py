@@ -67,36 +67,48 @@ HEAD_TRAINING = "head"
 class PFedCDP(Averaging):
     """Sites with the same network form a cluster and average their bodies; all clusters then teach one student model.
 
-    The network assignment ``machine_clusters`` can form the clusters by the capability of the sites' machines. In each
-    round a site receives the body of its cluster and the server's classifier for it. The site keeps a fraction
-    `personal_share` of the coordinates of its own body, those with the largest Fisher information on its images, and
-    replaces the others by the cluster's; in its first round it replaces all. Then it trains its whole model and
-    afterwards its classifier alone. Both phases minimise
+    The network assignment ``machine_clusters`` can form the clusters by the capability of the sites' machines. The
+    server keeps a body and a classifier for each cluster. A site trains its whole model and afterwards its classifier
+    alone; its classifier stays at the site. The server trains its classifiers on public data, before the first round
+    and after each round; the paper does not say how they are trained. Only the server has the public data; no site
+    receives them.
 
-    (1 - lam) CE + lam tau^2 KL(teacher || model),
+    Update rule:
+        With b the body of the cluster and h the server's classifier for it, site k with its own body b_k and classifier
+        h_k computes in each round
 
-    where the teacher is the received body with the server's classifier. The site's classifier stays at the site. The
-    site sends the change of the body since it was received, and the server adds the mean change of each cluster to the
-    cluster's body.
+            F <- mean over images of (gradient of log p(y | x) with respect to b_k)^2
+            M <- 1 for the fraction personal_share of coordinates with the largest F, else 0
+            v <- M b_k + (1 - M) b                     (in the site's first round: v <- b)
+            (b_k, h_k) <- minimise L from (v, h_k), then over h_k alone
+            L = (1 - lam) CE + lam tau^2 KL(teacher || model),  teacher = (b, h)
 
-    After the last round the clusters' models teach a student on public data (`medfl_methods.pfedcdp.refinement`). The
-    student is the run's global model. Its contrastive loss compares two random views of each image, from the task's
-    ``views`` or its ``augmentation``. The server trains its classifiers on public data with frozen bodies, before the
-    first round and after each round; the paper does not say how they are trained. Only the server has the public data;
-    no site receives them.
+        For each cluster, the server computes
 
-    With ``head_share = 1`` the bodies are never trained, as in the paper's algorithm 1 read literally, so they keep
-    their initial values. With ``personal_share = 1``, ``head_share = 0`` and ``lam = 0`` this is `local`, as long as
-    all sites take part and the networks have no batch norm.
+            b <- b + mean over the cluster's participants of (b_k - b)
+            h <- minimise CE on public data with b frozen
 
-    The sites of the released code use the whole received body and a teacher with a random classifier: ``personal_share
-    = 0``, ``head_share = 0``, ``server_classifier = random``. There is no preset for that code, because its versions
-    contradict each other, it scores other models, and its student has terms and faults that this implementation does
-    not have.
+        After the last round the teachers of all clusters, with weights w_c that sum to 1, teach one student on public
+        data:
+
+            minimise (1 - alpha) SCL + alpha tau^2 KL(sum_c w_c teacher_c || student)
+            then minimise CE over the student's head alone
+
+        Here alpha and tau are settings of `refine`, and the sum is over logits. SCL is the supervised contrastive loss
+        of two random views of each image, from the task's ``views`` or its ``augmentation``. The student is the run's
+        global model.
 
     When to use it: Use it if the sites' machines differ in capability and the server has public images of the same
     task. Compare it with `local` and, with a single network, with `fedavg`. Site-level privacy hides a site's single
     update among few others, so expect little more than chance; the report prints the privacy statement.
+
+    Limits: The sites of the released code use the whole received body and a teacher with a random classifier:
+    ``personal_share = 0``, ``head_share = 0``, ``server_classifier = random``. There is no preset for that code,
+    because its versions contradict each other, it scores other models, and its student has terms and faults that this
+    implementation does not have.
+
+    Limit cases: With ``head_share = 1`` the bodies are never trained, as in the paper's algorithm 1 read literally, so
+    they keep their initial values. This method is `local` with the settings below only if all sites take part.
 
     Attributes:
         lam: Weight of the distillation from the teacher in the sites' loss, in [0, 1]; the task's loss has 1 - lam.
@@ -118,7 +130,6 @@ class PFedCDP(Averaging):
     via contrastive distillation, algorithms 1 and 2, equations 3 to 19; clip, noise and bits are settings of the run.
     """
 
-    # Declarations: name, heading and reference in lists of methods; capabilities; presets; limit cases (see Averaging).
     name = "pfedcdp"
     family = "averaging"
     paper = "Shadin, Zhang, Wang, Pan"
@@ -382,7 +393,7 @@ class PFedCDP(Averaging):
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
         """Return the loss of a batch: (1 - lam) times the task's loss plus lam times the distillation loss."""
         if "teacher" not in fit.extra:
-            return super().loss(fit, batch)
+            return fit.task_loss(batch)
         logits = fit.model(batch.images)
         taught = distillation(logits.float(), fit.extra["teacher"](batch), self.tau).mean()
         return (1 - self.lam) * fit.site.task.loss(logits, batch.targets) + self.lam * taught

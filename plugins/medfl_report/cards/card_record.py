@@ -160,6 +160,7 @@ class RunFacts(Record):
         leaks: Sentences about leaks between training and test data that the run's settings allowed.
         best_round: Round with the best validation score; None if the run did not compare rounds.
         server_scores: Scores of the global model without predictions; empty on a site's card.
+        start: Sentences on the weights from which the network started; empty if they were random.
     """
 
     method: str
@@ -190,6 +191,7 @@ class RunFacts(Record):
     leaks: tuple[str, ...]
     best_round: BestRound | None
     server_scores: tuple[ServerScore, ...]
+    start: str = ""
 
 
 # ---- the data

@@ -142,7 +142,11 @@ def answer_topics(facts: CardFacts, scores: CardScores) -> dict[str, ItemAnswer]
     """
     texts = _model_answers(facts) | _training_answers(facts.run) | _data_answers(facts) | _score_answers(facts, scores)
     answers = {topic: ItemAnswer(ANSWERED, text) for topic, text in texts.items() if text}
-    answers["updating"] = ItemAnswer(NOT_APPLICABLE, "No existing model was updated.")
+    answers["updating"] = (
+        ItemAnswer(ANSWERED, f"Training started from existing weights: {facts.run.start}")
+        if facts.run.start
+        else ItemAnswer(NOT_APPLICABLE, "No existing model was updated.")
+    )
     if facts.model.takes_images:
         answers["assessors"] = ItemAnswer(NOT_APPLICABLE, "The image is the only predictor.")
     return answers
@@ -170,8 +174,8 @@ def _model_answers(facts: CardFacts) -> dict[str, str | None]:
 def _training_answers(run: RunFacts) -> dict[str, str | None]:
     """Return the answers about the training by topic; None or "" if unknown."""
     settings = {setting.name: setting.value for setting in run.settings}
-    weights, balance = settings.get("weights"), settings.get("balance")
-    start = f"Weights from the file {weights}." if weights else f"Random, from the seed {run.seed}."
+    balance = settings.get("balance")
+    start = run.start or f"Random, from the seed {run.seed}."
     packages = ", ".join(f"{entry.name} {entry.value}" for entry in run.environment if entry.name in PACKAGES)
     return {
         "software": packages,
