@@ -16,6 +16,7 @@ from monai.bundle import run as monai_run
 from medfl.data.sites import load_site
 from medfl.objectives import Multiclass
 from medfl.testing.synthetic import make_cohort
+from medfl.utils.wire import tensors_equal
 from medfl.workflow import FederatedWorkflow
 
 BUNDLE = Path(__file__).parents[3] / "bundles" / "medmnist_classification"
@@ -28,16 +29,20 @@ def cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.fixture(scope="module", params=["frozen_a", "exact"])
-def finished(cohort: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "run"
+def run_bundle(cohort: Path, folder: Path, **options: object) -> Path:
     files = [str(BUNDLE / "configs" / name) for name in ("train.json", "federate.json")]
-    options = {"bundle_root": str(BUNDLE), "dataset_dir": str(cohort), "output_dir": str(folder), "optimizer#lr": 0.5}
-    options |= {"train_part": "lora", "lora#rank": 4, "lora#alpha": 8.0, "lora#aggregation": request.param}
-    workflow = FederatedWorkflow(files, logging_file=False, rounds=2, **options)
+    places = {"bundle_root": str(BUNDLE), "dataset_dir": str(cohort), "output_dir": str(folder)}
+    lora = {"train_part": "lora", "lora#rank": 4, "lora#alpha": 8.0, "optimizer#lr": 0.5}
+    workflow = FederatedWorkflow(files, logging_file=False, **{"rounds": 2} | places | lora | options)
     workflow.initialize()
     workflow.run()
     return folder
+
+
+@pytest.fixture(scope="module", params=["frozen_a", "exact"])
+def finished(cohort: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    return run_bundle(cohort, folder, **{"lora#aggregation": request.param})
 
 
 def test_the_weights_have_the_names_of_the_plain_network_and_predict_as_the_run(finished: Path, cohort: Path) -> None:
@@ -69,3 +74,17 @@ def test_its_inference_and_evaluation_are_those_of_the_run(finished: Path, cohor
     metrics = {name: float(value) for name, value in (line.split(",") for line in lines)}
     scores = json.loads((finished / "summary.json").read_text())["scores"]["global"]["test"]  # of the adapters
     assert metrics == pytest.approx({name: values["sites"]["site-01"] for name, values in scores.items()}, abs=1e-6)
+
+
+def test_a_run_of_adapters_starts_from_the_merged_weights_of_another_one(
+    finished: Path, cohort: Path, tmp_path: Path
+) -> None:
+    begun = torch.load(finished / "global" / "models" / "model.pt", weights_only=True)
+    again = run_bundle(cohort, tmp_path / "run", start=str(finished), epochs=0, rounds=1)
+    assert tensors_equal(torch.load(again / "global" / "models" / "model.pt", weights_only=True), begun)
+    more = run_bundle(cohort, tmp_path / "more", start=str(finished), rounds=1)
+    trained = torch.load(more / "global" / "models" / "model.pt", weights_only=True)
+    changed = {name for name, tensor in trained.items() if not torch.equal(tensor, begun[name])}
+    convolutions = {name for name, tensor in begun.items() if tensor.dim() == 4}
+    assert convolutions <= changed
+    assert all(begun[name].dim() in (2, 4) or "head" in name or "classifier" in name for name in changed), changed
