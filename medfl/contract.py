@@ -60,6 +60,7 @@ Need = Literal[
     "images_of_one_shape",
     "public_data",
     "pooled_data",
+    "one_learning_rate",
 ]
 """Requirement of a method; `medfl.engine.needs` defines when a task or a run meets it."""
 

@@ -73,7 +73,7 @@ class OpenedSite:
             state: State of the site that lasts between rounds.
             train: Training data.
         """
-        site = Site(self.name, round_, state, self.task.in_round(round_, self.settings.lr_decay), self.settings)
+        site = Site(self.name, round_, state, self.task.in_round(round_, self.settings), self.settings)
         site.train, site.val = train, self.data.val
         return site
 

@@ -73,7 +73,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "workers",
         "device",
     ),
-    "Training": ("loss", "lr_decay", "balance", "precision", "norm_sync", "networks_by_site"),
+    "Training": ("loss", "lr_decay", "optimization", "balance", "precision", "norm_sync", "networks_by_site"),
     "Sites and their data": (
         "sites",
         "fraction",

@@ -69,12 +69,15 @@ class RunPlan:
     def identity(self) -> RunIdentity:
         """Identity of the run. Two runs with the same identity are the same run.
 
-        The settings ``rounds`` and ``keep_rounds`` are not part of the identity.
+        The settings ``rounds`` and ``keep_rounds`` are not part of the identity. A run without an optimisation recipe
+        has the identity that it had before medfl knew recipes.
         """
         late = networks_of_joined_sites(self.joined)
         at_start = {site: name for site, name in self.settings.networks_by_site.items() if site not in late}
         settings = self.settings.model_copy(update={"networks_by_site": at_start})
         values = settings.model_dump(mode="json", exclude={"rounds", "keep_rounds"})
+        if settings.optimization is None:
+            del values["optimization"]
         if settings.privacy is not None:
             values["privacy"]["accountant"] = policy_of(settings).accountant
         return RunIdentity(

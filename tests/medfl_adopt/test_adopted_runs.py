@@ -272,7 +272,7 @@ def test_the_schedule_takes_a_step_a_round(tmp_path):
     )
     scheduled, constant = read(tmp_path).task, read(tmp_path, schedule="off").task
     rates = [
-        task.in_round(151, 1.0).optimizer([torch.nn.Parameter(torch.zeros(1))]).param_groups[0]["lr"]
+        task.in_round(151, Settings(rounds=200)).optimizer([torch.nn.Parameter(torch.zeros(1))]).param_groups[0]["lr"]
         for task in (scheduled, constant)
     ]
     assert rates == pytest.approx([0.00005, 0.0001])
