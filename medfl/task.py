@@ -45,7 +45,8 @@ def optimizer_factory(optimizer: torch.optim.Optimizer) -> OptimizerFactory:
         raise SettingsError(
             "several_parameter_groups",
             f"expected an optimizer with one parameter group, got {len(optimizer.param_groups)} groups. "
-            "Give all parameters to one group: per-group options can't be carried to other sites' networks.",
+            "Give all parameters to one group: per-group options can't be carried to other sites' networks. For a "
+            "learning rate per layer, or no weight decay on norms and biases, use the setting 'optimization'.",
             expected=1,
             found=len(optimizer.param_groups),
         )

@@ -280,6 +280,29 @@ def test_the_schedule_takes_a_step_a_round(tmp_path):
         read(tmp_path, schedule="restarts")
 
 
+def test_a_schedule_of_the_run_replaces_the_bundles_only_if_that_is_off(tmp_path):
+    """Two rounds of one batch: the cosine of the run has the factors 1 and 1/2, at the head; the stem has less."""
+    adopted(zoo_shapes.brain_tumours, tmp_path, 2)
+    recipe = {"settings#optimization": {"schedule": "cosine", "layer_decay": 0.5}, "steps": 1}
+    with refused(SettingsError, "incompatible_settings"):
+        federate(tmp_path, **recipe)
+    rates = []
+    step = torch.optim.Adam.step
+
+    def noted(self, closure=None):
+        rates.append([group["lr"] for group in self.param_groups])
+        return step(self, closure)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.optim.Adam, "step", noted)
+        federate(tmp_path, name="off", schedule="off", **recipe)
+    half = len(rates) // 2
+    for group in range(len(rates[0])):
+        assert {each[group] for each in rates[:half]} == {0.0001 * 0.5**group}
+        assert [each[group] for each in rates[half:]] == pytest.approx(half * [0.00005 * 0.5**group])
+    assert len(rates[0]) > 1
+
+
 def test_a_schedule_restarts_in_each_round(tmp_path, monkeypatch):
     """Two epochs of two batches in each of two rounds have lr (1 + cos(pi t / 300)) / 2 with t = 0, 1."""
     rates = []

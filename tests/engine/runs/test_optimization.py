@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -116,6 +119,28 @@ def test_an_adaptation_after_the_last_round_has_the_constant_rate(tmp_path, monk
 def test_runs_with_a_recipe_keep_the_contract(name, check):
     recipe = RECIPE | ({"ema": 0.6} if publishes_average(REGISTRY.make_method(name, {})) else {})
     check(federation(name, recipe))
+
+
+@pytest.mark.parametrize("name", sorted(REGISTRY.methods))
+def test_every_method_trains_with_a_recipe_or_says_why_not(tmp_path, name):
+    if name in ("scaffold", "fednova"):
+        with refused(SettingsError, "unmet_need", method=name, need="one_learning_rate"):
+            federation(name, RECIPE).run(tmp_path, task=DECAYING)
+    else:
+        result = federation(name, RECIPE).run(tmp_path, task=DECAYING, rounds=2)
+        assert result.outcome.status == "finished"
+
+
+def test_the_page_lists_the_methods_that_support_an_average():
+    """A method does if the check of a run accepts it on a network with batch norm."""
+    supported = set()
+    for name in REGISTRY.methods:
+        with contextlib.suppress(SettingsError):
+            check(name, {"ema": 0.9}, make_task())
+            supported.add(name)
+    page = (Path(__file__).parents[3] / "docs" / "pretrained_recipes.md").read_text()
+    (listed,) = [part for part in page.split("\n\n") if part.startswith("Methods whose server averages")]
+    assert set(re.findall(r"`(\w+)`", listed.partition("Others refuse")[0])) == supported
 
 
 # ---- the number of rounds
@@ -291,7 +316,7 @@ def test_the_average_goes_with_other_settings_of_the_updates(tmp_path, settings)
 
 def test_private_training_follows_the_recipe(tmp_path):
     pytest.importorskip("opacus")
-    privacy = {"privacy": {"unit": "sample", "epsilon": 8, "clip": 1.0}}
+    privacy = {"privacy": {"unit": "sample", "epsilon": 8, "clip": 1.0}, "rounds": 2, "steps": 2}
     plain = Case(REGISTRY, "fedavg", {"gradient_clip": 1.0}).run(tmp_path / "plain", task=NO_NORMS, **privacy)
     recipe = federation("fedavg", RECIPE, gradient_clip=1.0).run(tmp_path / "recipe", task=NO_NORMS, **privacy)
     assert plain.outcome.status == recipe.outcome.status == "finished"
