@@ -62,6 +62,7 @@ Need = Literal[
     "raw_images",
     "public_data",
     "pooled_data",
+    "one_learning_rate",
 ]
 """Requirement of a method; `medfl.engine.needs` defines when a task or a run meets it."""
 

@@ -194,6 +194,43 @@ class Lora(StrictModel):
     is not exact."""
 
 
+class Optimization(StrictModel):
+    """Optimisation recipe: learning rates over the run and over the layers, weight decay, and averaged weights.
+
+    The recipe applies to the bundle's optimiser. Optimisers that a method creates for another purpose, such as a
+    generator, keep their constant learning rate. Gradient clipping is a setting of every method
+    (``--method-args.gradient-clip``).
+    """
+
+    schedule: Annotated[Literal["constant", "cosine"], Remote] = "constant"
+    """Learning rate after the warm-up: ``constant``, or ``cosine``, which falls to 0 at the end of the run, step by
+    step. A run with a cosine can't be continued with more rounds."""
+
+    warmup_rounds: Annotated[int, Remote] = Field(0, ge=0)
+    """Number of rounds at the start in which the learning rate rises linearly, step by step."""
+
+    layer_decay: Annotated[float, Remote] = Field(1.0, gt=0, le=1)
+    """Factor of the learning rate from one block of the network to the block before it; the head has the full learning
+    rate. 1 gives all blocks the same learning rate."""
+
+    decay_norms: Annotated[bool, Remote] = True
+    """False to exclude normalisation layers, biases and other parameters with one dimension from weight decay."""
+
+    ema: Annotated[float | None, Remote] = Field(None, gt=0, lt=1)
+    """Decay of an exponential moving average (EMA) of the global model over the rounds. The average is evaluated and
+    exported; sites still train from the model of the last round. None uses the model of the last round."""
+
+    @property
+    def varies_in_round(self) -> bool:
+        """True if the learning rate changes from step to step."""
+        return self.schedule != "constant" or self.warmup_rounds > 0
+
+    @property
+    def has_groups(self) -> bool:
+        """True if not all parameters have the same learning rate and weight decay."""
+        return self.layer_decay != 1 or not self.decay_norms
+
+
 class Settings(StrictModel):
     """Settings that determine the numbers of a run, besides method, task and data."""
 
@@ -214,6 +251,9 @@ class Settings(StrictModel):
 
     lr_decay: Annotated[float, Remote] = Field(1.0, gt=0, le=1)
     """Factor by which the sites' learning rate is multiplied after each round; 1 keeps it constant."""
+
+    optimization: Annotated[Optimization | None, Remote] = None
+    """Optimisation recipe of the sites, or None: schedule, learning rates by layer, weight decay, averaged weights."""
 
     fraction: Annotated[float, Remote] = Field(1.0, gt=0, le=1)
     """Share of the sites that take part in a round; at least one site takes part."""

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -17,8 +17,10 @@ from medfl.networks.feature_input import FeatureNetworkBuilder, overwriting_tens
 from medfl.networks.frozen import frozen_tensors, set_and_remove_frozen
 from medfl.networks.trainable import ALL, build_with_frozen_rest
 from medfl.objectives import Objective
-from medfl.settings import Lora
-from medfl.types import Meta, Tensors
+from medfl.settings import Lora, Optimization, Settings
+from medfl.training.learning_rates import EpochRates, LearningRates, Schedule, StepRates
+from medfl.training.parameter_groups import parameter_groups
+from medfl.types import Tensors
 from medfl.utils.rng import seeded_generators
 from medfl.utils.wire import digest
 
@@ -27,47 +29,8 @@ if TYPE_CHECKING:
     from medfl.training.augment import Augmentation, AugmentFunction
     from medfl.training.predict import Inferer
 
-OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-"""Function that creates an optimiser for parameters."""
-
-
-class Schedule(Protocol):
-    """Learning-rate schedule: a factor of the optimiser's learning rate per round, or per epoch within each round.
-
-    Attributes:
-        restarts: Whether the schedule counts the epochs of each training instead of the rounds.
-        facts: JSON description of the schedule for the identity of a run; equal schedules have equal JSON.
-    """
-
-    restarts: bool
-    facts: Meta
-
-    def __call__(self, number: int) -> float:
-        """Return the factor, >= 0, in a round or, if the schedule `restarts`, in an epoch; both are counted from 1."""
-        ...
-
-
-class EpochRates:
-    """Callback that sets the learning rates of optimisers at the start of each epoch, for a schedule that restarts.
-
-    Args:
-        schedule: Learning-rate schedule whose `restarts` is true.
-    """
-
-    def __init__(self, schedule: Schedule) -> None:
-        self._schedule = schedule
-        self._followers: list[tuple[torch.optim.Optimizer, list[float]]] = []
-
-    def follow(self, optimizer: torch.optim.Optimizer) -> None:
-        """Register an optimiser. From then on, its learning rates are its current ones times the schedule's factor."""
-        self._followers.append((optimizer, [float(group["lr"]) for group in optimizer.param_groups]))
-
-    def __call__(self, epoch: int) -> None:
-        """Set the learning rates of all registered optimisers for an epoch, counted from 1."""
-        share = self._schedule(epoch)
-        for optimizer, rates in self._followers:
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate * share
+OptimizerFactory = Callable[[Iterable[nn.Parameter] | list[dict[str, Any]]], torch.optim.Optimizer]
+"""Function that creates an optimiser for parameters or for torch's parameter groups."""
 
 
 def optimizer_factory(optimizer: torch.optim.Optimizer) -> OptimizerFactory:
@@ -85,7 +48,8 @@ def optimizer_factory(optimizer: torch.optim.Optimizer) -> OptimizerFactory:
         raise SettingsError(
             "several_parameter_groups",
             f"expected an optimizer with one parameter group, got {len(optimizer.param_groups)} groups. "
-            "Give all parameters to one group: per-group options can't be carried to other sites' networks.",
+            "Give all parameters to one group: per-group options can't be carried to other sites' networks. For a "
+            "learning rate per layer, or no weight decay on norms and biases, use the setting 'optimization'.",
             expected=1,
             found=len(optimizer.param_groups),
         )
@@ -94,7 +58,7 @@ def optimizer_factory(optimizer: torch.optim.Optimizer) -> OptimizerFactory:
     group = optimizer.param_groups[0]  # options of the group override the optimiser's defaults
     options = {name: group.get(name, value) for name, value in optimizer.defaults.items() if name in accepted}
 
-    def build(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    def build(parameters: Iterable[nn.Parameter] | list[dict[str, Any]]) -> torch.optim.Optimizer:
         return kind(parameters, **options)
 
     return build
@@ -143,7 +107,7 @@ class Task:
         networks: Functions that build a new network, by the network's name. Its outputs have the objective's form.
         network: Name of the default network.
         loss: Module that maps outputs (B, ...) and targets (B, ...) to a scalar.
-        optimizer: Function that creates an optimiser for parameters.
+        optimizer: Function that creates an optimiser for parameters or for torch's parameter groups.
         objective: Kind of the learning problem: its targets, outputs and metrics (`medfl.objectives`).
         metrics: Names of the reported metrics, the key metric first; empty uses the objective's metrics.
         device: Device for training and evaluation.
@@ -160,6 +124,8 @@ class Task:
         epoch_rates: Callback at the start of each epoch of a training; None outside a round or without a schedule per
             epoch.
         train_part: Parameters that learn (setting ``train_part``), as `with_training_of` has frozen all others.
+        step_rates: Callback before each batch of a training; None outside a round or without a schedule per step.
+        optimization: Optimisation recipe of the run; None outside a round or without a recipe.
     """
 
     networks: Mapping[str, Callable[[], nn.Module]]
@@ -178,6 +144,8 @@ class Task:
     schedule: Schedule | None = field(default=None, compare=False)
     epoch_rates: EpochRates | None = field(default=None, compare=False)
     train_part: str = ALL
+    step_rates: StepRates | None = field(default=None, compare=False)
+    optimization: Optimization | None = field(default=None, compare=False)
     _names: dict[str, list[str]] = field(default_factory=dict, repr=False, compare=False)
     _frozen: dict[str, Tensors] = field(default_factory=dict, repr=False, compare=False)
 
@@ -279,31 +247,52 @@ class Task:
         task = replace(self, augmentation=None, views=None)
         return task.with_network(self.network, FeatureNetworkBuilder(self.networks[self.network]))
 
-    def in_round(self, round_: int, lr_decay: float) -> Task:
-        """Return the task with the learning rates of a round.
+    def in_round(self, round_: int, settings: Settings) -> Task:
+        """Return the task with the learning rates and the optimisation recipe of a round.
 
         A learning rate is the optimiser's, times ``lr_decay ** (round_ - 1)``, times the schedule's factor of the
-        round. If the schedule restarts, its factor changes with each epoch of a training instead.
+        round. If the schedule restarts, its factor changes with each epoch of a training instead. With a schedule in
+        the settings, the factor changes with each batch of a training.
 
         Args:
             round_: Number of the round, from 1.
-            lr_decay: Factor per round, in (0, 1]; 1 has no effect.
+            settings: Settings of the run.
         """
-        if lr_decay == 1 and self.schedule is None:
+        recipe = settings.optimization
+        if settings.lr_decay == 1 and self.schedule is None and recipe is None:
             return self
         by_epoch = EpochRates(self.schedule) if self.schedule is not None and self.schedule.restarts else None
+        varies = recipe is not None and recipe.varies_in_round
+        by_step = StepRates(recipe, round_, settings.rounds) if recipe is not None and varies else None
         by_round = 1.0 if self.schedule is None or by_epoch is not None else self.schedule(round_)
-        factor = lr_decay ** max(round_ - 1, 0) * by_round
+        factor = settings.lr_decay ** max(round_ - 1, 0) * by_round
+        changing: list[LearningRates] = [rates for rates in (by_epoch, by_step) if rates is not None]
 
-        def build(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        def build(parameters: Iterable[nn.Parameter] | list[dict[str, Any]]) -> torch.optim.Optimizer:
             optimizer = self.optimizer(parameters)
             for group in optimizer.param_groups:
                 group["lr"] *= factor
-            if by_epoch is not None:
-                by_epoch.follow(optimizer)
+            for rates in changing:
+                rates.follow(optimizer)
             return optimizer
 
-        return replace(self, optimizer=build, epoch_rates=by_epoch)
+        return replace(self, optimizer=build, epoch_rates=by_epoch, step_rates=by_step, optimization=recipe)
+
+    def make_optimizer(self, model: nn.Module, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """Create an optimiser for a model, with the parameter groups of the optimisation recipe.
+
+        Args:
+            model: The model, or a part of one.
+            parameters: Parameters of the model to train.
+        """
+        recipe = self.optimization
+        if recipe is None or not recipe.has_groups:
+            return self.optimizer(parameters)
+        groups = parameter_groups(model, parameters, recipe.layer_decay, recipe.decay_norms)
+        optimizer = self.optimizer([group.options() for group in groups])
+        for options, group in zip(optimizer.param_groups, groups, strict=True):
+            options["lr"] *= group.rate_factor
+        return optimizer
 
     def with_start(self, start: Start) -> Task:
         """Return the task with the default network starting from weights. Networks built on top of it do so, too."""

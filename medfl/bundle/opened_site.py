@@ -21,6 +21,7 @@ from medfl.contract import Site, State
 from medfl.data.partition_file import check_unchanged
 from medfl.data.pooled import countable_targets
 from medfl.data.sites import SiteData
+from medfl.engine.checks import check_optimization
 from medfl.engine.filters import Filters
 from medfl.engine.runs.start_source import with_start
 from medfl.errors import RefusedError, SettingsError
@@ -74,7 +75,7 @@ class OpenedSite:
             state: State of the site that lasts between rounds.
             train: Training data.
         """
-        site = Site(self.name, round_, state, self.task.in_round(round_, self.settings.lr_decay), self.settings)
+        site = Site(self.name, round_, state, self.task.in_round(round_, self.settings), self.settings)
         site.train, site.val = train, self.data.val
         return site
 
@@ -174,6 +175,7 @@ def open_site(bundle_root: Path, dataset_dir: Path, site: str, overrides: Meta) 
     registry = load_plugins(files=run.plugins, disabled=run.disabled)
     method = registry.make_method(METHOD, run.method_args)
     run.task.objective.check_metrics(run.task.metrics)
+    check_optimization(METHOD, method, run.task, settings, {})
     data = run.source.cohort(run.dataset_dir, execution, [site]).sites[site]
     for name in check_unchanged(run.dataset_dir, [data], run.allow_changes):
         logger.warning("'%s' changed after `medfl partition`.", name)
@@ -211,6 +213,13 @@ def _check_supported(run: FederatedRun, settings: Settings) -> None:
                 "receiver that decodes. Leave the setting out, or run the federation with `medfl run`.",
                 setting=name,
             )
+    if settings.optimization is not None and settings.optimization.ema is not None:
+        raise SettingsError(
+            "unsupported_setting",
+            "MONAI's client interface does not support the setting 'optimization.ema': the server of the federation "
+            "averages the models, which is not medfl's. Leave the setting out, or run the federation with `medfl run`.",
+            setting="optimization.ema",
+        )
 
 
 def _copy(value: torch.Tensor | np.ndarray | np.generic) -> torch.Tensor | None:

@@ -24,6 +24,7 @@ from medfl.engine.runs.setting_ids import SETTINGS_ID, bare_name, find_clashes, 
 from medfl.errors import SettingsError, did_you_mean
 from medfl.settings import run_fields
 from medfl.types import Meta
+from medfl.utils.field_descriptions import model_of
 from medfl.utils.nested import iterate_strings
 
 RUN_IDS = ("imports", "initialize", "run", "finalize")
@@ -256,11 +257,13 @@ def _problem(parser: ConfigParser, name: str) -> SettingsError | None:
         text = f"Unknown option '{option_of_id(name)}'. {hint}"
         return SettingsError("unknown_option", text, option=name)
     parent, path = settings[top] if top in settings else parser[top], top
+    if parent is None and top in settings and _parts_of_setting(top):
+        parent = {}  # the first part of a setting that is off turns it on
     for part in rest:
         if isinstance(parent, list) and part.isdigit() and int(part) < len(parent):
             parent = parent[int(part)]
         elif isinstance(parent, Mapping):
-            names = list(run_fields()) if path == SETTINGS_ID else _parts(parent)
+            names = list(run_fields()) if path == SETTINGS_ID else _parts_of_setting(path) or _parts(parent)
             if names is not None and part not in names:
                 hint = did_you_mean(part, names, "medfl run --help-settings" if path == SETTINGS_ID else "")
                 text = f"Unknown option '{option_of_id(name)}': '{path}' has no part '{part}'. {hint}"
@@ -271,6 +274,13 @@ def _problem(parser: ConfigParser, name: str) -> SettingsError | None:
             return SettingsError("unknown_option", text, option=name, path=path, part=part)
         path += f"#{part}"
     return None
+
+
+def _parts_of_setting(path: str) -> list[str]:
+    """Return the names of the parts of a setting, such as ``privacy``, or [] if the path is no setting with parts."""
+    info = run_fields().get(path)
+    model = None if info is None else model_of(info)
+    return [] if model is None else list(model.model_fields)
 
 
 def _names(config: Any) -> list[str]:

@@ -226,6 +226,11 @@ def _requirements(kind: Any) -> list[str]:
         "Privacy setting (`--privacy`): "
         + ("supported." if supports_privacy else "not supported; the run is refused."),
         f"Aggregation weights: {_weighting(kind)}",
+        *(
+            ["Optimisation recipe (`--optimization`): without `schedule`, `warmup-rounds` and `layer-decay`."]
+            if "one_learning_rate" in kind.needs
+            else []
+        ),
     ]
 
 

@@ -16,18 +16,19 @@ from medfl.contract import Capability, Method, ReducesTo
 from medfl.data.pooled import countable_targets
 from medfl.engine.encoding import check_filters
 from medfl.engine.filters import check_method
-from medfl.engine.needs import check_needs
+from medfl.engine.needs import NEED_CONDITIONS, check_needs
 from medfl.engine.secure.checks import check_secure
 from medfl.engine.site import Splits
 from medfl.errors import DataError, SettingsError
-from medfl.networks.adapters.layers import has_residuals
+from medfl.networks.adapters.layers import has_residuals, trains_factor_a
 from medfl.networks.norms import has_batch_norm
 from medfl.objectives import Objective
 from medfl.plugins import Registry
 from medfl.privacy.policy import policy_of
 from medfl.privacy.statements import describe_secure
-from medfl.settings import Settings
+from medfl.settings import Optimization, Settings
 from medfl.task import Task
+from medfl.toolkit.averaging import Averaging, publishes_average
 from medfl.training.precision import cpu_has_bf16
 from medfl.types import AugmentingDataset, Dataset, Meta
 from medfl.utils.text import name_problem
@@ -72,6 +73,7 @@ def check_plan(
     check_method(method, settings, name)
     check_filters(method, name)
     check_robust(name, method, settings)
+    check_optimization(name, method, task, settings, others or {})
     check_secure(name, method, settings, names, _describe_aggregation(method))
     if problem := name_problem(names):
         raise SettingsError("invalid_site_name", problem, sites=names)
@@ -112,6 +114,7 @@ def check_plan(
     trained = list(networks.values()) if own is task else [own.build(network) for network in used]
     if any(map(has_residuals, trained)):
         check_exact_adapters(name, method, settings)
+    check_moving_average(name, method, settings, trained)
     _warn_of_limits(name, method, trained)
     return trained
 
@@ -157,6 +160,114 @@ def check_robust(name: str, method: Method, settings: Settings) -> None:
             rule=settings.robust.rule,
             cause=cause,
             sends=dict(method.sends),
+        )
+
+
+def check_optimization(
+    name: str, method: Method, task: Task, settings: Settings, others: Mapping[str, Collection[str]]
+) -> None:
+    """Check that the optimisation recipe fits the other settings, the bundle's schedule and the method.
+
+    Log a warning if the recipe has no effect on the weight decay because the optimiser has none.
+
+    Args:
+        name: Name of the method.
+        method: The method.
+        task: The learning problem.
+        settings: Settings of the run.
+        others: Maps each known method to its requirements, for messages that suggest other methods.
+
+    Raises:
+        SettingsError: If they don't fit together.
+    """
+    recipe = settings.optimization or Optimization()
+    if recipe.varies_in_round and task.schedule is not None:
+        raise SettingsError(
+            "incompatible_settings",
+            "The bundle has a learning-rate schedule of its own, and 'optimization' sets another one. Disable the "
+            "bundle's with --schedule off, or leave 'optimization.schedule' and 'optimization.warmup_rounds' out.",
+            settings=["optimization.schedule", "optimization.warmup_rounds", "schedule"],
+        )
+    if recipe.schedule == "cosine" and settings.lr_decay != 1:
+        raise SettingsError(
+            "incompatible_settings",
+            f"A cosine schedule and 'lr_decay' both lower the learning rate: expected lr_decay 1, got "
+            f"{settings.lr_decay:g}. Leave one of them out.",
+            settings=["optimization.schedule", "lr_decay"],
+        )
+    if recipe.schedule == "cosine" and recipe.warmup_rounds >= settings.rounds:
+        raise SettingsError(
+            "setting_out_of_range",
+            f"Expected fewer rounds of warm-up than rounds ({settings.rounds}), got {recipe.warmup_rounds}: the cosine "
+            "starts after the warm-up. Set 'optimization.warmup_rounds' lower.",
+            setting="optimization.warmup_rounds",
+            expected=settings.rounds - 1,
+            found=recipe.warmup_rounds,
+        )
+    restarts = task.schedule is not None and task.schedule.restarts
+    if "one_learning_rate" in method.active_needs and (recipe.varies_in_round or recipe.layer_decay != 1 or restarts):
+        fit = sorted(other for other, needs in others.items() if "one_learning_rate" not in needs)
+        raise SettingsError(
+            "unmet_need",
+            f"Method '{name}' needs 'one_learning_rate' ({NEED_CONDITIONS['one_learning_rate']}), because it computes "
+            "with the length of the local steps. Leave out 'optimization.schedule', 'optimization.warmup_rounds', "
+            "'optimization.layer_decay' and schedules that restart in each round ('lr_decay' is possible), or choose "
+            "another method, such as fedavg.",
+            method=name,
+            need="one_learning_rate",
+            methods=fit,
+        )
+    if not recipe.decay_norms:
+        optimizer = task.optimizer([nn.Parameter(torch.zeros(1))])
+        if not any(group.get("weight_decay") for group in optimizer.param_groups):
+            logger.warning(
+                "'optimization.decay_norms' has no effect, because the optimizer has no weight decay: set "
+                "--optimizer.weight_decay, or leave it out."
+            )
+
+
+def check_moving_average(name: str, method: Method, settings: Settings, networks: Sequence[nn.Module]) -> None:
+    """Check that the run has one global model, if the setting ``optimization.ema`` asks for its moving average.
+
+    Args:
+        name: Name of the method.
+        method: The method.
+        settings: Settings of the run.
+        networks: One network of each kind that the run trains.
+
+    Raises:
+        SettingsError: If the method computes, sends or evaluates its models in another way than FedAvg, the sites keep
+            tensors of normalisation layers to themselves, or the run trains both factors of adapters.
+    """
+    if settings.optimization is None or settings.optimization.ema is None:
+        return
+    if not publishes_average(method):
+        raise SettingsError(
+            "method_not_supported",
+            "'optimization.ema' averages the global model over the rounds, but method "
+            f"'{name}' computes, sends or evaluates its models in another way than FedAvg. Choose a method such as "
+            "fedavg, fedprox or fedadam, or leave 'optimization.ema' out.",
+            feature="optimization.ema",
+            method=name,
+        )
+    assert isinstance(method, Averaging)
+    if any(len(method.shared_names(network, settings.norm_sync)) < len(network.state_dict()) for network in networks):
+        raise SettingsError(
+            "incompatible_settings",
+            f"'optimization.ema' averages the global model over the rounds, but with method '{name}' and norm_sync "
+            f"'{settings.norm_sync}' the sites keep some tensors to themselves, which belong to the model of the last "
+            "round. Set norm_sync to 'all' or 'frozen', or leave 'optimization.ema' out.",
+            settings=["optimization.ema", "norm_sync"],
+            method=name,
+        )
+    if any(map(trains_factor_a, networks)):
+        raise SettingsError(
+            "incompatible_settings",
+            "'optimization.ema' averages the tensors of the global model over the rounds, but the product of averaged "
+            f"factors of adapters is not the averaged weight change (lora.aggregation '{settings.lora.aggregation}'). "
+            "Set 'lora.aggregation' to 'frozen_a', for which it is, or leave 'optimization.ema' out.",
+            settings=["lora.aggregation", "optimization.ema"],
+            method=name,
         )
 
 

@@ -27,6 +27,7 @@ NEED_CONDITIONS: dict[Need, str] = {
     "raw_images": "the method changes or creates images, so that features of a frozen body can't replace them",
     "public_data": "the run has public data (`--public FOLDER`)",
     "pooled_data": "the run is a simulation, where the raw data of all sites are on one machine",
+    "one_learning_rate": "all parameters have one learning rate, which is constant within a round",
 }
 """Maps the name of each requirement of a method to the condition that meets it, in words for messages."""
 
@@ -34,7 +35,7 @@ NEED_CONDITIONS: dict[Need, str] = {
 OBJECTIVE_NEEDS = frozenset({"class_labels", "class_logits", "soft_targets"})
 """Requirements whose condition depends only on the objective."""
 
-RUN_NEEDS = frozenset({"raw_images", "public_data", "pooled_data"})
+RUN_NEEDS = frozenset({"raw_images", "public_data", "pooled_data", "one_learning_rate"})
 """Requirements on a run instead of a task. `medfl.engine.checks` and the backends check them."""
 
 _SHAPE_UNKNOWN = "the transforms of a stock bundle decide the shape and scale of its images"

@@ -20,6 +20,10 @@ from medfl.task import Task
 from medfl.types import Dataset, Meta
 from medfl.utils import wire
 
+OMITTED_DEFAULTS = ("optimization", "train_part", "feature_views")
+"""Settings that the identity of a run contains only if they differ from their defaults: a run without them keeps the
+identity, and the noise keys, that it had before these settings existed."""
+
 
 @dataclass(frozen=True)
 class MethodChoice:
@@ -70,12 +74,16 @@ class RunPlan:
         """Identity of the run. Two runs with the same identity are the same run.
 
         The settings ``rounds`` and ``keep_rounds`` are not part of the identity. The weights in ``start`` are
-        identified by their SHA-256 (`TaskIdentity`), not by the place where they are.
+        identified by their SHA-256 (`TaskIdentity`), not by the place where they are. A setting in `OMITTED_DEFAULTS`
+        is part of the identity only if it differs from its default.
         """
         late = networks_of_joined_sites(self.joined)
         at_start = {site: name for site, name in self.settings.networks_by_site.items() if site not in late}
         settings = self.settings.model_copy(update={"networks_by_site": at_start})
         values = settings.model_dump(mode="json", exclude={"rounds", "keep_rounds", "start", "start_skip"})
+        for name in OMITTED_DEFAULTS:
+            if getattr(settings, name) == Settings.model_fields[name].default:
+                del values[name]
         if settings.privacy is not None:
             values["privacy"]["accountant"] = policy_of(settings).accountant
         return RunIdentity(

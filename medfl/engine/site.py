@@ -375,7 +375,7 @@ class SiteRunner:
 
     def _view(self, method: Method, round_: int, state: State, request: str = "") -> Site:
         """Return the method's view of this site with the given state."""
-        task = method.task_of(self.task).in_round(round_, self.settings.lr_decay)
+        task = method.task_of(self.task).in_round(round_, self.settings)
         site = Site(self.name, round_, state, task, self.settings, self.store)
         if self._noises_training:
             site = SecretSite(self.name, round_, state, task, self.settings, self.store, request=request)

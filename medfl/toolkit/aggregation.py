@@ -11,6 +11,7 @@ import math
 from collections.abc import Collection, Mapping
 
 import torch
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from medfl.contract import PayloadKind, Replies, Server
 from medfl.errors import RefusedError, SettingsError
@@ -44,6 +45,24 @@ def add_update(old: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
     for target, before, change in pieces(new, old, update):
         target.copy_(before.to(change.dtype) + change)
     return new
+
+
+def moving_average(average: Tensors, model: Tensors, decay: float) -> Tensors:
+    """Return the exponential moving average of a model's tensors after one more model, as torch's `AveragedModel`.
+
+    A floating tensor becomes decay * average + (1 - decay) * model. All other tensors are those of the model.
+
+    Args:
+        average: The average so far; empty before the first model, which is then the average.
+        model: The next model, with the same names.
+        decay: Decay of the average, in (0, 1).
+    """
+    after = {name: tensor.clone() for name, tensor in model.items()}
+    floating = [name for name, tensor in model.items() if tensor.is_floating_point()]
+    if average and floating:
+        after |= {name: average[name].clone() for name in floating}
+        get_ema_multi_avg_fn(decay)([after[name] for name in floating], [model[name] for name in floating], None)
+    return after
 
 
 def check_updates(

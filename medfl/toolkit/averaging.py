@@ -20,6 +20,7 @@ from medfl.contract import (
     Capability,
     Filter,
     Findings,
+    Method,
     Model,
     Need,
     PayloadKind,
@@ -43,12 +44,19 @@ from medfl.toolkit.aggregation import (
     check_updates,
     mean_residuals,
     mean_updates,
+    moving_average,
     normalised_weights,
     sample_sites,
     subtract,
 )
 from medfl.toolkit.local_training import LocalTraining, stored_personal_model
-from medfl.toolkit.participant_state import AUXILIARY_PREFIX, add_to_auxiliary_state, model_tensors
+from medfl.toolkit.participant_state import (
+    AUXILIARY_PREFIX,
+    add_to_auxiliary_state,
+    auxiliary_state,
+    model_tensors,
+    set_auxiliary_state,
+)
 from medfl.toolkit.robust.rule import check_rule, robust_mean
 from medfl.toolkit.rounds import MultiStepMethod, RoundStep
 from medfl.types import MODEL_PREFIX, Meta, Tensors
@@ -62,6 +70,9 @@ Weighting = Literal["size", "uniform", "method", "none"]
 ``size`` weights by the number of training images, ``uniform`` weights all sites equally, ``method`` uses weights that
 the method computes, and ``none`` means that the server averages no models.
 """
+
+AVERAGE_PREFIX = "ema/"
+"""Prefix, in the server's auxiliary state, of the moving average of the shared tensors."""
 
 
 class Averaging(MultiStepMethod, LocalTraining):
@@ -212,6 +223,8 @@ class Averaging(MultiStepMethod, LocalTraining):
         """Return requests with the server's model to the sites that are drawn for this round."""
         chosen = sample_sites(server.trainable(), server.settings.fraction, server.shared_rng("participation"))
         tensors = self.publish(server) | self.extra_request_tensors(server)
+        if auxiliary_state(server, AVERAGE_PREFIX):  # sites train from the model, not from its published average
+            tensors |= prefixed(model_tensors(server), MODEL_PREFIX)
         return [Request(name, "fit", tensors) for name in chosen]
 
     def train(self, site: Site, request: Request) -> Reply:
@@ -263,8 +276,11 @@ class Averaging(MultiStepMethod, LocalTraining):
         check_factors(tensors, request.tensors)
 
     def publish(self, server: Server) -> Tensors:
-        """Return the tensors that every site needs for its evaluation and export: the shared tensors."""
-        return prefixed(model_tensors(server), MODEL_PREFIX)
+        """Return the tensors that every site needs for its evaluation and export: the shared tensors or their average.
+
+        They are a moving average over the rounds if the setting ``optimization.ema`` asks for it.
+        """
+        return prefixed(_evaluated_tensors(server), MODEL_PREFIX)
 
     def findings(self, server: Server) -> Findings:
         """Return results for the report at the end of the run, besides the scores: none."""
@@ -278,7 +294,7 @@ class Averaging(MultiStepMethod, LocalTraining):
         """
         if isinstance(participant, Server):
             complete = participant.state.meta.get("complete", False)
-            return {"global": Model(participant.task.network, model_tensors(participant))} if complete else {}
+            return {"global": Model(participant.task.network, _evaluated_tensors(participant))} if complete else {}
         received = select(participant.published, MODEL_PREFIX)
         tensors = self.full_state(participant, received)
         kind = "global" if len(received) == len(tensors) else "personal"
@@ -318,6 +334,7 @@ class Averaging(MultiStepMethod, LocalTraining):
         if server.settings.robust is not None:
             update = robust_mean(server, replies, server.settings.robust)
             server.state.tensors |= self.server_update(server, model_tensors(server), update)
+            _update_average(server)
             return
         weights = {MODEL_PREFIX: normalised_weights(self.weights_of(server, replies.meta), replies.meta)}
         if further:
@@ -326,9 +343,33 @@ class Averaging(MultiStepMethod, LocalTraining):
         means, old = mean_updates(replies, weights), model_tensors(server)
         new = self.server_update(server, old, means[MODEL_PREFIX])
         server.state.tensors |= new | mean_residuals(old, new, replies, weights[MODEL_PREFIX])
+        _update_average(server)
         for prefix in further:
             if means[prefix]:
                 self.aggregate_extra(server, prefix, means[prefix], len(replies))
+
+
+def publishes_average(method: Method) -> bool:
+    """Return True if a method supports the setting ``optimization.ema``, a moving average of the global model.
+
+    That requires a method whose server averages the updates into one model, which it publishes, and which every site
+    trains from and evaluates. A subclass that overrides a function with which `Averaging` does this is not supported.
+    """
+    names = ("requests", "publish", "models", "aggregate_updates", "average", "round_steps", "plan")
+    return isinstance(method, Averaging) and all(getattr(type(method), n) is getattr(Averaging, n) for n in names)
+
+
+def _evaluated_tensors(server: Server) -> Tensors:
+    """Return the shared tensors that are evaluated: their moving average if the run has one, or the latest ones."""
+    return auxiliary_state(server, AVERAGE_PREFIX) or model_tensors(server)
+
+
+def _update_average(server: Server) -> None:
+    """Add the shared tensors to their moving average in the server's state, if the settings ask for one."""
+    recipe = server.settings.optimization
+    if recipe is not None and recipe.ema is not None:
+        average = moving_average(auxiliary_state(server, AVERAGE_PREFIX), model_tensors(server), recipe.ema)
+        set_auxiliary_state(server, AVERAGE_PREFIX, average)
 
 
 def refuse_noisy_statistics(model: nn.Module, names: list[str]) -> None:

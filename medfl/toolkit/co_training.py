@@ -40,7 +40,7 @@ class CompanionModel:
             head: nn.Module = self.model.head  # type: ignore[assignment]
             head.requires_grad_(False)
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
-        self._optimizer = site.task.optimizer(self._parameters)
+        self._optimizer = site.task.make_optimizer(self.model, self._parameters)
         self._aside = SeparateStream(site.rng("beside"), site.task.device)
         self._smallest = smallest_batch(self.model, site.settings)
 

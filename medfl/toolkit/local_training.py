@@ -63,7 +63,7 @@ class LocalTraining(BaseModel):
 
     def make_optimizer(self, fit: Fit) -> torch.optim.Optimizer:
         """Create the optimiser of a training. Called for each training, after `before_fit`."""
-        return fit.site.task.optimizer(parameter for _, parameter in fit.parameters())
+        return fit.site.task.make_optimizer(fit.model, [parameter for _, parameter in fit.parameters()])
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
         """Compute the loss of a batch, which the training minimises."""
@@ -208,6 +208,7 @@ class LocalTraining(BaseModel):
             ),
             smallest=site.task.objective.smallest_batch,
             before_epoch=site.task.epoch_rates,
+            before_batch=site.task.step_rates,
         )
         # 4. Let the method finish the training, and collect its results.
         self.after_fit(fit)

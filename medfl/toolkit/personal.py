@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -147,8 +148,12 @@ class FinalAdaptation(Averaging):
         return [Request(name, ADAPTATION_STEP, self.publish(server)) for name in server.trainable()]
 
     def adapt_and_keep(self, site: Site, request: Request) -> Reply:
-        """Adapt the common model, and store the result in the site's state."""
-        done = self.adapt(site, self.full_state(site, select(request.tensors, MODEL_PREFIX)), request.tensors)
+        """Adapt the common model, and store the result in the site's state.
+
+        The adaptation follows the last round of a learning-rate schedule, so it has the constant learning rate.
+        """
+        constant = replace(site, task=replace(site.task, step_rates=None))
+        done = self.adapt(constant, self.full_state(site, select(request.tensors, MODEL_PREFIX)), request.tensors)
         set_auxiliary_state(site, f"{ADAPTATION_STEP}/", done.after)
         return Reply(log=done.log, trained={"personal": Model(site.network, done.after)})
 

@@ -192,6 +192,7 @@ def train(
     steps: StepStrategy | None = None,
     smallest: int = 1,
     before_epoch: Callable[[int], None] | None = None,
+    before_batch: Callable[[int, int], None] | None = None,
 ) -> TrainResult:
     """Train `model` in place for the number of epochs (or steps) in the settings.
 
@@ -212,6 +213,8 @@ def train(
         smallest: Minimum number of cases in a batch (`Objective.smallest_batch`), for `PlainSteps`.
         before_epoch: Callback before the first batch of each epoch, with the epoch's number from 1. An epoch is the
             number of batches that the data set fills, also if `settings.steps` counts batches.
+        before_batch: Callback before each batch, with the batch's number from 0 and the number of batches of the
+            training. Batches that are skipped count.
 
     Returns:
         Numbers of steps and images, mean loss, and duration.
@@ -245,6 +248,8 @@ def train(
     for number, loaded in enumerate(load_batches(data, steps.batches(len(data)), generator, total=planned)):
         if before_epoch is not None and number % batches_per_epoch == 0:
             before_epoch(number // batches_per_epoch + 1)
+        if before_batch is not None:
+            before_batch(number, planned)
         count = len(loaded.rows)
         if count < steps.smallest:
             continue

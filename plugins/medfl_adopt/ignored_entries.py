@@ -29,15 +29,15 @@ HANDLER_REASONS = {
     "EarlyStopHandler": ("a site can't end a federation", "the setting patience"),
     "LrScheduleHandler": (
         "it counts the epochs of one site",
-        "its scheduler takes a step after each round (--schedule), or the setting lr_decay",
+        "its scheduler takes a step after each round (--schedule), or the setting optimization.schedule",
     ),
     "SegmentationSaver": ("it writes images of patients", "inference with the bundle that the site exports"),
     "MetricsSaver": ("it writes one row for each patient", "metrics.csv of the run"),
     "ClassificationSaver": ("it writes one row for each patient", "the predictions of the run"),
     "PostProcessing": ("it belongs to MONAI's engine", "'postprocessing' of the evaluator"),
     "GarbageCollector": ("it does not change the result", "nothing"),
-    "GradientBasedLR": ("it counts the epochs of one site", "the setting lr_decay"),
-    "ParamSchedulerHandler": ("it counts the epochs of one site", "the setting lr_decay"),
+    "GradientBasedLR": ("it counts the epochs of one site", "the setting optimization.schedule"),
+    "ParamSchedulerHandler": ("it counts the epochs of one site", "the setting optimization.schedule"),
     "SmartCacheHandler": ("medfl reads the cases", "nothing"),
     "MetricLogger": ("it writes within a round", "metrics.csv of the run"),
 }

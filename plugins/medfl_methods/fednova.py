@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from medfl.contract import ReducesTo, Replies, Server
+from medfl.contract import Need, ReducesTo, Replies, Server
 from medfl.toolkit.aggregation import normalised_weights
 from medfl.toolkit.averaging import Weighting
 from medfl.toolkit.fit import Fit
@@ -65,6 +65,7 @@ class FedNova(FedProx):
     paper = "Wang et al., NeurIPS 2020"
     summary = "normalised averaging: updates are divided by the length of local training"
     supports = frozenset()
+    needs: ClassVar[frozenset[Need]] = frozenset({"one_learning_rate"})
 
     sends_meta: ClassVar[Mapping[str, MetaField]] = {
         "size": MetaField("private", Count),

@@ -98,7 +98,7 @@ class FedRoD(FedAvg):
         )
         counts = torch.bincount(labels_of(fit.site.train), minlength=task.objective.classes)
         fit.extra |= {"own": own, "prior": self.gamma * counts.to(task.device, torch.float32).log()}
-        fit.extra["optimizer"] = task.optimizer(own.parameters())
+        fit.extra["optimizer"] = task.make_optimizer(own, own.parameters())
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
         """Return the balanced loss of the global model plus the plain loss of the summed heads."""

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from medfl.contract import Capability, PayloadKind, Replies, Server
+from medfl.contract import Capability, Need, PayloadKind, Replies, Server
 from medfl.errors import SettingsError
 from medfl.toolkit.averaging import Averaging
 from medfl.toolkit.fit import Fit
@@ -72,6 +72,7 @@ class Scaffold(Averaging):
     paper = "Karimireddy et al., ICML 2020"
     summary = "FedAvg with control variates that correct the drift of local training"
     supports = frozenset({Capability.ROBUST})
+    needs: ClassVar[frozenset[Need]] = frozenset({"one_learning_rate"})
 
     sends: ClassVar[Mapping[str, PayloadKind]] = {MODEL_PREFIX: "update", CONTROL_PREFIX: "update"}
     """Mapping from each name prefix of sent tensors to the kind of these tensors."""
@@ -125,7 +126,7 @@ class Scaffold(Averaging):
         """
         if server.settings.robust is not None and server.settings.steps is not None:
             weight = torch.nn.Parameter(torch.zeros(1))
-            optimizer = server.task.in_round(server.round, server.settings.lr_decay).optimizer([weight])
+            optimizer = server.task.in_round(server.round, server.settings).optimizer([weight])
             length, common = (
                 distance_covered(optimizer, server.settings.steps)[weight],
                 auxiliary_state(server, CONTROL_PREFIX),

@@ -126,6 +126,12 @@ def test_a_site_without_training_images_only_scores(files: Files, tmp_path: Path
         ({"method": "fedprox"}, "method_not_supported", {"method": "fedprox", "expected": "fedavg"}),
         ({"privacy": {"epsilon": 1.0, "clip": 1.0}}, "unsupported_setting", {"setting": "privacy"}),
         ({"compression": {"bits": 8}}, "unsupported_setting", {"setting": "compression"}),
+        ({"optimization": {"ema": 0.9}}, "unsupported_setting", {"setting": "optimization.ema"}),
+        (
+            {"optimization": {"schedule": "cosine"}, "lr_decay": 0.5},
+            "incompatible_settings",
+            {"settings": ["optimization.schedule", "lr_decay"]},
+        ),
         ({"optimizer#lrr": 0.1}, "unknown_option", {"option": "optimizer#lrr", "part": "lrr"}),
         ({"epochs": -1}, "setting_out_of_range", {"settings": ["epochs"]}),
         ({"metrics": ["acuracy"]}, "unknown_choice", {"what": "metric", "choice": "acuracy"}),
@@ -138,6 +144,16 @@ def test_what_can_not_be_done_is_refused_at_the_start(
 ) -> None:
     with refused(SettingsError, code, **fields):
         files.make(**changes)
+
+
+def test_a_schedule_covers_the_rounds_of_the_settings(files: Files) -> None:
+    """The rounds of the federation are MONAI's; one after the last of the schedule is refused."""
+    algo = files.make(**{"optimization": {"schedule": "cosine"}, "settings#rounds": 2, "steps": 1})
+    weights = global_weights(files)
+    first, second = trained(algo, weights), trained(algo, weights)
+    assert not tensors_equal(first, second)
+    with refused(SettingsError, "round_after_schedule", expected=2, found=3):
+        algo.train(send(weights))
 
 
 def test_a_leak_or_a_missing_folder_is_refused(files: Files, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from monai.bundle import ConfigParser
 from refusals import refused
 
-from medfl.bundle.option_checks import check_options, check_passed_over
+from medfl.bundle.option_checks import apply_options, check_options, check_passed_over
 from medfl.bundle.stock_features import warn_of_handlers
 from medfl.errors import SettingsError
 from medfl.workflow import FederatedWorkflow
@@ -56,7 +56,9 @@ def test_known_options_pass(parser: ConfigParser, name: str) -> None:
         ("train#dataset#splitt", {"path": "train#dataset", "part": "splitt"}, "Did you mean 'split'?"),
         ("settings#fractoin", {"path": "settings", "part": "fractoin"}, "Did you mean 'fraction'?"),
         ("wokers", {}, "Did you mean '--workers'?"),
-        ("privacy#epsilon", {"path": "privacy", "part": "epsilon"}, "it is None."),
+        ("privacy#epsilom", {"path": "privacy", "part": "epsilom"}, "Did you mean 'epsilon'?"),
+        ("optimization#schedul", {"path": "optimization", "part": "schedul"}, "Did you mean 'schedule'?"),
+        ("patience#deep", {"path": "patience", "part": "deep"}, "it is None."),
         ("train#handlers#9#name", {"path": "train#handlers", "part": "9"}, ""),
     ],
 )
@@ -66,6 +68,14 @@ def test_unknown_options_are_refused_with_the_known_ones(
     with refused(SettingsError, "unknown_option", option=name, **fields) as caught:
         check_options(parser, {name: 1})
     assert hint in str(caught.value)
+
+
+def test_parts_of_a_setting_that_is_off_turn_it_on(parser: ConfigParser) -> None:
+    options = {"privacy#epsilon": 8, "privacy#clip": 1, "optimization#schedule": "cosine"}
+    check_options(parser, options)
+    apply_options(parser, options)
+    assert parser["settings#privacy"] == {"epsilon": 8, "clip": 1}
+    assert parser["settings#optimization"] == {"schedule": "cosine"}
 
 
 @pytest.mark.parametrize("name", ["max_epochs", "site", "train#handlers#0#interval", "validate#dataset#split"])

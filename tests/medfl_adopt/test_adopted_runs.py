@@ -272,12 +272,35 @@ def test_the_schedule_takes_a_step_a_round(tmp_path):
     )
     scheduled, constant = read(tmp_path).task, read(tmp_path, schedule="off").task
     rates = [
-        task.in_round(151, 1.0).optimizer([torch.nn.Parameter(torch.zeros(1))]).param_groups[0]["lr"]
+        task.in_round(151, Settings(rounds=200)).optimizer([torch.nn.Parameter(torch.zeros(1))]).param_groups[0]["lr"]
         for task in (scheduled, constant)
     ]
     assert rates == pytest.approx([0.00005, 0.0001])
     with refused(SettingsError, "unknown_choice", what="schedule", choice="restarts"):
         read(tmp_path, schedule="restarts")
+
+
+def test_a_schedule_of_the_run_replaces_the_bundles_only_if_that_is_off(tmp_path):
+    """Two rounds of one batch: the cosine of the run has the factors 1 and 1/2, at the head; the stem has less."""
+    adopted(zoo_shapes.brain_tumours, tmp_path, 2)
+    recipe = {"settings#optimization": {"schedule": "cosine", "layer_decay": 0.5}, "steps": 1}
+    with refused(SettingsError, "incompatible_settings"):
+        federate(tmp_path, **recipe)
+    rates = []
+    step = torch.optim.Adam.step
+
+    def noted(self, closure=None):
+        rates.append([group["lr"] for group in self.param_groups])
+        return step(self, closure)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.optim.Adam, "step", noted)
+        federate(tmp_path, name="off", schedule="off", **recipe)
+    half = len(rates) // 2
+    for group in range(len(rates[0])):
+        assert {each[group] for each in rates[:half]} == {0.0001 * 0.5**group}
+        assert [each[group] for each in rates[half:]] == pytest.approx(half * [0.00005 * 0.5**group])
+    assert len(rates[0]) > 1
 
 
 def test_a_schedule_restarts_in_each_round(tmp_path, monkeypatch):

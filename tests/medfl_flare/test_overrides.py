@@ -152,7 +152,8 @@ def test_what_a_server_may_set_is_what_was_reviewed() -> None:
         "rounds", "epochs", "steps", "batch_size", "lr_decay", "fraction", "seed", "evaluate_every", "best_round",
         "patience", "keep_rounds", "min_replies", "moments", "cross_site_evaluation", "shared_test", "balance",
         "norm_sync", "norm_bound", "networks_by_site", "disclose", "privacy", "compression", "precision",
-        "robust", "secure_aggregation", "start", "start_skip", "train_part", "lora",
+        "robust", "secure_aggregation", "start", "start_skip", "optimization", "train_part", "feature_views",
+        "lora",
     }  # fmt: skip
     assert (
         set(Settings.model_fields) - {"adversaries"}

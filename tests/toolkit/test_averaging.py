@@ -328,4 +328,4 @@ def test_the_learning_rate_decays_from_round_to_round(tmp_path, monkeypatch, met
     Case(REGISTRY, method).run(tmp_path, task=task, rounds=3, steps=1, lr_decay=0.5)
     sites = len(Noted.rates) // 3
     assert Noted.rates == [0.1] * sites + [0.05] * sites + [0.025] * sites
-    assert task.in_round(3, 1.0) is task
+    assert task.in_round(3, Settings(rounds=3)) is task

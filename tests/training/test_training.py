@@ -67,7 +67,7 @@ def test_a_schedule_that_restarts_goes_by_the_epochs_of_a_training(length, share
     """
     model = net(norm=False)
     task = replace(make_task(), optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1), schedule=Halves())
-    task = task.in_round(3, lr_decay=0.5)
+    task = task.in_round(3, Settings(rounds=3, lr_decay=0.5))
     own, beside = task.optimizer(model.parameters()), task.optimizer([nn.Parameter(torch.zeros(1))])
     seen = []
     train(

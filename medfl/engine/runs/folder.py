@@ -33,7 +33,7 @@ def claim(folder: Path, run: RunFile) -> None:
 
     Raises:
         StoreError: If the folder holds another run or a run whose state was deleted (``medfl clean``), if its run was
-            started for more rounds, or, with a privacy setting, for fewer rounds.
+            started for more rounds, or, with a privacy setting or a cosine schedule, for fewer rounds.
     """
     path = folder / RunFile.NAME
     if path.exists() and _failed_at_start(folder, run.identity):
@@ -104,6 +104,17 @@ def _check_rounds(folder: Path, before: int, run: RunFile) -> None:
             "changed_privacy_rounds",
             f"The run folder '{folder}' spread its privacy budget over {before} rounds, got "
             f"{run.rounds}: more rounds would exceed the budget. Name another folder with --output_dir.",
+            path=folder,
+            expected=before,
+            found=run.rounds,
+        )
+    recipe = run.settings.optimization
+    if recipe is not None and recipe.schedule == "cosine" and run.rounds != before:
+        raise StoreError(
+            "changed_schedule_rounds",
+            f"The learning rates of the run in '{folder}' follow a cosine over {before} rounds, got {run.rounds}: more "
+            f"rounds would change the learning rates of completed rounds. Set --rounds {before}, or name another "
+            "folder with --output_dir.",
             path=folder,
             expected=before,
             found=run.rounds,

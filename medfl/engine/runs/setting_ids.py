@@ -81,7 +81,7 @@ def options_to_ids(options: Meta, config: Mapping[str, object]) -> Meta:
         name = bare_name(option)
         top, _, part = name.partition("#")
         if part and top in values:  # to override a part, the id of the whole setting must exist
-            ids.setdefault(f"{SETTINGS_ID}#{top}", copy.deepcopy(values[top]))
+            ids.setdefault(f"{SETTINGS_ID}#{top}", {} if values[top] is None else copy.deepcopy(values[top]))
         ids[f"{SETTINGS_ID}#{name}" if top in values else name] = value
     return ids
 

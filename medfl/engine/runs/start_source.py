@@ -350,7 +350,13 @@ def _start_of_run(folder: Path, site: str, registry: Registry, skip: Sequence[st
     source = f"{folder.name}#{site}" if site else folder.name
     start = _read_start(_model_file(bundle), source, registry, skip)
     title = f"model of site '{site}'" if site else "global model"
-    return replace(start, title=f"Run '{folder.name}' ({run.identity.method}), {title}", origin=RUN_ORIGIN)
+    before = run.provenance.start
+    return replace(
+        start,
+        title=f"Run '{folder.name}' ({run.identity.method}), {title}",
+        licence="" if before is None else before.licence,
+        origin=RUN_ORIGIN if before is None else f"{RUN_ORIGIN} That run started from: {before.sentence}",
+    )
 
 
 def _model_file(bundle: Path) -> Path:

@@ -177,6 +177,13 @@ def has_residuals(model: nn.Module) -> bool:
     return any(isinstance(module, Adapted) and module.lora_residual is not None for module in model.modules())
 
 
+def trains_factor_a(model: nn.Module) -> bool:
+    """Return True if a network has adapters of which both factors are trained."""
+    return any(
+        isinstance(module, Adapted) and module.get_parameter(FACTOR_A).requires_grad for module in model.modules()
+    )
+
+
 def _adaptable_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield the layers of a network that can have an adapter, with their names."""
     opaque = {part for module in model.modules() if isinstance(module, OPAQUE_TYPES) for part in module.modules()}

@@ -152,7 +152,7 @@ class FedKD(Averaging):
             adapter = nn.Linear(*sizes, bias=False)
         adapter.load_state_dict(auxiliary_state(site, ADAPTER_PREFIX) or adapter.state_dict())
         fit.extra["adapter"] = adapter.to(site.task.device)
-        fit.extra["adapter_optimizer"] = site.task.optimizer(adapter.parameters())
+        fit.extra["adapter_optimizer"] = site.task.make_optimizer(adapter, adapter.parameters())
 
     def make_optimizer(self, fit: Fit) -> torch.optim.Optimizer:
         """Return the mentee's optimiser, with the learning rate multiplied by `mentee_rate`."""

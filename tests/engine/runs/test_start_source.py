@@ -324,6 +324,7 @@ def test_a_run_starts_from_the_final_model_of_another_bit_by_bit(finished, tmp_p
         assert origin.sha256 == hashlib.sha256((finished / "run" / exported / WEIGHTS).read_bytes()).hexdigest()
         assert "patients" in origin.origin
         assert str(finished) not in (target / "run.json").read_text()
+        assert origin.sentence in find(target).origin  # a run that starts from this one names both
 
 
 def test_folders_without_a_model_are_refused(finished, tmp_path):

@@ -73,6 +73,12 @@ def test_the_bits_are_those_of_one_machine(place: Place, tmp_path: Path, method:
     compare(place, tmp_path, method, **{"method": method} | MORE.get(method, {}))
 
 
+def test_a_recipe_has_the_bits_of_one_machine(place: Place, tmp_path: Path) -> None:
+    """The published average differs from the model of the requests, so both are sent."""
+    recipe = {"schedule": "cosine", "warmup_rounds": 1, "layer_decay": 0.7, "decay_norms": False, "ema": 0.6}
+    compare(place, tmp_path, "recipe", rounds=3, steps=1, optimization=recipe)
+
+
 def test_a_run_does_not_continue_with_other_networks(place: Place) -> None:
     loopback = Loopback(place.files("other-networks"))
     settings = {"method": "fedskd", "rounds": 1, "steps": 1}
