@@ -28,6 +28,7 @@ from medfl.privacy.policy import policy_of
 from medfl.privacy.statements import describe_secure
 from medfl.settings import Optimization, Settings
 from medfl.task import Task
+from medfl.toolkit.aggregation import check_exact_adapters
 from medfl.toolkit.averaging import Averaging, publishes_average
 from medfl.training.precision import cpu_has_bf16
 from medfl.types import AugmentingDataset, Dataset, Meta
@@ -269,40 +270,6 @@ def check_moving_average(name: str, method: Method, settings: Settings, networks
             settings=["lora.aggregation", "optimization.ema"],
             method=name,
         )
-
-
-def check_exact_adapters(name: str, method: Method, settings: Settings) -> None:
-    """Check that low-rank adapters can be averaged exactly, in a run whose networks have residuals.
-
-    The server needs each site's factors, and its new model must be the weighted mean of the sites' models.
-
-    Args:
-        name: Name of the method.
-        method: The method.
-        settings: Settings of the run.
-
-    Raises:
-        SettingsError: If the method does not support it, or the run has a robust rule or secure aggregation.
-    """
-    advice = "Set 'lora.aggregation' to 'frozen_a', whose mean is exact for every method, or to 'naive'."
-    if Capability.EXACT_ADAPTERS not in method.active_supports:
-        raise SettingsError(
-            "method_not_supported",
-            f"Exact aggregation of adapters needs a server whose new model is the weighted mean of the sites' models, "
-            f"and method '{name}' does not promise that (`Capability.EXACT_ADAPTERS` in `supports`). {advice}",
-            feature="exact_adapters",
-            method=name,
-        )
-    for setting, reason in (
-        ("robust", "a robust rule replaces the mean of the updates, so no mean of the weight changes exists"),
-        ("secure_aggregation", "secure aggregation gives the server only the sum of the factors, not their products"),
-    ):
-        if getattr(settings, setting) is not None:
-            raise SettingsError(
-                "incompatible_settings",
-                f"Exact aggregation of adapters is not possible: {reason}. {advice}",
-                settings=["lora.aggregation", setting],
-            )
 
 
 def _describe_aggregation(method: Method) -> tuple[str, str]:

@@ -13,10 +13,10 @@ from collections.abc import Collection, Mapping
 import torch
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from medfl.contract import PayloadKind, Replies, Server
+from medfl.contract import Capability, Method, PayloadKind, Replies, Server
 from medfl.errors import RefusedError, SettingsError
 from medfl.networks.adapters.tensors import FACTOR_A, FACTOR_B, RESIDUAL, is_factor, is_residual, low_rank_product
-from medfl.settings import participant_count
+from medfl.settings import Settings, participant_count
 from medfl.types import MODEL_PREFIX, Meta, Tensors
 from medfl.utils.memory import pieces
 from medfl.utils.text import names_and_more
@@ -276,6 +276,40 @@ def sample_sites(names: list[str], fraction: float, generator: torch.Generator) 
         return []
     chosen = torch.randperm(len(names), generator=generator)[: participant_count(len(names), fraction)]
     return sorted(names[index] for index in chosen.tolist())
+
+
+def check_exact_adapters(name: str, method: Method, settings: Settings) -> None:
+    """Check that low-rank adapters can be averaged exactly, in a run whose networks have residuals.
+
+    The server needs each site's factors, and its new model must be the weighted mean of the sites' models.
+
+    Args:
+        name: Name of the method.
+        method: The method.
+        settings: Settings of the run.
+
+    Raises:
+        SettingsError: If the method does not support it, or the run has a robust rule or secure aggregation.
+    """
+    advice = "Set 'lora.aggregation' to 'frozen_a', whose mean is exact for every method, or to 'naive'."
+    if Capability.EXACT_ADAPTERS not in method.active_supports:
+        raise SettingsError(
+            "method_not_supported",
+            f"Exact aggregation of adapters needs a server whose new model is the weighted mean of the sites' models, "
+            f"and method '{name}' does not promise that (`Capability.EXACT_ADAPTERS` in `supports`). {advice}",
+            feature="exact_adapters",
+            method=name,
+        )
+    for setting, reason in (
+        ("robust", "a robust rule replaces the mean of the updates, so no mean of the weight changes exists"),
+        ("secure_aggregation", "secure aggregation gives the server only the sum of the factors, not their products"),
+    ):
+        if getattr(settings, setting) is not None:
+            raise SettingsError(
+                "incompatible_settings",
+                f"Exact aggregation of adapters is not possible: {reason}. {advice}",
+                settings=["lora.aggregation", setting],
+            )
 
 
 def check_validation(server: Server, why: str) -> None:

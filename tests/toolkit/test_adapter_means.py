@@ -168,6 +168,10 @@ def test_methods_without_the_promise_and_settings_without_single_factors_are_ref
     for setting, value in (("robust", {"rule": "median"}), ("secure_aggregation", {})):
         with refused(SettingsError, "incompatible_settings", settings=["lora.aggregation", setting]):
             case("exact", **{setting: value}).run(tmp_path / setting)
+    for aggregation in ("exact", "naive"):
+        with refused(SettingsError, "incompatible_settings", settings=["lora.aggregation", "optimization.ema"]):
+            case(aggregation, optimization={"ema": 0.9}).run(tmp_path / aggregation)
+    assert case("frozen_a", optimization={"ema": 0.9}).run(tmp_path / "ema").outcome.status == "finished"
     assert case("naive", "fedavgm").run(tmp_path / "naive").outcome.status == "finished"
 
 
