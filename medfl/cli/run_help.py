@@ -115,7 +115,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "adversaries",
         "compression",
     ),
-    "Computing": ("threads", "cache", "cache_dir", "loaders"),
+    "Computing": ("threads", "cache", "feature_cache", "cache_dir", "loaders"),
     "Plugins": ("plugins", "disabled_plugins"),
     "Backend": ("backend",),
     "Records, and MONAI's own options": (
