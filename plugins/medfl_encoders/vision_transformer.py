@@ -8,8 +8,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from medfl.types import Tensors
 from medfl_encoders import IMAGENET_MEAN, IMAGENET_STD
 from medfl_encoders.image_input import ImageInput
+from medfl_encoders.tensor_names import from_vit
 
 PATCH = 14
 """Edge of a patch in pixels."""
@@ -182,6 +184,14 @@ class ViTS14(nn.Module):
         image_input = ImageInput("ViTS14", in_channels, spatial_dims, size, PATCH, mean, std)
         self.body = VisionTransformerBody(image_input, width=384, depth=12, heads=6)
         self.head = nn.Linear(384, num_classes)
+
+    @torch.jit.unused
+    def rename_weights(self, tensors: Tensors) -> Tensors:
+        """Return weights with this network's names, from those of DINOv2, timm, Hugging Face or this network.
+
+        Files of unknown content, which no record describes, get their names here.
+        """
+        return tensors if any(name.startswith("body.") for name in tensors) else from_vit(tensors)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Compute logits (B, num_classes) of images (B, in_channels, H, W) in [0, 1]."""

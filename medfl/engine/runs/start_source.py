@@ -253,6 +253,7 @@ def _start_of_record(
     if record.convert:
         tensors = registry.pretrained_weights_function(record.name, "convert")(tensors)
     check_tensors(tensors, path)
+    channels = len(record.mean)
     return Start(
         source=record.name,
         title=record.title,
@@ -262,8 +263,8 @@ def _start_of_record(
         origin=record.source,
         skip=_sorted_skip(skip),
         network=record.network,
-        mean=tuple(record.mean),
-        std=tuple(record.std),
+        mean=(0.0,) * channels if record.network_normalises else tuple(record.mean),
+        std=(1.0,) * channels if record.network_normalises else tuple(record.std),
         allows_missing_head=True,
     )
 
