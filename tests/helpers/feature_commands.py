@@ -7,7 +7,7 @@ import re
 import pytest
 
 PACKAGES = {
-    **dict.fromkeys(("card", "compare", "report", "status", "verify", "monitor"), "medfl_report"),
+    **dict.fromkeys(("card", "compare", "report", "score", "status", "verify", "monitor"), "medfl_report"),
     **dict.fromkeys(("demo", "study", "tune"), "medfl_studies"),
     "attack": "medfl_attacks",
     **dict.fromkeys(("federate", "site"), "medfl_flare"),
