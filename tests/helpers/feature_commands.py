@@ -24,7 +24,7 @@ def skip_without(*commands: str) -> None:
 
 
 def skip_without_commands_of(shell: str) -> None:
-    """Skip the test if the package of a ``medfl`` command, or of a bundle's network, in lines of a shell was deleted."""
+    """Skip the test if the package of a ``medfl`` command or of a bundle in lines of a shell was deleted."""
     if "medfl run own_images" in shell:
         pytest.importorskip("medfl_encoders")
     skip_without(*re.findall(r"\bmedfl ([\w-]+)", shell))

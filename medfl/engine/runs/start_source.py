@@ -219,13 +219,6 @@ def _normalisation(record: PretrainedWeightsRecord) -> tuple[tuple[float, ...], 
     return tuple(record.mean), tuple(record.std)
 
 
-def _normalisation(record: PretrainedWeightsRecord) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the mean and standard deviation with which a bundle must normalise images for known weights."""
-    if record.network_normalises:
-        return (0.0,) * len(record.mean), (1.0,) * len(record.std)
-    return tuple(record.mean), tuple(record.std)
-
-
 def _is_close(expected: Sequence[float], used: Sequence[float]) -> bool:
     """Return whether values per channel agree; a single used value is compared with the mean of the expected ones."""
     if len(used) == 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -142,7 +143,7 @@ def score_images(bundle: Path, images: Path, labelled: LabelledImages, out: Path
             objective=objective.name,
         )
     places = {"bundle_root": bundle, "dataset_dir": images, "output_dir": out, "ckpt_dir": bundle / "models"}
-    run(config_file=str(config), logging_file=False, **{name: str(path) for name, path in places.items()})
+    run(config_file=str(config), **{name: str(path) for name, path in places.items()})
     probabilities, names = read_probabilities(out / PREDICTIONS_FILE)
     rows = [row for row, file in enumerate(labelled.files) if file in probabilities]
     if not rows:
@@ -198,12 +199,7 @@ def compute_scores(
     for metric in METRICS:
         if metric not in objective.scores:
             continue
-        interval = bootstrap(
-            lambda outputs, labels, weights, name=metric: objective.weighted_score(name, outputs, labels, weights),
-            predictions,
-            targets,
-            patients=units,
-        )
+        interval = bootstrap(partial(objective.weighted_score, metric), predictions, targets, patients=units)
         if interval is not None:
             values = (interval.difference, interval.low, interval.high)
             scores.append(ImageScore(metric, *values, images=len(targets), patients=len(numbers)))
