@@ -419,6 +419,8 @@ class PretrainedWeightsRecord(PluginRecord):
             empty if the file has these names. The classifier of other classes is left out.
         read: ``module:function`` that maps the path to the file's tensors, for formats that medfl does not read; empty
             for safetensors and for state dicts that torch has saved.
+        network_normalises: Whether the network itself subtracts `mean` and divides by `std`, so that a bundle must
+            leave images in [0, 1].
     """
 
     kind = "pretrained_weights"
@@ -437,6 +439,7 @@ class PretrainedWeightsRecord(PluginRecord):
     target: str
     convert: str = ""
     read: str = ""
+    network_normalises: bool = False
 
     def __post_init__(self) -> None:
         if not (re.fullmatch(r"[0-9a-f]{64}", self.sha256) and len(self.mean) == len(self.std) and min(self.std) > 0):

@@ -76,7 +76,7 @@ def error_classes() -> set[str]:
 
 def sources() -> list[Path]:
     root = Path(__file__).parents[1]
-    folders = ("medfl", "plugins/medfl_methods", "plugins/medfl_mlflow", "data_prep")
+    folders = ("medfl", "plugins/medfl_methods", "plugins/medfl_mlflow", "plugins/medfl_encoders", "data_prep")
     return [path for folder in folders for path in sorted((root / folder).rglob("*.py"))]
 
 

@@ -24,7 +24,9 @@ TESTS, PLUGINS = ROOT / "tests", ROOT / "plugins"
 PROJECT = ROOT / "pyproject.toml"
 DEPENDENTS = {
     "medfl_report": ("medfl_studies", "medfl_attacks", "medfl_flare", "medfl_adopt"),
-    **dict.fromkeys(("medfl_studies", "medfl_attacks", "medfl_flare", "medfl_adopt", "medfl_mlflow"), ()),
+    **dict.fromkeys(
+        ("medfl_studies", "medfl_attacks", "medfl_flare", "medfl_adopt", "medfl_mlflow", "medfl_encoders"), ()
+    ),
 }
 """Maps each feature package to the packages that import it and are deleted with it."""
 

@@ -70,10 +70,10 @@ List methods, data sets, bundles and more:
 
 Run the same steps on your own images, with a table that gives the file, class and hospital of each image:
   medfl prep folder images --table labels.csv --image-column file --label-column diagnosis \\
-      --site-column hospital --size 64 --out data/own
+      --site-column hospital --size 224 --out data/own
   medfl partition data/own --out data/hospitals --scheme by_site --column site
-  medfl run medmnist_classification --dataset-dir data/hospitals --method local --output-dir runs/local
-  medfl run medmnist_classification --dataset-dir data/hospitals --method fedavg --output-dir runs/fedavg
+  medfl run own_images --dataset-dir data/hospitals --method local --output-dir runs/local
+  medfl run own_images --dataset-dir data/hospitals --method fedavg --output-dir runs/fedavg
   medfl report runs/fedavg runs/local --out runs/report.html
 
 Each command has a help page with an example: medfl run --help. The guide is docs/guide.md.

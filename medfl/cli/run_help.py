@@ -77,6 +77,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "start",
         "start_skip",
         "train_part",
+        "lora",
         "feature_views",
         "loss",
         "lr_decay",

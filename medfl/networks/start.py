@@ -96,7 +96,8 @@ class Start:
         """Return the tensors that replace a network's, with the network's own names, shapes and types.
 
         Args:
-            model: Network with `head`, its classifier, if ``start_skip`` names it or the weights may lack one.
+            model: Network with `head`, its classifier, if ``start_skip`` names it or the weights may lack one. Its
+                method `rename_weights`, if it has one, maps tensors with the names of other programs to its own.
             name: Name of the network, for messages.
 
         Raises:
@@ -105,6 +106,8 @@ class Start:
         """
         own = full_state_dict(model)
         loaded = _without_enclosing_prefix(self.tensors, own)
+        if callable(rename := getattr(model, "rename_weights", None)):
+            loaded = rename(loaded)
         head = _head_prefix(model)
         skipped = self._skipped_prefixes([*own, *loaded], head, name)
         wanted = {key: tensor for key, tensor in own.items() if not _is_within(key, skipped)}

@@ -12,7 +12,7 @@ from torch import nn
 from medfl.errors import SettingsError
 from medfl.metrics import METRICS
 from medfl.metrics.metric import Metric
-from medfl.objectives.objective import Objective, format_value
+from medfl.objectives.objective import PROBABILITY_THRESHOLD, Objective, format_value
 from medfl.objectives.outputs import ConstantAnswer, mean_of_classes
 from medfl.objectives.target_checks import check_rows
 from medfl.types import Meta
@@ -131,6 +131,8 @@ class Multiclass(Objective):
     @property
     def decision_rule(self) -> str:
         """Text that describes how the predicted class is derived from the probabilities."""
+        if self.num_classes == 2:
+            return f"probability of the second class > {PROBABILITY_THRESHOLD:g}"
         return "most probable class"
 
     def prediction_columns(self, names: Sequence[str]) -> tuple[str, ...]:

@@ -41,6 +41,12 @@ def medfl_commands() -> list[CommandRecord]:
             "Look at results",
         ),
         CommandRecord(
+            "score",
+            "medfl_report.commands.score:command",
+            "Predict and score new labelled images with an exported bundle.",
+            "Look at results",
+        ),
+        CommandRecord(
             "verify",
             "medfl_report.commands.verify:command",
             "Check files and numbers of bundles against their model cards.",

@@ -58,5 +58,13 @@ def test_decisions_against_the_other_class() -> None:
     assert Multilabel(2).prediction_cells(torch.tensor([0.1, 0.5]), ())[0] == "1"
 
 
+def test_two_classes_have_a_threshold() -> None:
+    objective = Multiclass(2)
+    rule = "probability of the second class > 0.5"
+    for second, name in ((0.5, "benign"), (0.51, "malignant")):
+        cells = objective.prediction_cells(torch.tensor([1 - second, second]), ("benign", "malignant"))
+        assert cells[:2] == [name, rule]
+
+
 def test_names_of_another_number_than_the_outputs_are_not_used() -> None:
     assert Regression(2).prediction_columns(("cases",)) == ("y0", "y1", "unit")

@@ -7,7 +7,7 @@ import re
 import pytest
 
 PACKAGES = {
-    **dict.fromkeys(("card", "compare", "report", "status", "verify", "monitor"), "medfl_report"),
+    **dict.fromkeys(("card", "compare", "report", "score", "status", "verify", "monitor"), "medfl_report"),
     **dict.fromkeys(("demo", "study", "tune"), "medfl_studies"),
     "attack": "medfl_attacks",
     **dict.fromkeys(("federate", "site"), "medfl_flare"),
@@ -24,5 +24,7 @@ def skip_without(*commands: str) -> None:
 
 
 def skip_without_commands_of(shell: str) -> None:
-    """Skip the test if the package of a ``medfl`` command in lines of a shell was deleted."""
+    """Skip the test if the package of a ``medfl`` command or of a bundle in lines of a shell was deleted."""
+    if "medfl run own_images" in shell:
+        pytest.importorskip("medfl_encoders")
     skip_without(*re.findall(r"\bmedfl ([\w-]+)", shell))

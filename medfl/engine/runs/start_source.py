@@ -207,8 +207,16 @@ def start_normalisation(
     record = None if source is None else load_plugins(plugins).pretrained_weights.get(source)
     if record is None:
         return list(default)
-    values = record.mean if statistic == "mean" else record.std
+    mean, std = _normalisation(record)
+    values = mean if statistic == "mean" else std
     return [sum(values) / len(values)] if len(default) == 1 else list(values)
+
+
+def _normalisation(record: PretrainedWeightsRecord) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the mean and standard deviation with which a bundle must normalise images for known weights."""
+    if record.network_normalises:
+        return (0.0,) * len(record.mean), (1.0,) * len(record.std)
+    return tuple(record.mean), tuple(record.std)
 
 
 def _is_close(expected: Sequence[float], used: Sequence[float]) -> bool:
@@ -253,6 +261,7 @@ def _start_of_record(
     if record.convert:
         tensors = registry.pretrained_weights_function(record.name, "convert")(tensors)
     check_tensors(tensors, path)
+    mean, std = _normalisation(record)
     return Start(
         source=record.name,
         title=record.title,
@@ -262,8 +271,8 @@ def _start_of_record(
         origin=record.source,
         skip=_sorted_skip(skip),
         network=record.network,
-        mean=tuple(record.mean),
-        std=tuple(record.std),
+        mean=mean,
+        std=std,
         allows_missing_head=True,
     )
 

@@ -233,6 +233,19 @@ def test_another_normalisation_is_a_warning_with_both(known, caplog, mean, std, 
         assert {str([0.4, 0.5, 0.6]), str(list(mean))} <= {str(value) for value in caplog.records[0].args}
 
 
+def test_images_stay_as_they_are_for_a_network_that_normalises(tmp_path, known, caplog):
+    registry = known(1.0)
+    plugin = tmp_path / "tiny.py"
+    plugin.write_text(plugin.read_text().replace("install=", "network_normalises=True, install="))
+    registry = load_plugins([plugin])
+    warn_of_normalisation(find("tiny", registry), (0.0,), (1.0,))
+    assert not caplog.records
+    warn_of_normalisation(find("tiny", registry), (0.4, 0.5, 0.6), (0.2, 0.2, 0.2))
+    assert len(caplog.records) == 1
+    assert start_normalisation("tiny", "mean", [0.5] * 3, [str(plugin)]) == [0.0] * 3
+    assert start_normalisation("tiny", "std", [0.5], [str(plugin)]) == [1.0]
+
+
 def test_a_bundle_can_take_the_normalisation_of_known_weights(tmp_path, known):
     known(1.0)
     plugins = [str(tmp_path / "tiny.py")]

@@ -1,0 +1,98 @@
+"""First step of every encoder: images of any size with one or three channels become normalised images of one size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from medfl.errors import SettingsError
+from medfl_encoders import IMAGENET_MEAN, IMAGENET_STD
+
+
+class ImageInput(nn.Module):
+    """Conversion of images in [0, 1] to the three normalised channels that pretrained weights expect.
+
+    The steps are: resize to a square with bilinear interpolation (with antialiasing when the image shrinks), repeat a
+    single channel three times, subtract the mean and divide by the standard deviation of each channel. Images that
+    already have the size are not interpolated. Repeating the channel equals summing the first convolution's weights
+    over its three input channels; it also allows a mean for each channel.
+
+    Args:
+        network: Name of the network, for messages.
+        in_channels: Number of image channels, 1 or 3.
+        spatial_dims: Number of spatial dimensions of the images; must be 2.
+        size: Edge of the square in pixels.
+        multiple: Number that must divide `size`.
+        mean: Mean of each of the three channels, on the scale [0, 1].
+        std: Standard deviation of each of the three channels, > 0.
+
+    Attributes:
+        size: The argument `size`.
+        mean: Buffer (3, 1, 1), which is not part of the state dict.
+        std: Buffer (3, 1, 1), which is not part of the state dict.
+
+    Raises:
+        SettingsError: If an argument is invalid.
+    """
+
+    def __init__(
+        self,
+        network: str,
+        in_channels: int,
+        spatial_dims: int = 2,
+        size: int = 224,
+        multiple: int = 1,
+        mean: Sequence[float] = IMAGENET_MEAN,
+        std: Sequence[float] = IMAGENET_STD,
+    ) -> None:
+        super().__init__()
+        if spatial_dims != 2:
+            raise SettingsError(
+                "unsupported_dimensions",
+                f"{network} expected images (spatial_dims 2), got spatial_dims {spatial_dims}. Choose a network for "
+                "volumes, such as resnet10.",
+                network=network,
+                expected=2,
+                found=spatial_dims,
+            )
+        if in_channels not in (1, 3):
+            raise SettingsError(
+                "unsupported_channels",
+                f"{network} expected images of 1 or 3 channels, got {in_channels}. Choose another network, such as "
+                "resnet10, or prepare images with 1 or 3 channels.",
+                network=network,
+                expected=[1, 3],
+                found=in_channels,
+            )
+        if not isinstance(size, int) or size < 32 or size % multiple:
+            rule = f" that is divisible by {multiple}" if multiple > 1 else ""
+            raise SettingsError(
+                "setting_out_of_range",
+                f"{network} expected a size of at least 32 pixels{rule}, got {size!r}",
+                network=network,
+                setting="size",
+                minimum=32,
+                multiple=multiple,
+                found=size,
+            )
+        if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
+            raise SettingsError(
+                "setting_out_of_range",
+                f"{network} expected three numbers for mean and three positive ones for std, got {list(mean)} and "
+                f"{list(std)}",
+                network=network,
+                setting="mean, std",
+                found=[list(mean), list(std)],
+            )
+        self.size = size
+        self.mean = nn.Buffer(torch.tensor(mean, dtype=torch.float32).reshape(3, 1, 1), persistent=False)
+        self.std = nn.Buffer(torch.tensor(std, dtype=torch.float32).reshape(3, 1, 1), persistent=False)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Convert images (B, 1 or 3, H, W) in [0, 1] to normalised images (B, 3, size, size)."""
+        if images.shape[-2] != self.size or images.shape[-1] != self.size:
+            images = F.interpolate(images, [self.size, self.size], mode="bilinear", antialias=True)
+        return (images.expand(-1, 3, -1, -1) - self.mean) / self.std
