@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from medfl.errors import SettingsError, did_you_mean
-from medfl.networks.adapters.layers import AdapterOptions
-from medfl.networks.feature_input import FeatureNetworkBuilder, overwriting_tensors
-from medfl.networks.frozen import frozen_tensors, set_and_remove_frozen
-from medfl.networks.trainable import ALL, build_with_frozen_rest
+from medfl.networks.transfer.adapters.layers import AdapterOptions
+from medfl.networks.transfer.feature_input import FeatureNetworkBuilder, overwriting_tensors
+from medfl.networks.transfer.frozen import frozen_tensors, set_and_remove_frozen
+from medfl.networks.transfer.trainable import ALL, build_with_frozen_rest
 from medfl.objectives import Objective
 from medfl.settings import Lora, Optimization, Settings
 from medfl.training.learning_rates import EpochRates, LearningRates, Schedule, StepRates
@@ -25,7 +25,7 @@ from medfl.utils.rng import seeded_generators
 from medfl.utils.wire import digest
 
 if TYPE_CHECKING:
-    from medfl.networks.start import Start
+    from medfl.networks.transfer.start import Start
     from medfl.training.augment import Augmentation, AugmentFunction
     from medfl.training.predict import Inferer
 
@@ -181,7 +181,7 @@ class Task:
         return self._names[name]
 
     def frozen(self, network: str | None = None) -> Tensors:
-        """Return the frozen tensors of a network by name, on the CPU (`medfl.networks.frozen.frozen_tensors`).
+        """Return the frozen tensors of a network by name, on the CPU (`medfl.networks.transfer.frozen.frozen_tensors`).
 
         They depend only on the network and `start`, not on the run's seed, the site or the round. They never change,
         so state dicts of networks from `build` and `load` don't contain them, and they are never sent, averaged or
@@ -229,8 +229,8 @@ class Task:
         """Return the task whose networks have all parameters frozen that a run doesn't train.
 
         Args:
-            train_part: The run's setting ``train_part`` (`medfl.networks.trainable.freeze_rest`); ``all`` leaves the
-                task unchanged.
+            train_part: The run's setting ``train_part`` (`medfl.networks.transfer.trainable.freeze_rest`); ``all``
+                leaves the task unchanged.
             lora: The run's setting ``lora``, for ``train_part`` ``lora``; None uses the defaults.
         """
         if train_part == self.train_part:

@@ -20,8 +20,8 @@ from medfl.engine.needs import NEED_CONDITIONS, check_needs
 from medfl.engine.secure.checks import check_secure
 from medfl.engine.site import Splits
 from medfl.errors import DataError, SettingsError
-from medfl.networks.adapters.layers import has_residuals, trains_factor_a
 from medfl.networks.norms import has_batch_norm
+from medfl.networks.transfer.adapters.layers import has_residuals, trains_factor_a
 from medfl.objectives import Objective
 from medfl.plugins import Registry
 from medfl.privacy.policy import policy_of

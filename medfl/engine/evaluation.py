@@ -14,9 +14,9 @@ from torch import nn
 
 from medfl.contract import Method, Model
 from medfl.metrics import LOWER_IS_BETTER_METRICS, UNBOUNDED_METRICS
-from medfl.networks.adapters.layers import adapter_scale
-from medfl.networks.adapters.tensors import merge_adapters
-from medfl.networks.frozen import get_tensor, removed_names
+from medfl.networks.transfer.adapters.layers import adapter_scale
+from medfl.networks.transfer.adapters.tensors import merge_adapters
+from medfl.networks.transfer.frozen import get_tensor, removed_names
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.training.predict import predict

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from medfl.networks.frozen import modules_outside_frozen
+from medfl.networks.transfer.frozen import modules_outside_frozen
 
 NORM_TYPES: dict[str, tuple[type[nn.Module], ...]] = {
     "batch": (_BatchNorm,),

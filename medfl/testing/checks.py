@@ -22,8 +22,8 @@ from medfl.engine.site import Splits
 from medfl.engine.store import Store
 from medfl.errors import MedflError, SettingsError
 from medfl.hooks import METHOD_DECLARATIONS, Capability
-from medfl.networks.adapters.tensors import is_residual
 from medfl.networks.parts import names_without_head
+from medfl.networks.transfer.adapters.tensors import is_residual
 from medfl.task import Task
 from medfl.testing.cohort import (
     Case,

@@ -15,7 +15,14 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from medfl.contract import Capability, Method, PayloadKind, Replies, Server
 from medfl.errors import RefusedError, SettingsError
-from medfl.networks.adapters.tensors import FACTOR_A, FACTOR_B, RESIDUAL, is_factor, is_residual, low_rank_product
+from medfl.networks.transfer.adapters.tensors import (
+    FACTOR_A,
+    FACTOR_B,
+    RESIDUAL,
+    is_factor,
+    is_residual,
+    low_rank_product,
+)
 from medfl.settings import Settings, participant_count
 from medfl.types import MODEL_PREFIX, Meta, Tensors
 from medfl.utils.memory import pieces

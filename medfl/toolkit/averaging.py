@@ -33,8 +33,8 @@ from medfl.contract import (
 )
 from medfl.errors import SettingsError
 from medfl.hooks import UNINHERITED_CAPABILITIES
-from medfl.networks.adapters.tensors import is_residual
 from medfl.networks.norms import buffer_names, norm_names
+from medfl.networks.transfer.adapters.tensors import is_residual
 from medfl.privacy.policy import policy_of
 from medfl.settings import participant_count
 from medfl.task import Task

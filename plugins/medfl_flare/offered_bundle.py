@@ -33,7 +33,7 @@ from medfl.engine.runs.provenance import bundle_values, run_files
 from medfl.engine.runs.start_source import find_start
 from medfl.errors import MedflError, RefusedError, SettingsError, did_you_mean
 from medfl.networks.memory_limit import MemoryLimit, TooLargeError
-from medfl.networks.start import Start
+from medfl.networks.transfer.start import Start
 from medfl.objectives import Objective
 from medfl.plugins import Registry, load_plugins
 from medfl.records.run_file import JoinedSite

@@ -16,7 +16,7 @@ from medfl.bundle.federation import read_federation
 from medfl.cli.main import app
 from medfl.engine.runs.folder import begun_run
 from medfl.errors import SettingsError
-from medfl.networks.frozen import full_state_dict
+from medfl.networks.transfer.frozen import full_state_dict
 from medfl.records.run_file import SettingOrigin
 from medfl.settings import Lora
 from medfl_adopt.adopting import adopt, read_bundle

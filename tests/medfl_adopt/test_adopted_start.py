@@ -17,7 +17,7 @@ from medfl.bundle.federation import read_federation
 from medfl.cli.main import app
 from medfl.engine.runs.folder import begun_run
 from medfl.errors import SettingsError
-from medfl.networks.frozen import full_state_dict
+from medfl.networks.transfer.frozen import full_state_dict
 from medfl_adopt.adopting import adopt
 
 

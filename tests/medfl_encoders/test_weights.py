@@ -19,7 +19,7 @@ from refusals import refused
 
 import medfl_encoders
 from medfl.errors import SettingsError
-from medfl.networks.start import Start
+from medfl.networks.transfer.start import Start
 from medfl.plugin_records import PretrainedWeightsRecord
 from medfl.types import Tensors
 from medfl_encoders import onnx_file, tensor_names, weight_files

@@ -13,8 +13,8 @@ from medfl.engine.evaluation import add_frozen_tensors, build_predictor
 from medfl.engine.store import Store
 from medfl.errors import RefusedError, SettingsError
 from medfl.hooks import Capability
-from medfl.networks.adapters.layers import AdapterOptions, add_adapters
-from medfl.networks.adapters.tensors import FACTOR_A, FACTOR_B, is_residual, merge_adapters
+from medfl.networks.transfer.adapters.layers import AdapterOptions, add_adapters
+from medfl.networks.transfer.adapters.tensors import FACTOR_A, FACTOR_B, is_residual, merge_adapters
 from medfl.plugins import load_plugins
 from medfl.settings import Lora, Settings, read_settings
 from medfl.testing.cohort import Case, SmallNet, bits, make_data, make_sites, make_task

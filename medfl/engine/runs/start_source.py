@@ -14,7 +14,7 @@ from typing import Literal
 from medfl.engine.runs.run_files import read_run_files
 from medfl.engine.runs.weights_file import WEIGHTS_SUFFIXES, check_tensors, read_bytes, tensors_of
 from medfl.errors import SettingsError, did_you_mean
-from medfl.networks.start import Start
+from medfl.networks.transfer.start import Start
 from medfl.plugin_records import PretrainedWeightsRecord
 from medfl.plugins import Registry, load_plugins
 from medfl.records.run_file import RunFile, StartOrigin

@@ -22,7 +22,7 @@ from medfl.engine.runs.start_source import (
     with_start,
 )
 from medfl.errors import PluginError, SettingsError, StoreError
-from medfl.networks.start import Start
+from medfl.networks.transfer.start import Start
 from medfl.plugins import Registry, load_plugins
 from medfl.settings import Settings
 from medfl.testing.cohort import Case, SmallNet, bits, make_task, scores

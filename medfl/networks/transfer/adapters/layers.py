@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 from medfl.errors import SettingsError
-from medfl.networks.adapters.tensors import FACTOR_A, FACTOR_B, RESIDUAL
+from medfl.networks.transfer.adapters.tensors import FACTOR_A, FACTOR_B, RESIDUAL
 from medfl.utils.text import names_and_more
 
 ALL_LAYERS = "all"

@@ -16,9 +16,9 @@ from medfl.engine.evaluation import add_frozen_tensors
 from medfl.engine.site import Splits
 from medfl.engine.store import Store
 from medfl.errors import SettingsError
-from medfl.networks.frozen import full_state_dict, is_frozen
 from medfl.networks.norms import has_batch_norm
-from medfl.networks.trainable import freeze_rest
+from medfl.networks.transfer.frozen import full_state_dict, is_frozen
+from medfl.networks.transfer.trainable import freeze_rest
 from medfl.plugins import load_plugins
 from medfl.settings import Settings, read_settings
 from medfl.testing.cohort import Case, SmallNet, bits, make_head_only_task, make_sites, make_task

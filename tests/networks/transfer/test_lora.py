@@ -14,8 +14,8 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from medfl.errors import ContractError, SettingsError
-from medfl.networks.adapters.layers import Adapted, AdapterOptions, adapter_scale, add_adapters, has_residuals
-from medfl.networks.adapters.tensors import (
+from medfl.networks.transfer.adapters.layers import Adapted, AdapterOptions, adapter_scale, add_adapters, has_residuals
+from medfl.networks.transfer.adapters.tensors import (
     FACTOR_A,
     FACTOR_B,
     RESIDUAL,

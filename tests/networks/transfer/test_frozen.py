@@ -16,7 +16,7 @@ from medfl.engine.evaluation import add_frozen_tensors
 from medfl.engine.runs.start_source import find_start
 from medfl.engine.store import Store
 from medfl.errors import RefusedError, SettingsError, StoreError
-from medfl.networks.frozen import full_state_dict
+from medfl.networks.transfer.frozen import full_state_dict
 from medfl.plugins import load_plugins
 from medfl.testing.cohort import (
     Case,

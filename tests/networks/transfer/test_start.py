@@ -17,7 +17,7 @@ from medfl.engine.runs.start_source import find_start
 from medfl.errors import SettingsError, StoreError
 from medfl.networks.norms import norm_names
 from medfl.networks.resnet import ResNet
-from medfl.networks.start import Start
+from medfl.networks.transfer.start import Start
 from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
 from medfl.task import Task

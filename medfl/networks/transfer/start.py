@@ -16,8 +16,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from medfl.errors import SettingsError, did_you_mean
-from medfl.networks.frozen import full_state_dict
 from medfl.networks.parts import head_prefix
+from medfl.networks.transfer.frozen import full_state_dict
 from medfl.types import Tensors
 from medfl.utils.text import names_and_more
 

@@ -1,6 +1,7 @@
 """Selection of the parameters that learn: the setting ``train_part`` of a run.
 
-All other parameters are frozen (`medfl.networks.frozen`): they are not trained, sent, averaged, noised or stored.
+All other parameters are frozen (`medfl.networks.transfer.frozen`): they are not trained, sent, averaged, noised or
+stored.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from collections.abc import Callable
 from torch import nn
 
 from medfl.errors import SettingsError
-from medfl.networks.adapters.layers import AdapterOptions, add_adapters
 from medfl.networks.norms import NORM_TYPES
 from medfl.networks.parts import head_names
+from medfl.networks.transfer.adapters.layers import AdapterOptions, add_adapters
 from medfl.utils.text import names_and_more
 
 ALL = "all"

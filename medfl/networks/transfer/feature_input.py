@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from medfl.networks.frozen import frozen_modules
+from medfl.networks.transfer.frozen import frozen_modules
 
 _IS_OVERWRITTEN: ContextVar[bool] = ContextVar("_IS_OVERWRITTEN", default=False)
 """Whether the caller overwrites all tensors of the networks that it builds."""
