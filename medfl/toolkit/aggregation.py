@@ -258,7 +258,7 @@ def mean_residuals(old: Tensors, new: Tensors, replies: Replies, weights: Mappin
             trained = old | {name: old[name].double() + change for name, change in changes.items() if is_factor(name)}
             for name, layer in layers.items():
                 residuals[name].add_(_adapter_change(trained, layer) - before[name], alpha=weights[site])
-        del tensors  # frees the memory before the next reply is read
+        del tensors  # as in the mean of the replies
     return {name: tensor.to(old[name].dtype) for name, tensor in residuals.items()}
 
 
