@@ -263,6 +263,8 @@ def test_views_are_features_of_augmented_images_and_each_visit_draws_one(tmp_pat
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert all(bool((views[:, row] == drawn).all(dim=1).any()) for row, drawn in zip(rows.tolist(), first, strict=True))
+    batches = [next(iter(splits.train.visits([torch.arange(5)], stream))).inputs for stream in range(20)]
+    assert not all(any(torch.equal(batch, view) for view in views) for batch in batches), "each image draws for itself"
     assert type(splits.val) is not type(splits.train)
 
 
