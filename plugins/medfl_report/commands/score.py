@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -96,7 +97,7 @@ def read_labels(table: Path, image_column: str, label_column: str, group_column:
     rows = read_table(table)
     rows.require([column for column in (image_column, label_column, group_column) if column is not None])
     files = [Path(file).as_posix() for file in rows.column(image_column)]
-    if twice := sorted({file for file in files if files.count(file) > 1}):
+    if twice := [file for file, count in Counter(files).items() if count > 1]:
         raise DataError(
             "duplicate_image",
             f"expected one row for each image in '{table}', got several rows for {len(twice)} of them. Remove all but "

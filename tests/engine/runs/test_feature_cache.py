@@ -15,6 +15,7 @@ from medfl.data.pooled import TensorData
 from medfl.engine.runs import feature_cache
 from medfl.engine.runs.feature_cache import FeatureExtractor
 from medfl.engine.site import Splits
+from medfl.networks.transfer.feature_input import FeatureNetworkBuilder, overwriting_tensors
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
 from medfl.testing.cohort import Case, SmallNet, bits, make_data, make_sites, make_task, scores
@@ -128,6 +129,38 @@ def test_other_images_and_another_body_have_other_files(tmp_path):
     assert len(list(tmp_path.iterdir())) == 3
 
 
+def test_a_run_of_another_precision_reads_no_features(tmp_path):
+    data = make_data(9, "features")
+    task = replace(make_task(), networks={"norm": SmallNet}).with_training_of("head")
+    for precision in ("fp32", "bf16"):
+        settings = Settings(rounds=1, train_part="head", precision=precision)
+        FeatureExtractor(task, settings).features(data, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_networks_on_features_are_drawn_as_whole_networks_and_share_no_tensor():
+    build = FeatureNetworkBuilder(lambda: make_task().with_training_of("head").build())
+    heads = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        heads.append(build().head.weight)
+        torch.manual_seed(seed)
+        assert torch.equal(heads[-1], make_task().with_training_of("head").build().head.weight)
+    assert not torch.equal(*heads)
+    with overwriting_tensors():
+        first, second = build(), build()
+    first.head.weight.data.zero_()
+    assert bool(second.head.weight.any())
+
+
+def test_images_that_attackers_change_are_not_cached(tmp_path, caplog):
+    pytest.importorskip("medfl_attacks")
+    caplog.set_level(logging.INFO, logger="medfl")
+    case().run(tmp_path, rounds=1, adversaries={"attack": "label_flip", "sites": ["site-2"]})
+    assert not stored(tmp_path)
+    assert "attackers may change images" in caplog.text
+
+
 def test_a_run_killed_while_it_writes_features_continues(tmp_path, monkeypatch):
     def stop(path, data):
         raise KeyboardInterrupt
@@ -230,7 +263,27 @@ def test_views_are_features_of_augmented_images_and_each_visit_draws_one(tmp_pat
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert all(bool((views[:, row] == drawn).all(dim=1).any()) for row, drawn in zip(rows.tolist(), first, strict=True))
+    batches = [next(iter(splits.train.visits([torch.arange(5)], stream))).inputs for stream in range(20)]
+    assert not all(any(torch.equal(batch, view) for view in views) for batch in batches), "each image draws for itself"
     assert type(splits.val) is not type(splits.train)
+
+
+def test_views_of_another_seed_and_damaged_ones_and_those_of_an_older_body_are_computed_again(tmp_path):
+    task, data = replace(make_task(), augmentation=FLIPS).with_training_of("head"), make_data(9, "views")
+
+    def views(seed):
+        settings = Settings(rounds=1, train_part="head", feature_views=4, seed=seed)
+        return FeatureExtractor(task, settings).views(data, tmp_path)
+
+    first = views(1)
+    (path,) = tmp_path.iterdir()
+    content = path.read_bytes()
+    for left in (content[:-5], wire.encode({"features": first + 0.5}, {}), wire.encode({"features": first[:3]}, {})):
+        path.write_bytes(left)
+        assert torch.equal(views(1), first)
+        assert torch.equal(wire.decode(path.read_bytes())[0]["features"], first)
+    assert not torch.equal(views(2), first)
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_run_on_views_continues_with_the_same_bits_and_depends_on_their_number(tmp_path):

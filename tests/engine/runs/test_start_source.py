@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,10 +25,12 @@ from medfl.engine.runs.start_source import (
 from medfl.errors import PluginError, SettingsError, StoreError
 from medfl.networks.transfer.start import Start
 from medfl.plugins import Registry, load_plugins
+from medfl.records.run_file import RunFile, StartOrigin
 from medfl.settings import Settings
 from medfl.testing.cohort import Case, SmallNet, bits, make_task, scores
 from medfl.testing.synthetic import make_cohort
 from medfl.types import Tensors
+from medfl.utils.text import SHOWN_DIGITS
 
 PLUGIN = '''
 """Plugin with known weights."""
@@ -123,6 +126,18 @@ def test_a_state_dict_is_found_in_its_usual_places(tmp_path, content, suffix):
     task = make_task().with_start(start)
     assert equal(task.initial(0), filled(3.5))
     assert equal(task.initial(1, "plain"), make_task().initial(1, "plain"))
+
+
+def test_of_several_state_dicts_the_most_specific_key_counts(tmp_path):
+    path = saved(tmp_path / "w.pt", {"weights": filled(1.0), "network": filled(2.0), "state_dict": filled(3.0)})
+    assert equal(dict(find(path).tensors), filled(3.0))
+    path = saved(tmp_path / "w.pt", {"weights": filled(1.0), "net": filled(2.0)})
+    assert equal(dict(find(path).tensors), filled(2.0))
+
+
+def test_a_prefix_of_a_wrapper_that_only_some_names_have_stays(tmp_path):
+    mixed = {f"module.{name}" if name.startswith("head.") else name: t for name, t in filled(1.0).items()}
+    assert equal(dict(find(saved(tmp_path / "w.pt", mixed)).tensors), mixed)
 
 
 class Bomb:
@@ -221,6 +236,7 @@ def test_known_weights_are_pinned_and_described(tmp_path, known):
         ((0.4, 0.5, 0.6), (0.2, 0.2, 0.2), False),
         ((0.41, 0.5, 0.6), (0.2, 0.21, 0.2), False),
         ((0.5,), (0.2,), False),
+        ((0.44, 0.5, 0.6), (0.2, 0.2, 0.2), True),
         ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5), True),
         ((0.5,), (0.5,), True),
         ((0.4, 0.5), (0.2, 0.2), True),
@@ -340,6 +356,18 @@ def test_a_run_starts_from_the_final_model_of_another_bit_by_bit(finished, tmp_p
         assert origin.sentence in find(target).origin  # a run that starts from this one names both
 
 
+def test_the_licence_of_the_first_weights_is_that_of_all_runs_after_them(finished, tmp_path):
+    copied = tmp_path / "run"
+    shutil.copytree(finished / "run", copied)
+    before = StartOrigin(source="tiny", title="Tiny network", licence="CC-BY-NC-4.0", origin="Photos.", sha256="0" * 64)
+    run_file = RunFile.read(copied / RunFile.NAME)
+    started = run_file.provenance.model_copy(update={"start": before})
+    run_file.model_copy(update={"provenance": started}).write(copied / RunFile.NAME)
+    for source in (copied, f"{copied}#site-01"):
+        assert find(source).licence == "CC-BY-NC-4.0"
+        assert before.sentence in find(source).origin
+
+
 def test_folders_without_a_model_are_refused(finished, tmp_path):
     with refused(SettingsError, "unknown_site", site="site-09", known=["site-01", "site-02"]):
         find(f"{finished / 'run'}#site-09")
@@ -369,13 +397,31 @@ def test_the_only_file_of_weights_of_a_bundle_is_its_model(tmp_path):
 def test_a_digest_names_a_file_of_the_configured_folders_only(tmp_path):
     path = saved(tmp_path / "weights" / "w.pt", filled(1.0))
     source = f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
+    saved(tmp_path / "weights" / "another.pt", filled(2.0))
     start = find_start(source, load_plugins(), folders=[tmp_path / "absent", tmp_path / "weights"])
     assert equal(dict(start.tensors), filled(1.0))
+    assert start.source == start.title == source[: len("sha256:") + SHOWN_DIGITS], "not the local name of the file"
     for folders in ([], [tmp_path]):
         with refused(SettingsError, "missing_weights"):
             find_start(source, load_plugins(), folders=folders)
     with refused(SettingsError, "invalid_digest"):
         find_start("sha256:../w.pt", load_plugins(), folders=[tmp_path / "weights"])
+    for folders in ([], [tmp_path / "weights"]):
+        with refused(SettingsError, "unknown_start", source=str(path)):
+            find_start(str(path), load_plugins(), folders=folders)
+
+
+def test_weights_of_a_bundle_are_directly_in_its_folder_of_models(tmp_path):
+    saved(tmp_path / "outside.pt", filled(1.0))
+    saved(tmp_path / "bundle" / "models" / "deep" / "inside.pt", filled(1.0))
+    for name in ("../../outside.pt", "deep/inside.pt", str(tmp_path / "outside.pt")):
+        with refused(SettingsError, "invalid_name", name=name):
+            find_start(f"bundle:{name}", load_plugins(), bundle=tmp_path / "bundle")
+
+
+def test_the_order_of_skipped_names_is_no_other_run(tmp_path):
+    path = saved(tmp_path / "w.pt", filled(1.0))
+    assert find(path, skip=("head", "body.1", "head")).skip == find(path, skip=("body.1", "head")).skip
 
 
 def test_a_run_on_data_in_memory_takes_a_path(tmp_path):

@@ -14,6 +14,8 @@ from remote_cases import local_outcome, mini_place, offered, outcome, outcome_wi
 
 from medfl.errors import RefusedError
 from medfl.records.run_file import RunFile
+from medfl_flare.backend.messages import Message
+from medfl_flare.backend.protocol_messages import read_begin_reply
 from medfl_flare.offered_bundle import open_offer
 
 
@@ -98,3 +100,13 @@ def test_a_site_opens_no_path_that_a_server_names(
     offer = offered(place, start=source.format(folder=tmp_path))
     with refused(RefusedError, "start_not_available", site="site-01"):
         open_offer(offer, files["site-01"])
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [("1" * 64, "2" * 64), (None, "2" * 64), ("1" * 64, None)])
+def test_a_site_that_tells_of_other_weights_or_of_none_is_refused(theirs: str | None, ours: str | None) -> None:
+    facts = {"trainable": True, "validates": True} | ({} if theirs is None else {"start": theirs})
+    data = {"name": "", "modality": "", "classes": [], "names": [], "shared_test": None}
+    message = Message("begin", {}, {"facts": facts, "newest": 0, "data": data})
+    with refused(RefusedError, "unlike_start", site="north"):
+        read_begin_reply("north", message, 0, 0, None, ours)
+    assert "start" not in read_begin_reply("north", message, 0, 0, None, theirs)["facts"]

@@ -16,7 +16,7 @@ from medfl.engine.evaluation import add_frozen_tensors
 from medfl.engine.runs.start_source import find_start
 from medfl.engine.store import Store
 from medfl.errors import RefusedError, SettingsError, StoreError
-from medfl.networks.transfer.frozen import full_state_dict
+from medfl.networks.transfer.frozen import frozen_tensors, full_state_dict, set_and_remove_frozen
 from medfl.plugins import load_plugins
 from medfl.testing.cohort import (
     Case,
@@ -67,6 +67,35 @@ def test_a_state_dict_lacks_frozen_parameters_and_loads_with_and_without_them():
     plain = SmallNet()
     plain.load_state_dict(full_state_dict(model))
     assert torch.equal(plain.body[0].weight, FixedConv.original()["weight"])
+
+
+def layers(frozen: int, *more: nn.Module) -> nn.Sequential:
+    """Return linear layers of which the first ones are frozen, and other layers after them."""
+    model = nn.Sequential(*(nn.Linear(2, 2).requires_grad_(number >= frozen) for number in range(3)), *more)
+    set_and_remove_frozen(model, frozen_tensors(model))
+    return model
+
+
+def test_a_loaded_complete_model_replaces_the_frozen_tensors():
+    model = layers(2)
+    other = {name: torch.full_like(tensor, 7.0) for name, tensor in full_state_dict(model).items()}
+    model.load_state_dict(other)
+    assert tensors_equal(full_state_dict(model), other)
+
+
+def test_a_frozen_weight_of_two_layers_is_removed_under_both_names():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
+    model[0].requires_grad_(False)
+    model[1].weight = model[0].weight
+    set_and_remove_frozen(model, frozen_tensors(model))
+    assert list(model.state_dict()) == ["1.bias", "2.weight", "2.bias"]
+    assert {"0.weight", "1.weight"} <= full_state_dict(model).keys()
+
+
+def test_dropout_between_frozen_and_trained_layers_is_active_in_training():
+    model = layers(2, nn.Dropout(0.5)).train()
+    assert [module.training for module in model] == [False, False, True, True]
+    assert 0 < int((model[3](torch.ones(1000)) == 0).sum()) < 1000
 
 
 def test_drawn_frozen_parameters_hang_on_neither_seed_nor_owner():

@@ -247,3 +247,9 @@ def test_enclosing_prefixes_of_training_programs_are_removed(tmp_path):
     wrapped = {f"model.{name}": tensor for name, tensor in tensors(10).items()}
     model = load(net(10), write(tmp_path / "w.safetensors", wrapped))
     assert torch.equal(model.conv1.weight, tensors(10)["conv1.weight"])
+
+
+def test_a_prefix_that_only_some_names_have_is_part_of_their_names(tmp_path):
+    mixed = {f"model.{n}" if n == "conv1.weight" else n: tensor for n, tensor in tensors(10).items()}
+    with refused(SettingsError, "wrong_tensor_names", missing=["conv1.weight"], unknown=["model.conv1.weight"]):
+        load(net(10), write(tmp_path / "w.safetensors", mixed))
