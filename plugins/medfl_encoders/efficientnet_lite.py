@@ -36,7 +36,7 @@ class EfficientNetLite0(nn.Module):
     Args:
         in_channels: Number of image channels, 1 or 3; one channel is repeated three times.
         num_classes: Number of classes, >= 2.
-        spatial_dims: Must be 2.
+        spatial_dims: 2 for images; 3 for volumes, of which slices are encoded and their features averaged.
         size: Edge in pixels to which images are resized, >= 32; the weights were trained at 224.
         mean: Mean of the three channels on the scale [0, 1], which belongs to the weights.
         std: Standard deviation of the three channels, which belongs to the weights.

@@ -1,4 +1,7 @@
-"""First step of every encoder: images of any size with one or three channels become normalised images of one size."""
+"""First step of every encoder: images or slices of volumes become normalised images of one size.
+
+B is the number of images or volumes, S the number of slices of a volume, 3 `SLICES_PER_AXIS`.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,9 @@ from torch.nn import functional as F
 from medfl.errors import SettingsError
 from medfl_encoders import IMAGENET_MEAN, IMAGENET_STD
 
+SLICES_PER_AXIS = 3
+"""Number of slices of a volume along each of its three axes."""
+
 
 class ImageInput(nn.Module):
     """Conversion of images in [0, 1] to the three normalised channels that pretrained weights expect.
@@ -20,10 +26,13 @@ class ImageInput(nn.Module):
     already have the size are not interpolated. Repeating the channel equals summing the first convolution's weights
     over its three input channels; it also allows a mean for each channel.
 
+    Of a volume, evenly spaced slices along each axis are converted like images, and `mean_of_slices` averages their
+    features.
+
     Args:
         network: Name of the network, for messages.
         in_channels: Number of image channels, 1 or 3.
-        spatial_dims: Number of spatial dimensions of the images; must be 2.
+        spatial_dims: Number of spatial dimensions: 2 for images, 3 for volumes.
         size: Edge of the square in pixels.
         multiple: Number that must divide `size`.
         mean: Mean of each of the three channels, on the scale [0, 1].
@@ -31,6 +40,7 @@ class ImageInput(nn.Module):
 
     Attributes:
         size: The argument `size`.
+        spatial_dims: The argument `spatial_dims`.
         mean: Buffer (3, 1, 1), which is not part of the state dict.
         std: Buffer (3, 1, 1), which is not part of the state dict.
 
@@ -49,13 +59,13 @@ class ImageInput(nn.Module):
         std: Sequence[float] = IMAGENET_STD,
     ) -> None:
         super().__init__()
-        if spatial_dims != 2:
+        if spatial_dims not in (2, 3):
             raise SettingsError(
                 "unsupported_dimensions",
-                f"{network} expected images (spatial_dims 2), got spatial_dims {spatial_dims}. Choose a network for "
-                "volumes, such as resnet10.",
+                f"{network} expected images or volumes (spatial_dims 2 or 3), got spatial_dims {spatial_dims}. Choose "
+                "another network.",
                 network=network,
-                expected=2,
+                expected=[2, 3],
                 found=spatial_dims,
             )
         if in_channels not in (1, 3):
@@ -87,12 +97,39 @@ class ImageInput(nn.Module):
                 setting="mean, std",
                 found=[list(mean), list(std)],
             )
-        self.size = size
+        self.size, self.spatial_dims = size, spatial_dims
+        self.slices_per_axis = SLICES_PER_AXIS  # TorchScript can't read the constant
         self.mean = nn.Buffer(torch.tensor(mean, dtype=torch.float32).reshape(3, 1, 1), persistent=False)
         self.std = nn.Buffer(torch.tensor(std, dtype=torch.float32).reshape(3, 1, 1), persistent=False)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Convert images (B, 1 or 3, H, W) in [0, 1] to normalised images (B, 3, size, size)."""
+        """Convert images (B, 1 or 3, H, W), or the slices of volumes (B, 1 or 3, D, H, W), in [0, 1].
+
+        Returns:
+            Normalised images (B, 3, size, size), or (B * S, 3, size, size) for volumes.
+        """
+        if self.spatial_dims == 3:
+            parts = [self._resize(self._slices(images, axis)) for axis in range(3)]
+            by_volume = [part.unflatten(0, [images.shape[0], self.slices_per_axis]) for part in parts]
+            images = torch.cat(by_volume, dim=1).flatten(0, 1)
+        else:
+            images = self._resize(images)
+        return (images.expand(-1, 3, -1, -1) - self.mean) / self.std
+
+    def mean_of_slices(self, features: torch.Tensor) -> torch.Tensor:
+        """Average features (B * S, d) over the slices of each volume; features of images are returned unchanged."""
+        if self.spatial_dims == 3:
+            return features.unflatten(0, [-1, 3 * self.slices_per_axis]).mean(dim=1)
+        return features
+
+    def _slices(self, volumes: torch.Tensor, axis: int) -> torch.Tensor:
+        """Return slices (B * SLICES_PER_AXIS, C, ...) of volumes, in the middles of equal parts of a spatial axis."""
+        edge = volumes.shape[2 + axis]
+        places = (torch.arange(self.slices_per_axis, device=volumes.device) + 0.5) * edge / self.slices_per_axis
+        return volumes.index_select(2 + axis, places.long()).movedim(2 + axis, 1).flatten(0, 1)
+
+    def _resize(self, images: torch.Tensor) -> torch.Tensor:
+        """Resize images (B, C, H, W) to a square of `size`."""
         if images.shape[-2] != self.size or images.shape[-1] != self.size:
             images = F.interpolate(images, [self.size, self.size], mode="bilinear", antialias=True)
-        return (images.expand(-1, 3, -1, -1) - self.mean) / self.std
+        return images

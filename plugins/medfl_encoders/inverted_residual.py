@@ -148,12 +148,15 @@ class InvertedResidualBody(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out")
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Compute features (B, features) of images (B, C, H, W)."""
-        return self.final(self.blocks(self.stem(self.image_input(images)))).mean(dim=(2, 3))
+        """Compute features (B, features) of images (B, C, H, W), or mean features of the slices of volumes."""
+        maps = self.final(self.blocks(self.stem(self.image_input(images))))
+        return self.image_input.mean_of_slices(maps.mean(dim=(2, 3)))
 
 
 def stage_ends(body: InvertedResidualBody, stages: Sequence[Stage]) -> list[nn.Module]:
-    """Return the last block of each stage."""
+    """Return the last block of each stage; none for volumes, whose slices have feature maps of their own."""
+    if body.image_input.spatial_dims == 3:
+        return []
     ends, count = [], 0
     for stage in stages:
         count += stage.blocks

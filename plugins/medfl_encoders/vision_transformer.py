@@ -141,12 +141,14 @@ class VisionTransformerBody(nn.Module):
         nn.init.normal_(self.cls_token, std=1e-6)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Compute features (B, width) of images (B, C, H, W): the normalised class token after the last block."""
+        """Compute features (B, width) of images (B, C, H, W), or mean features of the slices of volumes.
+
+        The features of an image are the normalised class token after the last block.
+        """
         patches = self.patch_embed(self.image_input(images)) + torch.matmul(self.resize, self.pos_embed[:, 1:])
         first = (self.cls_token + self.pos_embed[:, :1]).expand(patches.shape[0], -1, -1)
         tokens = self.blocks(torch.cat([first, patches], dim=1))
-        features: torch.Tensor = self.norm(tokens)[:, 0]
-        return features
+        return self.image_input.mean_of_slices(self.norm(tokens)[:, 0])
 
 
 class ViTS14(nn.Module):
@@ -158,7 +160,7 @@ class ViTS14(nn.Module):
     Args:
         in_channels: Number of image channels, 1 or 3; one channel is repeated three times.
         num_classes: Number of classes, >= 2.
-        spatial_dims: Must be 2.
+        spatial_dims: 2 for images; 3 for volumes, of which slices are encoded and their features averaged.
         size: Edge in pixels to which images are resized, divisible by 14, >= 42.
         mean: Mean of the three channels on the scale [0, 1], which belongs to the weights.
         std: Standard deviation of the three channels, which belongs to the weights.

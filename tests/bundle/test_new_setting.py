@@ -59,9 +59,9 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     path = folder / "medfl" / "settings.py"
     text = path.read_text()
     for kind, field in FIELDS.items():
-        head, line, rest = text.partition(f"class {kind}(Strict):\n")
-        purpose, blank, rest = rest.partition("\n\n")
-        text = head + line + purpose + blank + field + rest
+        head, line, rest = text.partition(f"class {kind}(StrictModel):\n")
+        docstring, end, rest = rest.partition('"""\n\n')
+        text = head + line + docstring + end + field + rest
     path.write_text(text)
     make_cohort(folder / "cohort", sites=2, images_per_site=20, classes=4, seed=1)
     paths = [str(folder), str(ROOT / "plugins")]
@@ -80,7 +80,7 @@ def test_it_is_in_the_help(done: tuple[str, Path]) -> None:
 def test_a_server_may_set_it_only_where_it_is_marked(done: tuple[str, Path]) -> None:
     assert "a server may set patter\n" in done[0]
     assert "a server may set puddles" not in done[0]
-    assert "'puddles' is each participant's own affair" in done[0]
+    assert "each participant decides 'puddles' itself" in done[0]
 
 
 def test_it_is_an_option_that_is_checked(done: tuple[str, Path]) -> None:

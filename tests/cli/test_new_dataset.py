@@ -119,7 +119,7 @@ def test_a_folder_is_tested_listed_prepared_and_studied_as_it_is_written(medfl, 
 @pytest.mark.parametrize(
     ("line", "other", "message"),
     [
-        ('f"subject-{row + 1}"', 'f"{outcome.choice.items[0].stem} {row}"', "the data list contains 1 names of files"),
+        ('f"subject-{row + 1}"', 'f"{outcome.plan.items[0].stem} {row}"', "the data list contains 1 names of files"),
         (
             "        return ReadPlan(",
             "        say(f'{files[1].stem}')\n        return ReadPlan(",

@@ -127,7 +127,7 @@ def test_shrinking_averages() -> None:
         (MobileNetV2, {"size": 31}, "setting_out_of_range", {"setting": "size", "found": 31}),
         (MobileNetV2, {"size": [64, 64]}, "setting_out_of_range", {"setting": "size", "found": [64, 64]}),
         (EfficientNetLite0, {"in_channels": 2}, "unsupported_channels", {"expected": [1, 3], "found": 2}),
-        (EfficientNetLite0, {"spatial_dims": 3}, "unsupported_dimensions", {"expected": 2, "found": 3}),
+        (EfficientNetLite0, {"spatial_dims": 4}, "unsupported_dimensions", {"expected": [2, 3], "found": 4}),
         (EfficientNetLite0, {"std": [1.0, 0.0, 1.0]}, "setting_out_of_range", {"setting": "mean, std"}),
         (EfficientNetLite0, {"mean": [0.5]}, "setting_out_of_range", {"setting": "mean, std"}),
     ],
@@ -144,6 +144,35 @@ def test_same_padding_of_tensorflow(edge: int, kernel: int, padding: tuple[int, 
     before, after = padding
     padded = SamePadding(kernel, 2)(torch.ones(1, 1, edge, edge))[0, 0, :, padding[0]]
     assert padded.tolist() == [0.0] * before + [1.0] * edge + [0.0] * after
+
+
+# ---- volumes
+
+
+def test_slices_are_in_the_middles_of_equal_parts_of_each_axis() -> None:
+    volumes = torch.zeros(2, 1, 6, 9, 12)
+    volumes[1] = torch.arange(6).reshape(6, 1, 1) / 10
+    inputs = ImageInput("n", 1, spatial_dims=3, size=32, mean=[0.0] * 3, std=[1.0] * 3)
+    slices = inputs(volumes)
+    assert slices.shape == (18, 3, 32, 32)
+    assert not slices[:9].any()
+    assert torch.allclose(slices[9:12].mean(dim=(1, 2, 3)), torch.tensor([0.1, 0.3, 0.5]))
+    assert torch.allclose(slices[12:].mean(dim=(1, 2, 3)), torch.full((6,), 0.25), atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", [EfficientNetLite0, MobileNetV2, ViTS14])
+def test_features_of_a_volume_are_the_mean_of_its_slices_features(kind: Callable[..., nn.Module]) -> None:
+    torch.manual_seed(0)
+    flat, deep = kind(in_channels=1, size=42).eval(), kind(in_channels=1, size=42, spatial_dims=3).eval()
+    deep.load_state_dict(flat.state_dict())
+    volume = torch.rand(1, 1, 42, 42, 42)
+    middles = [7, 21, 35]
+    slices = torch.cat([volume.select(axis, place) for axis in (2, 3, 4) for place in middles])[:, None].flatten(1, 2)
+    with torch.no_grad():
+        features = deep.body(volume)
+        torch.testing.assert_close(features, flat.body(slices).mean(dim=0, keepdim=True), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(torch.jit.script(deep)(volume), deep(volume))
+    assert not getattr(deep, "feature_layers", [])
 
 
 # ---- position embeddings

@@ -65,7 +65,7 @@ def test_what_a_task_lacks() -> None:
     bare = {"bare": nn.Linear(3, 2)}
     vectors = dataclasses.replace(make_task(), scale=ImageScale((3,)))
     missing = {need for need in NEED_CONDITIONS if unmet_reason(need, vectors, bare) is not None}
-    assert missing == {"features", "head", "linear_head", "images_of_one_shape"}
+    assert missing == {"features", "head", "linear_head", "trainable_body", "images_of_one_shape"}
 
 
 def test_settings_of_a_method_may_need_less(tmp_path: Path) -> None:
