@@ -176,13 +176,13 @@ class FeatureExtractor:
         assert augmentation is not None
         description = repr((self._key(data), self._settings.feature_views, augmentation.facts, seed))
         path = folder / f"views-{hashlib.sha256(description.encode()).hexdigest()}.safetensors"
-        stored = _read(path)
-        if stored is not None:
-            return stored
 
         def augment(images: torch.Tensor, rows: torch.Tensor, view: int) -> torch.Tensor:
             return augmentation.seeded(images, None, [seed_of(seed, "view", view, row) for row in rows.tolist()])[0]
 
+        stored = _read(path)
+        if stored is not None and self._agrees(stored[0], data, partial(augment, view=0)):
+            return stored
         rows = torch.arange(len(data))
         views = [self.compute(data, rows, partial(augment, view=view)) for view in range(self._settings.feature_views)]
         write_atomic(path, wire.encode({"features": torch.stack(views)}, {}))
@@ -226,10 +226,10 @@ class FeatureExtractor:
         parts = (hash_dataset(data), self._task.frozen_digest(), repr(self._body), self._settings.precision)
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
-    def _agrees(self, stored: torch.Tensor, data: Dataset) -> bool:
+    def _agrees(self, stored: torch.Tensor, data: Dataset, augment: ViewFunction | None = None) -> bool:
         """Return True if the stored features of the first images equal computed ones: the body's code may change."""
         rows = torch.arange(min(len(data), CHECKED_IMAGES))
-        computed = self.compute(data, rows)
+        computed = self.compute(data, rows, augment)
         if len(stored) != len(data) or stored.shape[1:] != computed.shape[1:]:
             return False
         return torch.allclose(stored[rows], computed, rtol=0, atol=MAX_DIFFERENCE * float(computed.abs().max()))

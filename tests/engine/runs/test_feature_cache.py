@@ -251,6 +251,16 @@ def test_views_are_features_of_augmented_images_and_each_visit_draws_one(tmp_pat
     assert type(splits.val) is not type(splits.train)
 
 
+def test_views_that_the_body_no_longer_computes_are_computed_again(tmp_path):
+    task = replace(make_task(), augmentation=FLIPS).with_training_of("head")
+    settings, data = Settings(rounds=1, train_part="head", feature_views=2), make_data(9, "views")
+    views = FeatureExtractor(task, settings).views(data, tmp_path)
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(wire.encode({"features": views + 0.5}, {}))  # as an older version of the body may have left it
+    assert torch.equal(FeatureExtractor(task, settings).views(data, tmp_path), views)
+    assert torch.equal(wire.decode(path.read_bytes())[0]["features"], views)
+
+
 def test_a_run_on_views_continues_with_the_same_bits_and_depends_on_their_number(tmp_path):
     task = replace(make_task(), augmentation=FLIPS)
     whole = bits(case(feature_views=3).run(tmp_path / "whole", task=task))
