@@ -217,9 +217,9 @@ def _check_supported(run: FederatedRun, settings: Settings) -> None:
     if settings.train_part == LORA and settings.lora.aggregation == "exact":
         raise SettingsError(
             "unsupported_setting",
-            "MONAI's client interface does not support 'lora.aggregation' 'exact': the server of the federation averages "
-            "the factors, and computes no difference to the mean weight change. Set it to 'frozen_a' or 'naive', or run "
-            "the federation with `medfl run`.",
+            "MONAI's client interface does not support 'lora.aggregation' 'exact': the server of the federation "
+            "averages the factors, and computes no difference to the mean weight change. Set it to 'frozen_a' or "
+            "'naive', or run the federation with `medfl run`.",
             setting="lora.aggregation",
         )
     if settings.optimization is not None and settings.optimization.ema is not None:
