@@ -20,7 +20,7 @@ from torch import nn
 
 from medfl.contract import Method, Need
 from medfl.engine.site import SiteRunner, Splits
-from medfl.errors import DamagedError
+from medfl.errors import DamagedError, SettingsError
 from medfl.networks.parts import body_and_head
 from medfl.privacy.ledger import hash_dataset
 from medfl.settings import Settings
@@ -51,7 +51,12 @@ IMAGE_NEEDS: frozenset[Need] = frozenset({"images_of_one_shape", "features", "pu
 
 
 def cache_features(
-    runners: Iterable[SiteRunner], method: Method, task: Task, settings: Settings, folder_of: Callable[[str], Path]
+    runners: Iterable[SiteRunner],
+    method: Method,
+    task: Task,
+    settings: Settings,
+    folder_of: Callable[[str], Path],
+    is_enabled: bool = True,
 ) -> None:
     """Let the runners of a run train and score on cached features, in place, if that gives the same results.
 
@@ -61,9 +66,26 @@ def cache_features(
         task: Task of the run, with frozen parameters.
         settings: Settings of the run.
         folder_of: Function from the name of a participant to the folder for the features of its images.
+        is_enabled: Value of the setting ``feature_cache``.
+
+    Raises:
+        SettingsError: If the setting ``feature_views`` asks for views, and features can't be cached.
     """
-    runners = list(runners)
-    if reason := _reason_against(runners, method, task, settings):
+    runners = [runner for runner in runners if any(map(len, _datasets(runner.data)))]
+    if not runners:
+        return
+    reason = _reason_against(runners, method, task, settings) if is_enabled else "'feature_cache' is off"
+    if reason and settings.feature_views:
+        raise SettingsError(
+            "unusable_setting",
+            f"'feature_views' is {settings.feature_views}, but features can't be computed once: {reason}. The run would "
+            "train on other images than its settings say. Leave 'feature_views' out.",
+            setting="feature_views",
+            reason=reason,
+        )
+    if not is_enabled:
+        return
+    if reason:
         if task.train_part == "head":
             logger.info("The features of the frozen body are computed again in each round: %s.", reason)
         return
@@ -92,8 +114,8 @@ def _reason_against(runners: list[SiteRunner], method: Method, task: Task, setti
     datasets = [data for runner in runners for data in _datasets(runner.data)]
     if any(isinstance(data, AugmentingDataset | SelfScoringDataset) for data in datasets):
         return "the bundle's own transforms read the images"
-    images = next((data.batch(torch.arange(2).clamp(max=len(data) - 1))[0] for data in datasets if len(data)), None)
-    return "there are no images" if images is None else _reason_of_network(task.build(), images)
+    images = next(data.batch(torch.arange(2).clamp(max=len(data) - 1))[0] for data in datasets if len(data))
+    return _reason_of_network(task.build(), images)
 
 
 def _reason_of_network(model: nn.Module, images: torch.Tensor) -> str:

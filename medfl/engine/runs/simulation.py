@@ -204,9 +204,9 @@ class _LocalParticipants(RunParticipants):
 
     def prepare(self) -> Provenance:
         self._hosts, self._viewers = _hosts(self.run, self.writer)
-        if self.run.execution.feature_cache:
-            runners = {**self._viewers, **self._hosts}  # viewers first: the server's test set is stored in its folder
-            cache_features(runners.values(), self.run.method.make(), self.run.task, self.run.settings, self._cache_of)
+        run, runners = self.run, {**self._viewers, **self._hosts}  # the server's test set is stored in its own folder
+        is_enabled = run.execution.feature_cache
+        cache_features(runners.values(), run.method.make(), run.task, run.settings, self._cache_of, is_enabled)
         return self.run.provenance
 
     def _cache_of(self, name: str) -> Path:

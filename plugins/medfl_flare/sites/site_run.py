@@ -208,9 +208,9 @@ class SiteRun:
             signer = read_signer(self._file.path.parents[1])
         options = SiteOptions(secret=self._file.secret(), scored=scored, withheld=withheld, signer=signer)
         runner = writer.runner(self.name, self._splits, self._send_peer_message, options)
-        if self._opened.execution.feature_cache:
-            cache = self._opened.execution.cache_dir or self._data_folder / CACHE_FOLDER
-            cache_features([runner], self._opened.make_method(), self.task, self.settings, lambda name: cache)
+        execution, method = self._opened.execution, self._opened.make_method()
+        cache = execution.cache_dir or self._data_folder / CACHE_FOLDER
+        cache_features([runner], method, self.task, self.settings, lambda name: cache, execution.feature_cache)
         return runner
 
     def begin_reply(self) -> Meta:

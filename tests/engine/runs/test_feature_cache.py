@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from monai.transforms import Compose, RandFlipd
+from refusals import refused
 from torch import nn
 
 from medfl.data.pooled import TensorData
 from medfl.engine.runs import feature_cache
 from medfl.engine.runs.feature_cache import FeatureExtractor
 from medfl.engine.site import Splits
+from medfl.errors import SettingsError
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
 from medfl.testing.cohort import Case, SmallNet, bits, make_data, make_sites, make_task, scores
@@ -249,6 +251,16 @@ def test_views_are_features_of_augmented_images_and_each_visit_draws_one(tmp_pat
     assert not torch.equal(first, other)
     assert all(bool((views[:, row] == drawn).all(dim=1).any()) for row, drawn in zip(rows.tolist(), first, strict=True))
     assert type(splits.val) is not type(splits.train)
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_cached", "reason"),
+    [({}, False, "'feature_cache' is off"), ({"train_part": "norms"}, True, "parameters outside the head learn")],
+)
+def test_views_are_refused_where_features_are_not_cached(settings, is_cached, reason, tmp_path):
+    task = replace(make_task(), augmentation=FLIPS)
+    with refused(SettingsError, "unusable_setting", setting="feature_views", reason=reason):
+        case(feature_views=2, **settings).run(tmp_path, task=task, feature_cache=is_cached)
 
 
 def test_views_that_the_body_no_longer_computes_are_computed_again(tmp_path):
