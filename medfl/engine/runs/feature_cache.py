@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property, partial
@@ -19,6 +20,7 @@ import torch
 from torch import nn
 
 from medfl.contract import Method, Need
+from medfl.data.folders import CACHE_FOLDER
 from medfl.engine.site import SiteRunner, Splits
 from medfl.errors import DamagedError, SettingsError
 from medfl.networks.parts import body_and_head
@@ -78,8 +80,8 @@ def cache_features(
     if reason and settings.feature_views:
         raise SettingsError(
             "unusable_setting",
-            f"'feature_views' is {settings.feature_views}, but features can't be computed once: {reason}. The run would "
-            "train on other images than its settings say. Leave 'feature_views' out.",
+            f"'feature_views' is {settings.feature_views}, but features can't be computed once: {reason}. The run "
+            "would train on other images than its settings say. Leave 'feature_views' out.",
             setting="feature_views",
             reason=reason,
         )
@@ -95,6 +97,17 @@ def cache_features(
         runner.task = runner.task.on_features()
         runner.scorer = replace(runner.scorer, task=runner.task)
     logger.info("The features of the frozen body are computed once, and stored in the folders of the sites.")
+
+
+def cache_folder(data: Path | None, run_state: Path) -> Path:
+    """Return the folder for the features of a participant's images.
+
+    Args:
+        data: Folder of the participant's data; None for data in memory.
+        run_state: Folder of the participant's state in the run folder, used if `data` can't be written.
+    """
+    is_writable = data is not None and data.is_dir() and os.access(data, os.W_OK)
+    return (data if data is not None and is_writable else run_state) / CACHE_FOLDER
 
 
 def _reason_against(runners: list[SiteRunner], method: Method, task: Task, settings: Settings) -> str:
