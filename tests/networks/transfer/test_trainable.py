@@ -69,6 +69,7 @@ def test_the_setting_selects_the_parameters_that_learn(train, names):
 
 def test_norms_of_a_network_without_a_head_are_its_normalisation_layers_alone():
     assert learning("norms", lambda: nn.Sequential(nn.Conv3d(1, 2, 1), nn.GroupNorm(1, 2))) == {"1.weight", "1.bias"}
+    assert learning("norms", lambda: nn.Sequential(nn.Linear(2, 2), nn.RMSNorm(2))) == {"1.weight"}
     with refused(SettingsError, "missing_head", network="norm"):
         learning("head", lambda: nn.Sequential(nn.Linear(2, 2)))
 
