@@ -79,6 +79,28 @@ def test_a_recipe_has_the_bits_of_one_machine(place: Place, tmp_path: Path) -> N
     compare(place, tmp_path, "recipe", rounds=3, steps=1, optimization=recipe)
 
 
+def test_a_frozen_body_has_the_bits_of_one_machine(place: Place, tmp_path: Path) -> None:
+    """Sites prove that they have the same frozen tensors, send the head alone, and train it on cached features."""
+    files = place.files("frozen")
+    offer = place.offer(train_part="head", rounds=2)
+    folder, progress = Loopback(files).serve(offer)
+    assert (progress.state, progress.missing) == ("finished", {})
+    local = place.local(offer, files, tmp_path / "local")
+    expected, states = snapshot(tmp_path / "local"), digests(folder, files, offer.run)
+    assert states == {name: expected[name] for name in ("server", *SITES)}
+    for site in SITES:
+        exported = torch.load(
+            files[site].state / "runs" / offer.run / "bundle" / "models" / "model.pt", weights_only=True
+        )
+        (bundle,) = files[site].bundles.values()
+        assert bundle.data is not None
+        assert list((bundle.data / ".medfl_cache").glob("features-*"))
+        head = local.models[site]["global"].tensors
+        assert len(head) == 2
+        assert len(exported) > 20
+        assert wire.tensors_equal({name: exported[name] for name in head}, head)
+
+
 def test_a_run_does_not_continue_with_other_networks(place: Place) -> None:
     loopback = Loopback(place.files("other-networks"))
     settings = {"method": "fedskd", "rounds": 1, "steps": 1}
