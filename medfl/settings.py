@@ -271,7 +271,7 @@ class Settings(StrictModel):
     lora: Annotated[Lora, Remote] = Lora()
     """Low-rank adapters of a run with ``train_part`` ``lora``."""
 
-    feature_views: Annotated[int, Remote] = Field(0, ge=0)
+    feature_views: Annotated[int, Remote] = Field(0, ge=0, le=1000)
     """Number of randomly augmented views of each training image whose features are computed once, if the body of the
     network is frozen and the bundle augments images. With 0, images are augmented again in each round, which takes much
     longer."""

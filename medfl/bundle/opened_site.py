@@ -25,6 +25,7 @@ from medfl.engine.checks import check_optimization
 from medfl.engine.filters import Filters
 from medfl.engine.runs.start_source import with_start
 from medfl.errors import RefusedError, SettingsError
+from medfl.networks.transfer.trainable import LORA
 from medfl.plugins import load_plugins
 from medfl.settings import Execution, Settings, read_settings
 from medfl.task import ImageScale, Task
@@ -213,6 +214,14 @@ def _check_supported(run: FederatedRun, settings: Settings) -> None:
                 "receiver that decodes. Leave the setting out, or run the federation with `medfl run`.",
                 setting=name,
             )
+    if settings.train_part == LORA and settings.lora.aggregation == "exact":
+        raise SettingsError(
+            "unsupported_setting",
+            "MONAI's client interface does not support 'lora.aggregation' 'exact': the server of the federation "
+            "averages the factors, and computes no difference to the mean weight change. Set it to 'frozen_a' or "
+            "'naive', or run the federation with `medfl run`.",
+            setting="lora.aggregation",
+        )
     if settings.optimization is not None and settings.optimization.ema is not None:
         raise SettingsError(
             "unsupported_setting",

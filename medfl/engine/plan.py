@@ -122,6 +122,7 @@ def identify_task(task: Task, networks_by_site: Mapping[str, str]) -> TaskIdenti
         networks_by_site: Maps sites to their networks. All other sites train the task's default network.
     """
     networks = {name: _hash_shapes(task, name) for name in sorted({task.network, *networks_by_site.values()})}
+    facts = {name: described for name in networks if (described := _network_facts(task, name))}
     optimizer = task.optimizer([nn.Parameter(torch.zeros(1))])
     frozen = {name: digest for name in networks if (digest := task.frozen_digest(name)) is not None}
     return TaskIdentity(
@@ -131,6 +132,7 @@ def identify_task(task: Task, networks_by_site: Mapping[str, str]) -> TaskIdenti
         metrics=tuple(task.metrics),
         **task.objective.identity,
         frozen=frozen or None,
+        network_facts=facts or None,
         augmentation=None if task.augmentation is None else task.augmentation.facts,
         views=None if task.views is None else task.views.facts,
         start=None if task.start is None else task.start.sha256,
@@ -156,3 +158,13 @@ def _hash_shapes(task: Task, network: str) -> str:
     with torch.random.fork_rng(devices=[]):
         shapes = {name: list(tensor.shape) for name, tensor in task.build(network).state_dict().items()}
     return hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:16]
+
+
+def _network_facts(task: Task, network: str) -> Meta:
+    """Build a network, and return the `facts` of its modules that describe themselves by a dict, by module name.
+
+    Such a module changes the outputs, and neither the names nor the shapes of tensors show it.
+    """
+    with torch.random.fork_rng(devices=[]):
+        modules = dict(task.build(network).named_modules())
+    return {path: m.facts for path, m in modules.items() if isinstance(getattr(m, "facts", None), dict)}

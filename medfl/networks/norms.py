@@ -19,6 +19,9 @@ NORM_TYPES: dict[str, tuple[type[nn.Module], ...]] = {
 }
 """Mapping from each kind of normalisation layer that a setting can name to torch's classes."""
 
+NORM_LAYERS: tuple[type[nn.Module], ...] = (*(kind for kinds in NORM_TYPES.values() for kind in kinds), nn.RMSNorm)
+"""Classes of all normalisation layers, including those that no setting names."""
+
 
 def norm_names(model: nn.Module, kinds: tuple[str, ...] = ("batch",)) -> set[str]:
     """Return the state-dict names (parameters and buffers) of all normalisation layers of the given kinds."""

@@ -34,6 +34,8 @@ class TaskIdentity(Record):
         num_classes: Number of classes; None if there is an `objective`.
         objective: Identifying fields of the objective; None for a multiclass classification.
         frozen: Maps the name of each network with frozen parameters to their digest.
+        network_facts: Maps the name of each network to the descriptions of its modules, such as the size to which it
+            resizes images; None if no module describes itself.
         augmentation: Description of the training augmentation.
         views: Description of the augmented views of an image, for methods with a contrastive loss.
         start: SHA-256 of the file of weights from which the default network starts; None if they are random.
@@ -49,6 +51,7 @@ class TaskIdentity(Record):
     num_classes: int | None = None
     objective: dict[str, Any] | None = None
     frozen: dict[str, str] | None = None
+    network_facts: dict[str, Any] | None = None
     augmentation: Any = None
     views: Any = None
     start: str | None = None

@@ -136,7 +136,7 @@ def check_factors(updates: Tensors, originals: Tensors) -> None:
     if not any(map(is_residual, originals)):
         return
     for name, update in updates.items():
-        if is_factor(name) and update.numel():
+        if is_factor(name) and name in originals and update.numel():
             largest = float((originals[name].double() + update.double()).abs().max())
             if largest > MAX_FACTOR:
                 raise RefusedError(

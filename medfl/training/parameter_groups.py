@@ -11,9 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from medfl.networks.norms import NORM_TYPES
-
-_NORMS = tuple(kind for kinds in NORM_TYPES.values() for kind in kinds) + (nn.RMSNorm,)
+from medfl.networks.norms import NORM_LAYERS
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ def parameter_groups(
 
 def norm_parameters(model: nn.Module) -> set[int]:
     """Return the ids of the parameters of a model's normalisation layers."""
-    layers = [module for module in model.modules() if isinstance(module, _NORMS)]
+    layers = [module for module in model.modules() if isinstance(module, NORM_LAYERS)]
     return {id(parameter) for layer in layers for parameter in layer.parameters(recurse=False)}
 
 
@@ -107,7 +105,7 @@ def blocks(model: nn.Module) -> list[tuple[nn.Module, ...]]:
 
 
 def _belongs_to_previous(layer: nn.Module) -> bool:
-    return isinstance(layer, _NORMS) or all(parameter.dim() <= 1 for parameter in layer.parameters())
+    return isinstance(layer, NORM_LAYERS) or all(parameter.dim() <= 1 for parameter in layer.parameters())
 
 
 def has_parameters(module: nn.Module) -> bool:

@@ -11,7 +11,8 @@ import dataclasses
 import inspect
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,13 @@ from torch import nn
 from medfl.bundle.exported import CONFIG, WEIGHTS
 from medfl.engine.plan import identify_task
 from medfl.engine.runs.records import RunRecord
+from medfl.engine.runs.weights_file import read_bytes, tensors_of
 from medfl.errors import StoreError
+from medfl.networks.transfer.frozen import get_tensor
 from medfl.records.run_file import SettingOrigin, TaskIdentity
 from medfl.settings import Settings
 from medfl.task import OptimizerFactory, Task, optimizer_factory
+from medfl.types import Tensors
 
 logger = logging.getLogger(__name__)
 
@@ -94,15 +98,19 @@ def rebuild_task(parser: ConfigParser, record: RunRecord, settings: Settings, da
         data_folder: Folder of the run's data.
 
     Returns:
-        The task on the CPU, without the weights from which the run's networks may have started.
+        The task on the CPU. Frozen tensors have the values of the run; all others are not those that the run may have
+        started from.
 
     Raises:
-        StoreError: If the bundle defines other networks, another loss or another optimizer than the run used.
+        StoreError: If the bundle defines other networks, another loss or another optimizer than the run used, or if the
+            frozen tensors of the run's networks are not in its exported bundles.
     """
     task = parser.get_parsed_content("task")
     before = record.run.identity.task
     if before.start is not None:
-        logger.warning("The run's networks started from given weights; the attacker's networks start untrained.")
+        logger.warning(
+            "The run's networks started from given weights; what learns in the attacker's networks starts untrained."
+        )
     optimizer = _build_optimizer(task, record.run.provenance.settings)
     task = dataclasses.replace(task, optimizer=optimizer)
     if before.augmentation is None:
@@ -113,7 +121,50 @@ def rebuild_task(parser: ConfigParser, record: RunRecord, settings: Settings, da
         )
     task = task.with_training_of(settings.train_part, settings.lora)
     _check_same_task(task, settings, before, record.folder)
+    for network, digest in (before.frozen or {}).items():
+        task = _with_frozen_tensors_of(task, network, digest, record)
     return task
+
+
+def _with_frozen_tensors_of(task: Task, network: str, digest: str, record: RunRecord) -> Task:
+    """Return the task whose network has the frozen tensors of the run, read from its exported bundles.
+
+    Args:
+        task: The rebuilt task. Its frozen tensors are those of the constructor.
+        network: Name of the network.
+        digest: SHA-256 of the network's frozen tensors in the run.
+        record: The run.
+
+    Raises:
+        StoreError: If no exported bundle has these tensors.
+    """
+    if task.frozen_digest(network) == digest:
+        return task
+    names = task.frozen(network).keys()
+    for bundle in exported_bundles(record):
+        tensors = tensors_of(read_bytes(bundle / WEIGHTS), bundle / WEIGHTS)
+        if names <= tensors.keys():
+            frozen = {name: tensors[name] for name in names}
+            filled = task.with_network(network, partial(_build_with_tensors, task.networks[network], frozen))
+            if filled.frozen_digest(network) == digest:
+                return filled
+    raise StoreError(
+        "missing_frozen_tensors",
+        f"The frozen tensors of network '{network}' of the run in '{record.folder}' are not in its exported bundles (a "
+        "merged adapter changes them): an attack on other tensors would say nothing about this run. Attack a run "
+        "without adapters, or whose exported bundles are complete.",
+        path=record.folder,
+        network=network,
+    )
+
+
+def _build_with_tensors(build: Callable[[], nn.Module], tensors: Tensors) -> nn.Module:
+    """Build a network and set some of its tensors."""
+    model = build()
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            get_tensor(model, name).copy_(tensor)
+    return model
 
 
 def _build_optimizer(task: Task, origins: Mapping[str, SettingOrigin]) -> OptimizerFactory:

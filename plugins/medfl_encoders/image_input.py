@@ -43,6 +43,7 @@ class ImageInput(nn.Module):
         spatial_dims: The argument `spatial_dims`.
         mean: Buffer (3, 1, 1), which is not part of the state dict.
         std: Buffer (3, 1, 1), which is not part of the state dict.
+        facts: JSON description of the conversion for the identity of a run; equal conversions have equal JSON.
 
     Raises:
         SettingsError: If an argument is invalid.
@@ -99,8 +100,13 @@ class ImageInput(nn.Module):
             )
         self.size, self.spatial_dims = size, spatial_dims
         self.slices_per_axis = SLICES_PER_AXIS  # TorchScript can't read the constant
+        self.facts = {"size": size, "spatial_dims": spatial_dims, "mean": list(mean), "std": list(std)}
         self.mean = nn.Buffer(torch.tensor(mean, dtype=torch.float32).reshape(3, 1, 1), persistent=False)
         self.std = nn.Buffer(torch.tensor(std, dtype=torch.float32).reshape(3, 1, 1), persistent=False)
+
+    def extra_repr(self) -> str:
+        """Return the description of the conversion, for the representation of a network as text."""
+        return ", ".join(f"{name}={value}" for name, value in self.facts.items())
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Convert images (B, 1 or 3, H, W), or the slices of volumes (B, 1 or 3, D, H, W), in [0, 1].

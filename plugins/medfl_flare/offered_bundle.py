@@ -188,18 +188,20 @@ def _find_start(
     Raises:
         RefusedError: If this participant does not have these weights.
     """
-    folders = None if "start" not in offer.overrides else [] if site_file.weights is None else [site_file.weights]
+    is_offered = "start" in offer.overrides
+    folders = None if not is_offered else [] if site_file.weights is None else [site_file.weights]
     try:
         return find_start(settings.start, registry, settings.start_skip, bundle=bundle, folders=folders)
     except MedflError as error:
         logger.error("The run '%s' can't start from '%s': %s", offer.run, settings.start, error)
+        source = f"'{settings.start}'" if is_offered else "that its own bundle names"
         raise RefusedError(
             "start_not_available",
-            f"'{site_file.site}' can't start from the weights '{settings.start}' ({error.code}): expected known "
+            f"'{site_file.site}' can't start from the weights {source} ({error.code}): expected known "
             "weights of an installed package, 'bundle', or the SHA-256 of a file in the folder 'weights' of its own "
             "file. Its log says more.",
             site=site_file.site,
-            source=settings.start,
+            source=source,
             cause=error.code,
         ) from None
 

@@ -14,6 +14,7 @@ from refusals import refused
 
 from medfl.cli.clean import clean
 from medfl.errors import DataError, MedflError, SettingsError, StoreError
+from medfl.records.run_file import RunFile
 from medfl.training.predict import predict
 from medfl_attacks.open_run import open_run
 
@@ -90,6 +91,20 @@ def test_the_models_say_what_they_said_in_the_run(place: Path, method: str) -> N
     written = pd.read_csv(place / method / "sites" / "site-02" / "predictions.csv")[["p0", "p1", "p2", "p3"]]
     probabilities, _ = predict(model, run.sites["site-02"].test, run.task.objective, (), run.settings)
     torch.testing.assert_close(probabilities.double(), torch.from_numpy(written.to_numpy()), atol=1e-6, rtol=0)
+
+
+def test_a_frozen_body_that_the_run_started_from_is_the_bodys_of_the_attacked_networks(
+    place: Path, tmp_path: Path
+) -> None:
+    started = run_bundle(place / "data", tmp_path / "head", start=str(place / "fedavg"), train_part="head", **CHANGED)
+    run = open_run(started)
+    assert run.task.frozen_digest() == RunFile.read(started / "run.json").identity.task.frozen["cnn4"]
+    written = pd.read_csv(started / "sites" / "site-02" / "predictions.csv")[["p0", "p1", "p2", "p3"]]
+    probabilities, _ = predict(run.models()["site-02"], run.sites["site-02"].test, run.task.objective, (), run.settings)
+    torch.testing.assert_close(probabilities.double(), torch.from_numpy(written.to_numpy()), atol=1e-6, rtol=0)
+    adapted = run_bundle(place / "data", tmp_path / "lora", start=str(place / "fedavg"), train_part="lora", **CHANGED)
+    with refused(StoreError, "missing_frozen_tensors", network="cnn4"):
+        open_run(adapted)
 
 
 def test_the_server_is_as_it_was_left(place: Path) -> None:

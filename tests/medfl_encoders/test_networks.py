@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,8 +13,10 @@ from refusals import refused
 from torch import nn
 from torch.nn import functional as F
 
+from medfl.engine.plan import identify_task
 from medfl.errors import SettingsError
 from medfl.networks.parts import feature_count, single_linear
+from medfl.testing.cohort import make_task
 from medfl_encoders import IMAGENET_MEAN, IMAGENET_STD
 from medfl_encoders.efficientnet_lite import EfficientNetLite0
 from medfl_encoders.image_input import ImageInput
@@ -199,3 +203,13 @@ def test_interpolation_equals_torch() -> None:
     grid = embeddings.reshape(1, GRID, GRID, 5).permute(0, 3, 1, 2)
     expected = F.interpolate(grid, size=(16, 16), mode="bicubic").permute(0, 2, 3, 1).reshape(1, 256, 5)
     torch.testing.assert_close(interpolation_matrix(16) @ embeddings, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_the_conversion_of_images_identifies_a_run_and_the_cached_features() -> None:
+    options: list[dict[str, Any]] = [{}, {"size": 32}, {"mean": (0.4,) * 3}, {"std": (0.5,) * 3}]
+    builds = [partial(made, MobileNetV2, **chosen) for chosen in options]
+    identities = [identify_task(replace(make_task(), networks={"norm": build}), {}) for build in builds]
+    assert len({identity.model_dump_json() for identity in identities}) == len(options)
+    assert identify_task(replace(make_task(), networks={"norm": builds[0]}), {}) == identities[0]
+    assert len({repr(build().body) for build in builds}) == len(options)
+    assert identify_task(make_task(), {}).network_facts is None

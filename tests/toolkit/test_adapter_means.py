@@ -209,6 +209,11 @@ A, B, WEIGHT = 2 * 9, 6 * 2, 6 * 9
 """Numbers of elements of the tiny network's head, of the factors of its convolution, and of its weight."""
 
 
+def test_factors_of_other_tensors_than_the_requests_are_not_checked():
+    originals = {"model/x.lora_b.weight": torch.zeros(2), "model/x.lora_residual": torch.zeros(2)}
+    check_factors({"drift/x.lora_b.weight": torch.full((2,), 2 * MAX_FACTOR)}, originals)
+
+
 @pytest.mark.parametrize(
     ("aggregation", "up", "down"),
     [

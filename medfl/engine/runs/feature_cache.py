@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property, partial
@@ -19,8 +20,9 @@ import torch
 from torch import nn
 
 from medfl.contract import Method, Need
+from medfl.data.folders import CACHE_FOLDER
 from medfl.engine.site import SiteRunner, Splits
-from medfl.errors import DamagedError
+from medfl.errors import DamagedError, SettingsError
 from medfl.networks.parts import body_and_head
 from medfl.privacy.ledger import hash_dataset
 from medfl.settings import Settings
@@ -51,7 +53,12 @@ IMAGE_NEEDS: frozenset[Need] = frozenset({"images_of_one_shape", "features", "pu
 
 
 def cache_features(
-    runners: Iterable[SiteRunner], method: Method, task: Task, settings: Settings, folder_of: Callable[[str], Path]
+    runners: Iterable[SiteRunner],
+    method: Method,
+    task: Task,
+    settings: Settings,
+    folder_of: Callable[[str], Path],
+    is_enabled: bool = True,
 ) -> None:
     """Let the runners of a run train and score on cached features, in place, if that gives the same results.
 
@@ -61,9 +68,26 @@ def cache_features(
         task: Task of the run, with frozen parameters.
         settings: Settings of the run.
         folder_of: Function from the name of a participant to the folder for the features of its images.
+        is_enabled: Value of the setting ``feature_cache``.
+
+    Raises:
+        SettingsError: If the setting ``feature_views`` asks for views, and features can't be cached.
     """
-    runners = list(runners)
-    if reason := _reason_against(runners, method, task, settings):
+    runners = [runner for runner in runners if any(map(len, _datasets(runner.data)))]
+    if not runners:
+        return
+    reason = _reason_against(runners, method, task, settings) if is_enabled else "'feature_cache' is off"
+    if reason and settings.feature_views:
+        raise SettingsError(
+            "unusable_setting",
+            f"'feature_views' is {settings.feature_views}, but features can't be computed once: {reason}. The run "
+            "would train on other images than its settings say. Leave 'feature_views' out.",
+            setting="feature_views",
+            reason=reason,
+        )
+    if not is_enabled:
+        return
+    if reason:
         if task.train_part == "head":
             logger.info("The features of the frozen body are computed again in each round: %s.", reason)
         return
@@ -73,6 +97,17 @@ def cache_features(
         runner.task = runner.task.on_features()
         runner.scorer = replace(runner.scorer, task=runner.task)
     logger.info("The features of the frozen body are computed once, and stored in the folders of the sites.")
+
+
+def cache_folder(data: Path | None, run_state: Path) -> Path:
+    """Return the folder for the features of a participant's images.
+
+    Args:
+        data: Folder of the participant's data; None for data in memory.
+        run_state: Folder of the participant's state in the run folder, used if `data` can't be written.
+    """
+    is_writable = data is not None and data.is_dir() and os.access(data, os.W_OK)
+    return (data if data is not None and is_writable else run_state) / CACHE_FOLDER
 
 
 def _reason_against(runners: list[SiteRunner], method: Method, task: Task, settings: Settings) -> str:
@@ -92,8 +127,8 @@ def _reason_against(runners: list[SiteRunner], method: Method, task: Task, setti
     datasets = [data for runner in runners for data in _datasets(runner.data)]
     if any(isinstance(data, AugmentingDataset | SelfScoringDataset) for data in datasets):
         return "the bundle's own transforms read the images"
-    images = next((data.batch(torch.arange(2).clamp(max=len(data) - 1))[0] for data in datasets if len(data)), None)
-    return "there are no images" if images is None else _reason_of_network(task.build(), images)
+    images = next(data.batch(torch.arange(2).clamp(max=len(data) - 1))[0] for data in datasets if len(data))
+    return _reason_of_network(task.build(), images)
 
 
 def _reason_of_network(model: nn.Module, images: torch.Tensor) -> str:
@@ -105,9 +140,20 @@ def _reason_of_network(model: nn.Module, images: torch.Tensor) -> str:
         return "parameters outside the head learn"
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         features = model.train().body(images)  # type: ignore[operator]
+        in_training = [_call_seeded(model, images), _call_seeded(head, features)]
         model.eval()
-        alike = torch.equal(features, body(images))
-        return "" if alike and torch.allclose(model(images), head(features), atol=1e-5) else "the body is random"
+        if not torch.equal(features, body(images)):
+            return "the body is random"
+        in_evaluation = [model(images), head(features)]
+    alike = all(torch.allclose(whole, parts, atol=1e-5) for whole, parts in (in_training, in_evaluation))
+    return "" if alike else "the network does more than its head after its body, such as dropout between them"
+
+
+def _call_seeded(module: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    """Return the outputs of a module with a fixed seed of torch's generator."""
+    torch.manual_seed(0)
+    outputs: torch.Tensor = module(inputs)
+    return outputs
 
 
 def _datasets(data: Splits) -> list[Dataset]:

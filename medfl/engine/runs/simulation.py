@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,7 +11,6 @@ from pathlib import Path
 import torch
 
 from medfl.contract import Method, Model, PeerMessage
-from medfl.data.folders import CACHE_FOLDER
 from medfl.data.pooled import EmptyDataset, pool
 from medfl.engine.adversaries.simulation import AttackedBackend, Attackers, attacked_sites, check_attackers
 from medfl.engine.backend import Backend, EventListener
@@ -29,7 +27,7 @@ from medfl.engine.checks import (
 from medfl.engine.evaluation import MetricRow
 from medfl.engine.journal import RunOutcome
 from medfl.engine.plan import MethodChoice, RunPlan, ServerData
-from medfl.engine.runs.feature_cache import cache_features
+from medfl.engine.runs.feature_cache import cache_features, cache_folder
 from medfl.engine.runs.lifecycle import RunParticipants, RunWriter, run_federation
 from medfl.engine.runs.summary import count_images
 from medfl.engine.site import SiteOptions, SiteRunner, Splits
@@ -204,9 +202,9 @@ class _LocalParticipants(RunParticipants):
 
     def prepare(self) -> Provenance:
         self._hosts, self._viewers = _hosts(self.run, self.writer)
-        if self.run.execution.feature_cache:
-            runners = {**self._viewers, **self._hosts}  # viewers first: the server's test set is stored in its folder
-            cache_features(runners.values(), self.run.method.make(), self.run.task, self.run.settings, self._cache_of)
+        run, runners = self.run, {**self._viewers, **self._hosts}  # the server's test set is stored in its own folder
+        is_enabled = run.execution.feature_cache
+        cache_features(runners.values(), run.method.make(), run.task, run.settings, self._cache_of, is_enabled)
         return self.run.provenance
 
     def _cache_of(self, name: str) -> Path:
@@ -215,9 +213,7 @@ class _LocalParticipants(RunParticipants):
         if run.execution.cache_dir is not None:
             return run.execution.cache_dir / name
         own = None if run.data.folder is None else run.data.folder / name
-        if own is None or not own.is_dir() or not os.access(own, os.W_OK):
-            return self.writer.folder / "state" / name / CACHE_FOLDER
-        return own / CACHE_FOLDER
+        return cache_folder(own, self.writer.folder / "state" / name)
 
     def start(self) -> None:
         for host in self._hosts.values():

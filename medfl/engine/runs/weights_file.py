@@ -31,6 +31,9 @@ WEIGHTS_SUFFIXES = (SAFETENSORS_SUFFIX, *TORCH_SUFFIXES)
 NESTED_KEYS = ("state_dict", "model_state_dict", "model", "network", "net", "weights")
 """Keys under which training programs save a state dict within a checkpoint, the most specific first."""
 
+MAX_NESTING = 8
+"""Maximum number of mappings in a checkpoint around its state dict."""
+
 WRAPPER_PREFIXES = ("module.", "_orig_mod.")
 """Prefixes that torch's wrappers for several devices and for compilation add to all names of a network's tensors."""
 
@@ -73,7 +76,7 @@ def _read_safetensors(content: bytes, path: Path) -> Tensors:
     """Return the tensors of a safetensors file."""
     try:
         tensors: Tensors = st.load(content)
-    except SafetensorError as error:
+    except (SafetensorError, KeyError) as error:  # KeyError: a number type that this torch does not have
         raise SettingsError(
             "damaged_file",
             f"'{path}' is not a safetensors file, or is damaged ({error}). Download it again.",
@@ -95,7 +98,7 @@ def _read_checkpoint(content: bytes, path: Path) -> Any:
             "torch.save(model.state_dict(), path), or as safetensors.",
             path=path,
         ) from None
-    except (RuntimeError, EOFError, ValueError, KeyError, AttributeError, OSError) as error:
+    except Exception as error:  # a damaged file makes torch raise errors of many types
         raise SettingsError(
             "damaged_file",
             f"'{path}' is not a state dict that torch has saved, or is damaged ({_first_line(error)}). "
@@ -113,11 +116,8 @@ def _first_line(error: Exception) -> str:
 def _state_dict_in(loaded: Any, path: Path) -> Tensors:
     """Return the state dict in a checkpoint, which may contain it under one of `NESTED_KEYS`."""
     content: Any = loaded
-    while isinstance(content, Mapping):
-        nested = [content[key] for key in NESTED_KEYS if isinstance(content.get(key), Mapping)]
-        if not nested:
-            break
-        content = nested[0]
+    for _ in range(MAX_NESTING):  # a mapping in a file may contain itself
+        content = _nested_mapping(content)
     entries = dict(content) if isinstance(content, Mapping) else {}
     others = [str(key) for key, value in entries.items() if not (isinstance(key, str) and torch.is_tensor(value))]
     if not entries or others:
@@ -132,8 +132,14 @@ def _state_dict_in(loaded: Any, path: Path) -> Tensors:
     return entries
 
 
+def _nested_mapping(content: Any) -> Any:
+    """Return the mapping under the first of `NESTED_KEYS` that has one, or the content itself without such a key."""
+    entries = content if isinstance(content, Mapping) else {}
+    return next((entries[key] for key in NESTED_KEYS if isinstance(entries.get(key), Mapping)), content)
+
+
 def check_tensors(tensors: Any, path: Path) -> None:
-    """Raise unless all values are dense tensors with finite numbers."""
+    """Raise unless all values are dense tensors of real numbers that are finite as float32."""
     if not isinstance(tensors, Mapping) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
         raise SettingsError(
             "not_a_state_dict", f"Expected tensors by name from the weights in '{path}'. Check the plugin.", path=path
@@ -141,12 +147,16 @@ def check_tensors(tensors: Any, path: Path) -> None:
     if broken := [name for name, tensor in tensors.items() if not _is_finite(tensor)]:
         raise SettingsError(
             "not_finite",
-            f"Not all numbers of {names_and_more(broken, 3)} in the weights '{path}' are finite. Get the file again.",
+            f"Expected dense tensors of real numbers that are finite as float32, got others in the weights '{path}': "
+            f"{names_and_more(broken, 3)}. Get the file again.",
             path=path,
             names=broken,
         )
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is dense and all its numbers are finite."""
-    return tensor.layout == torch.strided and (not tensor.is_floating_point() or bool(tensor.isfinite().all()))
+    """Return whether a tensor is dense and on the CPU, and all its numbers are real and finite as float32."""
+    is_dense = tensor.layout == torch.strided and not tensor.is_nested and not tensor.is_quantized
+    if not is_dense or tensor.device.type != "cpu" or tensor.is_complex():
+        return False
+    return not tensor.is_floating_point() or bool(tensor.float().isfinite().all())

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from torch import nn
 
 from medfl.errors import SettingsError
-from medfl.networks.norms import NORM_TYPES
+from medfl.networks.norms import NORM_LAYERS
 from medfl.networks.parts import head_names
 from medfl.networks.transfer.adapters.layers import AdapterOptions, add_adapters
 from medfl.utils.text import names_and_more
@@ -98,10 +98,9 @@ def _selected_names(model: nn.Module, train_part: str, network: str) -> set[str]
 
 def _norm_parameters(model: nn.Module) -> set[str]:
     """Return the names of the weights and biases of all normalisation layers."""
-    types = tuple(kind for kinds in NORM_TYPES.values() for kind in kinds)
     return {
         f"{path}.{name}" if path else name
         for path, module in model.named_modules(remove_duplicate=False)
-        if isinstance(module, types)
+        if isinstance(module, NORM_LAYERS)
         for name, _ in module.named_parameters(recurse=False)
     }

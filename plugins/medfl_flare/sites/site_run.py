@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from medfl.contract import Capability, Model, PeerMessage, Request
-from medfl.data.folders import CACHE_FOLDER
 from medfl.data.partition_file import check_unchanged
 from medfl.data.pooled import countable_targets
 from medfl.data.sites import SiteData
@@ -21,7 +20,7 @@ from medfl.engine.constant_predictions import find_constant_predictions
 from medfl.engine.evaluation import MetricRow, add_frozen_tensors, build_predictor, score_dataset, scores_to_rows
 from medfl.engine.reply_checks import EVALUATED_MODEL_SCHEMA, check_peer_message
 from medfl.engine.runs.export import SiteExport
-from medfl.engine.runs.feature_cache import cache_features
+from medfl.engine.runs.feature_cache import cache_features, cache_folder
 from medfl.engine.runs.lifecycle import REMOTE_LOCK_SECONDS, RunWriter
 from medfl.engine.runs.progress import record_progress
 from medfl.engine.runs.site_bundles import export_site, write_predictions
@@ -208,9 +207,9 @@ class SiteRun:
             signer = read_signer(self._file.path.parents[1])
         options = SiteOptions(secret=self._file.secret(), scored=scored, withheld=withheld, signer=signer)
         runner = writer.runner(self.name, self._splits, self._send_peer_message, options)
-        if self._opened.execution.feature_cache:
-            cache = self._opened.execution.cache_dir or self._data_folder / CACHE_FOLDER
-            cache_features([runner], self._opened.make_method(), self.task, self.settings, lambda name: cache)
+        execution, method = self._opened.execution, self._opened.make_method()
+        cache = execution.cache_dir or cache_folder(self._data_folder, self.folder / "state" / self.name)
+        cache_features([runner], method, self.task, self.settings, lambda name: cache, execution.feature_cache)
         return runner
 
     def begin_reply(self) -> Meta:

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from monai.transforms import Compose, RandFlipd
+from refusals import refused
 from torch import nn
 
 from medfl.data.pooled import TensorData
 from medfl.engine.runs import feature_cache
 from medfl.engine.runs.feature_cache import FeatureExtractor
 from medfl.engine.site import Splits
+from medfl.errors import SettingsError
 from medfl.networks.transfer.feature_input import FeatureNetworkBuilder, overwriting_tensors
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
@@ -83,8 +85,8 @@ def test_the_body_sees_each_image_once_in_a_run_and_never_in_the_next_one(tmp_pa
     SEEN["images"] = 0
     case().run(tmp_path, task=task, sites=sites)
     once = 21 + 13 + 2 * (6 + 9) + 10
-    checked = 2 * 2  # whether the body has random parts is tried on two images, in both modes
-    assert once <= SEEN["images"] <= once + checked + 2
+    checked = 4 * 2  # body and network are tried on two images, in both modes
+    assert once <= SEEN["images"] <= once + checked
     files = stored(tmp_path)
     SEEN["images"] = 0
     for file in files:  # as if another run of the same folder of data had left them
@@ -92,7 +94,7 @@ def test_the_body_sees_each_image_once_in_a_run_and_never_in_the_next_one(tmp_pa
         (tmp_path / "second" / file.relative_to(tmp_path)).write_bytes(file.read_bytes())
     assert cache.is_dir()
     case("fedprox").run(tmp_path / "second", task=task, sites=sites)
-    assert SEEN["images"] <= 4 * len(files) + checked + 2  # the first four of each data set are compared
+    assert SEEN["images"] <= 4 * len(files) + checked  # the first four of each data set are compared
     assert stored(tmp_path / "second") == [tmp_path / "second" / file.relative_to(tmp_path) for file in files]
 
 
@@ -233,6 +235,24 @@ def test_a_body_with_random_parts_is_not_cached_unless_they_are_frozen_with_it(t
     assert stored(tmp_path / "inside")
 
 
+class DropoutBetweenNet(SmallNet):
+    """Network whose dropout is neither in the body nor in the head."""
+
+    def __init__(self):
+        super().__init__()
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, images):
+        return self.head(self.dropout(self.body(images)))
+
+
+def test_dropout_between_body_and_head_is_not_left_out(tmp_path):
+    task = replace(make_task(), networks={"norm": DropoutBetweenNet})
+    plain = case().run(tmp_path / "plain", task=task, rounds=1, feature_cache=False)
+    cached = case().run(tmp_path / "cached", task=task, rounds=1)
+    same_up_to_rounding(bits(plain), bits(cached))
+
+
 def test_messages_and_exported_files_contain_no_features(tmp_path):
     sites = make_sites({"site-1": 21, "site-2": 13})
     case(disclose=("size",)).run(tmp_path, sites=sites)
@@ -284,6 +304,16 @@ def test_views_of_another_seed_and_damaged_ones_and_those_of_an_older_body_are_c
         assert torch.equal(wire.decode(path.read_bytes())[0]["features"], first)
     assert not torch.equal(views(2), first)
     assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_cached", "reason"),
+    [({}, False, "'feature_cache' is off"), ({"train_part": "norms"}, True, "parameters outside the head learn")],
+)
+def test_views_are_refused_where_features_are_not_cached(settings, is_cached, reason, tmp_path):
+    task = replace(make_task(), augmentation=FLIPS)
+    with refused(SettingsError, "unusable_setting", setting="feature_views", reason=reason):
+        case(feature_views=2, **settings).run(tmp_path, task=task, feature_cache=is_cached)
 
 
 def test_a_run_on_views_continues_with_the_same_bits_and_depends_on_their_number(tmp_path):

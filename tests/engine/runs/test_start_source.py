@@ -182,6 +182,40 @@ def test_a_file_of_torch_without_a_state_dict_is_refused(tmp_path, content):
         find(path)
 
 
+def test_a_mapping_that_contains_itself_is_refused(tmp_path):
+    content: dict[str, object] = {}
+    content["model"] = content
+    with refused(SettingsError, "not_a_state_dict"):
+        find(saved(tmp_path / "w.pt", content))
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_every_cut_of_a_file_is_refused_with_a_readable_error(tmp_path, is_zip):
+    path = tmp_path / "w.pt"
+    torch.save({"a.weight": torch.ones(3, 4)}, path, _use_new_zipfile_serialization=is_zip)
+    content = path.read_bytes()
+    for length in range(0, len(content), 7):
+        path.write_bytes(content[:length])
+        with pytest.raises(SettingsError) as caught:
+            find(path)
+        assert caught.value.code in ("damaged_file", "unsafe_file", "not_a_state_dict")
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.ones(2, dtype=torch.complex64),
+        torch.full((2,), 1e300, dtype=torch.float64),
+        torch.eye(2).to_sparse(),
+        torch.ones(2, device="meta"),
+    ],
+    ids=["complex", "too large for float32", "sparse", "without numbers"],
+)
+def test_tensors_that_no_network_can_hold_are_refused(tmp_path, tensor):
+    with refused(SettingsError, "not_finite", names=["head.bias"]):
+        find(saved(tmp_path / "w.pt", {"head.bias": tensor}))
+
+
 def test_numbers_that_are_not_finite_are_refused(tmp_path):
     path = saved(tmp_path / "w.pt", filled(1.0) | {"head.bias": torch.tensor([0.0, torch.inf, 0.0])})
     with refused(SettingsError, "not_finite", names=["head.bias"]):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from loopback import BUNDLE, SITES, Place
 from refusals import refused
 from remote_cases import local_outcome, mini_place, offered, outcome, outcome_without, serve
 
+from medfl.engine.runs.feature_cache import cache_folder
 from medfl.errors import RefusedError
 from medfl.records.run_file import RunFile
 from medfl_flare.backend.messages import Message
@@ -110,3 +114,27 @@ def test_a_site_that_tells_of_other_weights_or_of_none_is_refused(theirs: str | 
     with refused(RefusedError, "unlike_start", site="north"):
         read_begin_reply("north", message, 0, 0, None, ours)
     assert "start" not in read_begin_reply("north", message, 0, 0, None, theirs)["facts"]
+
+
+def test_the_refusal_does_not_name_a_path_of_the_own_bundle(place: Place, tmp_path: Path) -> None:
+    copy = tmp_path / BUNDLE
+    shutil.copytree(place.bundle, copy)
+    config = copy / "configs" / "federate.json"
+    content = json.loads(config.read_text())
+    content["settings"]["start"] = str(tmp_path / "secret" / "w.pt")
+    config.write_text(json.dumps(content))
+    files = place.files("own-path", {"site-01": {"entry": {"folder": str(copy)}}})
+    offer = offered(replace(place, bundle=copy))
+    with refused(RefusedError, "start_not_available", site="site-01", cause="unknown_start") as caught:
+        open_offer(offer, files["site-01"])
+    assert "secret" not in str(caught.value)
+    assert "secret" not in str(caught.value.fields)
+
+
+def test_a_site_whose_data_can_not_be_written_caches_features_in_its_run(place: Place, tmp_path: Path) -> None:
+    data, state = tmp_path / "data", tmp_path / "state"
+    data.mkdir()
+    assert cache_folder(data, state).parent == data
+    with mock.patch("os.access", return_value=False):  # tests may run as root, who can write everything
+        assert cache_folder(data, state).parent == state
+    assert cache_folder(None, state).parent == cache_folder(tmp_path / "absent", state).parent == state

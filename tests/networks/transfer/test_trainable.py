@@ -69,6 +69,7 @@ def test_the_setting_selects_the_parameters_that_learn(train, names):
 
 def test_norms_of_a_network_without_a_head_are_its_normalisation_layers_alone():
     assert learning("norms", lambda: nn.Sequential(nn.Conv3d(1, 2, 1), nn.GroupNorm(1, 2))) == {"1.weight", "1.bias"}
+    assert learning("norms", lambda: nn.Sequential(nn.Linear(2, 2), nn.RMSNorm(2))) == {"1.weight"}
     with refused(SettingsError, "missing_head", network="norm"):
         learning("head", lambda: nn.Sequential(nn.Linear(2, 2)))
 
@@ -80,12 +81,21 @@ def test_an_expression_without_a_match_is_refused_with_the_names():
         replace(make_task(), networks={"norm": frozen_convolution}).with_training_of(r"body\.0").build()
 
 
-@pytest.mark.parametrize("pattern", ["", "(a+)+b", "(a|b)*", "((a){3}){3}", ".*.*.*.*x", "[", "x" * 201])
+EXPONENTIAL = [".?" * 24 + "!", "(.|.)" * 22 + "!", "(?x)(.+) +!", "(?x:(.+) +!)", "(?:(.+)?)?!"]
+"""Expressions whose search takes seconds or more for a name without a match."""
+
+
+@pytest.mark.parametrize("pattern", ["", "(a+)+b", "(a|b)*", "((a){3}){3}", ".*.*.*.*x", "[", "x" * 201, *EXPONENTIAL])
 def test_expressions_that_are_invalid_or_slow_to_search_are_refused(pattern):
     with pytest.raises(ValueError, match="expected a regular expression"):
         check_name_pattern(pattern)
     with refused(SettingsError, "invalid_setting", settings=["train_part"]):
         read_settings(Settings, {"rounds": 1, "train_part": pattern}, "the run")
+
+
+@pytest.mark.parametrize("pattern", ["(layer3|layer4).*(conv|norm)", "^(?!.*norm)", r"(?:a|b)\.c", "layer[34]|head"])
+def test_usual_expressions_are_accepted(pattern):
+    assert check_name_pattern(pattern) == pattern
 
 
 def test_frozen_modules_stay_in_evaluation_mode_and_copies_do_too():
