@@ -6,9 +6,11 @@ in place, so that the networks can be scripted and pickled.
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -153,12 +155,73 @@ class InvertedResidualBody(nn.Module):
         return self.image_input.mean_of_slices(maps.mean(dim=(2, 3)))
 
 
-def stage_ends(body: InvertedResidualBody, stages: Sequence[Stage]) -> list[nn.Module]:
-    """Return the last block of each stage; none for volumes, whose slices have feature maps of their own."""
-    if body.image_input.spatial_dims == 3:
-        return []
-    ends, count = [], 0
-    for stage in stages:
-        count += stage.blocks
-        ends.append(body.blocks[count - 1])
-    return ends
+class InvertedResidualNetwork(nn.Module):
+    """Base of the networks with an `InvertedResidualBody` and a linear head, for images of any size.
+
+    Images in [0, 1] are resized and normalised by the network itself (`medfl_encoders.image_input.ImageInput`), so a
+    bundle must not normalise them before. A subclass sets the stages and the convention.
+
+    Args:
+        in_channels: Number of image channels, 1 or 3; one channel is repeated three times.
+        num_classes: Number of classes, >= 2.
+        spatial_dims: 2 for images; 3 for volumes, of which slices are encoded and their features averaged.
+        size: Edge in pixels to which images are resized, >= 32; the weights were trained at 224.
+        mean: Mean of the three channels on the scale [0, 1], which belongs to the weights; None uses the class's.
+        std: Standard deviation of the three channels, which belongs to the weights; None uses the class's.
+
+    Attributes:
+        body: Feature extractor from images (B, in_channels, H, W) to features (B, 1280).
+        head: Linear classifier from features to logits (B, num_classes).
+        feature_layers: Last block of each of the seven stages, whose outputs are feature maps; none for volumes.
+
+    Raises:
+        SettingsError: If an argument is invalid.
+    """
+
+    __jit_unused_properties__: ClassVar = ["feature_layers"]  # TorchScript has no lists of modules
+
+    stages: ClassVar[tuple[Stage, ...]]
+    """Stages of the body, first to last."""
+
+    convention: ClassVar[Convention]
+    """Padding and batch norm with which the weights were trained."""
+
+    weights_mean: ClassVar[tuple[float, ...]]
+    """Mean of the three channels with which the weights were trained."""
+
+    weights_std: ClassVar[tuple[float, ...]]
+    """Standard deviation of the three channels with which the weights were trained."""
+
+    def __init__(
+        self,
+        in_channels: int = 3,
+        num_classes: int = 2,
+        spatial_dims: int = 2,
+        size: int = 224,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+    ) -> None:
+        super().__init__()
+        image_input = ImageInput(
+            type(self).__name__,
+            in_channels,
+            spatial_dims,
+            size,
+            mean=self.weights_mean if mean is None else mean,
+            std=self.weights_std if std is None else std,
+        )
+        self.body = InvertedResidualBody(image_input, self.stages, self.convention)
+        self.head = nn.Linear(1280, num_classes)
+
+    @property
+    def feature_layers(self) -> list[nn.Module]:
+        """Last block of each stage; none for volumes, whose slices have feature maps of their own."""
+        if self.body.image_input.spatial_dims == 3:
+            return []
+        ends = itertools.accumulate(stage.blocks for stage in self.stages)
+        return [self.body.blocks[end - 1] for end in ends]
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Compute logits (B, num_classes) of images (B, in_channels, H, W) in [0, 1]."""
+        logits: torch.Tensor = self.head(self.body(images))
+        return logits
