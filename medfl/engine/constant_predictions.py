@@ -39,7 +39,7 @@ class SitePredictions:
 
 
 def find_constant_predictions(
-    by_site: Mapping[str, SitePredictions], objective: Objective, classes: Sequence[str] = ()
+    by_site: Mapping[str, SitePredictions], objective: Objective, classes: Sequence[str] = (), balance: str = "none"
 ) -> list[ConstantPrediction]:
     """Find models whose prediction is the same for every image.
 
@@ -47,6 +47,7 @@ def find_constant_predictions(
         by_site: Maps each site to the predictions of the model that it exports.
         objective: Objective of the task.
         classes: Names of the classes; if empty, their numbers are used.
+        balance: Setting ``balance`` of the run, so that the remedies do not include a setting that is in use.
 
     Returns:
         Constant predictions with the sites that have them: one entry if the prediction is the same at all sites.
@@ -69,6 +70,7 @@ def find_constant_predictions(
             images=images,
             splits=splits,
             has_classes=objective.has_class_labels,
+            balance=balance,
         )
 
     predictions = torch.cat([part.predictions for part in known.values()])

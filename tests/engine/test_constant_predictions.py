@@ -27,6 +27,14 @@ def test_one_class_everywhere_is_one_entry_even_if_each_site_holds_one_class():
     assert "--balance loss" in entry.sentence
 
 
+def test_a_setting_that_is_in_use_is_no_remedy():
+    sites = {"a": site([0, 0, 0], [0, 1, 2])}
+    for balance in ("loss", "sampling"):
+        (entry,) = find_constant_predictions(sites, Multiclass(3), CLASSES, balance)
+        assert entry.balance == balance
+        assert "--balance" not in entry.sentence
+
+
 def test_a_site_is_named_if_two_images_contradict_its_model():
     good = site([0, 1, 2], [0, 1, 2])
     entries = find(a=site([1, 1, 1], [1, 0, 2]), b=good, c=site([2, 2, 2], [2, 2, 1]), d=site([1, 1], [0, 0]))

@@ -20,7 +20,7 @@ from torch import nn
 
 from medfl.contract import Method, Need
 from medfl.engine.site import SiteRunner, Splits
-from medfl.errors import DamagedError
+from medfl.errors import DamagedError, SettingsError
 from medfl.networks.parts import body_and_head
 from medfl.privacy.ledger import hash_dataset
 from medfl.settings import Settings
@@ -61,7 +61,18 @@ def cache_features(
         task: Task of the run, with frozen parameters.
         settings: Settings of the run.
         folder_of: Function from the name of a participant to the folder for the features of its images.
+
+    Raises:
+        SettingsError: If the run wants features of augmented views, and the task does not augment images.
     """
+    if settings.feature_views and task.augmentation is None:
+        raise SettingsError(
+            "no_augmentation",
+            f"expected a bundle or task that augments training images at random, because 'feature_views' is "
+            f"{settings.feature_views}, got one without augmentation. All views would be equal: set 'feature_views' "
+            "to 0.",
+            setting="feature_views",
+        )
     runners = list(runners)
     if reason := _reason_against(runners, method, task, settings):
         if task.train_part == "head":

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from monai.transforms import Compose, RandFlipd
+from refusals import refused
 from torch import nn
 
 from medfl.data.pooled import TensorData
 from medfl.engine.runs import feature_cache
 from medfl.engine.runs.feature_cache import FeatureExtractor
 from medfl.engine.site import Splits
+from medfl.errors import SettingsError
 from medfl.plugins import load_plugins
 from medfl.settings import Settings
 from medfl.testing.cohort import Case, SmallNet, bits, make_data, make_sites, make_task, scores
@@ -231,6 +233,11 @@ def test_views_are_features_of_augmented_images_and_each_visit_draws_one(tmp_pat
     assert not torch.equal(first, other)
     assert all(bool((views[:, row] == drawn).all(dim=1).any()) for row, drawn in zip(rows.tolist(), first, strict=True))
     assert type(splits.val) is not type(splits.train)
+
+
+def test_views_without_augmentation_are_refused(tmp_path):
+    with refused(SettingsError, "no_augmentation", setting="feature_views"):
+        case(feature_views=3).run(tmp_path / "run")
 
 
 def test_a_run_on_views_continues_with_the_same_bits_and_depends_on_their_number(tmp_path):
