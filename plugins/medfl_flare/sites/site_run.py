@@ -460,7 +460,7 @@ class SiteRun:
                 self.folder / "bundle", predictor, splits, self.task, self.settings, data.test_metadata
             )
             constant = find_constant_predictions(
-                {self.name: predictions}, self.task.objective, data.classes, self.settings.balance
+                {self.name: predictions}, self.task.objective, data.classes, self.settings
             )
             for entry in constant:
                 logger.warning("%s", entry.sentence)
