@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from medfl.objectives import Objective
+    from medfl.settings import Settings
 
 MIN_CONTRADICTIONS = 2
 """Minimum number of a site's images whose targets must differ from the constant prediction."""
@@ -39,7 +40,10 @@ class SitePredictions:
 
 
 def find_constant_predictions(
-    by_site: Mapping[str, SitePredictions], objective: Objective, classes: Sequence[str] = ()
+    by_site: Mapping[str, SitePredictions],
+    objective: Objective,
+    classes: Sequence[str] = (),
+    settings: Settings | None = None,
 ) -> list[ConstantPrediction]:
     """Find models whose prediction is the same for every image.
 
@@ -47,6 +51,7 @@ def find_constant_predictions(
         by_site: Maps each site to the predictions of the model that it exports.
         objective: Objective of the task.
         classes: Names of the classes; if empty, their numbers are used.
+        settings: Settings of the run, so that the remedies do not include a balance that is set or not permitted.
 
     Returns:
         Constant predictions with the sites that have them: one entry if the prediction is the same at all sites.
@@ -57,6 +62,9 @@ def find_constant_predictions(
     known = {site: part for site, part in sorted(by_site.items()) if len(part.predictions)}
     if not known:
         return []
+
+    sample_level = settings is not None and settings.privacy is not None and settings.privacy.unit == "sample"
+    can_balance = not sample_level and (settings is None or settings.balance == "none")
 
     def entry(words: str, sites: Sequence[str]) -> ConstantPrediction:
         parts = [known[site] for site in sites]
@@ -69,6 +77,7 @@ def find_constant_predictions(
             images=images,
             splits=splits,
             has_classes=objective.has_class_labels,
+            can_balance=can_balance,
         )
 
     predictions = torch.cat([part.predictions for part in known.values()])

@@ -108,6 +108,7 @@ class ConstantPrediction(Record):
         images: Number of images.
         splits: Splits of the images: ``test``, ``val``.
         has_classes: True if each image is of one class.
+        can_balance: True if the run has not set ``balance`` and its privacy setting does not forbid it.
     """
 
     prediction: str
@@ -116,13 +117,14 @@ class ConstantPrediction(Record):
     images: int
     splits: tuple[str, ...]
     has_classes: bool
+    can_balance: bool = True
 
     @property
     def sentence(self) -> str:
         """Sentences about the fault, its effect on scores, and possible remedies."""
         kinds = " and ".join({"test": "test", "val": "validation"}[split] for split in self.splits)
         where = "of all sites" if self.all_sites else f"of {names_and_more(self.sites, SITES_NAMED)}"
-        balance = ", or `--balance loss`" if self.has_classes else ""
+        balance = ", or `--balance loss`" if self.has_classes and self.can_balance else ""
         check = "how many images of each class the sites hold" if self.has_classes else "the targets of the sites"
         scores = " Accuracy then only tells how common that class is." if self.has_classes else ""
         return (

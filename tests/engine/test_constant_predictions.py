@@ -1,5 +1,6 @@
 """Test the detection of models with a constant prediction, for each site and for all sites together."""
 
+import pytest
 import torch
 
 from medfl.engine.constant_predictions import (
@@ -7,6 +8,7 @@ from medfl.engine.constant_predictions import (
     find_constant_predictions,
 )
 from medfl.objectives import Multiclass
+from medfl.settings import Settings
 
 CLASSES = ("benign", "malignant", "normal")
 
@@ -25,6 +27,24 @@ def test_one_class_everywhere_is_one_entry_even_if_each_site_holds_one_class():
     assert (entry.sites, entry.all_sites, entry.images, entry.splits) == (("a", "b"), True, 3, ("test", "val"))
     assert "the class 'benign' for all 3 test and validation images of all sites" in entry.sentence
     assert "--balance loss" in entry.sentence
+
+
+@pytest.mark.parametrize(
+    ("settings", "can_balance"),
+    [
+        ({}, True),
+        ({"balance": "loss"}, False),
+        ({"balance": "sampling"}, False),
+        ({"privacy": {"unit": "site", "epsilon": 8, "clip": 1}}, True),
+        ({"privacy": {"unit": "sample", "epsilon": 8, "clip": 1}}, False),
+    ],
+    ids=str,
+)
+def test_a_balance_that_is_set_or_not_permitted_is_no_remedy(settings, can_balance):
+    sites = {"a": site([0, 0, 0], [0, 1, 2])}
+    (entry,) = find_constant_predictions(sites, Multiclass(3), CLASSES, Settings(rounds=1, **settings))
+    assert entry.can_balance == can_balance
+    assert ("--balance" in entry.sentence) == can_balance
 
 
 def test_a_site_is_named_if_two_images_contradict_its_model():

@@ -46,13 +46,16 @@ def score(made: Path, table: Path, out: Path, **options: str) -> list[dict[str, 
         return list(csv.DictReader(file))
 
 
-def test_labelled_images_are_scored_and_the_others_predicted(made: Path, tmp_path: Path) -> None:
+def test_labelled_images_are_scored_and_the_others_predicted(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
+) -> None:
     files = [*(f"{number}.png" for number in range(5)), "deep/6.png"]
     bundle = made / "run" / "sites" / "site-01"
     config = str(bundle / "configs" / "inference.json")
     run(config_file=config, bundle_root=str(bundle), dataset_dir=str(made / "new"), output_dir=str(tmp_path / "plain"))
     predicted = {row["case"]: row["predicted_class"] for row in read_inference(tmp_path / "plain" / "predictions.csv")}
     assert len(predicted) == 8
+    recwarn.clear()
     heading = read_inference(tmp_path / "plain" / "predictions.csv")[0]
     names = [name.removeprefix("probability_") for name in heading if name.startswith("probability_")]
     right = [(file, predicted[file], f"p{number // 2}") for number, file in enumerate(files)]
@@ -65,6 +68,8 @@ def test_labelled_images_are_scored_and_the_others_predicted(made: Path, tmp_pat
         assert float(row["value"]) == pytest.approx(accuracy, abs=1e-8)
         assert float(row["low"]) <= accuracy <= float(row["high"])
         assert (row["images"], row["patients"]) == ("6", "3")
+        assert "1 of 7 rows" in capsys.readouterr().err
+    assert not [warning for warning in recwarn if "monai" in warning.filename]
     assert len(read_inference(tmp_path / "out" / "predictions.csv")) == 8
 
 

@@ -274,8 +274,9 @@ def test_layers_that_mix_images_are_refused_with_advice(norm):
 
 @pytest.mark.parametrize("balance", ["loss", "sampling"])
 def test_class_sizes_are_not_looked_at(balance):
-    with refused(SettingsError, "incompatible_settings", setting="balance", expected="none", found=balance):
+    with refused(SettingsError, "incompatible_settings", setting="balance", expected="none", found=balance) as caught:
         check_samples(site_of(make_data(1, "x"), balance=balance).settings, [])
+    assert "--balance none" in str(caught.value), "leaving the option out does not help where the bundle sets it"
 
 
 def test_a_loss_that_is_not_one_of_single_images_is_refused():

@@ -71,8 +71,17 @@ def cache_features(
         is_enabled: Value of the setting ``feature_cache``.
 
     Raises:
-        SettingsError: If the setting ``feature_views`` asks for views, and features can't be cached.
+        SettingsError: If the setting ``feature_views`` asks for views, and the task does not augment images or features
+            can't be cached.
     """
+    if settings.feature_views and task.augmentation is None:
+        raise SettingsError(
+            "no_augmentation",
+            f"expected a bundle or task that augments training images at random, because 'feature_views' is "
+            f"{settings.feature_views}, got one without augmentation. All views would be equal: set 'feature_views' "
+            "to 0.",
+            setting="feature_views",
+        )
     runners = [runner for runner in runners if any(map(len, _datasets(runner.data)))]
     if not runners:
         return

@@ -86,7 +86,7 @@ def export(run: SimulatedRun, result: SimulationResult, site_export: SiteExport)
                 target, predictor, run.data.sites[site], run.task, run.settings, facts, run.execution.worst_case_images
             )
             written.append(target)
-    constant = find_constant_predictions(predictions, run.task.objective, run.data.classes)
+    constant = find_constant_predictions(predictions, run.task.objective, run.data.classes, run.settings)
     result.summary = result.summary.model_copy(update={"constant_predictions": tuple(constant)})
     for entry in constant:
         logger.warning("%s", entry.sentence)

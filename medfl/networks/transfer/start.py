@@ -114,7 +114,7 @@ class Start:
         loaded = {key: tensor for key, tensor in loaded.items() if not _is_within(key, skipped)}
         if self.allows_missing_head and not any(key.startswith(head) for key in loaded if head):
             wanted = {key: tensor for key, tensor in wanted.items() if not head or not key.startswith(head)}
-        self._check_norms(model, loaded, name)
+        self._check_norms(model, wanted, loaded, name)
         zeros = _untrained_biases(model, wanted, loaded)
         missing = [key for key in wanted if key not in loaded and key not in zeros and not key.endswith(BATCH_COUNTER)]
         self._check_names(missing, sorted(loaded.keys() - wanted.keys()), head, name)
@@ -153,9 +153,14 @@ class Start:
             **fields,
         )
 
-    def _check_norms(self, model: nn.Module, loaded: Tensors, network: str) -> None:
-        """Raise if the weights have running statistics of batch norm and the network has no batch norm."""
+    def _check_norms(self, model: nn.Module, wanted: Tensors, loaded: Tensors, network: str) -> None:
+        """Raise if the weights have running statistics of batch norm and the network has no batch norm.
+
+        Weights that lack most of the network's tensors are of another network; the check of the names refuses them.
+        """
         trained_with = any(key.rpartition(".")[2] == "running_mean" for key in loaded)
+        if 2 * len(wanted.keys() & loaded.keys()) < len(wanted):
+            return
         if trained_with and not any(isinstance(module, _BatchNorm) for module in model.modules()):
             raise self._refusal(
                 "missing_batch_norm",

@@ -458,7 +458,10 @@ class SiteRun:
             predictions = write_predictions(
                 self.folder / "bundle", predictor, splits, self.task, self.settings, data.test_metadata
             )
-            for entry in find_constant_predictions({self.name: predictions}, self.task.objective, data.classes):
+            constant = find_constant_predictions(
+                {self.name: predictions}, self.task.objective, data.classes, self.settings
+            )
+            for entry in constant:
                 logger.warning("%s", entry.sentence)
             logger.info("This site's own bundle is in '%s'.", self.folder / "bundle")
         budget = self.budget()

@@ -210,7 +210,9 @@ def render_headline(facts: CardFacts, scores: CardScores) -> str:
     metric, estimate = estimates[0]
     value, low, high = (score_text(end) for end in (estimate.value, estimate.low, estimate.high))
     interval = f"{value} (95 % confidence interval {low} to {high})"
-    return f"{_metric_name(metric, facts)} {interval} on {_image_count_text(row)} test images"
+    patients = "" if row.cases is None or row.patients is None else f" of {number(row.patients)} patients"
+    images = _image_count_text(row.model_copy(update={"patients": None}))
+    return f"{_metric_name(metric, facts)} {interval} on {images} test images{patients}"
 
 
 def render_baseline(scores: CardScores) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import warnings
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
@@ -74,6 +75,7 @@ def command(
 
     Intervals are 95 % bootstrap intervals over the patients. Images without a row in the table are predicted only, and
     rows of images outside the folder are left out. Score only images of patients who were not used for training.
+    The command runs the code of the bundle, so score only with bundles that you trust (`medfl check-bundle`).
 
     Example: medfl score runs/fedavg/sites/north new --table new.csv --image-column file --label-column diagnosis
     """
@@ -81,6 +83,8 @@ def command(
     labelled = read_labels(table, image_column, label_column, group_column)
     scores = score_images(bundle, images, labelled, out)
     typer.echo(f"{scores[0].images} images of {scores[0].patients} patients")
+    if left_out := len(labelled.files) - scores[0].images:
+        typer.echo(f"{left_out} of {len(labelled.files)} rows of the table have no image in the folder", err=True)
     for score in scores:
         typer.echo(f"{score.metric}: {score.value:.3f} [{score.low:.3f}, {score.high:.3f}]")
     typer.echo(f"{out / PREDICTIONS_FILE}\n{out / SCORES_FILE}")
@@ -144,7 +148,10 @@ def score_images(bundle: Path, images: Path, labelled: LabelledImages, out: Path
             objective=objective.name,
         )
     places = {"bundle_root": bundle, "dataset_dir": images, "output_dir": out, "ckpt_dir": bundle / "models"}
-    run(config_file=str(config), **{name: str(path) for name, path in places.items()})
+    with warnings.catch_warnings():
+        # MONAI warns that a configuration runs code, on every call; the help of this command says so once.
+        warnings.filterwarnings("ignore", category=UserWarning, module="monai.bundle.scripts")
+        run(config_file=str(config), **{name: str(path) for name, path in places.items()})
     probabilities, names = read_probabilities(out / PREDICTIONS_FILE)
     rows = [row for row, file in enumerate(labelled.files) if file in probabilities]
     if not rows:

@@ -316,6 +316,11 @@ def test_views_are_refused_where_features_are_not_cached(settings, is_cached, re
         case(feature_views=2, **settings).run(tmp_path, task=task, feature_cache=is_cached)
 
 
+def test_views_without_augmentation_are_refused(tmp_path):
+    with refused(SettingsError, "no_augmentation", setting="feature_views"):
+        case(feature_views=3).run(tmp_path / "run")
+
+
 def test_a_run_on_views_continues_with_the_same_bits_and_depends_on_their_number(tmp_path):
     task = replace(make_task(), augmentation=FLIPS)
     whole = bits(case(feature_views=3).run(tmp_path / "whole", task=task))

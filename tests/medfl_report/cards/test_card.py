@@ -183,6 +183,13 @@ def test_the_front_matter_has_known_keys_and_the_same_scores(run):
     assert len(stated) == len(METRICS)
 
 
+def test_the_first_score_says_of_how_many_images_and_patients_it_is(run):
+    rows = predictions(run, ["site-1"])
+    head = (run / "sites" / "site-1" / "README.md").read_text().split("## Intended use")[0]
+    assert f" on {len(rows)} test images" in head
+    assert "patients test images" not in head
+
+
 def test_the_majority_class_baseline_is_that_of_scikit_learn(run):
     rows = predictions(run, SITES)
     dummy = DummyClassifier().fit(np.zeros((len(rows), 1)), rows["label"])

@@ -176,6 +176,7 @@ def test_a_run_whose_weights_do_not_fit_leaves_its_folder_free(tmp_path, file):
         (10, {"norm": "group"}, "missing_batch_norm", "Set norm to 'batch'"),
         (10, {"norm": ["group", {"num_groups": 2}]}, "missing_batch_norm", "Set norm to 'batch'"),
         (10, {"norm": "instance"}, "missing_batch_norm", "Set norm to 'batch'"),
+        (50, {"norm": "group"}, "wrong_tensor_names", "Choose the network of the weights (network_name)"),
     ],
     ids=str,
 )
