@@ -64,7 +64,9 @@ site = "{name}"
 # threads = 1
 # device = "cpu"                  # auto, cpu, cuda:0
 # cache = "memory"                # storage of an adopted bundle's cases: memory, disk, none
-# cache_dir = "/var/lib/medfl/cache"  # folder of the cache on disk; default: a folder in the bundle's data
+# cache_dir = "/var/lib/medfl/cache"  # folder of the caches on disk; default: a folder in the bundle's data
+# feature_cache = true            # features of a frozen body are computed once and stored in the cache
+# weights = "/srv/weights"        # folder with files of pretrained weights from which runs may start
 # loaders = 0                     # number of processes that load such cases ahead of training
 
 # [privacy]                       # minimum privacy that a run must guarantee; without this table there is no minimum
