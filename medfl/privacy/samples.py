@@ -92,7 +92,7 @@ def check_samples(settings: Settings, networks: Sequence[nn.Module]) -> None:
         raise SettingsError(
             "incompatible_settings",
             f"Privacy with the unit 'sample' needs balance 'none', got '{settings.balance}', which would reveal the "
-            "class sizes of a site. Leave 'balance' out.",
+            "class sizes of a site. Set 'balance' to 'none'; a bundle may have another default.",
             setting="balance",
             expected="none",
             found=settings.balance,
