@@ -52,7 +52,7 @@ IMAGE_NEEDS: frozenset[Need] = frozenset({"images_of_one_shape", "features", "pu
 
 def cache_features(
     runners: Iterable[SiteRunner], method: Method, task: Task, settings: Settings, folder_of: Callable[[str], Path]
-) -> None:
+) -> bool:
     """Let the runners of a run train and score on cached features, in place, if that gives the same results.
 
     Args:
@@ -61,18 +61,22 @@ def cache_features(
         task: Task of the run, with frozen parameters.
         settings: Settings of the run.
         folder_of: Function from the name of a participant to the folder for the features of its images.
+
+    Returns:
+        Whether the runners now use features.
     """
     runners = list(runners)
     if reason := _reason_against(runners, method, task, settings):
         if task.train_part == "head":
             logger.info("The features of the frozen body are computed again in each round: %s.", reason)
-        return
+        return False
     extractor = FeatureExtractor(task, settings)
     for runner in runners:
         runner.data = extractor.splits(runner.data, folder_of(runner.name))
         runner.task = runner.task.on_features()
         runner.scorer = replace(runner.scorer, task=runner.task)
     logger.info("The features of the frozen body are computed once, and stored in the folders of the sites.")
+    return True
 
 
 def _reason_against(runners: list[SiteRunner], method: Method, task: Task, settings: Settings) -> str:

@@ -151,6 +151,19 @@ class SimulatedRun:
         )
 
 
+@dataclass(frozen=True)
+class SiteFeatures:
+    """Cached features of a site, in place of its images.
+
+    Attributes:
+        task: Task whose network takes features.
+        data: Data of the site with features.
+    """
+
+    task: Task
+    data: Splits
+
+
 @dataclass
 class SimulationResult:
     """Result of a simulated run, with the models of all participants.
@@ -159,11 +172,13 @@ class SimulationResult:
         outcome: Status of the run and models of the server.
         models: Maps each site to its models by kind (``global``, ``personal``).
         summary: Content of ``summary.json``.
+        features: Maps each site to its cached features; empty if the run cached none.
     """
 
     outcome: RunOutcome
     models: dict[str, dict[str, Model]]
     summary: Summary
+    features: dict[str, SiteFeatures] = field(default_factory=dict)
 
 
 def simulate(run: SimulatedRun) -> SimulationResult:
@@ -201,12 +216,16 @@ class _LocalParticipants(RunParticipants):
         self.result: SimulationResult | None = None
         self._hosts: dict[str, SiteRunner] = {}
         self._viewers: dict[str, SiteRunner] = {}
+        self._caches_features = False
 
     def prepare(self) -> Provenance:
         self._hosts, self._viewers = _hosts(self.run, self.writer)
         if self.run.execution.feature_cache:
             runners = {**self._viewers, **self._hosts}  # viewers first: the server's test set is stored in its folder
-            cache_features(runners.values(), self.run.method.make(), self.run.task, self.run.settings, self._cache_of)
+            method = self.run.method.make()
+            self._caches_features = cache_features(
+                runners.values(), method, self.run.task, self.run.settings, self._cache_of
+            )
         return self.run.provenance
 
     def _cache_of(self, name: str) -> Path:
@@ -239,7 +258,7 @@ class _LocalParticipants(RunParticipants):
         self._backend.close()
 
     def export(self, outcome: RunOutcome) -> Summary:
-        self.result = SimulationResult(outcome, self._models(outcome), self._summarise(outcome))
+        self.result = SimulationResult(outcome, self._models(outcome), self._summarise(outcome), self._features())
         self.run.callbacks.export(self.run, self.result)  # it may add to the summary
         return self.result.summary
 
@@ -249,6 +268,13 @@ class _LocalParticipants(RunParticipants):
             name: runners[name].models(make_method(), outcome.published, outcome.step, outcome.round)
             for name in self.writer.plan.sites
         }
+
+    def _features(self) -> dict[str, SiteFeatures]:
+        """Return the cached features of the sites that train."""
+        if not self._caches_features:
+            return {}
+        hosts = {name: host for name, host in self._hosts.items() if name in self.run.data.sites}
+        return {name: SiteFeatures(host.task, host.data) for name, host in hosts.items()}
 
     def _summarise(self, outcome: RunOutcome) -> Summary:
         data, objective = self.run.data, self.run.task.objective
