@@ -1,7 +1,8 @@
 """Write the tables of docs/results/pretrained.md, and its CSV files, from the run folders of pretrained_breast.yaml.
 
     medfl study studies/pretrained_breast.yaml --source FOLDER
-    python studies/pretrained_tables.py runs/pretrained_breast --rates runs/pretrained_breast_rates-tune
+    python studies/pretrained_tables.py runs/pretrained_breast \
+        --rates runs/pretrained_breast_rates-tune --cpu cpu.json
 
 A score of a row is the mean over its seeds, then over the sites with at least 20 test images. Its interval is a
 bootstrap over the patients of each site: all seeds have the same test images, so a resample draws the same patients for
@@ -12,13 +13,14 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
 import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import fmean, stdev
 
 import torch
 import yaml
@@ -42,7 +44,9 @@ PAIRS = (
     ("fedavg lora", "local lora"),
     ("fedavg full", "local full"),
     ("fedavg from scratch", "local from scratch"),
+    ("fedavg small from scratch", "local small from scratch"),
     ("fedavg frozen", "fedavg from scratch"),
+    ("fedavg frozen", "fedavg small from scratch"),
     ("fedavg lora", "fedavg frozen"),
     ("fedavg full", "fedavg frozen"),
     ("fedavg frozen, site epsilon 8", "fedavg frozen"),
@@ -91,6 +95,10 @@ class StudyRowRuns:
         """Seeds of the runs, as text."""
         return " ".join(str(seed) for seed in sorted(self.runs))
 
+    def common_seeds(self, other: StudyRowRuns | None) -> list[int]:
+        """Return the seeds that this row and another one have both; all seeds of this row without another one."""
+        return [seed for seed in sorted(self.runs) if other is None or seed in other.runs]
+
     def interval(self, site: str, metric: str) -> Interval | None:
         """Return the mean over the seeds of a site's score, with its interval over the patients."""
         return interval_over_patients(site, metric, self, None)
@@ -114,15 +122,6 @@ class StudyRowRuns:
             for cost in run.summary.costs.values()
         )
 
-    @property
-    def seconds(self) -> float:
-        """Median over the runs of the seconds that all sites trained."""
-        return median(
-            sum(cost.train_seconds for cost in run.summary.costs.values())
-            for run in self.runs.values()
-            if run.summary is not None
-        )
-
 
 def known(intervals: Sequence[Interval | None]) -> list[Interval]:
     """Return the intervals that are not None."""
@@ -132,10 +131,13 @@ def known(intervals: Sequence[Interval | None]) -> list[Interval]:
 def interval_over_patients(site: str, metric: str, row: StudyRowRuns, other: StudyRowRuns | None) -> Interval | None:
     """Return the mean score of a row at a site, minus the one of another row, with its interval over the patients.
 
+    A difference covers the seeds that both rows have.
+
     Raises:
         ValueError: If the runs have different test images.
     """
-    groups = [[sets[site] for sets in group.tested.values()] for group in (row, other) if group is not None]
+    seeds = row.common_seeds(other)
+    groups = [[group.tested[seed][site] for seed in seeds] for group in (row, other) if group is not None]
     first = groups[0][0]
     if not all(first.same_images(test_set) for group in groups for test_set in group):
         raise ValueError(f"The runs of '{row.name}' have different test images at {site}.")
@@ -188,15 +190,14 @@ def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def scores_table(rows: Sequence[StudyRowRuns]) -> str:
-    """Return the table of scores, bytes and seconds."""
-    head = ["row", "seeds", "AUC", "± over seeds", "balanced accuracy", "accuracy", "bytes a round and site", "seconds"]
+    """Return the table of scores and bytes."""
+    head = ["row", "seeds", "AUC", "± over seeds", "balanced accuracy", "accuracy", "bytes a round and site"]
     lines = []
     for row in rows:
         spread = row.spread("auc")
         scores = [text(row.mean(metric)) for metric in METRICS]
         spread_text = "–" if spread is None else f"{spread:.3f}"
-        costs = [f"{row.bytes_up:,.0f}", f"{row.seconds:.1f}"]
-        lines.append([row.name, str(len(row.runs)), scores[0], spread_text, *scores[1:], *costs])
+        lines.append([row.name, str(len(row.runs)), scores[0], spread_text, *scores[1:], f"{row.bytes_up:,.0f}"])
     return markdown(head, lines)
 
 
@@ -211,11 +212,15 @@ def differences_table(rows: Sequence[StudyRowRuns]) -> str:
     """Return the table of the differences in AUC and balanced accuracy between pairs of rows."""
     named = {row.name: row for row in rows}
     lines = [
-        [f"{first} − {second}", *(text(difference(named[first], named[second], metric), "+") for metric in METRICS[:2])]
+        [
+            f"{first} − {second}",
+            str(len(named[first].common_seeds(named[second]))),
+            *(text(difference(named[first], named[second], metric), "+") for metric in METRICS[:2]),
+        ]
         for first, second in PAIRS
         if first in named and second in named
     ]
-    return markdown(["difference", "AUC", "balanced accuracy"], lines)
+    return markdown(["difference", "seeds", "AUC", "balanced accuracy"], lines)
 
 
 def write_csv(path: Path, head: Sequence[str], lines: Sequence[Sequence[object]]) -> None:
@@ -244,13 +249,22 @@ def write_files(rows: Sequence[StudyRowRuns], folder: Path, out: Path) -> None:
         for first, second in PAIRS:
             if (data, first) in named and (data, second) in named:
                 for metric in METRICS:
-                    gap = difference(named[data, first], named[data, second], metric)
-                    differences.append([data, first, second, metric, gap.difference, gap.low, gap.high])
-    write_csv(out / "pretrained_differences.csv", ["data", "row", "minus", "metric", *ends], differences)
-    costs = [[row.data, row.name, row.seed_list, row.bytes_up, row.seconds] for row in rows]
-    write_csv(out / "pretrained_costs.csv", ["data", "row", "seeds", "bytes_up_per_round", "train_seconds"], costs)
+                    pair = named[data, first], named[data, second]
+                    gap, seeds = difference(*pair, metric), " ".join(map(str, pair[0].common_seeds(pair[1])))
+                    differences.append([data, first, second, seeds, metric, gap.difference, gap.low, gap.high])
+    write_csv(out / "pretrained_differences.csv", ["data", "row", "minus", "seeds", "metric", *ends], differences)
+    costs = [[row.data, row.name, row.seed_list, row.bytes_up] for row in rows]
+    write_csv(out / "pretrained_bytes.csv", ["data", "row", "seeds", "bytes_up_per_round"], costs)
     for path in sorted((folder / "results").glob("*-scores.csv")):
         shutil.copyfile(path, out / f"pretrained_{path.name.replace('-', '_')}")
+
+
+def cpu_table(path: Path) -> str:
+    """Return the table of the CPU seconds of the benchmark's figures in a CSV file."""
+    with path.open(newline="", encoding="utf-8") as file:
+        figures = [(line["figure"], float(line["value"])) for line in csv.DictReader(file)]
+    lines = [[name, f"{value:.3f}"] for name, value in figures if name.startswith("CPU seconds")]
+    return markdown(["100 images of 64 x 64 pixels, one epoch", "seconds"], lines)
 
 
 def update_page(page: Path, rows: Sequence[StudyRowRuns]) -> None:
@@ -258,10 +272,12 @@ def update_page(page: Path, rows: Sequence[StudyRowRuns]) -> None:
     makers = {"scores": scores_table, "sites": sites_table, "differences": differences_table}
 
     def replace(match: re.Match[str]) -> str:
+        if match["kind"] == "cpu":
+            return f"<!-- cpu figures -->\n\n{cpu_table(page.with_name('pretrained_cpu.csv'))}\n\n<!-- end -->"
         chosen = [row for row in rows if row.data == match["data"]]
         return f"<!-- {match['kind']} {match['data']} -->\n\n{makers[match['kind']](chosen)}\n\n<!-- end -->"
 
-    pattern = rf"<!-- (?P<kind>{'|'.join(makers)}) (?P<data>\w+) -->.*?<!-- end -->"
+    pattern = rf"<!-- (?P<kind>{'|'.join([*makers, 'cpu'])}) (?P<data>\w+) -->.*?<!-- end -->"
     content = page.read_text(encoding="utf-8")
     page.write_text(re.sub(pattern, replace, content, flags=re.DOTALL), encoding="utf-8")
 
@@ -272,9 +288,15 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="output folder of the study")
     parser.add_argument("--page", type=Path, default=PAGE, help="page with the tables; the CSV files go beside it")
     parser.add_argument("--rates", type=Path, help="output folder of the search of learning rates")
+    parser.add_argument(
+        "--cpu", type=Path, help="file of benchmarks/feature_cache.py --json"
+    )
     options = parser.parse_args()
     if options.rates is not None:
         shutil.copyfile(options.rates / "search.csv", options.page.parent / "pretrained_rates.csv")
+    if options.cpu is not None:
+        figures = json.loads(options.cpu.read_text(encoding="utf-8"))
+        write_csv(options.page.parent / "pretrained_cpu.csv", ["figure", "value"], list(figures.items()))
     rows = read_rows(options.folder)
     write_files(rows, options.folder, options.page.parent)
     update_page(options.page, rows)
