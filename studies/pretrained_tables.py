@@ -26,10 +26,12 @@ import torch
 import yaml
 
 from medfl.engine.runs.records import RunRecord, read_run
+from medfl_report.groups import Group
 from medfl_report.predictions import PredictionSet, read_prediction_sets
 from medfl_report.site_comparison import mean_interval
 from medfl_report.statistics import Interval, bootstrap
 from medfl_studies.schema import slug
+from medfl_studies.study_tables import final_scores
 
 STUDY = Path(__file__).with_name("pretrained_breast.yaml")
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "pretrained.md"
@@ -229,8 +231,8 @@ def write_csv(path: Path, head: Sequence[str], lines: Sequence[Sequence[object]]
         csv.writer(file, lineterminator="\n").writerows([head, *lines])
 
 
-def write_files(rows: Sequence[StudyRowRuns], folder: Path, out: Path) -> None:
-    """Write the CSV files: scores by row and site, differences, costs, and the study's final scores of each run."""
+def write_files(rows: Sequence[StudyRowRuns], out: Path) -> None:
+    """Write the CSV files: scores by row and site, differences, bytes, and the final scores of each run."""
     ends = ["value", "low", "high"]
     scores = [
         [row.data, row.name, row.seed_list, place, metric, found.difference, found.low, found.high]
@@ -255,8 +257,10 @@ def write_files(rows: Sequence[StudyRowRuns], folder: Path, out: Path) -> None:
     write_csv(out / "pretrained_differences.csv", ["data", "row", "minus", "seeds", "metric", *ends], differences)
     costs = [[row.data, row.name, row.seed_list, row.bytes_up] for row in rows]
     write_csv(out / "pretrained_bytes.csv", ["data", "row", "seeds", "bytes_up_per_round"], costs)
-    for path in sorted((folder / "results").glob("*-scores.csv")):
-        shutil.copyfile(path, out / f"pretrained_{path.name.replace('-', '_')}")
+    for data in dict.fromkeys(row.data for row in rows):
+        groups = [Group(row.name, tuple(row.runs.values())) for row in rows if row.data == data]
+        table = final_scores(STUDY.stem, data, groups, read_prediction_sets)
+        table.to_csv(out / f"pretrained_{data}_scores.csv", index=False)
 
 
 def cpu_table(path: Path) -> str:
@@ -288,9 +292,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="output folder of the study")
     parser.add_argument("--page", type=Path, default=PAGE, help="page with the tables; the CSV files go beside it")
     parser.add_argument("--rates", type=Path, help="output folder of the search of learning rates")
-    parser.add_argument(
-        "--cpu", type=Path, help="file of benchmarks/feature_cache.py --json"
-    )
+    parser.add_argument("--cpu", type=Path, help="file of benchmarks/feature_cache.py --json")
     options = parser.parse_args()
     if options.rates is not None:
         shutil.copyfile(options.rates / "search.csv", options.page.parent / "pretrained_rates.csv")
@@ -298,7 +300,7 @@ def main() -> None:
         figures = json.loads(options.cpu.read_text(encoding="utf-8"))
         write_csv(options.page.parent / "pretrained_cpu.csv", ["figure", "value"], list(figures.items()))
     rows = read_rows(options.folder)
-    write_files(rows, options.folder, options.page.parent)
+    write_files(rows, options.page.parent)
     update_page(options.page, rows)
 
 
