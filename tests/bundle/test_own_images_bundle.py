@@ -14,6 +14,7 @@ from monai.bundle import verify_net_in_out
 from refusals import refused
 
 import medfl
+from medfl.engine.runs import site_bundles
 from medfl.errors import SettingsError
 from medfl.plugins import load_plugins
 from medfl.records.run_file import RunFile
@@ -84,6 +85,29 @@ def test_an_exported_bundle_predicts_as_the_federation_did(made: Path, tmp_path:
     for name in ("train.json", "inference.json"):
         path = str(home / "configs" / name)
         verify_net_in_out("network_def", str(home / "configs" / "metadata.json"), config_file=path, device="cpu")
+
+
+def test_predictions_of_the_export_use_the_cached_features(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predict, shapes = site_bundles.predict, []
+
+    def note_shape(model: Any, part: Any, *others: Any) -> Any:
+        shapes.append(tuple(part.batch(torch.arange(len(part)))[0].shape[1:]))
+        return predict(model, part, *others)
+
+    monkeypatch.setattr(site_bundles, "predict", note_shape)
+    for cached, shape in ((True, (1280,)), (False, (3, 20, 20))):
+        shapes.clear()
+        medfl.run(NAME, made / "data", out=tmp_path / str(cached), feature_cache=cached, **SMALL)
+        assert shapes == [shape] * 2
+    with_cache, without = (
+        np.loadtxt(
+            tmp_path / name / "sites" / "site-01" / "predictions.csv", delimiter=",", skiprows=1, usecols=(2, 3, 4)
+        )
+        for name in ("True", "False")
+    )
+    np.testing.assert_allclose(with_cache, without, atol=1e-5)
 
 
 def test_all_parameters_are_trained_on_request(made: Path, tmp_path: Path) -> None:

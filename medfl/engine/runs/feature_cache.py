@@ -59,7 +59,7 @@ def cache_features(
     settings: Settings,
     folder_of: Callable[[str], Path],
     is_enabled: bool = True,
-) -> None:
+) -> bool:
     """Let the runners of a run train and score on cached features, in place, if that gives the same results.
 
     Args:
@@ -69,6 +69,9 @@ def cache_features(
         settings: Settings of the run.
         folder_of: Function from the name of a participant to the folder for the features of its images.
         is_enabled: Value of the setting ``feature_cache``.
+
+    Returns:
+        Whether the runners now use features.
 
     Raises:
         SettingsError: If the setting ``feature_views`` asks for views, and the task does not augment images or features
@@ -84,7 +87,7 @@ def cache_features(
         )
     runners = [runner for runner in runners if any(map(len, _datasets(runner.data)))]
     if not runners:
-        return
+        return False
     reason = _reason_against(runners, method, task, settings) if is_enabled else "'feature_cache' is off"
     if reason and settings.feature_views:
         raise SettingsError(
@@ -95,17 +98,18 @@ def cache_features(
             reason=reason,
         )
     if not is_enabled:
-        return
+        return False
     if reason:
         if task.train_part == "head":
             logger.info("The features of the frozen body are computed again in each round: %s.", reason)
-        return
+        return False
     extractor = FeatureExtractor(task, settings)
     for runner in runners:
         runner.data = extractor.splits(runner.data, folder_of(runner.name))
         runner.task = runner.task.on_features()
         runner.scorer = replace(runner.scorer, task=runner.task)
     logger.info("The features of the frozen body are computed once, and stored in the folders of the sites.")
+    return True
 
 
 def cache_folder(data: Path | None, run_state: Path) -> Path:

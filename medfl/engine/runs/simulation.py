@@ -149,6 +149,19 @@ class SimulatedRun:
         )
 
 
+@dataclass(frozen=True)
+class SiteFeatures:
+    """Cached features of a site, in place of its images.
+
+    Attributes:
+        task: Task whose network takes features.
+        data: Data of the site with features.
+    """
+
+    task: Task
+    data: Splits
+
+
 @dataclass
 class SimulationResult:
     """Result of a simulated run, with the models of all participants.
@@ -157,11 +170,13 @@ class SimulationResult:
         outcome: Status of the run and models of the server.
         models: Maps each site to its models by kind (``global``, ``personal``).
         summary: Content of ``summary.json``.
+        features: Maps each site to its cached features; empty if the run cached none.
     """
 
     outcome: RunOutcome
     models: dict[str, dict[str, Model]]
     summary: Summary
+    features: dict[str, SiteFeatures] = field(default_factory=dict)
 
 
 def simulate(run: SimulatedRun) -> SimulationResult:
@@ -199,12 +214,14 @@ class _LocalParticipants(RunParticipants):
         self.result: SimulationResult | None = None
         self._hosts: dict[str, SiteRunner] = {}
         self._viewers: dict[str, SiteRunner] = {}
+        self._caches_features = False
 
     def prepare(self) -> Provenance:
         self._hosts, self._viewers = _hosts(self.run, self.writer)
         run, runners = self.run, {**self._viewers, **self._hosts}  # the server's test set is stored in its own folder
-        is_enabled = run.execution.feature_cache
-        cache_features(runners.values(), run.method.make(), run.task, run.settings, self._cache_of, is_enabled)
+        self._caches_features = cache_features(
+            runners.values(), run.method.make(), run.task, run.settings, self._cache_of, run.execution.feature_cache
+        )
         return self.run.provenance
 
     def _cache_of(self, name: str) -> Path:
@@ -235,7 +252,7 @@ class _LocalParticipants(RunParticipants):
         self._backend.close()
 
     def export(self, outcome: RunOutcome) -> Summary:
-        self.result = SimulationResult(outcome, self._models(outcome), self._summarise(outcome))
+        self.result = SimulationResult(outcome, self._models(outcome), self._summarise(outcome), self._features())
         self.run.callbacks.export(self.run, self.result)  # it may add to the summary
         return self.result.summary
 
@@ -245,6 +262,13 @@ class _LocalParticipants(RunParticipants):
             name: runners[name].models(make_method(), outcome.published, outcome.step, outcome.round)
             for name in self.writer.plan.sites
         }
+
+    def _features(self) -> dict[str, SiteFeatures]:
+        """Return the cached features of the sites that train."""
+        if not self._caches_features:
+            return {}
+        hosts = {name: host for name, host in self._hosts.items() if name in self.run.data.sites}
+        return {name: SiteFeatures(host.task, host.data) for name, host in hosts.items()}
 
     def _summarise(self, outcome: RunOutcome) -> Summary:
         data, objective = self.run.data, self.run.task.objective

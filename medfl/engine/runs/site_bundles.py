@@ -81,9 +81,12 @@ def export(run: SimulatedRun, result: SimulationResult, site_export: SiteExport)
             model = export_site(
                 target, site_export, site, add_frozen_tensors(method, run.task, models), method, weights
             )
-            predictor = build_predictor(method, run.task, model)
+            task, data = run.task, run.data.sites[site]
+            if features := result.features.get(site):  # the same predictions without the frozen body
+                task, data, model = features.task, features.data, exported_model(models)
+            predictor = build_predictor(method, task, model)
             predictions[site] = write_predictions(
-                target, predictor, run.data.sites[site], run.task, run.settings, facts, run.execution.worst_case_images
+                target, predictor, data, task, run.settings, facts, run.execution.worst_case_images
             )
             written.append(target)
     constant = find_constant_predictions(predictions, run.task.objective, run.data.classes, run.settings)
@@ -146,9 +149,14 @@ def export_site(
     Raises:
         StoreError: If the bundle can't be written.
     """
-    model = models.get("personal") or models["global"]
+    model = exported_model(models)
     _write_bundle(target, site_export, model, {"site": site}, method, weights)
     return model
+
+
+def exported_model(models: Mapping[str, Model]) -> Model:
+    """Return the model that a site exports: its personal model, or the global model if it has no personal one."""
+    return models.get("personal") or models["global"]
 
 
 def write_predictions(
