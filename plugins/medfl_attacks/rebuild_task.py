@@ -25,7 +25,7 @@ from medfl.engine.plan import identify_task
 from medfl.engine.runs.records import RunRecord
 from medfl.engine.runs.weights_file import read_bytes, tensors_of
 from medfl.errors import StoreError
-from medfl.networks.transfer.frozen import get_tensor
+from medfl.networks.transfer.frozen import set_tensors
 from medfl.records.run_file import SettingOrigin, TaskIdentity
 from medfl.settings import Settings
 from medfl.task import OptimizerFactory, Task, optimizer_factory
@@ -161,9 +161,7 @@ def _with_frozen_tensors_of(task: Task, network: str, digest: str, record: RunRe
 def _build_with_tensors(build: Callable[[], nn.Module], tensors: Tensors) -> nn.Module:
     """Build a network and set some of its tensors."""
     model = build()
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            get_tensor(model, name).copy_(tensor)
+    set_tensors(model, tensors)
     return model
 
 

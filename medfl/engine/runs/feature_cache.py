@@ -97,10 +97,8 @@ def cache_features(
             setting="feature_views",
             reason=reason,
         )
-    if not is_enabled:
-        return False
     if reason:
-        if task.train_part == "head":
+        if is_enabled and task.train_part == "head":
             logger.info("The features of the frozen body are computed again in each round: %s.", reason)
         return False
     extractor = FeatureExtractor(task, settings)
@@ -232,9 +230,9 @@ class FeatureExtractor:
         if stored is not None and len(stored) == count and self._agrees(stored[0], data, partial(augment, view=0)):
             return stored
         rows = torch.arange(len(data))
-        views = [self.compute(data, rows, partial(augment, view=view)) for view in range(count)]
-        write_atomic(path, wire.encode({"features": torch.stack(views)}, {}))
-        return torch.stack(views)
+        views = torch.stack([self.compute(data, rows, partial(augment, view=view)) for view in range(count)])
+        write_atomic(path, wire.encode({"features": views}, {}))
+        return views
 
     def features(self, data: Dataset, folder: Path) -> torch.Tensor:
         """Return the features (n, ...), float32, of all images of a data set; read them if the folder has them."""

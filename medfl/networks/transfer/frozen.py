@@ -82,11 +82,10 @@ def set_and_remove_frozen(model: nn.Module, tensors: Mapping[str, torch.Tensor])
         model: The network.
         tensors: Mapping from the name of each frozen tensor to its value (`frozen_tensors`).
     """
+    set_tensors(model, tensors)
     names_by_path: dict[str, list[str]] = {}
-    for name, value in tensors.items():
+    for name in tensors:
         path, _, own = name.rpartition(".")
-        with torch.no_grad():
-            get_tensor(model, name).copy_(value)
         names_by_path.setdefault(path, []).append(own)
     for path, names in names_by_path.items():
         module = model.get_submodule(path)
@@ -116,6 +115,17 @@ def full_state_dict(model: nn.Module) -> Tensors:
     """Return a network's state dict including the frozen tensors that `set_and_remove_frozen` removed."""
     removed = {name: get_tensor(model, name).detach() for name in removed_names(model)}
     return {**model.state_dict(), **removed}
+
+
+@torch.no_grad()
+def set_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Set parameters and buffers of a network in place, given their values by name.
+
+    Raises:
+        AttributeError: If the network has no tensor of a name.
+    """
+    for name, value in tensors.items():
+        get_tensor(model, name).copy_(value)
 
 
 def get_tensor(model: nn.Module, name: str) -> torch.Tensor:
