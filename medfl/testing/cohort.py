@@ -215,6 +215,7 @@ class Case:
         args: Settings of the method.
         settings: Settings of the run that differ from the suite's.
         home: Folder for the run folder of `reference`; None uses the system's temporary folder.
+        device: Device of the runs, ``cpu`` or ``cuda:N``.
         worked: Numbers of the steps of the reference run in which sites executed requests.
     """
 
@@ -223,6 +224,7 @@ class Case:
     args: Meta = field(default_factory=dict)
     settings: Meta = field(default_factory=dict)
     home: Path | None = None
+    device: str = "cpu"
     worked: set[int] = field(default_factory=set)
 
     def settings_of(self, **changes: Any) -> Settings:
@@ -290,7 +292,7 @@ class Case:
                     args=self.args,
                     needs_by_method={record.name: record.needs for record in self.registry.methods.values()},
                 ),
-                task=task or make_task(),
+                task=replace(task or make_task(), device=self.device),
                 settings=run_settings,
                 data=RunData(sites=data, server_test=server_test or make_data(10, "global"), public=public),
                 folder=folder,

@@ -12,6 +12,7 @@ import torch
 
 from medfl.plugins import load_plugins
 from medfl.testing.cohort import Case, folders
+from medfl.training.loop import pick_device
 from medfl.types import Tensors
 from medfl.utils.wire import tensors_equal
 
@@ -26,11 +27,13 @@ def check_method(
     args: dict[str, Any] | None = None,
     checks: Collection[str] | None = None,
     settings: dict[str, Any] | None = None,
+    device: str = "cpu",
 ) -> None:
     """Run all checks on a method and report all failures.
 
-    Hides GPUs that the process has not used yet, by setting ``CUDA_VISIBLE_DEVICES``: the checks train before they fork
-    processes, which torch does not support if a GPU is visible.
+    On the CPU, hides GPUs that the process has not used yet, by setting ``CUDA_VISIBLE_DEVICES``: the checks train
+    before they fork processes, which torch does not support if a GPU is visible. On a GPU, the checks leave out runs
+    with several workers.
 
     Args:
         name: Name of the method, as in ``medfl list methods``.
@@ -38,16 +41,20 @@ def check_method(
         args: Settings of the method; None uses its defaults.
         checks: Names of the checks to run, as in `CHECKS`; None runs all.
         settings: Settings of the runs that differ from the suite's, for example ``robust``.
+        device: Device of the runs, ``cpu`` or ``cuda:N``.
 
     Raises:
         ValueError: If there is no check of that name.
+        SettingsError: If a GPU is requested but there is none.
         PluginError: If the method is unknown or ambiguous, or its class can't be imported.
         AssertionError: If a check fails; the message has all failures.
     """
     unknown = set(checks or ()) - set(CHECKS)
     if unknown:
         raise ValueError(f"unknown checks {sorted(unknown)}, there are {sorted(CHECKS)}")
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    device = pick_device(device)
     registry = load_plugins(files=list(plugins))
     registry.method_class(name)  # report an unknown name once, not for each check
     logger = logging.getLogger("medfl")
@@ -58,7 +65,7 @@ def check_method(
     try:
         with folders(1) as (home,):
             home.mkdir()
-            case = Case(registry, name, args or {}, settings or {}, home)
+            case = Case(registry, name, args or {}, settings or {}, home, device)
             for title in titles:
                 try:
                     CHECKS[title](case)
