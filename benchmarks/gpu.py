@@ -250,6 +250,8 @@ def speed(
     mark = [0.0]
 
     def on_round(number: int, rows: list[MetricRow]) -> None:
+        if number <= len(taken):
+            return  # the final evaluation, which is not a round
         taken.append(now(device) - mark[0])
         plain.passes = Counter(passes)  # the training of this round and the evaluation of the previous one
         plain.repeat()

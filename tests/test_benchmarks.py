@@ -127,4 +127,5 @@ def test_what_is_tried_on_a_gpu_holds_on_a_cpu(run: Run) -> None:
     ratios = [v for name, v in seen["figures"].items() if name.endswith("medfl / bare")]
     assert len(ratios) == 2
     assert min(ratios) > 0
+    assert all(v > 0 for name, v in seen["figures"].items() if name.endswith("with a gradient"))
     assert "| promise | held |" in output
