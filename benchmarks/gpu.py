@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -307,7 +306,6 @@ def main() -> None:
     if options.child:
         run(small_workload(), options.child, options.device, 6)
         return
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     with tempfile.TemporaryDirectory() as place:
         outcomes = correctness(options.device, Path(place))
         figures: dict[str, float] = {}

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from medfl.errors import SettingsError
+from medfl.networks.pooling import max_pool
 from medfl.networks.resnet_blocks import layer_type, norm_layer
 
 NORMS = ("none", "group", "batch")
@@ -189,7 +190,7 @@ def _stage(spatial_dims: int, before: int, width: int, kernel: int, padding: int
     parts["conv"] = layer_type("Conv", spatial_dims)(before, width, kernel_size=kernel, padding=padding)
     if norm != "none":
         parts["norm"] = norm_layer(norm, spatial_dims, width)
-    parts["pool"] = layer_type("MaxPool", spatial_dims)(2)
+    parts["pool"] = max_pool(spatial_dims, 2, stride=2)
     parts["relu"] = nn.ReLU()
     return nn.Sequential(parts)
 

@@ -11,6 +11,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from medfl.errors import SettingsError
 from medfl.networks.heads import Activation, TwoLayerHead, initialise_xavier
+from medfl.networks.pooling import max_pool
 from medfl.networks.resnet_blocks import BasicBlock, Bottleneck, LayerSpec, act_layer, layer_type, norm_layer
 
 DEPTHS: dict[int, tuple[type[BasicBlock | Bottleneck], tuple[int, int, int, int]]] = {
@@ -136,8 +137,7 @@ class ResNet(nn.Module):
         self.conv1 = conv(in_channels, width, stem_kernel, stride=stem_stride, padding=stem_kernel // 2, bias=False)
         self.bn1 = norm_layer(norm, spatial_dims, width)
         self.act = act_layer(act)
-        pool = layer_type("MaxPool", spatial_dims)
-        self.maxpool = pool(kernel_size=3, stride=2, padding=1) if stem_pool else nn.Identity()
+        self.maxpool = max_pool(spatial_dims, 3, stride=2, padding=1) if stem_pool else nn.Identity()
         if size is not None:
             self._check_size(size, spatial_dims, total_stride=stem_stride * (2 if stem_pool else 1) * 2**3)
         block, counts = DEPTHS[depth]

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from medfl.errors import SettingsError
+from medfl.networks.pooling import subsample
 
 LayerSpec = str | Sequence[Any]
 """Layer in MONAI's notation: ``"batch"``, or ``("group", {"num_groups": 8})``, which is a list in JSON."""
@@ -204,9 +205,7 @@ def _shortcut(spatial_dims: int, in_channels: int, out_channels: int, stride: in
     """
     if stride == 1 and in_channels == out_channels:
         return nn.Identity()
-    layers: dict[str, nn.Module] = (
-        {} if stride == 1 else {"subsample": layer_type("AvgPool", spatial_dims)(1, stride=stride)}
-    )
+    layers: dict[str, nn.Module] = {} if stride == 1 else {"subsample": subsample(spatial_dims, stride)}
     layers["0"] = layer_type("Conv", spatial_dims)(in_channels, out_channels, kernel_size=1)
     layers["1"] = norm_layer(norm, spatial_dims, out_channels)
     return nn.Sequential(OrderedDict(layers))  # "0" and "1" are MONAI's names

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -309,7 +310,8 @@ def pick_device(device: str, workers: int = 1) -> str:
 
     With several workers the device is the CPU: workers are forked, and CUDA fails in a process that is forked after
     CUDA was even queried. So CUDA is not queried in that case. A GPU is initialised immediately, because
-    `medfl.utils.rng` seeds only initialised devices.
+    `medfl.utils.rng` seeds only initialised devices. From then on, this process uses torch's deterministic algorithms:
+    the same run on the same kind of GPU gives the same bits. torch warns of an operation without such an algorithm.
 
     Args:
         device: ``auto``, ``cpu`` or ``cuda:N``.
@@ -339,5 +341,14 @@ def pick_device(device: str, workers: int = 1) -> str:
             f"device '{device}' was requested, but torch finds no GPU. Use --device cpu or auto.",
             device=device,
         )
+    _use_deterministic_algorithms()
     torch.cuda.init()
     return "cuda:0" if device == "auto" else device
+
+
+def _use_deterministic_algorithms() -> None:
+    """Make torch use deterministic algorithms, and warn where it has none."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
+    torch.backends.cudnn.benchmark = False
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # takes time, and only shows errors of a program

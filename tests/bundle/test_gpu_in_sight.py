@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,8 +27,11 @@ SETTINGS = {"rounds": 1, "steps": 1, "batch_size": 8}
 
 
 @pytest.fixture
-def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gpu:
-    return Gpu(tmp_path / "calls.log").install(monkeypatch.setattr)
+def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    yield Gpu(tmp_path / "calls.log").install(monkeypatch.setattr)
+    torch.use_deterministic_algorithms(False)
+    os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +103,9 @@ def test_which_device_is_taken_and_when_it_is_asked_for(gpu: Gpu) -> None:
     with seeded_generators("key"):
         pass
     assert gpu.calls("cuda") == gpu.calls("queue") == []
+    assert not torch.are_deterministic_algorithms_enabled()
     assert pick_device("auto") == "cuda:0"
+    assert torch.are_deterministic_algorithms_enabled()
     assert pick_device("cuda:1") == "cuda:1"
     assert torch.cuda.is_initialized()
     with seeded_generators("key"):
@@ -122,3 +128,8 @@ def test_the_conformance_suite_hides_gpus_as_it_trains_before_it_forks(monkeypat
     monkeypatch.setattr(suite, "CHECKS", {})
     check_method("fedavg")
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_the_conformance_suite_refuses_a_missing_gpu() -> None:
+    with refused(SettingsError, "missing_gpu"):
+        check_method("fedavg", device="cuda:0")

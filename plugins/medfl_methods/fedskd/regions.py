@@ -162,9 +162,27 @@ def pool(maps: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
     """
     if tuple(maps.shape[-len(size) :]) == tuple(size):
         return maps
+    if maps.is_cuda:  # on a GPU, torch has no deterministic gradient of adaptive pooling
+        return pool_by_axes(maps, size)
     if len(size) == 2:
         return F.adaptive_avg_pool2d(maps, (size[0], size[1]))
     return F.adaptive_avg_pool3d(maps, (size[0], size[1], size[2]))
+
+
+def pool_by_axes(maps: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    """Apply adaptive average pooling as one product with a matrix per axis.
+
+    Args:
+        maps: Feature maps or masks, shape (..., *spatial).
+        size: Spatial size of the result, one number for each spatial axis.
+    """
+    for axis, cells in zip(range(-len(size), 0), size, strict=True):
+        length = maps.shape[axis]
+        cell, position = torch.arange(cells, device=maps.device)[:, None], torch.arange(length, device=maps.device)
+        start, stop = cell * length // cells, -((cell + 1) * -length // cells)
+        weights = ((start <= position) & (position < stop)).to(maps.dtype) / (stop - start)
+        maps = (maps.movedim(axis, -1) @ weights.T.to(maps.dtype)).movedim(-1, axis)
+    return maps
 
 
 def _check_labels(labels: torch.Tensor, axes: int) -> None:

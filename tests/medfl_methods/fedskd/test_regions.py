@@ -7,7 +7,7 @@ from similarity_cases import by_the_book, maps
 from torch.nn import functional as F
 
 from medfl.errors import ContractError, DataError, SettingsError
-from medfl_methods.fedskd.regions import region_weights
+from medfl_methods.fedskd.regions import pool_by_axes, region_weights
 from medfl_methods.fedskd.similarity import region_similarity_loss
 from medfl_methods.fedskd.stages import RegionGrids
 
@@ -117,6 +117,16 @@ def test_one_atlas_for_all_samples_in_each_of_its_shapes():
     shared = region_similarity_loss(a, b, weights).item()
     assert region_similarity_loss(a, b, weights[None]).item() == shared
     assert region_similarity_loss(a, b, weights.expand(3, -1, -1, -1)).item() == pytest.approx(shared, rel=1e-6)
+
+
+@pytest.mark.parametrize("size", [(2, 3), (4, 5), (2, 3, 4), (3, 2, 5)])
+def test_pooling_by_axes_equals_torch_s_adaptive_pooling(size):
+    features = maps(2, 3, *(5, 7, 9)[: len(size)]).requires_grad_()
+    expected = (F.adaptive_avg_pool2d if len(size) == 2 else F.adaptive_avg_pool3d)(features, size)
+    output = pool_by_axes(features, size)
+    assert torch.allclose(output, expected, atol=1e-6)
+    gradients = [torch.autograd.grad(result.square().sum(), features)[0] for result in (output, expected)]
+    assert torch.allclose(*gradients, atol=1e-6)
 
 
 def test_each_model_is_pooled_on_its_own_grid():
