@@ -45,6 +45,11 @@ def medfl_networks() -> list[NetworkRecord]:
             "EfficientNet-lite0, a small encoder of images with pretrained weights",
         ),
         NetworkRecord(
+            "efficientnet_lite0_masks",
+            "medfl_encoders.mask_network:EfficientNetLite0Masks",
+            "segmentation of images with the pretrained encoder EfficientNet-lite0",
+        ),
+        NetworkRecord(
             "mobilenet_v2",
             "medfl_encoders.mobilenet:MobileNetV2",
             "MobileNetV2, a small encoder of images with pretrained weights",
