@@ -12,9 +12,9 @@ def current_commit() -> str | None:
     """Return the Git commit of medfl's code, with ``-dirty`` after changes; None outside of a checkout."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
-        found = subprocess.run(  # noqa: S603
+        completed = subprocess.run(  # noqa: S603
             command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return found.stdout.strip() if found.returncode == 0 else None
+    return completed.stdout.strip() if completed.returncode == 0 else None

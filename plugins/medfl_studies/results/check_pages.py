@@ -191,10 +191,10 @@ def _first_difference(path: Path, expected: str) -> str:
     """Return a text about the first line in which a page differs from its generated text; empty if it does not."""
     if not path.is_file():
         return "the page is missing; run `medfl results render`"
-    found = path.read_bytes()
-    if found == expected.encode():
+    content = path.read_bytes()
+    if content == expected.encode():
         return ""
-    pairs = zip_longest(found.decode("utf-8", "replace").splitlines(), expected.splitlines())
+    pairs = zip_longest(content.decode("utf-8", "replace").splitlines(), expected.splitlines())
     for number, (line, right) in enumerate(pairs, 1):
         if line != right:
             return f"line {number} differs: found {_shown(line, right)}, expected {_shown(right, line)}"

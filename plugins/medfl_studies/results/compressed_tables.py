@@ -43,7 +43,6 @@ def read_table(path: Path, texts: tuple[str, ...]) -> pd.DataFrame:
             path,
             compression="gzip",
             dtype=dict.fromkeys(texts, "object"),
-            float_precision="round_trip",
             low_memory=False,
         )
     except (OSError, EOFError, ValueError, zlib.error) as error:

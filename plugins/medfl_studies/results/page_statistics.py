@@ -154,13 +154,13 @@ class DataScores:
         parts = [part for place in sites if (part := self._site_interval(row, other, place, metric)) is not None]
         if not parts:
             return None
-        found = mean_interval(parts) if site is None else parts[0]
+        average = mean_interval(parts) if site is None else parts[0]
         by_seed = [self._seed_mean(row, seed, sites, metric) for seed in seeds]
         if other is not None:
             others = [self._seed_mean(other, seed, sites, metric) for seed in seeds]
             by_seed = [ours - theirs for ours, theirs in zip(by_seed, others, strict=True)]
         spread = mean_std(by_seed)[1]
-        return Estimate(found.difference, found.low, found.high, spread, len(seeds))
+        return Estimate(average.difference, average.low, average.high, spread, len(seeds))
 
     def _site_interval(self, row: str, other: str | None, site: str, metric: str) -> Interval | None:
         """Return the mean over the seeds of a score or difference at a site, with its interval over patients."""

@@ -26,10 +26,17 @@ def scores_table(scores: DataScores, metrics: Sequence[str]) -> str:
     head = ["row", "seeds", words[0], "± over seeds", *words[1:], "bytes a round and site"]
     lines = []
     for row in scores.rows:
-        found = [scores.score(row, metric=metric) for metric in metrics]
-        first, *others = map(cell, found)
+        estimates = [scores.score(row, metric=metric) for metric in metrics]
+        first, *others = map(cell, estimates)
         lines.append(
-            [row, str(len(scores.seeds(row))), first, spread_cell(found[0]), *others, f"{scores.bytes_up(row):,.0f}"]
+            [
+                row,
+                str(len(scores.seeds(row))),
+                first,
+                spread_cell(estimates[0]),
+                *others,
+                f"{scores.bytes_up(row):,.0f}",
+            ]
         )
     return table(head, lines)
 

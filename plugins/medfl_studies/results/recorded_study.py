@@ -180,7 +180,7 @@ def score_rows(kept: KeptRun, run: RunRecord) -> Iterator[dict[str, object]]:
 def _by_run(table: pd.DataFrame) -> dict[tuple[object, ...], pd.DataFrame]:
     """Split a table by the columns `RUN_KEYS`; the fold of a run without folds is -1."""
     folds = table["fold"].fillna(-1).astype("int64")
-    return dict(iter(table.assign(fold=folds).groupby(list(RUN_KEYS), sort=False)))  # type: ignore[arg-type]
+    return dict(iter(table.assign(fold=folds).groupby(list(RUN_KEYS), sort=False)))
 
 
 def _recorded_run(folder: Path, kept: KeptRun, scores: pd.DataFrame, predictions: pd.DataFrame | None) -> RecordedRun:
@@ -194,7 +194,8 @@ def _recorded_run(folder: Path, kept: KeptRun, scores: pd.DataFrame, predictions
 def _nested_scores(table: pd.DataFrame) -> dict[str, dict[str, dict[str, MetricScores]]]:
     """Return the scores of a run by model, split and metric."""
     nested: dict[str, dict[str, dict[str, MetricScores]]] = {}
-    for (model, split, metric), lines in table.groupby(["model", "split", "metric"]):
+    for key, lines in table.groupby(["model", "split", "metric"]):
+        model, split, metric = map(str, key)
         values = dict(zip(lines["site"], lines["value"].astype(float), strict=True))
         held = {name: none_if_nan(values.pop(name)) for name in SERVER_TEST_SETS if name in values}
         defined = [value for value in values.values() if not math.isnan(value)]
