@@ -1,5 +1,6 @@
 # make demo   small federations on made-up images, in a few minutes, without data and without a network
 # make test   everything that must hold before a change lands, with JOBS test files at a time
+# make results   of that, the check that recomputes every number of the results pages from the raw results
 # make test-all   the same with the tests marked as slow: before a release
 # make test-flare   of that, a federation of NVIDIA FLARE's processes on this machine
 # make tutorials   of those, the tutorials of the documentation
@@ -27,16 +28,19 @@ export PYTHONDONTWRITEBYTECODE =
 # glibc keeps freed memory. A run of medfl sets this itself; most tests train, score and read images outside of a run.
 KEEP = MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=4000000000
 
-.PHONY: demo test test-all suite test-flare tutorials docs dist mutants lint style types compiled clean
+.PHONY: demo test test-all results suite test-flare tutorials docs dist mutants lint style types compiled clean
 
 demo: $(VENV)/.ready
 	$(BIN)/medfl demo --out $(DEMO) $(DEMO_OPTIONS)
 
 test: $(VENV)/.ready-dev
-	$(MAKE) -j 2 types suite SLOW='-m "not slow"'
+	$(MAKE) -j 2 types results suite SLOW='-m "not slow"'
 
 test-all: $(VENV)/.ready-dev
-	$(MAKE) -j 2 types suite
+	$(MAKE) -j 2 types results suite
+
+results: $(VENV)/.ready-dev
+	OMP_NUM_THREADS=1 $(KEEP) $(BIN)/medfl results check
 
 suite: compiled style
 	OMP_NUM_THREADS=1 $(KEEP) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(SLOW)

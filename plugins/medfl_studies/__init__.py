@@ -28,6 +28,12 @@ def medfl_commands() -> list[CommandRecord]:
             "Study and compare",
         ),
         CommandRecord(
+            "results",
+            "medfl_studies.commands.results:app",
+            "Keep raw results of studies, and recompute pages.",
+            "Study and compare",
+        ),
+        CommandRecord(
             "tune",
             "medfl_studies.commands.tune:command",
             "Search for good settings of a study on validation images.",

@@ -23,6 +23,7 @@ from medfl.errors import StoreError
 from medfl.records.partition import Partition
 from medfl.records.summary import Summary
 from medfl.types import GLOBAL, Meta
+from medfl_studies.code_version import current_commit
 from medfl_studies.records.study_files import JobIdentity
 from medfl_studies.schema import DataSet, Study, slug
 
@@ -107,11 +108,12 @@ class RunJob:
             before = JobIdentity.read(self.folder / JobIdentity.NAME)
         except StoreError:
             return False
-        return self.status() == "finished" and before == self.identity()
+        return self.status() == "finished" and before.model_copy(update={"commit": None}) == self.identity()
 
     def mark_done(self) -> None:
         """Write the identity of the run into its folder, so that the finished run is not started again."""
-        self.identity().write(self.folder / JobIdentity.NAME)
+        identity = self.identity().model_copy(update={"commit": current_commit()})
+        identity.write(self.folder / JobIdentity.NAME)
 
 
 def is_adopted_bundle(bundle: Path) -> bool:

@@ -8,7 +8,7 @@ import pytest
 
 PACKAGES = {
     **dict.fromkeys(("card", "compare", "report", "score", "status", "verify", "monitor"), "medfl_report"),
-    **dict.fromkeys(("demo", "study", "tune"), "medfl_studies"),
+    **dict.fromkeys(("demo", "study", "results", "tune"), "medfl_studies"),
     "attack": "medfl_attacks",
     **dict.fromkeys(("federate", "site"), "medfl_flare"),
     "adopt": "medfl_adopt",

@@ -22,6 +22,8 @@ class JobIdentity(FileRecord):
         data: Digest of the data lists.
         code: Digest of the bundle's folder if the bundle was adopted, else None.
         data_files: Digest of the names and sizes of the data set's files if the bundle was adopted, else None.
+        commit: Git commit of medfl when the run was finished, with ``-dirty`` after changes; None outside of a
+            checkout. It does not identify the run: two commits may give the same numbers.
     """
 
     NAME: ClassVar[str] = "study.json"
@@ -32,6 +34,7 @@ class JobIdentity(FileRecord):
     data: str
     code: str | None = None
     data_files: str | None = None
+    commit: str | None = None
 
 
 class PoolPreparation(FileRecord):

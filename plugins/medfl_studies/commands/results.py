@@ -1,0 +1,149 @@
+"""Commands ``medfl results``: keep the raw results of studies, generate pages from them, and recompute every page."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+"""Typer application with all subcommands of ``medfl results``."""
+
+DOCS = Path("docs/results")
+"""Folder of the results pages in a checkout of medfl."""
+
+Docs = Annotated[Path, typer.Option("--docs", metavar="DIR", help="Folder of the results pages.")]
+"""Option of every subcommand."""
+
+
+@app.callback()
+def group() -> None:
+    """Keep the raw results of studies, generate pages from them, and recompute every number of every page.
+
+    Example: medfl results check
+    """
+
+
+@app.command()
+def collect(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Study file (YAML).", show_default=False)],
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Output folder of the study.", show_default="runs/<name>[-<scale>]"),
+    ] = None,
+    into: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of the raw results.", show_default="raw/<name> beside the pages"),
+    ] = None,
+    source: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of the source data.", show_default="$MEDFL_DATA")
+    ] = None,
+    scale: Annotated[str, typer.Option(help="Scale of the study.")] = "full",
+    digits: Annotated[
+        int, typer.Option(min=1, max=17, help="Significant digits of predictions; run folders have 9.")
+    ] = 9,
+    note: Annotated[
+        list[str] | None, typer.Option(help="Sentence about the origin of the runs; can be repeated.")
+    ] = None,
+    docs: Docs = DOCS,
+) -> None:
+    """Write the raw results of a study from its output folder: settings, final scores and predictions of every run.
+
+    Give the study file and the options that `medfl study` had. The files contain no name, date or identifier of the
+    source. A data set without a stated licence is refused. Earlier raw results of the study are replaced. Afterwards,
+    `medfl results render` generates the pages.
+
+    Example: medfl results collect studies/pretrained_breast.yaml
+    """
+    from medfl.utils.formats import size
+    from medfl_studies.results.check_pages import update_sums
+    from medfl_studies.results.collect import collect_study
+    from medfl_studies.results.pages import RAW
+
+    place = into or docs / RAW / file.stem
+    collected = collect_study(file, place, out, source, scale, digits, note or ())
+    files = sorted(path for path in place.iterdir() if path.is_file())
+    if place.resolve().is_relative_to(docs.resolve()):
+        update_sums(docs, files, removed_below=place)
+    for name, data in collected.raw.data.items():
+        typer.echo(f"{name}: {data.dataset}, licence: {data.licence}")
+    for run in collected.raw.unfinished:
+        typer.echo(f"left out: {run.data} / {run.row} / seed {run.seed}: {run.status}")
+    for path in files:
+        typer.echo(f"{path}: {size(path.stat().st_size)}")
+    typer.echo(f"{len(collected.raw.runs)} runs, {size(collected.size)}")
+
+
+@app.command()
+def keep(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Pages or files.", show_default=False)],
+    docs: Docs = DOCS,
+) -> None:
+    """List files in SHA256SUMS as they are: pages whose raw results are gone, and measured numbers.
+
+    A page gets the notice that it is not recomputable. `medfl results check` then fails if the file is changed.
+
+    Example: medfl results keep docs/results/fedsdc.md docs/results/fedsdc.csv
+    """
+    from medfl.errors import SettingsError
+    from medfl.utils.files import write_atomic
+    from medfl_studies.results.check_pages import update_sums
+    from medfl_studies.results.pages import find_pages, with_notice
+
+    generated = {page.path.resolve() for page in find_pages(docs) if page.template is not None}
+    for path in files:
+        if path.resolve() in generated:
+            raise SettingsError(
+                "generated_page",
+                f"'{path}' has a template. Change the template and run `medfl results render`.",
+                path=path,
+            )
+        if path.suffix == ".md":
+            write_atomic(path, with_notice(path.read_text(encoding="utf-8")).encode())
+    update_sums(docs, files)
+
+
+@app.command()
+def render(
+    pages: Annotated[
+        list[str] | None, typer.Argument(metavar="[PAGE]...", help="Names of pages; by default all with a template.")
+    ] = None,
+    docs: Docs = DOCS,
+) -> None:
+    """Generate results pages from their templates and the raw results.
+
+    Files that are not generated must be unchanged: raw results change only by `medfl results collect`.
+
+    Example: medfl results render pretrained
+    """
+    from medfl.utils.files import write_atomic
+    from medfl_studies.results.check_pages import verify_sums
+    from medfl_studies.results.pages import choose_pages, page_renderer
+
+    chosen, generate = choose_pages(docs, pages or []), page_renderer(docs)
+    verify_sums(docs)
+    for page in chosen:
+        write_atomic(page.path, generate(page).text.encode())
+        typer.echo(page.path)
+
+
+@app.command()
+def check(docs: Docs = DOCS) -> None:
+    """Recompute every number, interval and test of every results page, and compare the pages byte by byte.
+
+    Each page and each study has a line that begins with ok or FAIL. A page without raw results is listed as not
+    recomputable; only its SHA-256 is compared. The exit status is 1 if a page or a file was changed.
+
+    Example: medfl results check
+    """
+    from medfl_studies.results.check_pages import check_results
+
+    started, failed = time.monotonic(), 0
+    for line in check_results(docs):
+        typer.echo(f"{line} ({line.seconds:.1f} s)" if line.seconds else str(line))
+        failed += not line.ok
+    typer.echo(f"{failed} failed, {time.monotonic() - started:.0f} s")
+    if failed:
+        raise typer.Exit(1)

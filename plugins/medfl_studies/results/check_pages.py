@@ -1,0 +1,211 @@
+"""Check that results pages and raw results belong together: every page is generated again and compared byte by byte.
+
+Three kinds of files are checked: the raw results against their SHA-256 and their own scores, the pages that have a
+template against the text that the template and the raw results give, and everything else against its SHA-256.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+from medfl.errors import MedflError, SettingsError, StoreError
+from medfl.utils.files import sha256_of, write_atomic
+from medfl_studies.results.pages import (
+    INDEX,
+    KEPT_NOTICE,
+    NOT_RECOMPUTABLE,
+    RAW,
+    TEMPLATES,
+    Page,
+    find_pages,
+    page_renderer,
+)
+from medfl_studies.results.recorded_study import compare_scores, read_results
+
+SUMS = "SHA256SUMS"
+"""File with the SHA-256 of every file that is not generated, in the format of ``sha256sum``."""
+
+SCORE_TOLERANCE = 1e-9
+"""Difference of scores up to which two processors may differ."""
+
+SHOWN_CHARACTERS = 160
+"""Largest number of characters of a line of a page in a message."""
+
+
+@dataclass(frozen=True)
+class CheckLine:
+    """Result of the check of a page, or of a file.
+
+    Attributes:
+        subject: Name of the page or file.
+        ok: Whether the check passed.
+        text: What was found.
+        seconds: Duration.
+    """
+
+    subject: str
+    ok: bool
+    text: str
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        """Return the line as the command prints it."""
+        return f"{'ok  ' if self.ok else 'FAIL'} {self.subject}: {self.text}"
+
+
+def check_results(folder: Path) -> Iterator[CheckLine]:
+    """Check the files of a folder of results pages, and yield a line for each page and for each fault.
+
+    Args:
+        folder: Folder of the pages.
+
+    Raises:
+        StoreError: If the folder has no pages.
+    """
+    pages = find_pages(folder)
+    yield from _check_sums(folder, pages)
+    yield from _check_scores(folder)
+    render = page_renderer(folder)
+    for page in pages:
+        started = time.monotonic()
+        if page.template is None:
+            has_notice = KEPT_NOTICE in page.path.read_text(encoding="utf-8")
+            yield CheckLine(
+                page.path.name,
+                has_notice,
+                NOT_RECOMPUTABLE if has_notice else "the notice is missing; run `medfl results keep` on the page",
+            )
+            continue
+        try:
+            rendered = render(page)
+        except MedflError as error:
+            yield CheckLine(page.path.name, False, str(error))
+            continue
+        fault = _first_difference(page.path, rendered.text)
+        text = f"recomputed from {', '.join(f'{RAW}/{name}' for name in rendered.studies)}"
+        text += "".join(f"; {part}: {NOT_RECOMPUTABLE}" for part in rendered.kept_parts)
+        yield CheckLine(page.path.name, not fault, fault or text, time.monotonic() - started)
+
+
+def verify_sums(folder: Path) -> None:
+    """Raise StoreError if a file that is not generated was changed, or is not in the list of SHA-256.
+
+    Args:
+        folder: Folder of the pages.
+    """
+    for line in _check_sums(folder, find_pages(folder)):
+        raise StoreError("changed_file", f"{line.subject}: {line.text}", path=folder / line.subject)
+
+
+def update_sums(folder: Path, files: list[Path], removed_below: Path | None = None) -> None:
+    """Write the SHA-256 of some files into the list, and leave the other lines unchanged.
+
+    Args:
+        folder: Folder of the pages.
+        files: Files within this folder.
+        removed_below: Folder whose files are removed from the list first; None removes none.
+
+    Raises:
+        SettingsError: If a file is not within the folder.
+    """
+    sums = read_sums(folder)
+    if removed_below is not None:
+        gone = removed_below.resolve().relative_to(folder.resolve())
+        sums = {name: digest for name, digest in sums.items() if gone not in Path(name).parents}
+    for path in files:
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise SettingsError(
+                "outside_folder", f"expected a file within '{folder}', got '{path}'.", path=path, folder=folder
+            )
+        sums[path.resolve().relative_to(folder.resolve()).as_posix()] = sha256_of(path)
+    sums = {name: digest for name, digest in sorted(sums.items()) if (folder / name).is_file()}
+    write_atomic(folder / SUMS, "".join(f"{digest}  {name}\n" for name, digest in sums.items()).encode())
+
+
+def read_sums(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of each listed file, by its path relative to the folder; empty without the list.
+
+    Raises:
+        StoreError: If a line is not in the format of ``sha256sum``.
+    """
+    path = folder / SUMS
+    if not path.is_file():
+        return {}
+    sums = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        digest, separator, name = line.partition("  ")
+        if not separator or len(digest) != 64:
+            raise StoreError(
+                "damaged_file",
+                f"'{path}', line {number}: expected a SHA-256, two spaces and a path. Put the file back.",
+                path=path,
+                line=number,
+            )
+        sums[name] = digest
+    return sums
+
+
+def _check_sums(folder: Path, pages: list[Page]) -> Iterator[CheckLine]:
+    """Yield a line for each file that was changed, is missing, or is not in the list."""
+    sums, generated = read_sums(folder), {page.path for page in pages if page.template is not None}
+    free = {folder / SUMS, folder / INDEX} | generated
+    present = {
+        path.relative_to(folder).as_posix(): path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path not in free and folder / TEMPLATES not in path.parents
+    }
+    for name in sorted(present.keys() | sums.keys()):
+        if name not in present:
+            yield CheckLine(name, False, f"the file is missing; {SUMS} lists it")
+        elif name not in sums:
+            yield CheckLine(name, False, f"the file is not in {SUMS}; run `medfl results keep` on it")
+        elif sha256_of(present[name]) != sums[name]:
+            yield CheckLine(name, False, f"the file was changed: its SHA-256 is not that of {SUMS}")
+
+
+def _check_scores(folder: Path) -> Iterator[CheckLine]:
+    """Yield a line for each study's first score that its predictions don't give, and for unreadable raw results."""
+    for path in sorted((folder / RAW).glob("*/")):
+        subject, started = f"{RAW}/{path.name}", time.monotonic()
+        try:
+            results = read_results(path)
+            count, fault = 0, ""
+            for kept, run in zip(results.raw.runs, results.runs, strict=True):
+                limit = results.raw.data[kept.data].score_error + SCORE_TOLERANCE
+                for score in compare_scores(kept, run):
+                    count += 1
+                    if score.error > limit and not fault:
+                        fault = f"{score.place}: {score.metric} is {score.recorded}, predictions give {score.computed}"
+        except MedflError as error:
+            yield CheckLine(subject, False, str(error))
+            continue
+        text = fault or f"{len(results.runs)} runs, {count} scores agree with the predictions"
+        yield CheckLine(subject, not fault, text, time.monotonic() - started)
+
+
+def _first_difference(path: Path, expected: str) -> str:
+    """Return a text about the first line in which a page differs from its generated text; empty if it does not."""
+    if not path.is_file():
+        return "the page is missing; run `medfl results render`"
+    content = path.read_bytes()
+    if content == expected.encode():
+        return ""
+    pairs = zip_longest(content.decode("utf-8", "replace").splitlines(), expected.splitlines())
+    for number, (line, right) in enumerate(pairs, 1):
+        if line != right:
+            return f"line {number} differs: found {_shown(line, right)}, expected {_shown(right, line)}"
+    return "the line ends differ; run `medfl results render`"
+
+
+def _shown(line: str | None, other: str | None) -> str:
+    """Return the part of a line around the first character that differs from another line."""
+    if line is None:
+        return "no line"
+    pairs = enumerate(zip(line, other or "", strict=False))
+    first = next((place for place, (a, b) in pairs if a != b), min(len(line), len(other or "")))
+    start = max(0, first - SHOWN_CHARACTERS // 2)
+    return repr(line[start : start + SHOWN_CHARACTERS])

@@ -1,0 +1,260 @@
+"""Collect the raw results of a study: identity and status of its runs, final scores, and predictions.
+
+Each row of a study is a method with settings; a row has one run for each data set, seed and fold. A scale is a named
+variant of the study.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from medfl import __version__
+from medfl.data.datalists import DATALIST_FILE, Datalist, read_datalist
+from medfl.engine.runs.records import RunRecord, read_run
+from medfl.errors import DataError, StoreError
+from medfl.utils.files import bytes_in, write_atomic
+from medfl_report.predictions import read_prediction_sets
+from medfl_studies.checks import find_source
+from medfl_studies.code_version import current_commit
+from medfl_studies.jobs import RunJob, expand_study
+from medfl_studies.pretrained_weights import find_weights
+from medfl_studies.records.raw_results import CodeVersion, KeptDataSet, KeptRun, RawResults, UnfinishedRun
+from medfl_studies.records.study_files import JobIdentity
+from medfl_studies.results.compressed_tables import write_table
+from medfl_studies.results.recorded_study import (
+    RUN_KEYS,
+    SCORE_COLUMNS,
+    SCORES,
+    compare_scores,
+    read_results,
+    score_rows,
+)
+from medfl_studies.schema import FULL_SCALE, Study, slug
+from medfl_studies.study import default_output_dir
+from medfl_studies.study_reader import read_study
+from medfl_studies.study_tables import ENDED_STATUSES
+
+DIGITS = 9
+"""Number of significant digits of predictions by default: those of the run folders."""
+
+MAX_ROUNDING_ERROR = 5e-4
+"""Largest change of a score by the rounding of predictions: half of the last digit that tables show."""
+
+UNSTATED_LICENCES = ("", "unknown")
+"""Texts in a data list that state no licence."""
+
+
+@dataclass(frozen=True)
+class Collected:
+    """Raw results that were written.
+
+    Attributes:
+        folder: Folder of the raw results.
+        raw: Content of ``runs.json``.
+        size: Size of all files in bytes.
+    """
+
+    folder: Path
+    raw: RawResults
+    size: int
+
+
+def collect_study(
+    file: Path,
+    into: Path,
+    out: Path | None = None,
+    source: Path | None = None,
+    scale: str = FULL_SCALE,
+    digits: int = DIGITS,
+    notes: Sequence[str] = (),
+) -> Collected:
+    """Write the raw results of a study from its output folder, and replace earlier raw results in the folder.
+
+    Args:
+        file: Study file.
+        into: Folder of the raw results.
+        out: Output folder of the study; None means ``runs/<name>``, as for ``medfl study``.
+        source: Folder of the source data; needed only for a data set without preparation.
+        scale: Scale of the study.
+        digits: Number of significant digits of predictions, >= 1.
+        notes: Sentences about the origin of the runs.
+
+    Raises:
+        DataError: If a data set states no licence.
+        StoreError: If no run has ended, a run has other options than in the study file, or the rounding of the
+            predictions changes a score by more than `MAX_ROUNDING_ERROR`.
+        MedflError: If the study file or a run folder can't be read.
+    """
+    source = find_source(source)
+    study, _ = find_weights(read_study(file, scale), source)
+    place = (out or default_output_dir(study, scale)).absolute()
+    jobs = expand_study(study, file.parent / study.bundle, source, place)
+    ended = [job for job in jobs if job.status() in ENDED_STATUSES]
+    if not ended:
+        raise StoreError(
+            "no_run", f"No run of '{study.name}' has ended in '{place}'. Give the folder with --out.", path=place
+        )
+    runs = {job: read_run(job.folder) for job in ended}
+    data = {name: _describe_data(name, [job for job in ended if job.data == name]) for name in _names(study, ended)}
+    part = into.with_name(f".{into.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    for name in data:
+        table = _prediction_table({job: run for job, run in runs.items() if job.data == name})
+        if not table.empty:
+            predictions = f"predictions-{slug(name)}.csv.gz"
+            write_table(part / predictions, table, digits)
+            data[name] = data[name].model_copy(update={"predictions": predictions})
+    kept = {job: _keep_run(job, run) for job, run in runs.items()}
+    lines = [line for job, run in runs.items() for line in score_rows(kept[job], run)]
+    write_table(part / SCORES, pd.DataFrame(lines, columns=list(SCORE_COLUMNS)).astype({"fold": "Int64"}))
+    text = file.read_text(encoding="utf-8")
+    raw = RawResults(
+        study=study.name,
+        study_file=text,
+        study_sha256=hashlib.sha256(text.encode()).hexdigest(),
+        scale=scale,
+        collected_with=CodeVersion(medfl=__version__, commit=current_commit()),
+        digits=digits,
+        data=data,
+        rows=tuple(study.rows),
+        baseline=study.baseline,
+        runs=tuple(kept.values()),
+        unfinished=tuple(
+            UnfinishedRun(data=job.data, row=job.row, seed=job.seed, fold=job.fold, status=job.status())
+            for job in jobs
+            if job not in runs
+        ),
+        notes=tuple(notes),
+    )
+    raw.write(part / RawResults.NAME)
+    raw = _measure_errors(part, raw, list(runs.values()))
+    raw.write(part / RawResults.NAME)
+    for path in [into / RawResults.NAME, into / SCORES, *into.glob("predictions-*.csv.gz")]:
+        path.unlink(missing_ok=True)
+    for path in sorted(part.iterdir()):
+        write_atomic(into / path.name, path.read_bytes())
+    shutil.rmtree(part)
+    return Collected(into, raw, bytes_in(into))
+
+
+def _names(study: Study, jobs: Sequence[RunJob]) -> list[str]:
+    """Return the names of the data sets with ended runs, in the order of the study file."""
+    return [name for name in study.data if any(job.data == name for job in jobs)]
+
+
+def _describe_data(name: str, jobs: Sequence[RunJob]) -> KeptDataSet:
+    """Return name, licence and citation of a data set from the data lists of its sites.
+
+    Raises:
+        DataError: If a data list states no licence.
+    """
+    lists = sorted({path for job in jobs for path in job.dataset_dir.glob(f"*/{DATALIST_FILE}")})
+    if not lists:
+        raise DataError(
+            "missing_file",
+            f"expected the data lists of '{name}' in '{jobs[0].dataset_dir}', which state the licence; found none.",
+            path=jobs[0].dataset_dir,
+        )
+    contents = [read_datalist(path.parent) for path in lists]
+    for path, content in zip(lists, contents, strict=True):
+        if content.licence.strip().lower() in UNSTATED_LICENCES:
+            raise DataError(
+                "no_licence",
+                f"'{path}' states no licence. Raw results are kept of public data only: prepare the data with their "
+                "licence, or do not collect this study.",
+                path=path,
+                data=name,
+            )
+    return KeptDataSet(
+        dataset=contents[0].name,
+        licence="; ".join(dict.fromkeys(content.licence for content in contents)),
+        citation="; ".join(dict.fromkeys(filter(None, map(_citation, contents)))),
+    )
+
+
+def _citation(datalist: Datalist) -> str:
+    return str(datalist.extra.get("citation", ""))
+
+
+def _keep_run(job: RunJob, run: RunRecord) -> KeptRun:
+    """Return the record of a run, without scores, origins of settings and the path of its data.
+
+    Raises:
+        StoreError: If the run has other options than in the study file.
+    """
+    path = job.folder / JobIdentity.NAME
+    identity = JobIdentity.read(path) if path.is_file() else None
+    expected = json.loads(json.dumps(job.options))
+    if identity is not None and identity.options != expected:
+        changed = sorted(
+            key for key in identity.options.keys() | expected.keys() if identity.options.get(key) != expected.get(key)
+        )
+        raise StoreError(
+            "other_run",
+            f"The run in '{job.folder}' has other options than the study file: {', '.join(changed)}. Give the study "
+            "file, and the scale, that the runs were made with.",
+            path=job.folder,
+            options=changed,
+        )
+    origin = run.run.provenance
+    shortened = origin.model_copy(update={"settings": {}, "data": origin.data.model_copy(update={"folder": None})})
+    assert run.summary is not None  # the run has ended
+    return KeptRun(
+        data=job.data,
+        row=job.row,
+        seed=job.seed,
+        fold=job.fold,
+        job=identity,
+        run=run.run.model_copy(update={"provenance": shortened}),
+        summary=run.summary.model_copy(update={"scores": {}}),
+    )
+
+
+def _prediction_table(runs: dict[RunJob, RunRecord]) -> pd.DataFrame:
+    """Return the predictions of the exported models for the test images of all sites, in a fixed order."""
+    parts = []
+    for job, run in sorted(runs.items(), key=lambda item: (item[0].row, item[0].seed, item[0].fold or 0)):
+        for site in sorted(read_prediction_sets(run)):
+            table = run.predictions(site)
+            assert table is not None  # the site has a test set
+            head = {"data": job.data, "row": job.row, "seed": job.seed, "fold": job.fold, "site": site}
+            head |= {"split": "test", "model": run.exported_kind(site)}
+            content = table.rename(columns={"row": "image"}).sort_values("image", kind="stable")
+            parts.append(pd.DataFrame(head, index=content.index).join(content))
+    if not parts:
+        return pd.DataFrame(columns=list(RUN_KEYS))
+    return pd.concat(parts, ignore_index=True).astype({"fold": "Int64"})
+
+
+def _measure_errors(folder: Path, raw: RawResults, runs: Sequence[RunRecord]) -> RawResults:
+    """Return the record with the largest errors of the scores of the written predictions, for each data set.
+
+    Raises:
+        StoreError: If the rounding of the predictions changes a score by more than `MAX_ROUNDING_ERROR`.
+    """
+    errors = {name: {"rounding_error": 0.0, "score_error": 0.0} for name in raw.data}
+    results = read_results(folder)
+    for original, kept, recorded in zip(runs, raw.runs, results.runs, strict=True):
+        exact = {(score.site, score.metric): score for score in compare_scores(kept, original)}
+        for rounded in compare_scores(kept, recorded):
+            before, largest = exact[rounded.site, rounded.metric], errors[kept.data]
+            change = abs(rounded.computed - before.computed)
+            if change > MAX_ROUNDING_ERROR:
+                raise StoreError(
+                    "rounded_too_far",
+                    f"{rounded.place}: the {rounded.metric} of the predictions with {raw.digits} digits is "
+                    f"{rounded.computed:.6f} instead of {before.computed:.6f}. Give more --digits.",
+                    place=rounded.place,
+                    metric=rounded.metric,
+                )
+            largest["rounding_error"] = max(largest["rounding_error"], change)
+            largest["score_error"] = max(largest["score_error"], rounded.error)
+    data = {name: kept.model_copy(update=errors[name]) for name, kept in raw.data.items()}
+    return raw.model_copy(update={"data": data})

@@ -1,0 +1,55 @@
+"""Tables as compressed CSV files whose bytes depend on their content alone."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from pathlib import Path
+
+import pandas as pd
+
+from medfl.errors import StoreError
+from medfl.utils.files import write_atomic
+
+
+def write_table(path: Path, table: pd.DataFrame, digits: int | None = None) -> None:
+    """Write a table as ``csv.gz``, without a time stamp or a file name in it.
+
+    Args:
+        path: Path of the file.
+        table: The table; its rows are written in their order.
+        digits: Number of significant digits of floating-point numbers; None for as many as restore the same number.
+    """
+    text = table.to_csv(index=False, float_format=None if digits is None else f"%.{digits}g", lineterminator="\n")
+    buffer = io.BytesIO()
+    with gzip.GzipFile(filename="", mode="wb", fileobj=buffer, compresslevel=9, mtime=0) as file:
+        file.write(text.encode())
+    write_atomic(path, buffer.getvalue())
+
+
+def read_table(path: Path, texts: tuple[str, ...]) -> pd.DataFrame:
+    """Read a table of `write_table`.
+
+    Args:
+        path: Path of the file.
+        texts: Names of the columns with text, of which an empty cell is an empty text.
+
+    Raises:
+        StoreError: If the file can't be read.
+    """
+    try:
+        table = pd.read_csv(
+            path,
+            compression="gzip",
+            dtype=dict.fromkeys(texts, "object"),
+            low_memory=False,
+        )
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise StoreError(
+            "unreadable_file",
+            f"'{path}' can't be read: {error}. Put it back from version control, or collect the study again.",
+            path=path,
+        ) from None
+    named = [name for name in texts if name in table]
+    return table.assign(**{name: table[name].fillna("") for name in named})

@@ -1,0 +1,128 @@
+"""Tables of the results pages. A template calls them by name; each returns a table in Markdown.
+
+Each row of a study is a method with settings.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from medfl.errors import StoreError
+from medfl.utils.formats import metric_words
+from medfl_studies.results.page_formats import cell, mean_cell, p_cell, spread_cell, table
+from medfl_studies.results.page_statistics import DataScores
+
+
+def scores_table(scores: DataScores, metrics: Sequence[str]) -> str:
+    """Return a table of a study's scores with intervals over patients, spread over seeds, and bytes.
+
+    Args:
+        scores: Scores on a data set on which all seeds have the same test images.
+        metrics: Names of the metrics; the spread over the seeds is that of the first.
+    """
+    words = [metric_words(metric) for metric in metrics]
+    head = ["row", "seeds", words[0], "± over seeds", *words[1:], "bytes a round and site"]
+    lines = []
+    for row in scores.rows:
+        estimates = [scores.score(row, metric=metric) for metric in metrics]
+        first, *others = map(cell, estimates)
+        lines.append(
+            [
+                row,
+                str(len(scores.seeds(row))),
+                first,
+                spread_cell(estimates[0]),
+                *others,
+                f"{scores.bytes_up(row):,.0f}",
+            ]
+        )
+    return table(head, lines)
+
+
+def sites_table(scores: DataScores) -> str:
+    """Return a table of the score at each site, with intervals over patients.
+
+    Args:
+        scores: Scores on a data set on which all seeds have the same test images.
+    """
+    head = [metric_words(scores.metric), *(f"{site} ({scores.images(site)})" for site in scores.sites)]
+    return table(head, [[row, *(cell(scores.score(row, site)) for site in scores.sites)] for row in scores.rows])
+
+
+def differences_table(scores: DataScores, pairs: Sequence[tuple[str, str]], metrics: Sequence[str]) -> str:
+    """Return a table of differences between rows, with intervals over patients.
+
+    Args:
+        scores: Scores on a data set on which all seeds have the same test images.
+        pairs: Pairs of rows; the second one is subtracted. A pair with a row without runs is left out.
+        metrics: Names of the metrics.
+    """
+    lines = [
+        [
+            f"{row} − {other}",
+            str(len(scores.seeds(row, other))),
+            *(cell(scores.difference(row, other, metric=metric), "+") for metric in metrics),
+        ]
+        for row, other in pairs
+        if row in scores.rows and other in scores.rows
+    ]
+    return table(["difference", "seeds", *(metric_words(metric) for metric in metrics)], lines)
+
+
+def methods_table(scores: DataScores, base: str, metrics: Sequence[str] = (), server_test: bool = False) -> str:
+    """Return a table that compares all rows with one of them over the seeds.
+
+    Args:
+        scores: Scores on a data set, with the metric of the comparison.
+        base: Name of the row that the others are compared with.
+        metrics: Further metrics, as means over sites and seeds.
+        server_test: Whether there is a column with the score of the global model on the server's test set.
+    """
+    main = scores.metric
+    head = ["method", "sites weigh by", f"{main}, mean of sites", "worst site", f"difference to {base}"]
+    head += ["p (patients)", "effect", *metrics, *([f"{main}, server's test"] if server_test else [])]
+    lines = []
+    for row in scores.rows:
+        compared = scores.compare(row, base)
+        lines.append(
+            [
+                row,
+                scores.weighting(row),
+                mean_cell(scores.mean(row)),
+                cell(scores.worst(row)),
+                "" if compared is None else cell(compared, "+"),
+                "" if compared is None else p_cell(compared),
+                "" if compared is None else compared.effect,
+                *(cell(scores.mean(row, metric)) for metric in metrics),
+                *([cell(scores.server_test(row))] if server_test else []),
+            ]
+        )
+    return table(head, lines)
+
+
+def figures_table(figures: Mapping[str, float], head: Sequence[str], prefix: str = "") -> str:
+    """Return measured numbers as a table.
+
+    Args:
+        figures: Maps each figure's name to its number.
+        head: The two headings.
+        prefix: Beginning of the names of the figures to show.
+    """
+    return table(head, [[name, cell(value)] for name, value in figures.items() if name.startswith(prefix)])
+
+
+def read_figures(path: Path) -> dict[str, float]:
+    """Return the numbers of a JSON file that maps the name of each measured figure to its number.
+
+    Raises:
+        StoreError: If the file can't be read.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return {str(name): float(value) for name, value in values.items()}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise StoreError(
+            "unreadable_file", f"'{path}' can't be read: {error}. Write the file again.", path=path
+        ) from None

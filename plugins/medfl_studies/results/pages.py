@@ -1,0 +1,244 @@
+"""Results pages: generated from a template and raw results, or kept as they are because their raw results are gone.
+
+A template ``templates/NAME.md.j2`` makes the page ``NAME.md``. It is Markdown with Jinja expressions for every number
+and table. `TemplateFunctions` lists what a template can call. A page without a template is a kept page; it says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from jinja2 import FileSystemLoader, StrictUndefined, TemplateError
+from jinja2.sandbox import SandboxedEnvironment
+
+from medfl.errors import MedflError, SettingsError, StoreError, did_you_mean
+from medfl_studies.results import page_formats, page_tables
+from medfl_studies.results.page_statistics import DataScores
+from medfl_studies.results.recorded_study import StudyResults, read_results
+
+TEMPLATES, ENDING = "templates", ".md.j2"
+"""Folder of the templates within the folder of the pages, and ending of their names."""
+
+RAW = "raw"
+"""Folder of the raw results within the folder of the pages; each study has a folder in it."""
+
+INDEX = "README.md"
+"""Index of the pages, which has no results."""
+
+NOT_RECOMPUTABLE = "not recomputable: raw results were not kept"
+"""Text by which readers and the check know a page, or a part of a page, without raw results."""
+
+KEPT_NOTICE = (
+    f"> **{NOT_RECOMPUTABLE.capitalize()}.** The run folders behind this page no longer exist. `medfl results check` "
+    "only finds out whether the page was changed."
+)
+"""Line below the heading of a kept page."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """A results page.
+
+    Attributes:
+        path: Path of the page.
+        template: Path of its template; None for a kept page.
+    """
+
+    path: Path
+    template: Path | None
+
+    @property
+    def name(self) -> str:
+        """Name of the page, without its ending."""
+        return self.path.stem
+
+
+@dataclass(frozen=True)
+class RenderedPage:
+    """A page that was generated.
+
+    Attributes:
+        text: Text of the page.
+        studies: Names of the studies whose raw results the page shows, each once.
+        kept_parts: Parts of the page that can't be recomputed.
+    """
+
+    text: str
+    studies: tuple[str, ...]
+    kept_parts: tuple[str, ...]
+
+
+@dataclass
+class TemplateFunctions:
+    """Functions that a template can call.
+
+    Attributes:
+        folder: Folder of the pages.
+        read: Function that reads the raw results of a study.
+        studies: Names of the studies that were read.
+        kept_parts: Parts of the page that can't be recomputed.
+    """
+
+    folder: Path
+    read: Callable[[Path], StudyResults]
+    studies: list[str] = field(default_factory=list)
+    kept_parts: list[str] = field(default_factory=list)
+
+    def study(self, name: str, data: str, metric: str, min_images: int = 0) -> DataScores:
+        """Return the scores of a study on one data set.
+
+        Args:
+            name: Name of the study's folder of raw results.
+            data: Name of the data set in the study.
+            metric: Metric of the estimates.
+            min_images: Smallest number of test images of a site that counts in a mean over the sites.
+        """
+        self.studies.append(name)
+        return DataScores(self.read(self.folder / RAW / name), data, metric, min_images)
+
+    def figures(self, name: str) -> dict[str, float]:
+        """Return the numbers of a JSON file of measured figures, by name."""
+        return page_tables.read_figures(self.folder / name)
+
+    def not_recomputable(self, part: str) -> str:
+        """Return the notice for a part of a page whose raw results are gone, and list the part in the check.
+
+        Args:
+            part: Name of the part.
+        """
+        self.kept_parts.append(part)
+        return f"> **This part is {NOT_RECOMPUTABLE}.** The run folders behind it no longer exist."
+
+    def require(self, holds: bool, claim: str) -> str:
+        """Return an empty text, or raise an error if a claim of the prose does not hold for the numbers.
+
+        Args:
+            holds: Whether the claim holds.
+            claim: The claim.
+
+        Raises:
+            StoreError: If the claim does not hold.
+        """
+        if not holds:
+            raise StoreError(
+                "claim_fails",
+                f"The numbers contradict a claim of the page: {claim}. Change the prose of the template.",
+                claim=claim,
+            )
+        return ""
+
+
+def find_pages(folder: Path) -> list[Page]:
+    """Return all results pages of a folder, sorted by name: pages with a template, and kept pages.
+
+    Raises:
+        StoreError: If the folder has no pages.
+    """
+    templates = {path.name.removesuffix(ENDING): path for path in (folder / TEMPLATES).glob(f"*{ENDING}")}
+    kept = {path.stem for path in folder.glob("*.md") if path.name != INDEX}
+    if not templates and not kept:
+        raise StoreError(
+            "missing_folder",
+            f"expected results pages in '{folder}', found none. Give the folder with --docs.",
+            path=folder,
+        )
+    return [Page(folder / f"{name}.md", templates.get(name)) for name in sorted(kept | templates.keys())]
+
+
+def choose_pages(folder: Path, names: list[str]) -> list[Page]:
+    """Return the pages with some names; all pages that have a template without any name.
+
+    Args:
+        folder: Folder of the pages.
+        names: Names of pages, with or without path and ending.
+
+    Raises:
+        SettingsError: If a name is unknown, or its page has no template.
+    """
+    pages = {page.name: page for page in find_pages(folder) if page.template is not None}
+    chosen = [Path(name).name.removesuffix(".md") for name in names]
+    for name in chosen:
+        if name not in pages:
+            raise SettingsError(
+                "unknown_choice",
+                f"No template of a results page '{name}' in '{folder / TEMPLATES}'. {did_you_mean(name, pages)}",
+                what="page",
+                choice=name,
+            )
+    return [pages[name] for name in chosen] if chosen else list(pages.values())
+
+
+def page_renderer(folder: Path) -> Callable[[Page], RenderedPage]:
+    """Return a function that generates the pages of a folder; the raw results of each study are read once.
+
+    Args:
+        folder: Folder of the pages.
+
+    Returns:
+        A function that returns the text of a page that has a template. It raises SettingsError if the template is
+            wrong, and StoreError if raw results are missing or contradict a claim.
+    """
+    read = cache(read_results)
+
+    def render(page: Page) -> RenderedPage:
+        assert page.template is not None  # kept pages are not generated
+        functions = TemplateFunctions(folder, read)
+        environment = _environment(page.template.parent, functions)
+        try:
+            text = environment.get_template(page.template.name).render()
+        except TemplateError as error:
+            line = getattr(error, "lineno", None)
+            place = f"'{page.template}'" + (f", line {line}" if line else "")
+            raise SettingsError(
+                "bad_template", f"{place}: {error}. Correct the template.", path=page.template, line=line
+            ) from error
+        except MedflError as error:
+            raise error.reworded(f"'{page.template}': {error}") from error
+        names = tuple(dict.fromkeys(functions.studies))
+        return RenderedPage(text, names, tuple(functions.kept_parts))
+
+    return render
+
+
+def with_notice(text: str) -> str:
+    """Return the text of a kept page with `KEPT_NOTICE` below its heading; unchanged if it has the notice."""
+    if KEPT_NOTICE in text:
+        return text
+    heading, _, rest = text.partition("\n")
+    return f"{heading}\n\n{KEPT_NOTICE}\n{rest}"
+
+
+def _environment(folder: Path, functions: TemplateFunctions) -> SandboxedEnvironment:
+    """Return the environment of the templates. An unknown name is an error."""
+    environment = SandboxedEnvironment(
+        loader=FileSystemLoader(folder),
+        undefined=StrictUndefined,
+        autoescape=False,  # pages are Markdown
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.globals |= {
+        "study": functions.study,
+        "figures": functions.figures,
+        "not_recomputable": functions.not_recomputable,
+        "require": functions.require,
+        "scores_table": page_tables.scores_table,
+        "sites_table": page_tables.sites_table,
+        "differences_table": page_tables.differences_table,
+        "figures_table": page_tables.figures_table,
+        "methods_table": page_tables.methods_table,
+    }
+    environment.filters |= {
+        "short": page_formats.short,
+        "signed": page_formats.signed,
+        "size": page_formats.size,
+        "interval": page_formats.interval,
+        "ends": page_formats.ends,
+        "words": page_formats.words,
+        "count": page_formats.count_word,
+    }
+    return environment

@@ -1,0 +1,219 @@
+"""Read the raw results of a study as run records, which every table and test of `medfl_report` accepts.
+
+Each row of a study is a method with settings; a row has one run for each data set, seed and fold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import pandas as pd
+
+from medfl.data.sites import PATIENT_COLUMN
+from medfl.engine.runs.records import RunRecord, read_metrics
+from medfl.metrics import worst
+from medfl.objectives.objective import GROUP_COLUMN
+from medfl.records.summary import MetricScores
+from medfl.types import METADATA_KEYS
+from medfl.utils.formats import none_if_nan
+from medfl_report.groups import Group
+from medfl_report.predictions import read_prediction_sets
+from medfl_studies.records.raw_results import KeptRun, RawResults
+from medfl_studies.results.compressed_tables import read_table
+from medfl_studies.schema import slug
+
+SCORES = "scores.csv.gz"
+"""Name of the file with the final scores of all runs."""
+
+RUN_KEYS = ("data", "row", "seed", "fold")
+"""Columns that identify a run in the tables of scores and predictions."""
+
+SCORE_COLUMNS = (*RUN_KEYS, "site", "model", "exported", "split", "metric", "value")
+"""Columns of the table of scores.
+
+`exported` is True for the kind of model (``global`` or ``personal``) that the site exports. The names in
+`SERVER_TEST_SETS` stand in the column `site` for the server's test sets. `value` is empty if a score is not defined.
+"""
+
+SERVER_TEST_SETS = ("server_test", "public_test")
+"""Fields of `MetricScores` that belong to no site."""
+
+TEXT_COLUMNS = (*RUN_KEYS[:2], "site", "model", "split", "metric", *METADATA_KEYS, GROUP_COLUMN)
+"""Columns with text."""
+
+KNOWN_FOR_SOME = (PATIENT_COLUMN, GROUP_COLUMN, *METADATA_KEYS)
+"""Columns of predictions that some runs have and others lack."""
+
+
+@dataclass(frozen=True)
+class RecordedRun(RunRecord):
+    """A run whose predictions are in the raw results of its study.
+
+    Attributes:
+        tables: Maps each site with predictions to their table.
+    """
+
+    tables: Mapping[str, pd.DataFrame]
+
+    def predictions(self, site: str) -> pd.DataFrame | None:
+        """Return the predictions of a site's exported model for its test images; None without predictions."""
+        return self.tables.get(site)
+
+
+@dataclass(frozen=True)
+class StudyResults:
+    """Raw results of a study.
+
+    Attributes:
+        folder: Folder of the raw results.
+        raw: Settings, identity and status of every run.
+        runs: Runs with scores and predictions, in the order of `raw.runs`.
+    """
+
+    folder: Path
+    raw: RawResults
+    runs: tuple[RecordedRun, ...]
+
+    @cached_property
+    def _groups(self) -> dict[str, dict[str, Group]]:
+        """Maps each data set and row to the runs of the row."""
+        groups: dict[str, dict[str, Group]] = {}
+        for data in self.raw.data:
+            for row in self.raw.rows:
+                pairs = zip(self.raw.runs, self.runs, strict=True)
+                runs = tuple(run for kept, run in pairs if (kept.data, kept.row) == (data, row))
+                if runs:
+                    groups.setdefault(data, {})[row] = Group(row, runs)
+        return groups
+
+    def groups(self, data: str) -> dict[str, Group]:
+        """Return the rows with runs on a data set, in the order of the study file, by name."""
+        return self._groups.get(data, {})
+
+
+@dataclass(frozen=True)
+class ScoreComparison:
+    """A recorded score, and the score of the recorded predictions.
+
+    Attributes:
+        place: Data set, row, seed, fold and site of the score, as text.
+        site: Name of the site.
+        metric: Name of the metric.
+        recorded: Recorded score.
+        computed: Score of the predictions.
+    """
+
+    place: str
+    site: str
+    metric: str
+    recorded: float
+    computed: float
+
+    @property
+    def error(self) -> float:
+        """Absolute difference; infinite if only one of the scores is defined."""
+        difference = abs(self.recorded - self.computed)
+        return math.inf if math.isnan(difference) else difference
+
+
+def read_results(folder: Path) -> StudyResults:
+    """Read the raw results of a study.
+
+    Args:
+        folder: Folder that `medfl_studies.results.collect.collect_study` wrote.
+
+    Raises:
+        StoreError: If a file is missing or can't be read.
+    """
+    raw = RawResults.read(folder / RawResults.NAME)
+    scores = _by_run(read_table(folder / SCORES, TEXT_COLUMNS))
+    predictions: dict[tuple[object, ...], pd.DataFrame] = {}
+    for data in raw.data.values():
+        if data.predictions is not None:
+            predictions |= _by_run(read_table(folder / data.predictions, TEXT_COLUMNS))
+    runs = tuple(
+        _recorded_run(folder, kept, scores[key], predictions.get(key))
+        for kept in raw.runs
+        for key in [(kept.data, kept.row, kept.seed, -1 if kept.fold is None else kept.fold)]
+    )
+    return StudyResults(folder, raw, runs)
+
+
+def compare_scores(kept: KeptRun, run: RunRecord) -> Iterator[ScoreComparison]:
+    """Yield each score of an exported model on test images with the score that the run's predictions give.
+
+    Args:
+        kept: The run in the raw results.
+        run: Scores and predictions of the run.
+    """
+    for site, test_set in read_prediction_sets(run).items():
+        for metric in run.task_metrics:
+            recorded, computed = run.score(site, metric), test_set.score(metric)
+            if recorded is not None or not math.isnan(computed):
+                place = f"{kept.data}, {kept.row}, {run_name(kept)}, {site}"
+                yield ScoreComparison(place, site, metric, math.nan if recorded is None else recorded, computed)
+
+
+def run_name(run: KeptRun) -> str:
+    """Return the name of a run's folder within its row."""
+    return f"seed-{run.seed}" + ("" if run.fold is None else f"-fold-{run.fold}")
+
+
+def score_rows(kept: KeptRun, run: RunRecord) -> Iterator[dict[str, object]]:
+    """Yield the final scores of a run, also undefined ones, as rows with `SCORE_COLUMNS`."""
+    about = {"data": kept.data, "row": kept.row, "seed": kept.seed, "fold": kept.fold}
+    for model, splits in sorted(run.scores.items()):
+        for split, metrics in sorted(splits.items()):
+            for metric, scores in sorted(metrics.items()):
+                common = about | {"model": model, "split": split, "metric": metric}
+                for site, value in sorted(scores.sites.items()):
+                    yield common | {"site": site, "exported": run.exported_kind(site) == model, "value": value}
+                for place in SERVER_TEST_SETS:
+                    if (value := getattr(scores, place)) is not None:
+                        yield common | {"site": place, "exported": model == "global", "value": value}
+
+
+def _by_run(table: pd.DataFrame) -> dict[tuple[object, ...], pd.DataFrame]:
+    """Split a table by the columns `RUN_KEYS`; the fold of a run without folds is -1."""
+    folds = table["fold"].fillna(-1).astype("int64")
+    return dict(iter(table.assign(fold=folds).groupby(list(RUN_KEYS), sort=False)))
+
+
+def _recorded_run(folder: Path, kept: KeptRun, scores: pd.DataFrame, predictions: pd.DataFrame | None) -> RecordedRun:
+    """Return the record of a run."""
+    place = folder / slug(kept.data) / slug(kept.row) / run_name(kept)
+    summary = kept.summary.model_copy(update={"scores": _nested_scores(scores)})
+    tables = {} if predictions is None else dict(_site_tables(predictions))
+    return RecordedRun(folder=place, run=kept.run, summary=summary, metrics=read_metrics(place), tables=tables)
+
+
+def _nested_scores(table: pd.DataFrame) -> dict[str, dict[str, dict[str, MetricScores]]]:
+    """Return the scores of a run by model, split and metric."""
+    nested: dict[str, dict[str, dict[str, MetricScores]]] = {}
+    for key, lines in table.groupby(["model", "split", "metric"]):
+        model, split, metric = map(str, key)
+        values = dict(zip(lines["site"], lines["value"].astype(float), strict=True))
+        held = {name: none_if_nan(values.pop(name)) for name in SERVER_TEST_SETS if name in values}
+        defined = [value for value in values.values() if not math.isnan(value)]
+        nested.setdefault(model, {}).setdefault(split, {})[metric] = MetricScores(
+            mean=sum(defined) / len(defined) if defined else None,
+            worst=worst(metric, defined) if defined else None,
+            sites={site: none_if_nan(value) for site, value in values.items()},
+            **held,
+        )
+    return nested
+
+
+def _site_tables(predictions: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Yield each site with its predictions, in the columns of a site's file of predictions."""
+    content = predictions.drop(columns=[*RUN_KEYS, "split", "model"]).rename(columns={"image": "row"})
+    for site, lines in content.groupby("site", sort=False):
+        table = lines.drop(columns="site").reset_index(drop=True)
+        unknown = [
+            name for name in KNOWN_FOR_SOME if name in table and (table[name].isna() | (table[name] == "")).all()
+        ]
+        yield str(site), table.drop(columns=unknown)

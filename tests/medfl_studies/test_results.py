@@ -1,0 +1,314 @@
+"""Raw results of a study, the pages that are generated from them, and the check that finds a changed digit."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from study_toys import SMALL, changed, write_run
+
+from medfl.cli.main import main
+from medfl.engine.runs.records import read_run
+from medfl.errors import DataError, MedflError, StoreError
+from medfl.testing.synthetic import make_cohort
+from medfl_report.compare import compare
+from medfl_report.predictions import read_prediction_sets
+from medfl_studies.jobs import RunJob, expand_study
+from medfl_studies.records.raw_results import RawResults
+from medfl_studies.records.study_files import JobIdentity
+from medfl_studies.results.check_pages import SUMS, check_results, update_sums
+from medfl_studies.results.collect import collect_study
+from medfl_studies.results.page_formats import cell, count_word, ends, interval, short, signed, size
+from medfl_studies.results.page_statistics import DataScores, Estimate
+from medfl_studies.results.pages import KEPT_NOTICE, NOT_RECOMPUTABLE, choose_pages, page_renderer
+from medfl_studies.results.recorded_study import RecordedRun, read_results
+from medfl_studies.study_reader import read_study
+
+ROW = "fedprox mu=0.1"
+TEMPLATE = """# Small
+{% set demo = study("small", "demo", metric="accuracy") %}
+{% set gain = demo.difference("fedprox mu=0.1", "alone") %}
+{{ require(gain.value > 0, "fedprox is better than alone") -}}
+{{ sites_table(demo) }}
+
+{{ differences_table(demo, [("fedprox mu=0.1", "alone")], ["accuracy"]) }}
+
+Alone has {{ demo.mean("alone")|short(3) }}, fedprox gains {{ gain|interval }} in {{ gain.seeds|count }} seeds.
+"""
+IMAGES = 8
+
+
+def write_predictions(job: RunJob) -> None:
+    """Write predictions whose accuracy is the score of `write_run`: the first images are right."""
+    right = round(IMAGES * ((0.5 if job.row == "alone" else 0.625) + job.seed / 8))
+    for site in ("site-01", "site-02"):
+        lines = ["row,label,p0,p1,patient"]
+        for row in range(IMAGES):
+            label = row % 2
+            low, high = 0.123456789 + row / 100, 0.876543211 - row / 100
+            first_is_high = (label == 0) == (row < right)
+            lines.append(
+                f"{row},{label},{high if first_is_high else low:.9g},{low if first_is_high else high:.9g},{row // 2}"
+            )
+        folder = job.folder / "sites" / site
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "predictions.csv").write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """Return a study whose four runs have ended, with a stated licence of its data."""
+    root = tmp_path_factory.mktemp("study")
+    make_cohort(root / "source" / "cohort", sites=2, images_per_site=20, classes=2, size=8)
+    for path in (root / "source").rglob("datalist.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"licence": "CC0", "citation": "A, B (2026)"}))
+    file = root / "small.yaml"
+    file.write_text(yaml.safe_dump(changed(SMALL, {}), sort_keys=False))
+    jobs = expand_study(read_study(file), root / "bundle", root / "source", root / "out")
+    for job in jobs:
+        write_run(job.folder, job.options | {"dataset_dir": str(job.dataset_dir)}, "finished")
+        write_predictions(job)
+        JobIdentity(options=job.options, configuration="c", data="d", commit="abc").write(job.folder / JobIdentity.NAME)
+    return SimpleNamespace(file=file, out=root / "out", source=root / "source", jobs=jobs)
+
+
+@pytest.fixture(scope="module")
+def finished_docs(ended: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a generated page, a kept page and their raw results."""
+    docs = tmp_path_factory.mktemp("docs")
+    (docs / "templates").mkdir()
+    (docs / "templates" / "small.md.j2").write_text(TEMPLATE)
+    (docs / "old.md").write_text("# Old\n\nIts score was .75.\n")
+    places = ["--docs", docs]
+    for words in (
+        ["collect", ended.file, "--out", ended.out, "--source", ended.source, *places],
+        ["keep", docs / "old.md", *places],
+        ["render", *places],
+    ):
+        with pytest.raises(SystemExit) as end:
+            main(["results", *map(str, words)])
+        assert not end.value.code
+    return docs
+
+
+@pytest.fixture
+def docs(finished_docs: Path, tmp_path: Path) -> Path:
+    """Return a copy of the finished folder, to be changed."""
+    return Path(shutil.copytree(finished_docs, tmp_path / "docs"))
+
+
+def faults(docs: Path) -> list[str]:
+    """Return the subjects of the failed checks."""
+    return [line.subject for line in check_results(docs) if not line.ok]
+
+
+@pytest.fixture
+def collected(ended: SimpleNamespace, tmp_path: Path) -> Path:
+    """Return the folder of the study's raw results."""
+    return collect_study(ended.file, tmp_path / "raw", ended.out, ended.source).folder
+
+
+# ---- raw results
+
+
+def test_recorded_runs_give_the_same_scores_predictions_and_comparison(ended, collected):
+    results, runs = read_results(collected), [read_run(job.folder) for job in ended.jobs]
+    assert [(kept.row, kept.seed) for kept in results.raw.runs] == [(job.row, job.seed) for job in ended.jobs]
+    for recorded, run in zip(results.runs, runs, strict=True):
+        assert recorded.scores == run.scores
+        ours, theirs = read_prediction_sets(recorded), read_prediction_sets(run)
+        assert ours.keys() == theirs.keys() == {"site-01", "site-02"}
+        for site, test_set in ours.items():
+            assert test_set.same_images(theirs[site])
+            assert test_set.predictions.equal(theirs[site].predictions)
+            assert test_set.patients.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    labels = [job.row for job in ended.jobs]
+    assert compare(results.runs, labels=labels).equals(compare(runs, labels=labels))
+
+
+def test_the_record_states_study_code_licence_and_identity(ended, collected):
+    raw = RawResults.read(collected / RawResults.NAME)
+    assert raw.study_file == ended.file.read_text()
+    assert {kept.job.commit for kept in raw.runs} == {"abc"}
+    assert raw.data["demo"].licence == "CC0"
+    assert raw.data["demo"].citation == "A, B (2026)"
+    assert raw.data["demo"].rounding_error == raw.data["demo"].score_error == 0
+    assert all(kept.run.provenance.data.folder is None for kept in raw.runs)
+
+
+def test_files_depend_on_the_runs_alone(ended, collected, tmp_path):
+    again = collect_study(ended.file, tmp_path / "again", ended.out, ended.source).folder
+    names = sorted(path.name for path in collected.iterdir())
+    assert names == ["predictions-demo.csv.gz", "runs.json", "scores.csv.gz"]
+    assert all((again / name).read_bytes() == (collected / name).read_bytes() for name in names)
+
+
+def test_data_without_a_licence_are_refused(ended, tmp_path):
+    source = Path(shutil.copytree(ended.source, tmp_path / "source"))
+    path = source / "cohort" / "site-02" / "datalist.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"licence": "unknown"}))
+    with pytest.raises(DataError) as error:
+        collect_study(ended.file, tmp_path / "raw", ended.out, source)
+    assert error.value.code == "no_licence"
+    assert not (tmp_path / "raw").exists()
+
+
+def test_runs_with_other_options_are_refused(ended, tmp_path):
+    file = tmp_path / "small.yaml"
+    file.write_text(yaml.safe_dump(changed(SMALL, {"settings__rounds": 5}), sort_keys=False))
+    with pytest.raises(StoreError) as error:
+        collect_study(file, tmp_path / "raw", ended.out, ended.source)
+    assert (error.value.code, error.value.fields["options"]) == ("other_run", ["rounds"])
+
+
+def test_rounding_that_changes_a_score_is_refused(ended, tmp_path):
+    out = Path(shutil.copytree(ended.out, tmp_path / "out"))
+    path = next(out.rglob("predictions.csv"))
+    path.write_text(path.read_text().replace("0,0,0.876543211,0.123456789", "0,0,0.4996,0.5004"))
+    with pytest.raises(StoreError) as error:
+        collect_study(ended.file, tmp_path / "raw", out, ended.source, digits=1)
+    assert (error.value.code, error.value.fields["metric"]) == ("rounded_too_far", "accuracy")
+
+
+def test_unfinished_runs_are_listed(ended, tmp_path):
+    out = Path(shutil.copytree(ended.out, tmp_path / "out"))
+    shutil.rmtree(next(out.glob("runs/demo/alone/seed-1")))
+    raw = collect_study(ended.file, tmp_path / "raw", out, ended.source).raw
+    assert [(run.row, run.seed, run.status) for run in raw.unfinished] == [("alone", 1, "not run")]
+
+
+# ---- pages and their check
+
+
+def test_a_page_shows_the_numbers_of_the_raw_results(docs):
+    text = (docs / "small.md").read_text()
+    assert "Alone has .562, fedprox gains +.12 [" in text
+    assert "in two seeds." in text
+    assert "| accuracy | site-01 (8) | site-02 (8) |" in text
+    assert faults(docs) == []
+
+
+def test_the_command_fails_on_a_changed_digit_and_names_its_line(docs, capsys):
+    page = docs / "small.md"
+    page.write_text(page.read_text().replace("has .562", "has .563"))
+    with pytest.raises(SystemExit) as end:
+        main(["results", "check", "--docs", str(docs)])
+    assert end.value.code == 1
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("FAIL")]
+    assert line.startswith("FAIL small.md: line 11 differs")
+
+
+def test_a_kept_page_is_listed_and_can_not_be_changed(docs):
+    old = docs / "old.md"
+    assert KEPT_NOTICE in old.read_text()
+    assert [line.text for line in check_results(docs) if line.subject == "old.md"] == [NOT_RECOMPUTABLE]
+    old.write_text(old.read_text().replace(".75", ".76"))
+    assert faults(docs) == ["old.md"]
+    old.write_text(old.read_text().replace(KEPT_NOTICE, ""))
+    assert faults(docs) == ["old.md", "old.md"], "the hash, and the notice"
+
+
+def change_table(path: Path, before: str, after: str) -> None:
+    text = gzip.decompress(path.read_bytes()).decode()
+    assert before in text
+    path.write_bytes(gzip.compress(text.replace(before, after, 1).encode(), mtime=0))
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("scores.csv.gz", ",accuracy,0.5\n", ",accuracy,0.6\n"),
+        ("predictions-demo.csv.gz", ",0.876543211,0.123456789,", ",0.476543211,0.523456789,"),
+    ],
+)
+def test_a_changed_digit_in_raw_data_fails_with_its_place(docs, name, before, after):
+    path = docs / "raw" / "small" / name
+    change_table(path, before, after)
+    assert f"raw/small/{name}" in faults(docs)
+    update_sums(docs, [path])  # even with a new hash, scores and predictions contradict each other
+    (line,) = [line for line in check_results(docs) if line.subject == "raw/small"]
+    assert not line.ok
+    assert line.text.startswith("demo, alone, seed-0, site-01: accuracy is")
+
+
+def test_a_changed_setting_in_raw_data_fails(docs):
+    path = docs / "raw" / "small" / "runs.json"
+    path.write_text(path.read_text().replace('"seed":0', '"seed":2', 1))
+    assert "raw/small/runs.json" in faults(docs)
+
+
+def test_missing_and_new_files_fail(docs):
+    (docs / "new.csv").write_text("a\n")
+    (docs / "raw" / "small" / "scores.csv.gz").unlink()
+    assert {"new.csv", "raw/small/scores.csv.gz", "raw/small", "small.md"} == {*faults(docs)}
+
+
+def test_raw_data_that_were_changed_are_not_rendered(docs):
+    change_table(docs / "raw" / "small" / "scores.csv.gz", ",accuracy,0.5\n", ",accuracy,0.6\n")
+    with pytest.raises(SystemExit) as end:
+        main(["results", "render", "--docs", str(docs)])
+    assert end.value.code
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "code"),
+    [
+        ("gain.value > 0", "gain.value < 0", "claim_fails"),
+        ('mean("alone")', 'mean("alon")', "unknown_choice"),
+        ("|short(3)", "|shorter", "bad_template"),
+        ("{{ gain", "{{ gane", "bad_template"),
+    ],
+)
+def test_wrong_templates_and_claims_that_fail_are_errors(docs, before, after, code):
+    template = docs / "templates" / "small.md.j2"
+    template.write_text(TEMPLATE.replace(before, after))
+    (page,) = choose_pages(docs, ["small.md"])
+    with pytest.raises(MedflError) as error:
+        page_renderer(docs)(page)
+    assert error.value.code == code
+    assert faults(docs) == ["small.md"]
+
+
+def test_a_page_with_a_template_can_not_be_kept(docs, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["results", "keep", str(docs / "small.md"), "--docs", str(docs)])
+    assert end.value.code
+    assert "small.md" not in (docs / SUMS).read_text()
+
+
+# ---- numbers
+
+
+def test_a_difference_is_the_mean_of_sites_and_seeds(collected):
+    scores = DataScores(read_results(collected), "demo", "accuracy")
+    gain = scores.difference(ROW, "alone")
+    assert gain.value == pytest.approx(0.125)
+    assert (gain.seeds, gain.spread) == (2, 0.0)
+    assert gain.low <= gain.value <= gain.high
+    assert scores.difference("alone", "alone", "site-01").value == 0
+    assert scores.worst("alone").value == scores.mean("alone").value == pytest.approx(0.5625)
+    assert scores.by_seed("alone") == [0.5, 0.625]
+    assert scores.compare("alone", "alone") is None
+    assert scores.compare(ROW, "alone").value == pytest.approx(0.125)
+
+
+def test_formats():
+    estimate = Estimate(-0.004, -0.0951, 0.0849)
+    assert [short(0.75), short(-0.034), short(1.0), short(-0.001), short(None)] == [".75", "−.03", "1.00", ".00", "–"]
+    assert [signed(0.114), signed(0.0), size(-0.114)] == ["+.11", ".00", ".11"]
+    assert (interval(estimate), ends(estimate)) == (".00 [−.10, +.08]", "[−.10, +.08]")
+    assert cell(estimate, "+") == "-0.004 [-0.095, +0.085]"
+    assert cell(-1e-12) == "0.000"
+    assert cell(0.0625 - 1e-13) == cell(0.0625), "a rounding error of another processor changes no digit"
+    assert [count_word(3), count_word([1, 2]), count_word(12)] == ["three", "two", "12"]
+
+
+def test_a_recorded_run_without_predictions_has_no_test_sets(collected):
+    run = read_results(collected).runs[0]
+    bare = RecordedRun(folder=run.folder, run=run.run, summary=run.summary, metrics=run.metrics, tables={})
+    assert read_prediction_sets(bare) == {}
