@@ -111,13 +111,13 @@ class EvaluatedModel(Record):
         name: ``global``, or the name of the site whose model it is.
         weights: SHA-256 of the file of its weights.
         predictions: SHA-256 of the file of its predictions.
-        scores: Maps each metric to the model's score; None if it is not defined.
+        scores: Maps each metric to the model's score, with its interval over the patients; None if it is not defined.
     """
 
     name: str
     weights: str
     predictions: str
-    scores: dict[str, float | None]
+    scores: dict[str, ScoreEstimate | None]
 
 
 class Evaluation(FileRecord):
@@ -131,7 +131,7 @@ class Evaluation(FileRecord):
         site: Name of the evaluated site, or of the folder of images.
         dataset: Name of the evaluated data set; empty if it has none.
         data: SHA-256 digest of the evaluated data.
-        split: ``test``, or ``all`` for the images of all splits.
+        split: ``test``; ``all`` for the images of all splits; ``files`` for image files that a table labels.
         images: Number of evaluated images.
         patients: Number of their patients; None if each image counts as one.
         relation: Relation of the images to the run's data.
@@ -153,7 +153,7 @@ class Evaluation(FileRecord):
     site: str
     dataset: str
     data: str
-    split: Literal["test", "all"]
+    split: Literal["test", "all", "files"]
     images: PositiveInt
     patients: PositiveInt | None
     relation: DataRelation

@@ -86,6 +86,7 @@ def medfl_report_sections() -> list[SectionRecord]:
         ),
         SectionRecord("classes", "Discrimination by class", "medfl_report.sections.classes:ClassesSection", 120),
         SectionRecord("matrix", "Cross-site evaluation", "medfl_report.sections.cross_site:CrossSiteSection", 130),
+        SectionRecord("external", "External validation", "medfl_report.sections.external:ExternalSection", 135),
         SectionRecord("fairness", "Discrimination by sex", "medfl_report.sections.fairness:FairnessSection", 140),
         SectionRecord("privacy", "Differential privacy", "medfl_report.sections.privacy:PrivacySection", 300),
         SectionRecord("scores", "Test performance", "medfl_report.sections.standard:ScoresSection", 500),

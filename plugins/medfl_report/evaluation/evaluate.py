@@ -14,7 +14,7 @@ import torch
 from medfl.bundle.exported import load_exported
 from medfl.data.pooled import patients_of
 from medfl.data.sites import PATIENT_COLUMN
-from medfl.engine.runs.records import PREDICTIONS, read_predictions
+from medfl.engine.runs.records import read_predictions
 from medfl.engine.runs.site_bundles import WEIGHTS, format_predictions
 from medfl.errors import SettingsError, StoreError
 from medfl.objectives import Objective
@@ -23,7 +23,6 @@ from medfl.records.evaluation import EvaluatedModel, Evaluation, ScoreEstimate
 from medfl.training.loop import pick_device
 from medfl.training.predict import predict
 from medfl.utils.files import sha256_of, write_atomic
-from medfl.utils.formats import none_if_nan
 from medfl_report.cards.score_computation import estimate_metric
 from medfl_report.evaluation.cases import (
     LabelledImages,
@@ -39,12 +38,10 @@ from medfl_report.evaluation.cases import (
 )
 from medfl_report.evaluation.models import BundleTask, FinishedModels, ModelBundle, find_models, read_task
 from medfl_report.evaluation.relation import relate_to_run
+from medfl_report.evaluation.stored import EVALUATIONS, prediction_path
 from medfl_report.objectives.site_scores import RESAMPLES
 from medfl_report.predictions import PredictionSet, prediction_set_of
 from medfl_report.statistics import bootstrap
-
-EVALUATIONS = "evaluations"
-"""Name of the folder, in a run folder or beside a bundle, with a folder for each evaluation."""
 
 SCORES = "scores.csv"
 """Name of the table of scores."""
@@ -96,7 +93,7 @@ def _evaluate_site(
     _check_place(out, models, first.data.digest)
     sets = {}
     for bundle in models.bundles:
-        path = _prediction_path(out, models, bundle)
+        path = prediction_path(out, bundle.name, len(models.bundles))
         _write_predictions(path, models, bundle, tasks[bundle.name], cases[bundle.name], device)
         sets[bundle.name] = _read_predictions(path, tasks[bundle.name].objective)
     relation = relate_to_run(models.run, first.data.digest, first.contents)
@@ -131,11 +128,6 @@ def _check_place(out: Path, models: FinishedModels, data: str) -> None:
             path=out,
             site=before.site,
         )
-
-
-def _prediction_path(out: Path, models: FinishedModels, bundle: ModelBundle) -> Path:
-    """Return the file for a model's predictions; several models have a folder each."""
-    return out / PREDICTIONS if len(models.bundles) == 1 else out / bundle.name / PREDICTIONS
 
 
 def _write_predictions(
@@ -174,16 +166,11 @@ def _evaluated_models(
         EvaluatedModel(
             name=bundle.name,
             weights=sha256_of(bundle.folder / WEIGHTS),
-            predictions=sha256_of(_prediction_path(out, models, bundle)),
-            scores={name: _score(sets[bundle.name], name) for name in metrics},
+            predictions=sha256_of(prediction_path(out, bundle.name, len(models.bundles))),
+            scores=estimate_scores([sets[bundle.name]], metrics),
         )
         for bundle in models.bundles
     )
-
-
-def _score(test_set: PredictionSet, metric: str) -> float | None:
-    """Return a score; None if it is not defined."""
-    return none_if_nan(test_set.score(metric)) if test_set.defined else None
 
 
 def estimate_scores(sets: Sequence[PredictionSet], metrics: Sequence[str]) -> dict[str, ScoreEstimate | None]:
@@ -278,7 +265,7 @@ def evaluate_files(model: str, images: Path, table: Path, columns: TableColumns,
         site=images.resolve().name,
         dataset="",
         data=data,
-        split="all",
+        split="files",
         images=len(rows),
         patients=test_set.patient_count,
         relation=relate_to_run(models.run, data, predicted.contents(files)),

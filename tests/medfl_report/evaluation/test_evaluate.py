@@ -74,7 +74,7 @@ def test_scores_are_those_of_the_predictions(made: Path, tmp_path: Path) -> None
         assert score.value == pytest.approx(value, abs=1e-12)
         assert score.low <= value <= score.high
         assert float(table[metric]["value"]) == pytest.approx(value, abs=1e-8)
-        assert evaluation.models[0].scores[metric] == pytest.approx(value, abs=1e-12)
+        assert evaluation.models[0].scores[metric] == score
     assert (evaluation.images, table["accuracy"]["images"]) == (len(labels), str(len(labels)))
     assert {row["relation"] for row in table.values()} == {"external"}
     assert Evaluation.read(tmp_path / "out" / Evaluation.NAME) == evaluation
@@ -103,7 +103,7 @@ def test_the_sites_models_of_a_run_without_a_global_model_count_as_their_mean(ma
     for site in ("site-01", "site-02"):
         labels, predicted = answers(tmp_path / site / "predictions.csv")
         accuracies.append(float((labels == predicted).mean()))
-    assert [model.scores["accuracy"] for model in evaluation.models] == pytest.approx(accuracies)
+    assert [model.scores["accuracy"].value for model in evaluation.models] == pytest.approx(accuracies)
     score = evaluation.scores["accuracy"]
     assert score is not None
     assert score.value == pytest.approx(np.mean(accuracies))
