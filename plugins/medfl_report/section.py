@@ -56,8 +56,8 @@ class ReportData:
         baseline: Label of the reference group, or a mapping from each group's label to the label of its reference; None
             for local training.
         folder: Folder of the page, for links to files beside the runs; None for no links.
-        unseen: Maps the label of a group to further runs of it, each of which trained without one site. Only the section
-            on external validation uses them.
+        unseen: Maps the label of a group to further runs of it, each of which trained without one site. Only the
+            section on external validation uses them.
     """
 
     runs: tuple[tuple[str, RunRecord], ...]

@@ -1,7 +1,7 @@
 """External scores of groups of runs: at each site that did not train, and their mean over these sites.
 
-A group is a set of runs of one method that differ only in seed and fold. In a leave-one-site-out comparison it has a run
-for each seed and each site that is left out.
+A group is a set of runs of one method that differ only in seed and fold. In a leave-one-site-out comparison it has a
+run for each seed and each site that is left out.
 """
 
 from __future__ import annotations
