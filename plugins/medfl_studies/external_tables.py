@@ -49,7 +49,7 @@ def _lines(row: ExternalRow, metric: str) -> list[dict[str, Any]]:
     """Return the lines of a row in one metric: the mean, then the sites."""
     about = {"metric": metric, "label": row.label, "model": row.model}
     estimates = row.by_site(metric)
-    lines = [about | {"site": MEAN_SITE} | _numbers(row.mean(metric))]
+    lines: list[dict[str, Any]] = [about | {"site": MEAN_SITE} | _numbers(row.mean(metric))]
     for part in row.sites:
         counts = {"runs": len(part.runs), "images": part.images, "patients": part.patients}
         lines.append(about | {"site": part.site} | counts | _numbers(estimates[part.site]))

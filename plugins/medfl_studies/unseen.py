@@ -281,17 +281,22 @@ def write_without(dataset_dir: Path, sites: list[str], out: Path) -> None:
     digests = {} if partition is None else dict(partition.sha256_by_file)
     hashes = {}
     for name, datalist in lists.items():
-        arrays = {
-            field: os.path.relpath((dataset_dir / name / path).resolve(), out.resolve() / name)
-            for field, path in (("image_array", datalist.image_array), ("mask_array", datalist.mask_array))
+        moved = {
+            path: os.path.relpath((dataset_dir / name / path).resolve(), out.resolve() / name)
+            for path in (datalist.image_array, datalist.mask_array)
             if path
         }
-        extra = datalist.extra | (scale if FEATURE_MEAN in datalist.extra else {})
-        _write_list(out / name, replace(datalist, extra=extra, **arrays))
+        changed = replace(
+            datalist,
+            extra=datalist.extra | (scale if FEATURE_MEAN in datalist.extra else {}),
+            image_array=moved[datalist.image_array],
+            mask_array=moved.get(datalist.mask_array, ""),
+        )
+        _write_list(out / name, changed)
         hashes[f"{name}/{DATALIST_FILE}"] = sha256_of(out / name / DATALIST_FILE)
-        for field, path in arrays.items():
-            before = digests.get(os.path.normpath(f"{name}/{getattr(datalist, field)}"))
-            hashes |= {} if before is None else {os.path.normpath(f"{name}/{path}"): before}
+        for path, new_path in moved.items():
+            before = digests.get(os.path.normpath(f"{name}/{path}"))
+            hashes |= {} if before is None else {os.path.normpath(f"{name}/{new_path}"): before}
         card = dataset_dir / name / SiteCard.NAME
         if card.is_file():
             _write_changed(out / name / SiteCard.NAME, card.read_bytes())
