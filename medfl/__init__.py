@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from medfl.api import PreparedData as PreparedData
     from medfl.api import Run as Run
     from medfl.api import compare as compare
+    from medfl.api import evaluate as evaluate
     from medfl.api import load_run as load_run
     from medfl.api import partition as partition
     from medfl.api import prepare as prepare
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from medfl.task import Task as Task
 
 _MODULES = {
-    "medfl.api": ("PreparedData", "Run", "compare", "load_run", "partition", "prepare", "run"),
+    "medfl.api": ("PreparedData", "Run", "compare", "evaluate", "load_run", "partition", "prepare", "run"),
     "medfl.errors": ("MedflError",),
     "medfl.objectives": ("Binary", "Multiclass", "Multilabel", "Regression", "Segmentation", "Survival"),
     "medfl.task": ("Task",),

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from medfl.contract import Method
 from medfl.engine.runs.records import RunRecord, read_run
-from medfl.errors import PluginError, SettingsError
+from medfl.errors import PluginError, SettingsError, check_choice
 from medfl.plugins import Registry, load_plugins
 from medfl.types import PathLike
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from medfl.data.datalists import Datalist
     from medfl.engine.evaluation import MetricRow
+    from medfl.records.evaluation import Evaluation
     from medfl.task import Task
     from medfl.types import Dataset
 
@@ -376,6 +377,50 @@ def compare(
         raise _missing_plugin("a comparison", "medfl_report")
     result: pd.DataFrame = table
     return result
+
+
+def evaluate(
+    model: Run | PathLike,
+    dataset_dir: PathLike,
+    *,
+    out: PathLike | None = None,
+    split: str = "test",
+    device: str = "auto",
+) -> list[Evaluation]:
+    """Score a finished model on the data of a site, for example one that did not take part in its training.
+
+    The predictions, the scores with their intervals over patients, and the relation of the images to the run's data are
+    written to a folder. `Evaluation.is_external` is true only if no image and no patient was in the run's data.
+
+    Args:
+        model: A run or run folder, for its global model or else the models of all its sites; ``RUN#SITE`` for the model
+            of a site; or the folder of an exported bundle.
+        dataset_dir: Folder of a prepared site, or folder with one folder for each site.
+        out: Folder to write; by default ``evaluations/MODEL-at-SITE`` in the run folder.
+        split: ``test`` for the test images of the site, or ``all`` for the images of all splits.
+        device: ``auto``, ``cpu`` or ``cuda:N``.
+
+    Returns:
+        One evaluation for each site.
+
+    Raises:
+        StoreError: If there is no such model.
+        SettingsError: If `split` is unknown, or the run has no such site.
+        DataError: If the data are missing, or do not fit the model.
+        PluginError: If the plugin that evaluates models is not installed or is disabled.
+    """
+    target = model.folder if isinstance(model, RunRecord) else model
+    check_choice("split", split, ("test", "all"))
+    done: list[Evaluation] | None = load_plugins().hook.medfl_evaluate(
+        model=os.fspath(target),
+        dataset_dir=os.fspath(dataset_dir),
+        out=None if out is None else os.fspath(out),
+        split=split,
+        device=device,
+    )
+    if done is None:
+        raise _missing_plugin("an evaluation", "medfl_report")
+    return done
 
 
 def _as_rows(on_round: OnRound | None) -> Callable[[int, list[MetricRow]], object] | None:

@@ -24,6 +24,7 @@ A plugin may implement any of these hooks, with exactly these signatures:
     medfl_run_location(path: str) -> RunLocation | None
     medfl_write_report(folders: list[str], out: str | None) -> str | None
     medfl_compare(folders: list[str], metrics: list[str] | None, baseline: str | None, split: str) -> Any
+    medfl_evaluate(model: str, dataset_dir: str, out: str | None, split: str, device: str) -> Any
     medfl_partition_written(folder: str, counts: dict[str, list[int]], classes: list[str]) -> None
     medfl_run_started(run_folder: str, settings: dict[str, Any], tracking: dict[str, Any]) -> None
     medfl_round_ended(run_folder: str, round: int, rows: list[dict[str, Any]]) -> None
@@ -242,6 +243,18 @@ class Hooks:
             metrics: Names of metrics; None uses the first metric of the task.
             baseline: Label of the row with which the others are compared; None uses the first row.
             split: ``test`` or ``val``.
+        """
+
+    @_hookspec(firstresult=True)
+    def medfl_evaluate(self, model: str, dataset_dir: str, out: str | None, split: str, device: str) -> Any:
+        """Evaluate finished models on the data of sites, as a list of `medfl.records.evaluation.Evaluation`.
+
+        Args:
+            model: Run folder, ``RUN#SITE``, or folder of an exported bundle.
+            dataset_dir: Folder of a prepared site, or folder with one folder for each site.
+            out: Folder to write; None chooses one in the run folder.
+            split: ``test`` or ``all``.
+            device: ``auto``, ``cpu`` or ``cuda:N``.
         """
 
     @_hookspec

@@ -80,7 +80,7 @@ PLUGINS = {
 }
 """Maps each function outside the core to its package."""
 
-API = {"run", "load_run", "compare"}
+API = {"run", "load_run", "compare", "evaluate"}
 """Functions of the Python API, whose own tests give them text and paths."""
 
 CALLS: dict[str, Callable[[Path, Convert], Any]] = {

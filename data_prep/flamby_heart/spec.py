@@ -86,6 +86,15 @@ class FlambyHeart(WholeSpec):
     model); none does not standardise."""
 
     @classmethod
+    def pools_statistics(cls, options: Mapping[str, Any]) -> bool:
+        """Return whether the features are standardised by rows of several hospitals.
+
+        Args:
+            options: Options of the data set in the study file.
+        """
+        return options.get("scale", "centre") in ("pooled", "mixed")
+
+    @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
         """Find the release for a study (a file that lists data sets, methods and seeds) that names no path to it.
 

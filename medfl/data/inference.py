@@ -72,16 +72,27 @@ class ImageFiles:
         Raises:
             DataError: If the file can't be read.
         """
-        path = self.files[row]
+        images = self.pixels(row)[np.newaxis]
+        image, _ = ArrayDataset(images, [0], [0], self._mean, self._std).batch(torch.tensor([0]))
+        return {"image": MetaTensor(image[0], meta={"filename_or_obj": self.name(row)})}
+
+    def name(self, row: int) -> str:
+        """Return the path of a file relative to the folder."""
+        return str(self.files[row].relative_to(self._folder))
+
+    def pixels(self, row: int) -> np.ndarray:
+        """Return the resized pixels of one file, as ``medfl prep`` stores them.
+
+        Raises:
+            DataError: If the file can't be read.
+        """
         try:
             with quiet_decoders():
-                images = self._read(path, self._size, self._channels)[np.newaxis]
+                return self._read(self.files[row], self._size, self._channels)
         except DataError as error:
             where = f"image {row + 1} of {len(self)} in {self._folder}, in the order of the names"
             fields = error.fields | {"path": self._folder, "number": row + 1}
             raise DataError(error.code, f"{where}: {error}", **fields) from None
-        image, _ = ArrayDataset(images, [0], [0], self._mean, self._std).batch(torch.tensor([0]))
-        return {"image": MetaTensor(image[0], meta={"filename_or_obj": str(path.relative_to(self._folder))})}
 
 
 def _is_image(path: Path) -> bool:

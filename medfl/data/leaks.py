@@ -76,6 +76,11 @@ def row_digests(path: Path) -> tuple[bytes, ...]:
     return _row_digests(path.resolve(), array_digest(path))
 
 
+def image_digests(images: np.ndarray) -> list[bytes]:
+    """Return the hash of each image of an array (N, ...), as `row_digests` computes it."""
+    return [hashlib.blake2b(pixels.data, digest_size=16).digest() for pixels in _normalized_images(images)]
+
+
 def find_leaks(
     dataset_dir: Path, names: Sequence[str], public: str | None = None, open_test: bool = True
 ) -> list[Leak]:
@@ -105,8 +110,8 @@ def find_leaks(
             continue
         datalist = read_datalist(dataset_dir / name)
         datalist = datalist if open_test else datalist.without_test()
-        array = (dataset_dir / name / datalist.image_array).resolve()
-        holdings |= {f"{name}/{split}": holding for split, holding in _contents_by_split(datalist, array, name)}
+        contents = contents_by_split(dataset_dir / name, datalist)
+        holdings |= {f"{name}/{split}": content for split, content in contents.items()}
     return leaks_between(holdings)
 
 
@@ -228,16 +233,30 @@ def _folder_names(dataset_dir: Path, names: Sequence[str], public: str | None) -
     return folders if public is None else [*folders, public]
 
 
-def _contents_by_split(datalist: Datalist, array: Path, name: str) -> Iterator[tuple[str, PlaceContents]]:
-    """Yield the name and the contents of each split that has records."""
+def contents_by_split(folder: Path, datalist: Datalist) -> dict[str, PlaceContents]:
+    """Return the contents of each split that has records, by the name of the split.
+
+    The key of a subject contains the digest of the image array, because a ``subject_id`` is unique in one pooled data
+    set only.
+
+    Args:
+        folder: Folder of a site, of the server's test set or of public data.
+        datalist: Data list of the folder, with the splits to read.
+
+    Raises:
+        DataError: If a row is outside the array, or the array is missing or damaged.
+    """
+    array, name = (folder / datalist.image_array).resolve(), folder.name
     hashes, pool = row_digests(array), array_digest(array)
+    contents = {}
     for split, records in datalist.splits.items():
         rows, _ = datalist.rows_and_labels(split, f"site '{name}'")
-        if not len(rows):
-            continue
-        check_rows(rows, len(hashes), f"site '{name}', split '{split}'")
-        known = set(subjects_of(records)) - {None}
-        yield split, PlaceContents({(pool, subject) for subject in known}, {hashes[row] for row in rows.tolist()})
+        if len(rows):
+            check_rows(rows, len(hashes), f"site '{name}', split '{split}'")
+            known = set(subjects_of(records)) - {None}
+            subjects: set[Hashable] = {(pool, subject) for subject in known}
+            contents[split] = PlaceContents(subjects, {hashes[row] for row in rows.tolist()})
+    return contents
 
 
 def _count_overlaps(contents: Sequence[set[Hashable]]) -> Iterator[tuple[int, int, int]]:
@@ -280,7 +299,7 @@ def _row_digests(path: Path, digest: str) -> tuple[bytes, ...]:
     digests: list[bytes] = []
     for start in range(0, len(images), step):
         chunk = images[start : start + step]
-        digests += [hashlib.blake2b(pixels.data, digest_size=16).digest() for pixels in _normalized_images(chunk)]
+        digests += image_digests(chunk)
     return tuple(digests)
 
 

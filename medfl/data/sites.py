@@ -207,8 +207,7 @@ def site_data(
         files = {folder / DATALIST_FILE: hashlib.sha256(content).hexdigest(), array: array_digest(array)}
         if masks is not None:
             files[folder / datalist.mask_array] = array_digest(folder / datalist.mask_array)
-        digests = [bytes.fromhex(files[path]) for path in files if path != folder / DATALIST_FILE]
-        digest = hashlib.sha256(b"".join([content, *digests])).hexdigest()
+        digest = data_digest(folder, content, datalist)
     except DataError as error:
         text = str(error) if where in str(error) else f"{where}: {error}"
         raise DataError(error.code, text, **{"where": where} | error.fields) from None
@@ -228,6 +227,21 @@ def site_data(
         test_metadata=metadata,
         files=files,
     )
+
+
+def data_digest(folder: Path, content: bytes, datalist: Datalist) -> str:
+    """Return the digest of a site's data (`SiteData.digest`).
+
+    Args:
+        folder: Folder of the site.
+        content: Bytes of the data list.
+        datalist: The data list, which names the arrays.
+
+    Raises:
+        DataError: If an array is missing.
+    """
+    arrays = [folder / name for name in (datalist.image_array, datalist.mask_array) if name]
+    return hashlib.sha256(b"".join([content, *(bytes.fromhex(array_digest(path)) for path in arrays)])).hexdigest()
 
 
 def image_shape(array: Sequence[int]) -> tuple[int, ...]:

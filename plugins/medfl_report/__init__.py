@@ -11,6 +11,9 @@ from medfl.plugins import Registry
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from medfl.records.evaluation import Evaluation
+    from medfl_report.evaluation.cases import Split
+
 
 @hookimpl
 def medfl_commands() -> list[CommandRecord]:
@@ -41,9 +44,9 @@ def medfl_commands() -> list[CommandRecord]:
             "Look at results",
         ),
         CommandRecord(
-            "score",
-            "medfl_report.commands.score:command",
-            "Predict and score new labelled images with an exported bundle.",
+            "evaluate",
+            "medfl_report.commands.evaluate:command",
+            "Score a finished model on the data of a site that did not train it.",
             "Look at results",
         ),
         CommandRecord(
@@ -83,6 +86,7 @@ def medfl_report_sections() -> list[SectionRecord]:
         ),
         SectionRecord("classes", "Discrimination by class", "medfl_report.sections.classes:ClassesSection", 120),
         SectionRecord("matrix", "Cross-site evaluation", "medfl_report.sections.cross_site:CrossSiteSection", 130),
+        SectionRecord("external", "External validation", "medfl_report.sections.external:ExternalSection", 135),
         SectionRecord("fairness", "Discrimination by sex", "medfl_report.sections.fairness:FairnessSection", 140),
         SectionRecord("privacy", "Differential privacy", "medfl_report.sections.privacy:PrivacySection", 300),
         SectionRecord("scores", "Test performance", "medfl_report.sections.standard:ScoresSection", 500),
@@ -122,6 +126,14 @@ def medfl_compare(folders: list[str], metrics: list[str] | None, baseline: str |
     from medfl_report.compare import compare
 
     return compare([read_run(folder) for folder in folders], metrics, baseline, split)
+
+
+@hookimpl
+def medfl_evaluate(model: str, dataset_dir: str, out: str | None, split: Split, device: str) -> list[Evaluation]:
+    """Evaluate finished models on the data of sites."""
+    from medfl_report.evaluation.evaluate import evaluate_sites
+
+    return evaluate_sites(model, Path(dataset_dir), None if out is None else Path(out), split, device)
 
 
 @hookimpl

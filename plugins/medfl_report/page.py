@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,6 +84,7 @@ def write_report(
     registry: Registry | None = None,
     figures: PathLike | None = None,
     notes: Sequence[str] = (),
+    unseen: Mapping[str, Sequence[PathLike]] | None = None,
 ) -> Path:
     """Write the report of one or more runs, and files for papers if wanted; return the path of the report.
 
@@ -100,6 +101,8 @@ def write_report(
         registry: Registry whose plugins provide the sections; None loads the installed plugins.
         figures: Folder for the figures and tables of a paper (`medfl_report.paper.export`); None writes none.
         notes: Texts for the top of the page, a paragraph each.
+        unseen: Maps the label of a group to further runs of it, each of which trained without one site
+            (`ReportData.unseen`); None for no such runs.
 
     Raises:
         SettingsError: If there is no run, two runs have the same settings and seed, or the reference is not a label.
@@ -109,7 +112,8 @@ def write_report(
         raise SettingsError("no_runs", "expected at least one run folder, got none. Give the --output_dir of a run.")
     target = Path(out) if out is not None else Path(runs[0]) / FILE
     records = [read_run(folder) for folder in runs]
-    page = make_page(records, labels, baseline, target.absolute().parent, registry, notes)
+    further = {label: [read_run(folder) for folder in folders] for label, folders in (unseen or {}).items()}
+    page = make_page(records, labels, baseline, target.absolute().parent, registry, notes, further)
     write_atomic(target, page.html.encode())
     if figures is not None:
         write_files(page.parts, Path(figures))
@@ -134,6 +138,7 @@ def make_page(
     folder: Path | None = None,
     registry: Registry | None = None,
     notes: Sequence[str] = (),
+    unseen: Mapping[str, Sequence[RunRecord]] | None = None,
 ) -> RenderedPage:
     """Render the report.
 
@@ -146,6 +151,8 @@ def make_page(
         folder: Folder of the page, for links to files beside the runs; None for no links.
         registry: Registry whose plugins provide the sections; None loads the installed plugins.
         notes: Texts for the top of the page, a paragraph each.
+        unseen: Maps the label of a group to further runs of it, each of which trained without one site
+            (`ReportData.unseen`); None for no such runs.
 
     Raises:
         SettingsError: If two runs have the same settings and seed, or the reference is not a label.
@@ -168,6 +175,7 @@ def make_page(
         findings={str(run.folder): read_findings(run.folder) for _, run in runs},
         baseline=baseline,
         folder=folder,
+        unseen=unseen or {},
     )
     sections = make_sections(registry or load_plugins(), data)
     shown = tuple(section for section in sections if section.html is not None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -56,6 +56,8 @@ class ReportData:
         baseline: Label of the reference group, or a mapping from each group's label to the label of its reference; None
             for local training.
         folder: Folder of the page, for links to files beside the runs; None for no links.
+        unseen: Maps the label of a group to further runs of it, each of which trained without one site. Only the
+            section on external validation uses them.
     """
 
     runs: tuple[tuple[str, RunRecord], ...]
@@ -64,6 +66,7 @@ class ReportData:
     findings: Mapping[str, Findings]
     baseline: Baseline = None
     folder: Path | None = None
+    unseen: Mapping[str, Sequence[RunRecord]] = field(default_factory=dict)
     _results: dict[Callable[[ReportData], Any], Any] = field(default_factory=dict, repr=False)
 
     @property

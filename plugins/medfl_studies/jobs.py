@@ -42,6 +42,7 @@ class RunJob:
         options: Options of the run by name.
         workers: Number of processes that train sites, or None for the bundle's number.
         fold: Fold that serves as the sites' test sets, counted from 0; None without folds.
+        unseen: Site that the run trains without; None if all sites take part.
     """
 
     data: str
@@ -53,11 +54,13 @@ class RunJob:
     options: Meta
     workers: int | None = None
     fold: int | None = None
+    unseen: str | None = None
 
     @property
     def title(self) -> str:
         """Name of the run in messages."""
-        return f"{self.data} / {self.row} / {self.repetition}"
+        without = "" if self.unseen is None else f" / without {self.unseen}"
+        return f"{self.data} / {self.row} / {self.repetition}{without}"
 
     @property
     def repetition(self) -> str:
@@ -140,7 +143,7 @@ def dataset_dir(out: Path, source: Path | None, name: str, data: DataSet, seed: 
         assert data.folder is not None  # a data set without partition is a folder
         return source / data.folder
     seed = data.partition.get("seed", seed)
-    return out / "data" / slug(name) / f"sites-{_folder_name(seed, fold)}"
+    return out / "data" / slug(name) / f"sites-{folder_name(seed, fold)}"
 
 
 def public_dir(out: Path, name: str) -> Path:
@@ -187,14 +190,19 @@ def expand_study(
                 if data.public is not None and not drops_public_duplicates(data):
                     options |= {"public": str(public_dir(out, name).resolve())}
                 options |= study.settings | data.options | row.settings | {"seed": seed}
-                folder = out / "runs" / slug(name) / slug(title) / _folder_name(seed, fold)
+                folder = out / "runs" / slug(name) / slug(title) / folder_name(seed, fold)
                 place = dataset_dir(out, source, name, data, seed, fold)
                 jobs.append(RunJob(name, title, seed, bundle, place, folder, options, workers, fold))
     return jobs
 
 
-def _folder_name(seed: int, fold: int | None) -> str:
-    """Return the folder name of a seed and fold."""
+def folder_name(seed: int, fold: int | None) -> str:
+    """Return the folder name of a seed and fold.
+
+    Args:
+        seed: Seed of the run.
+        fold: Fold of the run, or None without folds.
+    """
     return f"seed-{seed}" + ("" if fold is None else f"-fold-{fold}")
 
 

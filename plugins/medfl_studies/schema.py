@@ -8,7 +8,7 @@ publish it; the source folder holds the user's downloads.
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -172,6 +172,9 @@ class Study(StrictModel):
             (`medfl_studies.pretrained_weights`). None means that the file is required.
         scales: Maps names to scales.
         tune: Search space of ``medfl tune``, or None.
+        unseen: Sites that are left out in turn: each row has a further run without the site for each seed, whose model
+            is evaluated there. ``each`` means every site; None means no such runs.
+        unseen_split: Images of such a site on which models are evaluated: ``test``, or ``all`` for all splits.
     """
 
     name: str = Field(pattern=r"^[\w.-]+$")
@@ -188,6 +191,8 @@ class Study(StrictModel):
     without_weights: dict[str, Any] | None = None
     scales: dict[str, StudyScale] = {}
     tune: Tuning | None = None
+    unseen: Literal["each"] | list[str] | None = None
+    unseen_split: Literal["test", "all"] = "test"
 
     def seed_list(self) -> list[int]:
         """Return the seeds of the study as a list: 0 to N-1 if `seeds` is a number N."""

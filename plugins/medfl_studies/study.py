@@ -27,6 +27,7 @@ from medfl_studies.schema import FULL_SCALE, Study, slug
 from medfl_studies.study_data import check_data, make_data
 from medfl_studies.study_reader import read_study
 from medfl_studies.study_tables import write_demographics, write_page, write_tables
+from medfl_studies.unseen import EvaluationJob, check_unseen, run_without_sites, unseen_jobs
 
 TABLES_SHARE = 0.05
 """Largest share of a study's time for writing tables before its end.
@@ -90,6 +91,7 @@ def load_study(
     check_rows(study, registry)
     check_attacks(study, registry)
     check_data(study, source, place, registry, is_adopted_bundle(bundle))
+    check_unseen(study, registry, is_adopted_bundle(bundle))
     jobs = expand_study(study, bundle, source, place, workers)
     if jobs:
         check_options(bundle, jobs)
@@ -109,7 +111,7 @@ def run_study(
     start: Launcher | None = None,
     at_once: int = 1,
     clean: Callable[[Path], object] | None = None,
-) -> JobOutcome[RunJob | AttackJob]:
+) -> JobOutcome[RunJob | AttackJob | EvaluationJob]:
     """Run a study to its end. A repeated call continues the study and leaves finished runs untouched.
 
     Tables are written after a run, unless writing them would take more than `TABLES_SHARE` of the time, and at the end.
@@ -121,7 +123,7 @@ def run_study(
         clean: Callback that receives the folder of each run that is finished and has no pending attack.
 
     Returns:
-        The status of each run, and of each attack on a finished run.
+        The status of each run, of each attack on a finished run, and of each evaluation at a site that a run left out.
 
     Raises:
         StoreError: If another process works in the study's folder, or the folder can't be written.
@@ -132,6 +134,7 @@ def run_study(
     with lock_study_folder(out), study_progress(len(jobs) + len(prepared.attacks)) as (say, show):
         make_data(study, prepared.source, out, prepared.registry, say)
         rows = rows_markdown(study, prepared.registry)
+        without = unseen_jobs(study, jobs, out)
 
         def after_run(runs: JobOutcome[RunJob], job: RunJob) -> None:
             show(_count_ended(runs))
@@ -148,13 +151,14 @@ def run_study(
         runs = run_jobs(jobs, say, after_run, start, at_once)
         possible = [attack for attack in prepared.attacks if runs.status[attack.run] == "finished"]
         attacked = run_jobs(possible, say, after_attack, start, at_once, "attack")
+        unseen = run_without_sites(study, jobs, without, say, start, at_once)
         for data in study.data:
             if not study.rows:
                 write_demographics(study, data, prepared.source, out)
                 continue
-            write_tables(study, runs, data, out, prepared.registry, attacked, rows)
-            write_page(study, runs, data, out, say, prepared.registry)
-    return JobOutcome({**runs.status, **attacked.status})
+            write_tables(study, runs, data, out, prepared.registry, attacked, rows, unseen)
+            write_page(study, runs, data, out, say, prepared.registry, unseen)
+    return JobOutcome({**runs.status, **attacked.status, **unseen.runs.status, **unseen.evaluations.status})
 
 
 def _count_ended(outcome: JobOutcome[JobType]) -> int:

@@ -21,6 +21,7 @@ from medfl.utils.formats import count, csv_table, join_words, table_lines
 from medfl.utils.text import Say
 from medfl_report.claims import check_claim, claims_markdown, claims_table
 from medfl_report.compare import compare, to_markdown
+from medfl_report.evaluation.external_scores import other_evaluations
 from medfl_report.forgetting import forgetting_metric, forgetting_table
 from medfl_report.groups import Group, group_runs
 from medfl_report.page import write_report
@@ -29,10 +30,12 @@ from medfl_report.rounds_markdown import rounds_markdown
 from medfl_report.scores import key_metrics
 from medfl_studies.attacks import AttackJob, attack_jobs, attack_table, attacks_markdown
 from medfl_studies.demographics import demographics_markdown, demographics_table
+from medfl_studies.external_tables import external_markdown, external_table
 from medfl_studies.jobs import RunJob, dataset_dir
 from medfl_studies.runner import JobOutcome
 from medfl_studies.schema import Study, slug
 from medfl_studies.site_models import models_markdown, models_table
+from medfl_studies.unseen import UnseenOutcome
 
 ENDED_STATUSES = ("finished", "diverged", "incomplete")
 """Statuses of ended runs, which have scores to compare."""
@@ -46,6 +49,7 @@ def write_tables(
     registry: Registry,
     attacked: JobOutcome[AttackJob] | None = None,
     rows: str = "",
+    unseen: UnseenOutcome | None = None,
 ) -> None:
     """Write ``results/<data>.md`` and ``.csv`` from the runs that have ended.
 
@@ -54,6 +58,7 @@ def write_tables(
     * ``<data>-models.csv``: scores of each site's model at every site;
     * ``<data>-rounds.csv``: measures over all rounds;
     * ``<data>-claims.csv``: checks of the study's claims;
+    * ``<data>-external.csv``: scores at sites that were left out of the training;
     * ``<data>-attacks.csv``: results of attacks.
 
     Args:
@@ -64,6 +69,7 @@ def write_tables(
         registry: Registry with the attacks.
         attacked: Status of the attacks, or None before the first attack.
         rows: Markdown of the table of the study's rows (`medfl_studies.study.rows_markdown`).
+        unseen: Status of the runs without a site, and of the evaluations there; None before they start.
     """
     jobs = {job: status for job, status in outcome.status.items() if job.data == data}
     ended = _ended_runs(study, outcome, data)
@@ -71,6 +77,7 @@ def write_tables(
     try:
         if ended:
             parts += _write_run_tables(study, data, ended, out)
+            parts.append(_write_external_table(study, data, out, unseen))
             parts += [_release_table(ended), _write_attack_table(study, data, ended, out, registry)]
     except MedflError as error:
         parts.append(f"No table: {error}\n")
@@ -78,7 +85,15 @@ def write_tables(
     write_atomic(_result_path(out, data, ".md"), "\n".join(part for part in parts if part).encode())
 
 
-def write_page(study: Study, outcome: JobOutcome[RunJob], data: str, out: Path, say: Say, registry: Registry) -> None:
+def write_page(
+    study: Study,
+    outcome: JobOutcome[RunJob],
+    data: str,
+    out: Path,
+    say: Say,
+    registry: Registry,
+    unseen: UnseenOutcome | None = None,
+) -> None:
     """Write ``results/<data>.html``, a report on the runs that have ended, or print the reason for its absence.
 
     Args:
@@ -88,13 +103,15 @@ def write_page(study: Study, outcome: JobOutcome[RunJob], data: str, out: Path, 
         out: Output folder of the study.
         say: Callback that prints a line.
         registry: Registry with the sections of the page.
+        unseen: Status of the runs without a site, and of the evaluations there.
     """
     ended = _ended_runs(study, outcome, data)
     try:
         rows = [job.row for job in ended]
         page, baselines = _result_path(out, data, ".html"), _baselines(study, rows)
         say(f"writing the report {page.relative_to(out)} on {count(len(ended), 'run')}")
-        write_report([job.folder for job in ended], page, rows, baselines, registry)
+        further = {} if unseen is None else unseen.folders(data)
+        write_report([job.folder for job in ended], page, rows, baselines, registry, unseen=further)
     except MedflError as error:
         say(f"no report on {data}: {error}")
 
@@ -155,6 +172,18 @@ def _write_run_tables(study: Study, data: str, jobs: list[RunJob], out: Path) ->
         *(models_markdown(models, metric) for metric in key_metrics(groups)[:1]),
     ]
     return [*parts, rounds_markdown(rounds), claims_markdown(claims)]
+
+
+def _write_external_table(study: Study, data: str, out: Path, unseen: UnseenOutcome | None) -> str:
+    """Write the table of scores at sites that were left out of the training, and return its Markdown."""
+    if unseen is None or study.unseen is None:
+        return ""
+    labels = [name for name in study.rows if name in unseen.folders(data)]
+    runs = {label: [read_run(folder) for folder in unseen.folders(data)[label]] for label in labels}
+    table = external_table(runs, study.metrics)
+    if not table.empty:
+        write_atomic(_result_path(out, data, "-external.csv"), csv_table(table).encode())
+    return external_markdown(table, unseen.unfinished(data), other_evaluations(runs))
 
 
 def _baselines(study: Study, labels: Collection[str]) -> dict[str, str]:

@@ -21,7 +21,7 @@ ORDER = {
     **{"masks": "Segmentation", "survival": "Survival analysis", "agreement": "Agreement with reference values"},
     **{"label_aucs": "Discrimination by finding", "calibration": "Calibration", "sweep": "Sensitivity to one setting"},
     **{"centres": "Discrimination by scanning centre", "classes": "Discrimination by class"},
-    **{"matrix": "Cross-site evaluation", "fairness": "Discrimination by sex"},
+    **{"matrix": "Cross-site evaluation", "external": "External validation", "fairness": "Discrimination by sex"},
     **{"clusters": "Clusters", "teachers": "Teachers of the student", "heads": "Assignment of heads"},
     **{"looks": "SHAP values of the teachers", "sharing": "Shared images", "privacy": "Differential privacy"},
     **{"scores": "Test performance"},

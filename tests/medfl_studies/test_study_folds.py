@@ -30,7 +30,7 @@ FOLDS["breast"]["partition"] |= {"test": "k_fold", "folds": 3, "min_size": 6}
 @pytest.fixture(autouse=True)
 def _no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip the page, which needs a whole run; another test covers it."""
-    monkeypatch.setattr("medfl_studies.study_tables.write_report", lambda *_: None)
+    monkeypatch.setattr("medfl_studies.study_tables.write_report", lambda *_, **__: None)
 
 
 def cells(folds: int = 3, seeds: int = 2) -> list[tuple[int, int]]:
@@ -60,7 +60,7 @@ def dealt(tmp_path_factory: pytest.TempPathFactory, source: Path) -> Path:
     folder = tmp_path_factory.mktemp("dealt")
     (folder / "study.yaml").write_text(yaml.safe_dump(SMALL | {"data": FOLDS}))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("medfl_studies.study_tables.write_report", lambda *_: None)
+        patch.setattr("medfl_studies.study_tables.write_report", lambda *_, **__: None)
         run_study(load_study(folder / "study.yaml", source, folder / "out"), Runs())
     return folder / "out"
 

@@ -19,7 +19,9 @@ from medfl_studies.study import run_study
 from medfl_studies.study_tables import SCORE_COLUMNS
 
 
-def _no_page(runs: list[Path], out: Path, labels: list[str], baseline: str | None, registry: Registry) -> None:
+def _no_page(
+    runs: list[Path], out: Path, labels: list[str], baseline: str | None, registry: Registry, **options: object
+) -> None:
     out.write_text(f"{len(runs)} runs: {', '.join(dict.fromkeys(labels))}")
 
 

@@ -66,6 +66,17 @@ class DatasetSpec(BaseModel, ABC):
         """
         return {"source": study_folder(top, cls.dataset)}
 
+    @classmethod
+    def pools_statistics(cls, options: Mapping[str, Any]) -> bool:
+        """Return whether the prepared values depend on statistics over several sites, such as a common mean.
+
+        A study that leaves a site out refuses such data, because the other sites' values then depend on that site.
+
+        Args:
+            options: Options of the data set in the study file.
+        """
+        return False
+
     def inputs(self) -> list[Path]:
         """Return the paths that the output must not replace: by default the values of all path fields."""
         return [value for name in path_fields(type(self)) if (value := getattr(self, name)) is not None]

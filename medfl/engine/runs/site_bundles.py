@@ -30,6 +30,7 @@ from medfl.engine.runs.records import PREDICTIONS, TEST_CONFIG
 from medfl.engine.runs.simulation import SimulatedRun, SimulationResult
 from medfl.engine.runs.worst_cases import write_worst_cases
 from medfl.engine.site import Splits
+from medfl.objectives import Objective
 from medfl.objectives.objective import GROUP_COLUMN
 from medfl.settings import Settings
 from medfl.task import Task
@@ -201,7 +202,8 @@ def write_predictions(
         and not (others is data.train and isinstance(others, AugmentingDataset))
     ):
         known[GROUP_COLUMN] = task.objective.groups(predictions, predict_split(others)[0])
-    write_atomic(target / PREDICTIONS, _format_predictions(task, predictions, targets, known).encode())
+    text = format_predictions(task.objective, task.metrics, predictions, targets, known)
+    write_atomic(target / PREDICTIONS, text.encode())
     write_test_cases(target, data.test)
     write_worst_cases(target, predictor, data.test, task, settings, predictions, worst_case_images)
     return SitePredictions(predictions, targets, "test")
@@ -342,15 +344,28 @@ def _insert_values(
     return (json.dumps(content, indent=4, ensure_ascii=False) + "\n").encode()
 
 
-def _format_predictions(task: Task, predictions: torch.Tensor, targets: torch.Tensor, facts: CaseMetadata) -> str:
+def format_predictions(
+    objective: Objective,
+    metrics: Sequence[str],
+    predictions: torch.Tensor,
+    targets: torch.Tensor,
+    facts: CaseMetadata,
+) -> str:
     """Return the content of `PREDICTIONS`: row, target, prediction and known metadata of each case.
 
     A metadata field that is unknown for all cases has no column.
+
+    Args:
+        objective: Objective of the task.
+        metrics: Names of the task's metrics.
+        predictions: Predictions for N cases, (N, K).
+        targets: Targets of the cases, (N, ...).
+        facts: Maps the name of each metadata field to its values for the N cases.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     known = {name: entries for name, entries in facts.items() if any(entries)}
-    writer.writerow(["row", *task.objective.scoring_target_columns, *task.objective.columns(task.metrics), *known])
+    writer.writerow(["row", *objective.scoring_target_columns, *objective.columns(metrics), *known])
     truths = targets.reshape(len(targets), -1).tolist()
     for row, numbers in enumerate(zip(truths, predictions.tolist(), strict=True)):
         last = [entries[row] or "" for entries in known.values()]

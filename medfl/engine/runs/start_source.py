@@ -109,7 +109,7 @@ def find_start(
         return _read_start(path, f"{DIGEST_PREFIX}{digest[:SHOWN_DIGITS]}", registry, skip)  # not the file's local name
     if folders is not None:
         raise _unknown_start(source, registry)
-    path, site = _path_and_site(source.replace(MONAI_SEPARATOR, SITE_SEPARATOR))
+    path, site = split_run_and_site(source.replace(MONAI_SEPARATOR, SITE_SEPARATOR))
     if path.is_dir():
         return _start_of_folder(path.resolve(), site, registry, skip)
     if not path.is_file() or site:
@@ -146,8 +146,12 @@ def _unknown_start(source: str, registry: Registry) -> SettingsError:
     )
 
 
-def _path_and_site(source: str) -> tuple[Path, str]:
-    """Split ``RUN#SITE`` into a path and the name of a site; the name is empty in a source without one."""
+def split_run_and_site(source: str) -> tuple[Path, str]:
+    """Split ``RUN#SITE`` into a path and the name of a site; the name is empty in a source without one.
+
+    Args:
+        source: Path of a file or folder, or of a run with the name of one of its sites.
+    """
     path = Path(source).expanduser()
     if path.exists() or SITE_SEPARATOR not in source:
         return path, ""

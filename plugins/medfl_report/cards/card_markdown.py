@@ -63,6 +63,10 @@ def render_card(facts: CardFacts, scores: CardScores) -> str:
             baseline=render_baseline(scores),
             patients=_patients_text(facts, scores),
             server_scores=_server_score_rows(facts, scores),
+            external=_external_table(facts),
+            other_evaluations=[
+                f"{entry.site}: {entry.relation.sentence}" for entry in facts.evaluations if entry not in facts.external
+            ],
             metric_meanings=_metric_meanings(facts, scores),
             calibration_scores=_calibration_scores(facts, scores),
             calibration_bins=_calibration_table(scores),
@@ -177,6 +181,25 @@ def render_score_tables(facts: CardFacts, scores: CardScores) -> dict[str, str]:
         ]
         tables[part.part] = make_markdown_table([head, *rows])
     return tables
+
+
+def _external_table(facts: CardFacts) -> str:
+    """Return the scores of the external validation in Markdown, a row for each site; empty without one."""
+    metrics = list(dict.fromkeys(metric for entry in facts.external for metric in entry.scores))
+    if not facts.external:
+        return ""
+    rows = [
+        [
+            entry.site,
+            entry.dataset or "unknown",
+            _image_count_text(CardRow(name=entry.site, cases=entry.images, patients=entry.patients, scores={})),
+            *(_estimate_text(entry.scores.get(metric)) for metric in metrics),
+        ]
+        for entry in facts.external
+    ]
+    return make_markdown_table(
+        [["site", "data set", "images", *(_metric_name(name, facts) for name in metrics)], *rows]
+    )
 
 
 def _metric_name(metric: str, facts: CardFacts) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+from medfl.records.evaluation import DataRelation, ScoreEstimate
 from medfl.records.partition import LocatedExclusion
 from medfl.records.record import Record
 from medfl.records.summary import BestRound
@@ -277,6 +278,26 @@ class CardAnswers(Record):
         return {"claim": self.claim, "tripod_ai": self.tripod_ai}
 
 
+class SiteEvaluation(Record):
+    """Evaluation of the model on images of a site after the run (``medfl evaluate``).
+
+    Attributes:
+        site: Name of the site.
+        dataset: Name of the data set; empty if it has none.
+        images: Number of images; None for fewer patients than a scored group has.
+        patients: Number of patients; None if they are unknown.
+        relation: Relation of the images to the run's data, with shared images and patients.
+        scores: Maps each metric to its estimate; metrics that are not defined are left out.
+    """
+
+    site: str
+    dataset: str
+    images: int | None
+    patients: int | None
+    relation: DataRelation
+    scores: dict[str, ScoreEstimate]
+
+
 class CardFacts(Record):
     """Everything that a model card states beside scores.
 
@@ -293,6 +314,7 @@ class CardFacts(Record):
         data: Facts about the data.
         model: Facts about the model.
         answers: Answers of people.
+        evaluations: Evaluations of the model after the run.
     """
 
     title: str
@@ -307,6 +329,12 @@ class CardFacts(Record):
     data: DataFacts
     model: ModelFacts
     answers: CardAnswers
+    evaluations: tuple[SiteEvaluation, ...] = ()
+
+    @property
+    def external(self) -> tuple[SiteEvaluation, ...]:
+        """Evaluations on images of which none, and no patient of which, was in the run's data."""
+        return tuple(entry for entry in self.evaluations if entry.relation.kind == "external")
 
     @property
     def intended_use(self) -> str | None:

@@ -7,21 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from medfl.records.evaluation import ScoreEstimate
 from medfl.records.record import Record
-
-
-class ScoreEstimate(Record):
-    """Score with its 95 % confidence interval.
-
-    Attributes:
-        value: Score on the test images (point estimate).
-        low: Lower end of the interval.
-        high: Upper end of the interval.
-    """
-
-    value: float
-    low: float
-    high: float
 
 
 class CardRow(Record):

@@ -167,7 +167,8 @@ def _model_answers(facts: CardFacts) -> dict[str, str | None]:
         "predictions": "predictions.csv contains the prediction for each test image of a site.",
         "availability": availability if license_ else None,
         "details": "evidence.json contains all settings that identify the run.",
-        "objectives": "Development, with an evaluation on test images from the same sites.",
+        "objectives": "Development, with an evaluation on test images from the same sites"
+        + (" and an external validation." if facts.external else "."),
     }
 
 
@@ -220,6 +221,16 @@ def _data_answers(facts: CardFacts) -> dict[str, str | None]:
     }
 
 
+def _external_answer(facts: CardFacts) -> str | None:
+    """Return the answer about testing on external data; None if an evaluation could not be compared with the run."""
+    if facts.external:
+        sites = join_words(list(dict.fromkeys(entry.site for entry in facts.external)))
+        return f"Data of {sites}; see External validation."
+    if any(entry.relation.kind == "unchecked" for entry in facts.evaluations):
+        return None
+    return "None: no data from other sites were used for testing."
+
+
 def _score_answers(facts: CardFacts, scores: CardScores) -> dict[str, str | None]:
     """Return the answers about the evaluation by topic; None if unknown."""
     tables = {table.part: table for table in scores.tables}
@@ -232,8 +243,10 @@ def _score_answers(facts: CardFacts, scores: CardScores) -> dict[str, str | None
         "uncertainty": "95 % confidence intervals over patients, or images if patients are unknown: Wilson's interval, "
         f"or a bootstrap with {RESAMPLES} resamples.",
         "internal": "Test images of the sites that trained the model; see Performance.",
-        "external": "None: no data from other sites were used for testing.",
-        "differences": "Both come from the same sites; see Partition.",
+        "external": _external_answer(facts),
+        "differences": "Both come from the same sites; see Partition."
+        if not facts.external
+        else "The test images come from the same sites; those of the external validation come from elsewhere.",
         "performance": "See Performance and Subgroups.",
         "characteristics": "Class sizes in Training data and Evaluation data, sex of the test images in Subgroups; no "
         "others."

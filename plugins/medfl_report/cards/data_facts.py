@@ -9,7 +9,6 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from medfl.data.arrays import array_digest
 from medfl.data.datalists import (
     DATALIST_FILE,
     Datalist,
@@ -18,6 +17,7 @@ from medfl.data.datalists import (
     read_datalist_bytes,
     subjects_of,
 )
+from medfl.data.sites import data_digest
 from medfl.errors import DataError
 from medfl.records.datalist import CaseRecord
 from medfl.records.partition import LocatedExclusion, Partition
@@ -45,7 +45,7 @@ def read_data_facts(folder: Path | None, digests: Mapping[str, str], sites: Sequ
         try:
             content = read_datalist_bytes(folder / site)
             lists[site] = parse_datalist(content, folder / site / DATALIST_FILE)
-            if site in digests and _compute_digest(folder / site, content, lists[site]) != digests[site]:
+            if site in digests and data_digest(folder / site, content, lists[site]) != digests[site]:
                 return DataFacts(unknown_because=f"the data in the run's data folder have changed since (at {site})")
         except (DataError, OSError):
             reason = "the run's data folder contains no data lists of medfl"
@@ -67,18 +67,6 @@ def read_data_facts(folder: Path | None, digests: Mapping[str, str], sites: Sequ
         partition=partition.partition,
         partition_warnings=partition.partition_warnings,
     )
-
-
-def _compute_digest(folder: Path, content: bytes, datalist: Datalist) -> str:
-    """Compute the digest of a site's data as `medfl.data.sites` does.
-
-    Args:
-        folder: Folder of the site's data.
-        content: Bytes of the data list.
-        datalist: The data list.
-    """
-    arrays = [folder / name for name in (datalist.image_array, datalist.mask_array) if name]
-    return hashlib.sha256(b"".join([content, *(bytes.fromhex(array_digest(array)) for array in arrays)])).hexdigest()
 
 
 def _unique_texts(texts: Iterable[str]) -> tuple[str, ...]:

@@ -18,7 +18,9 @@ from medfl_report.cards.evidence import Evidence
 from medfl_report.cards.run_bundles import RunBundle, find_bundles, find_prediction_files, read_test_predictions
 from medfl_report.cards.run_facts import read_run_facts
 from medfl_report.cards.score_computation import compute_card_scores, count_numbers, find_score_differences
-from medfl_report.cards.write import hash_run_files
+from medfl_report.cards.write import hash_run_files, read_site_evaluations
+from medfl_report.evaluation.evaluate import estimate_scores
+from medfl_report.evaluation.stored import read_evaluations
 
 MAX_LISTED_SCORES = 5
 """Maximum number of differing scores that a result lists."""
@@ -80,9 +82,26 @@ def _verify_in_run(bundle: RunBundle, run: RunRecord, registry: Registry) -> Ver
     except StoreError:
         return result
     result.problems += _hash_differences(evidence.run_files, hash_run_files(run), "of the run folder")
+    if evidence.facts.evaluations != read_site_evaluations(run, bundle):
+        result.problems.append("the card differs from the run folder in: evaluations")
+    result.problems += _evaluation_differences(run)
     if names := _different_facts(evidence.facts.run, facts):
         result.problems.append(f"the card differs from the run folder in: {', '.join(names)}")
     return result
+
+
+def _evaluation_differences(run: RunRecord) -> list[str]:
+    """Return a line for each evaluation of the run whose scores differ from those of its predictions."""
+    problems = []
+    for stored in read_evaluations(run):
+        sets = stored.prediction_sets(run)
+        metrics = list(stored.record.scores)
+        expected = [estimate_scores([test_set], metrics) for test_set in sets]
+        if sets and [model.scores for model in stored.record.models] != expected:
+            problems.append(f"{stored.folder.name}: the scores of the evaluation differ from its predictions")
+        if not sets and stored.record.split != "files":
+            problems.append(f"{stored.folder.name}: the predictions of the evaluation are missing or changed")
+    return problems
 
 
 def _different_facts(old: RunFacts, new: RunFacts) -> list[str]:

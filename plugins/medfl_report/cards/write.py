@@ -8,6 +8,7 @@ from medfl.engine.runs.records import TEST_CONFIG, RunRecord, read_run
 from medfl.errors import StoreError
 from medfl.hooks import ATTACKS_FOLDER
 from medfl.plugins import Registry
+from medfl.records.evaluation import Evaluation
 from medfl.types import GLOBAL, Meta, PathLike
 from medfl.utils.files import sha256_of, write_atomic
 from medfl.utils.text import plain_name
@@ -15,17 +16,18 @@ from medfl.utils.wire import digest
 from medfl.version import __version__
 from medfl_report.cards.bundle_hashes import digest_hashes, hash_files, hash_source
 from medfl_report.cards.card_markdown import CARD_MARK, render_card
-from medfl_report.cards.card_record import CardAnswers, CardFacts, DataFacts, ModelFacts, RunFacts
+from medfl_report.cards.card_record import CardAnswers, CardFacts, DataFacts, ModelFacts, RunFacts, SiteEvaluation
 from medfl_report.cards.card_scores import CardScores
 from medfl_report.cards.checklist_answers import read_answers
 from medfl_report.cards.data_facts import read_data_facts
 from medfl_report.cards.evidence import CardFile, CodeVersions, Evidence
 from medfl_report.cards.run_bundles import RunBundle, find_bundles, read_bundle_config, read_test_predictions
 from medfl_report.cards.run_facts import read_output_names, read_run_facts
-from medfl_report.cards.score_computation import compute_card_scores
+from medfl_report.cards.score_computation import MIN_PATIENTS, compute_card_scores
+from medfl_report.evaluation.stored import EVALUATIONS, read_evaluations
 
 RUN_FILES = ("summary.json", "metrics.csv")
-"""Files of the run folder from which a card is made, beside ``run.json`` and the results of attacks."""
+"""Files of the run folder from which a card is made, beside ``run.json`` and the results of attacks and evaluations."""
 
 CARD_NAME, ALTERNATIVE_CARD_NAME = "README.md", "MODEL_CARD.md"
 """`CARD_NAME`: name of the card's file. `ALTERNATIVE_CARD_NAME`: name if a bundle has another ``README.md`` already."""
@@ -92,7 +94,40 @@ def collect_card_facts(
         data=data,
         model=model,
         answers=answers,
+        evaluations=read_site_evaluations(run, bundle),
     )
+
+
+def read_site_evaluations(run: RunRecord, bundle: RunBundle) -> tuple[SiteEvaluation, ...]:
+    """Return the evaluations of a bundle's model in the run folder.
+
+    An evaluation on fewer than `MIN_PATIENTS` patients (images, if patients are unknown) has no number.
+
+    Args:
+        run: The run.
+        bundle: The bundle.
+
+    Raises:
+        StoreError: If a file of an evaluation is damaged.
+    """
+    entries = []
+    for stored in read_evaluations(run):
+        record = stored.record
+        for model in record.models:
+            if model.name == (bundle.site or GLOBAL):
+                is_small = (record.patients or record.images) < MIN_PATIENTS
+                scores = {} if is_small else model.scores
+                entries.append(
+                    SiteEvaluation(
+                        site=record.site,
+                        dataset=record.dataset,
+                        images=None if is_small else record.images,
+                        patients=None if is_small else record.patients,
+                        relation=record.relation,
+                        scores={name: score for name, score in scores.items() if score is not None},
+                    )
+                )
+    return tuple(entries)
 
 
 def _unscored_because(run: RunFacts, bundle: RunBundle) -> str:
@@ -124,6 +159,7 @@ def hash_run_files(run: RunRecord) -> dict[str, str]:
     folder, content = run.folder, {key: value for key, value in run.run.to_json().items() if key != "cleaned"}
     hashes = {"run.json": digest({}, content)}
     paths = [*(folder / name for name in RUN_FILES), *sorted((folder / ATTACKS_FOLDER).glob("*.json"))]
+    paths += sorted((folder / EVALUATIONS).glob(f"*/{Evaluation.NAME}"))
     return hashes | {path.relative_to(folder).as_posix(): sha256_of(path) for path in paths if path.is_file()}
 
 

@@ -1,8 +1,10 @@
-"""``medfl score``: predictions and scores of new labelled images, with intervals over patients."""
+"""``medfl evaluate --table``: predictions and scores of image files with labels, and intervals over patients."""
 
 from __future__ import annotations
 
 import csv
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +16,14 @@ from PIL import Image
 from refusals import refused
 
 import medfl
-from medfl.errors import DataError, SettingsError
+from medfl.errors import DataError, SettingsError, StoreError
 from medfl.objectives import Multiclass
+from medfl.records.evaluation import Evaluation, ScoreEstimate
 from medfl.testing.synthetic import make_cohort
-from medfl_report.commands.score import command, compute_scores, read_labels
+from medfl_report.commands.evaluate import command
+from medfl_report.evaluation.cases import TableColumns, read_labels
+from medfl_report.evaluation.evaluate import estimate_scores
+from medfl_report.predictions import PredictionSet
 
 COLUMNS = {"image_column": "file", "label_column": "diagnosis"}
 
@@ -40,8 +46,9 @@ def write_table(path: Path, rows: list[tuple[str, str, str]]) -> Path:
     return path
 
 
-def score(made: Path, table: Path, out: Path, **options: str) -> list[dict[str, str]]:
-    command(made / "run" / "sites" / "site-01", made / "new", table, **COLUMNS, **options, out=out)
+def score(made: Path, table: Path, out: Path, images: Path | None = None, **options: str) -> list[dict[str, str]]:
+    folder = images or made / "new"
+    command(str(made / "run" / "sites" / "site-01"), folder, table=table, **COLUMNS, **options, out=out)
     with (out / "scores.csv").open(newline="") as file:
         return list(csv.DictReader(file))
 
@@ -68,7 +75,7 @@ def test_labelled_images_are_scored_and_the_others_predicted(
         assert float(row["value"]) == pytest.approx(accuracy, abs=1e-8)
         assert float(row["low"]) <= accuracy <= float(row["high"])
         assert (row["images"], row["patients"]) == ("6", "3")
-        assert "1 of 7 rows" in capsys.readouterr().err
+        assert "6 images of 3 patients" in capsys.readouterr().out
     assert not [warning for warning in recwarn if "monai" in warning.filename]
     assert len(read_inference(tmp_path / "out" / "predictions.csv")) == 8
 
@@ -82,8 +89,13 @@ def test_each_label_is_compared_with_the_prediction_of_its_own_image(
         (Path(output_dir) / "predictions.csv").write_text("\n".join(lines) + "\n")
 
     monkeypatch.setattr("monai.bundle.run", predict)
+    (tmp_path / "new" / "deep").mkdir(parents=True)
+    for file in ("x.png", "z.png", "deep/y.png"):
+        shutil.copy(made / "new" / "0.png", tmp_path / "new" / file)
     table = write_table(tmp_path / "t.csv", [("x.png", "c", "p"), ("z.png", "c", "p"), ("deep/y.png", "b", "q")])
-    scores = {row["metric"]: row for row in score(made, table, tmp_path / "out", group_column="patient")}
+    scores = {
+        row["metric"]: row for row in score(made, table, tmp_path / "out", tmp_path / "new", group_column="patient")
+    }
     assert float(scores["accuracy"]["value"]) == pytest.approx(2 / 3, abs=1e-8)
     assert float(scores["balanced_accuracy"]["value"]) == pytest.approx(0.75, abs=1e-8)  # of b and of c, which has half
     assert (scores["accuracy"]["images"], scores["accuracy"]["patients"]) == ("3", "2")
@@ -92,14 +104,37 @@ def test_each_label_is_compared_with_the_prediction_of_its_own_image(
 def test_intervals_resample_patients() -> None:
     predictions = torch.tensor([[0.9, 0.1]] * 50 + [[0.1, 0.9]] * 50, dtype=torch.float64)
     targets = torch.tensor([0] * 40 + [1] * 60)
-    each = {score.metric: score for score in compute_scores(Multiclass(2), predictions, targets, list(range(100)))}
-    blocks = [number // 10 for number in range(100)]
-    grouped = {score.metric: score for score in compute_scores(Multiclass(2), predictions, targets, blocks)}
-    assert each["accuracy"].value == grouped["accuracy"].value == pytest.approx(0.9)
-    assert (each["accuracy"].patients, grouped["accuracy"].patients) == (100, 10)
-    widths = [scores["accuracy"].high - scores["accuracy"].low for scores in (each, grouped)]
+
+    def accuracy(patients: torch.Tensor | None) -> ScoreEstimate:
+        test_set = PredictionSet(torch.arange(100), targets, predictions, Multiclass(2), patients=patients)
+        score = estimate_scores([test_set, test_set], ["accuracy"])["accuracy"]
+        assert score is not None
+        return score
+
+    each, grouped = accuracy(None), accuracy(torch.arange(100) // 10)
+    assert each.value == grouped.value == pytest.approx(0.9)
+    widths = [score.high - score.low for score in (each, grouped)]
     assert widths[0] == pytest.approx(2 * 1.96 * np.sqrt(0.9 * 0.1 / 100), abs=0.02)
     assert widths[1] > 2 * widths[0]
+
+
+def test_image_files_of_the_training_are_found(made: Path, tmp_path: Path) -> None:
+    bundle = made / "run" / "sites" / "site-01"
+    names = list(json.loads((bundle / "configs" / "inference.json").read_text())["output_names"])
+    score(made, write_table(tmp_path / "t.csv", [("0.png", names[0], "p"), ("1.png", names[0], "p")]), tmp_path / "out")
+    relation = Evaluation.read(tmp_path / "out" / Evaluation.NAME).relation
+    assert (relation.kind, relation.reason) == ("internal", "shared_cases")
+    assert sum(part.images for part in relation.shared) == 2
+
+
+def test_new_image_files_are_external(made: Path, tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(tmp_path / "new/a.png")
+    bundle = made / "run" / "sites" / "site-01"
+    names = list(json.loads((bundle / "configs" / "inference.json").read_text())["output_names"])
+    table = write_table(tmp_path / "t.csv", [("a.png", names[0], "p")])
+    command(str(bundle), tmp_path / "new", table=table, **COLUMNS, out=tmp_path / "out")
+    assert Evaluation.read(tmp_path / "out" / Evaluation.NAME).relation.reason == "nothing_shared"
 
 
 def test_wrong_inputs(made: Path, tmp_path: Path) -> None:
@@ -108,9 +143,15 @@ def test_wrong_inputs(made: Path, tmp_path: Path) -> None:
         score(made, good, tmp_path / "out")
     with refused(DataError, "no_labelled_images", count=1):
         score(made, write_table(tmp_path / "other.csv", [("x.png", "a", "p")]), tmp_path / "out")
-    with refused(SettingsError, "not_a_bundle", path=str(tmp_path)):
-        command(tmp_path, made / "new", good, **COLUMNS)
+    with refused(StoreError, "not_a_model", path=str(tmp_path)):
+        command(str(tmp_path), made / "new", table=good, **COLUMNS)
+    with refused(SettingsError, "missing_setting", setting="label_column"):
+        command(str(made / "run"), made / "new", table=good, image_column="file")
+    with refused(SettingsError, "incompatible_settings", settings=["table", "group_column"]):
+        command(str(made / "run"), made / "new", group_column="patient")
     with refused(DataError, "duplicate_image", count=1):
-        read_labels(write_table(tmp_path / "twice.csv", [("a", "x", "p"), ("a", "y", "p")]), *COLUMNS.values(), None)
+        read_labels(
+            write_table(tmp_path / "twice.csv", [("a", "x", "p"), ("a", "y", "p")]), TableColumns(*COLUMNS.values())
+        )
     with refused(DataError, "missing_column", columns=["hospital"]):
-        read_labels(good, *COLUMNS.values(), "hospital")
+        read_labels(good, TableColumns(*COLUMNS.values(), "hospital"))
