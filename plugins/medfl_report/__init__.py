@@ -41,6 +41,12 @@ def medfl_commands() -> list[CommandRecord]:
             "Look at results",
         ),
         CommandRecord(
+            "calibrate",
+            "medfl_report.commands.calibrate:command",
+            "Choose thresholds and recalibrate exported models on validation images.",
+            "Look at results",
+        ),
+        CommandRecord(
             "score",
             "medfl_report.commands.score:command",
             "Predict and score new labelled images with an exported bundle.",
