@@ -110,7 +110,7 @@ def predict_validation(model: ExportedModel, site_folder: Path, digest: str | No
             expected=digest,
             found=data.digest,
         )
-    predictions, targets = predict(load_exported(model.folder), data.val, model.objective, (), Settings())
+    predictions, targets = predict(load_exported(model.folder), data.val, model.objective, (), Settings(rounds=1))
     return PredictionSet(
         rows=torch.arange(len(targets)),
         targets=targets if model.objective.has_class_labels else targets.double(),
