@@ -83,6 +83,9 @@ def medfl_report_sections() -> list[SectionRecord]:
             "label_aucs", "Discrimination by finding", "medfl_report.objectives.label_aucs:LabelAucsSection", 40
         ),
         SectionRecord("calibration", "Calibration", "medfl_report.objectives.calibration:CalibrationSection", 50),
+        SectionRecord(
+            "calibrated", "Calibrated models", "medfl_report.sections.calibrated_models:CalibratedSection", 55
+        ),
         SectionRecord("sweep", "Sensitivity to one setting", "medfl_report.sections.sweep:SweepSection", 100),
         SectionRecord(
             "centres", "Discrimination by scanning centre", "medfl_report.sections.centres:CentresSection", 110

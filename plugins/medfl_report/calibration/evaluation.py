@@ -39,6 +39,10 @@ HAZARD_RATIOS = (1.5, 2.0, 3.0)
 """Hazard ratios between two risk groups for which the number of patients is computed."""
 
 
+PART_COVERAGE = "coverage of "
+"""Start of the names of the coverages of single classes or numbers."""
+
+
 class Rate(Record):
     """Rate on test images with its 95 % confidence interval over patients.
 
@@ -186,12 +190,12 @@ def _coverage(calibration: Calibration, tested: PredictionSet) -> tuple[list[Rat
         covered = inside[np.arange(len(targets)), targets]
         rates = [make_rate("coverage", covered, tested)]
         for number in range(own.shape[1]):
-            rates.append(make_rate(f"coverage of class {number}", covered, tested, targets == number))
+            rates.append(make_rate(f"{PART_COVERAGE}class {number}", covered, tested, targets == number))
         return [rate for rate in rates if rate is not None], (float(inside.sum(axis=1).mean()),)
     if calibration.conformal_interval is not None:
         low, high = conformal_ends(calibration.conformal_interval, own)
         covered = (low <= targets) & (targets <= high)
-        names = ["coverage", *(f"coverage of output {number}" for number in range(1, own.shape[1]))]
+        names = ["coverage", *(f"{PART_COVERAGE}output {number}" for number in range(1, own.shape[1]))]
         rates = [make_rate(name, covered[:, number], tested) for number, name in enumerate(names)]
         return [rate for rate in rates if rate is not None], tuple((high - low).mean(axis=0).tolist())
     return [], ()

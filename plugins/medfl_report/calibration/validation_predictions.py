@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from monai.bundle import ConfigParser
 
+from medfl.bundle.calibrated import read_calibration
 from medfl.bundle.exported import load_exported
 from medfl.data.datalists import DATALIST_FILE
 from medfl.data.pooled import patients_of
@@ -171,10 +172,10 @@ def read_bundle_calibration(bundle: Path) -> Calibration | None:
         bundle: Folder of the bundle.
 
     Raises:
-        StoreError: If the file is damaged.
+        StoreError: If the file is damaged, or the bundle has other weights.
     """
-    path = bundle / "configs" / Calibration.NAME
-    return Calibration.read(path) if path.is_file() else None
+    is_calibrated = (bundle / "configs" / Calibration.NAME).is_file()
+    return read_calibration(bundle, (bundle / WEIGHTS).parent) if is_calibrated else None
 
 
 def _savers(config: object) -> Sequence[dict[str, object]]:

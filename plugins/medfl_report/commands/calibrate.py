@@ -267,11 +267,12 @@ def calibrate_bundle(bundle: BundleData, choices: CalibrationChoices) -> None:
 def summarise(evaluation: SiteEvaluation) -> str:
     """Return the evaluation of a site in a line."""
     from medfl.utils.formats import score
+    from medfl_report.calibration.evaluation import PART_COVERAGE
 
     parts = [
         f"{rate.name} {score(rate.value)} [{score(rate.low)}, {score(rate.high)}]"
         for rate in evaluation.rates
-        if not rate.name.startswith("coverage of")
+        if not rate.name.startswith(PART_COVERAGE)
     ]
     parts += [f"{change.name} {score(change.before)} -> {score(change.after)}" for change in evaluation.scores]
     return f"  test images of {evaluation.site}: {'; '.join(parts) or 'too few patients for a rate'}"

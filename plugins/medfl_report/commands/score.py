@@ -42,6 +42,19 @@ class LabelledImages:
 
 
 @dataclass(frozen=True)
+class ClassPrediction:
+    """Prediction for one image.
+
+    Attributes:
+        predicted: Name of the predicted class.
+        probabilities: Probability of each class.
+    """
+
+    predicted: str
+    probabilities: list[float]
+
+
+@dataclass(frozen=True)
 class ImageScore:
     """One score of new images.
 
@@ -73,7 +86,8 @@ def command(
 ) -> None:
     """Predict all images of a folder, and score those that the table labels.
 
-    Intervals are 95 % bootstrap intervals over the patients. Images without a row in the table are predicted only, and
+    Intervals are 95 % bootstrap intervals over the patients. A calibrated bundle (`medfl calibrate`) is scored with its
+    recalibrated probabilities, and with its decisions at the chosen threshold. Images without a row in the table are predicted only, and
     rows of images outside the folder are left out. Score only images of patients who were not used for training.
     The command runs the code of the bundle, so score only with bundles that you trust (`medfl check-bundle`).
 
@@ -152,8 +166,8 @@ def score_images(bundle: Path, images: Path, labelled: LabelledImages, out: Path
         # MONAI warns that a configuration runs code, on every call; the help of this command says so once.
         warnings.filterwarnings("ignore", category=UserWarning, module="monai.bundle.scripts")
         run(config_file=str(config), **{name: str(path) for name, path in places.items()})
-    probabilities, names = read_probabilities(out / PREDICTIONS_FILE)
-    rows = [row for row, file in enumerate(labelled.files) if file in probabilities]
+    predicted, names = read_class_predictions(out / PREDICTIONS_FILE)
+    rows = [row for row, file in enumerate(labelled.files) if file in predicted]
     if not rows:
         raise DataError(
             "no_labelled_images",
@@ -169,25 +183,39 @@ def score_images(bundle: Path, images: Path, labelled: LabelledImages, out: Path
             known=names,
             found=unknown,
         )
-    predictions = torch.tensor([probabilities[labelled.files[row]] for row in rows], dtype=torch.float64)
-    targets = torch.tensor([names.index(labelled.labels[row]) for row in rows])
-    scores = compute_scores(objective, predictions, targets, [labelled.patients[row] for row in rows])
+    cases = [predicted[labelled.files[row]] for row in rows]
+    scores = compute_scores(
+        objective,
+        torch.tensor([case.probabilities for case in cases], dtype=torch.float64),
+        torch.tensor([names.index(labelled.labels[row]) for row in rows]),
+        [labelled.patients[row] for row in rows],
+        torch.tensor([names.index(case.predicted) for case in cases]),
+    )
     _write_scores(scores, out / SCORES_FILE)
     return scores
 
 
-def read_probabilities(path: Path) -> tuple[dict[str, list[float]], list[str]]:
-    """Return the class probabilities of each case in a prediction file, and the names of the classes."""
+def read_class_predictions(path: Path) -> tuple[dict[str, ClassPrediction], list[str]]:
+    """Return the prediction for each case in a prediction file, by name, and the names of the classes."""
     prefix = "probability_"
     with path.open(encoding="utf-8", newline="") as file:
         reader = csv.DictReader(file)
         columns = [column for column in reader.fieldnames or () if column.startswith(prefix)]
-        cases = {Path(row["case"]).as_posix(): [float(row[column]) for column in columns] for row in reader}
+        cases = {
+            Path(row["case"]).as_posix(): ClassPrediction(
+                predicted=row["predicted_class"], probabilities=[float(row[column]) for column in columns]
+            )
+            for row in reader
+        }
     return cases, [column.removeprefix(prefix) for column in columns]
 
 
 def compute_scores(
-    objective: Objective, predictions: torch.Tensor, targets: torch.Tensor, patients: list[int]
+    objective: Objective,
+    predictions: torch.Tensor,
+    targets: torch.Tensor,
+    patients: list[int],
+    decisions: torch.Tensor | None = None,
 ) -> list[ImageScore]:
     """Return the scores that are defined, each with its bootstrap interval over the patients.
 
@@ -196,18 +224,23 @@ def compute_scores(
         predictions: Class probabilities (N, C).
         targets: Class numbers (N,).
         patients: Patient of each image; any distinct numbers.
+        decisions: Predicted class of each image, (N,), for all metrics but the AUC; None for the most probable class.
+            It differs in a calibrated bundle, which has a threshold.
     """
     import torch
+    from torch.nn.functional import one_hot
 
     from medfl_report.statistics import bootstrap
 
     numbers = {patient: number for number, patient in enumerate(dict.fromkeys(patients))}
     units = torch.tensor([numbers[patient] for patient in patients])
+    decided = predictions if decisions is None else one_hot(decisions, predictions.shape[1]).double()
     scores = []
     for metric in METRICS:
         if metric not in objective.scores:
             continue
-        interval = bootstrap(partial(objective.weighted_score, metric), predictions, targets, patients=units)
+        used = predictions if metric == "auc" else decided
+        interval = bootstrap(partial(objective.weighted_score, metric), used, targets, patients=units)
         if interval is not None:
             values = (interval.difference, interval.low, interval.high)
             scores.append(ImageScore(metric, *values, images=len(targets), patients=len(numbers)))
