@@ -45,7 +45,9 @@ def read_calibration(bundle_root: str | Path, ckpt_dir: str | Path) -> Calibrati
     path = Path(bundle_root) / "configs" / Calibration.NAME
     calibration, weights = Calibration.read(path), Path(ckpt_dir) / WEIGHTS.name
     if not weights.is_file():
-        raise StoreError("missing_model", f"expected the weights of the model at '{weights}', none found.", path=weights)
+        raise StoreError(
+            "missing_model", f"expected the weights of the model at '{weights}', none found.", path=weights
+        )
     if (digest := sha256_of(weights)) != calibration.weights:
         raise StoreError(
             "other_weights",

@@ -32,15 +32,11 @@ def patients_for_proportions(first: float, second: float, alpha: float = ALPHA, 
     """
     level, reach = _quantiles(alpha, power)
     mean = (first + second) / 2
-    spread = level * math.sqrt(2 * mean * (1 - mean)) + reach * math.sqrt(
-        first * (1 - first) + second * (1 - second)
-    )
+    spread = level * math.sqrt(2 * mean * (1 - mean)) + reach * math.sqrt(first * (1 - first) + second * (1 - second))
     return math.ceil((spread / (first - second)) ** 2)
 
 
-def patients_for_paired_proportions(
-    first: float, second: float, alpha: float = ALPHA, power: float = POWER
-) -> int:
+def patients_for_paired_proportions(first: float, second: float, alpha: float = ALPHA, power: float = POWER) -> int:
     """Return the number of patients on whom two models are both applied, to detect that their proportions differ.
 
     The errors of both models are taken as independent, which is the least favourable case unless they avoid each
@@ -77,9 +73,7 @@ def patients_for_mean(difference: float, deviation: float, alpha: float = ALPHA,
     return math.ceil(((level + reach) * deviation / difference) ** 2)
 
 
-def events_for_hazard_ratio(
-    ratio: float, share: float = 0.5, alpha: float = ALPHA, power: float = POWER
-) -> int:
+def events_for_hazard_ratio(ratio: float, share: float = 0.5, alpha: float = ALPHA, power: float = POWER) -> int:
     """Return the number of events to detect a hazard ratio between two groups by the log-rank test.
 
     Source: Schoenfeld 1983, Sample-size formula for the proportional-hazards regression model.

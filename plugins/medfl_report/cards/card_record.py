@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+from medfl.records.calibration import Calibration
 from medfl.records.partition import LocatedExclusion
 from medfl.records.record import Record
 from medfl.records.summary import BestRound
@@ -293,6 +294,7 @@ class CardFacts(Record):
         data: Facts about the data.
         model: Facts about the model.
         answers: Answers of people.
+        calibration: Calibration of the model by ``medfl calibrate``; None if there is none.
     """
 
     title: str
@@ -307,6 +309,7 @@ class CardFacts(Record):
     data: DataFacts
     model: ModelFacts
     answers: CardAnswers
+    calibration: Calibration | None = None
 
     @property
     def intended_use(self) -> str | None:

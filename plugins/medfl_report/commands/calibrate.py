@@ -13,7 +13,7 @@ from medfl.errors import DataError, MedflError, SettingsError
 
 if TYPE_CHECKING:
     from medfl_report.calibration.choose import CalibrationChoices, RecalibrationKind
-    from medfl_report.calibration.evaluation import SiteEvaluation
+    from medfl_report.calibration.site_evaluation import SiteEvaluation
     from medfl_report.predictions import PredictionSet
 
 RULES = ("youden", "sensitivity", "cost", "none")
@@ -75,7 +75,8 @@ def command(
     recalibrate: Annotated[
         str | None,
         typer.Option(
-            help=f"Recalibration: {', '.join(RECALIBRATIONS)}.", show_default="temperature, linear for numbers and risks"
+            help=f"Recalibration: {', '.join(RECALIBRATIONS)}.",
+            show_default="temperature, linear for numbers and risks",
         ),
     ] = None,
     coverage: Annotated[float, typer.Option(help="Coverage of prediction sets; 0 for no sets.")] = 0.9,
@@ -267,7 +268,7 @@ def calibrate_bundle(bundle: BundleData, choices: CalibrationChoices) -> None:
 def summarise(evaluation: SiteEvaluation) -> str:
     """Return the evaluation of a site in a line."""
     from medfl.utils.formats import score
-    from medfl_report.calibration.evaluation import PART_COVERAGE
+    from medfl_report.calibration.site_evaluation import PART_COVERAGE
 
     parts = [
         f"{rate.name} {score(rate.value)} [{score(rate.low)}, {score(rate.high)}]"

@@ -12,23 +12,13 @@ import torch
 from markupsafe import Markup
 
 from medfl.engine.runs.records import RunRecord
-from medfl.records.calibration import (
-    Calibration,
-    DecisionThreshold,
-    IsotonicScaling,
-    LinearScaling,
-    TemperatureScaling,
-)
+from medfl.records.calibration import Calibration
 from medfl.types import GLOBAL, Meta
-from medfl.utils.formats import count, join_words, name_or_number, score
+from medfl.utils.formats import name_or_number, score
+from medfl_report.calibration.calibration_words import chosen_words, recalibration_words, rule_words
 from medfl_report.calibration.decision_curve import net_benefit, net_benefit_of_all
-from medfl_report.calibration.evaluation import (
-    MIN_PATIENTS,
-    PART_COVERAGE,
-    SiteEvaluation,
-    evaluate_calibration,
-    recalibrated,
-)
+from medfl_report.calibration.evaluation import MIN_PATIENTS, evaluate_calibration, recalibrated
+from medfl_report.calibration.site_evaluation import PART_COVERAGE, SiteEvaluation
 from medfl_report.calibration.validation_predictions import read_bundle_calibration
 from medfl_report.figures import Look, looks, svg
 from medfl_report.objectives.calibration import probability_bins
@@ -163,38 +153,6 @@ def _set_row(test: CalibratedTest) -> Meta:
         "sizes": "; ".join(map(score, test.evaluation.set_size)),
         "lowest": min(parts, key=lambda rate: rate.value, default=None),
     }
-
-
-def chosen_words(calibrations: list[Calibration]) -> str:
-    """Return the numbers of validation patients of some calibrations, in words."""
-    counts = [
-        f"{count(chosen.patients, 'patient') if chosen.patients else count(chosen.images, 'image')} of "
-        f"{join_words(chosen.sites)}"
-        for chosen in dict.fromkeys(calibration.chosen_on for calibration in calibrations)
-    ]
-    return "; ".join(counts)
-
-
-def recalibration_words(calibration: Calibration) -> str:
-    """Return a recalibration in words."""
-    scaling = calibration.recalibration
-    if isinstance(scaling, TemperatureScaling):
-        return f"temperature {scaling.temperature:.3f}"
-    if isinstance(scaling, IsotonicScaling):
-        return "isotonic"
-    if isinstance(scaling, LinearScaling):
-        maps = zip(scaling.intercepts, scaling.slopes, strict=True)
-        return "; ".join(f"{intercept:.3g} + {slope:.3g} x" for intercept, slope in maps)
-    return "none"
-
-
-def rule_words(threshold: DecisionThreshold) -> str:
-    """Return the rule of a threshold in words."""
-    if threshold.rule == "sensitivity":
-        return f"sensitivity at least {threshold.minimum_sensitivity:g}"
-    if threshold.rule == "cost":
-        return f"lowest cost, false negative {threshold.cost_false_negative:g}"
-    return "Youden's index"
 
 
 def needed_rows(test: CalibratedTest) -> list[Meta]:
