@@ -32,7 +32,8 @@ class PredictionSaver:
         batch_transform: Function of a batch that returns the metadata of its images, with ``filename_or_obj``.
         output_transform: Function of the engine's output that returns the predictions of the batch.
         calibration: Calibration of the model, written by ``medfl calibrate``. The file then contains recalibrated
-            predictions, decisions at the chosen threshold, and prediction sets. None writes the model's own predictions.
+            predictions, decisions at the chosen threshold, and prediction sets. None writes the model's own
+            predictions.
 
     Raises:
         StoreError: If the calibration is of another objective.
@@ -55,8 +56,8 @@ class PredictionSaver:
         if calibration is not None and calibration.objective != objective.name:
             raise StoreError(
                 "other_objective",
-                f"expected a calibration of the objective '{objective.name}', got one of '{calibration.objective}'. Run "
-                "`medfl calibrate` again.",
+                f"expected a calibration of the objective '{objective.name}', got one of '{calibration.objective}'. "
+                "Run `medfl calibrate` again.",
                 expected=objective.name,
                 found=calibration.objective,
             )

@@ -1,1 +1,1 @@
-"""Decisions of exported models, chosen on validation images: thresholds, recalibration, prediction sets, sample sizes."""
+"""Decisions of exported models that are chosen on validation images, and their evaluation on test images."""

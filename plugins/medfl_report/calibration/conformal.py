@@ -25,7 +25,7 @@ TOLERANCE = 1e-9
 def conformal_quantile(scores: np.ndarray, patients: np.ndarray, coverage: float) -> float:
     """Return the smallest score with at least the weight `coverage` at or below it; infinity if there is none.
 
-    Each of n patients has the weight 1 / (n + 1), divided equally among the patient's images, and infinity has the rest.
+    Each of n patients has the weight 1 / (n + 1), divided equally among the patient's images; infinity has the rest.
     With one image for each patient it is the ceil((n + 1) x coverage)-th smallest score.
 
     Args:

@@ -17,8 +17,11 @@ from medfl.objectives.losses import CoxLoss
 from medfl.records.calibration import IsotonicCurve, IsotonicScaling, LinearScaling, TemperatureScaling
 from medfl_report.calibration.minimum_patients import ISOTONIC, LINEAR, TEMPERATURE, count_patients, require_patients
 
-LARGEST_SCALE = 2.0**40
+LARGEST_SCALE = 2.0**20
 """Largest factor of logits or standardised risks that is searched."""
+
+ROUNDING = 1e-9
+"""Relative rounding error of a slope."""
 
 NO_RECALIBRATION = "Use more validation images, or keep the model's own predictions with --recalibrate none."
 """Advice of errors about a recalibration."""
@@ -174,16 +177,19 @@ def fit_risk_slope(risks: np.ndarray, times_and_events: np.ndarray, patients: np
 
 
 def _root(slope: Callable[[float], float], start: float) -> float | None:
-    """Return the root > 0 of an increasing function; None if it is >= 0 at 0, or < 0 up to `LARGEST_SCALE`."""
-    if slope(0.0) >= 0:
+    """Return the root > 0 of an increasing function; None if it is >= 0 at 0, or not above 0 up to `LARGEST_SCALE`.
+
+    Positive values up to `ROUNDING` times the value at 0 count as rounding errors of a function that only approaches 0.
+    """
+    first = slope(0.0)
+    if first >= 0:
         return None
     high = start
-    while slope(high) < 0:
+    while slope(high) <= ROUNDING * -first:
         high *= 2
         if high > LARGEST_SCALE:
             return None
-    root = float(brentq(slope, 0.0, high, xtol=1e-12 * high, rtol=1e-12))
-    return root if root > 0 and slope(high) > 0 else None
+    return float(brentq(slope, 0.0, high, xtol=1e-12 * high, rtol=1e-12))
 
 
 def _no_fit(what: str, reason: str, images: int) -> DataError:

@@ -87,8 +87,9 @@ def command(
     """Predict all images of a folder, and score those that the table labels.
 
     Intervals are 95 % bootstrap intervals over the patients. A calibrated bundle (`medfl calibrate`) is scored with its
-    recalibrated probabilities, and with its decisions at the chosen threshold. Images without a row in the table are predicted only, and
-    rows of images outside the folder are left out. Score only images of patients who were not used for training.
+    recalibrated probabilities and its decisions at the chosen threshold. Images without a row in the table are
+    predicted only, and rows of images outside the folder are left out. Score only images of patients who were not used
+    for training.
     The command runs the code of the bundle, so score only with bundles that you trust (`medfl check-bundle`).
 
     Example: medfl score runs/fedavg/sites/north new --table new.csv --image-column file --label-column diagnosis
