@@ -53,7 +53,7 @@ def read_calibration(bundle_root: str | Path, ckpt_dir: str | Path) -> Calibrati
             "other_weights",
             f"'{path}' was made for weights with the SHA-256 {calibration.weights[:12]}..., but '{weights}' has "
             f"{digest[:12]}.... Thresholds of one model are wrong for another: run `medfl calibrate` again, or give "
-            "--calibration null for the model's own predictions.",
+            "--calibration '$None' for the model's own predictions.",
             path=path,
             expected=calibration.weights,
             found=digest,

@@ -41,7 +41,7 @@ def run(made: Path, tmp_path: Path) -> Path:
     return tmp_path / "copy" / "run"
 
 
-def infer(bundle: Path, data: Path, **options: str | None) -> list[dict[str, str]]:
+def infer(bundle: Path, data: Path, **options: str) -> list[dict[str, str]]:
     """Run the inference of a bundle, and return its rows."""
     places = {"bundle_root": bundle, "dataset_dir": data, "output_dir": bundle / "eval"}
     named = {name: str(path) for name, path in places.items()}
@@ -79,7 +79,7 @@ def test_a_user_calibrates_a_run_and_its_inference_uses_it(run: Path, capsys: py
         expected = {"0", "1"} if probabilities.min() >= minimum else {str(probabilities.argmax())}
         assert set(row["conformal_set"].split("; ")) == expected
         assert row["conformal_coverage"] == "0.8"
-    plain = infer(bundle, data, calibration=None)
+    plain = infer(bundle, data, calibration="$None")
     assert [row["probability_1"] for row in plain] == [row["probability_1"] for row in before]
 
 
