@@ -44,6 +44,12 @@ def medfl_commands() -> list[CommandRecord]:
             "Look at results",
         ),
         CommandRecord(
+            "calibrate",
+            "medfl_report.commands.calibrate:command",
+            "Choose thresholds and recalibrate exported models on validation images.",
+            "Look at results",
+        ),
+        CommandRecord(
             "evaluate",
             "medfl_report.commands.evaluate:command",
             "Score a finished model on the data of a site that did not train it.",
@@ -80,6 +86,9 @@ def medfl_report_sections() -> list[SectionRecord]:
             "label_aucs", "Discrimination by finding", "medfl_report.objectives.label_aucs:LabelAucsSection", 40
         ),
         SectionRecord("calibration", "Calibration", "medfl_report.objectives.calibration:CalibrationSection", 50),
+        SectionRecord(
+            "calibrated", "Calibrated models", "medfl_report.sections.calibrated_models:CalibratedSection", 55
+        ),
         SectionRecord("sweep", "Sensitivity to one setting", "medfl_report.sections.sweep:SweepSection", 100),
         SectionRecord(
             "centres", "Discrimination by scanning centre", "medfl_report.sections.centres:CentresSection", 110

@@ -32,6 +32,7 @@ from medfl.engine.runs.worst_cases import write_worst_cases
 from medfl.engine.site import Splits
 from medfl.objectives import Objective
 from medfl.objectives.objective import GROUP_COLUMN
+from medfl.records.calibration import Calibration
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.training.predict import predict
@@ -236,7 +237,10 @@ def _write_bundle(
     method: Method,
     weights: WeightsWriter | None = None,
 ) -> None:
-    """Write an exported bundle: configurations with the run's values, documentation, licence and weights."""
+    """Write an exported bundle: configurations with the run's values, documentation, licence and weights.
+
+    Deletes a calibration that ``medfl calibrate`` wrote for earlier weights.
+    """
     weights = weights or WeightsWriter()
     if site_export.stock is not None:
         _write_stock(target, site_export.bundle_root, site_export.stock, model, method, weights)
@@ -251,6 +255,7 @@ def _write_bundle(
         if inside != README:
             write_atomic(target / inside, content)
     write_atomic(target / README, _introduction(site_export, model).encode())
+    (target / "configs" / Calibration.NAME).unlink(missing_ok=True)  # of earlier weights
     weights.write(target / WEIGHTS, model)
 
 

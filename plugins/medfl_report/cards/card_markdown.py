@@ -11,8 +11,19 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from medfl.objectives import objective_class
 from medfl.types import Meta
-from medfl.utils.formats import MISSING, count, join_words, metric_meaning, metric_words, number, sentence
+from medfl.utils.formats import (
+    MISSING,
+    count,
+    join_words,
+    metric_meaning,
+    metric_words,
+    name_or_number,
+    number,
+    sentence,
+)
 from medfl.utils.formats import score as score_text
+from medfl_report.calibration.calibration_words import chosen_words, recalibration_words, rule_words
+from medfl_report.calibration.site_evaluation import Rate
 from medfl_report.cards.card_record import CardFacts, ImageCounts
 from medfl_report.cards.card_scores import CardRow, CardScores, ScoreEstimate
 from medfl_report.cards.checklist_answers import answer_items
@@ -56,6 +67,8 @@ def render_card(facts: CardFacts, scores: CardScores) -> str:
             model=facts.model,
             model_description=MODEL_DESCRIPTIONS.get(facts.run.model_kind or "", "a model of unknown kind"),
             performance=tables.get("all", ""),
+            calibrated=_calibrated_tables(facts, scores),
+            calibration_facts=_calibration_facts(facts),
             subgroups={SUBGROUP_HEADINGS[part]: lines for part, lines in tables.items() if part in SUBGROUP_HEADINGS},
             has_sex="sex" in tables,
             has_centre="centre" in tables,
@@ -303,6 +316,59 @@ def _calibration_table(scores: CardScores) -> str:
         return ""
     rows = [[number(bin_.images), score_text(bin_.mean), score_text(bin_.share)] for bin_ in scores.bins]
     return make_markdown_table([["images", "mean predicted probability", "observed frequency"], *rows])
+
+
+def _calibration_facts(facts: CardFacts) -> list[str]:
+    """Return sentences on the calibration of the model; empty without one."""
+    calibration = facts.calibration
+    if calibration is None:
+        return []
+    texts = [
+        f"Chosen on validation images: {chosen_words([calibration])}",
+        f"Recalibration: {recalibration_words(calibration)}",
+    ]
+    if (threshold := calibration.threshold) is not None:
+        name = name_or_number(threshold.class_number, facts.output_names)
+        texts.append(
+            f"{name} is predicted at a probability of at least {threshold.threshold:.4g} "
+            f"({rule_words(threshold)}), otherwise the most probable other class"
+        )
+    if calibration.conformal_set is not None:
+        texts.append(f"Prediction sets of classes with a coverage of {calibration.conformal_set.coverage:g}")
+    if calibration.conformal_interval is not None:
+        texts.append(f"Prediction intervals with a coverage of {calibration.conformal_interval.coverage:g}")
+    if calibration.risk_threshold is not None:
+        texts.append(f"Higher risk: a risk above {calibration.risk_threshold:.4g}, the median of the validation images")
+    return texts
+
+
+def _calibrated_tables(facts: CardFacts, scores: CardScores) -> list[str]:
+    """Return tables of the rates and scores of the calibrated model at each site, and of the patients needed."""
+    rates = [
+        [item.site, rate.name, number(rate.images), _rate_text(rate)]
+        for item in scores.calibrated
+        for rate in item.rates
+    ]
+    changes = [
+        [item.site, _metric_name(change.name, facts), score_text(change.before), score_text(change.after)]
+        for item in scores.calibrated
+        for change in item.scores
+    ]
+    needed = [
+        [item.site, _metric_name(need.quantity, facts), f"{need.difference:.3g}", number(need.patients)]
+        for item in scores.calibrated
+        for need in item.needed
+    ]
+    heads = (
+        (rates, ["site", "rate", "images", "value"]),
+        (changes, ["site", "score", "before recalibration", "after"]),
+        (needed, ["site", "quantity", "difference or hazard ratio", "patients needed"]),
+    )
+    return [make_markdown_table([head, *rows]) for rows, head in heads if rows]
+
+
+def _rate_text(rate: Rate) -> str:
+    return f"{score_text(rate.value)} ({score_text(rate.low)} to {score_text(rate.high)})"
 
 
 def _image_count_table(counts: ImageCounts | None, splits: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+from medfl.records.calibration import Calibration
 from medfl.records.evaluation import DataRelation, ScoreEstimate
 from medfl.records.partition import LocatedExclusion
 from medfl.records.record import Record
@@ -315,6 +316,7 @@ class CardFacts(Record):
         model: Facts about the model.
         answers: Answers of people.
         evaluations: Evaluations of the model after the run.
+        calibration: Calibration of the model by ``medfl calibrate``; None if there is none.
     """
 
     title: str
@@ -330,6 +332,7 @@ class CardFacts(Record):
     model: ModelFacts
     answers: CardAnswers
     evaluations: tuple[SiteEvaluation, ...] = ()
+    calibration: Calibration | None = None
 
     @property
     def external(self) -> tuple[SiteEvaluation, ...]:

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from medfl.records.evaluation import ScoreEstimate
 from medfl.records.record import Record
+from medfl_report.calibration.site_evaluation import SiteEvaluation
 
 
 class CardRow(Record):
@@ -85,11 +86,13 @@ class CardScores(Record):
         baseline: Scores of the majority-class baseline; None without classes, without finite predictions, and for too
             few patients.
         bins: Bins of the calibration curve; empty if the objective has no probabilities.
+        calibrated: Evaluation of the model's calibration (`medfl calibrate`) at each site; empty without one.
     """
 
     tables: tuple[CardTable, ...] = ()
     baseline: MajorityBaseline | None = None
     bins: tuple[CalibrationBin, ...] = ()
+    calibrated: tuple[SiteEvaluation, ...] = ()
 
     @property
     def overall(self) -> CardRow | None:
@@ -119,3 +122,24 @@ class CardScores(Record):
             yield f"bin {number} images", bin_.images
             yield f"bin {number} mean", bin_.mean
             yield f"bin {number} share", bin_.share
+        for evaluation in self.calibrated:
+            yield from _evaluation_values(evaluation)
+
+
+def _evaluation_values(evaluation: SiteEvaluation) -> Iterator[tuple[str, float | str | None]]:
+    """Yield each value of a calibration's evaluation at a site as (name, value)."""
+    place = f"calibrated {evaluation.site}"
+    yield f"{place} images", evaluation.images
+    yield f"{place} patients", evaluation.patients
+    for rate in evaluation.rates:
+        yield f"{place} {rate.name}", rate.value
+        yield f"{place} {rate.name}, lower end", rate.low
+        yield f"{place} {rate.name}, upper end", rate.high
+        yield f"{place} {rate.name}, images", rate.images
+    for change in evaluation.scores:
+        yield f"{place} {change.name} before", change.before
+        yield f"{place} {change.name} after", change.after
+    for number, size in enumerate(evaluation.set_size, 1):
+        yield f"{place} size {number}", size
+    for need in evaluation.needed:
+        yield f"{place} patients for {need.quantity} {need.difference:.3g}", need.patients

@@ -14,7 +14,9 @@ import torch
 
 from medfl.metrics.auc import weighted_binary_auc
 from medfl.objectives import Objective
+from medfl.records.calibration import Calibration
 from medfl.utils.formats import NUMBERED_PARTS, name_or_number
+from medfl_report.calibration.evaluation import evaluate_calibration
 from medfl_report.cards.card_scores import (
     CalibrationBin,
     CardRow,
@@ -51,7 +53,10 @@ CLASS_METRICS = ("recall", "precision", "auc")
 
 
 def compute_card_scores(
-    tested: Mapping[str, PredictionSet], names: Sequence[str], metrics: Sequence[str]
+    tested: Mapping[str, PredictionSet],
+    names: Sequence[str],
+    metrics: Sequence[str],
+    calibration: Calibration | None = None,
 ) -> CardScores:
     """Compute all scores of a model.
 
@@ -62,6 +67,7 @@ def compute_card_scores(
         tested: Maps each site to the model's predictions for its test images.
         names: Names of the network outputs: classes, structures, findings or target values.
         metrics: Metrics of the task; a metric that its objective lacks is left out.
+        calibration: Calibration of the model; None without one.
     """
     sets = {site: test_set for site, test_set in sorted(tested.items()) if len(test_set.rows)}
     if not sets:
@@ -100,6 +106,9 @@ def compute_card_scores(
         tables=(overall, *tables, *_class_tables(pool, names)),
         baseline=_majority_baseline(pool, names),
         bins=_calibration_bins(pool),
+        calibrated=tuple(
+            evaluate_calibration(site, calibration, test_set) for site, test_set in sets.items() if calibration
+        ),
     )
 
 

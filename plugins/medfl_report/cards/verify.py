@@ -188,7 +188,8 @@ def _check_numbers(bundle: Path, evidence: Evidence, result: Verification) -> No
     except (MedflError, KeyError, TypeError, ValueError):  # the identity may be forged
         result.problems.append("scores can't be computed again: the predictions can't be read")
         return
-    different = find_score_differences(scores, compute_card_scores(tested, facts.output_names, facts.run.metrics))
+    again = compute_card_scores(tested, facts.output_names, facts.run.metrics, facts.calibration)
+    different = find_score_differences(scores, again)
     result.numbers = count_numbers(scores)
     result.problems += different[:MAX_LISTED_SCORES]
     if len(different) > MAX_LISTED_SCORES:

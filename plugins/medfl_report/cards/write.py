@@ -14,6 +14,7 @@ from medfl.utils.files import sha256_of, write_atomic
 from medfl.utils.text import plain_name
 from medfl.utils.wire import digest
 from medfl.version import __version__
+from medfl_report.calibration.validation_predictions import read_bundle_calibration
 from medfl_report.cards.bundle_hashes import digest_hashes, hash_files, hash_source
 from medfl_report.cards.card_markdown import CARD_MARK, render_card
 from medfl_report.cards.card_record import CardAnswers, CardFacts, DataFacts, ModelFacts, RunFacts, SiteEvaluation
@@ -59,7 +60,7 @@ def write_cards(
         bundle_data = read_data_facts(data_folder, digests, [bundle.site] if bundle.site else run.sites)
         facts = collect_card_facts(run, bundle, bundle_data, people_answers, registry)
         tested = read_test_predictions(bundle.predictions, run.objective)
-        scores = compute_card_scores(tested, facts.output_names, run.task_metrics)
+        scores = compute_card_scores(tested, facts.output_names, run.task_metrics, facts.calibration)
         written.append(_write_card(run, bundle, facts, scores))
     return written
 
@@ -95,6 +96,7 @@ def collect_card_facts(
         model=model,
         answers=answers,
         evaluations=read_site_evaluations(run, bundle),
+        calibration=read_bundle_calibration(bundle.folder),
     )
 
 

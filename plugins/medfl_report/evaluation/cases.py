@@ -16,6 +16,7 @@ from medfl.data.inference import ImageFiles
 from medfl.data.leaks import PlaceContents, contents_by_split, image_digests
 from medfl.data.sites import SiteData, site_data, site_names
 from medfl.errors import DataError
+from medfl.records.calibration import Calibration
 from medfl.utils.files import sha256_of
 from medfl_report.evaluation.models import BundleTask
 
@@ -238,6 +239,8 @@ def choose_rows(labelled: LabelledImages, predicted: PredictedFiles, images: Pat
 def predict_files(bundle: Path, images: Path, out: Path) -> PredictedFiles:
     """Predict the image files of a folder with a bundle's ``inference.json``, which writes ``predictions.csv``.
 
+    The predictions are the network's own, also if ``medfl calibrate`` has calibrated the bundle.
+
     Args:
         bundle: Folder of the bundle.
         images: Folder of image files.
@@ -252,10 +255,11 @@ def predict_files(bundle: Path, images: Path, out: Path) -> PredictedFiles:
 
     config = str(bundle / "configs" / "inference.json")
     places = {"bundle_root": bundle, "dataset_dir": images, "output_dir": out, "ckpt_dir": bundle / "models"}
+    own_predictions = {"calibration": "$None"} if (bundle / "configs" / Calibration.NAME).is_file() else {}
     with warnings.catch_warnings():
         # MONAI warns that a configuration runs code, on every call; the help of the command says so once.
         warnings.filterwarnings("ignore", category=UserWarning, module="monai.bundle.scripts")
-        run(config_file=config, **{name: str(path) for name, path in places.items()})
+        run(config_file=config, **{name: str(path) for name, path in places.items()}, **own_predictions)
     probabilities, classes = read_probabilities(out / PREDICTIONS)
     parser = ConfigParser()
     parser.read_config(config)

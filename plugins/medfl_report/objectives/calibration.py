@@ -84,13 +84,25 @@ def calibration(tested: PredictionSet) -> list[ProbabilityBin]:
     Args:
         tested: Test set whose predictions are the probabilities of absence and presence, (N, 2), for N images.
     """
-    probabilities, present = tested.predictions[:, 1].contiguous(), tested.targets == 1
+    return probability_bins(tested.predictions[:, 1].contiguous(), tested.targets == 1, tested.patients)
+
+
+def probability_bins(
+    probabilities: torch.Tensor, present: torch.Tensor, patient_numbers: torch.Tensor | None
+) -> list[ProbabilityBin]:
+    """Return the bins of a calibration curve that have images.
+
+    Args:
+        probabilities: Predicted probabilities, (N,).
+        present: True where the predicted event occurred, (N,), bool.
+        patient_numbers: Patient number of each image, (N,), int64; None if each image is of another patient.
+    """
     edges = torch.linspace(0, 1, BINS + 1, dtype=torch.float64)[1:-1]
     places = torch.bucketize(probabilities, edges, right=True)
     bins = []
     for place in places.unique().tolist():
         inside = places == place
-        patients = None if tested.patients is None else tested.patients[inside]
+        patients = None if patient_numbers is None else patient_numbers[inside]
         low, high = wilson_over_patients(present[inside], patients)
         mean, share = float(probabilities[inside].mean()), float(present[inside].double().mean())
         images = int(inside.sum())

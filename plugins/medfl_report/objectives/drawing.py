@@ -66,6 +66,25 @@ def calibration_figure(curves: Mapping[str, Sequence[ProbabilityBin]], styles: M
     return figure
 
 
+def decision_figure(curves: Mapping[str, tuple[np.ndarray, np.ndarray]], styles: Mapping[str, Look]) -> Figure:
+    """Draw decision curves, with a dotted line for the net benefit 0 of acting for no case.
+
+    Args:
+        curves: Maps each strategy to (thresholds, net benefit at each), (T,) each.
+        styles: Maps each strategy to its look.
+    """
+    with place_axes(3.1, len(curves)) as (figure, axes):
+        axes.set(xlabel="threshold", ylabel="net benefit")
+        axes.axhline(0, color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
+        top = max(float(benefit.max()) for _, benefit in curves.values())
+        for name, (thresholds, benefit) in curves.items():
+            look = styles[name]
+            style: Any = {"color": look.colour, "linestyle": look.dashes, "linewidth": 1.4}
+            axes.plot(thresholds, benefit, label=name, **style)
+        axes.set(xlim=(-0.02, 1.02), ylim=(-0.3 * max(top, 0.05), 1.1 * max(top, 0.05)))
+    return figure
+
+
 def scatter_figure(
     points: Mapping[str, tuple[np.ndarray, np.ndarray]],
     styles: Mapping[str, Look],

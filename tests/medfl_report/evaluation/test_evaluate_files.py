@@ -85,7 +85,8 @@ def test_each_label_is_compared_with_the_prediction_of_its_own_image(
 ) -> None:
     def predict(config_file: str, output_dir: str, **places: str) -> None:
         Path(output_dir).mkdir()
-        lines = ("case,probability_a,probability_b,probability_c", "z.png,1,0,0", "deep/y.png,0,1,0", "x.png,0,0,1")
+        heading = "case,predicted_class,probability_a,probability_b,probability_c"
+        lines = (heading, "z.png,a,1,0,0", "deep/y.png,b,0,1,0", "x.png,c,0,0,1")
         (Path(output_dir) / "predictions.csv").write_text("\n".join(lines) + "\n")
 
     monkeypatch.setattr("monai.bundle.run", predict)
