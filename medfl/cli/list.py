@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from itertools import groupby
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,7 +18,7 @@ from rich.table import Table
 
 from medfl.bundle.bundle_folders import shipped_bundles
 from medfl.cli.plugin_options import Disabled, PluginFiles, load
-from medfl.errors import SettingsError
+from medfl.errors import MedflError, SettingsError
 from medfl.hooks import Capability, MethodRecord
 from medfl.plugins import Registry
 from medfl.utils.text import SHOWN_DIGITS
@@ -244,16 +245,27 @@ def section_table(registry: Registry) -> Table:
 
 
 def weights_table(registry: Registry) -> Table:
-    """Return a table of the pretrained weights, with title, licence, origin, SHA-256 and the package to install."""
-    table = _table("Pretrained weights, for --start", "name", "plugin", "title; licence, origin and installation")
+    """Return a table of the pretrained weights: whether their file is on this machine, title, origin, installation."""
+    table = _table(
+        "Pretrained weights, for --start", "name", "here", "plugin", "title; licence, origin and installation"
+    )
     for name, record in sorted(registry.pretrained_weights.items()):
         origin = f"{record.licence}. {record.source} SHA-256 {record.sha256[:SHOWN_DIGITS]}"
         table.add_row(
             name,
+            "yes" if has_weights(registry, name) else "no",
             registry.plugins_listing("pretrained_weights", name)[0],
             f"{record.title}\n{origin}\n{record.install}",
         )
     return table
+
+
+def has_weights(registry: Registry, name: str) -> bool:
+    """Return whether this machine has a file of known weights. A run also checks the file's SHA-256."""
+    try:
+        return Path(registry.pretrained_weights_function(name, "target")()).is_file()
+    except MedflError:
+        return False
 
 
 def bundle_table() -> Table:

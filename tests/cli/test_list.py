@@ -166,6 +166,27 @@ def test_known_weights_are_listed_with_licence_origin_and_package(medfl_command,
     assert "64 hexadecimal digits" in err
 
 
+def test_known_weights_say_whether_this_machine_has_their_file(medfl_command, tmp_path, monkeypatch):
+    (tmp_path / "tiny_weights.py").write_text(
+        "from pathlib import Path\n\nfrom medfl.errors import SettingsError\n\n\n"
+        "def present():\n    return Path(__file__)\n\n\n"
+        "def absent():\n    raise SettingsError('missing_weights', 'not installed')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    fields = {"title": "T", "licence": "L", "source": "S", "install": "I", "sha256": "0" * 64, "network": "a.B"}
+    path = tmp_path / "tiny.py"
+    path.write_text(
+        "from medfl.plugins import PretrainedWeightsRecord, hookimpl\n\n\n@hookimpl\ndef medfl_pretrained_weights():\n"
+        "    return [PretrainedWeightsRecord(name=n, target=f'tiny_weights:{n}', mean=(0.5,), std=(0.5,), "
+        f"**{fields!r}) for n in ('present', 'absent')]\n"
+    )
+    _, out, _ = medfl_command("list", "weights", "--plugin", str(path))
+    here = {
+        line.split()[0]: line.split()[1] for line in out.splitlines() if line.split()[:1] in (["present"], ["absent"])
+    }
+    assert here == {"present": "yes", "absent": "no"}
+
+
 def test_problems_of_plugins_are_warnings_on_stderr(medfl_command, tmp_path):
     path = tmp_path / "broken.py"
     path.write_text("import no_such_module_at_all")

@@ -101,6 +101,23 @@ def test_stages_shrink_the_maps(kind: Callable[..., nn.Module]) -> None:
     assert shapes[-1][0] == 320
 
 
+@pytest.mark.parametrize(
+    ("kind", "channels"), [(EfficientNetLite0, [40, 80, 112, 192, 320]), (MobileNetV2, [32, 64, 96, 160, 320])]
+)
+def test_features_of_the_stages_are_the_mean_of_their_maps(kind: Callable[..., nn.Module], channels: list[int]) -> None:
+    network, last, maps = made(kind, features="stages"), made(kind), []
+    network.load_state_dict(network.rename_weights(last.state_dict()) | {"head.weight": network.head.weight})
+    for layer in last.feature_layers[2:]:
+        layer.register_forward_hook(lambda _module, _inputs, output: maps.append(output.mean(dim=(2, 3))))
+    images = torch.rand(2, 3, 50, 61)
+    last(images)
+    assert [each.shape[1] for each in maps] == channels
+    torch.testing.assert_close(network.body(images), torch.cat(maps, dim=1))
+    assert feature_count(network, "n") == sum(channels)
+    torch.testing.assert_close(torch.jit.script(network)(images), network(images))
+    assert not any("final" in name for name in network.state_dict())
+
+
 # ---- input
 
 
@@ -133,6 +150,7 @@ def test_shrinking_averages() -> None:
         (EfficientNetLite0, {"in_channels": 2}, "unsupported_channels", {"expected": [1, 3], "found": 2}),
         (EfficientNetLite0, {"spatial_dims": 4}, "unsupported_dimensions", {"expected": [2, 3], "found": 4}),
         (EfficientNetLite0, {"std": [1.0, 0.0, 1.0]}, "setting_out_of_range", {"setting": "mean, std"}),
+        (EfficientNetLite0, {"features": "all"}, "unknown_choice", {"what": "features", "choice": "all"}),
         (EfficientNetLite0, {"mean": [0.5]}, "setting_out_of_range", {"setting": "mean, std"}),
     ],
 )

@@ -245,11 +245,11 @@ def test_a_package_without_the_file_is_refused() -> None:
 
 
 def test_the_official_file_is_looked_for_in_the_cache_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
-    path = tmp_path / "checkpoints" / "dinov2_vits14_pretrain.pth"
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    path = Path(torch.hub.get_dir()) / "checkpoints" / "dinov2_vits14_pretrain.pth"
     with refused(SettingsError, "missing_weights", path=str(path)):
         weight_files.dinov2_vits14()
-    path.parent.mkdir()
+    path.parent.mkdir(parents=True)
     path.touch()
     assert weight_files.dinov2_vits14() == path
 
