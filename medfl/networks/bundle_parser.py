@@ -25,8 +25,8 @@ class SharedLocator(ComponentLocator):
 @lru_cache(maxsize=1)
 def _find_components(modules: tuple[str, ...]) -> dict[str, list[str]]:
     """Return the modules of each class and function by its name, as MONAI finds them."""
-    found: dict[str, list[str]] = ComponentLocator()._find_classes_or_functions(modules)
-    return found
+    modules_by_name: dict[str, list[str]] = ComponentLocator()._find_classes_or_functions(modules)
+    return modules_by_name
 
 
 def share_components(parser: ConfigParser) -> ConfigParser:
