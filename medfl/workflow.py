@@ -24,6 +24,7 @@ from medfl.engine.evaluation import MetricRow
 from medfl.engine.runs.console import ends_monai_command, show_log
 from medfl.engine.runs.provenance import run_files
 from medfl.errors import SettingsError, check_choice
+from medfl.networks.bundle_parser import share_components
 from medfl.plugins import load_plugins
 from medfl.types import Meta
 
@@ -71,6 +72,7 @@ class FederatedWorkflow(ConfigWorkflow):
         tracking = stock.pop("tracking", None)
         drop_missing_codec()
         super().__init__(config_file, **stock)
+        share_components(self.parser)
         with ends_monai_command():
             if not isinstance(self.parser.get(), dict):
                 raise SettingsError(

@@ -18,7 +18,6 @@ from warm import warm_commands
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "docs/guide.md")
-FLAGS = ("bloodmnist", "adrenalmnist3d")
 QUICK = {
     "--rounds 5": "--rounds 1 --steps 1",
     "--rounds 3": "--rounds 1 --steps 1",
@@ -34,8 +33,8 @@ RUNS = {
 }
 """Maps each page to the runs that its commands leave and their numbers of sites."""
 
-STRIDE = 25
-"""The files that the commands read contain every 25th image."""
+STRIDES = {"bloodmnist": 25, "adrenalmnist3d": 50}
+"""Maps each data set to n: the files that the commands read contain every n-th image."""
 
 
 def blocks(page: str) -> list[str]:
@@ -95,9 +94,9 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for folder in folders.values():
         shutil.copytree(ROOT / "bundles", folder / "bundles", ignore=shutil.ignore_patterns("models", "runs", "eval"))
         (folder / "downloads").mkdir()
-    for flag in FLAGS:
+    for flag, stride in STRIDES.items():
         with np.load(Path(os.environ["MEDFL_DATA"]) / "medmnist" / f"{flag}.npz") as whole:
-            arrays = {name: whole[name][::STRIDE] for name in whole}
+            arrays = {name: whole[name][::stride] for name in whole}
         for folder in folders.values():
             np.savez(folder / "downloads" / f"{flag}.npz", **arrays)
     return folders

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from monai.bundle import ConfigParser
 from torch import nn
 
 from medfl.engine.runs.site_bundles import WEIGHTS
 from medfl.errors import StoreError
+from medfl.networks.bundle_parser import make_parser
 
 CONFIG = Path("configs") / "train.json"
 """Path, relative to a bundle, of the configuration that defines its network."""
@@ -45,7 +45,7 @@ def load_exported(bundle: Path) -> nn.Module:
 
 def build_network(bundle: Path) -> nn.Module:
     """Build and return the network of a bundle without loading its weights."""
-    parser = ConfigParser()
+    parser = make_parser()
     parser.read_config(str(bundle / CONFIG))
     parser.update(pairs={"bundle_root": str(bundle)})
     network: nn.Module = parser.get_parsed_content("network_def")

@@ -6,13 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from monai.bundle import ConfigParser
-
 from medfl.bundle.federated_run import FederatedRun
 from medfl.bundle.option_checks import apply_options, check_options
 from medfl.data.readers.quiet import drop_missing_codec
 from medfl.engine.runs.provenance import run_files
 from medfl.errors import SettingsError, own_error
+from medfl.networks.bundle_parser import make_parser
 from medfl.types import Meta
 
 T = TypeVar("T")
@@ -49,7 +48,7 @@ def read_federation(root: Path, values: Meta) -> FederatedRun:
     """
     files = run_files(root)
     drop_missing_codec()
-    parser = ConfigParser()
+    parser = make_parser()
     parser.read_config([str(file) for file in files])
     check_options(parser, values)
     apply_options(parser, values)

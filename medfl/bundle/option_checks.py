@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from monai.bundle import ConfigParser, ReferenceResolver
-from monai.bundle.config_item import ComponentLocator
 from monai.utils import optional_import
 
 from medfl.bundle.adopted import ADOPTED, OVERLAY_IDS, OVERRIDES, UsedIds
@@ -22,6 +21,7 @@ from medfl.bundle.joined_errors import join_errors
 from medfl.bundle.option_spelling import option_of_id
 from medfl.engine.runs.setting_ids import SETTINGS_ID, bare_name, find_clashes, options_to_ids, setting_values
 from medfl.errors import SettingsError, did_you_mean
+from medfl.networks.bundle_parser import SharedLocator
 from medfl.settings import run_fields
 from medfl.types import Meta
 from medfl.utils.field_descriptions import model_of
@@ -316,7 +316,7 @@ def _arguments(target: str) -> Iterable[str] | None:
 
 def _locate(target: str) -> Callable[..., Any] | None:
     """Return the function or class that a target names, found as MONAI does, or None."""
-    module = ComponentLocator().get_component_module_name(target) if "." not in target else None
+    module = SharedLocator().get_component_module_name(target) if "." not in target else None
     name = f"{module}.{target}" if isinstance(module, str) else target
     package, _, attribute = name.rpartition(".")
     if not package:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from monai.bundle import ConfigParser
-
+from medfl.networks.bundle_parser import make_parser
 from medfl.types import Meta
 
 logger = logging.getLogger(__name__)
@@ -49,6 +48,6 @@ def read_tracking(tracked_config: str | bool | None, output_dir: Path) -> Meta:
     """
     if not isinstance(tracked_config, str):
         return {}
-    parser = ConfigParser()
+    parser = make_parser()
     parser.read_config(str(output_dir / tracked_config.strip("'").rpartition("/")[2]))
     return {name: parser.get_parsed_content(name, default=None) for name in TRACKING_IDS if name in parser}

@@ -384,10 +384,12 @@ def exported_networks_predict_alike(case: Case) -> None:
 
 def _exported_network(method: Method, model: Model) -> torch.nn.Module:
     """Return the network of a model's exported bundle, with the model's weights, in evaluation mode."""
-    from monai.bundle import ConfigParser  # imported here, because it takes longer than all other imports
+    from medfl.networks.bundle_parser import (
+        make_parser,  # imported here, because it takes longer than all other imports
+    )
 
     definition = method.network_config(model, {"_target_": "medfl.testing.cohort.SmallNet"})
-    network: torch.nn.Module = ConfigParser({"network_def": definition}).get_parsed_content("network_def").eval()
+    network: torch.nn.Module = make_parser({"network_def": definition}).get_parsed_content("network_def").eval()
     network.load_state_dict(model.tensors)
     return network
 

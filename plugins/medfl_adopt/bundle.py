@@ -29,6 +29,7 @@ from medfl.bundle.check import METADATA
 from medfl.bundle.check.reading import read_config
 from medfl.data.readers.quiet import drop_missing_codec
 from medfl.errors import SettingsError
+from medfl.networks.bundle_parser import make_parser
 from medfl.networks.part_names import name_parts
 from medfl.task import OptimizerFactory, optimizer_factory
 from medfl.types import Meta
@@ -155,7 +156,7 @@ class AdoptedBundle:
             kind: `TRAIN` or `EVALUATE`, the configuration to return.
         """
         drop_missing_codec()
-        parser = ConfigParser(config=copy.deepcopy(self._contents[kind]))
+        parser = make_parser(copy.deepcopy(self._contents[kind]))
         if (self.root / METADATA).is_file():
             parser.read_meta(str(self.root / METADATA))
         for id_, value in self._overrides.items():

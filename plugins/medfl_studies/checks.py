@@ -94,12 +94,11 @@ def check_options(bundle: Path, jobs: list[RunJob]) -> None:
     Raises:
         SettingsError: If the bundle lacks an option; the message names the option and the nearest known option.
     """
-    from monai.bundle import ConfigParser
-
     from medfl.bundle.option_checks import check_options as check
+    from medfl.networks.bundle_parser import make_parser
     from medfl.workflow import STOCK_OPTIONS
 
-    parser = ConfigParser()
+    parser = make_parser()
     parser.read_config([str(file) for file in run_files(bundle)])
     for job in {(job.data, job.row): job for job in jobs}.values():
         options = {name: value for name, value in job.options.items() if name not in STOCK_OPTIONS}

@@ -7,7 +7,6 @@ import configparser
 import re
 import sys
 from collections.abc import Collection
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from medfl.bundle.check.reading import KeyPath, id_of, read_text, walk
 from medfl.bundle.check.report import CodeEntry, CodeKind
 
 if TYPE_CHECKING:
-    from monai.bundle.config_item import ComponentLocator
+    pass
 
 SPECIAL: dict[str, CodeKind] = {"_mode_": "mode", "_disabled_": "disabled", "_requires_": "requires"}
 """Maps each key with which MONAI changes what it runs to the kind of code (`CodeEntry.kind`)."""
@@ -110,17 +109,11 @@ def _package(kind: CodeKind, text: str, own: Collection[str]) -> str:
 
 def _package_of_bare(name: str) -> str:
     """Return the package of a name without dots. MONAI searches its own components first, then Python's names."""
-    if _monai_locator().get_component_module_name(name) is not None:
+    from medfl.networks.bundle_parser import SharedLocator  # imported here, because MONAI takes long to import
+
+    if SharedLocator().get_component_module_name(name) is not None:
         return "monai"
     return PYTHON if hasattr(builtins, name) or name in sys.stdlib_module_names else name
-
-
-@cache
-def _monai_locator() -> ComponentLocator:
-    """Return MONAI's index of its components. It is built once, which takes time."""
-    from monai.bundle.config_item import ComponentLocator
-
-    return ComponentLocator()
 
 
 def _imported(text: str) -> str:

@@ -112,7 +112,9 @@ def test_an_adaptation_after_the_last_round_has_the_constant_rate(tmp_path, monk
 # ---- the conformance suite with a recipe
 
 
-@pytest.mark.parametrize("name", ["fedavg", "ditto", "fedkd", "fedrep", "moon"])
+@pytest.mark.parametrize(
+    "name", ["fedavg", "ditto", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedkd", "fedrep", "moon"))]
+)
 @pytest.mark.parametrize(
     "check", [checks.run_resumes_at_every_step, checks.site_order_and_workers_have_no_effect], ids=["kills", "workers"]
 )
@@ -127,7 +129,7 @@ def test_every_method_trains_with_a_recipe_or_says_why_not(tmp_path, name):
         with refused(SettingsError, "unmet_need", method=name, need="one_learning_rate"):
             federation(name, RECIPE).run(tmp_path, task=DECAYING)
     else:
-        result = federation(name, RECIPE).run(tmp_path, task=DECAYING, rounds=2)
+        result = federation(name, RECIPE).run(tmp_path, task=DECAYING, rounds=2, steps=1)
         assert result.outcome.status == "finished"
 
 
