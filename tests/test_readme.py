@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from _pytest.mark import ParameterSet
 from feature_commands import skip_without_commands_of
 from warm import warm_commands
 
@@ -109,7 +110,14 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-@pytest.mark.parametrize(("page", "number"), [(page, number) for page in PAGES for number in range(len(blocks(page)))])
+def marked(page: str, *values: object) -> ParameterSet:
+    """Return a test's parameters; those of the guide, whose commands take half a minute, are marked as slow."""
+    return pytest.param(page, *values, marks=[] if page == "README.md" else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("page", "number"), [marked(page, number) for page in PAGES for number in range(len(blocks(page)))]
+)
 def test_the_commands_of_a_page_run(places: dict[str, Path], commands: Path, page: str, number: int) -> None:
     block = blocks(page)[number]
     skip_without_commands_of(block)
@@ -122,7 +130,7 @@ def test_the_commands_of_a_page_run(places: dict[str, Path], commands: Path, pag
     assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [marked(page) for page in PAGES])
 def test_the_commands_of_a_page_leave_runs_and_exported_bundles(places: dict[str, Path], page: str) -> None:
     pytest.importorskip("medfl_report")
     place = places[page]

@@ -105,7 +105,7 @@ def command(
         lines = "\n".join(f"- {name}: {error}" for name, error in refusals.items())
         raise DataError(
             "not_calibrated",
-            f"{len(refusals)} bundles were not calibrated, and keep what they had:\n{lines}",
+            f"{count(len(refusals), 'bundle')} could not be calibrated, and nothing changed there:\n{lines}",
             bundles=list(refusals),
             codes=[error.code for error in refusals.values()],
         )
