@@ -26,18 +26,19 @@ from medfl_report.groups import (
     folds_among,
     group_runs,
     pairs,
+    split_ratio,
 )
 from medfl_report.patient_tests import (
     NO_PREDICTIONS,
     PatientTest,
     PredictionSets,
-    effect_over_runs,
+    compare_methods,
     method_test,
     sets_reader,
 )
 from medfl_report.scores import Baseline, baseline_of
 from medfl_report.sections.cross_site import cross_site_score
-from medfl_report.statistics import HEADER, explain, mean_std, paired_t, paired_tests
+from medfl_report.statistics import HEADER, LEVEL, explain, holm, mean_std, paired_tests
 
 AT_SERVER = {
     "server_test": "Server test: the global model on the server's test set.",
@@ -74,12 +75,14 @@ def compare(
         - server_test, shared_test, public_test (see `AT_SERVER`), each with its ``_std``.
         - all_sites, all_sites_std, all_sites_spread: cross-site evaluation, mean over the models, with its standard
           deviations over the runs and over the models.
-        - baseline, pairs, difference, low, high: paired difference from the reference with its 95 % interval by
-          Student's t over the pairs.
-        - effect: ``better`` or ``worse`` if the interval excludes 0 and p_patients <= 0.05; the same with ``(seeds
-          only)`` without a test over patients; ``n.s.``; ``too few patients``; or ``-`` with fewer than two pairs and
-          for the reference itself.
-        - p_patients: p-value of the exchange test over patients.
+        - baseline, pairs, difference, low, high: paired difference from the reference with its 95 % interval, over
+          seeds and patients, over splits, or over seeds alone (`medfl_report.statistics.procedures`).
+        - effect: ``better`` or ``worse`` if p_holm <= 0.05; the same with ``(seeds only)`` without a test over
+          patients; ``n.s.``; ``too few patients``; ``too few runs``; or ``-`` with fewer than two pairs and for the
+          reference itself.
+        - p_patients: p-value of the test over patients.
+        - p_claim: p-value of the effect; NaN if there are too few patients or runs for a claim.
+        - p_holm: p_claim, adjusted by Holm's procedure for all rows of the table.
         - p_t, p_corrected, p_wilcoxon: tests over folds (see `medfl_report.statistics.PairedTests`).
 
     Raises:
@@ -91,9 +94,8 @@ def compare(
     groups = group_runs(runs, labels)
     bases = [_baseline(groups, baseline_of(group.label, baseline)) for group in groups]
     both, sets_of = list(zip(groups, bases, strict=True)), sets_reader()
-    return pd.DataFrame(
-        [comparison_row(group, base, metric, split, sets_of) for metric in chosen for group, base in both]
-    )
+    rows = [comparison_row(group, base, metric, split, sets_of) for metric in chosen for group, base in both]
+    return _correct_family(pd.DataFrame(rows))
 
 
 def _check_scores(runs: Sequence[RunRecord], metrics: Sequence[str], split: str) -> None:
@@ -205,22 +207,40 @@ def _difference_columns(
     """Return the columns of the difference from the reference, paired by seed and fold on the same data."""
     both = [] if group is base else pairs(group, base)
     differences = _differences(both, metric, split)
-    folds = folds_among([run for run, _ in both])
-    interval, tests = paired_t(differences, folds=folds), paired_tests(differences, folds)
-    test = method_test(both, metric, sets_of) if split == "test" else PatientTest(reason=NO_PREDICTIONS)
-    words = ("worse", "better") if metric in LOWER_IS_BETTER_METRICS else ("better", "worse")
+    runs = [run for run, _ in both]
+    over_patients = method_test(both, metric, sets_of) if split == "test" else PatientTest(reason=NO_PREDICTIONS)
+    test = compare_methods(differences, split_ratio(runs), over_patients)
+    tests = paired_tests(differences, folds_among(runs))
+    interval, words = test.over_runs.interval, _direction_words(metric)
     return {
         "baseline": base.label,
         "pairs": len(differences),
         "difference": mean_std(differences)[0] if differences else math.nan,
         "low": interval.low if interval else math.nan,
         "high": interval.high if interval else math.nan,
-        "effect": effect_over_runs(interval, test, words),
-        "p_patients": math.nan if test.p is None else test.p,
+        "effect": test.effect(words, test.p),
+        "p_patients": math.nan if over_patients.p is None else over_patients.p,
+        "p_claim": test.p,
+        "p_holm": test.p,
         "p_t": tests.t,
         "p_corrected": tests.corrected,
         "p_wilcoxon": tests.wilcoxon,
     }
+
+
+def _direction_words(metric: str) -> tuple[str, str]:
+    """Return the words for a positive and for a negative difference."""
+    return ("worse", "better") if metric in LOWER_IS_BETTER_METRICS else ("better", "worse")
+
+
+def _correct_family(table: pd.DataFrame) -> pd.DataFrame:
+    """Adjust the p-values of all rows of a page by Holm's procedure, and withdraw the claims that do not remain."""
+    adjusted = holm(table["p_claim"].tolist())
+    effects = [
+        "n.s." if p > LEVEL and effect.split()[0] in ("better", "worse") else effect
+        for p, effect in zip(adjusted, table["effect"], strict=True)
+    ]
+    return table.assign(p_holm=adjusted, effect=effects)
 
 
 def _differences(matched: Sequence[tuple[RunRecord, RunRecord]], metric: str, split: str) -> list[float]:

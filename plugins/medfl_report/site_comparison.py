@@ -1,8 +1,7 @@
 """Differences between a federated method and local training, site by site, with intervals and tests.
 
-One question has one kind of uncertainty. For one pair of runs the interval is a bootstrap over the test patients. For
-several pairs, which differ in seed or fold, it is Student's t over the paired differences of the runs, as in
-`medfl_report.compare`.
+For one pair of runs the interval is a bootstrap over the test patients. For several pairs, which differ in seed or
+split, it is over the seeds and the patients, or over the splits, as in `medfl_report.compare`.
 
 A group is a set of runs of one method that differ only in seed and fold. A site exports its personal model if the
 method trains one, else the global model.
@@ -16,16 +15,27 @@ from dataclasses import dataclass, replace
 
 from medfl.metrics import LOWER_IS_BETTER_METRICS, UNBOUNDED_METRICS, worst
 from medfl.utils.formats import count, none_if_nan
-from medfl_report.groups import Group, folds_among
-from medfl_report.patient_tests import UNDEFINED, PatientTest, PatientTests, PredictionSets, RunPair, why_incomparable
+from medfl_report.groups import Group, split_ratio
+from medfl_report.patient_tests import (
+    UNDEFINED,
+    PatientTest,
+    PatientTests,
+    PredictionSets,
+    RunPair,
+    compare_methods,
+    why_incomparable,
+)
 from medfl_report.predictions import PredictionSet
-from medfl_report.statistics import Interval, mean_std, paired_t
+from medfl_report.statistics import LEVEL, Interval, mean_std
 
 BETTER, WORSE, NO_CLEAR_DIFFERENCE = "better", "worse", "no clear difference"
 """Effects of a method on a site's score: a significant improvement, a significant decline, or neither."""
 
 TOO_FEW_PATIENTS = "too few patients for a test"
 """Effect if no test on that many patients can reach the significance level."""
+
+TOO_FEW_RUNS = "too few runs for a test"
+"""Effect if there are fewer runs than a claim needs."""
 
 
 @dataclass(frozen=True)
@@ -124,8 +134,8 @@ def pair_up(alone: Group, other: Group) -> list[RunPair]:
 def compare_sites(metric: str, name: str, pairs: Sequence[RunPair], tested: Mapping[str, PredictionSets]) -> Comparison:
     """Compare a group with its reference at each site.
 
-    With one pair the intervals are paired bootstraps over the test patients. With several pairs they are Student's t
-    over the paired differences (`compare_over_runs`).
+    With one pair the intervals are paired bootstraps over the test patients. With several pairs they are over the
+    runs (`compare_over_runs`).
 
     Args:
         metric: Name of the metric.
@@ -156,13 +166,13 @@ def compare_over_runs(
     """
     sites = sorted({site for pair in pairs for site in pair.other.sites})
     scores = {site: _score_pairs(metric, site, pairs) for site in sites}
-    folds = folds_among([pair.other for pair in pairs])
+    ratio = split_ratio([pair.other for pair in pairs])
     tests = PatientTests(metric, pairs, lambda run: tested[str(run.folder)])
     rows = []
     for site, by_pair in scores.items():
         images, patients = _count_images(site, pairs, tested)
         row = ComparisonRow(site, images, None, None, patients=patients)
-        rows.append(_row_of_scores(metric, row, by_pair, folds, len(pairs), tests.over([site])))
+        rows.append(_row_of_scores(metric, row, by_pair, ratio, len(pairs), tests.over([site])))
     means = {
         place: (mean_of[0], mean_of[1])
         for place in range(len(pairs))
@@ -170,7 +180,7 @@ def compare_over_runs(
         and (mean_of := [sum(side) / len(defined) for side in zip(*defined, strict=True)])
     }
     empty = ComparisonRow("mean of sites", None, None, None)
-    mean = _row_of_scores(metric, empty, means, folds, len(means), tests.over(sites))
+    mean = _row_of_scores(metric, empty, means, ratio, len(means), tests.over(sites))
     return Comparison(metric, name, rows, mean, worst_row(metric, rows))
 
 
@@ -205,7 +215,7 @@ def _count_images(
 
 
 def _row_of_scores(
-    metric: str, row: ComparisonRow, scores: ScorePairs, folds: int | None, runs: int, test: PatientTest
+    metric: str, row: ComparisonRow, scores: ScorePairs, ratio: float | None, runs: int, test: PatientTest
 ) -> ComparisonRow:
     """Fill a row with the means of its scores, and with the interval over the runs."""
     alone, other = (mean_known(both[side] for both in scores.values()) for side in (0, 1))
@@ -213,32 +223,36 @@ def _row_of_scores(
     if not by_run:
         return replace(row, alone=alone, other=other, effect=UNDEFINED, left=runs)
     filled = replace(row, alone=alone, other=other, by_run=by_run, left=runs - len(by_run))
-    return row_over_runs(metric, filled, folds, test)
+    return row_over_runs(metric, filled, ratio, test)
 
 
-def row_over_runs(metric: str, row: ComparisonRow, folds: int | None, test: PatientTest) -> ComparisonRow:
+def row_over_runs(metric: str, row: ComparisonRow, ratio: float | None, test: PatientTest) -> ComparisonRow:
     """Add the mean difference, its interval over the runs (Student's t), the p-value and the effect to a row.
 
-    A row is better or worse if the interval excludes 0 and the test over patients is significant.
+    A row is better or worse if the tests over the runs and over the patients are significant
+    (`medfl_report.patient_tests.compare_methods`).
 
     Args:
         metric: Name of the metric.
         row: Row with at least one difference in `ComparisonRow.by_run`.
-        folds: Number of folds if the runs differ in fold, else None. With folds the interval is corrected for
-            overlapping training sets.
+        ratio: Size of a test set divided by the number of all other images, if the runs have different splits; else
+            None (`medfl_report.groups.split_ratio`).
         test: Test of the mean difference over patients.
     """
     row = replace(row, difference=mean_known(row.by_run), low=None, high=None)
     if test.too_few:
         return replace(row, p=test.p, effect=TOO_FEW_PATIENTS)
-    interval = paired_t(row.by_run, folds=folds)
+    comparison = compare_methods(row.by_run, ratio, test)
+    interval = comparison.over_runs.interval
     if interval is None:
         reason = "the same in all runs" if len(row.by_run) > 1 else f"defined in {count(1, 'run')} only"
         return replace(row, effect=f"no interval: {reason}")
     row = replace(row, low=interval.low, high=interval.high)
     if test.p is None:
         return add_patient_test(metric, row, interval, test)
-    if not (test.is_significant and interval.excludes_zero):
+    if comparison.too_few_runs:
+        return replace(row, p=test.p, effect=TOO_FEW_RUNS)
+    if not comparison.p <= LEVEL:
         return replace(row, p=test.p, effect=NO_CLEAR_DIFFERENCE)
     return replace(row, p=test.p, effect=_direction(metric, interval.difference))
 

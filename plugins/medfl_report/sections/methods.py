@@ -18,7 +18,7 @@ from medfl.types import Meta
 from medfl.utils.formats import metric_words, none_if_nan, signed
 from medfl_report.compare import comparison_row, run_means
 from medfl_report.figures import svg
-from medfl_report.groups import Group, folds_among, repeated_word
+from medfl_report.groups import Group, split_ratio, repeated_word
 from medfl_report.objectives.site_scores import score_sites
 from medfl_report.patient_tests import RunPair
 from medfl_report.scores import compared, page_metrics
@@ -133,7 +133,7 @@ def _mean(group: Group, metric: str, data: ReportData, over_runs: bool) -> Inter
         return None
     mean = math.fsum(values) / len(values)
     if over_runs:
-        return paired_t(values, folds=folds_among(group.runs)) or Interval(mean, math.nan, math.nan)
+        return paired_t(values, ratio=split_ratio(group.runs)) or Interval(mean, math.nan, math.nan)
     resampled = score_sites(group, data.predictions, metric).mean
     if resampled is None or not math.isclose(resampled.difference, mean, abs_tol=1e-9):
         return Interval(mean, math.nan, math.nan)  # the predictions do not cover all scored sites
