@@ -39,6 +39,7 @@ from medfl_report.patient_tests import (
 from medfl_report.scores import Baseline, baseline_of
 from medfl_report.sections.cross_site import cross_site_score
 from medfl_report.statistics import HEADER, LEVEL, explain, holm, mean_std, paired_tests
+from medfl_report.statistics.procedures import MIN_PATIENTS, MIN_SEEDS
 
 AT_SERVER = {
     "server_test": "Server test: the global model on the server's test set.",
@@ -304,16 +305,16 @@ def notes(table: pd.DataFrame) -> list[str]:
         base = bases[0] if len(bases) == 1 else "the reference named in the row"
         sentences.append(
             f"Difference: from {base}, paired over the {over} that both have on the same data, with its 95 % "
-            f"confidence interval by Student's t. '-': no interval, because there are fewer than two such {few} or the "
-            "difference is the same in all of them."
+            f"confidence interval. {_describe_intervals(folds)} '-': no interval, because there are fewer than two such "
+            f"{few} or the difference is the same in all of them."
         )
         sentences.append(
-            "Effect: better or worse if this interval excludes 0, so that chance in training does not explain the "
-            "difference, and p (patients) is at most 0.05, so that the choice of test patients does not explain it. "
-            "p (patients): exchange test of the two methods' predictions, patient by patient within each site, for the "
-            "mean of sites and seeds. 'n.s.': one of the two conditions does not hold. '(seeds only)': there are no "
-            "predictions to test; other patients may give another result. The 5 % refer to each row: of 20 rows "
-            "without any difference, one is expected to be called better or worse by chance."
+            f"Effect: better or worse if the p-value of the interval and p (patients) are both at most 0.05 after Holm's "
+            f"correction for the {int(table['p_claim'].notna().sum())} comparisons of this table, all metrics together. "
+            "p (patients): test of the models on other patients, for the mean of sites and seeds; an exchange test, or a "
+            "BCa bootstrap with many patients. 'n.s.': not significant. 'too few patients', 'too few runs': fewer than "
+            f"{MIN_PATIENTS} patients or {MIN_SEEDS} runs allow no claim. '(seeds only)': there are no predictions to "
+            "test; other patients may give another result."
         )
     sentences += [AT_SERVER[name] for name in _at_server(table)]
     if table["p_wilcoxon"].notna().any():
@@ -337,6 +338,16 @@ def notes(table: pd.DataFrame) -> list[str]:
             "scores counts in no mean."
         )
     return sentences
+
+
+def _describe_intervals(folds: bool) -> str:
+    """Return a sentence about the kind of the intervals of differences."""
+    if folds:
+        return "The interval is Student's t over the folds, corrected for their overlap."
+    return (
+        "The interval is over seeds and test patients if the seeds have the same test patients, Student's t corrected "
+        "for the overlap if each seed has its own split, and Student's t over the seeds without predictions."
+    )
 
 
 def _metric_table(name: str, rows: pd.DataFrame, names: Sequence[str]) -> str:

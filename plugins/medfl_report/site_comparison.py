@@ -26,7 +26,7 @@ from medfl_report.patient_tests import (
     why_incomparable,
 )
 from medfl_report.predictions import PredictionSet
-from medfl_report.statistics import LEVEL, Interval, mean_std
+from medfl_report.statistics import LEVEL, Interval, holm, mean_std
 
 BETTER, WORSE, NO_CLEAR_DIFFERENCE = "better", "worse", "no clear difference"
 """Effects of a method on a site's score: a significant improvement, a significant decline, or neither."""
@@ -51,10 +51,12 @@ class ComparisonRow:
         low: Lower end of the difference's 95 % confidence interval; None without an interval.
         high: Upper end of the interval.
         by_run: Difference in each pair of runs, which differ in seed or fold.
-        effect: `BETTER`, `WORSE`, `NO_CLEAR_DIFFERENCE`, `TOO_FEW_PATIENTS`, or the reason why there is no test.
+        effect: `BETTER`, `WORSE`, `NO_CLEAR_DIFFERENCE`, `TOO_FEW_PATIENTS`, `TOO_FEW_RUNS`, or the reason why there is
+            no test.
         left: Number of pairs of runs that are left out, because the metric is not defined in them.
         patients: Number of test patients; None if each image counts as one, and in a row that is not about one site.
         p: Two-sided p-value of the test over patients; None without a test.
+        p_claim: P-value of the effect: the largest of the tests over patients and over runs; None without a test.
     """
 
     name: str
@@ -69,6 +71,7 @@ class ComparisonRow:
     left: int = 0
     patients: int | None = None
     p: float | None = None
+    p_claim: float | None = None
 
     @property
     def spread(self) -> float | None:
@@ -150,7 +153,7 @@ def compare_sites(metric: str, name: str, pairs: Sequence[RunPair], tested: Mapp
     tests = PatientTests(metric, pairs, lambda run: tested[str(run.folder)])
     rows = [_site_row(metric, site, pair, tested, tests) for site in sites]
     mean = mean_row(metric, rows, tests.over(sites))
-    return Comparison(metric, name, rows, mean, worst_row(metric, rows))
+    return Comparison(metric, name, correct_family(rows), mean, worst_row(metric, rows))
 
 
 def compare_over_runs(
@@ -181,7 +184,7 @@ def compare_over_runs(
     }
     empty = ComparisonRow("mean of sites", None, None, None)
     mean = _row_of_scores(metric, empty, means, ratio, len(means), tests.over(sites))
-    return Comparison(metric, name, rows, mean, worst_row(metric, rows))
+    return Comparison(metric, name, correct_family(rows), mean, worst_row(metric, rows))
 
 
 ScorePairs = Mapping[int, tuple[float, float]]
@@ -252,9 +255,29 @@ def row_over_runs(metric: str, row: ComparisonRow, ratio: float | None, test: Pa
         return add_patient_test(metric, row, interval, test)
     if comparison.too_few_runs:
         return replace(row, p=test.p, effect=TOO_FEW_RUNS)
-    if not comparison.p <= LEVEL:
-        return replace(row, p=test.p, effect=NO_CLEAR_DIFFERENCE)
-    return replace(row, p=test.p, effect=_direction(metric, interval.difference))
+    effect = _direction(metric, interval.difference) if comparison.p <= LEVEL else NO_CLEAR_DIFFERENCE
+    return replace(row, p=test.p, effect=effect, p_claim=comparison.p)
+
+
+def correct_family(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
+    """Adjust the p-values of a family of rows by Holm's procedure, and withdraw the claims that do not remain.
+
+    Args:
+        rows: The sites of one table, or the methods of one table.
+
+    Returns:
+        The rows with adjusted values in `ComparisonRow.p_claim`.
+    """
+    adjusted = holm([math.nan if row.p_claim is None else row.p_claim for row in rows])
+    return [_withdraw(row, p) for row, p in zip(rows, adjusted, strict=True)]
+
+
+def _withdraw(row: ComparisonRow, p: float) -> ComparisonRow:
+    """Return the row with its adjusted p-value, and without a claim that it does not support."""
+    if math.isnan(p):
+        return row
+    is_claim = row.effect.split(" (")[0] in (BETTER, WORSE)
+    return replace(row, p_claim=p, effect=NO_CLEAR_DIFFERENCE if is_claim and p > LEVEL else row.effect)
 
 
 def worst_row(metric: str, rows: Sequence[ComparisonRow], place: str = "site") -> ComparisonRow:
@@ -373,7 +396,7 @@ def add_patient_test(metric: str, row: ComparisonRow, interval: Interval | None,
     if test.p is None:
         return replace(row, effect=UNDEFINED if test.reason == UNDEFINED else f"no test: {test.reason}")
     effect = _direction(metric, row.difference or 0.0) if test.is_significant else NO_CLEAR_DIFFERENCE
-    return replace(row, p=test.p, effect=effect)
+    return replace(row, p=test.p, effect=effect, p_claim=test.p)
 
 
 def _direction(metric: str, difference: float) -> str:

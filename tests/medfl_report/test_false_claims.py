@@ -11,9 +11,8 @@ import torch
 from medfl.metrics.segmentation import mean_over_cases
 from medfl.metrics.survival import concordance
 from medfl.objectives import Multiclass
+from medfl_report.statistics import LEVEL, ExchangeDistribution, exchange_models, mean_exchange, procedures
 from medfl_report.statistics import exchange as exchanges
-from medfl_report.statistics import procedures
-from medfl_report.statistics import LEVEL, ExchangeDistribution, exchange_models, mean_exchange
 
 METRICS = ("accuracy", "auc", "dice", "c_index")
 

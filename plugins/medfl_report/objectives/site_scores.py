@@ -13,7 +13,7 @@ from functools import partial
 from statistics import fmean
 
 from medfl.utils.formats import join_words
-from medfl_report.groups import Group, by_seed, split_ratio, repeated_word
+from medfl_report.groups import Group, by_seed, repeated_word, split_ratio
 from medfl_report.patient_tests import PredictionSets
 from medfl_report.predictions import PredictionSet
 from medfl_report.scores import pool_group

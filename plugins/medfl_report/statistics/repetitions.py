@@ -11,6 +11,7 @@ import numpy as np
 
 from medfl_report.statistics.intervals import ROUNDING, Interval
 
+
 def mean_std(values: Sequence[float]) -> tuple[float, float | None]:
     """Return the mean and the standard deviation (ddof = 1); the latter is None for a single value.
 
