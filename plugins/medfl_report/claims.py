@@ -235,8 +235,8 @@ def claims_markdown(claims: Sequence[ClaimCheck]) -> str:
     notes = [
         f"Better, than: mean ± standard deviation (ddof = 1) over the {over} that both have on the same data. "
         "Difference: paired over these, with its 95 % confidence interval: over seeds and test patients, over splits, "
-        "or over seeds alone. A claim holds or is reversed if the p-value of the interval and p (patients), a test over "
-        "the test patients, are both at most 0.05 after Holm's correction for the claims of this table; otherwise "
+        "or over seeds alone. A claim holds or is reversed if the p-value of the interval and p (patients), a test "
+        "over the test patients, are both at most 0.05 after Holm's correction for the claims of this table; otherwise "
         "'n.s.'. '(seeds only)': there are no predictions for this measure, so that other test patients may give "
         f"another result. '-': fewer than two {few}, or the same difference in all."
     ]

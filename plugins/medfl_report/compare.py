@@ -305,14 +305,14 @@ def notes(table: pd.DataFrame) -> list[str]:
         base = bases[0] if len(bases) == 1 else "the reference named in the row"
         sentences.append(
             f"Difference: from {base}, paired over the {over} that both have on the same data, with its 95 % "
-            f"confidence interval. {_describe_intervals(folds)} '-': no interval, because there are fewer than two such "
-            f"{few} or the difference is the same in all of them."
+            f"confidence interval. {_describe_intervals(folds)} '-': no interval, because there are fewer than two "
+            f"such {few} or the difference is the same in all of them."
         )
         sentences.append(
-            f"Effect: better or worse if the p-value of the interval and p (patients) are both at most 0.05 after Holm's "
-            f"correction for the {int(table['p_claim'].notna().sum())} comparisons of this table, all metrics together. "
-            "p (patients): test of the models on other patients, for the mean of sites and seeds; an exchange test, or a "
-            "BCa bootstrap with many patients. 'n.s.': not significant. 'too few patients', 'too few runs': fewer than "
+            "Effect: better or worse if the p-value of the interval and p (patients) are both at most 0.05 after "
+            f"Holm's correction for the {int(table['p_claim'].notna().sum())} comparisons of this table, all metrics "
+            "together. p (patients): test of the models on other patients, for the mean of sites and seeds; an exchange "
+            "test, or a BCa bootstrap with many patients. 'n.s.': not significant. 'too few patients', 'too few runs': fewer than "
             f"{MIN_PATIENTS} patients or {MIN_SEEDS} runs allow no claim. '(seeds only)': there are no predictions to "
             "test; other patients may give another result."
         )

@@ -221,6 +221,7 @@ class SiteModels:
         patients: Patient number of each image, (N,), int64; None if each image counts as one patient.
         seed: Seed of the exchanges and resamples.
         order_only: True if the metric depends only on the ranking of a model's predictions.
+        resamples: Number of bootstrap resamples.
     """
 
     score: ScoreFunction
@@ -229,6 +230,7 @@ class SiteModels:
     patients: torch.Tensor | None
     seed: tuple[int, int]
     order_only: bool
+    resamples: int = 2000
 
     @property
     def patient_count(self) -> int:
@@ -243,7 +245,9 @@ class SiteModels:
     @cached_property
     def bootstrap(self) -> PatientBootstrap | None:
         """Differences in resamples of patients; None if the metric is not defined."""
-        return resample_differences(self.score, self.pairs, self.targets, self.patients, self.seed)
+        return resample_differences(
+            self.score, self.pairs, self.targets, self.patients, self.seed, self.resamples
+        )
 
 
 class PatientTests:
@@ -280,7 +284,7 @@ class PatientTests:
             if not parts:
                 return PatientTest(reason=UNDEFINED)
             weighted = [(1 / len(parts) / len(part), models) for part in parts for models in part]
-            test = _test_models(weighted)
+            test = compare_models(weighted)
             if test.p is None:
                 return test
             tests.append(test)
@@ -321,7 +325,7 @@ class PatientTests:
         )
 
 
-def _test_models(weighted: Sequence[tuple[float, SiteModels]]) -> PatientTest:
+def compare_models(weighted: Sequence[tuple[float, SiteModels]]) -> PatientTest:
     """Test the weighted mean of the differences at several sites, by the procedure for the numbers of patients."""
     procedure = choose_for_models([models.patient_count for _, models in weighted])
     if procedure is PATIENT_BOOTSTRAP:

@@ -92,8 +92,8 @@ class MethodComparison:
             )
         return (
             f"95 % confidence intervals: of a mean, Student's t over the {self.repeated}; of a difference, paired by "
-            f"{'seed and fold' if self.repeated != 'seeds' else 'seed'}, over the {self.repeated} and the test patients, "
-            "or over the splits if these differ."
+            f"{'seed and fold' if self.repeated != 'seeds' else 'seed'}, over the {self.repeated} and the test "
+            "patients, or over the splits if these differ."
         )
 
 
