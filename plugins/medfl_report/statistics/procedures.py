@@ -74,7 +74,7 @@ RANDOM_EXCHANGE = Procedure(
 PATIENT_BOOTSTRAP = Procedure(
     Question.MODELS,
     f"at least {MANY_PATIENTS} patients, and {MANY_AT_SITE} at each site",
-    "BCa bootstrap over patients",
+    "BCa bootstrap over patients, and Student's t with the jackknife's variance",
     "BCa bootstrap over patients",
 )
 TOO_FEW_SEEDS = Procedure(Question.SEEDS, f"fewer than {MIN_SEEDS} seeds", "none: no claim", "as below, from 2 seeds")

@@ -71,18 +71,25 @@ class PatientBootstrap:
 
     @property
     def p(self) -> float:
-        """Two-sided p-value of the value 0: the level at which an end of the BCa interval is 0.
+        """Two-sided p-value of the value 0, for many patients: the larger of two.
 
-        If all resamples are on one side of 0, B resamples can only tell that it is below 2 / (B + 1). Then it is the
-        smaller of this number and the p-value of a normal distribution with the variance of the resamples.
+        One is the level at which an end of the BCa interval is 0; it is left out if all resamples are on one side of 0.
+        The other is Student's t test with the jackknife's variance. The random error of the resamples makes the first
+        one alone claim too much.
         """
+        from scipy.stats import t
+
+        variance = self.variance
+        if variance == 0:
+            return 1.0
+        of_t = 2 * float(t.sf(abs(self.observed) / math.sqrt(variance), max(self.patients - 1, 1)))
         values = self.values[~np.isnan(self.values)]
         share = ((values < 0).sum() + (values <= 0).sum()) / 2 / len(values)
         if share in (0, 1):
-            return min(2 / (len(values) + 1), 2 * NORMAL.cdf(-abs(self.observed) / float(values.std())))
+            return of_t
         z = _quantile_of(share, len(values)) - self.bias
         tail = NORMAL.cdf(z / (1 + self.acceleration * z) - self.bias)
-        return min(1.0, 2 * min(tail, 1 - tail))
+        return max(of_t, min(1.0, 2 * min(tail, 1 - tail)))
 
     @property
     def variance(self) -> float:
