@@ -245,9 +245,7 @@ class SiteModels:
     @cached_property
     def bootstrap(self) -> PatientBootstrap | None:
         """Differences in resamples of patients; None if the metric is not defined."""
-        return resample_differences(
-            self.score, self.pairs, self.targets, self.patients, self.seed, self.resamples
-        )
+        return resample_differences(self.score, self.pairs, self.targets, self.patients, self.seed, self.resamples)
 
 
 class PatientTests:
