@@ -128,7 +128,8 @@ def compare_data_sets(
             what="reference",
             choice=reference,
         )
-    others = [str(row) for row in means.index if row != reference]
+    names = [str(row) for row in means.index]
+    others = [row for row in names if row != reference]
     gaps = means - means.loc[reference]
     effects = {}
     if with_sites:
