@@ -67,6 +67,13 @@ def test_the_similarity_loss_is_timed_in_each_form(run: Run) -> None:
         assert figures[f"90 x 6, {form}: milliseconds forward and backward"] > 0
 
 
+@pytest.mark.slow
+def test_claims_are_counted(run: Run) -> None:
+    output, rates = run("claim_rates.py", ["--simulations", "2", "--patients", "3", "6", "--one-site"])
+    assert "equal, auc, 1 sites, 6 patients" in output
+    assert {rates[f"{kind}, dice, 1 x 3"] for kind in ("equal", "other shape", "better")} == {"0.0"}
+
+
 def test_transforms_are_timed_against_a_bare_loader(run: Run) -> None:
     size = ["--cases", "2", "--edge", "12", "--batch", "2", "--repetitions", "2", "--synthetic"]
     output, figures = run("transforms.py", size)

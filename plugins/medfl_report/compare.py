@@ -311,10 +311,10 @@ def notes(table: pd.DataFrame) -> list[str]:
         sentences.append(
             "Effect: better or worse if the p-value of the interval and p (patients) are both at most 0.05 after "
             f"Holm's correction for the {int(table['p_claim'].notna().sum())} comparisons of this table, all metrics "
-            "together. p (patients): test of the models on other patients, for the mean of sites and seeds; an exchange "
-            "test, or a BCa bootstrap with many patients. 'n.s.': not significant. 'too few patients', 'too few runs': fewer than "
-            f"{MIN_PATIENTS} patients or {MIN_SEEDS} runs allow no claim. '(seeds only)': there are no predictions to "
-            "test; other patients may give another result."
+            "together. p (patients): test of the models on other patients, for the mean of sites and seeds; an "
+            "exchange test, or a BCa bootstrap with many patients. 'n.s.': not significant. 'too few patients', "
+            f"'too few runs': fewer than {MIN_PATIENTS} patients or {MIN_SEEDS} runs allow no claim. '(seeds only)': "
+            "there are no predictions to test; other patients may give another result."
         )
     sentences += [AT_SERVER[name] for name in _at_server(table)]
     if table["p_wilcoxon"].notna().any():

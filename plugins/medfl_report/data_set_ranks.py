@@ -120,7 +120,7 @@ def compare_data_sets(
     Raises:
         SettingsError: If a data set lacks the reference, or a comparison is not possible.
     """
-    means = pd.DataFrame({place: one.means for place, one in enumerate(data)}).dropna()
+    means = pd.DataFrame({place: data_set.means for place, data_set in enumerate(data)}).dropna()
     if reference not in means.index:
         raise SettingsError(
             "unknown_choice",
@@ -128,7 +128,8 @@ def compare_data_sets(
             what="reference",
             choice=reference,
         )
-    others = [str(row) for row in means.index if row != reference]
+    names = [str(row) for row in means.index]
+    others = [row for row in names if row != reference]
     gaps = means - means.loc[reference]
     effects = {}
     if with_sites:
@@ -137,7 +138,9 @@ def compare_data_sets(
     return DataSetComparison(
         data=tuple(data),
         reference=reference,
-        ranks=compare_ranks({str(row): means.loc[row].tolist() for row in means.index}),
+        ranks=compare_ranks(
+            {str(row): list(values) for row, values in zip(means.index, means.to_numpy(), strict=True)}
+        ),
         posteriors={row: bayesian_signed_rank(gaps.loc[row].tolist(), rope) for row in others},
         effects=effects,
         rope=rope,
@@ -147,9 +150,10 @@ def compare_data_sets(
 def _site_scores(data: Sequence[DataSetScores]) -> list[SiteScore]:
     """Return the mean over the seeds of each row's score at each site; sites of different data sets differ."""
     scores = []
-    for place, one in enumerate(data):
-        means = one.scores.groupby(["site", "row"])["value"].mean()
-        scores += [SiteScore(f"{place}/{site}", str(row), float(value)) for (site, row), value in means.items()]
+    for place, data_set in enumerate(data):
+        means = data_set.scores.groupby(["site", "row"], as_index=False)["value"].mean()
+        columns = zip(means["site"], means["row"], means["value"], strict=True)
+        scores += [SiteScore(f"{place}/{site}", str(row), float(value)) for site, row, value in columns]
     return scores
 
 
@@ -165,7 +169,7 @@ def ranks_markdown(comparison: DataSetComparison) -> str:
             shares = [f"{share:.2f}" for share in (posterior.first, posterior.equivalent, posterior.second)]
         lines.append([row, f"{rank:.2f}", *shares, *([_describe_effect(effect)] * has_effects)])
     enough = "" if ranks.can_decide else f" With fewer than {MIN_DATA_SETS} data sets no difference is claimed."
-    names = join_words([f"{one.name} ({one.metric})" for one in comparison.data])
+    names = join_words([f"{data_set.name} ({data_set.metric})" for data_set in comparison.data])
     notes = [
         f"Data sets: {names}. Score of a method: mean over seeds of the mean over sites. Rank 1 is the best.",
         f"Friedman's test: p = {p_value(ranks.p)}. Nemenyi's critical difference of mean ranks: "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -37,6 +38,7 @@ from medfl_report.statistics.procedures import (
     TOO_FEW_SEEDS,
     choose_for_models,
     choose_over_runs,
+    procedures_markdown,
 )
 
 
@@ -82,6 +84,11 @@ def test_the_number_of_patients_chooses_the_test_of_models(patients, procedure):
 def test_runs_and_splits_choose_the_test_of_methods(runs, own_splits, patients, procedure):
     assert choose_over_runs(runs, own_splits, patients) is procedure
     assert procedure in PROCEDURES
+
+
+def test_the_page_has_the_table_of_procedures():
+    page = (Path(__file__).parents[2] / "docs" / "statistics.md").read_text(encoding="utf-8")
+    assert procedures_markdown() in page, "run: python benchmarks/claim_rates.py --page docs/statistics.md"
 
 
 # ---- bootstrap

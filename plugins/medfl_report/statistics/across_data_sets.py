@@ -44,7 +44,8 @@ class RankComparison:
 
     def groups(self) -> list[tuple[str, ...]]:
         """Return the largest groups of consecutive methods that do not differ, for a critical-difference diagram."""
-        names, groups = list(self.ranks), []
+        names = list(self.ranks)
+        groups: list[tuple[int, int]] = []
         for start, name in enumerate(names):
             end = max(place for place in range(start, len(names)) if not self.differ(name, names[place]))
             if end > start and (not groups or end > groups[-1][1]):
