@@ -67,6 +67,12 @@ def medfl_commands() -> list[CommandRecord]:
             "Compare runs over seeds, as Markdown and CSV.",
             "Study and compare",
         ),
+        CommandRecord(
+            "rank",
+            "medfl_report.commands.rank:command",
+            "Rank methods over several data sets.",
+            "Study and compare",
+        ),
     ]
 
 

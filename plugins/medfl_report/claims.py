@@ -20,18 +20,19 @@ from medfl.engine.runs.records import RunRecord
 from medfl.metrics import LOWER_IS_BETTER_METRICS
 from medfl.utils.formats import p_value, plus_minus, table_lines
 from medfl_report import forgetting
-from medfl_report.groups import Group, folds_among, pairs
+from medfl_report.groups import Group, folds_among, pairs, split_ratio
 from medfl_report.patient_tests import (
     NO_PREDICTIONS,
+    MethodTest,
     PatientTest,
     PredictionSets,
-    effect_over_runs,
+    compare_methods,
     method_test,
     sets_reader,
 )
 from medfl_report.scores import key_metrics
 from medfl_report.sections.cross_site import cross_site_score, mean_defined, spread
-from medfl_report.statistics import HEADER, Interval, PairedTests, explain, mean_std, paired_t, paired_tests
+from medfl_report.statistics import HEADER, Interval, PairedTests, explain, holm, mean_std, paired_tests
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class ClaimMeasure:
             else NaN.
         of_predictions: True if the measure is a metric of the predictions in the run folders, as a mean over the sites.
             A test over the test patients is then possible.
+        at_sites: True if the measure is about the sites' test sets, which differ if the data are partitioned again for
+            each seed; False if it is about a test set of the server.
     """
 
     value: Callable[[RunRecord, str], float]
@@ -53,6 +56,7 @@ class ClaimMeasure:
     meaning: str = ""
     spread: Callable[[RunRecord, str], float] = lambda run, metric: math.nan
     of_predictions: bool = False
+    at_sites: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,12 +84,12 @@ class ClaimCheck:
         than: Label of the other method.
         pairs: Number of pairs of runs with the same seed and fold on the same data.
         difference: Difference better - than, mean over the pairs; NaN without a pair.
-        interval: 95 % confidence interval of the difference by Student's t; None if it can't be computed.
+        test: Test over the runs and over the test patients, with the 95 % interval of the difference.
         tests: P-values of tests over the pairs of folds; all NaN without folds.
-        over_patients: Test over the test patients, for measures of predictions.
         ours: Values of the method that is claimed to be better.
         theirs: Values of the other method.
         metric: Metric of the measure, for example accuracy; empty if the groups share no suitable metric.
+        p_holm: P-value of the claim, adjusted for the other claims of the page (`correct_claims`).
     """
 
     measure: str
@@ -93,21 +97,31 @@ class ClaimCheck:
     than: str
     pairs: int
     difference: float
-    interval: Interval | None
+    test: MethodTest
     tests: PairedTests
     ours: ClaimSide
     theirs: ClaimSide
     metric: str = ""
-    over_patients: PatientTest = PatientTest(reason=NO_PREDICTIONS)
+    p_holm: float = math.nan
+
+    @property
+    def interval(self) -> Interval | None:
+        """95 % confidence interval of the difference; None if it can't be computed."""
+        return self.test.over_runs.interval
+
+    @property
+    def over_patients(self) -> PatientTest:
+        """Test over the test patients, for measures of predictions."""
+        return self.test.over_patients
 
     @property
     def effect(self) -> str:
         """Result in words.
 
-        ``holds`` or ``reversed`` if the difference is significant; otherwise ``too few patients``, ``n.s.``, or ``-``
-        without an interval.
+        ``holds`` or ``reversed`` if the difference is significant; otherwise ``too few patients``, ``too few runs``,
+        ``n.s.``, or ``-`` without an interval.
         """
-        return effect_over_runs(self.interval, self.over_patients, ("holds", "reversed"))
+        return self.test.effect(("holds", "reversed"), self.p_holm)
 
 
 def own_scores(run: RunRecord, metric: str) -> list[float]:
@@ -140,14 +154,23 @@ def check_claim(
     values = [[kind.value(run, metric or "") for run in pair] for pair in both]
     defined = [math.isfinite(ours - theirs) for ours, theirs in values]
     gaps = [ours - theirs for ours, theirs in compress(values, defined)]
-    mean, folds = mean_std(gaps)[0] if gaps else math.nan, folds_among([run for run, _ in both])
-    interval, tests = paired_t(gaps, folds=folds), paired_tests(gaps, folds)
-    ours, theirs = (_side(kind, metric or "", [pair[side] for pair in compress(both, defined)]) for side in (0, 1))
-    checked = ClaimCheck(measure, better, than, len(gaps), mean, interval, tests, ours, theirs, metric or "")
-    if not kind.of_predictions or interval is None:
-        return checked
+    mean, runs = mean_std(gaps)[0] if gaps else math.nan, [run for run, _ in both]
+    folds = folds_among(runs)
     scored = list(compress(both, defined))
-    return replace(checked, over_patients=method_test(scored, checked.metric, sets_of or sets_reader()))
+    over_patients = PatientTest(reason=NO_PREDICTIONS)
+    if kind.of_predictions and len(gaps) > 1:
+        over_patients = method_test(scored, metric or "", sets_of or sets_reader())
+    has_own_splits = kind.at_sites or folds is not None
+    test = compare_methods(gaps, split_ratio(runs) if has_own_splits else None, over_patients)
+    tests = paired_tests(gaps, folds)
+    ours, theirs = (_side(kind, metric or "", [pair[side] for pair in scored]) for side in (0, 1))
+    return ClaimCheck(measure, better, than, len(gaps), mean, test, tests, ours, theirs, metric or "", p_holm=test.p)
+
+
+def correct_claims(claims: Sequence[ClaimCheck]) -> list[ClaimCheck]:
+    """Return the claims of a page with p-values adjusted by Holm's procedure."""
+    adjusted = holm([claim.test.p for claim in claims])
+    return [replace(claim, p_holm=p) for claim, p in zip(claims, adjusted, strict=True)]
 
 
 def _side(kind: ClaimMeasure, metric: str, runs: Sequence[RunRecord]) -> ClaimSide:
@@ -166,7 +189,7 @@ def claims_table(claims: Sequence[ClaimCheck]) -> pd.DataFrame:
     Returns:
         Columns: measure, metric, better, than, pairs; mean, std over the runs and spread over the models of a run of
         both methods, with the prefixes ``better_`` and ``than_``; difference, low, high, effect, p_patients,
-        p_t, p_corrected, p_wilcoxon. Missing values are NaN.
+        p_claim, p_holm, p_t, p_corrected, p_wilcoxon. Missing values are NaN.
     """
     rows = []
     for claim in claims:
@@ -177,6 +200,7 @@ def claims_table(claims: Sequence[ClaimCheck]) -> pd.DataFrame:
         row |= {"difference": claim.difference, "low": interval.low, "high": interval.high, "effect": claim.effect}
         tests = {"p_t": claim.tests.t, "p_corrected": claim.tests.corrected, "p_wilcoxon": claim.tests.wilcoxon}
         row["p_patients"] = math.nan if claim.over_patients.p is None else claim.over_patients.p
+        row |= {"p_claim": claim.test.p, "p_holm": claim.p_holm}
         rows.append(row | tests)
     return pd.DataFrame(rows)
 
@@ -210,11 +234,11 @@ def claims_markdown(claims: Sequence[ClaimCheck]) -> str:
         lines.append([*cells, *map(p_value, tests)])
     notes = [
         f"Better, than: mean ± standard deviation (ddof = 1) over the {over} that both have on the same data. "
-        "Difference: paired over these, with its 95 % confidence interval by Student's t. "
-        "A claim holds or is reversed if the interval excludes 0 and p (patients), an exchange test over the test "
-        "patients, is at most 0.05; otherwise 'n.s.'. '(seeds only)': there are no predictions for this measure, so "
-        f"that other test patients may give another result. '-': fewer than two {few}, or the same difference in "
-        "all. The 5 % refer to each claim by itself."
+        "Difference: paired over these, with its 95 % confidence interval: over seeds and test patients, over splits, "
+        "or over seeds alone. A claim holds or is reversed if the p-value of the interval and p (patients), a test "
+        "over the test patients, are both at most 0.05 after Holm's correction for the claims of this table; otherwise "
+        "'n.s.'. '(seeds only)': there are no predictions for this measure, so that other test patients may give "
+        f"another result. '-': fewer than two {few}, or the same difference in all."
     ]
     notes += [explain(max(claim.pairs for claim in claims))] if tested else []
     meanings = {
@@ -235,7 +259,9 @@ def _first_metric(groups: Sequence[Group]) -> str | None:
 
 def _forgetting(name: str) -> ClaimMeasure:
     return ClaimMeasure(
-        lambda run, metric: forgetting.measures(run, metric).get(name, math.nan), forgetting.forgetting_metric
+        lambda run, metric: forgetting.measures(run, metric).get(name, math.nan),
+        forgetting.forgetting_metric,
+        at_sites=name.startswith("local"),
     )
 
 
@@ -246,12 +272,14 @@ CLAIMABLE: dict[str, ClaimMeasure] = {name: _forgetting(name) for name in forget
         "mean over the sites of their exported models, each on its own site's test set",
         lambda run, metric: spread(own_scores(run, metric)),
         of_predictions=True,
+        at_sites=True,
     ),
     "cross_site_test": ClaimMeasure(
         lambda run, metric: cross_site_score(run, metric)[0],
         _first_metric,
         "mean over all sites' models and all sites' test sets, of runs with the setting `cross_site_evaluation`",
         lambda run, metric: cross_site_score(run, metric)[1],
+        at_sites=True,
     ),
     "shared_test": ClaimMeasure(
         lambda run, metric: _nan_if_none(run.shared(metric)),

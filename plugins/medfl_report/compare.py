@@ -26,18 +26,20 @@ from medfl_report.groups import (
     folds_among,
     group_runs,
     pairs,
+    split_ratio,
 )
 from medfl_report.patient_tests import (
     NO_PREDICTIONS,
     PatientTest,
     PredictionSets,
-    effect_over_runs,
+    compare_methods,
     method_test,
     sets_reader,
 )
 from medfl_report.scores import Baseline, baseline_of
 from medfl_report.sections.cross_site import cross_site_score
-from medfl_report.statistics import HEADER, explain, mean_std, paired_t, paired_tests
+from medfl_report.statistics import HEADER, LEVEL, explain, holm, mean_std, paired_tests
+from medfl_report.statistics.procedures import MIN_PATIENTS, MIN_SEEDS
 
 AT_SERVER = {
     "server_test": "Server test: the global model on the server's test set.",
@@ -74,12 +76,14 @@ def compare(
         - server_test, shared_test, public_test (see `AT_SERVER`), each with its ``_std``.
         - all_sites, all_sites_std, all_sites_spread: cross-site evaluation, mean over the models, with its standard
           deviations over the runs and over the models.
-        - baseline, pairs, difference, low, high: paired difference from the reference with its 95 % interval by
-          Student's t over the pairs.
-        - effect: ``better`` or ``worse`` if the interval excludes 0 and p_patients <= 0.05; the same with ``(seeds
-          only)`` without a test over patients; ``n.s.``; ``too few patients``; or ``-`` with fewer than two pairs and
-          for the reference itself.
-        - p_patients: p-value of the exchange test over patients.
+        - baseline, pairs, difference, low, high: paired difference from the reference with its 95 % interval, over
+          seeds and patients, over splits, or over seeds alone (`medfl_report.statistics.procedures`).
+        - effect: ``better`` or ``worse`` if p_holm <= 0.05; the same with ``(seeds only)`` without a test over
+          patients; ``n.s.``; ``too few patients``; ``too few runs``; or ``-`` with fewer than two pairs and for the
+          reference itself.
+        - p_patients: p-value of the test over patients.
+        - p_claim: p-value of the effect; NaN if there are too few patients or runs for a claim.
+        - p_holm: p_claim, adjusted by Holm's procedure for all rows of the table.
         - p_t, p_corrected, p_wilcoxon: tests over folds (see `medfl_report.statistics.PairedTests`).
 
     Raises:
@@ -91,9 +95,8 @@ def compare(
     groups = group_runs(runs, labels)
     bases = [_baseline(groups, baseline_of(group.label, baseline)) for group in groups]
     both, sets_of = list(zip(groups, bases, strict=True)), sets_reader()
-    return pd.DataFrame(
-        [comparison_row(group, base, metric, split, sets_of) for metric in chosen for group, base in both]
-    )
+    rows = [comparison_row(group, base, metric, split, sets_of) for metric in chosen for group, base in both]
+    return _correct_family(pd.DataFrame(rows))
 
 
 def _check_scores(runs: Sequence[RunRecord], metrics: Sequence[str], split: str) -> None:
@@ -205,22 +208,40 @@ def _difference_columns(
     """Return the columns of the difference from the reference, paired by seed and fold on the same data."""
     both = [] if group is base else pairs(group, base)
     differences = _differences(both, metric, split)
-    folds = folds_among([run for run, _ in both])
-    interval, tests = paired_t(differences, folds=folds), paired_tests(differences, folds)
-    test = method_test(both, metric, sets_of) if split == "test" else PatientTest(reason=NO_PREDICTIONS)
-    words = ("worse", "better") if metric in LOWER_IS_BETTER_METRICS else ("better", "worse")
+    runs = [run for run, _ in both]
+    over_patients = method_test(both, metric, sets_of) if split == "test" else PatientTest(reason=NO_PREDICTIONS)
+    test = compare_methods(differences, split_ratio(runs), over_patients)
+    tests = paired_tests(differences, folds_among(runs))
+    interval, words = test.over_runs.interval, _direction_words(metric)
     return {
         "baseline": base.label,
         "pairs": len(differences),
         "difference": mean_std(differences)[0] if differences else math.nan,
         "low": interval.low if interval else math.nan,
         "high": interval.high if interval else math.nan,
-        "effect": effect_over_runs(interval, test, words),
-        "p_patients": math.nan if test.p is None else test.p,
+        "effect": test.effect(words, test.p),
+        "p_patients": math.nan if over_patients.p is None else over_patients.p,
+        "p_claim": test.p,
+        "p_holm": test.p,
         "p_t": tests.t,
         "p_corrected": tests.corrected,
         "p_wilcoxon": tests.wilcoxon,
     }
+
+
+def _direction_words(metric: str) -> tuple[str, str]:
+    """Return the words for a positive and for a negative difference."""
+    return ("worse", "better") if metric in LOWER_IS_BETTER_METRICS else ("better", "worse")
+
+
+def _correct_family(table: pd.DataFrame) -> pd.DataFrame:
+    """Adjust the p-values of all rows of a page by Holm's procedure, and withdraw the claims that do not remain."""
+    adjusted = holm(table["p_claim"].tolist())
+    effects = [
+        "n.s." if p > LEVEL and effect.split()[0] in ("better", "worse") else effect
+        for p, effect in zip(adjusted, table["effect"], strict=True)
+    ]
+    return table.assign(p_holm=adjusted, effect=effects)
 
 
 def _differences(matched: Sequence[tuple[RunRecord, RunRecord]], metric: str, split: str) -> list[float]:
@@ -284,16 +305,16 @@ def notes(table: pd.DataFrame) -> list[str]:
         base = bases[0] if len(bases) == 1 else "the reference named in the row"
         sentences.append(
             f"Difference: from {base}, paired over the {over} that both have on the same data, with its 95 % "
-            f"confidence interval by Student's t. '-': no interval, because there are fewer than two such {few} or the "
-            "difference is the same in all of them."
+            f"confidence interval. {_describe_intervals(folds)} '-': no interval, because there are fewer than two "
+            f"such {few} or the difference is the same in all of them."
         )
         sentences.append(
-            "Effect: better or worse if this interval excludes 0, so that chance in training does not explain the "
-            "difference, and p (patients) is at most 0.05, so that the choice of test patients does not explain it. "
-            "p (patients): exchange test of the two methods' predictions, patient by patient within each site, for the "
-            "mean of sites and seeds. 'n.s.': one of the two conditions does not hold. '(seeds only)': there are no "
-            "predictions to test; other patients may give another result. The 5 % refer to each row: of 20 rows "
-            "without any difference, one is expected to be called better or worse by chance."
+            "Effect: better or worse if the p-value of the interval and p (patients) are both at most 0.05 after "
+            f"Holm's correction for the {int(table['p_claim'].notna().sum())} comparisons of this table, all metrics "
+            "together. p (patients): test of the models on other patients, for the mean of sites and seeds; an exchange "
+            "test, or a BCa bootstrap with many patients. 'n.s.': not significant. 'too few patients', 'too few runs': fewer than "
+            f"{MIN_PATIENTS} patients or {MIN_SEEDS} runs allow no claim. '(seeds only)': there are no predictions to "
+            "test; other patients may give another result."
         )
     sentences += [AT_SERVER[name] for name in _at_server(table)]
     if table["p_wilcoxon"].notna().any():
@@ -317,6 +338,16 @@ def notes(table: pd.DataFrame) -> list[str]:
             "scores counts in no mean."
         )
     return sentences
+
+
+def _describe_intervals(folds: bool) -> str:
+    """Return a sentence about the kind of the intervals of differences."""
+    if folds:
+        return "The interval is Student's t over the folds, corrected for their overlap."
+    return (
+        "The interval is over seeds and test patients if the seeds have the same test patients, Student's t corrected "
+        "for the overlap if each seed has its own split, and Student's t over the seeds without predictions."
+    )
 
 
 def _metric_table(name: str, rows: pd.DataFrame, names: Sequence[str]) -> str:

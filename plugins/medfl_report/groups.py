@@ -17,8 +17,10 @@ from typing import Any
 from medfl.engine.runs.records import RunRecord, common_output_names, describe_repetition
 from medfl.errors import SettingsError
 from medfl.objectives import Objective
+from medfl.records.summary import ImageCounts
 from medfl.types import Meta
 from medfl.utils.formats import join_words
+from medfl_report.statistics import fold_ratio
 
 NETWORKS = "task.networks."
 """Prefix of the dotted names of the settings that name the networks."""
@@ -141,6 +143,35 @@ def folds_among(runs: Sequence[RunRecord]) -> int | None:
     if None in {run.fold for run in runs} or len({run.fold for run in runs}) < 2:
         return None
     return min(run.folds for run in runs if run.folds)
+
+
+UNKNOWN_RATIO = 1.0
+"""Ratio for runs that do not know their numbers of images: test sets as large as the training sets."""
+
+
+def split_ratio(runs: Sequence[RunRecord]) -> float | None:
+    """Return the number of test images divided by the number of all other images, if runs have different splits.
+
+    The ratio is 1 / (K - 1) for K folds. For data that are partitioned again for each seed it is the mean over the
+    runs, or `UNKNOWN_RATIO` if no run knows its numbers of images.
+
+    Returns:
+        None if all runs have the same split.
+    """
+    folds = folds_among(runs)
+    if folds is not None:
+        return fold_ratio(folds)
+    if len({run.data for run in runs}) < 2:
+        return None
+    ratios = [_test_ratio(run.holdings) for run in runs if run.holdings is not None]
+    return sum(ratios) / len(ratios) if ratios else UNKNOWN_RATIO
+
+
+def _test_ratio(holdings: ImageCounts) -> float:
+    """Return the number of test images divided by the number of other images; `UNKNOWN_RATIO` without other images."""
+    tested = sum(sum(splits.get("test", ())) for splits in holdings.sites.values())
+    others = sum(sum(counts) for splits in holdings.sites.values() for name, counts in splits.items() if name != "test")
+    return tested / others if others else UNKNOWN_RATIO
 
 
 def pairs(group: Group, base: Group) -> list[tuple[RunRecord, RunRecord]]:

@@ -1,30 +1,46 @@
 """Significance tests over the test patients for the difference between two methods.
 
-A confidence interval describes a difference; a difference counts as significant by the exchange test of
-`medfl_report.statistics.exchange_models`. Runs with the same data have the same test patients, and their differences
-are averaged patient by patient. The folds of one seed test different patients, and so do the sites. Data of different
-seeds may share patients in an unknown way, so each seed is tested separately, and
-`medfl_report.statistics.combine_p` combines the p-values.
+`medfl_report.statistics.procedures` decides between the exchange test and the bootstrap. Runs with the same data have
+the same test patients, and their differences are averaged patient by patient. The folds of one seed test different
+patients, and so do the sites. Data of different seeds may share patients in an unknown way, so each seed is tested
+separately, and `medfl_report.statistics.combine_p` combines the p-values.
 """
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
+
+import torch
 
 from medfl.engine.runs.records import RunRecord
 from medfl_report.predictions import PredictionSet, read_prediction_sets
 from medfl_report.statistics import (
     LEVEL,
     ExchangeDistribution,
-    Interval,
+    PatientBootstrap,
+    RunsTest,
+    ScoreFunction,
     can_decide,
+    choose_for_models,
+    choose_over_runs,
     combine_p,
     exchange_models,
+    mean_bootstrap,
     mean_exchange,
+    resample_differences,
+    runs_test,
+    seeds_and_patients_test,
+)
+from medfl_report.statistics.procedures import (
+    MIN_SEEDS,
+    PATIENT_BOOTSTRAP,
+    SEEDS_AND_PATIENTS,
+    TOO_FEW_SEEDS,
 )
 
 PredictionSets = Mapping[str, PredictionSet]
@@ -65,11 +81,14 @@ class PatientTest:
         p: Two-sided p-value; None if there is no test.
         patients: Number of patients of the smallest test that was made; images if patients are not known.
         reason: Reason why there is no test; empty if there is one.
+        variance: Variance of the difference from the choice of patients, if all runs have the same test patients; else
+            None.
     """
 
     p: float | None = None
     patients: int = 0
     reason: str = ""
+    variance: float | None = None
 
     @property
     def is_significant(self) -> bool:
@@ -110,26 +129,71 @@ def method_test(
     return PatientTests(metric, [RunPair(base, run) for run, base in pairs], sets_of).over(sites)
 
 
-def effect_over_runs(interval: Interval | None, test: PatientTest, words: tuple[str, str]) -> str:
-    """Return the effect of a method over several runs, in words.
+@dataclass(frozen=True)
+class MethodTest:
+    """Test of a difference between two methods, over the runs and over the patients.
+
+    Attributes:
+        over_runs: Interval and p-value over the runs: over seeds and patients, over splits, or over seeds alone.
+        over_patients: Test over the patients of these runs.
+        runs: Number of pairs of runs.
+    """
+
+    over_runs: RunsTest = RunsTest()
+    over_patients: PatientTest = PatientTest(reason=NO_PREDICTIONS)
+    runs: int = 0
+
+    @property
+    def p(self) -> float:
+        """Two-sided p-value of the claim, the larger of the two tests' values; NaN if no claim is possible."""
+        if math.isnan(self.over_runs.p) or self.over_patients.too_few or self.too_few_runs:
+            return math.nan
+        return max(self.over_runs.p, self.over_patients.p or 0.0)
+
+    @property
+    def too_few_runs(self) -> bool:
+        """True if there are fewer runs than a claim needs."""
+        return choose_over_runs(self.runs, has_own_splits=False, has_patients=False) is TOO_FEW_SEEDS
+
+    def effect(self, words: tuple[str, str], p: float) -> str:
+        """Return the effect in words.
+
+        Args:
+            words: Words for a positive and for a negative difference.
+            p: P-value of the claim, adjusted for the family of comparisons.
+
+        Returns:
+            One of `words` if the p-value is significant; the same with the addition "(seeds only)" if there is no test
+            over patients. Otherwise ``too few patients``, ``too few runs`` or ``n.s.``, or ``-`` without an interval.
+        """
+        if self.over_runs.interval is None:
+            return "-"
+        if self.over_patients.too_few:
+            return "too few patients"
+        if self.too_few_runs:
+            return "too few runs"
+        if not p <= LEVEL:
+            return "n.s."
+        word = words[0] if self.over_runs.interval.difference > 0 else words[1]
+        return word if self.over_patients.p is not None else f"{word} (seeds only)"
+
+
+def compare_methods(differences: Sequence[float], ratio: float | None, over_patients: PatientTest) -> MethodTest:
+    """Test the mean of paired differences over runs by the procedure for their number and kind.
 
     Args:
-        interval: Interval of the difference over the runs, in which larger is better; None if there is none.
-        test: Test over the patients of these runs.
-        words: Words for a positive and for a negative effect.
-
-    Returns:
-        One of `words` if the interval excludes 0 and the test is significant; the same with the addition
-        "(seeds only)" if there is no test. Otherwise ``too few patients`` or ``n.s.``, or ``-`` without an interval.
+        differences: One difference for each pair of runs.
+        ratio: Size of a test set divided by the number of all other images, if the runs have different splits; None if
+            all have the same split (`medfl_report.groups.split_ratio`).
+        over_patients: Test over the patients of these runs.
     """
-    if interval is None:
-        return "-"
-    if test.too_few:
-        return "too few patients"
-    if not interval.excludes_zero or not (test.p is None or test.is_significant):
-        return "n.s."
-    word = words[0] if interval.difference > 0 else words[1]
-    return word if test.p is not None else f"{word} (seeds only)"
+    variance, runs = over_patients.variance, len(differences)
+    procedure = choose_over_runs(max(runs, MIN_SEEDS), ratio is not None, variance is not None)
+    if procedure is SEEDS_AND_PATIENTS and variance is not None:
+        over_runs = seeds_and_patients_test(differences, variance, over_patients.patients)
+    else:
+        over_runs = runs_test(differences, ratio)
+    return MethodTest(over_runs, over_patients, runs)
 
 
 def is_rank_metric(metric: str) -> bool:
@@ -146,8 +210,46 @@ def why_incomparable(before: PredictionSet | None, after: PredictionSet | None) 
     return "" if before.defined and after.defined else NO_NUMBERS
 
 
+@dataclass(frozen=True)
+class SiteModels:
+    """Pairs of models on the test images of one site.
+
+    Attributes:
+        score: Function that computes the metric.
+        pairs: Predictions of the compared method and of the reference, (N, K) each, for each repetition.
+        targets: Targets, (N, ...).
+        patients: Patient number of each image, (N,), int64; None if each image counts as one patient.
+        seed: Seed of the exchanges and resamples.
+        order_only: True if the metric depends only on the ranking of a model's predictions.
+        resamples: Number of bootstrap resamples.
+    """
+
+    score: ScoreFunction
+    pairs: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+    targets: torch.Tensor
+    patients: torch.Tensor | None
+    seed: tuple[int, int]
+    order_only: bool
+    resamples: int = 2000
+
+    @property
+    def patient_count(self) -> int:
+        """Number of patients; images if patients are not known."""
+        return len(self.targets) if self.patients is None else len(self.patients.unique())
+
+    @cached_property
+    def exchange(self) -> ExchangeDistribution | None:
+        """Differences after exchanges of patients; None if the metric is not defined."""
+        return exchange_models(self.score, self.pairs, self.targets, self.patients, self.seed, self.order_only)
+
+    @cached_property
+    def bootstrap(self) -> PatientBootstrap | None:
+        """Differences in resamples of patients; None if the metric is not defined."""
+        return resample_differences(self.score, self.pairs, self.targets, self.patients, self.seed, self.resamples)
+
+
 class PatientTests:
-    """Exchange tests of the difference between two groups of runs in one metric, computed on demand and cached.
+    """Tests over patients of the difference between two groups of runs in one metric, computed on demand and cached.
 
     Args:
         metric: Name of the metric.
@@ -158,7 +260,7 @@ class PatientTests:
     def __init__(self, metric: str, pairs: Sequence[RunPair], sets_of: Callable[[RunRecord], PredictionSets]) -> None:
         self._metric, self._sets_of = metric, sets_of
         self._families = _families(pairs)
-        self._exchanges: dict[tuple[int, str, str], ExchangeDistribution | str] = {}
+        self._models: dict[tuple[int, str, str], SiteModels | str] = {}
 
     def over(self, sites: Sequence[str]) -> PatientTest:
         """Test the mean difference over some sites for which both runs of a pair have a score, and over the data sets.
@@ -168,32 +270,39 @@ class PatientTests:
         """
         tests = []
         for place, by_data in enumerate(self._families):
-            parts: list[list[ExchangeDistribution]] = []
+            parts: list[list[SiteModels]] = []
             for data, pairs in by_data.items():
                 scored = [site for site in sites if all(self._is_scored(pair, site) for pair in pairs)]
-                results = [self._exchange(place, data, site, pairs) for site in scored]
+                results = [self._models_of(place, data, site, pairs) for site in scored]
                 reasons = [part for part in results if isinstance(part, str)]
                 if reasons:
                     return PatientTest(reason=reasons[0])
-                parts.append([part for part in results if isinstance(part, ExchangeDistribution)])
+                parts.append([part for part in results if isinstance(part, SiteModels)])
             parts = [part for part in parts if part]
             if not parts:
                 return PatientTest(reason=UNDEFINED)
-            weighted = [(1 / len(parts) / len(part), exchange) for part in parts for exchange in part]
-            tests.append(weighted[0][1] if len(weighted) == 1 else mean_exchange(weighted))
-        return PatientTest(combine_p([test.p for test in tests]), min(test.patients for test in tests))
+            weighted = [(1 / len(parts) / len(part), models) for part in parts for models in part]
+            test = compare_models(weighted)
+            if test.p is None:
+                return test
+            tests.append(test)
+        if len(tests) == 1:
+            is_one_split = len(self._families[0]) == 1
+            return tests[0] if is_one_split else replace(tests[0], variance=None)
+        p = combine_p([test.p for test in tests if test.p is not None])
+        return PatientTest(p, min(test.patients for test in tests))
 
     def _is_scored(self, pair: RunPair, site: str) -> bool:
         return all(run.score(site, self._metric) is not None for run in (pair.alone, pair.other))
 
-    def _exchange(self, family: int, data: str, site: str, pairs: Sequence[RunPair]) -> ExchangeDistribution | str:
-        """Return the cached exchanges of a site in one data set, or the reason why there are none."""
+    def _models_of(self, family: int, data: str, site: str, pairs: Sequence[RunPair]) -> SiteModels | str:
+        """Return the cached models of a site in one data set, or the reason why these can't be compared."""
         key = (family, data, site)
-        if key not in self._exchanges:
-            self._exchanges[key] = self._compute_exchange(data, site, pairs)
-        return self._exchanges[key]
+        if key not in self._models:
+            self._models[key] = self._read_models(data, site, pairs)
+        return self._models[key]
 
-    def _compute_exchange(self, data: str, site: str, pairs: Sequence[RunPair]) -> ExchangeDistribution | str:
+    def _read_models(self, data: str, site: str, pairs: Sequence[RunPair]) -> SiteModels | str:
         sides = []
         for pair in pairs:
             before, after = (self._sets_of(run).get(site) for run in (pair.alone, pair.other))
@@ -204,15 +313,33 @@ class PatientTests:
         first = sides[0][0]
         if not all(first.same_images(before) for before, _ in sides):
             return OTHER_IMAGES
-        exchange = exchange_models(
-            partial(first.objective.weighted_score, self._metric),
-            [(after.predictions, before.predictions) for before, after in sides],
-            first.targets,
-            first.patients,
-            seed=[zlib.crc32(data.encode()), zlib.crc32(site.encode())],
+        return SiteModels(
+            score=partial(first.objective.weighted_score, self._metric),
+            pairs=tuple((after.predictions, before.predictions) for before, after in sides),
+            targets=first.targets,
+            patients=first.patients,
+            seed=(zlib.crc32(data.encode()), zlib.crc32(site.encode())),
             order_only=is_rank_metric(self._metric),
         )
-        return UNDEFINED if exchange is None else exchange
+
+
+def compare_models(weighted: Sequence[tuple[float, SiteModels]]) -> PatientTest:
+    """Test the weighted mean of the differences at several sites, by the procedure for the numbers of patients."""
+    procedure = choose_for_models([models.patient_count for _, models in weighted])
+    if procedure is PATIENT_BOOTSTRAP:
+        bootstraps = [(weight, models.bootstrap) for weight, models in weighted]
+        resampled = [(weight, part) for weight, part in bootstraps if part is not None]
+        if len(resampled) < len(bootstraps):
+            return PatientTest(reason=UNDEFINED)
+        mean = mean_bootstrap(resampled)
+        return PatientTest(mean.p, mean.patients, variance=mean.variance)
+    exchanges = [(weight, models.exchange) for weight, models in weighted]
+    exchanged = [(weight, part) for weight, part in exchanges if part is not None]
+    if len(exchanged) < len(exchanges):
+        return PatientTest(reason=UNDEFINED)
+    exchange = exchanged[0][1] if len(exchanged) == 1 else mean_exchange(exchanged)
+    variance = None if math.isnan(exchange.variance) else exchange.variance
+    return PatientTest(exchange.p, exchange.patients, variance=variance)
 
 
 def _families(pairs: Sequence[RunPair]) -> list[dict[str, list[RunPair]]]:

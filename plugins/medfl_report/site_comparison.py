@@ -1,8 +1,7 @@
 """Differences between a federated method and local training, site by site, with intervals and tests.
 
-One question has one kind of uncertainty. For one pair of runs the interval is a bootstrap over the test patients. For
-several pairs, which differ in seed or fold, it is Student's t over the paired differences of the runs, as in
-`medfl_report.compare`.
+For one pair of runs the interval is a bootstrap over the test patients. For several pairs, which differ in seed or
+split, it is over the seeds and the patients, or over the splits, as in `medfl_report.compare`.
 
 A group is a set of runs of one method that differ only in seed and fold. A site exports its personal model if the
 method trains one, else the global model.
@@ -16,16 +15,27 @@ from dataclasses import dataclass, replace
 
 from medfl.metrics import LOWER_IS_BETTER_METRICS, UNBOUNDED_METRICS, worst
 from medfl.utils.formats import count, none_if_nan
-from medfl_report.groups import Group, folds_among
-from medfl_report.patient_tests import UNDEFINED, PatientTest, PatientTests, PredictionSets, RunPair, why_incomparable
+from medfl_report.groups import Group, split_ratio
+from medfl_report.patient_tests import (
+    UNDEFINED,
+    PatientTest,
+    PatientTests,
+    PredictionSets,
+    RunPair,
+    compare_methods,
+    why_incomparable,
+)
 from medfl_report.predictions import PredictionSet
-from medfl_report.statistics import Interval, mean_std, paired_t
+from medfl_report.statistics import LEVEL, Interval, holm, mean_std
 
 BETTER, WORSE, NO_CLEAR_DIFFERENCE = "better", "worse", "no clear difference"
 """Effects of a method on a site's score: a significant improvement, a significant decline, or neither."""
 
 TOO_FEW_PATIENTS = "too few patients for a test"
 """Effect if no test on that many patients can reach the significance level."""
+
+TOO_FEW_RUNS = "too few runs for a test"
+"""Effect if there are fewer runs than a claim needs."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +51,12 @@ class ComparisonRow:
         low: Lower end of the difference's 95 % confidence interval; None without an interval.
         high: Upper end of the interval.
         by_run: Difference in each pair of runs, which differ in seed or fold.
-        effect: `BETTER`, `WORSE`, `NO_CLEAR_DIFFERENCE`, `TOO_FEW_PATIENTS`, or the reason why there is no test.
+        effect: `BETTER`, `WORSE`, `NO_CLEAR_DIFFERENCE`, `TOO_FEW_PATIENTS`, `TOO_FEW_RUNS`, or the reason why there is
+            no test.
         left: Number of pairs of runs that are left out, because the metric is not defined in them.
         patients: Number of test patients; None if each image counts as one, and in a row that is not about one site.
         p: Two-sided p-value of the test over patients; None without a test.
+        p_claim: P-value of the effect: the largest of the tests over patients and over runs; None without a test.
     """
 
     name: str
@@ -59,6 +71,7 @@ class ComparisonRow:
     left: int = 0
     patients: int | None = None
     p: float | None = None
+    p_claim: float | None = None
 
     @property
     def spread(self) -> float | None:
@@ -124,8 +137,8 @@ def pair_up(alone: Group, other: Group) -> list[RunPair]:
 def compare_sites(metric: str, name: str, pairs: Sequence[RunPair], tested: Mapping[str, PredictionSets]) -> Comparison:
     """Compare a group with its reference at each site.
 
-    With one pair the intervals are paired bootstraps over the test patients. With several pairs they are Student's t
-    over the paired differences (`compare_over_runs`).
+    With one pair the intervals are paired bootstraps over the test patients. With several pairs they are over the
+    runs (`compare_over_runs`).
 
     Args:
         metric: Name of the metric.
@@ -140,7 +153,7 @@ def compare_sites(metric: str, name: str, pairs: Sequence[RunPair], tested: Mapp
     tests = PatientTests(metric, pairs, lambda run: tested[str(run.folder)])
     rows = [_site_row(metric, site, pair, tested, tests) for site in sites]
     mean = mean_row(metric, rows, tests.over(sites))
-    return Comparison(metric, name, rows, mean, worst_row(metric, rows))
+    return Comparison(metric, name, correct_family(rows), mean, worst_row(metric, rows))
 
 
 def compare_over_runs(
@@ -156,13 +169,13 @@ def compare_over_runs(
     """
     sites = sorted({site for pair in pairs for site in pair.other.sites})
     scores = {site: _score_pairs(metric, site, pairs) for site in sites}
-    folds = folds_among([pair.other for pair in pairs])
+    ratio = split_ratio([pair.other for pair in pairs])
     tests = PatientTests(metric, pairs, lambda run: tested[str(run.folder)])
     rows = []
     for site, by_pair in scores.items():
         images, patients = _count_images(site, pairs, tested)
         row = ComparisonRow(site, images, None, None, patients=patients)
-        rows.append(_row_of_scores(metric, row, by_pair, folds, len(pairs), tests.over([site])))
+        rows.append(_row_of_scores(metric, row, by_pair, ratio, len(pairs), tests.over([site])))
     means = {
         place: (mean_of[0], mean_of[1])
         for place in range(len(pairs))
@@ -170,8 +183,8 @@ def compare_over_runs(
         and (mean_of := [sum(side) / len(defined) for side in zip(*defined, strict=True)])
     }
     empty = ComparisonRow("mean of sites", None, None, None)
-    mean = _row_of_scores(metric, empty, means, folds, len(means), tests.over(sites))
-    return Comparison(metric, name, rows, mean, worst_row(metric, rows))
+    mean = _row_of_scores(metric, empty, means, ratio, len(means), tests.over(sites))
+    return Comparison(metric, name, correct_family(rows), mean, worst_row(metric, rows))
 
 
 ScorePairs = Mapping[int, tuple[float, float]]
@@ -205,7 +218,7 @@ def _count_images(
 
 
 def _row_of_scores(
-    metric: str, row: ComparisonRow, scores: ScorePairs, folds: int | None, runs: int, test: PatientTest
+    metric: str, row: ComparisonRow, scores: ScorePairs, ratio: float | None, runs: int, test: PatientTest
 ) -> ComparisonRow:
     """Fill a row with the means of its scores, and with the interval over the runs."""
     alone, other = (mean_known(both[side] for both in scores.values()) for side in (0, 1))
@@ -213,34 +226,58 @@ def _row_of_scores(
     if not by_run:
         return replace(row, alone=alone, other=other, effect=UNDEFINED, left=runs)
     filled = replace(row, alone=alone, other=other, by_run=by_run, left=runs - len(by_run))
-    return row_over_runs(metric, filled, folds, test)
+    return row_over_runs(metric, filled, ratio, test)
 
 
-def row_over_runs(metric: str, row: ComparisonRow, folds: int | None, test: PatientTest) -> ComparisonRow:
+def row_over_runs(metric: str, row: ComparisonRow, ratio: float | None, test: PatientTest) -> ComparisonRow:
     """Add the mean difference, its interval over the runs (Student's t), the p-value and the effect to a row.
 
-    A row is better or worse if the interval excludes 0 and the test over patients is significant.
+    A row is better or worse if the tests over the runs and over the patients are significant
+    (`medfl_report.patient_tests.compare_methods`).
 
     Args:
         metric: Name of the metric.
         row: Row with at least one difference in `ComparisonRow.by_run`.
-        folds: Number of folds if the runs differ in fold, else None. With folds the interval is corrected for
-            overlapping training sets.
+        ratio: Size of a test set divided by the number of all other images, if the runs have different splits; else
+            None (`medfl_report.groups.split_ratio`).
         test: Test of the mean difference over patients.
     """
     row = replace(row, difference=mean_known(row.by_run), low=None, high=None)
     if test.too_few:
         return replace(row, p=test.p, effect=TOO_FEW_PATIENTS)
-    interval = paired_t(row.by_run, folds=folds)
+    comparison = compare_methods(row.by_run, ratio, test)
+    interval = comparison.over_runs.interval
     if interval is None:
         reason = "the same in all runs" if len(row.by_run) > 1 else f"defined in {count(1, 'run')} only"
         return replace(row, effect=f"no interval: {reason}")
     row = replace(row, low=interval.low, high=interval.high)
     if test.p is None:
         return add_patient_test(metric, row, interval, test)
-    if not (test.is_significant and interval.excludes_zero):
-        return replace(row, p=test.p, effect=NO_CLEAR_DIFFERENCE)
-    return replace(row, p=test.p, effect=_direction(metric, interval.difference))
+    if comparison.too_few_runs:
+        return replace(row, p=test.p, effect=TOO_FEW_RUNS)
+    effect = _direction(metric, interval.difference) if comparison.p <= LEVEL else NO_CLEAR_DIFFERENCE
+    return replace(row, p=test.p, effect=effect, p_claim=comparison.p)
+
+
+def correct_family(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
+    """Adjust the p-values of a family of rows by Holm's procedure, and withdraw the claims that do not remain.
+
+    Args:
+        rows: The sites of one table, or the methods of one table.
+
+    Returns:
+        The rows with adjusted values in `ComparisonRow.p_claim`.
+    """
+    adjusted = holm([math.nan if row.p_claim is None else row.p_claim for row in rows])
+    return [_withdraw(row, p) for row, p in zip(rows, adjusted, strict=True)]
+
+
+def _withdraw(row: ComparisonRow, p: float) -> ComparisonRow:
+    """Return the row with its adjusted p-value, and without a claim that it does not support."""
+    if math.isnan(p):
+        return row
+    is_claim = row.effect.split(" (")[0] in (BETTER, WORSE)
+    return replace(row, p_claim=p, effect=NO_CLEAR_DIFFERENCE if is_claim and p > LEVEL else row.effect)
 
 
 def worst_row(metric: str, rows: Sequence[ComparisonRow], place: str = "site") -> ComparisonRow:
@@ -359,7 +396,7 @@ def add_patient_test(metric: str, row: ComparisonRow, interval: Interval | None,
     if test.p is None:
         return replace(row, effect=UNDEFINED if test.reason == UNDEFINED else f"no test: {test.reason}")
     effect = _direction(metric, row.difference or 0.0) if test.is_significant else NO_CLEAR_DIFFERENCE
-    return replace(row, p=test.p, effect=effect)
+    return replace(row, p=test.p, effect=effect, p_claim=test.p)
 
 
 def _direction(metric: str, difference: float) -> str:

@@ -19,7 +19,7 @@ from medfl.privacy.gaussian import SENSITIVITY
 from medfl.utils.files import write_atomic
 from medfl.utils.formats import count, csv_table, join_words, table_lines
 from medfl.utils.text import Say
-from medfl_report.claims import check_claim, claims_markdown, claims_table
+from medfl_report.claims import check_claim, claims_markdown, claims_table, correct_claims
 from medfl_report.compare import compare, to_markdown
 from medfl_report.evaluation.external_scores import other_evaluations
 from medfl_report.forgetting import forgetting_metric, forgetting_table
@@ -158,7 +158,9 @@ def _write_run_tables(study: Study, data: str, jobs: list[RunJob], out: Path) ->
     last = compare(runs, study.metrics or None, _baselines(study, labels), labels=labels)
     groups = group_runs(runs, labels)
     sets_of = sets_reader()
-    claims = [check_claim(groups, claim.measure, claim.better, claim.than, sets_of) for claim in study.claims]
+    claims = correct_claims(
+        [check_claim(groups, claim.measure, claim.better, claim.than, sets_of) for claim in study.claims]
+    )
     metric = forgetting_metric(groups)
     rounds = forgetting_table(groups, metric) if metric else pd.DataFrame()
     models = models_table(groups, list(last["metric"].unique()))

@@ -11,8 +11,8 @@ import torch
 from medfl.metrics.segmentation import mean_over_cases
 from medfl.metrics.survival import concordance
 from medfl.objectives import Multiclass
-from medfl_report import statistics
-from medfl_report.statistics import LEVEL, ExchangeDistribution, exchange_models, mean_exchange
+from medfl_report.statistics import LEVEL, ExchangeDistribution, exchange_models, mean_exchange, procedures
+from medfl_report.statistics import exchange as exchanges
 
 METRICS = ("accuracy", "auc", "dice", "c_index")
 
@@ -75,8 +75,8 @@ def most(trials: int) -> float:
 @pytest.fixture(autouse=True)
 def fewer_exchanges(monkeypatch):
     """A p-value is valid with any number of random exchanges; 199 are fast."""
-    monkeypatch.setattr(statistics, "EXCHANGES", 199)
-    monkeypatch.setattr(statistics, "EXHAUSTIVE", 7)
+    monkeypatch.setattr(exchanges, "EXCHANGES", 199)
+    monkeypatch.setattr(procedures, "EXHAUSTIVE", 7)
 
 
 @pytest.mark.parametrize("metric", METRICS)

@@ -22,7 +22,7 @@ from medfl_report.groups import by_data, data_names, group_runs, pairs
 from medfl_report.notices import make_notices, summary_sentence
 from medfl_report.rounds_markdown import rounds_markdown
 from medfl_report.scores import named_runs
-from medfl_report.statistics import paired_t, paired_tests, signed_rank
+from medfl_report.statistics import fold_ratio, paired_t, paired_tests, signed_rank
 
 
 @pytest.fixture
@@ -196,9 +196,9 @@ def test_the_interval_over_folds_is_that_of_the_corrected_test(level):
     """At the level 1 - p one end of it is 0."""
     gains, folds = [0.10, 0.12, 0.05, 0.08], 4
     p = paired_tests(gains, folds).corrected
-    touching = paired_t(gains, 1 - p, folds)
+    touching = paired_t(gains, 1 - p, fold_ratio(folds))
     assert touching.low == pytest.approx(0, abs=1e-9)
-    plain, wide = paired_t(gains, level), paired_t(gains, level, folds)
+    plain, wide = paired_t(gains, level), paired_t(gains, level, fold_ratio(folds))
     assert (wide.high - wide.low) / (plain.high - plain.low) == pytest.approx(math.sqrt(1 + 4 / 3))
 
 

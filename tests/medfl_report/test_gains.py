@@ -111,7 +111,7 @@ def test_seeds_are_averaged_and_their_spread_is_reported(tmp_path):
         differences = [part.difference for part in parts]
         assert row.spread == pytest.approx(stdev(differences))
         ends = stats.ttest_1samp(differences, 0).confidence_interval()
-        assert (row.low, row.high) == pytest.approx((ends.low, ends.high))
+        assert row.low < ends.low < ends.high < row.high, "the interval is over the patients as well"
     assert together.mean.spread == pytest.approx(stdev(comparison.mean.difference for comparison in single))
     assert single[0].mean.spread is None
 

@@ -16,12 +16,13 @@ from medfl.objectives import Multiclass
 from medfl_report.claims import check_claim
 from medfl_report.compare import compare
 from medfl_report.groups import group_runs
-from medfl_report.patient_tests import PatientTest, effect_over_runs
+from medfl_report.patient_tests import MethodTest, PatientTest
 from medfl_report.predictions import read_prediction_sets
 from medfl_report.site_comparison import BETTER, NO_CLEAR_DIFFERENCE, TOO_FEW_PATIENTS, compare_sites, pair_up
 from medfl_report.statistics import (
     ExchangeDistribution,
     Interval,
+    RunsTest,
     can_decide,
     combine_p,
     exchange_models,
@@ -85,12 +86,12 @@ def test_values_are_those_of_swapped_predictions(metric):
 
 
 def test_random_exchanges_come_near_all_of_them(monkeypatch):
-    from medfl_report import statistics
+    from medfl_report.statistics import procedures
 
     a, b, labels = random_models(2, 10, seed=3)
     score = partial(Multiclass(2).weighted_score, "auc")
     full = exchange_models(score, [(a, b)], labels, order_only=True)
-    monkeypatch.setattr(statistics, "EXHAUSTIVE", 0)
+    monkeypatch.setattr(procedures, "EXHAUSTIVE", 0)
     drawn = exchange_models(score, [(a, b)], labels, order_only=True)
     assert (full.exhaustive, drawn.exhaustive) == (True, False)
     assert drawn.p == pytest.approx(full.p, abs=4 * math.sqrt(full.p * (1 - full.p) / 1999))
@@ -191,19 +192,24 @@ def test_a_table_of_methods_needs_the_patients_too(tmp_path, skill, effect):
 
 
 @pytest.mark.parametrize(
-    ("interval", "test", "effect"),
+    ("difference", "p", "test", "runs", "effect"),
     [
-        (Interval(0.1, 0.05, 0.15), PatientTest(0.01, 50), "better"),
-        (Interval(-0.1, -0.15, -0.05), PatientTest(0.01, 50), "worse"),
-        (Interval(0.1, 0.05, 0.15), PatientTest(0.06, 50), "n.s."),
-        (Interval(0.1, -0.05, 0.25), PatientTest(0.01, 50), "n.s."),
-        (Interval(0.1, 0.05, 0.15), PatientTest(0.25, 3), "too few patients"),
-        (Interval(0.1, 0.05, 0.15), PatientTest(reason="no predictions"), "better (seeds only)"),
-        (None, PatientTest(0.01, 50), "-"),
+        (0.1, 0.01, PatientTest(0.01, 50), 3, "better"),
+        (-0.1, 0.01, PatientTest(0.01, 50), 3, "worse"),
+        (0.1, 0.01, PatientTest(0.06, 50), 3, "n.s."),
+        (0.1, 0.06, PatientTest(0.01, 50), 3, "n.s."),
+        (0.1, 0.01, PatientTest(0.25, 3), 3, "too few patients"),
+        (0.1, 0.01, PatientTest(0.01, 50), 2, "too few runs"),
+        (0.1, 0.01, PatientTest(reason="no predictions"), 3, "better (seeds only)"),
     ],
 )
-def test_seeds_and_patients_must_agree(interval, test, effect):
-    assert effect_over_runs(interval, test, ("better", "worse")) == effect
+def test_runs_and_patients_must_agree(difference, p, test, runs, effect):
+    method = MethodTest(RunsTest(Interval(difference, difference - 1, difference + 1), p), test, runs)
+    assert method.effect(("better", "worse"), method.p) == effect
+
+
+def test_without_an_interval_there_is_no_effect():
+    assert MethodTest(RunsTest(), PatientTest(0.01, 50), 3).effect(("better", "worse"), math.nan) == "-"
 
 
 def test_no_random_exchange_gives_a_p_value_of_0():

@@ -67,7 +67,7 @@ def test_how_many_are_scored_at_once_changes_nothing(name, monkeypatch):
     labels, probabilities = guesses(np.random.default_rng(0), 60, 0.7)
     other = model(np.random.default_rng(1), labels, 0.8)
     together = bootstrap_by(name, probabilities, other, labels, 2, resamples=500)
-    monkeypatch.setattr("medfl_report.statistics.WEIGHTS", 1)
+    monkeypatch.setattr("medfl_report.statistics.weighted_scores.WEIGHTS", 1)
     assert bootstrap_by(name, probabilities, other, labels, 2, resamples=500) == together
 
 

@@ -10,6 +10,7 @@ import typer
 
 from medfl.cli.plugin_options import Disabled, PluginFiles, load
 from medfl.errors import DataError, MedflError, SettingsError
+from medfl.utils.formats import count
 
 if TYPE_CHECKING:
     from medfl_report.calibration.choose import CalibrationChoices, RecalibrationKind

@@ -13,7 +13,7 @@ from functools import partial
 from statistics import fmean
 
 from medfl.utils.formats import join_words
-from medfl_report.groups import Group, by_seed, folds_among, repeated_word
+from medfl_report.groups import Group, by_seed, repeated_word, split_ratio
 from medfl_report.patient_tests import PredictionSets
 from medfl_report.predictions import PredictionSet
 from medfl_report.scores import pool_group
@@ -66,13 +66,13 @@ def score_sites(
         pool = pool_group(group, tested) if together else None
         pooled = None if pool is None else interval_of(pool, score)
         return SiteScores(intervals, mean_interval(defined) if defined else None, pooled)
-    folds = folds_among(group.runs)
+    ratio = split_ratio(group.runs)
     values = [
         {site: _value(test_set, score) for site, test_set in tested[str(run.folder)].items()} for run in group.runs
     ]
-    by_site = {site: _over_runs([by_run.get(site, math.nan) for by_run in values], folds) for site in sites}
+    by_site = {site: _over_runs([by_run.get(site, math.nan) for by_run in values], ratio) for site in sites}
     means = [[value for value in by_run.values() if not math.isnan(value)] for by_run in values]
-    mean = _over_runs([fmean(of_run) for of_run in means if of_run], folds)
+    mean = _over_runs([fmean(of_run) for of_run in means if of_run], ratio)
     pools = [pool_group(Group(group.label, tuple(runs)), tested) for runs in by_seed(group).values() if together]
     return SiteScores(by_site, mean, _over_runs([_value(pool, score) for pool in pools if pool is not None], None))
 
@@ -102,12 +102,12 @@ def _function(test_set: PredictionSet, score: str | ScoreFunction) -> ScoreFunct
     return partial(test_set.objective.weighted_score, score) if isinstance(score, str) else score
 
 
-def _over_runs(values: Sequence[float], folds: int | None) -> Interval | None:
+def _over_runs(values: Sequence[float], ratio: float | None) -> Interval | None:
     """Return the mean over the runs where a score is defined, with its interval by Student's t; None without any."""
     defined = [value for value in values if not math.isnan(value)]
     if not defined:
         return None
-    return paired_t(defined, folds=folds) or Interval(fmean(defined), math.nan, math.nan)
+    return paired_t(defined, ratio=ratio) or Interval(fmean(defined), math.nan, math.nan)
 
 
 def with_predictions(groups: Sequence[Group], tested: Mapping[str, PredictionSets]) -> list[Group]:

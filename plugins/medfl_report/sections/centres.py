@@ -40,6 +40,7 @@ from medfl_report.site_comparison import (
     Comparison,
     ComparisonRow,
     add_patient_test,
+    correct_family,
     mean_known,
     mean_row,
     pair_up,
@@ -127,7 +128,7 @@ def centre_gains(
     left = [ExcludedCentre(name, _counts(name, seeds[0])) for name, row in gains.items() if row is None]
     test = _mean_test([exchanges[row.name] for row in rows])
     mean = _mean_over_seeds(rows, test) if len(seeds) > 1 else mean_row(METRIC, rows, test, "centre")
-    return Comparison(METRIC, group.label, rows, mean, worst_row(METRIC, rows, "centre")), left
+    return Comparison(METRIC, group.label, correct_family(rows), mean, worst_row(METRIC, rows, "centre")), left
 
 
 def _mean_over_seeds(rows: Sequence[ComparisonRow], test: PatientTest) -> ComparisonRow:

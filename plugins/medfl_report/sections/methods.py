@@ -18,7 +18,7 @@ from medfl.types import Meta
 from medfl.utils.formats import metric_words, none_if_nan, signed
 from medfl_report.compare import comparison_row, run_means
 from medfl_report.figures import svg
-from medfl_report.groups import Group, folds_among, repeated_word
+from medfl_report.groups import Group, repeated_word, split_ratio
 from medfl_report.objectives.site_scores import score_sites
 from medfl_report.patient_tests import RunPair
 from medfl_report.scores import compared, page_metrics
@@ -91,8 +91,9 @@ class MethodComparison:
                 "include the variation between seeds."
             )
         return (
-            f"95 % confidence intervals: Student's t over the {self.repeated}; differences are paired by "
-            f"{'seed and fold' if self.repeated != 'seeds' else 'seed'}."
+            f"95 % confidence intervals: of a mean, Student's t over the {self.repeated}; of a difference, paired by "
+            f"{'seed and fold' if self.repeated != 'seeds' else 'seed'}, over the {self.repeated} and the test "
+            "patients, or over the splits if these differ."
         )
 
 
@@ -133,7 +134,7 @@ def _mean(group: Group, metric: str, data: ReportData, over_runs: bool) -> Inter
         return None
     mean = math.fsum(values) / len(values)
     if over_runs:
-        return paired_t(values, folds=folds_among(group.runs)) or Interval(mean, math.nan, math.nan)
+        return paired_t(values, ratio=split_ratio(group.runs)) or Interval(mean, math.nan, math.nan)
     resampled = score_sites(group, data.predictions, metric).mean
     if resampled is None or not math.isclose(resampled.difference, mean, abs_tol=1e-9):
         return Interval(mean, math.nan, math.nan)  # the predictions do not cover all scored sites
@@ -149,8 +150,10 @@ def _difference(
         if not row["pairs"]:
             return None, 0
         effect = EFFECTS.get(str(row["effect"]), str(row["effect"]))
-        low, high, p = (none_if_nan(row[name]) for name in ("low", "high", "p_patients"))
-        gain = ComparisonRow(group.label, None, None, None, row["difference"], low, high, effect=effect, p=p)
+        low, high, p, claim = (none_if_nan(row[name]) for name in ("low", "high", "p_patients", "p_claim"))
+        gain = ComparisonRow(
+            group.label, None, None, None, row["difference"], low, high, effect=effect, p=p, p_claim=claim
+        )
         return gain, row["pairs"]
     (run,), (reference,) = group.runs, base.runs
     if run.data != reference.data or run.summary is None or reference.summary is None:
@@ -159,7 +162,16 @@ def _difference(
     if mean.difference is None:
         return None, 0
     gain = ComparisonRow(
-        group.label, None, None, None, mean.difference, mean.low, mean.high, effect=mean.effect, p=mean.p
+        group.label,
+        None,
+        None,
+        None,
+        mean.difference,
+        mean.low,
+        mean.high,
+        effect=mean.effect,
+        p=mean.p,
+        p_claim=mean.p,
     )
     return gain, 1
 

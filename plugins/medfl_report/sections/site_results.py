@@ -29,6 +29,7 @@ from medfl_report.site_comparison import (
     BETTER,
     NO_CLEAR_DIFFERENCE,
     TOO_FEW_PATIENTS,
+    TOO_FEW_RUNS,
     WORSE,
     Comparison,
     ComparisonRow,
@@ -40,7 +41,13 @@ from medfl_report.site_comparison import (
 EFFECT_COLOURS = {BETTER: COLOURS[0], WORSE: COLOURS[1]}
 """Maps each effect to its colour in figures; other effects are grey."""
 
-EFFECTS = {"gains": BETTER, "loses": WORSE, "unclear": NO_CLEAR_DIFFERENCE, "too_few": TOO_FEW_PATIENTS}
+EFFECTS = {
+    "gains": BETTER,
+    "loses": WORSE,
+    "unclear": NO_CLEAR_DIFFERENCE,
+    "too_few": TOO_FEW_PATIENTS,
+    "too_few_runs": TOO_FEW_RUNS,
+}
 """Mapping from the names that templates use for effects to the effects."""
 
 

@@ -1,0 +1,314 @@
+"""Measure how often medfl claims a difference between two models that do not differ, and between two that do.
+
+A cell is a metric, a number of sites, a number of test patients at each site, and one of three kinds of models:
+
+- ``equal``: the errors of both models have the same distribution. Each claim is false.
+- ``other shape``: both models have the same expected score, but scores of another distribution. Each claim is false.
+- ``better``: the first model is better by a fixed effect. The share of claims is the power.
+
+Half of the variance of the errors is common to both models. The claim is about the mean over the sites, by the
+procedure that `medfl_report.statistics.procedures` chooses. A cell simulates test sets until it has
+used its CPU seconds, at least 200 and at most `--simulations` times. The file ``docs/statistics_rates.csv`` has the
+number of simulations of each cell, and the tables of ``docs/statistics.md`` between its markers are replaced.
+
+    python benchmarks/claim_rates.py
+    python benchmarks/claim_rates.py --simulations 10000 --seconds 600 --page docs/statistics.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import re
+import time
+from collections.abc import Callable
+from dataclasses import astuple, dataclass, fields
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from scipy.stats import norm
+
+from medfl.metrics.regression import mae
+from medfl.metrics.segmentation import mean_over_cases
+from medfl.metrics.survival import concordance
+from medfl.objectives import Multiclass
+from medfl_report.patient_tests import SiteModels, compare_models, is_rank_metric
+from medfl_report.statistics import LEVEL, ScoreFunction, exchange, paired_t, seeds_and_patients_test
+from medfl_report.statistics.procedures import procedures_markdown
+
+PATIENTS = (3, 6, 20, 100, 500, 2000)
+"""Numbers of patients of cells with one site."""
+
+SITES = ((3, 20), (10, 5), (50, 20))
+"""Patients at each site, and number of sites, of the other cells."""
+
+MIN_SIMULATIONS = 200
+
+EXCHANGES, RESAMPLES = 999, 500
+"""Numbers of random exchanges and of resamples; a claim's p-value is valid with any number."""
+
+LARGE = 1000
+"""Number of patients in all from which only `LARGE_METRICS` are simulated, and no power, which is near 100 %."""
+
+LARGE_METRICS = ("accuracy", "auc", "dice", "mae")
+
+SHAPES = ("balanced_accuracy", "auc", "dice", "mae")
+"""Metrics for which models of equal score and another distribution are simulated."""
+
+
+@dataclass(frozen=True)
+class Models:
+    """Predictions of two models for the patients of a site.
+
+    Attributes:
+        a: Predictions of the first model, (N, K).
+        b: Predictions of the second model, (N, K).
+        targets: Targets, (N, ...).
+        score: Function that computes the metric.
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    targets: torch.Tensor
+    score: ScoreFunction
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Rate of claims in one cell.
+
+    Attributes:
+        kind: ``equal``, ``other shape`` or ``better``.
+        metric: Name of the metric.
+        sites: Number of sites.
+        patients: Number of test patients at each site.
+        simulations: Number of simulated test sets.
+        claims: Number of claims.
+    """
+
+    kind: str
+    metric: str
+    sites: int
+    patients: int
+    simulations: int
+    claims: int
+
+
+def noises(rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Draw standard normal errors of two models, (N,) each, with a correlation of 0.5."""
+    shared, *own = rng.normal(size=(3, size)) * math.sqrt(0.5)
+    return shared + own[0], shared + own[1]
+
+
+def two_columns(values: np.ndarray) -> torch.Tensor:
+    """Return class probabilities of two classes, (N, 2), for logits (N,)."""
+    logits = torch.from_numpy(values)
+    return torch.stack([-logits, logits], dim=1).softmax(dim=1)
+
+
+def classifier(metric: str, rng: np.random.Generator, size: int, gain: float) -> Models:
+    """Simulate two classifiers; `gain` raises the first one's logits of the right class."""
+    labels = rng.integers(2, size=size)
+    pair = [(2 * labels - 1) * (0.7 + more) + noise for more, noise in zip((gain, 0.0), noises(rng, size))]
+    score = partial(Multiclass(2).weighted_score, metric)
+    return Models(two_columns(pair[0]), two_columns(pair[1]), torch.from_numpy(labels), score)
+
+
+def segmenter(metric: str, rng: np.random.Generator, size: int, gain: float) -> Models:
+    """Simulate the Dice of two segmentations."""
+    a, b = (torch.from_numpy(1 + more + noise).sigmoid()[:, None] for more, noise in zip((gain, 0), noises(rng, size)))
+    return Models(a, b, torch.zeros(size, 1), mean_dice)
+
+
+def mean_dice(predictions: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Return the mean of the cases' Dice, (B,)."""
+    return mean_over_cases(predictions, weights)
+
+
+def survival(metric: str, rng: np.random.Generator, size: int, gain: float) -> Models:
+    """Simulate the risks of two survival models, with censored times."""
+    risk = rng.normal(size=size)
+    times, end = rng.exponential(np.exp(-3 * risk)), rng.exponential(10.0, size=size)
+    a, b = (torch.from_numpy((0.7 + more) * risk + noise)[:, None] for more, noise in zip((gain, 0), noises(rng, size)))
+    return Models(a, b, torch.from_numpy(np.stack([np.minimum(times, end), times <= end], axis=1)), concordance)
+
+
+def regression(metric: str, rng: np.random.Generator, size: int, gain: float) -> Models:
+    """Simulate two regressions; the errors of the first one are smaller by the factor 1 - `gain`."""
+    a, b = (torch.from_numpy(scale * noise)[:, None] for scale, noise in zip((1 - gain, 1.0), noises(rng, size)))
+    return Models(a, b, torch.zeros(size, 1, dtype=torch.float64), mae)
+
+
+def other_shape(metric: str, rng: np.random.Generator, size: int, gain: float) -> Models:
+    """Simulate two models of the same expected score whose predictions have different distributions."""
+    if metric == "mae":  # normal errors and exponential errors with the same mean
+        errors = [np.abs(rng.normal(size=size)), rng.exponential(math.sqrt(2 / math.pi), size=size)]
+        a, b = (torch.from_numpy(error)[:, None] for error in errors)
+        return Models(a, b, torch.zeros(size, 1, dtype=torch.float64), mae)
+    if metric == "dice":  # mean 0.85: a model that fails now and then, and a steady one
+        a, b = (torch.from_numpy(rng.beta(*shape, size))[:, None] for shape in ((1.7, 0.3), (85, 15)))
+        return Models(a, b, torch.zeros(size, 1), mean_dice)
+    if metric == "auc":  # positives with a standard deviation of 1, and of 3
+        labels = rng.integers(2, size=size)
+        sides = [
+            np.where(labels == 1, rng.normal(math.sqrt((1 + spread**2) / 2), spread, size), rng.normal(size=size))
+            for spread in (1.0, 3.0)
+        ]
+    else:  # sensitivity 0.9 and specificity 0.6, and the reverse; 20 % positives
+        labels = (rng.random(size) < 0.2).astype(np.int64)
+        sides = [
+            np.where(rng.random(size) < np.where(labels == 1, *shares), 1.0, -1.0) * (2 * labels - 1)
+            for shares in ((0.9, 0.6), (0.6, 0.9))
+        ]
+    score = partial(Multiclass(2).weighted_score, metric)
+    return Models(two_columns(sides[0]), two_columns(sides[1]), torch.from_numpy(labels), score)
+
+
+Simulator = Callable[[str, np.random.Generator, int, float], Models]
+
+METRICS: dict[str, tuple[Simulator, float]] = {
+    "accuracy": (classifier, 0.5),
+    "balanced_accuracy": (classifier, 0.5),
+    "auc": (classifier, 0.5),
+    "ece": (classifier, 0.5),
+    "dice": (segmenter, 0.5),
+    "c_index": (survival, 0.5),
+    "mae": (regression, 0.3),
+}
+"""Maps each metric to its simulator and the effect of the kind ``better``."""
+
+
+def measure(kind: str, metric: str, sites: int, patients: int, simulations: int, seconds: float) -> Cell:
+    """Return the rate of claims of a cell."""
+    simulate, effect = METRICS[metric]
+    gain = effect if kind == "better" else 0.0
+    simulate = other_shape if kind == "other shape" else simulate
+    rng, begin, done, claims = np.random.default_rng([len(kind), sites, patients]), time.process_time(), 0, 0
+    least = min(MIN_SIMULATIONS, simulations)
+    while done < simulations and (done < least or time.process_time() - begin < seconds):
+        drawn = [simulate(metric, rng, patients, gain) for _ in range(sites)]
+        parts = [
+            SiteModels(
+                models.score,
+                ((models.a, models.b),),
+                models.targets,
+                None,
+                (done, place),
+                is_rank_metric(metric),
+                RESAMPLES,
+            )
+            for place, models in enumerate(drawn)
+        ]
+        ones = torch.ones(patients, 1, dtype=torch.float64)
+        defined = [part for part in parts if not math.isnan(float(part.score(part.pairs[0][0], part.targets, ones)[0]))]
+        test = compare_models([(1 / len(defined), part) for part in defined]) if defined else None
+        claims += test is not None and test.is_significant and not test.too_few
+        done += 1
+    return Cell(kind, metric, sites, patients, done, claims)
+
+
+def measure_seeds(seeds: int, ratio: float, simulations: int) -> list[tuple[str, int, float, float, float]]:
+    """Return rates of false claims over seeds and 200 patients, by three rules.
+
+    Args:
+        seeds: Number of seeds.
+        ratio: Variance of the mean from the seeds, divided by the variance from the patients.
+        simulations: Number of simulated studies.
+    """
+    rng, claims = np.random.default_rng([seeds, round(100 * ratio)]), np.zeros(3)
+    for _ in range(simulations):
+        common, variance = rng.normal(), rng.chisquare(199) / 199
+        differences = (common + math.sqrt(ratio * seeds) * rng.normal(size=seeds)).tolist()
+        crossed, alone = seeds_and_patients_test(differences, variance, 200), paired_t(differences)
+        over_seeds = alone is not None and alone.excludes_zero
+        over_patients = abs(float(np.mean(differences))) > norm.isf(LEVEL / 2) * math.sqrt(variance)
+        claims += (crossed.p <= LEVEL, over_seeds, over_seeds and over_patients)
+    return [("seeds", seeds, ratio, *(claims / simulations))]
+
+
+def rate(cell: Cell) -> str:
+    """Format the rate of claims of a cell in percent."""
+    return f"{100 * cell.claims / cell.simulations:.1f}"
+
+
+def cells_markdown(cells: list[Cell], kind: str) -> str:
+    """Return the table of one kind: a row for each number of patients and sites, a column for each metric."""
+    chosen = [cell for cell in cells if cell.kind == kind]
+    metrics = list(dict.fromkeys(cell.metric for cell in chosen))
+    lines = [["sites", "patients at each", *metrics, "simulations"], ["---"] * (len(metrics) + 3)]
+    for place in dict.fromkeys((cell.sites, cell.patients) for cell in chosen):
+        row = {cell.metric: cell for cell in chosen if (cell.sites, cell.patients) == place}
+        counts = sorted(cell.simulations for cell in row.values())
+        many = f"{counts[0]:,}" if counts[0] == counts[-1] else f"{counts[0]:,} to {counts[-1]:,}"
+        lines.append([*map(str, place), *(rate(row[metric]) if metric in row else "" for metric in metrics), many])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def seeds_markdown(rows: list[tuple[str, int, float, float, float]]) -> str:
+    """Return the table of the rules over seeds and patients."""
+    lines = [
+        ["seeds", "variance of seeds / patients", "seeds and patients", "seeds alone", "seeds, and patients apart"]
+    ]
+    lines += [["---"] * 5]
+    lines += [[str(row[1]), f"{row[2]:g}", *(f"{100 * value:.1f}" for value in row[3:])] for row in rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def update_page(page: Path, tables: dict[str, str]) -> None:
+    """Replace the tables of a page between its markers, such as `<!-- equal -->` and `<!-- end -->`."""
+    text = page.read_text(encoding="utf-8")
+    for name, table in tables.items():
+        text = re.sub(
+            rf"<!-- {name} -->.*?<!-- end -->",
+            lambda _, n=name, t=table: f"<!-- {n} -->\n\n{t}\n\n<!-- end -->",
+            text,
+            flags=re.DOTALL,
+        )
+    page.write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    """Measure all cells, and write the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--simulations", type=int, default=10000, help="largest number of simulations of a cell")
+    parser.add_argument("--seconds", type=float, default=2.0, help="CPU seconds of a cell")
+    parser.add_argument("--patients", type=int, nargs="*", default=list(PATIENTS), help="patients of one site")
+    parser.add_argument("--one-site", action="store_true", help="leave out the cells with several sites")
+    parser.add_argument("--page", type=Path, help="page whose tables are replaced; a CSV file is written beside it")
+    parser.add_argument("--json", type=Path, help="write the rates into this file")
+    options = parser.parse_args()
+    exchange.EXCHANGES = EXCHANGES
+    torch.set_num_threads(1)
+    places = [(number, 1) for number in options.patients] + ([] if options.one_site else list(SITES))
+    jobs = [(kind, metric, *place) for kind in ("equal", "better") for metric in METRICS for place in places]
+    jobs += [("other shape", metric, *place) for metric in SHAPES for place in places]
+    is_large = {place: place[0] * place[1] >= LARGE for place in places}
+    jobs = [job for job in jobs if not is_large[job[2:]] or (job[0] == "equal" and job[1] in LARGE_METRICS)]
+    cells = []
+    for kind, metric, patients, sites in jobs:
+        cells.append(measure(kind, metric, sites, patients, options.simulations, options.seconds))
+        print(f"{kind}, {metric}, {sites} sites, {patients} patients: {rate(cells[-1])} %", flush=True)
+    seeds = [
+        row
+        for number in (3, 5, 10)
+        for ratio in (0.1, 1, 10)
+        for row in measure_seeds(number, ratio, min(options.simulations, 4000))
+    ]
+    if options.page is not None:
+        path = options.page.with_name(f"{options.page.stem}_rates.csv")
+        with path.open("w", newline="", encoding="utf-8") as file:
+            names = [field.name for field in fields(Cell)]
+            csv.writer(file, lineterminator="\n").writerows([names, *map(astuple, cells)])
+        tables = {kind: cells_markdown(cells, kind) for kind in ("equal", "other shape", "better")}
+        update_page(options.page, tables | {"seeds": seeds_markdown(seeds), "procedures": procedures_markdown()})
+    if options.json is not None:
+        figures = {f"{cell.kind}, {cell.metric}, {cell.sites} x {cell.patients}": rate(cell) for cell in cells}
+        options.json.write_text(json.dumps(figures), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
