@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from medfl.engine.runs.site_bundles import WEIGHTS
-from medfl.errors import StoreError
+from medfl.engine.runs.weights_file import read_state_dict
+from medfl.errors import SettingsError, StoreError
 from medfl.networks.bundle_parser import make_parser
 
 CONFIG = Path("configs") / "train.json"
@@ -33,8 +33,8 @@ def load_exported(bundle: Path) -> nn.Module:
         )
     try:
         network = build_network(bundle)
-        network.load_state_dict(torch.load(bundle / WEIGHTS, map_location="cpu", weights_only=True))
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        network.load_state_dict(read_state_dict(bundle / WEIGHTS))
+    except (SettingsError, OSError, ValueError, KeyError, RuntimeError) as error:
         raise StoreError(
             "unreadable_bundle",
             f"Could not load the model of the bundle '{bundle}': {error}. Restore the bundle, or repeat the run.",

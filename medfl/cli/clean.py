@@ -9,13 +9,14 @@ from typing import Annotated
 
 import typer
 
+from medfl.data.folders import CACHE_FOLDER
 from medfl.engine.runs.run_files import exclude_logs, read_run_files, sites_without_bundle
 from medfl.errors import StoreError
 from medfl.hooks import ATTACKS_FOLDER
 from medfl.records.run_file import RunFile
 from medfl.records.summary import Summary
 from medfl.utils.files import bytes_in
-from medfl.utils.formats import size
+from medfl.utils.formats import count, size
 
 RUN_FOLDER_PATTERNS = (
     *(".lock", "run.json", "metrics.csv", "progress.jsonl", "summary.json", "report.html", "state", "sites", "global"),
@@ -34,14 +35,19 @@ def command(
     everything: Annotated[
         bool, typer.Option("--all", help="Remove the whole run folder, also of an unfinished run.")
     ] = False,
+    features: Annotated[
+        bool,
+        typer.Option("--features", help="Also delete the cached features of the runs' data, which all runs share."),
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Remove without asking for confirmation.")] = False,
 ) -> None:
     """Remove the saved state of finished runs, which only serves to continue them.
 
     Scores, summary, report, bundles and models of earlier rounds stay. A run can't be continued with more rounds
-    after that.
+    after that. Other runs on the same data compute deleted features again.
 
     Example: medfl clean runs/fedavg runs/local
+    Example: medfl clean runs/fedavg --features
     """
     from medfl.utils.locks import is_being_written
 
@@ -53,14 +59,83 @@ def command(
                 f"A run is writing '{folder}' now. Wait until it ends, or stop it; nothing was removed.",
                 path=folder,
             )
+    caches = list(dict.fromkeys(cache for folder in folders for cache in feature_folders(folder))) if features else []
     if everything and not yes:
-        names = "\n".join(f"  {folder} ({size(bytes_in(folder))})" for folder in folders)
+        names = "\n".join(f"  {folder} ({size(bytes_in(folder))})" for folder in [*folders, *caches])
         if not typer.confirm(f"Remove these runs with their scores and models?\n{names}\n"):
             typer.echo("nothing was removed")
             return
     for folder in folders:
         freed = remove(folder) if everything else clean(folder)
         typer.echo(f"{folder}: {size(freed)} freed")
+    for cache in caches:
+        files, freed = delete_features(cache)
+        typer.echo(f"{cache}: {count(files, 'file')} of features deleted, {size(freed)} freed")
+    if features and not caches:
+        typer.echo("there are no cached features of the runs' data")
+
+
+def feature_folders(folder: Path) -> list[Path]:
+    """Return the folders with cached features of a run's data, sorted. Other runs on the same data share them.
+
+    Features in the run's own state are not listed; they are removed with it.
+
+    Args:
+        folder: Run folder.
+
+    Raises:
+        StoreError: If the run was between machines, or the folder of its data or its ``cache_dir`` is missing.
+    """
+    from medfl.engine.runs.feature_cache import feature_files
+    from medfl.engine.runs.records import read_run
+
+    run = read_run(folder)
+    if run.run.backend != "local":
+        raise StoreError(
+            "features_at_sites",
+            f"The run in '{folder}' was between machines, and each site has the features of its own images. Ask the "
+            f"sites to delete the folder '{CACHE_FOLDER}' in their data, or their 'cache_dir'. Nothing was removed.",
+            path=folder,
+        )
+    cache_dir = run.run.execution.cache_dir
+    place = run.data_folder if cache_dir is None else cache_dir
+    if place is None:  # data in memory
+        return []
+    if not place.is_dir():
+        raise StoreError(
+            "missing_folder",
+            f"Expected the {'data' if cache_dir is None else 'features'} of the run '{folder}' in '{place}', but there "
+            f"is no such folder. Delete the features by hand: files 'features-*' and 'views-*' in each site's folder "
+            f"'{CACHE_FOLDER}', or in its 'cache_dir'. Nothing was removed.",
+            path=place,
+        )
+    return sorted(path for path in place.glob(f"*/{CACHE_FOLDER}" if cache_dir is None else "*") if feature_files(path))
+
+
+def delete_features(cache: Path) -> tuple[int, int]:
+    """Delete the cached features in a folder, and the folder if it is empty then.
+
+    Args:
+        cache: Folder of cached features.
+
+    Returns:
+        Number of deleted files, and number of bytes freed.
+
+    Raises:
+        StoreError: If a file can't be deleted.
+    """
+    from medfl.engine.runs.feature_cache import feature_files
+
+    files, freed = feature_files(cache), 0
+    try:
+        for path in files:
+            freed += path.lstat().st_size
+            path.unlink()
+        if not any(cache.iterdir()):
+            cache.rmdir()
+    except OSError as error:
+        raise _unremovable(cache, error) from None
+    return len(files), freed
 
 
 def clean(folder: Path) -> int:
@@ -176,10 +251,15 @@ def _delete(folder: Path) -> int:
         if folder.exists():
             shutil.rmtree(folder)
     except OSError as error:
-        raise StoreError(
-            "unremovable_folder",
-            f"'{folder}' can't be removed: {error.strerror}. Remove the rest of it by hand.",
-            path=folder,
-            reason=error.strerror,
-        ) from None
+        raise _unremovable(folder, error) from None
     return freed
+
+
+def _unremovable(folder: Path, error: OSError) -> StoreError:
+    """Return the error for a folder that can't be removed."""
+    return StoreError(
+        "unremovable_folder",
+        f"'{folder}' can't be removed: {error.strerror}. Remove the rest of it by hand.",
+        path=folder,
+        reason=error.strerror,
+    )

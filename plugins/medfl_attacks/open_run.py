@@ -19,7 +19,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 from torch import nn
 
 from medfl.bundle.exported import CONFIG, WEIGHTS, build_network
@@ -29,6 +28,7 @@ from medfl.data.sites import SiteData, load_global, load_sites
 from medfl.engine.journal import Commit
 from medfl.engine.runs.lifecycle import RunViewer
 from medfl.engine.runs.records import RunRecord, read_run
+from medfl.engine.runs.weights_file import read_state_dict
 from medfl.engine.site import Splits
 from medfl.errors import DataError, SettingsError, StoreError
 from medfl.plugins import Registry, load_plugins
@@ -358,9 +358,8 @@ def _read_exported_model(bundle: Path) -> ExportedModel | None:
         return None
     try:
         config = json.loads((bundle / CONFIG).read_text(encoding="utf-8"))
-        tensors = torch.load(weights, map_location="cpu", weights_only=True)
-        return ExportedModel(config["network_name"], tensors, build=partial(build_network, bundle))
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        return ExportedModel(config["network_name"], read_state_dict(weights), build=partial(build_network, bundle))
+    except (SettingsError, OSError, ValueError, KeyError, RuntimeError) as error:
         raise StoreError(
             "unreadable_bundle",
             f"expected a model in the exported bundle '{bundle}': {error}. Restore the bundle, or run again.",

@@ -5,7 +5,7 @@ A site exports its personal model if the method trains one, else the global mode
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -120,6 +120,18 @@ class PredictionSet:
 
     def _score(self, score: str | ScoreFunction) -> ScoreFunction:
         return partial(self.objective.weighted_score, score) if isinstance(score, str) else score
+
+
+def resampled_unit(test_sets: Iterable[PredictionSet]) -> str:
+    """Return the unit of intervals and tests over test sets, in words: patients, or images if patients are not known.
+
+    Args:
+        test_sets: Test sets of any models and sites.
+    """
+    known = {test_set.patients is not None for test_set in test_sets}
+    if known == {True, False}:
+        return "test patients (test images at sites without patient numbers)"
+    return "test patients" if known == {True} else "test images"
 
 
 def read_prediction_sets(run: RunRecord) -> dict[str, PredictionSet]:

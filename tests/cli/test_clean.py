@@ -1,5 +1,6 @@
 """``medfl clean``: output, files that stay, and refusals."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from medfl.cli import clean as clean_command
 from medfl.engine.store import lock_for_writing
 from medfl.errors import StoreError
 from medfl.records.run_file import RunFile
+from medfl.settings import Execution
 from medfl.utils.locks import is_being_written
 
 KEPT = {"run.json", "metrics.csv", "progress.jsonl", "summary.json", "sites", "global"}
@@ -172,3 +174,61 @@ def test_what_no_run_writes_is_not_removed(medfl_command, tmp_path):
     )
     assert names(run) >= KEPT | {"state", "notes", "thesis.docx"}
     assert names(done) == KEPT | {"state"}
+
+
+def put_features(cache, *names):
+    cache.mkdir(parents=True)
+    for name in names:
+        (cache / name).write_bytes(bytes(1000))
+    return cache
+
+
+FEATURES, VIEWS = f"features-{'a' * 64}.safetensors", f"views-{'b' * 64}.safetensors"
+
+
+def test_features_of_the_data_are_deleted_and_other_files_stay(medfl_command, tmp_path):
+    runs = [make_run(tmp_path / "runs" / name, data_folder="../../data") for name in ("one", "two")]
+    first = put_features(tmp_path / "data" / "site-1" / ".medfl_cache", FEATURES, VIEWS)
+    young, old = (f".{FEATURES}.{number}.tmp" for number in (12, 13))
+    second = put_features(tmp_path / "data" / "site-2" / ".medfl_cache", FEATURES, young, old, "features-notes.txt")
+    os.utime(second / old, (0, 0))
+    image = tmp_path / "data" / "site-1" / FEATURES
+    image.write_bytes(b"no cache")
+    assert medfl_command("clean", runs[0])[1].count("\n") == 1
+    assert (len(list(first.iterdir())), len(list(second.iterdir()))) == (2, 4)
+    code, out, err = medfl_command("clean", *runs, "--features")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[2:] == [
+        f"{first}: 2 files of features deleted, 2.0 kB freed",
+        f"{second}: 2 files of features deleted, 2.0 kB freed",
+    ]
+    assert (first.exists(), names(second), image.exists()) == (False, {young, "features-notes.txt"}, True)
+    assert medfl_command("clean", *runs, "--features")[1].splitlines()[2:] == [
+        "there are no cached features of the runs' data"
+    ]
+
+
+def with_changes(run, **changes):
+    record = RunFile.read(run / RunFile.NAME)
+    record.model_copy(update=changes).write(run / RunFile.NAME)
+    return run
+
+
+def test_features_in_a_folder_of_their_own_are_deleted(tmp_path):
+    cache = put_features(tmp_path / "cache" / "site-1", FEATURES)
+    run = make_run(tmp_path / "one", data_folder="../data")
+    with_changes(run, execution=Execution(cache_dir=tmp_path / "cache"))
+    assert clean_command.feature_folders(run) == [cache]
+    assert clean_command.delete_features(cache) == (1, 1000)
+
+
+def test_features_that_are_elsewhere_are_refused_before_anything_is_removed(medfl_command, tmp_path):
+    moved = make_run(tmp_path / "one", data_folder="../gone")
+    remote = with_changes(make_run(tmp_path / "two"), backend="flare")
+    with refused(StoreError, "missing_folder", path=str(tmp_path / "gone")):
+        clean_command.feature_folders(moved)
+    with refused(StoreError, "features_at_sites", path=str(remote)):
+        clean_command.feature_folders(remote)
+    assert medfl_command("clean", remote, "--features")[0] == 2
+    assert names(remote) == KEPT | {"state"}
+    assert clean_command.feature_folders(make_run(tmp_path / "three")) == []  # data in memory

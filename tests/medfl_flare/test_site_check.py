@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from refusals import refused
 from typer.testing import CliRunner
 
 from medfl.bundle.bundle_folders import bundle_hash, shipped_bundles
 from medfl.data.datalists import Datalist, make_records, write_datalist
+from medfl.errors import SettingsError
+from medfl.plugins import load_plugins
 from medfl_flare.commands.site import app
 from medfl_flare.provision import ALLOWED_CLASSES
+from medfl_flare.sites.preflight.weights import check_weights
 from medfl_flare.sites.site_check import CheckResult, check_site
 
 NAME = "medmnist_classification"
@@ -90,6 +96,41 @@ def test_the_folder_of_the_cache_is_tried(ready: Path) -> None:
     (ready / "blocked").write_text("")
     (failure,) = failed(check_site(write_file(ready, cache="disk", cache_dir="blocked/cache")))
     assert failure.startswith("cache: ")
+
+
+def weights_line(path: Path) -> CheckResult:
+    (line,) = [line for line in check_site(path) if line.text.startswith("weights: ")]
+    return line
+
+
+def test_the_files_of_weights_are_listed_with_their_digests(ready: Path) -> None:
+    path = write_file(ready, weights="weights")
+    missing = weights_line(path)
+    assert (missing.ok, missing.warns, str(ready / "weights") in missing.text) == (False, False, True)
+    (ready / "weights").mkdir()
+    (ready / "weights" / "readme.txt").write_text("none")
+    (ready / "weights" / "folder.pt").mkdir()
+    assert (weights_line(path).ok, weights_line(path).warns) == (True, True)
+    for name in ("b.safetensors", "a.pth"):
+        (ready / "weights" / name).write_bytes(name.encode())
+    first, second = (hashlib.sha256(name).hexdigest()[:12] for name in (b"a.pth", b"b.safetensors"))
+    line = weights_line(path)
+    assert str(line) == f"ok: weights: a.pth (SHA-256 {first}), b.safetensors (SHA-256 {second})"
+    assert not [line for line in check_site(write_file(ready)) if line.text.startswith("weights: ")]
+
+
+def test_known_weights_are_named_and_unreadable_ones_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.pth").write_bytes(b"a")
+    (record, *_) = load_plugins().pretrained_weights.values()
+    known = replace(record, sha256=hashlib.sha256(b"a").hexdigest())
+    assert check_weights(tmp_path, [record, known]).endswith(f", known as '{record.name}')")
+
+    def deny(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", deny)
+    with refused(SettingsError, "unreadable_folder", path=str(tmp_path), reason="Permission denied"):
+        check_weights(tmp_path, [])
 
 
 def edit(ready: Path, what: str) -> Path:

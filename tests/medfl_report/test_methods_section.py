@@ -85,9 +85,12 @@ def test_the_site_tables_never_contradict_the_table_of_the_methods(study, tmp_pa
 
 def test_one_run_of_each_method_has_intervals_over_patients(tmp_path):
     runs = [make_run(tmp_path / method, method, skill=skill, images=60) for method, skill in SKILLS.items()]
-    document = Page(write_report(runs, tmp_path / "page.html").read_text())
+    html = words(write_report(runs, tmp_path / "page.html").read_text())
+    document = Page(html)
     text = words(document.sections["glance"])
-    assert "bootstrap over the test patients of one run of each method" in text
+    assert "bootstrap over the test images of one run of each method" in text
+    assert "p: test over the test images." in words(document.sections["methods"])
+    assert "over the test patients" not in html
     assert "Whether the effect is the same with other seeds: each method has one run." in text
     assert "180 test images at 3 sites; patient numbers are not known." in text
     rows = [[words(cell) for cell in row] for row in document.tables["Methods"]]

@@ -150,4 +150,7 @@ def test_the_page_says_whose_number_counts(tmp_path: Path) -> None:
         text = (tmp_path / f"{page}.html").read_text()
         assert text.count("40 images of 10 patients") == 1
         assert text.count("40 images</small>") >= 1, "site b does not tell patients"
+    both, alone = ((tmp_path / f"{page}.html").read_text() for page in ("both", "alone"))
+    unit = "over the test patients (test images at sites without patient numbers)"
+    assert (both.count(f"bootstrap {unit}"), alone.count(f"bootstrap {unit}")) == (3, 1)
     assert "2000 resamples of each site's test patients" in (tmp_path / "both.html").read_text().replace("&#39;", "'")

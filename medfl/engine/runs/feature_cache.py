@@ -11,6 +11,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property, partial
@@ -21,6 +23,7 @@ from torch import nn
 
 from medfl.contract import Method, Need
 from medfl.data.folders import CACHE_FOLDER
+from medfl.data.transforms.cache import STALE_SECONDS
 from medfl.engine.site import SiteRunner, Splits
 from medfl.errors import DamagedError, SettingsError
 from medfl.networks.parts import body_and_head
@@ -41,6 +44,9 @@ ViewFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 FEATURE_BATCH = 32
 """Number of images in a forward pass through the body."""
+
+FEATURE_FILE = re.compile(r"\.?(?:features|views)-[0-9a-f]{64}\.safetensors(\.[0-9]+\.tmp)?")
+"""Name of a file of features; the group is the suffix of an unfinished file."""
 
 CHECKED_IMAGES = 4
 """Number of images whose stored features are compared with computed ones."""
@@ -119,6 +125,22 @@ def cache_folder(data: Path | None, run_state: Path) -> Path:
     """
     is_writable = data is not None and data.is_dir() and os.access(data, os.W_OK)
     return (data if data is not None and is_writable else run_state) / CACHE_FOLDER
+
+
+def feature_files(folder: Path) -> list[Path]:
+    """Return the files of features in a folder, sorted, with the unfinished files of runs that were killed.
+
+    An unfinished file that is younger than a day is left out, because a run may be writing it.
+
+    Args:
+        folder: Folder of cached features; it may contain other files.
+    """
+
+    def is_listed(path: Path) -> bool:
+        name = FEATURE_FILE.fullmatch(path.name)
+        return name is not None and (name[1] is None or time.time() - path.lstat().st_mtime > STALE_SECONDS)
+
+    return sorted(path for path in folder.glob("*") if is_listed(path))
 
 
 def _reason_against(runners: list[SiteRunner], method: Method, task: Task, settings: Settings) -> str:

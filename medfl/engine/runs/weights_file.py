@@ -52,6 +52,15 @@ def read_bytes(path: Path) -> bytes:
         ) from None
 
 
+def read_state_dict(path: Path) -> Tensors:
+    """Return the state dict in a file that torch has saved, with the names of tensors as they are there.
+
+    Raises:
+        SettingsError: If the file can't be read, is damaged or contains no state dict.
+    """
+    return _state_dict_in(_read_checkpoint(read_bytes(path), path), path)
+
+
 def tensors_of(content: bytes, path: Path) -> Tensors:
     """Return all tensors of a file by name, without the prefixes of torch's wrappers."""
     if path.suffix == SAFETENSORS_SUFFIX:

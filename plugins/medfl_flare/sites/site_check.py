@@ -42,6 +42,7 @@ from medfl_flare.sites.policy import check_counts, guarantee_text
 from medfl_flare.sites.preflight import Caution, images, machine
 from medfl_flare.sites.preflight.locks import check_kit_locks, check_run_locks
 from medfl_flare.sites.preflight.server import server_checks
+from medfl_flare.sites.preflight.weights import check_weights
 from medfl_flare.sites.site_file import SECRET_FILE_NAME, SiteBundle, SiteFile, read_site_file
 
 
@@ -101,6 +102,9 @@ def check_site(
     if file.cache == "disk" and file.cache_dir is not None:
         cache_dir = file.cache_dir
         checks.append(("cache", lambda: machine.check_space(cache_dir)))
+    if file.weights is not None:
+        weights = file.weights
+        checks.append(("weights", lambda: check_weights(weights, load_plugins().pretrained_weights.values())))
     lines += [_run_check(title, check) for title, check in checks]
     names = sorted(file.bundles) if bundle is None else [bundle]
     if not names:

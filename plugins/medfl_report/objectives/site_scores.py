@@ -15,7 +15,7 @@ from statistics import fmean
 from medfl.utils.formats import join_words
 from medfl_report.groups import Group, by_seed, repeated_word, split_ratio
 from medfl_report.patient_tests import PredictionSets
-from medfl_report.predictions import PredictionSet
+from medfl_report.predictions import PredictionSet, resampled_unit
 from medfl_report.scores import pool_group
 from medfl_report.site_comparison import mean_interval
 from medfl_report.statistics import Interval, ScoreFunction, bootstrap, paired_t
@@ -145,11 +145,12 @@ def several_seeds(groups: Sequence[Group]) -> bool:
 
 def resampled(groups: Sequence[Group], tested: Mapping[str, PredictionSets]) -> str:
     """Return a sentence about the kind of the intervals: bootstraps over patients, or Student's t over runs."""
+    sets = [test_set for group in groups for run in group.runs for test_set in tested[str(run.folder)].items()]
     if repeated := repeated_word(groups):
         single = any(len(group.runs) == 1 for group in groups)
-        rest = "; for a method with one run, bootstrap over its test patients" if single else ""
+        unit = resampled_unit(test_set for _, test_set in sets)
+        rest = f"; for a method with one run, bootstrap over its {unit}" if single else ""
         return f"Below a number is its 95 % confidence interval: Student's t over the {repeated}{rest}."
-    sets = [test_set for group in groups for run in group.runs for test_set in tested[str(run.folder)].items()]
     with_patients = sorted({site for site, test_set in sets if test_set.patients is not None})
     others = {site for site, test_set in sets if test_set.patients is None}
     if not with_patients:

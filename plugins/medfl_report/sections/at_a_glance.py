@@ -193,7 +193,7 @@ def _limits(data: ReportData, comparison: MethodComparison) -> list[str]:
     if gains and all(gain.p is None for gain in gains):
         texts.append("Whether other patients would give the same effect: there are no predictions to test.")
     if any(gain.effect == TOO_FEW_PATIENTS for gain in gains):
-        texts.append("Any effect for methods with too few test patients.")
+        texts.append(f"Any effect for methods with too few {comparison.unit}.")
     if sets and any(test_set.patients is None for test_set in sets):
         texts.append(
             "Whether intervals are wide enough at sites without patient numbers, if patients have several images."

@@ -2,7 +2,7 @@
 
 All intervals of the table have the same kind. If any method has several runs, they are Student's t over the runs, with
 differences paired by seed and fold, as in `medfl_report.compare` and a study's tables. Otherwise each method has one
-run, and the intervals are bootstraps over its test patients.
+run, and the intervals are bootstraps over its test patients, or over its test images if patients are not known.
 
 A group is a set of runs of one method that differ only in seed and fold.
 """
@@ -21,6 +21,7 @@ from medfl_report.figures import svg
 from medfl_report.groups import Group, repeated_word, split_ratio
 from medfl_report.objectives.site_scores import score_sites
 from medfl_report.patient_tests import RunPair
+from medfl_report.predictions import resampled_unit
 from medfl_report.scores import compared, page_metrics
 from medfl_report.section import ReportData, TemplateSection
 from medfl_report.sections.run_tables import Cost, median_cost
@@ -70,12 +71,14 @@ class MethodComparison:
         other_metrics: Further metrics.
         rows: One row for each method, in the order of the page.
         repeated: ``seeds``, ``folds`` or ``runs`` if the intervals are over these; empty for one run of each method.
+        unit: Unit of the bootstraps and tests over test sets, in words: test patients, or test images.
     """
 
     metric: str
     other_metrics: tuple[str, ...]
     rows: tuple[MethodRow, ...]
     repeated: str
+    unit: str
 
     @property
     def references(self) -> list[str]:
@@ -87,13 +90,13 @@ class MethodComparison:
         """Sentence about the kind of the intervals."""
         if not self.repeated:
             return (
-                "95 % confidence intervals: bootstrap over the test patients of one run of each method; they do not "
+                f"95 % confidence intervals: bootstrap over the {self.unit} of one run of each method; they do not "
                 "include the variation between seeds."
             )
         return (
             f"95 % confidence intervals: of a mean, Student's t over the {self.repeated}; of a difference, paired by "
-            f"{'seed and fold' if self.repeated != 'seeds' else 'seed'}, over the {self.repeated} and the test "
-            "patients, or over the splits if these differ."
+            f"{'seed and fold' if self.repeated != 'seeds' else 'seed'}, over the {self.repeated} and the "
+            f"{self.unit}, or over the splits if these differ."
         )
 
 
@@ -124,7 +127,8 @@ def compare_methods(data: ReportData) -> MethodComparison | None:
                 cost=median_cost(group),
             )
         )
-    return MethodComparison(metric, tuple(metrics[1:]), tuple(rows), repeated)
+    unit = resampled_unit(test_set for by_site in data.predictions.values() for test_set in by_site.values())
+    return MethodComparison(metric, tuple(metrics[1:]), tuple(rows), repeated, unit)
 
 
 def _mean(group: Group, metric: str, data: ReportData, over_runs: bool) -> Interval | None:

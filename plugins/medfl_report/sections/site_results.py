@@ -23,6 +23,7 @@ from medfl_report.groups import Group, by_people, repeated_word
 from medfl_report.paper.page_figures import record_figure
 from medfl_report.paper.page_tables import ReportTable, record_table
 from medfl_report.patient_tests import PredictionSets
+from medfl_report.predictions import resampled_unit
 from medfl_report.scores import LOCAL, page_metrics, site_scores
 from medfl_report.section import ReportData, TemplateSection
 from medfl_report.site_comparison import (
@@ -151,7 +152,7 @@ def gains_section(groups: Sequence[Group], tested: Mapping[str, PredictionSets])
     Returns:
         Variables of the template: comparisons (`MethodAgainstLocal`), plain (tables of scores of groups that can't be
         compared), sentences, several (``seeds``, ``folds``, ``runs`` or empty), split (true if there are several sets
-        of people).
+        of people), unit (of bootstraps over test sets, in words).
     """
     metrics = page_metrics(groups)
     comparisons, tables, left_over = [], [], []
@@ -168,6 +169,7 @@ def gains_section(groups: Sequence[Group], tested: Mapping[str, PredictionSets])
         "sentences": [*unshared, *_missing(groups, left_over), *_unscored(groups)],
         "several": repeated_word([group for same in parts.values() for group in same]),
         "split": len(parts) > 1,
+        "unit": resampled_unit(test_set for by_site in tested.values() for test_set in by_site.values()),
     }
 
 

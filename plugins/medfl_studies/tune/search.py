@@ -31,6 +31,7 @@ from medfl_studies.tune.trials import (
     FINAL_STATUSES,
     TrialJob,
     best_result,
+    check_validation_images,
     fix_partition,
     read_result,
     score_to_maximize,
@@ -202,6 +203,9 @@ def run_search(search: Search, start: Launcher | None = None, at_once: int = 1) 
     with lock_study_folder(search.out), study_progress(search.trials * len(search.spaces)) as (say, show):
         history = SearchHistory(search.out, search.definition())
         make_data(search.study, search.source, search.out, search.registry, say)
+        job = next(iter(search.jobs.values()))
+        if not is_adopted_bundle(job.bundle):  # the data of an adopted bundle are in its own format
+            check_validation_images(job.dataset_dir)
         samplers = search.samplers()
         waiting = {row: next(sampler) for row, sampler in samplers.items()}
         while waiting:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from medfl.data.datalists import read_datalist
+from medfl.data.sites import site_names
 from medfl.engine.runs.records import RunRecord, read_run
 from medfl.errors import DataError
 from medfl.metrics import LOWER_IS_BETTER_METRICS, worst
@@ -100,6 +102,29 @@ def trial_job(study: Study, row: str, trial: Trial, like: RunJob, source: Path |
     return TrialJob(row=row, folder=folder, options=options, trial=trial.number, **fields)
 
 
+def check_validation_images(dataset_dir: Path) -> None:
+    """Raise if no site of a partitioned data set has validation images.
+
+    Args:
+        dataset_dir: Folder with a folder for each site, each with a data list.
+
+    Raises:
+        DataError: If no site has validation images, or a data list can't be read.
+    """
+    if not any(read_datalist(dataset_dir / site).splits.get("validation") for site in site_names(dataset_dir)):
+        raise _no_validation_images(dataset_dir)
+
+
+def _no_validation_images(folder: Path) -> DataError:
+    """Return the error for a data set, or a run on one, without validation images."""
+    return DataError(
+        "no_validation_images",
+        f"No site of '{folder}' has validation images, which trials are compared on. Add a 'val_fraction' to "
+        "the partition, such as 0.2, and choose another folder with --out.",
+        path=folder,
+    )
+
+
 def read_result(job: TrialJob, trial: Trial, metric: str, over: str) -> TrialResult:
     """Return the result of a trial whose run has ended.
 
@@ -138,12 +163,7 @@ def validation_score(run: RunRecord, metric: str, over: str) -> float | None:
         DataError: If no site has validation images.
     """
     if not any("val" in splits for splits in run.scores.values()):
-        raise DataError(
-            "no_validation_images",
-            f"No site of '{run.folder}' has validation images, which trials are compared on. Add a 'val_fraction' to "
-            "the partition, such as 0.2, and choose another folder with --out.",
-            path=run.folder,
-        )
+        raise _no_validation_images(run.folder)
     scores = [run.score(site, metric, "val") for site in run.sites]
     defined = [score for score in scores if score is not None and not math.isnan(score)]
     if not defined:

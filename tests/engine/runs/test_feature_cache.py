@@ -330,3 +330,7 @@ def test_a_run_on_views_continues_with_the_same_bits_and_depends_on_their_number
     more = bits(case(feature_views=4).run(tmp_path / "more", task=task))
     assert not tensors_equal(whole["server/global"], more["server/global"])
     assert len(list(tmp_path.glob("whole/state/*/.medfl_cache/views-*"))) == 3
+    caches = list(tmp_path.glob("whole/state/*/.medfl_cache"))
+    assert [
+        path for cache in caches for path in cache.iterdir() if path not in feature_cache.feature_files(cache)
+    ] == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -10,6 +12,7 @@ import yaml
 from refusals import refused
 from tune_toys import MadeUpTrials, best_near, without_seconds
 
+from medfl.data.datalists import read_datalist, write_datalist
 from medfl.errors import DataError, StoreError
 from medfl_studies.records.study_files import SearchRecord
 from medfl_studies.study import load_study
@@ -115,6 +118,23 @@ def test_a_search_that_stopped_continues_to_the_same_record(load, sampler: str) 
     before = len(runs.calls)
     run_search(broken, runs)
     assert len(runs.calls) == before, "a search that is over starts nothing"
+
+
+@pytest.mark.parametrize("sites", [("site-01", "site-02"), ("site-01",)])
+def test_a_search_without_validation_images_is_refused_before_the_first_trial(load, source, tmp_path, sites) -> None:
+    cohort = tmp_path / "source" / "cohort"
+    shutil.copytree(source / "cohort", cohort)
+    (cohort / "partition.json").unlink()  # its digests would tell that files changed
+    for site in sites:
+        datalist = read_datalist(cohort / site)
+        write_datalist(cohort / site, replace(datalist, splits=datalist.splits | {"validation": []}))
+    search, runs = load(source=cohort.parent), MadeUpTrials(best_near(0.01))
+    if len(sites) == 1:
+        assert len(run_search(search, runs).results) == 2 * search.trials
+        return
+    with refused(DataError, "no_validation_images", path=str(cohort)):
+        run_search(search, runs)
+    assert runs.calls == []
 
 
 def test_a_trial_that_diverged_has_no_score_and_never_wins(load) -> None:
