@@ -28,7 +28,7 @@ from medfl.engine.runs.network_assignment import read_assignment
 from medfl.engine.runs.provenance import bundle_values, setting_origins
 from medfl.engine.runs.simulation import Callbacks, RunData, SimulatedRun, Simulation, SimulationResult, simulate
 from medfl.engine.runs.site_bundles import export
-from medfl.engine.runs.start_source import warn_of_normalisation, with_start
+from medfl.engine.runs.start_source import prepare_task, warn_of_normalisation
 from medfl.engine.site import Splits
 from medfl.errors import SettingsError, check_choice
 from medfl.plugins import Registry, load_plugins
@@ -199,7 +199,7 @@ class FederatedRun:
         self._check_backend(registry)
         method = registry.make_method(self.method, self.method_args)
         settings, execution = self._read_settings(registry)
-        task = self._task_with_start(settings, execution, registry)
+        task = self._make_task(settings, execution, registry)
         bundle = bundle_values(self.bundle_root)
         warn_of_handlers(bundle)
         data = self.source.cohort(self.dataset_dir, execution, self.sites, self.public, self.label_map)
@@ -276,10 +276,10 @@ class FederatedRun:
             )
         return settings, execution
 
-    def _task_with_start(self, settings: Settings, execution: Execution, registry: Registry) -> Task:
-        """Return the task on the run's device, with the weights that the settings name, and warn if they don't suit."""
+    def _make_task(self, settings: Settings, execution: Execution, registry: Registry) -> Task:
+        """Return the task to train on the run's device, and warn if its images don't suit the weights to start from."""
         device = pick_device(execution.device, execution.workers)
-        task = with_start(dataclasses.replace(self.task, device=device), settings, registry, self.bundle_root)
+        task = prepare_task(dataclasses.replace(self.task, device=device), settings, registry, self.bundle_root)
         if task.start is not None and isinstance(self.source, ArraySource):
             warn_of_normalisation(task.start, self.mean, self.std)
         return task

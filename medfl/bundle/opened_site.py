@@ -23,7 +23,7 @@ from medfl.data.pooled import countable_targets
 from medfl.data.sites import SiteData
 from medfl.engine.checks import check_optimization
 from medfl.engine.filters import Filters
-from medfl.engine.runs.start_source import with_start
+from medfl.engine.runs.start_source import prepare_task
 from medfl.errors import RefusedError, SettingsError
 from medfl.networks.transfer.trainable import LORA
 from medfl.plugins import load_plugins
@@ -186,7 +186,7 @@ def open_site(bundle_root: Path, dataset_dir: Path, site: str, overrides: Meta) 
     torch.set_num_threads(execution.threads)
     scale = ImageScale(data.shape, run.mean, run.std)
     task = dataclasses.replace(run.task, device=pick_device(execution.device), scale=scale)
-    task = with_start(task, settings, registry, run.bundle_root).with_training_of(settings.train_part, settings.lora)
+    task = prepare_task(task, settings, registry, run.bundle_root)
     start = task.initial(settings.seed, settings.networks_by_site.get(site))
     shared = method.shared_names(task.load(start, settings.networks_by_site.get(site)), settings.norm_sync)
     task = (

@@ -46,8 +46,7 @@ def command(
     Scores, summary, report, bundles and models of earlier rounds stay. A run can't be continued with more rounds
     after that. Other runs on the same data compute deleted features again.
 
-    Example: medfl clean runs/fedavg runs/local
-    Example: medfl clean runs/fedavg --features
+    Example: medfl clean runs/fedavg runs/local --features
     """
     from medfl.utils.locks import is_being_written
 

@@ -21,7 +21,7 @@ from medfl.engine.plan import MethodChoice
 from medfl.engine.runs.console import round_progress
 from medfl.engine.runs.simulation import Callbacks, RunData, SimulatedRun, Simulation, SimulationResult, simulate
 from medfl.engine.runs.site_bundles import write_predictions
-from medfl.engine.runs.start_source import with_start
+from medfl.engine.runs.start_source import prepare_task
 from medfl.engine.site import Splits
 from medfl.errors import SettingsError, StoreError
 from medfl.plugins import Registry
@@ -70,8 +70,7 @@ def run_in_memory(
     )
     settings = read_settings(Settings, values, "the run", also=Execution.model_fields)
     data = {name: _splits(name, parts) for name, parts in sites.items()}
-    task = with_start(replace(task, device=pick_device(execution.device, execution.workers)), settings, registry)
-    task = task.with_training_of(settings.train_part, settings.lora)
+    task = prepare_task(replace(task, device=pick_device(execution.device, execution.workers)), settings, registry)
     with contextlib.ExitStack() as stack:
         show = stack.enter_context(round_progress(settings.rounds, task.metrics[0])) if shows_progress else None
 

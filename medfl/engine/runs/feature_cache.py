@@ -205,6 +205,7 @@ class FeatureExtractor:
     def __init__(self, task: Task, settings: Settings) -> None:
         self._task, self._settings, self._augmentation = task, settings, task.augmentation
         self._wrapped: dict[int, FeatureDataset] = {}  # by the data set's identity; it is kept alive by its wrapper
+        self._keys: dict[int, tuple[Dataset, str]] = {}  # by the data set's identity; the entry keeps it alive
 
     def splits(self, data: Splits, folder: Path) -> Splits:
         """Return a participant's data with features in place of images.
@@ -240,31 +241,26 @@ class FeatureExtractor:
 
         K is the setting ``feature_views``. The views depend only on the run's seed and the number of the image's row.
         """
-        augmentation, seed = self._augmentation, self._settings.seed
+        augmentation, seed, count = self._augmentation, self._settings.seed, self._settings.feature_views
         assert augmentation is not None
-        description = repr((self._key(data), self._settings.feature_views, augmentation.facts, seed))
+        description = repr((self._key(data), count, augmentation.facts, seed))
         path = folder / f"views-{hashlib.sha256(description.encode()).hexdigest()}.safetensors"
 
         def augment(images: torch.Tensor, rows: torch.Tensor, view: int) -> torch.Tensor:
             return augmentation.seeded(images, None, [seed_of(seed, "view", view, row) for row in rows.tolist()])[0]
 
-        count, stored = self._settings.feature_views, _read(path)
-        if stored is not None and len(stored) == count and self._agrees(stored[0], data, partial(augment, view=0)):
-            return stored
-        rows = torch.arange(len(data))
-        views = torch.stack([self.compute(data, rows, partial(augment, view=view)) for view in range(count)])
-        write_atomic(path, wire.encode({"features": views}, {}))
-        return views
+        functions, rows = [partial(augment, view=view) for view in range(count)], torch.arange(len(data))
+        return _read_or_compute(
+            path,
+            lambda stored: len(stored) == count and self._agrees(stored[0], data, functions[0]),
+            lambda: torch.stack([self.compute(data, rows, function) for function in functions]),
+        )
 
     def features(self, data: Dataset, folder: Path) -> torch.Tensor:
         """Return the features (n, ...), float32, of all images of a data set; read them if the folder has them."""
         path = folder / f"features-{self._key(data)}.safetensors"
-        stored = _read(path)
-        if stored is not None and self._agrees(stored, data):
-            return stored
-        computed = self.compute(data, torch.arange(len(data)))
-        write_atomic(path, wire.encode({"features": computed}, {}))
-        return computed
+        rows = torch.arange(len(data))
+        return _read_or_compute(path, lambda stored: self._agrees(stored, data), lambda: self.compute(data, rows))
 
     def compute(self, data: Dataset, rows: torch.Tensor, augment: ViewFunction | None = None) -> torch.Tensor:
         """Compute the features (B, ...) of some rows, float32 on the CPU.
@@ -291,8 +287,10 @@ class FeatureExtractor:
 
     def _key(self, data: Dataset) -> str:
         """Return the name of the features: a SHA-256 of the images, the body's tensors and its description."""
-        parts = (hash_dataset(data), self._task.frozen_digest(), repr(self._body), self._settings.precision)
-        return hashlib.sha256(repr(parts).encode()).hexdigest()
+        if id(data) not in self._keys:  # all images are read
+            parts = (hash_dataset(data), self._task.frozen_digest(), repr(self._body), self._settings.precision)
+            self._keys[id(data)] = data, hashlib.sha256(repr(parts).encode()).hexdigest()
+        return self._keys[id(data)][1]
 
     def _agrees(self, stored: torch.Tensor, data: Dataset, augment: ViewFunction | None = None) -> bool:
         """Return True if the stored features of the first images equal computed ones: the body's code may change."""
@@ -355,9 +353,22 @@ class AugmentedFeatureDataset(FeatureDataset):
             yield LoadedBatch(rows, self.views[views, rows], self.targets(rows))
 
 
-def _read(path: Path) -> torch.Tensor | None:
-    """Return the stored features, or None if there are none or the file is damaged."""
+def _read_or_compute(
+    path: Path, agrees: Callable[[torch.Tensor], bool], compute: Callable[[], torch.Tensor]
+) -> torch.Tensor:
+    """Return the features in a file; compute and write them if there are none, or the file is damaged or outdated.
+
+    Args:
+        path: Path of the file.
+        agrees: Function that tells whether stored features are still valid.
+        compute: Function that computes the features.
+    """
     try:
-        return wire.decode(path.read_bytes())[0]["features"]
+        stored = wire.decode(path.read_bytes())[0]["features"]
     except (OSError, DamagedError, KeyError):
-        return None
+        stored = None
+    if stored is not None and agrees(stored):
+        return stored
+    computed = compute()
+    write_atomic(path, wire.encode({"features": computed}, {}))
+    return computed

@@ -50,11 +50,11 @@ MEAN_TOLERANCE = 0.02
 """Largest difference of a mean or standard deviation that counts as the same normalisation; images are in [0, 1]."""
 
 
-def with_start(task: Task, settings: Settings, registry: Registry, bundle: Path | None = None) -> Task:
-    """Return a task whose default network starts from the weights that the settings name, if they name any.
+def prepare_task(task: Task, settings: Settings, registry: Registry, bundle: Path | None = None) -> Task:
+    """Return the task that a run trains, with the weights that it starts from, and with its untrained parts frozen.
 
     Args:
-        task: Task with random initial weights.
+        task: Task with random initial weights and no part frozen by settings.
         settings: Settings of the run.
         registry: Loaded plugins, with the records of known weights.
         bundle: Folder of the run's bundle; None without a bundle.
@@ -63,7 +63,7 @@ def with_start(task: Task, settings: Settings, registry: Registry, bundle: Path 
         SettingsError: If there are no such weights, or their file can't be read.
     """
     start = find_start(settings.start, registry, settings.start_skip, bundle=bundle)
-    return task if start is None else task.with_start(start)
+    return (task if start is None else task.with_start(start)).with_training_of(settings.train_part, settings.lora)
 
 
 def find_start(

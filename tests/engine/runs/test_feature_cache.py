@@ -288,6 +288,28 @@ def test_views_are_features_of_augmented_images_and_each_visit_draws_one(tmp_pat
     assert type(splits.val) is not type(splits.train)
 
 
+class CountingData(TensorData):
+    """Data set that counts the images that are read."""
+
+    read = 0
+
+    def batch(self, rows):
+        self.read += len(rows)
+        return super().batch(rows)
+
+
+def test_images_are_read_once_for_the_names_of_features_and_views(tmp_path):
+    task = replace(make_task(), augmentation=FLIPS).with_training_of("head")
+    settings = Settings(rounds=1, train_part="head", feature_views=2)
+    plain = make_data(40, "views")
+    for expected in (40 + 3 * 40, 40 + 2 * 4):  # the name, then features and two views, or a comparison of each file
+        data = CountingData(*plain.batch(torch.arange(40)))
+        extractor = FeatureExtractor(task, settings)
+        extractor.features(data, tmp_path)
+        extractor.views(data, tmp_path)
+        assert data.read == expected
+
+
 def test_views_of_another_seed_and_damaged_ones_and_those_of_an_older_body_are_computed_again(tmp_path):
     task, data = replace(make_task(), augmentation=FLIPS).with_training_of("head"), make_data(9, "views")
 

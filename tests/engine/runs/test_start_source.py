@@ -17,10 +17,10 @@ from medfl.api import load_run, run
 from medfl.engine.runs.site_bundles import WEIGHTS
 from medfl.engine.runs.start_source import (
     find_start,
+    prepare_task,
     start_normalisation,
     start_origin,
     warn_of_normalisation,
-    with_start,
 )
 from medfl.errors import PluginError, SettingsError, StoreError
 from medfl.networks.transfer.start import Start
@@ -236,7 +236,9 @@ def test_none_overrides_and_skipping_needs_a_start(tmp_path):
     registry, task = load_plugins(), make_task()
     assert find_start(None, registry) is None
     assert find_start("none", registry, ("head",)) is None
-    assert with_start(task, Settings(rounds=1, start="none"), registry) is task
+    assert prepare_task(task, Settings(rounds=1, start="none"), registry) is task
+    prepared = prepare_task(task, Settings(rounds=1, start="none", train_part="head"), registry)
+    assert prepared.frozen().keys() == task.with_training_of("head").frozen().keys() != task.frozen().keys()
     with refused(SettingsError, "incompatible_settings", settings=["start", "start_skip"]):
         find_start(None, registry, ("head",))
     assert Settings(rounds=1, start_skip="head, layer4").start_skip == ("head", "layer4")
