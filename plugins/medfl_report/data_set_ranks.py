@@ -141,7 +141,9 @@ def compare_data_sets(
         ranks=compare_ranks(
             {str(row): list(values) for row, values in zip(means.index, means.to_numpy(), strict=True)}
         ),
-        posteriors={row: bayesian_signed_rank([float(gap) for gap in gaps.loc[row].to_numpy()], rope) for row in others},
+        posteriors={
+            row: bayesian_signed_rank([float(gap) for gap in gaps.loc[row].to_numpy()], rope) for row in others
+        },
         effects=effects,
         rope=rope,
     )

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
-from statistics import fmean
+from statistics import NormalDist, fmean
 
 import torch
 
@@ -28,7 +28,8 @@ from medfl_report.groups import Group
 from medfl_report.patient_tests import PredictionSets, sets_reader
 from medfl_report.predictions import PredictionSet
 from medfl_report.site_comparison import mean_interval
-from medfl_report.statistics import Interval, bootstrap, mean_std
+from medfl_report.statistics import Interval, bootstrap, mean_std, seeds_and_patients_test
+from medfl_report.statistics.intervals import LEVEL
 from medfl_studies.results.recorded_study import StudyResults
 
 
@@ -136,7 +137,9 @@ class DataScores:
         return self._over_patients(row, None, site, metric or self.metric)
 
     def difference(self, row: str, other: str, site: str | None = None, metric: str | None = None) -> Estimate | None:
-        """Return a row's score minus another row's score, for the seeds of both, with an interval over patients.
+        """Return a row's score minus another row's score, for the seeds of both, with an interval.
+
+        The interval covers the choice of seeds and patients; with a single seed, of patients only.
 
         Args:
             row: Name of the row.
@@ -159,8 +162,16 @@ class DataScores:
         if other is not None:
             others = [self._seed_mean(other, seed, sites, metric) for seed in seeds]
             by_seed = [ours - theirs for ours, theirs in zip(by_seed, others, strict=True)]
+            average = self._with_seeds(average, by_seed, sites)
         spread = mean_std(by_seed)[1]
         return Estimate(average.difference, average.low, average.high, spread, len(seeds))
+
+    def _with_seeds(self, interval: Interval, by_seed: Sequence[float], sites: Sequence[str]) -> Interval:
+        """Widen the interval of a mean difference over patients so that it also covers the choice of the seeds."""
+        sets = [self._first_sets[site] for site in sites]
+        patients = sum(len(test_set.targets) if (n := test_set.patient_count) is None else n for test_set in sets)
+        error = (interval.high - interval.low) / (2 * NormalDist().inv_cdf(1 - LEVEL / 2))
+        return seeds_and_patients_test(by_seed, error**2, patients).interval or interval
 
     def _site_interval(self, row: str, other: str | None, site: str, metric: str) -> Interval | None:
         """Return the mean over the seeds of a score or difference at a site, with its interval over patients."""

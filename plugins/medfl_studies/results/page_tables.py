@@ -52,7 +52,7 @@ def sites_table(scores: DataScores) -> str:
 
 
 def differences_table(scores: DataScores, pairs: Sequence[tuple[str, str]], metrics: Sequence[str]) -> str:
-    """Return a table of differences between rows, with intervals over patients.
+    """Return a table of differences between rows, with intervals over seeds and patients.
 
     Args:
         scores: Scores on a data set on which all seeds have the same test images.
