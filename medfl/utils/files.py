@@ -14,6 +14,9 @@ from typing import Any
 
 from medfl.errors import StoreError
 
+STALE_SECONDS = 24 * 3600
+"""Age, in seconds, after which an unfinished file must belong to a process that was killed."""
+
 READ_ONLY = 0o444
 """Permissions of a file with several hard links: readable by all, writable by no one."""
 

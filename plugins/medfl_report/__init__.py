@@ -46,13 +46,13 @@ def medfl_commands() -> list[CommandRecord]:
         CommandRecord(
             "calibrate",
             "medfl_report.commands.calibrate:command",
-            "Choose thresholds and recalibrate exported models on validation images.",
+            "Choose thresholds and recalibrate models on validation images.",
             "Look at results",
         ),
         CommandRecord(
             "evaluate",
             "medfl_report.commands.evaluate:command",
-            "Score a finished model on the data of a site that did not train it.",
+            "Score a finished model at a site that did not train it.",
             "Look at results",
         ),
         CommandRecord(

@@ -98,7 +98,9 @@ def test_its_networks_and_changes_of_images_are_those_of_the_bundle_for_masks() 
         for bundle in (NAME, "lesion_segmentation")
     )
     shared = ("channels", "num_res_units", "norm", "dropout", "spatial_dims", "size")
-    for network, definition in masks["networks"].items():
+    unets = {name: definition for name, definition in masks["networks"].items() if name.startswith("unet")}
+    assert len(unets) == 3
+    for network, definition in unets.items():
         same = ours["networks"][network.replace("unet", "encoder")]
         assert [same[key] for key in shared] == [definition[key] for key in shared]
     assert all(ours[key] == masks[key] for key in ("mean", "std", "width", "levels", "res_units", "norm", "optimizer"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from statistics import fmean, stdev
 
 import numpy as np
@@ -19,9 +18,8 @@ from medfl.data.partition.plan import PartitionPlan
 from medfl.data.pooled import all_targets
 from medfl.data.sites import load_site
 from medfl.engine.runs.records import read_run
-from medfl.engine.runs.site_bundles import _format_predictions
+from medfl.engine.runs.site_bundles import format_predictions
 from medfl.objectives import Multiclass
-from medfl.testing.cohort import make_task
 from medfl_datasets.abide.spec import Abide
 from medfl_datasets.abide.synthetic import write_release
 from medfl_report.groups import group_runs
@@ -160,8 +158,8 @@ def test_the_centre_goes_from_the_release_into_the_predictions(tmp_path):
     partition(tmp_path / "pooled", tmp_path / "sites", plan, by_site)
     site = load_site(tmp_path / "sites" / "US-Middle", Multiclass(2), (0.0,), (1.0,))
     labels = all_targets(site.test)
-    task = replace(make_task(), objective=Multiclass(2))
-    lines = _format_predictions(task, labels.double()[:, None].repeat(1, 2), labels, site.test_metadata).splitlines()
+    predictions = labels.double()[:, None].repeat(1, 2)
+    lines = format_predictions(Multiclass(2), ("accuracy",), predictions, labels, site.test_metadata).splitlines()
     assert lines[0] == "row,label,p0,p1,sex,centre"
     assert {line.rsplit(",", 1)[1] for line in lines[1:]} == {"UM"}
     assert len(lines) == 3

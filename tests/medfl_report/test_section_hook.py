@@ -19,7 +19,8 @@ from medfl_report.section import Notice
 ORDER = {
     **{"glance": "At a glance", "methods": "Comparison of the methods", "gains": "Results by site"},
     **{"masks": "Segmentation", "survival": "Survival analysis", "agreement": "Agreement with reference values"},
-    **{"label_aucs": "Discrimination by finding", "calibration": "Calibration", "sweep": "Sensitivity to one setting"},
+    **{"label_aucs": "Discrimination by finding", "calibration": "Calibration"},
+    **{"calibrated": "Calibrated models", "sweep": "Sensitivity to one setting"},
     **{"centres": "Discrimination by scanning centre", "classes": "Discrimination by class"},
     **{"matrix": "Cross-site evaluation", "external": "External validation", "fairness": "Discrimination by sex"},
     **{"clusters": "Clusters", "teachers": "Teachers of the student", "heads": "Assignment of heads"},

@@ -14,10 +14,7 @@ from typing import Protocol
 from medfl.data.transforms.packing import Packed
 from medfl.errors import DamagedError
 from medfl.utils import wire
-from medfl.utils.files import write_atomic
-
-STALE_SECONDS = 24 * 3600
-"""Age, in seconds, after which an unfinished file must belong to a process that was killed."""
+from medfl.utils.files import STALE_SECONDS, write_atomic
 
 
 class ItemCache(Protocol):

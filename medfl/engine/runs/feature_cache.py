@@ -23,7 +23,6 @@ from torch import nn
 
 from medfl.contract import Method, Need
 from medfl.data.folders import CACHE_FOLDER
-from medfl.data.transforms.cache import STALE_SECONDS
 from medfl.engine.site import SiteRunner, Splits
 from medfl.errors import DamagedError, SettingsError
 from medfl.networks.parts import body_and_head
@@ -34,7 +33,7 @@ from medfl.training.batches import SCORING, load_batches
 from medfl.training.precision import autocast
 from medfl.types import AugmentingDataset, Dataset, LoadedBatch, SelfScoringDataset
 from medfl.utils import wire
-from medfl.utils.files import write_atomic
+from medfl.utils.files import STALE_SECONDS, write_atomic
 from medfl.utils.rng import make_generator, seed_of
 
 logger = logging.getLogger(__name__)
