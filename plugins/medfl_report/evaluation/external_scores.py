@@ -7,7 +7,7 @@ run for each seed and each site that is left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -146,6 +146,12 @@ def external_rows(runs_by_label: Mapping[str, Sequence[RunRecord]]) -> list[Exte
             )
             rows.append(ExternalRow(label, model, sites))
     return rows
+
+
+def external_sites(runs: Iterable[RunRecord]) -> list[str]:
+    """Return the sorted names of the sites of all external evaluations of the runs."""
+    evaluations = [stored.record for run in runs for stored in read_evaluations(run)]
+    return sorted({record.site for record in evaluations if record.is_external})
 
 
 def other_evaluations(runs_by_label: Mapping[str, Sequence[RunRecord]]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from medfl.types import Meta
@@ -17,6 +18,8 @@ from medfl.utils.formats import (
     signed,
     size,
 )
+from medfl.utils.text import names_and_more
+from medfl_report.evaluation.external_scores import external_sites
 from medfl_report.groups import data_per
 from medfl_report.scores import LOCAL, has_unequal_classes, key_metrics, majority_baseline
 from medfl_report.section import ReportData, TemplateSection
@@ -200,5 +203,11 @@ def _limits(data: ReportData, comparison: MethodComparison) -> list[str]:
         )
     if data_per([run for _, run in data.runs]) == "seed":
         texts.append("Effects at a single site over the seeds: each seed has its own partition of the data.")
-    texts.append("Performance at sites outside these runs, and clinical benefit: all test images are from these sites.")
+    external = external_sites([*(run for _, run in data.runs), *itertools.chain(*data.unseen.values())])
+    if external:
+        texts.append(f"Performance at sites other than {names_and_more(external, 5)}, and clinical benefit.")
+    else:
+        texts.append(
+            "Performance at sites outside these runs, and clinical benefit: all test images are from these sites."
+        )
     return texts

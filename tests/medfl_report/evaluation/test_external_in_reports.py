@@ -65,6 +65,17 @@ def test_a_card_says_that_there_was_no_external_validation_only_if_that_is_true(
     assert [result.problems for result in verify(run)] == [[], [], []]
 
 
+def test_a_report_names_the_sites_of_an_external_validation_among_its_limits(place: Path) -> None:
+    def limit() -> str:
+        page = write_report([place / "fedavg"], registry=load_plugins()).read_text()
+        return page.partition("Performance at sites ")[2].partition(",")[0]
+
+    medfl.evaluate(place / "fedavg", place / "data" / "site-01")
+    assert limit() == "outside these runs"
+    medfl.evaluate(place / "fedavg", place / "data" / "site-03")
+    assert limit() == "other than site-03"
+
+
 def test_a_card_does_not_deny_a_validation_that_could_not_be_checked(place: Path) -> None:
     shutil.copytree(place / "data", place / "copy")
     shutil.rmtree(place / "data")
