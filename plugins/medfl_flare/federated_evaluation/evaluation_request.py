@@ -14,8 +14,9 @@ from pydantic import ConfigDict, Field, field_validator
 from medfl.errors import RefusedError, SettingsError
 from medfl.records.record import Record
 from medfl.settings import read_settings
+from medfl.types import Meta
 from medfl.version import __version__
-from medfl_flare.overrides import DATA_DEPENDENT_IDS
+from medfl_flare.overrides import DATA_DEPENDENT_IDS, LOCAL_IDS, RUN_IDS
 from medfl_flare.records.offer import Digest, Name, Sites, Text
 
 KIND = "evaluation"
@@ -46,7 +47,7 @@ class EvaluationRequest(Record):
         bundle_version: ``version`` in the bundle's metadata.
         bundle_hash: Hash of the bundle's configurations and code (`medfl.bundle.bundle_folders.bundle_hash`).
         network: Name of the network in the bundle.
-        values: Maps ids of the bundle (`VALUE_IDS`) to the values of the exported bundle.
+        values: Maps ids of the bundle (`is_evaluation_id`) to the values of the exported bundle.
         names: Names of the classes or outputs, in order; empty if the exported bundle does not name them.
         scores: Names of the scores, without duplicates. A site returns no other score.
         weights: SHA-256 of the file of weights.
@@ -70,14 +71,6 @@ class EvaluationRequest(Record):
     medfl: Text = __version__
     sites: Sites = []
     reply_timeout: int = Field(3600, ge=1, le=10**7)
-
-    @field_validator("values")
-    @classmethod
-    def _only_listed_ids(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Raise if the request sets another id of the bundle."""
-        if unlisted := sorted(values.keys() - VALUE_IDS):
-            raise ValueError(f"expected values of {', '.join(sorted(VALUE_IDS))}, got '{unlisted[0][:80]}'")
-        return values
 
     @field_validator("scores")
     @classmethod
@@ -117,6 +110,17 @@ class EvaluationRequest(Record):
             RefusedError: If a name is invalid or a duplicate.
         """
         return EvaluationRequest.from_meta(self.to_json() | {"sites": sorted(sites)})
+
+
+def is_evaluation_id(name: str, bundle: Meta) -> bool:
+    """Return whether a request may set an id of the bundle: one of `VALUE_IDS`, or a number such as a network's width.
+
+    Args:
+        name: The id.
+        bundle: Values of the bundle's own files (`medfl.engine.runs.provenance.bundle_values`).
+    """
+    is_number = type(bundle.get(name)) in (int, float) and name not in RUN_IDS | LOCAL_IDS
+    return name in bundle and (name in VALUE_IDS or is_number)
 
 
 def is_evaluation_request(meta: Any) -> bool:

@@ -15,10 +15,16 @@ from medfl.engine.runs.site_bundles import WEIGHTS
 from medfl.engine.runs.weights_file import read_state_dict
 from medfl.errors import SettingsError, check_choice
 from medfl.records.evaluation import DataRelation
+from medfl.types import Meta
 from medfl.utils.files import sha256_of, write_atomic
 from medfl_flare.backend.messages import Message
 from medfl_flare.connection import Connection
-from medfl_flare.federated_evaluation.evaluation_request import MODEL_KIND, VALUE_IDS, EvaluationRequest
+from medfl_flare.federated_evaluation.evaluation_request import (
+    MODEL_KIND,
+    VALUE_IDS,
+    EvaluationRequest,
+    is_evaluation_id,
+)
 from medfl_flare.federated_evaluation.server_evaluation import RESULT_FILE_NAME
 from medfl_flare.federated_evaluation.site_scores import FederatedEvaluation, read_scores
 from medfl_flare.federated_statistics.researcher_session import JobResult, fetch_result
@@ -90,11 +96,6 @@ def read_evaluation(plan: EvaluationPlan, name: str) -> EvaluatedWeights:
     task = read_task(model.folder)
     for score in plan.scores:
         check_choice("scores", score, sorted(task.objective.scores))
-    config = read_bundle_config(model.folder, "train.json")
-    parser = ConfigParser(config)
-    parser.update(pairs={"bundle_root": str(model.folder)})
-    wanted = sorted(VALUE_IDS & config.keys() & bundle_values(plan.bundle).keys())
-    values = {id_: parser.get_parsed_content(id_) for id_ in wanted}
     state = read_state_dict(model.folder / WEIGHTS)
     request = EvaluationRequest.from_meta(
         {
@@ -102,8 +103,8 @@ def read_evaluation(plan: EvaluationPlan, name: str) -> EvaluatedWeights:
             "bundle": plan.bundle.resolve().name,
             "bundle_version": bundle_version(plan.bundle),
             "bundle_hash": bundle_hash(plan.bundle),
-            "network": config.get("network_name", ""),
-            "values": values,
+            "network": read_bundle_config(model.folder, "train.json").get("network_name", ""),
+            "values": _exported_values(model.folder, bundle_values(plan.bundle)),
             "names": list(task.names),
             "scores": list(plan.scores),
             "weights": sha256_of(model.folder / WEIGHTS),
@@ -113,6 +114,23 @@ def read_evaluation(plan: EvaluationPlan, name: str) -> EvaluatedWeights:
     )
     content = st.save({tensor: value.clone().contiguous() for tensor, value in state.items()})
     return EvaluatedWeights(request, model.name, content)
+
+
+def _exported_values(folder: Path, bundle: Meta) -> Meta:
+    """Return the values of an exported bundle that a site needs, by id: those that depend on data, and changed numbers.
+
+    Args:
+        folder: Folder of the exported bundle.
+        bundle: Values of the researcher's copy of the bundle.
+    """
+    values: Meta = {}
+    for name in ("inference.json", "train.json"):  # some ids are in one of the files only
+        config = read_bundle_config(folder, name)
+        parser = ConfigParser(config)
+        parser.update(pairs={"bundle_root": str(folder)})
+        wanted = [id_ for id_ in config if is_evaluation_id(id_, bundle)]
+        values |= {id_: parser.get_parsed_content(id_) for id_ in wanted}
+    return {id_: value for id_, value in sorted(values.items()) if id_ in VALUE_IDS or value != bundle[id_]}
 
 
 def fetch_evaluation(

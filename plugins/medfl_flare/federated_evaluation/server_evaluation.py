@@ -62,8 +62,8 @@ def request_evaluation(
         sites[site] = read_scores(message, request.scores).model_dump(mode="json")
 
     blob = pack(Message(KIND, {}, request.to_json()))
-    asked = dict.fromkeys(request.sites, blob)
-    missing |= transport.ask(asked, request.reply_timeout, _reply_handler(KIND, accept, missing))
+    requests = dict.fromkeys(request.sites, blob)
+    missing |= transport.ask(requests, request.reply_timeout, _reply_handler(KIND, accept, missing))
     if accepted:
         weights = pack(Message(MODEL_KIND, model, {}))
         receivers = dict.fromkeys(sorted(accepted), weights)

@@ -25,10 +25,10 @@ from medfl.records.evaluation import ScoreEstimate
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.training.loop import pick_device
-from medfl.types import MODEL_PREFIX, Dataset, Tensors
+from medfl.types import MODEL_PREFIX, Dataset, Meta, Tensors
 from medfl_flare.backend.message_checks import printable_name
 from medfl_flare.backend.messages import TensorForm, check_tensors, tensor_forms
-from medfl_flare.federated_evaluation.evaluation_request import EvaluationRequest
+from medfl_flare.federated_evaluation.evaluation_request import EvaluationRequest, is_evaluation_id
 from medfl_flare.federated_evaluation.site_scores import DisclosedScore, SiteScores
 from medfl_flare.federated_statistics.site_reply import requested_data_folder
 from medfl_flare.offer import bundle_version
@@ -81,8 +81,7 @@ def open_evaluation(request: EvaluationRequest, site_file: SiteFile) -> OpenedEv
     _check_permission(request, site_file)
     entry = site_file.bundle(request.bundle)
     _check_bundle(request, entry.folder, site_file)
-    values = request.values | {"network_name": request.network}
-    check_overrides(values, bundle_values(entry.folder))
+    values = _checked_values(request, bundle_values(entry.folder))
     built = build_run(entry.folder, values, site_file, folder)
     objective = built.task.objective
     if unknown := sorted(set(request.scores) - set(objective.scores)):
@@ -99,7 +98,7 @@ def open_evaluation(request: EvaluationRequest, site_file: SiteFile) -> OpenedEv
         key_metrics=tuple(request.scores),
         mean=built.mean,
         std=built.std,
-        shape=case_shape(built.site_values),
+        shape=case_shape(built.site_values) or None,
         names=tuple(request.names),
         inferer=built.task.inferer,
     )
@@ -165,6 +164,20 @@ def _check_bundle(request: EvaluationRequest, folder: Path, site_file: SiteFile)
             names=[request.network],
             known=known,
         )
+
+
+def _checked_values(request: EvaluationRequest, bundle: Meta) -> Meta:
+    """Return the values of the request and its network by id; raise if a value may not come from another machine."""
+    if unlisted := sorted(name for name in request.values if not is_evaluation_id(name, bundle)):
+        raise RefusedError(
+            "unlisted_value",
+            f"The request sets {', '.join(map(printable_name, unlisted[:5]))}; expected only ids of the bundle that "
+            "depend on data, and numbers of the bundle.",
+            names=unlisted[:5],
+        )
+    values = request.values | {"network_name": request.network}
+    check_overrides(values, bundle)
+    return values
 
 
 def _load_cases(folder: Path, scoring: BundleTask, site_file: SiteFile) -> SiteCases:
