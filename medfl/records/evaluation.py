@@ -25,12 +25,14 @@ RelationReason = Literal[
     "changed_data",
     "earlier_run",
     "not_comparable",
+    "other_machine",
 ]
 """Reason for a relation.
 
 ``no_run``: the run that trained the model is unknown. ``missing_data`` and ``changed_data``: the run's data are not at
 their recorded place, or are not the same any more. ``earlier_run``: the run started from weights of another run of
 medfl, whose data are unknown. ``not_comparable``: the bundle reads the evaluated files in its own way.
+``other_machine``: the evaluated images stay on the machine of their site.
 """
 
 REASON_CLAUSES: dict[RelationReason, str] = {
@@ -42,6 +44,7 @@ REASON_CLAUSES: dict[RelationReason, str] = {
     "changed_data": "the data of the run have changed since",
     "earlier_run": "the run started from weights of another run, whose data are unknown",
     "not_comparable": "the bundle reads these files in its own way, so they can't be compared with the run's data",
+    "other_machine": "the images stay at their site, so they can't be compared with the run's data",
 }
 """Maps each reason to a clause for reports."""
 

@@ -14,6 +14,8 @@ from medfl.utils.wire import Blob
 from medfl_flare.backend.flare_server import FlareController, FlareTransport
 from medfl_flare.backend.flare_site import FlareExecutor
 from medfl_flare.backend.run_progress import RunStatus
+from medfl_flare.federated_evaluation.evaluation_request import EvaluationRequest, is_evaluation_request
+from medfl_flare.federated_evaluation.server_evaluation import request_evaluation
 from medfl_flare.federated_statistics.server_requests import request_statistics
 from medfl_flare.federated_statistics.statistics_request import StatisticsRequest, is_statistics_request
 from medfl_flare.job_folder import copy_result
@@ -24,10 +26,11 @@ from medfl_flare.sites.site_service import SiteService
 
 
 class MedflController(FlareController):
-    """The server's side of a run or of federated statistics.
+    """The server's side of a run, of federated statistics or of a federated evaluation.
 
     Args:
-        offer: JSON values of an `Offer` of a run or of a `StatisticsRequest`. They are checked before anything else.
+        offer: JSON values of an `Offer` of a run, of a `StatisticsRequest` or of an `EvaluationRequest`. They are
+            checked before anything else.
     """
 
     def __init__(self, offer: Meta) -> None:
@@ -43,7 +46,7 @@ class MedflController(FlareController):
         return self._progress.to_meta(after)
 
     def federate(self, transport: FlareTransport, local: Path, result: Path) -> None:
-        """Run the federation, or collect the federated statistics.
+        """Run the federation, or collect the federated statistics or the scores of an evaluation.
 
         Writes the results, or the reason for the failure, to `result`.
 
@@ -56,6 +59,10 @@ class MedflController(FlareController):
         try:
             if is_statistics_request(self._offer):
                 request_statistics(StatisticsRequest.from_meta(self._offer), transport, result, self._progress)
+                return
+            if is_evaluation_request(self._offer):
+                request = EvaluationRequest.from_meta(self._offer)
+                request_evaluation(request, self.config, transport, result, self._progress)
                 return
             site_file, offer = read_site_file(local / SITE_FILE_NAME), Offer.from_meta(self._offer)
             copy_result(serve(offer, site_file, transport, self._progress), result)

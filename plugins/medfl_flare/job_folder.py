@@ -1,5 +1,7 @@
 """The folder of an NVFlare job, which contains only configuration: two class names and the offer of the run.
 
+The job of an evaluation also contains the weights of the model as safetensors, for the server.
+
 Nothing in the folder is code. A participant builds nothing from it except the two classes, which its own allow-list
 (the list of classes that a job may name) contains. An offer is the proposal of a run, with bundle, method, settings and
 sites.
@@ -18,6 +20,7 @@ from medfl.errors import MedflError, SettingsError, StoreError
 from medfl.records.summary import Summary
 from medfl.types import SERVER
 from medfl_flare.backend.protocol_messages import TASK_NAME
+from medfl_flare.federated_evaluation.evaluation_request import EvaluationRequest
 from medfl_flare.federated_statistics.statistics_request import StatisticsRequest
 from medfl_flare.observers import OBSERVED_FILE_NAME
 from medfl_flare.provision import ALLOWED_CLASSES
@@ -30,12 +33,17 @@ RESULT_PATTERNS = ("run.json", "metrics.csv", "summary.json", "findings*", "glob
 """Patterns of the files in a run folder that the server sends to the researcher, and that the researcher accepts."""
 
 
-def write_job(offer: Offer | StatisticsRequest, folder: Path) -> Path:
+WEIGHTS_FILE_NAME = "model.safetensors"
+"""Name of the file of weights in the job of an evaluation, beside the server's configuration."""
+
+
+def write_job(offer: Offer | StatisticsRequest | EvaluationRequest, folder: Path, weights: bytes | None = None) -> Path:
     """Write the folder of a job.
 
     Args:
-        offer: Offer of a run, or request for federated statistics; it must name its sites.
+        offer: Offer of a run, or request for federated statistics or for an evaluation; it must name its sites.
         folder: Parent of the job's folder; it must exist.
+        weights: Content of the file of weights of an evaluation, in the format of safetensors; None for other jobs.
 
     Returns:
         The job's folder, named like the run.
@@ -74,6 +82,8 @@ def write_job(offer: Offer | StatisticsRequest, folder: Path) -> Path:
         job / "app_site" / "config" / "config_fed_client.json",
         {"format_version": 2, "executors": [executor]},
     )
+    if weights is not None:
+        (job / "app_server" / "config" / WEIGHTS_FILE_NAME).write_bytes(weights)
     return job
 
 

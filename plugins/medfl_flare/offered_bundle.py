@@ -164,13 +164,13 @@ def open_offer(offer: Offer, site_file: SiteFile) -> OfferedRun:
             differences=list(unlike),
         )
     check_overrides(offer.overrides, bundle_values(folder))
-    built = _build(folder, offer.overrides, site_file, entry.data)
+    built = build_run(folder, offer.overrides, site_file, entry.data)
     settings = read_settings(Settings, {"min_replies": max(len(offer.sites), 1)} | built.settings, "the run")
     settings = settings.for_sites(len(offer.sites))
     check_names(settings, registry)
     method: Method = registry.make_method(built.method, built.method_args)
     check_run(site_file, offer, settings, built.method, method)
-    scale = ImageScale(_shape(built.site_values), built.mean, built.std)
+    scale = ImageScale(case_shape(built.site_values), built.mean, built.std)
     task = dataclasses.replace(built.task, device=pick_device(site_file.device), scale=scale)
     start = _find_start(offer, settings, registry, folder, site_file)
     task = (task if start is None else task.with_start(start)).with_training_of(settings.train_part, settings.lora)
@@ -206,10 +206,20 @@ def _find_start(
         ) from None
 
 
-def _build(folder: Path, overrides: Meta, site_file: SiteFile, data: Path | None) -> FederatedRun:
+def build_run(folder: Path, overrides: Meta, site_file: SiteFile, data: Path | None) -> FederatedRun:
     """Build the run from the participant's own bundle.
 
     The offer supplies the values that depend on data, so no site's data decide them.
+
+    Args:
+        folder: Folder of the participant's copy of the bundle.
+        overrides: Maps ids to the values of the offer, which `medfl_flare.overrides.check_overrides` has checked.
+        site_file: The participant's own file.
+        data: Folder of the participant's data; None at a server without data.
+
+    Raises:
+        RefusedError: If a value that depends on data is missing, or the network is larger than allowed.
+        SettingsError: If the bundle can't be built with these values.
     """
     bundle = bundle_values(folder)
     needed = offered_ids(bundle)
@@ -236,8 +246,12 @@ def _build(folder: Path, overrides: Meta, site_file: SiteFile, data: Path | None
         ) from error
 
 
-def _shape(values: Meta) -> tuple[int, ...]:
-    """Return channels and edges of an image from the values that all sites' bundles get; empty if they are unknown."""
+def case_shape(values: Meta) -> tuple[int, ...]:
+    """Return channels and edges of an image from the values that all sites' bundles get; empty if they are unknown.
+
+    Args:
+        values: Maps ids of the bundle to values (`medfl.bundle.federated_run.FederatedRun.site_values`).
+    """
     if "size" not in values:
         return ()
     size: Any = values["size"]

@@ -60,6 +60,7 @@ site = "{name}"
 # profile = "live"                # measures this machine and discloses it to runs that ask; default: nothing
 # cross_site_evaluation = false   # whether cross-site evaluation is allowed: models are scored at other sites
 # shared_test = false             # whether this site's model may be scored on a test set 'global' beside its data
+# evaluation_scores = []          # scores of finished models that `medfl federate evaluate` may get, as "auc"
 # least_threshold = 3             # minimum number of certified sites in the sum in which an update leaves
 # threads = 1
 # device = "cpu"                  # auto, cpu, cuda:0

@@ -219,7 +219,13 @@ def _discard_reply(site: str, answer: Blob) -> None:
 
 
 class FlareController(Controller):  # type: ignore[misc]
-    """The server's side of an NVFlare job. Subclasses run the federation."""
+    """The server's side of an NVFlare job. Subclasses run the federation.
+
+    Attributes:
+        config: Folder of the job's configuration, available within `federate`.
+    """
+
+    config: Path
 
     def __init__(self) -> None:
         super().__init__(task_check_period=POLL_SECONDS)
@@ -251,6 +257,7 @@ class FlareController(Controller):  # type: ignore[misc]
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """Run the federation. NVFlare calls this method."""
         workspace = fl_ctx.get_engine().get_workspace()
+        self.config = Path(workspace.get_app_config_dir(fl_ctx.get_job_id())).absolute()
         result = Path(workspace.get_run_dir(fl_ctx.get_job_id())).absolute() / "medfl"
         transport = FlareTransport(self, fl_ctx, abort_signal)
         self.federate(transport, Path(workspace.get_site_config_dir()).absolute(), result)

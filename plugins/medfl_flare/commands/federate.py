@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from medfl.errors import SettingsError
+from medfl_flare.commands.federate_evaluate import evaluate
 from medfl_flare.commands.federate_keys import COMMANDS
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
@@ -180,6 +181,9 @@ def statistics(
     for site, why in report.missing.items():
         typer.echo(f"  no statistics of {site}: {why}")
     typer.echo(f"page: {out / HTML_FILE_NAME}")
+
+
+app.command()(evaluate)
 
 
 @app.command()

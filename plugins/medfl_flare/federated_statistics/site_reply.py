@@ -19,6 +19,7 @@ from medfl.privacy.policy import mechanism_of
 from medfl.records.privacy_account import PrivacyAccount
 from medfl.settings import Privacy, read_settings
 from medfl.version import __version__
+from medfl_flare.federated_evaluation.evaluation_request import EvaluationRequest
 from medfl_flare.federated_statistics.statistics_request import StatisticsRequest, privacy_settings
 from medfl_flare.sites.policy import guarantee_text, is_at_least
 from medfl_flare.sites.site_file import SiteFile
@@ -41,7 +42,7 @@ def compute_reply(request: StatisticsRequest, site_file: SiteFile) -> tuple[Site
         RefusedError: If the site's own file does not allow the statistics, or if the privacy budget is spent.
         MedflError: If the data or the account can't be read.
     """
-    folder = _data_folder(request, site_file)
+    folder = requested_data_folder(request, site_file)
     privacy = _noise_settings(request, site_file)
     measured = measure_site(folder)
     allow_changes = site_file.bundle(request.bundle).allow_changes
@@ -63,8 +64,16 @@ def compute_reply(request: StatisticsRequest, site_file: SiteFile) -> tuple[Site
     return statistics, accounts[0].report()
 
 
-def _data_folder(request: StatisticsRequest, site_file: SiteFile) -> Path:
-    """Return the folder of the requested data; raise if the request is not for this site or these data."""
+def requested_data_folder(request: StatisticsRequest | EvaluationRequest, site_file: SiteFile) -> Path:
+    """Return the folder of the requested data.
+
+    Args:
+        request: The server's request.
+        site_file: The site's own file.
+
+    Raises:
+        RefusedError: If the request is not for this site or these data, or comes from another version of medfl.
+    """
     if request.medfl != __version__:
         raise RefusedError(
             "version_mismatch",
@@ -85,7 +94,7 @@ def _data_folder(request: StatisticsRequest, site_file: SiteFile) -> Path:
         raise RefusedError(
             "data_not_supported",
             f"The data of the adopted bundle '{request.bundle}' are files that its own transforms read; statistics "
-            "need data in the format of `medfl prep`.",
+            "and evaluations need data in the format of `medfl prep`.",
             bundle=request.bundle,
         )
     if entry.data is None:

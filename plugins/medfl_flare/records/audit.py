@@ -59,7 +59,7 @@ class AuditEntry(Record):
         kind: Kind of the message, for example ``step``, or ``peer_message`` for a message between sites.
         outcome: Action of the site. ``answered``: it replied to the server. ``accepted``: it stored a peer message.
             ``sent``: it sent a peer message. ``refused``: it refused a message.
-        run: Name of the run or of the federated statistics, or None before the site knows it.
+        run: Name of the run, of the federated statistics or of the evaluation, or None before the site knows it.
         method: Name of the method.
         given_by: Where the run's overrides come from, as the offer states it, for example ``command line``.
         bundle: Name of the bundle.

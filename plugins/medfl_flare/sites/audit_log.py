@@ -60,8 +60,8 @@ class AuditLog:
         of_bundle = {"bundle": offer.bundle, "bundle_sha256": offer.bundle_hash}
         self._run = {"run": offer.run, "method": offer.method, "given_by": offer.given_by} | of_bundle
 
-    def set_statistics(self, name: str, bundle: str) -> None:
-        """Set the federated statistics, by name and bundle, as the subject of the following entries."""
+    def set_request(self, name: str, bundle: str) -> None:
+        """Set the federated statistics or evaluation, by name and bundle, as the subject of the following entries."""
         self._run = {"run": name, "bundle": bundle}
 
     def record_reply(self, question: Message, answer: Message, length: int, budget: PrivacyAccount | None) -> None:

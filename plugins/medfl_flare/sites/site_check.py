@@ -200,7 +200,8 @@ def _limits_text(file: SiteFile) -> str:
         f"{file.max_network_mb} MB; scores only of {file.min_count} images or more; discloses {disclosed} about its "
         f"training data and {profile} of its machine; updates leave {updates}; "
         f"cross-site evaluation is {'allowed' if file.cross_site_evaluation else 'not allowed'}; scores of its "
-        f"own model on a test set that all sites share are {'allowed' if file.shared_test else 'not allowed'}"
+        f"own model on a test set that all sites share are {'allowed' if file.shared_test else 'not allowed'}; "
+        f"evaluations of finished models may get {', '.join(file.evaluation_scores) or 'no score'}"
     )
 
 

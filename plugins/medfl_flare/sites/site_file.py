@@ -135,6 +135,8 @@ class SiteFile(StrictModel):
             this site's model is scored elsewhere.
         shared_test: Whether this site's own model may be scored on a test set that all sites share, the folder
             ``global`` beside its data. The scores leave the site.
+        evaluation_scores: Names of the scores of finished models on this site's test images that may be disclosed to
+            ``medfl federate evaluate``; empty refuses every such evaluation.
         threads: Number of threads of a job, >= 1.
         device: ``auto``, ``cpu`` or ``cuda:N``.
         cache: Where the cases of an adopted bundle (a stock MONAI bundle that ``medfl adopt`` prepared) are stored
@@ -162,6 +164,7 @@ class SiteFile(StrictModel):
     profile: Literal["live"] | dict[str, Amount] | None = None
     cross_site_evaluation: bool = False
     shared_test: bool = False
+    evaluation_scores: tuple[str, ...] = ()
     threads: int = Field(1, ge=1)
     device: Device = "cpu"
     cache: Literal["memory", "disk", "none"] = "memory"

@@ -36,6 +36,8 @@ from medfl_flare.backend.message_checks import check_size
 from medfl_flare.backend.messages import Limits, Message, pack, unpack
 from medfl_flare.backend.protocol_messages import rows_from_json
 from medfl_flare.backend.remote_backend import ACTIVITIES
+from medfl_flare.federated_evaluation import evaluation_request
+from medfl_flare.federated_evaluation.evaluation_request import EvaluationRequest
 from medfl_flare.federated_statistics.site_reply import compute_reply
 from medfl_flare.federated_statistics.statistics_request import KIND, StatisticsRequest
 from medfl_flare.offered_bundle import OfferedRun, open_offer
@@ -48,6 +50,7 @@ from medfl_flare.sites.site_run import SiteRun
 if TYPE_CHECKING:
     from medfl.privacy.signatures import Signer
     from medfl_flare.backend.signed_messages import PeerMessageSigner
+    from medfl_flare.federated_evaluation.site_evaluation import OpenedEvaluation
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +89,7 @@ class SiteService:
         self._seal: PeerMessageSigner | None = None
         self._opened: OfferedRun | None = None
         self._run: SiteRun | None = None
+        self._evaluation: OpenedEvaluation | None = None
         self._locks = contextlib.ExitStack()
         self._audit = AuditLog(site_file)
         self._statistics_account: PrivacyAccount | None = None
@@ -106,8 +110,8 @@ class SiteService:
 
     @property
     def _current_limits(self) -> Limits:
-        """Limits of a message in the current state of the run."""
-        return BEFORE_BEGIN if self._run is None else self._limits
+        """Limits of a message in the current state of the run or of the evaluation."""
+        return BEFORE_BEGIN if self._run is None and self._evaluation is None else self._limits
 
     def answer(self, blob: Blob) -> bytes:
         """Process a message of the server and return the packed reply, or a packed refusal. Raises nothing."""
@@ -165,7 +169,7 @@ class SiteService:
 
     def close(self) -> None:
         """Leave the run and release the lock of its folder; the finished steps are saved."""
-        self._opened = self._run = None
+        self._opened = self._run = self._evaluation = None
         self._locks.close()
 
     def _refuse(self, kind: str, why: str) -> bytes:
@@ -186,6 +190,10 @@ class SiteService:
             return Message("end", {}, {"refused": None})
         if message.kind == KIND and self._opened is None:
             return self._statistics_reply(StatisticsRequest.from_meta(message.meta))
+        if message.kind == evaluation_request.KIND and self._opened is None:
+            return self._evaluation_reply(EvaluationRequest.from_meta(message.meta))
+        if message.kind == evaluation_request.MODEL_KIND and self._evaluation is not None:
+            return self._scores_reply(self._evaluation, message)
         if self._run is None:
             raise RefusedError(
                 "wrong_message_order", f"expected 'begin' before '{message.kind}'", expected="begin", found=message.kind
@@ -252,9 +260,26 @@ class SiteService:
 
     def _statistics_reply(self, request: StatisticsRequest) -> Message:
         """Compute the federated statistics of this site's data and return them as the reply."""
-        self._audit.set_statistics(request.statistics, request.bundle)
+        self._audit.set_request(request.statistics, request.bundle)
         statistics, self._statistics_account = compute_reply(request, self._file)
         return Message(KIND, {}, {"refused": None} | statistics.model_dump(mode="json"))
+
+    def _evaluation_reply(self, request: EvaluationRequest) -> Message:
+        """Check a request to score a model, and return the reply that accepts the request."""
+        from medfl_flare.federated_evaluation.site_evaluation import open_evaluation  # imports the report
+
+        self._evaluation, self._statistics_account = None, None
+        self._audit.set_request(request.evaluation, request.bundle)
+        self._evaluation = open_evaluation(request, self._file)
+        return Message(evaluation_request.KIND, {}, {"refused": None})
+
+    def _scores_reply(self, opened: OpenedEvaluation, message: Message) -> Message:
+        """Score the model in a message and return the scores that may leave. The evaluation ends in any case."""
+        from medfl_flare.federated_evaluation.site_evaluation import score_model
+
+        self._evaluation = None
+        scores = score_model(opened, message.tensors)
+        return Message(message.kind, {}, {"refused": None} | scores.model_dump(mode="json"))
 
     def _begin_reply(self, meta: Meta) -> Message:
         """Load the data of the run and return the reply to ``begin``."""

@@ -112,17 +112,26 @@ def measure_site(folder: Path) -> SiteMeasurements:
     rows = read_integers(records, "image", f"site '{folder.name}', split 'training'")
     subjects = subjects_of(records)
     patients = None if None in subjects else len(set(subjects))
-    tables, targets = _measure_targets(data, datalist, objective)
+    tables, targets = measure_targets(data, datalist, objective)
     columns, intensities = _measure_images(open_array(folder / datalist.image_array), rows, datalist)
     facts = objective.facts.get("spacing")
     spacing = tuple(map(float, facts)) if isinstance(facts, list) else None
     return SiteMeasurements(data, objective, len(rows), patients, spacing, tables + columns, targets + intensities)
 
 
-def _measure_targets(
+def measure_targets(
     data: SiteData, datalist: Datalist, objective: Objective
 ) -> tuple[tuple[CountTable, ...], tuple[ImageMeasurement, ...]]:
-    """Measure the targets: tables for labels, numbers for regression and survival, both for masks."""
+    """Measure the training targets: tables for labels, numbers for regression and survival, both for masks.
+
+    Args:
+        data: Data of the site.
+        datalist: Data list of the site, for the names of the outputs.
+        objective: Learning objective.
+
+    Returns:
+        Tables of counts; numbers of each image.
+    """
     if objective.has_spatial_targets:
         return _measure_masks(data, datalist, objective)
     if not len(data.train):

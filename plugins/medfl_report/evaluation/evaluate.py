@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from medfl.bundle.exported import load_exported
 from medfl.data.pooled import patients_of
@@ -20,6 +21,7 @@ from medfl.errors import SettingsError, StoreError
 from medfl.objectives import Objective
 from medfl.objectives.objective import format_value
 from medfl.records.evaluation import EvaluatedModel, Evaluation, ScoreEstimate
+from medfl.settings import Settings
 from medfl.training.loop import pick_device
 from medfl.training.predict import predict
 from medfl.utils.files import sha256_of, write_atomic
@@ -36,7 +38,7 @@ from medfl_report.evaluation.cases import (
     read_labels,
     site_folders,
 )
-from medfl_report.evaluation.models import BundleTask, FinishedModels, ModelBundle, find_models, read_task
+from medfl_report.evaluation.models import BundleTask, FinishedModels, find_models, read_task
 from medfl_report.evaluation.relation import relate_to_run
 from medfl_report.evaluation.stored import EVALUATIONS, prediction_path
 from medfl_report.objectives.site_scores import RESAMPLES
@@ -94,8 +96,10 @@ def _evaluate_site(
     sets = {}
     for bundle in models.bundles:
         path = prediction_path(out, bundle.name, len(models.bundles))
-        _write_predictions(path, models, bundle, tasks[bundle.name], cases[bundle.name], device)
-        sets[bundle.name] = _read_predictions(path, tasks[bundle.name].objective)
+        network = load_exported(bundle.folder)
+        sets[bundle.name] = predict_cases(
+            path, network, tasks[bundle.name], cases[bundle.name], models.settings, device
+        )
     relation = relate_to_run(models.run, first.data.digest, first.contents)
     evaluation = Evaluation(
         **_run_fields(models),
@@ -130,24 +134,33 @@ def _check_place(out: Path, models: FinishedModels, data: str) -> None:
         )
 
 
-def _write_predictions(
-    path: Path, models: FinishedModels, bundle: ModelBundle, task: BundleTask, cases: SiteCases, device: str
-) -> None:
-    """Predict the cases with a model and write the predictions, in the format of the predictions of a run."""
-    network = load_exported(bundle.folder).to(device)
+def predict_cases(
+    path: Path, network: nn.Module, task: BundleTask, cases: SiteCases, settings: Settings, device: str
+) -> PredictionSet:
+    """Predict the cases with a model, write the predictions in the format of a run, and return them as read again.
+
+    So anyone computes the same scores from the file.
+
+    Args:
+        path: File to write.
+        network: The model.
+        task: Configuration of the model's bundle.
+        cases: Cases of the site.
+        settings: Settings of the run, for the precision.
+        device: ``cpu`` or ``cuda:N``.
+
+    Raises:
+        StoreError: If the file can't be written.
+    """
     predictions, targets = predict(
-        network, cases.data.test, task.objective, task.metrics, models.settings, device, task.inferer
+        network.to(device), cases.data.test, task.objective, task.metrics, settings, device, task.inferer
     )
     patients = patients_of(cases.data.test)
     facts = dict(cases.data.test_metadata)
     facts |= {} if patients is None else {PATIENT_COLUMN: tuple(map(str, patients.tolist()))}
     text = format_predictions(task.objective, task.key_metrics, predictions, targets, facts)
     write_atomic(path, text.encode())
-
-
-def _read_predictions(path: Path, objective: Objective) -> PredictionSet:
-    """Read the predictions that were written, so that anyone computes the same scores from the file."""
-    return prediction_set_of(read_predictions(path), objective)
+    return prediction_set_of(read_predictions(path), task.objective)
 
 
 def _run_fields(models: FinishedModels) -> dict[str, str | int | None]:

@@ -18,8 +18,14 @@ from medfl.bundle.bundle_folders import shipped_bundles
 from medfl.errors import RefusedError
 from medfl.testing.cohort import scores
 from medfl.utils import wire
+from medfl.workflow import run_bundle
+from medfl_flare.backend.run_progress import RunStatus
+from medfl_flare.federated_evaluation.researcher_evaluation import EvaluationPlan, read_evaluation
+from medfl_flare.federated_evaluation.server_evaluation import RESULT_FILE_NAME, request_evaluation
+from medfl_flare.job_folder import write_job
 from medfl_flare.offer import make_offer
 from medfl_flare.offered_bundle import open_offer
+from medfl_report.evaluation.evaluate import evaluate_sites
 
 FACTS = {"channels": 3, "spacing": [1.0, 1.0, 1.0], "window": None, "in_channels": 1, "size": [12, 12, 12]}
 
@@ -64,3 +70,21 @@ def test_an_offer_says_what_the_masks_hold(place: Place) -> None:
     less = {name: value for name, value in values().items() if name != "spacing"}
     with refused(RefusedError, "incomplete_offer", missing=["spacing"]):
         open_offer(make_offer(place.bundle, less, "one", SITES, 5), files[SITES[0]])
+
+
+def test_a_model_of_masks_is_scored_with_the_width_of_its_own_bundle(place: Place, tmp_path: Path) -> None:
+    options = {"rounds": 1, "method": "fedavg", "dataset_dir": str(place.data), "output_dir": str(tmp_path / "run")}
+    run_bundle(place.bundle, SMALL | options)
+    prepared = read_evaluation(EvaluationPlan(str(tmp_path / "run"), place.bundle, ["dice"], SITES), "masks")
+    values = prepared.request.values
+    assert (values["width"], values["levels"], values["window"]) == (SMALL["width"], SMALL["levels"], None)
+    assert not {"batch_size", "seed", "epochs"} & values.keys()
+    config = write_job(prepared.request, tmp_path, prepared.content) / "app_server" / "config"
+    files = place.files("evaluation", dict.fromkeys(SITES, {"evaluation_scores": ["dice"]}))
+    request_evaluation(prepared.request, config, Loopback(files), tmp_path, RunStatus())
+    content = json.loads((tmp_path / RESULT_FILE_NAME).read_text())
+    assert content["missing"] == {}
+    for here in evaluate_sites(str(tmp_path / "run"), place.data, tmp_path / "here", device="cpu"):
+        local = here.scores["dice"]
+        assert local is not None
+        assert content["sites"][here.site]["scores"]["dice"]["value"] == pytest.approx(local.value, abs=5e-5)
