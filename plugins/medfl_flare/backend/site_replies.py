@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +15,9 @@ from medfl.engine.encoding import decode_filtered
 from medfl.engine.evaluation import MetricRow
 from medfl.engine.filters import decode
 from medfl.engine.reply_checks import check_reply
-from medfl.errors import RefusedError, StoreError
+from medfl.errors import MedflError, RefusedError, StoreError
 from medfl.task import Task
-from medfl.types import Tensors
+from medfl.types import Meta, Tensors
 from medfl.utils.text import one_line
 from medfl.utils.wire import Blob
 from medfl_flare.backend.messages import (
@@ -25,6 +28,8 @@ from medfl_flare.backend.messages import (
     unpack,
 )
 from medfl_flare.backend.protocol_messages import UNDELIVERED, read_names, rows_from_json
+
+logger = logging.getLogger(__name__)
 
 MAX_REASON_CHARACTERS = 2000
 """Maximum number of characters of a site's reason for a refusal."""
@@ -158,3 +163,34 @@ def _check_reply(who: str, request: Request, tensors: Tensors, meta: Any, expect
     plain, facts = decode_filtered(method, *decode(tensors, meta))
     check_tensors(plain, prefixes=tuple(method.sends), shapes={}, norm_bound=expected.norm_bound, who=who)
     check_reply(method, expected.task, request, plain, facts, who, expected.private)
+
+
+def reply_handler(
+    kind: str, limits: Limits, use: Callable[[str, Message], None], missing: dict[str, str]
+) -> Callable[[str, Blob], None]:
+    """Return a function that passes a site's valid reply to `use`, or stores the reason of a refusal in `missing`.
+
+    Args:
+        kind: Kind of the request.
+        limits: Limits of a reply.
+        use: Function that checks and stores the reply of a site.
+        missing: Maps the sites without a valid reply to the reason; changed in place.
+    """
+
+    def take(site: str, blob: Blob) -> None:
+        try:
+            use(site, unpack_reply(blob, kind, limits))
+        except MedflError as error:
+            missing[site] = str(error)
+        except Exception as error:  # an unexpected error in one reply must not affect the others
+            logger.exception("A reply of %s caused an error.", site)
+            missing[site] = f"its reply could not be read ({type(error).__name__})"
+
+    return take
+
+
+def write_replies(path: Path, sites: Mapping[str, Meta], missing: Mapping[str, str]) -> None:
+    """Write the replies of the sites, and the reasons of the sites without one, into a file of results."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {"sites": dict(sorted(sites.items())), "missing": dict(sorted(missing.items()))}
+    path.write_text(json.dumps(content), encoding="utf-8")

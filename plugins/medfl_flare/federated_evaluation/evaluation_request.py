@@ -6,18 +6,14 @@ the request. No code is sent: each site builds the network from its own copy of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
-from medfl.errors import RefusedError, SettingsError
-from medfl.records.record import Record
-from medfl.settings import read_settings
 from medfl.types import Meta
-from medfl.version import __version__
 from medfl_flare.overrides import DATA_DEPENDENT_IDS, LOCAL_IDS, RUN_IDS
-from medfl_flare.records.offer import Digest, Name, Sites, Text
+from medfl_flare.records.offer import Digest, Name, Text
+from medfl_flare.records.site_request import SiteRequest
 
 KIND = "evaluation"
 """Kind of the message with a request to a site. A job's content with this key is a request for an evaluation."""
@@ -38,12 +34,11 @@ OutputName = Annotated[str, Field(max_length=200, pattern=r"^[^\x00-\x1f\x7f{}]*
 """Type of the name of a class or another output."""
 
 
-class EvaluationRequest(Record):
-    """A request for a federated evaluation.
+class EvaluationRequest(SiteRequest):
+    """A request for a federated evaluation; `SiteRequest` has further attributes.
 
     Attributes:
         evaluation: Name of the evaluation.
-        bundle: Name of the bundle in the sites' own files.
         bundle_version: ``version`` in the bundle's metadata.
         bundle_hash: Hash of the bundle's configurations and code (`medfl.bundle.bundle_folders.bundle_hash`).
         network: Name of the network in the bundle.
@@ -51,16 +46,14 @@ class EvaluationRequest(Record):
         names: Names of the classes or outputs, in order; empty if the exported bundle does not name them.
         scores: Names of the scores, without duplicates. A site returns no other score.
         weights: SHA-256 of the file of weights.
-        medfl: Version of medfl.
-        sites: Names of the sites, sorted; empty means that the connected sites are added on submission.
-        reply_timeout: Seconds after which a silent site is unavailable, >= 1.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-    """Options of pydantic: refuse unknown fields and values of another type, as requests come from other machines."""
+    NOUN: ClassVar[str] = "a request for an evaluation"
+    """Kind of request, for messages."""
+    INVALID: ClassVar[str] = "invalid_evaluation_request"
+    """Code of the error for a value that is no JSON object."""
 
     evaluation: Name
-    bundle: Name
     bundle_version: Text
     bundle_hash: Digest
     network: Text
@@ -68,9 +61,6 @@ class EvaluationRequest(Record):
     names: list[OutputName] = Field([], max_length=5000)
     scores: list[ScoreName] = Field(min_length=1, max_length=MAX_SCORES)
     weights: Digest
-    medfl: Text = __version__
-    sites: Sites = []
-    reply_timeout: int = Field(3600, ge=1, le=10**7)
 
     @field_validator("scores")
     @classmethod
@@ -84,32 +74,6 @@ class EvaluationRequest(Record):
     def run(self) -> str:
         """Name of the request's job: the name of the evaluation. `Offer` has an attribute of this name, too."""
         return self.evaluation
-
-    @classmethod
-    def from_meta(cls, meta: Any) -> EvaluationRequest:
-        """Validate an untrusted JSON value strictly and return the request.
-
-        Raises:
-            RefusedError: If the value is invalid. The message lists all problems.
-        """
-        if not isinstance(meta, dict) or not all(isinstance(key, str) for key in meta):
-            raise RefusedError(
-                "invalid_evaluation_request",
-                f"Expected a request as a JSON object, got a {type(meta).__name__}.",
-                found=type(meta).__name__,
-            )
-        try:
-            return read_settings(cls, meta, "a request for an evaluation")
-        except SettingsError as error:
-            raise RefusedError(error.code, str(error)[:2000], **error.fields) from None
-
-    def with_sites(self, sites: Sequence[str]) -> EvaluationRequest:
-        """Return a copy of the request for the given sites, in any order.
-
-        Raises:
-            RefusedError: If a name is invalid or a duplicate.
-        """
-        return EvaluationRequest.from_meta(self.to_json() | {"sites": sorted(sites)})
 
 
 def is_evaluation_id(name: str, bundle: Meta) -> bool:

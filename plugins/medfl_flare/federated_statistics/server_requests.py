@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import logging
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from medfl.errors import MedflError, RefusedError
 from medfl.types import Meta
-from medfl.utils.wire import Blob
 from medfl_flare.backend.messages import Limits, Message, pack
 from medfl_flare.backend.remote_backend import Transport
 from medfl_flare.backend.run_progress import RunStatus
-from medfl_flare.backend.site_replies import unpack_reply
+from medfl_flare.backend.site_replies import reply_handler, write_replies
 from medfl_flare.federated_statistics.statistics_request import KIND, StatisticsRequest
 from medfl_flare.statistics.site_statistics import SiteStatistics
-
-logger = logging.getLogger(__name__)
 
 RESULT_FILE_NAME = "statistics.json"
 """Name of the result file for the researcher: ``sites`` maps each site to its statistics, ``missing`` each unavailable
@@ -45,24 +40,18 @@ def request_statistics(request: StatisticsRequest, transport: Transport, result:
     progress.state, progress.missing = "running", missing
     transport.listen(lambda site, blob: False, result, REPLY_LIMITS)
 
-    def take(site: str, blob: Blob) -> None:
-        """Check and store a site's reply, or store the reason for its refusal."""
-        try:
-            sites[site] = read_statistics(unpack_reply(blob, KIND, REPLY_LIMITS)).model_dump(mode="json")
-        except MedflError as error:
-            missing[site] = str(error)
-        except Exception as error:  # an unexpected error in one reply must not affect the others
-            logger.exception("A reply of %s caused an error.", site)
-            missing[site] = f"its reply could not be read ({type(error).__name__})"
+    def store(site: str, message: Message) -> None:
+        """Check and store a site's statistics."""
+        sites[site] = read_statistics(message).model_dump(mode="json")
 
     blob = pack(Message(KIND, {}, request.to_json()))
-    missing |= transport.ask(dict.fromkeys(request.sites, blob), request.reply_timeout, take)
+    missing |= transport.ask(
+        dict.fromkeys(request.sites, blob), request.reply_timeout, reply_handler(KIND, REPLY_LIMITS, store, missing)
+    )
     if not sites:
         whys = "; ".join(f"{site}: {why}" for site, why in sorted(missing.items()))
         raise MedflError("no_statistics", f"no site returned statistics. {whys}", missing=missing)
-    result.mkdir(parents=True, exist_ok=True)
-    content = {"sites": dict(sorted(sites.items())), "missing": dict(sorted(missing.items()))}
-    (result / RESULT_FILE_NAME).write_text(json.dumps(content), encoding="utf-8")
+    write_replies(result / RESULT_FILE_NAME, sites, missing)
     progress.state = "finished"
 
 

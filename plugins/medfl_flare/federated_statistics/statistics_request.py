@@ -5,16 +5,14 @@ The request involves no method, no code of a bundle and no network. It names the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from medfl.errors import RefusedError, SettingsError
 from medfl.records.record import Record
 from medfl.settings import Privacy, read_settings
-from medfl.version import __version__
-from medfl_flare.records.offer import Name, Sites, Text
+from medfl_flare.records.offer import Name
+from medfl_flare.records.site_request import SiteRequest
 
 KIND = "statistics"
 """Kind of the message with a request to a site. A job's content with this key is a request, and not an offer of a
@@ -39,58 +37,26 @@ class NoiseRequest(Record):
     adjacency: Literal["add_remove", "replace"] = "replace"
 
 
-class StatisticsRequest(Record):
-    """A request for federated statistics.
+class StatisticsRequest(SiteRequest):
+    """A request for federated statistics; its bundle identifies the data. `SiteRequest` has further attributes.
 
     Attributes:
         statistics: Name of the statistics. The same name on the same data gets the same noise and is charged once.
-        bundle: Name of the bundle in the sites' own files; identifies the data.
-        medfl: Version of medfl.
-        sites: Names of the sites, sorted; empty means that the connected sites are added on submission.
         privacy: Requested noise, or None for exact numbers.
-        reply_timeout: Seconds after which a silent site is unavailable, >= 1.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-    """Options of pydantic: refuse unknown fields and values of another type, as requests come from other machines."""
+    NOUN: ClassVar[str] = "a request for statistics"
+    """Kind of request, for messages."""
+    INVALID: ClassVar[str] = "invalid_statistics_request"
+    """Code of the error for a value that is no JSON object."""
 
     statistics: Name
-    bundle: Name
-    medfl: Text = __version__
-    sites: Sites = []
     privacy: NoiseRequest | None = None
-    reply_timeout: int = Field(3600, ge=1, le=10**7)
 
     @property
     def run(self) -> str:
         """Name of the request's job: the name of the statistics. `Offer` has an attribute of this name, too."""
         return self.statistics
-
-    @classmethod
-    def from_meta(cls, meta: Any) -> StatisticsRequest:
-        """Validate an untrusted JSON value strictly and return the request.
-
-        Raises:
-            RefusedError: If the value is invalid. The message lists all problems.
-        """
-        if not isinstance(meta, dict) or not all(isinstance(key, str) for key in meta):
-            raise RefusedError(
-                "invalid_statistics_request",
-                f"Expected a request as a JSON object, got a {type(meta).__name__}.",
-                found=type(meta).__name__,
-            )
-        try:
-            return read_settings(cls, meta, "a request for statistics")
-        except SettingsError as error:
-            raise RefusedError(error.code, str(error)[:2000], **error.fields) from None
-
-    def with_sites(self, sites: Sequence[str]) -> StatisticsRequest:
-        """Return a copy of the request for the given sites, in any order.
-
-        Raises:
-            RefusedError: If a name is invalid or a duplicate.
-        """
-        return StatisticsRequest.from_meta(self.to_json() | {"sites": sorted(sites)})
 
 
 def is_statistics_request(meta: Any) -> bool:
