@@ -13,12 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from _pytest.mark import ParameterSet
 from feature_commands import skip_without_commands_of
 from warm import warm_commands
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "docs/guide.md")
+MARKS = {"README.md": (), "docs/guide.md": pytest.mark.slow}
+"""Marks of the tests of each page; the guide's commands take half a minute."""
+
 QUICK = {
     "--rounds 5": "--rounds 1 --steps 1",
     "--rounds 3": "--rounds 1 --steps 1",
@@ -110,13 +112,9 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-def marked(page: str, *values: object) -> ParameterSet:
-    """Return a test's parameters; those of the guide, whose commands take half a minute, are marked as slow."""
-    return pytest.param(page, *values, marks=[] if page == "README.md" else pytest.mark.slow)
-
-
 @pytest.mark.parametrize(
-    ("page", "number"), [marked(page, number) for page in PAGES for number in range(len(blocks(page)))]
+    ("page", "number"),
+    [pytest.param(page, number, marks=MARKS[page]) for page in PAGES for number in range(len(blocks(page)))],
 )
 def test_the_commands_of_a_page_run(places: dict[str, Path], commands: Path, page: str, number: int) -> None:
     block = blocks(page)[number]
@@ -130,7 +128,7 @@ def test_the_commands_of_a_page_run(places: dict[str, Path], commands: Path, pag
     assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
 
 
-@pytest.mark.parametrize("page", [marked(page) for page in PAGES])
+@pytest.mark.parametrize("page", [pytest.param(page, marks=MARKS[page]) for page in PAGES])
 def test_the_commands_of_a_page_leave_runs_and_exported_bundles(places: dict[str, Path], page: str) -> None:
     pytest.importorskip("medfl_report")
     place = places[page]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import ClassVar
 
@@ -15,6 +16,9 @@ from medfl_encoders.image_input import ImageInput
 
 GRID_STRIDE = 8
 """Stride, in pixels of the encoder's input, of the grid on which feature maps are joined."""
+
+JOINED_STAGES = (2, 4, 6)
+"""Numbers, from 0, of the last stages of strides 8, 16 and 32."""
 
 
 class FeatureMaps(nn.Module):
@@ -35,9 +39,9 @@ class FeatureMaps(nn.Module):
         network = EfficientNetLite0(size=image_input.size)
         self.image_input, self.stem, self.blocks = image_input, network.body.stem, network.body.blocks
         stages = EfficientNetLite0.stages
-        last_block = [sum(stage.blocks for stage in stages[: number + 1]) - 1 for number in range(len(stages))]
-        self.joined = [last_block[2], last_block[4], last_block[6]]  # the last stages of strides 8, 16 and 32
-        self.channels = stages[2].channels + stages[4].channels + stages[6].channels
+        ends = list(itertools.accumulate(stage.blocks for stage in stages))
+        self.joined = [ends[number] - 1 for number in JOINED_STAGES]
+        self.channels = sum(stages[number].channels for number in JOINED_STAGES)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Compute maps (B, channels, size / 8, size / 8) of images (B, C, H, W) in [0, 1]."""

@@ -13,7 +13,7 @@ from medfl.bundle.bundle_folders import bundle_hash
 from medfl.engine.runs.provenance import bundle_values
 from medfl.engine.runs.site_bundles import WEIGHTS
 from medfl.engine.runs.weights_file import read_state_dict
-from medfl.errors import SettingsError, check_choice
+from medfl.errors import check_choice
 from medfl.records.evaluation import DataRelation
 from medfl.types import Meta
 from medfl.utils.files import sha256_of, write_atomic
@@ -83,16 +83,7 @@ def read_evaluation(plan: EvaluationPlan, name: str) -> EvaluatedWeights:
         StoreError: If there is no such model.
         RefusedError: If a name is invalid.
     """
-    models = find_models(plan.model)
-    if len(models.bundles) > 1:
-        names = [bundle.name for bundle in models.bundles]
-        raise SettingsError(
-            "several_models",
-            f"Expected one model for the sites, but the run in '{plan.model}' has no global model. Name a site's "
-            f"model, as {plan.model}#{names[0]}.",
-            known=names,
-        )
-    model = models.bundles[0]
+    model = find_models(plan.model).only_bundle(plan.model, "the sites")
     task = read_task(model.folder)
     for score in plan.scores:
         check_choice("scores", score, sorted(task.objective.scores))

@@ -140,11 +140,26 @@ def _pooling_cells(length: int, size: int, device: torch.device) -> tuple[torch.
         The cells that contain each voxel, shape (K, length), -1 if a voxel is in fewer than K cells; and the number of
         voxels in each cell, shape (size,).
     """
+    contains, sizes = _cell_masks(length, size, device)
+    cell = torch.arange(size, device=device)[:, None]
+    members = torch.where(contains, cell, -1).sort(dim=0, descending=True).values
+    return members[: int(contains.sum(0).max())], sizes
+
+
+def _cell_masks(length: int, size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return whether each cell of adaptive average pooling contains each voxel, and the number of voxels in each cell.
+
+    Args:
+        length: Number of voxels along the axis.
+        size: Number of cells along the axis.
+        device: Device of the results.
+
+    Returns:
+        Masks of the cells, shape (size, length), bool; and the numbers of voxels, shape (size,).
+    """
     cell, voxel = torch.arange(size, device=device)[:, None], torch.arange(length, device=device)
     start, stop = cell * length // size, -((cell + 1) * -length // size)
-    contains = (start <= voxel) & (voxel < stop)
-    members = torch.where(contains, cell, -1).sort(dim=0, descending=True).values
-    return members[: int(contains.sum(0).max())], (stop - start)[:, 0]
+    return (start <= voxel) & (voxel < stop), (stop - start)[:, 0]
 
 
 def _sample_masks(numbers: torch.Tensor, count: int, size: Sequence[int]) -> torch.Tensor:
@@ -177,11 +192,9 @@ def pool_by_axes(maps: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
         size: Spatial size of the result, one number for each spatial axis.
     """
     for axis, cells in zip(range(-len(size), 0), size, strict=True):
-        length = maps.shape[axis]
-        cell, position = torch.arange(cells, device=maps.device)[:, None], torch.arange(length, device=maps.device)
-        start, stop = cell * length // cells, -((cell + 1) * -length // cells)
-        weights = ((start <= position) & (position < stop)).to(maps.dtype) / (stop - start)
-        maps = (maps.movedim(axis, -1) @ weights.T.to(maps.dtype)).movedim(-1, axis)
+        contains, voxels = _cell_masks(maps.shape[axis], cells, maps.device)
+        weights = contains.to(maps.dtype) / voxels[:, None]
+        maps = (maps.movedim(axis, -1) @ weights.T).movedim(-1, axis)
     return maps
 
 

@@ -249,15 +249,8 @@ def evaluate_files(model: str, images: Path, table: Path, columns: TableColumns,
         StoreError: If there is no such model.
     """
     models = find_models(model)
-    if len(models.bundles) > 1:
-        names = [bundle.name for bundle in models.bundles]
-        raise SettingsError(
-            "several_models",
-            f"Expected one model for image files, but the run in '{model}' has no global model. Name a site's model, "
-            f"as {model}#{names[0]}.",
-            known=names,
-        )
-    bundle, labelled = models.bundles[0], read_labels(table, columns)
+    bundle = models.only_bundle(model, "image files")
+    labelled = read_labels(table, columns)
     task = read_task(bundle.folder)
     if not task.objective.has_class_labels:
         raise SettingsError(

@@ -55,6 +55,26 @@ class FinishedModels:
         """Name of the model, or ``sites`` for the models of all sites."""
         return self.bundles[0].name if len(self.bundles) == 1 else "sites"
 
+    def only_bundle(self, target: str, purpose: str) -> ModelBundle:
+        """Return the bundle of the only model.
+
+        Args:
+            target: Model as the user named it, for the message.
+            purpose: What needs one model, for the message.
+
+        Raises:
+            SettingsError: If there are several models.
+        """
+        if len(self.bundles) > 1:
+            names = [bundle.name for bundle in self.bundles]
+            raise SettingsError(
+                "several_models",
+                f"Expected one model for {purpose}, but the run in '{target}' has no global model. Name a site's "
+                f"model, as {target}#{names[0]}.",
+                known=names,
+            )
+        return self.bundles[0]
+
     @property
     def settings(self) -> Settings:
         """Settings of the run, which include the precision of predictions; defaults if the run is unknown."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from evaluated_runs import change_list, make_data, run_on_two_sites
+from evaluated_runs import change_list, make_data
 from refusals import refused
 from run_records import change_json
 from sklearn.metrics import balanced_accuracy_score
@@ -27,23 +27,6 @@ from medfl_report.predictions import PredictionSet
 from medfl_report.statistics import bootstrap
 
 RowLabels = tuple[np.ndarray, np.ndarray]
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with a cohort and two runs on two of its three sites."""
-    folder = tmp_path_factory.mktemp("evaluate")
-    make_data(folder / "data")
-    for method in ("fedavg", "local"):
-        run_on_two_sites(folder / "data", folder / method, method)
-    return folder
-
-
-@pytest.fixture
-def place(made: Path, tmp_path: Path) -> Path:
-    """Return a copy of the folder that a test may change."""
-    shutil.copytree(made, tmp_path / "own")
-    return tmp_path / "own"
 
 
 def evaluate(place: Path, site: str = "site-03", run: str = "fedavg", **options: object) -> Evaluation:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import pytest
-from evaluated_runs import make_data, run_on_two_sites
-
 import medfl
 from medfl.engine.runs.records import read_run
 from medfl.plugins import load_plugins
@@ -20,23 +17,6 @@ from medfl_report.evaluation.stored import read_evaluations
 from medfl_report.page import write_report
 
 NO_VALIDATION = "There was no external validation"
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with a cohort and two runs on two of its three sites."""
-    folder = tmp_path_factory.mktemp("external")
-    make_data(folder / "data")
-    for method in ("fedavg", "local"):
-        run_on_two_sites(folder / "data", folder / method, method)
-    return folder
-
-
-@pytest.fixture
-def place(made: Path, tmp_path: Path) -> Path:
-    """Return a copy of the folder that a test may change."""
-    shutil.copytree(made, tmp_path / "own")
-    return tmp_path / "own"
 
 
 def cards(run: Path) -> dict[str, str]:
