@@ -160,7 +160,7 @@ def check_unseen(study: Study, registry: Registry, adopted: bool) -> None:
                 dataset=name,
                 setting="unseen",
             )
-        if (data.partition or {}).get("public") == "validation":
+        if (data.partition or {}).get("public") in ("validation", "training"):
             raise SettingsError(
                 "incompatible_settings",
                 f"'data.{name}.partition.public': the pooled validation split may contain images of the site that "
