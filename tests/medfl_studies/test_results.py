@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,13 +18,17 @@ from medfl.cli.main import main
 from medfl.engine.runs.records import read_run
 from medfl.errors import DataError, MedflError, StoreError
 from medfl.testing.synthetic import make_cohort
+from medfl_report.claims import check_claim
 from medfl_report.compare import compare
+from medfl_report.forgetting import forgetting_table, measures
+from medfl_report.groups import group_runs
 from medfl_report.predictions import read_prediction_sets
+from medfl_report.trajectory import read_trajectory
 from medfl_studies.jobs import RunJob, expand_study
 from medfl_studies.records.raw_results import RawResults
 from medfl_studies.records.study_files import JobIdentity
 from medfl_studies.results.check_pages import SUMS, check_results, update_sums
-from medfl_studies.results.collect import collect_study
+from medfl_studies.results.collect import StudyPart, collect_study
 from medfl_studies.results.page_formats import cell, count_word, ends, interval, short, signed, size
 from medfl_studies.results.page_statistics import DataScores, Estimate
 from medfl_studies.results.pages import KEPT_NOTICE, NOT_RECOMPUTABLE, choose_pages, page_renderer
@@ -144,7 +150,7 @@ def test_the_record_states_study_code_licence_and_identity(ended, collected):
 def test_files_depend_on_the_runs_alone(ended, collected, tmp_path):
     again = collect_study(ended.file, tmp_path / "again", ended.out, ended.source).folder
     names = sorted(path.name for path in collected.iterdir())
-    assert names == ["predictions-demo.csv.gz", "runs.json", "scores.csv.gz"]
+    assert names == ["predictions-demo.csv.gz", "rounds.csv.gz", "runs.json", "scores.csv.gz"]
     assert all((again / name).read_bytes() == (collected / name).read_bytes() for name in names)
 
 
@@ -180,6 +186,73 @@ def test_unfinished_runs_are_listed(ended, tmp_path):
     shutil.rmtree(next(out.glob("runs/demo/alone/seed-1")))
     raw = collect_study(ended.file, tmp_path / "raw", out, ended.source).raw
     assert [(run.row, run.seed, run.status) for run in raw.unfinished] == [("alone", 1, "not run")]
+
+
+@pytest.mark.parametrize(
+    ("part", "expected"),
+    [
+        (StudyPart(rows=["alone"]), [("alone", 0), ("alone", 1)]),
+        (StudyPart(seeds=1), [("alone", 0), (ROW, 0)]),
+        (StudyPart(seeds=1, data=["demo"], rows=[ROW]), [(ROW, 0)]),
+    ],
+)
+def test_a_part_of_a_study_is_collected_and_nothing_else_is_listed(ended, tmp_path, part, expected):
+    raw = collect_study(ended.file, tmp_path / "raw", ended.out, ended.source, part).raw
+    assert [(run.row, run.seed) for run in raw.runs] == expected
+    assert raw.rows == tuple(dict.fromkeys(row for row, _ in expected))
+    assert raw.baseline == ("alone" if "alone" in raw.rows else None)
+    assert raw.unfinished == ()
+
+
+@pytest.mark.parametrize("part", [StudyPart(rows=["alon"]), StudyPart(data=["dem"]), StudyPart(scale="cpuu")])
+def test_unknown_parts_of_a_study_are_refused(ended, tmp_path, part):
+    with pytest.raises(MedflError) as error:
+        collect_study(ended.file, tmp_path / "raw", ended.out, ended.source, part)
+    assert error.value.code == "unknown_choice"
+
+
+# ---- scores by round
+
+
+def write_rounds(job: RunJob) -> None:
+    """Write five rounds of two sites, of which one trains in a round, with scores of 15 digits and a loss."""
+    rng, rows = random.Random(f"{job.row} {job.seed}"), ["round,site,model,split,moment,metric,value"]
+    for number in range(1, 6):
+        site = f"site-0{1 + number % 2}"
+        rows += [f"{number},{site},personal,train,trained,{name},{rng.random()!r}" for name in ("loss", "work_seconds")]
+        rows.append(f"{number},{site},personal,test,trained,accuracy,{rng.random()!r}")
+        for place in ("site-01", "site-02", "global"):
+            rows.append(f"{number},{place},global,test,aggregated,accuracy,{rng.random()!r}")
+    rows.append("5,site-01,global@site-02,test,aggregated,accuracy,")
+    (job.folder / "metrics.csv").write_text("\n".join(rows) + "\n")
+
+
+def test_forgetting_of_recorded_rounds_equals_that_of_the_run_folders(ended, tmp_path):
+    out = Path(shutil.copytree(ended.out, tmp_path / "out"))
+    jobs = [replace(job, folder=out / job.folder.relative_to(ended.out)) for job in ended.jobs]
+    for job in jobs:
+        write_rounds(job)
+    folder = collect_study(ended.file, tmp_path / "raw", out, ended.source).folder
+    recorded, runs = read_results(folder).runs, [read_run(job.folder) for job in jobs]
+    for ours, theirs in zip(recorded, runs, strict=True):
+        measured = measures(theirs, "accuracy")
+        assert measures(ours, "accuracy") == measured
+        assert {"global_mean", "local_mean", "balance", "bwt_mean", "consistency_global", "worst_site"} <= {*measured}
+        assert read_trajectory(ours, "accuracy").seconds.equals(read_trajectory(theirs, "accuracy").seconds)
+        assert "loss" not in set(ours.metrics["metric"])
+        assert ours.metrics["value"].isna().sum() == 1, "an undefined score stays undefined"
+    labels = [job.row for job in ended.jobs]
+    ours, theirs = (forgetting_table(group_runs(part, labels), "accuracy") for part in (recorded, runs))
+    assert ours.equals(theirs)
+    checks = [check_claim(group_runs(part, labels), "bwt_mean", ROW, "alone") for part in (recorded, runs)]
+    assert checks[0].difference == checks[1].difference != 0
+
+
+def test_raw_results_without_rounds_are_still_read(docs):
+    (docs / "raw" / "small" / "rounds.csv.gz").unlink()
+    update_sums(docs, [])
+    assert faults(docs) == []
+    assert all(run.metrics.empty for run in read_results(docs / "raw" / "small").runs)
 
 
 # ---- pages and their check
@@ -234,6 +307,15 @@ def test_a_changed_digit_in_raw_data_fails_with_its_place(docs, name, before, af
     (line,) = [line for line in check_results(docs) if line.subject == "raw/small"]
     assert not line.ok
     assert line.text.startswith("demo, alone, seed-0, site-01: accuracy is")
+
+
+def test_a_changed_digit_in_the_rounds_fails_with_its_place(docs):
+    path = docs / "raw" / "small" / "rounds.csv.gz"
+    change_table(path, ",aggregated,accuracy,0.5\n", ",aggregated,accuracy,0.6\n")
+    assert "raw/small/rounds.csv.gz" in faults(docs)
+    update_sums(docs, [path])  # even with a new hash, the last round and the final score contradict each other
+    (line,) = [line for line in check_results(docs) if line.subject == "raw/small"]
+    assert (line.ok, line.text.split(":")[0]) == (False, "demo, alone, seed-0, site-01, round 4")
 
 
 def test_a_changed_setting_in_raw_data_fails(docs):
