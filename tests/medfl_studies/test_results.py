@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 import yaml
 from study_toys import SMALL, changed, write_run
@@ -26,13 +27,23 @@ from medfl_report.predictions import read_prediction_sets
 from medfl_report.trajectory import read_trajectory
 from medfl_studies.jobs import RunJob, expand_study
 from medfl_studies.records.raw_results import RawResults
-from medfl_studies.records.study_files import JobIdentity
+from medfl_studies.records.study_files import (
+    JobIdentity,
+    SearchDefinition,
+    SearchOutcome,
+    SearchRecord,
+    Trial,
+    TrialResult,
+)
 from medfl_studies.results.check_pages import SUMS, check_results, update_sums
 from medfl_studies.results.collect import StudyPart, collect_study
+from medfl_studies.results.compressed_tables import write_table
+from medfl_studies.results.fair_tables import TUNED, compare_both, fair_table, validation_curve, validation_table
 from medfl_studies.results.page_formats import cell, count_word, ends, interval, short, signed, size
 from medfl_studies.results.page_statistics import DataScores, Estimate
 from medfl_studies.results.pages import KEPT_NOTICE, NOT_RECOMPUTABLE, choose_pages, page_renderer
 from medfl_studies.results.recorded_study import RecordedRun, read_results
+from medfl_studies.results.trials_table import TRIALS, collect_trials
 from medfl_studies.study_reader import read_study
 
 ROW = "fedprox mu=0.1"
@@ -135,6 +146,64 @@ def test_recorded_runs_give_the_same_scores_predictions_and_comparison(ended, co
             assert test_set.patients.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     labels = [job.row for job in ended.jobs]
     assert compare(results.runs, labels=labels).equals(compare(runs, labels=labels))
+
+
+def test_trials_of_nested_searches_are_kept(collected, tmp_path: Path) -> None:
+    """Each finished search counts once, a repeated trial costs nothing, and unfinished searches are left out."""
+    definition = {"study": {}, "bundle": "b", "metric": "auc", "optuna": "4"}
+    for split, ended_search in (("seed-0", True), ("seed-1", True), ("seed-2", False)):
+        trials = [Trial(number=number, parameters={"lr": 0.1 * number}) for number in range(3)]
+        results = tuple(
+            TrialResult(row=ROW, trial=trial, run=min(trial.number, 1), status="finished", score=0.5, seconds=2.0)
+            for trial in trials
+        )
+        outcome = SearchOutcome(trials=3, rounds=1, score="mean", seed=0, winners={ROW: 1}, prices=())
+        record = SearchRecord(
+            definition=SearchDefinition(split=split, **definition),
+            results=results,
+            outcome=outcome if ended_search else None,
+        )
+        (tmp_path / split).mkdir()
+        record.write(tmp_path / split / SearchRecord.NAME)
+    write_table(collected / TRIALS, collect_trials(tmp_path))
+    results = read_results(collected)
+    assert results.trials.groupby("split")["chosen"].apply(list).to_dict() == dict.fromkeys(
+        ("seed-0", "seed-1"), [False, True, False]
+    )
+    assert (results.trial_seconds(ROW), results.trial_seconds("alone")) == (8.0, 0.0)
+    assert json.loads(results.trials["parameters"][1]) == {"lr": 0.1}
+
+
+def test_rows_as_published_and_tuned_have_a_baseline_each(collected) -> None:
+    """Each column has its own baseline; equal scores give equal differences."""
+    demo = DataScores(read_results(collected), "demo", "accuracy")
+    both, runs = compare_both(demo, demo), [run for row in demo.rows for run in demo.group(row).runs]
+    alone = compare(runs, ["accuracy"], "alone", labels=[row for row in demo.rows for _ in demo.group(row).runs])
+    expected = alone[alone["label"] == ROW].iloc[0]
+    assert both["alone"] is None
+    assert both[ROW].value == both[f"{ROW}{TUNED}"].value == expected["difference"]
+    assert both[ROW].effect == both[ROW + TUNED].effect == expected["effect"]
+    page = fair_table(demo, demo).splitlines()
+    assert page[2].startswith("| alone | none | ")
+    assert f"| alone: {cell(both[ROW], '+')} | {both[ROW].effect} |" in page[3]
+
+
+def test_validation_curves_are_means_over_sites_and_runs(collected) -> None:
+    results = read_results(collected)
+    tables = []
+    for seed, run in enumerate(results.runs):
+        lines = [
+            (number, site, kind, "val", "aggregated", "accuracy", 0.1 * number + 0.01 * seed + place)
+            for number in (2, 4)
+            for place, site in enumerate(("site-01", "site-02"))
+            for kind in ("global", "personal")
+        ]
+        names = ["round", "site", "model", "split", "moment", "metric", "value"]
+        tables.append(replace(run, metrics=pd.DataFrame(lines, columns=names)))
+    demo = DataScores(replace(results, runs=tuple(tables)), "demo", "accuracy")
+    curve = validation_curve(demo, "alone")
+    assert curve == pytest.approx({2: 0.2 + 0.5 + 0.01, 4: 0.4 + 0.5 + 0.01})
+    assert validation_table(demo, ["alone"]).splitlines()[2] == "| alone | 0.710 | 0.910 |"
 
 
 def test_the_record_states_study_code_licence_and_identity(ended, collected):

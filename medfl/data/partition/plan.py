@@ -36,7 +36,6 @@ class PartitionPlan:
         scheme: Name of the partition scheme.
         sites: Number of sites, >= 1; None lets a scheme that uses a column choose it.
         seed: Seed of all random draws, >= 0.
-        join_splits: Whether the splits of the release are joined first, so that all its images may be at the sites.
         options: Options of the scheme.
         test: Rule for a site's own test set. ``fraction``: a stratified share of its units. ``class_balanced``: a share
             with equal numbers of all classes. ``k_fold``: one fold. ``official``: the site's part of the pooled test
@@ -64,12 +63,12 @@ class PartitionPlan:
         duplicates: ``refuse`` or ``drop``: what to do with training images that are also in the server's test set, and
             with public images that are also at a site or in that test set.
         allow_leaks: Kinds of such leaks that are tolerated: ``subjects``, ``pixels``.
+        join_splits: Whether the splits of the release are joined first, so that all its images may be at the sites.
     """
 
     scheme: str
     sites: int | None = None
     seed: int = 0
-    join_splits: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
     test: TestPolicy = "fraction"
     test_fraction: float = 0.2
@@ -85,6 +84,7 @@ class PartitionPlan:
     column: str | None = None
     duplicates: Duplicates = "refuse"
     allow_leaks: Sequence[str] = ()
+    join_splits: bool = False
 
     def __post_init__(self) -> None:
         kinds = {"test": TestPolicy, "server_test": ServerTest, "duplicates": Duplicates}

@@ -38,6 +38,7 @@ from medfl_studies.results.recorded_study import (
     round_rows,
     score_rows,
 )
+from medfl_studies.results.trials_table import TRIALS, collect_trials
 from medfl_studies.schema import FULL_SCALE, Study, slug
 from medfl_studies.study import default_output_dir
 from medfl_studies.study_reader import read_study
@@ -140,6 +141,8 @@ def collect_study(
     lines = [line for job, run in runs.items() for line in score_rows(kept[job], run)]
     write_table(new / SCORES, pd.DataFrame(lines, columns=list(SCORE_COLUMNS)).astype({"fold": "Int64"}))
     write_table(new / ROUNDS, pd.concat([round_rows(kept[job], run) for job, run in runs.items()]))
+    if not (trials := collect_trials(place)).empty:
+        write_table(new / TRIALS, trials)
     text = file.read_text(encoding="utf-8")
     raw = RawResults(
         study=study.name,
@@ -162,7 +165,10 @@ def collect_study(
     raw.write(new / RawResults.NAME)
     raw = _measure_errors(new, raw, list(runs.values()))
     raw.write(new / RawResults.NAME)
-    for path in [into / RawResults.NAME, into / SCORES, into / ROUNDS, *into.glob("predictions-*.csv.gz")]:
+    for path in [
+        *(into / name for name in (RawResults.NAME, SCORES, ROUNDS, TRIALS)),
+        *into.glob("predictions-*.csv.gz"),
+    ]:
         path.unlink(missing_ok=True)
     for path in sorted(new.iterdir()):
         write_atomic(into / path.name, path.read_bytes())

@@ -15,7 +15,7 @@ from jinja2 import FileSystemLoader, StrictUndefined, TemplateError
 from jinja2.sandbox import SandboxedEnvironment
 
 from medfl.errors import MedflError, SettingsError, StoreError, did_you_mean
-from medfl_studies.results import page_formats, page_tables
+from medfl_studies.results import fair_tables, page_formats, page_tables
 from medfl_studies.results.page_statistics import DataScores
 from medfl_studies.results.recorded_study import StudyResults, read_results
 
@@ -231,6 +231,9 @@ def _environment(folder: Path, functions: TemplateFunctions) -> SandboxedEnviron
         "differences_table": page_tables.differences_table,
         "figures_table": page_tables.figures_table,
         "methods_table": page_tables.methods_table,
+        "fair_table": fair_tables.fair_table,
+        "validation_table": fair_tables.validation_table,
+        "compare_both": fair_tables.compare_both,
     }
     environment.filters |= {
         "short": page_formats.short,

@@ -24,6 +24,7 @@ from medfl_report.groups import Group
 from medfl_report.predictions import read_prediction_sets
 from medfl_studies.records.raw_results import KeptRun, RawResults
 from medfl_studies.results.compressed_tables import read_table
+from medfl_studies.results.trials_table import TRIAL_COLUMNS, TRIALS
 from medfl_studies.schema import slug
 
 SCORES = "scores.csv.gz"
@@ -40,12 +41,12 @@ SCORE_COLUMNS = (*RUN_KEYS, "site", "model", "exported", "split", "metric", "val
 """
 
 ROUNDS = "rounds.csv.gz"
-"""Name of the file with the scores on test images and the seconds of work of all runs, by round.
+"""Name of the file with the scores on validation and test images and the seconds of work of all runs, by round.
 
 Its columns are `RUN_KEYS` and those of a run's ``metrics.csv``. Raw results of earlier versions lack the file.
 """
 
-KEPT_SPLITS = ("test", "shared")
+KEPT_SPLITS = ("val", "test", "shared")
 """Splits whose scores are kept by round."""
 
 WORK = "work_seconds"
@@ -87,11 +88,17 @@ class StudyResults:
         folder: Folder of the raw results.
         raw: Settings, identity and status of every run.
         runs: Runs with scores and predictions, in the order of `raw.runs`.
+        trials: Trials of the searches that chose the settings, with `TRIAL_COLUMNS`; empty without a search.
     """
 
     folder: Path
     raw: RawResults
     runs: tuple[RecordedRun, ...]
+    trials: pd.DataFrame
+
+    def trial_seconds(self, row: str) -> float:
+        """Return the time of training and evaluation in all trials of a row, summed over the sites."""
+        return float(self.trials.loc[self.trials["row"] == row, "seconds"].sum())
 
     @cached_property
     def _groups(self) -> dict[str, dict[str, Group]]:
@@ -156,7 +163,10 @@ def read_results(folder: Path) -> StudyResults:
         for kept in raw.runs
         for key in [(kept.data, kept.row, kept.seed, -1 if kept.fold is None else kept.fold)]
     )
-    return StudyResults(folder, raw, runs)
+    trials = pd.DataFrame(columns=list(TRIAL_COLUMNS))
+    if (folder / TRIALS).is_file():
+        trials = read_table(folder / TRIALS, ("split", "row", "status", "parameters"))
+    return StudyResults(folder, raw, runs, trials)
 
 
 def compare_scores(kept: KeptRun, run: RunRecord) -> Iterator[ScoreComparison]:
@@ -217,10 +227,10 @@ def score_rows(kept: KeptRun, run: RunRecord) -> Iterator[dict[str, object]]:
 
 
 def round_rows(kept: KeptRun, run: RunRecord) -> pd.DataFrame:
-    """Return the scores of a run on test images, and its seconds of work, by round, in the order of its metrics file.
+    """Return the scores of a run on validation and test images, and its seconds of work, by round, in their order.
 
-    They determine every measure and curve of test scores, such as those of `medfl_report.forgetting`. Validation
-    scores, losses and other costs are left out.
+    They determine every measure and curve of scores, such as those of `medfl_report.forgetting`. Losses and other costs
+    are left out.
     """
     table = run.metrics
     rows = table[table["split"].isin(KEPT_SPLITS) | ((table["split"] == "train") & (table["metric"] == WORK))]
