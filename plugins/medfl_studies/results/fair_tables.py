@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -89,7 +89,7 @@ def validation_curve(scores: DataScores, row: str) -> dict[int, float]:
         chosen = metrics[(metrics["split"] == "val") & (metrics["metric"] == scores.metric)]
         exported = chosen["model"] == chosen["site"].map(run.exported_kind)
         for number, values in chosen[exported].groupby("round")["value"]:
-            by_round.setdefault(int(number), []).append(float(values.mean()))
+            by_round.setdefault(int(str(number)), []).append(float(values.mean()))
     return {number: fmean(values) for number, values in sorted(by_round.items())}
 
 
@@ -100,6 +100,6 @@ def baseline(scores: DataScores, row: str) -> str:
     return str(own or raw.baseline or row)
 
 
-def _estimate(line: Mapping[str, Any]) -> Estimate:
+def _estimate(line: Mapping[Hashable, Any]) -> Estimate:
     low, high, p = (none_if_nan(line[name]) for name in ("low", "high", "p_holm"))
     return Estimate(line["difference"], low, high, None, line["pairs"], p, line["effect"])

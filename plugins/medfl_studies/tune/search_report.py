@@ -85,12 +85,14 @@ def build_tuned_study(searches: Sequence[Search], results: Sequence[SearchResult
     """Return the study at its scale, with the best settings in its rows; in each split, if the study is nested."""
     search = searches[0]
     study, rows = search.study, dict(search.study.rows)
-    for part, found in zip(searches, results, strict=True):
-        for name, best in found.winners.items():
+    for searched, search_result in zip(searches, results, strict=True):
+        for name, best in search_result.winners.items():
             row, tuned = rows[name], with_parameters(study.rows[name], best.trial.parameters)
             change = RowChange(method_args=tuned.method_args, settings=tuned.settings)
             rows[name] = (
-                tuned if part.split is None else row.model_copy(update={"splits": row.splits | {part.split: change}})
+                tuned
+                if searched.split is None
+                else row.model_copy(update={"splits": row.splits | {searched.split: change}})
             )
     data = {}
     for name, part in study.data.items():
