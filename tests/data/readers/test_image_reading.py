@@ -79,7 +79,9 @@ def test_percentiles_resist_outliers():
     unit = make_image_reading(scale="percentiles").unit_values(values)
     np.testing.assert_allclose(unit, np.clip((values - 10) / 1980, 0, 1), atol=1e-6)
     values[-1] = 1e9
-    np.testing.assert_allclose(make_image_reading(scale="percentiles").unit_values(values)[:1980], unit[:1980], atol=1e-5)
+    np.testing.assert_allclose(
+        make_image_reading(scale="percentiles").unit_values(values)[:1980], unit[:1980], atol=1e-5
+    )
     assert not make_image_reading(scale="percentiles").unit_values(np.full(9, 7.0)).any()
     with refused(DataError, "equal_percentiles"):
         make_image_reading(scale="percentiles").unit_values(np.eye(1, 1000, dtype=np.float32))
@@ -158,7 +160,10 @@ DECAY = 2 ** (-3600.5 / 6586.2)
         ({}, 70e3 / (370e6 * DECAY)),
         ({"PatientWeight": 35}, 35e3 / (370e6 * DECAY)),
         ({"DecayCorrection": "ADMIN"}, 70e3 / 370e6),
-        ({"drug": {"RadiopharmaceuticalStartTime": "230000"}}, 70e3 / (370e6 * 2 ** (-39600.5 / 6586.2))),  # the day before
+        (
+            {"drug": {"RadiopharmaceuticalStartTime": "230000"}},
+            70e3 / (370e6 * 2 ** (-39600.5 / 6586.2)),
+        ),  # the day before
         ({"drug": {"RadiopharmaceuticalStartDateTime": "20200102093000.5"}}, 70e3 / (370e6 * 2 ** (-1800 / 6586.2))),
         ({"Units": "GML"}, 1.0),
     ],
