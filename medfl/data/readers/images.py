@@ -51,7 +51,7 @@ from medfl.data.readers.pillow_images import (
     read_pillow_image,
 )
 from medfl.data.readers.suv import suv_factor
-from medfl.data.readers.volumes import SUFFIXES, SpatialGrid, voxel_edges
+from medfl.data.readers.volumes import SUFFIXES, SpatialGrid, Volume, voxel_edges
 from medfl.errors import DataError, SettingsError
 
 IMAGE_SUFFIXES = (*FORMATS, ".dcm", *SUFFIXES, *ITK_SUFFIXES)
@@ -348,17 +348,39 @@ def _check_volume(volume: Any) -> None:
         )
 
 
-def _read_volume(path: Path, reading: ImageReading) -> np.ndarray:
+def read_voxels(source: ImageSource, *, suv: bool = False) -> Volume:
+    """Return the values of a volume as its file states them, such as HU in CT, and its position in space.
+
+    Args:
+        source: NIfTI, NRRD or MHA file, DICOM file with several frames, or the files of a DICOM series.
+        suv: Whether to convert the values of PET to SUV.
+
+    Returns:
+        Volume of shape (D, H, W), float32, in the orientation of the array that `read_image` returns.
+
+    Raises:
+        DataError: If the file is no volume, or can't be read.
+    """
     import nibabel
 
-    with decoding():
-        volume = _open_volume(path)
-    _check_volume(volume)
+    if isinstance(source, SeriesFiles) or file_kind(source) == "dicom":
+        series = read_series(source_files(source), suv=suv)
+        volume: Any = nibabel.Nifti1Image(series.values, series.geometry.affine)
+    else:
+        if file_kind(source) != "volume":
+            raise DataError("wrong_dimensions", "expected a volume, got a 2-D image.", expected=3, found=2)
+        with decoding():
+            volume = _open_volume(source)
+        _check_volume(volume)
     with decoding():
         turned = nibabel.as_closest_canonical(volume)
         values = np.asarray(turned.dataobj, dtype=np.float32)
+    return Volume(values.reshape(values.shape[:3]), np.asarray(turned.affine, dtype=np.float64))
+
+
+def _read_volume(path: Path, reading: ImageReading) -> np.ndarray:
     reading.require_units("volume", deep=True)
-    unit = reading.unit_values(values.reshape(values.shape[:3]))
+    unit = reading.unit_values(read_voxels(path).values)
     return unit.squeeze() if _is_slice(unit.shape) else unit
 
 
