@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,19 +14,25 @@ from monai.data import MetaTensor
 
 from medfl.data.arrays import ArrayDataset
 from medfl.data.datalists import DATALIST_FILE
-from medfl.data.readers.images import IMAGE_SUFFIXES, read_image
+from medfl.data.readers.dicom_series import ImageSource, source_files
+from medfl.data.readers.image_reading import DEFAULT_READING, SeriesChoice, parse_image_reading
+from medfl.data.readers.images import IMAGE_SUFFIXES, file_kind, read_image
 from medfl.data.readers.quiet import quiet_decoders
+from medfl.data.readers.series_folder import find_series, fits
 from medfl.data.sites import load_site
 from medfl.data.table import CsvTable, read_table, row_list
 from medfl.errors import DataError
 from medfl.objectives import Objective
 
-ImageFunction = Callable[[Path, tuple[int, ...], int], np.ndarray]
-"""Function of a path, a size and a number of channels that returns the resized pixels of an image file."""
+ImageFunction = Callable[[Any, tuple[int, ...], int], np.ndarray]
+"""Function of a path or DICOM series, a size and a number of channels that returns the resized pixels of an image."""
 
 
 class ImageFiles:
     """Image files of a folder, in the order of their names, without labels.
+
+    For volumes, the DICOM files of a series are one image, named after their folder. If the folder has several series,
+    an image is named after its first file.
 
     Args:
         folder: Folder with image files, at any depth: PNG, JPEG, DICOM, NIfTI and all other formats of
@@ -32,10 +41,11 @@ class ImageFiles:
         channels: Number of input channels of the network.
         mean: Normalisation mean, as in training.
         std: Normalisation standard deviation, as in training.
-        read: Function that reads a file.
+        read: Function that reads an image.
+        choice: Conditions for the DICOM series of volumes; other series are passed over.
 
     Attributes:
-        files: Paths of the image files.
+        sources: File, or files of a DICOM series, of each image.
 
     Raises:
         DataError: If the folder has no image.
@@ -49,9 +59,11 @@ class ImageFiles:
         mean: Sequence[float],
         std: Sequence[float],
         read: ImageFunction = read_image,
+        choice: SeriesChoice = DEFAULT_READING.series,
     ) -> None:
-        self.files = sorted(path for path in folder.rglob("*") if _is_image(path))
-        if not self.files:
+        named = _volume_sources(folder, choice) if len(size) == 3 else _image_files(folder)
+        self._names, self.sources = list(named), list(named.values())
+        if not self.sources:
             raise DataError(
                 "no_images",
                 f"expected images in {folder}, found none. Give a folder of image files ({', '.join(IMAGE_SUFFIXES)}), "
@@ -62,7 +74,7 @@ class ImageFiles:
         self._mean, self._std, self._read = mean, std, read
 
     def __len__(self) -> int:
-        return len(self.files)
+        return len(self.sources)
 
     def __getitem__(self, row: int) -> dict[str, torch.Tensor]:
         """Return ``{"image": ...}`` with the normalised image (C, *spatial) of one file.
@@ -77,8 +89,8 @@ class ImageFiles:
         return {"image": MetaTensor(image[0], meta={"filename_or_obj": self.name(row)})}
 
     def name(self, row: int) -> str:
-        """Return the path of a file relative to the folder."""
-        return str(self.files[row].relative_to(self._folder))
+        """Return the path of an image's file, or of the folder of its DICOM series, relative to the folder."""
+        return self._names[row]
 
     def pixels(self, row: int) -> np.ndarray:
         """Return the resized pixels of one file, as ``medfl prep`` stores them.
@@ -88,11 +100,34 @@ class ImageFiles:
         """
         try:
             with quiet_decoders():
-                return self._read(self.files[row], self._size, self._channels)
+                return self._read(self.sources[row], self._size, self._channels)
         except DataError as error:
             where = f"image {row + 1} of {len(self)} in {self._folder}, in the order of the names"
             fields = error.fields | {"path": self._folder, "number": row + 1}
             raise DataError(error.code, f"{where}: {error}", **fields) from None
+
+
+def _image_files(folder: Path) -> dict[str, ImageSource]:
+    """Return the image files in a folder by their relative paths."""
+    return {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if _is_image(path)}
+
+
+def _volume_sources(folder: Path, choice: SeriesChoice) -> dict[str, ImageSource]:
+    """Return the volume files and the chosen DICOM series in a folder, in the order of their names.
+
+    Raises:
+        DataError: If a DICOM file is damaged.
+    """
+    series = [item for item in find_series(folder) if fits(item, choice)]
+    folders = Counter(item.paths[0].parent for item in series)
+    named: dict[str, ImageSource] = {
+        name: path for name, path in _image_files(folder).items() if file_kind(source_files(path)[0]) != "dicom"
+    }
+    for item in series:
+        first = item.paths[0]
+        place = first.parent if len(item.paths) > 1 and folders[first.parent] == 1 and first.parent != folder else first
+        named[str(place.relative_to(folder))] = item.source()
+    return dict(sorted(named.items()))
 
 
 def _is_image(path: Path) -> bool:
@@ -219,6 +254,7 @@ def load_images(
     mean: Sequence[float] = (0.5,),
     std: Sequence[float] = (0.5,),
     read: ImageFunction = read_image,
+    image_reading: Mapping[str, Any] | None = None,
 ) -> ImageFiles | SiteImages:
     """Load the images that a bundle's ``inference.json`` predicts.
 
@@ -230,10 +266,13 @@ def load_images(
         objective: Training objective of the task.
         mean: Normalisation mean, as in training.
         std: Normalisation standard deviation, as in training.
-        read: Function that reads an image file.
+        read: Function that reads an image if there is no `image_reading`.
+        image_reading: Rule for reading images, from the data list of the training data
+            (`medfl.data.readers.image_reading`); None gives the default rule.
 
     Raises:
         DataError: If the folder is missing or contains nothing to predict.
+        SettingsError: If the rule is invalid.
     """
     folder = Path(dataset_dir)
     if not folder.is_dir():
@@ -245,7 +284,10 @@ def load_images(
     if (folder / DATALIST_FILE).is_file():
         return SiteImages(folder, objective, mean, std)
     edges = [size] * spatial_dims if isinstance(size, int) else list(size)
-    return ImageFiles(folder, edges, in_channels, mean, std, read)
+    rule = parse_image_reading(image_reading)
+    if rule != DEFAULT_READING:
+        read = partial(read_image, reading=rule)
+    return ImageFiles(folder, edges, in_channels, mean, std, read, rule.series)
 
 
 def load_rows(

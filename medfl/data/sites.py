@@ -28,6 +28,7 @@ from medfl.data.datalists import (
     patient_numbers,
     read_datalist_bytes,
 )
+from medfl.data.readers.image_reading import IMAGE_READING_KEY
 from medfl.data.targets import STRUCTURES_KEY, TARGET_NAMES_KEY, read_integers, record_targets
 from medfl.errors import DataError, did_you_mean
 from medfl.objectives import Objective
@@ -60,6 +61,8 @@ class SiteData:
         test_metadata: Maps each key of `medfl.types.METADATA_KEYS` to one entry for each test image, from the data
             list; None where an entry is unknown.
         files: Maps the data list and each array file to its SHA-256.
+        image_reading: Rule by which the images were read, as in the data list (`medfl.data.readers.image_reading`);
+            empty for the default rule.
     """
 
     name: str
@@ -74,6 +77,7 @@ class SiteData:
     names: tuple[str, ...] = ()
     test_metadata: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
     files: Mapping[Path, str] = field(default_factory=dict)
+    image_reading: Mapping[str, Any] = field(default_factory=dict)
 
 
 def site_names(dataset_dir: Path) -> list[str]:
@@ -151,7 +155,23 @@ def load_sites(
                 "unknown_site", f"no site '{name}' in {folder}. {did_you_mean(name, known)}", path=folder, site=name
             )
     wanted = known if names is None else sorted(set(names))
-    return {name: load_site(folder / name, objective, mean, std, open_test) for name in wanted}
+    sites = {name: load_site(folder / name, objective, mean, std, open_test) for name in wanted}
+    _check_same_reading(sites)
+    return sites
+
+
+def _check_same_reading(sites: Mapping[str, SiteData]) -> None:
+    """Raise if the images of sites were read by different rules, because equal values would mean different tissue."""
+    first = next(iter(sites), "")
+    for name, site in sites.items():
+        if site.image_reading != sites[first].image_reading:
+            raise DataError(
+                "different_image_readings",
+                f"expected images of one scale at all sites, but '{first}' and '{name}' were prepared with different "
+                "--window, --scale or series options. Prepare them with the same options.",
+                sites=[first, name],
+                found=[sites[first].image_reading, site.image_reading],
+            )
 
 
 def load_global(
@@ -226,6 +246,7 @@ def site_data(
         names=output_names(datalist, objective),
         test_metadata=metadata,
         files=files,
+        image_reading=datalist.extra.get(IMAGE_READING_KEY) or {},
     )
 
 

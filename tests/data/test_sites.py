@@ -12,6 +12,7 @@ import pytest
 from refusals import refused
 
 from medfl.data.datalists import Datalist, make_records, read_datalist, write_datalist
+from medfl.data.readers.image_reading import make_image_reading
 from medfl.data.sites import load_global, load_sites, load_split, site_names
 from medfl.errors import DataError
 from medfl.objectives import Multiclass
@@ -167,3 +168,12 @@ def test_the_array_of_many_sites_is_opened_and_hashed_once(tmp_path, monkeypatch
     monkeypatch.setattr(hashlib, "file_digest", hashed)
     assert len(load_sites(tmp_path, Multiclass(3))) == 40
     assert (opened.call_count, hashed.call_count) == (1, 1)
+
+
+def test_sites_whose_images_were_read_by_different_rules_do_not_train_together(cohort):
+    rule = make_image_reading(window="lung").to_json()
+    edit(cohort / "site-01", image_reading=rule)
+    with refused(DataError, "different_image_readings", sites=["site-01", "site-02"]):
+        load_sites(cohort, Multiclass(3))
+    edit(cohort / "site-02", image_reading=rule)
+    assert load_sites(cohort, Multiclass(3))["site-02"].image_reading == rule

@@ -11,6 +11,8 @@ import numpy as np
 
 from medfl.data.ingest.pipeline import core_count
 from medfl.data.ingest.workers import LoadedItem
+from medfl.data.readers.dicom_series import ImageSource
+from medfl.data.readers.image_reading import DEFAULT_READING, ImageReading
 from medfl.data.readers.images import ImageKind, inspect_image, read_image
 from medfl.data.readers.mammogram_image import read_mammogram
 from medfl.data.readers.quiet import quiet_decoders
@@ -30,51 +32,59 @@ class RowFormat:
         dtype: Data type of the array: uint8, float32 with values in [0, 1], or uint16 for mammograms.
         reading: Reading options of mammograms, with the keys ``crop_breast``, ``align`` and ``voi``; None if the images
             are not read as mammograms.
+        image_reading: Rule for the scale of the grey values of other images.
     """
 
     size: tuple[int, ...]
     channels: int
     dtype: np.dtype
     reading: Mapping[str, bool] | None = None
+    image_reading: ImageReading = DEFAULT_READING
 
     def shape(self) -> tuple[int, ...]:
         """Return the shape of one row of the array: the size, followed by the channels if there are several."""
         return (*self.size, self.channels) if self.channels > 1 else self.size
 
 
-def read_row(path: Path, form: RowFormat) -> LoadedItem:
-    """Read an image file as a row of the array, in the given format.
+def read_row(source: ImageSource, form: RowFormat) -> LoadedItem:
+    """Read an image as a row of the array, in the given format.
 
     Args:
-        path: Path of the file.
+        source: Path of the file, or the files of a DICOM series.
         form: Format of the row.
 
     Raises:
         DataError: If the file can't be read.
     """
     if form.reading is not None:
-        return LoadedItem(read_mammogram(path, form.size, form.channels, **form.reading))
-    pixels = read_image(path, form.size, form.channels)
+        assert isinstance(source, Path)  # `choose_format` refuses volumes as mammograms
+        return LoadedItem(read_mammogram(source, form.size, form.channels, **form.reading))
+    pixels = read_image(source, form.size, form.channels, form.image_reading)
     return LoadedItem(pixels if pixels.dtype == form.dtype else pixels / np.float32(255))
 
 
-def inspect_images(files: Sequence[Path], check: str, say: Say) -> tuple[dict[int, ImageKind], dict[int, str]]:
-    """Inspect the headers of image files, in several threads because most of the time is disk access.
+def inspect_images(
+    sources: Sequence[ImageSource | DataError], check: str, say: Say, reading: ImageReading = DEFAULT_READING
+) -> tuple[dict[int, ImageKind], dict[int, str]]:
+    """Inspect the headers of images, in several threads because most of the time is disk access.
 
     Args:
-        files: Paths of the files.
+        sources: Files of the images, or the reason why an image has none.
         check: Treatment of DICOM files that may identify the patient: ``strip`` accepts them, ``refuse`` counts them as
             unreadable.
         say: Function that receives lines about the progress.
+        reading: Rule by which the images will be read.
 
     Returns:
-        Two dictionaries by the position in `files`, ascending: the kind of each readable file, and the reason for each
-        unreadable file.
+        Two dictionaries by the position in `sources`, ascending: the kind of each readable image, and the reason for
+        each unreadable image.
     """
 
-    def inspect(path: Path) -> ImageKind | DataError:
+    def inspect(source: ImageSource | DataError) -> ImageKind | DataError:
+        if isinstance(source, DataError):
+            return source
         try:
-            return inspect_image(path, check)
+            return inspect_image(source, check, reading)
         except DataError as error:
             return error
 
@@ -82,8 +92,8 @@ def inspect_images(files: Sequence[Path], check: str, say: Say) -> tuple[dict[in
     failed: dict[int, str] = {}
     threads = ThreadPoolExecutor(core_count())
     try:
-        with quiet_decoders(), progress("inspecting", len(files), "images", say) as show:
-            for place, kind in enumerate(threads.map(inspect, files)):
+        with quiet_decoders(), progress("inspecting", len(sources), "images", say) as show:
+            for place, kind in enumerate(threads.map(inspect, sources)):
                 if isinstance(kind, DataError):
                     failed[place] = str(kind)
                 else:
@@ -99,6 +109,7 @@ def choose_format(
     size: Sequence[int],
     channels: int | None,
     reading: Mapping[str, bool] | None,
+    image_reading: ImageReading = DEFAULT_READING,
 ) -> RowFormat:
     """Choose the common format of all images.
 
@@ -108,6 +119,7 @@ def choose_format(
         channels: 1 or 3; None chooses 3 if any image is in colour, otherwise 1.
         reading: Reading options of mammograms, with the keys ``crop_breast``, ``align`` and ``voi``; None reads the
             files as ordinary images.
+        image_reading: Rule for the scale of the grey values of ordinary images.
 
     Raises:
         DataError: If there are both 2-D images and volumes.
@@ -159,4 +171,4 @@ def choose_format(
     if reading is not None:
         return RowFormat(whole, depth, np.dtype(np.uint16), reading)
     deep = any(kind.deep for kind in kinds.values())
-    return RowFormat(whole, depth, np.dtype(np.float32 if deep else np.uint8))
+    return RowFormat(whole, depth, np.dtype(np.float32 if deep else np.uint8), image_reading=image_reading)

@@ -31,10 +31,12 @@ from medfl.data.ingest.read_plan import ReadOutcome, ReadPlan, exclusions, unrea
 from medfl.data.ingest.spec import ImageSpec
 from medfl.data.readers.dicom_identity import IDENTITY_CHECKS
 from medfl.data.readers.dicom_intent import intent_records, report_intents
+from medfl.data.readers.dicom_series import ImageSource, source_files
+from medfl.data.readers.image_reading import DEFAULT_READING, PLANES, SCALES, ImageReading, make_image_reading
 from medfl.data.readers.images import ImageKind
 from medfl.data.readers.mammogram_image import reading_entries
 from medfl.data.table import read_table
-from medfl.errors import DataError
+from medfl.errors import DataError, SettingsError
 from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say
 
@@ -71,11 +73,18 @@ class FolderSpec(ImageSpec):
     """Your own image files with a table of labels. File names and patient identifiers are not kept.
 
     8-bit images keep their values and are only resized. DICOM, NIfTI and deeper images are scaled to [0, 1], each by
-    its own range, ignoring padding. The aspect ratio is not preserved. With --crop-breast, --align or --voi, mammograms
-    are read as by medfl prep cbis_ddsm, for training and for inference.
+    its own range, ignoring padding, or by --window or --scale. The aspect ratio is not preserved. With --crop-breast,
+    --align or --voi, mammograms are read as by medfl prep cbis_ddsm, for training and for inference.
+
+    A cell of the image column may name the folder of a DICOM series, or its SeriesInstanceUID or StudyInstanceUID; the
+    slices then become a volume. With several series in a folder or study, choose one with --plane, --series-modality
+    and --series-description.
 
     Example: medfl prep folder images --table labels.csv --image-column file --label-column diagnosis --group-column
     patient --site-column hospital --size 64 --out data/own
+
+    Example: medfl prep folder dicom --table labels.csv --image-column study_uid --label-column diagnosis --plane axial
+    --window lung --size 32x96x96 --out data/chest
     """
 
     dataset = "folder"
@@ -119,6 +128,16 @@ class FolderSpec(ImageSpec):
     """Apply the display window that a DICOM file contains."""
     deidentify_check: Annotated[str, OneOf(IDENTITY_CHECKS)] = "strip"
     """DICOM files that may identify the patient: strip keeps nothing of it, refuse stops."""
+    window: str | None = None
+    """Map this window to [0, 1]: lung, mediastinum, soft-tissue, liver, bone or brain in CT, or LEVEL,WIDTH."""
+    scale: Annotated[str, OneOf(SCALES)] = "range"
+    """Without --window, scale each image by its range or percentiles (MR), or PET by SUV: range, percentiles, suv."""
+    plane: Annotated[str | None, OneOf(PLANES)] = None
+    """Of several DICOM series, take the one with slices in this plane: axial, coronal or sagittal."""
+    series_modality: str | None = None
+    """Of several DICOM series, take the one of this modality, such as CT."""
+    series_description: str | None = None
+    """Of several DICOM series, take the one whose description contains this regular expression; it is recorded."""
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
@@ -141,6 +160,28 @@ class FolderSpec(ImageSpec):
         reading = {"crop_breast": self.crop_breast, "align": self.align, "voi": self.voi}
         return reading if any(reading.values()) else None
 
+    def image_reading(self) -> ImageReading:
+        """Return the rule for reading images.
+
+        Raises:
+            SettingsError: If the options contradict each other, or the options of mammograms.
+        """
+        rule = make_image_reading(
+            window=self.window,
+            scale=self.scale,
+            plane=self.plane or "",
+            modality=self.series_modality or "",
+            description=self.series_description or "",
+        )
+        if self.reading() is not None and rule != DEFAULT_READING:
+            raise SettingsError(
+                "conflicting_settings",
+                "--crop-breast, --align and --voi read 2-D mammograms, which have no --window, --scale or series. "
+                "Leave out one group of options.",
+                settings=["crop_breast", "align", "voi", "window", "scale", "plane", "series_modality"],
+            )
+        return rule
+
     def named_after(self, out: Path) -> Self:
         """Return the spec with a name: the user's, or the name of the folder `out`."""
         return self.model_copy(update={"name": self.name or out.absolute().name})
@@ -154,12 +195,13 @@ class FolderSpec(ImageSpec):
         hint = " (state it with --licence TEXT)" if self.licence == UNSTATED else ""
         return [f"{self.title()}: licence {self.licence}{hint}"]
 
-    def find(self) -> tuple[LabelledRows, list[Path]]:
-        """Find the image files: return the rows of the table, and the path of each row's file."""
+    def find(self) -> tuple[LabelledRows, list[ImageSource | DataError]]:
+        """Find the image files: return the rows of the table, and each row's file or series, or why it has none."""
+        choice = self.image_reading().series
         rows = read_rows(read_table(self.table), self.columns())
-        return rows, ImageFolder(self.images).find(rows.images, rows.numbers)
+        return rows, ImageFolder(self.images, choice).find(rows.images, rows.numbers)
 
-    def plan_reading(self, files: tuple[LabelledRows, list[Path]], say: Say) -> ReadPlan:
+    def plan_reading(self, files: tuple[LabelledRows, list[ImageSource | DataError]], say: Say) -> ReadPlan:
         """Plan the images to read: all whose headers are readable. The headers decide the common format.
 
         Args:
@@ -169,28 +211,35 @@ class FolderSpec(ImageSpec):
         Raises:
             DataError: If no image is readable.
         """
-        rows, paths = files
+        rows, sources = files
+        rule = self.image_reading()
         if self.group_column is None:
             say(NO_GROUPS_WARNING)
-        kinds, failed = inspect_images(paths, self.deidentify_check, say)
+        kinds, failed = inspect_images(sources, self.deidentify_check, say, rule)
         if not kinds:
             raise DataError(
                 "no_readable_image",
-                unreadable_rows_message(failed, len(paths), rows.numbers.__getitem__),
+                unreadable_rows_message(failed, len(sources), rows.numbers.__getitem__),
                 count=len(failed),
-                total=len(paths),
+                total=len(sources),
             )
         numbered = {rows.numbers[place]: kind for place, kind in kinds.items()}
-        form = choose_format(numbered, self.size, self.channels, self.reading())
+        form = choose_format(numbered, self.size, self.channels, self.reading(), rule)
         warnings = report_intents([kind.intent for kind in kinds.values()], say)
         return ReadPlan(
-            items=[paths[place] for place in kinds],
+            items=[sources[place] for place in kinds],
             places=list(kinds),
-            files=lambda path: [path],
+            files=source_files,
             load=partial(read_row, form=form),
             shape=form.shape(),
             dtype=form.dtype,
-            recipe={"data set": "folder", "dtype": str(form.dtype), "shape": form.shape(), "reading": form.reading},
+            recipe={
+                "data set": "folder",
+                "dtype": str(form.dtype),
+                "shape": form.shape(),
+                "reading": form.reading,
+                **({} if rule == DEFAULT_READING else {"image reading": rule.to_json()}),
+            },
             cells=lambda place: (rows.numbers[place],),
             columns=("table_row",),
             missing=failed,
@@ -234,5 +283,5 @@ class FolderSpec(ImageSpec):
             licence=self.licence,
             exclusions=exclusions(dict(Counter(outcome.reasons.values()).most_common())),
             warnings=contents.warnings,
-            **({} if reading is None else reading_entries(reading)),
+            **(self.image_reading().entries() if reading is None else reading_entries(reading)),
         )

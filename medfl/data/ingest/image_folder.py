@@ -1,4 +1,4 @@
-"""Find the image files that the cells of a table name."""
+"""Find the image files, and the DICOM series, that the cells of a table name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
+from medfl.data.readers.dicom_series import ImageSource, source_files
+from medfl.data.readers.image_reading import DEFAULT_READING, SeriesChoice
 from medfl.data.readers.images import IMAGE_SUFFIXES
+from medfl.data.readers.series_folder import UID_PATTERN, FoundSeries, choose_series, find_series
 from medfl.data.table import row_list
 from medfl.errors import DataError
 
@@ -16,8 +19,12 @@ from medfl.errors import DataError
 class ImageFolder:
     """Image files of a folder, found by their relative path with or without file extension.
 
+    A DICOM series is found by the relative path of the folder of its slices, or by its SeriesInstanceUID or
+    StudyInstanceUID, wherever its files are.
+
     Args:
         path: Path of the folder.
+        choice: Conditions for the one series of a folder or study.
 
     Attributes:
         path: Absolute path of the folder.
@@ -26,7 +33,7 @@ class ImageFolder:
         DataError: If there is no such folder.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, choice: SeriesChoice = DEFAULT_READING.series) -> None:
         if not path.is_dir():
             raise DataError(
                 "missing_folder",
@@ -34,13 +41,18 @@ class ImageFolder:
                 path=path,
             )
         self.path = Path(os.path.abspath(path))
+        self._choice = choice
 
-    def find(self, names: Sequence[str], numbers: Sequence[int]) -> list[Path]:
-        """Return one existing file for each name, each file once.
+    def find(self, names: Sequence[str], numbers: Sequence[int]) -> list[ImageSource | DataError]:
+        """Return one existing file or DICOM series for each name, each file once.
 
         Args:
-            names: Paths relative to the folder, or absolute paths inside it; the file extension may be omitted.
+            names: Paths relative to the folder, or absolute paths inside it; the file extension may be omitted. A path
+                of a folder, and a UID, stands for a DICOM series.
             numbers: Table row of each name, for messages.
+
+        Returns:
+            The source of each image, or the reason why no single series fits its name.
 
         Raises:
             DataError: If a path leads out of the folder, no file or several files match a name, or two rows name the
@@ -57,11 +69,48 @@ class ImageFolder:
                 rows=outside,
                 total=len(names),
             )
-        matches = [[path] if os.path.isfile(path) else self._by_stem.get(path, []) for path in paths]  # noqa: PTH113
-        self._check_matches(matches, numbers)
-        files = [paths_of_name[0] for paths_of_name in matches]
-        self._check_unique(files, numbers)
-        return files
+        candidates = [self._candidates(name.strip(), path) for name, path in zip(names, paths, strict=True)]
+        matches = [
+            [] if series is not None else [path] if os.path.isfile(path) else self._by_stem.get(path, [])  # noqa: PTH113
+            for path, series in zip(paths, candidates, strict=True)
+        ]
+        self._check_matches(
+            [files if series is None else [self.path] for files, series in zip(matches, candidates, strict=True)],
+            numbers,
+        )
+        sources = [
+            files[0] if series is None else self._chosen(series)
+            for files, series in zip(matches, candidates, strict=True)
+        ]
+        self._check_unique(sources, numbers)
+        return sources
+
+    def _candidates(self, name: str, path: Path) -> list[FoundSeries] | DataError | None:
+        """Return the series that a cell may mean, or the reason why they can't be read; None if it names no series."""
+        if os.path.isfile(path):  # noqa: PTH113  (a pathlib object raises if a cell is too long for a path)
+            return None
+        try:
+            if os.path.isdir(path):  # noqa: PTH112
+                return find_series(path)
+            if not UID_PATTERN.fullmatch(name):
+                return None
+            return [series for series in self._series if name in (series.uid, series.study)] or None
+        except DataError as error:
+            return error
+
+    def _chosen(self, candidates: list[FoundSeries] | DataError) -> ImageSource | DataError:
+        """Return the series that fulfils the conditions, or the reason why there is not exactly one."""
+        if isinstance(candidates, DataError):
+            return candidates
+        try:
+            return choose_series(candidates, self._choice).source()
+        except DataError as error:
+            return error
+
+    @cached_property
+    def _series(self) -> list[FoundSeries]:
+        """All DICOM series of the folder."""
+        return find_series(self.path)
 
     @cached_property
     def _by_stem(self) -> dict[Path, list[Path]]:
@@ -80,7 +129,8 @@ class ImageFolder:
             raise DataError(
                 "missing_image",
                 f"{len(missing)} of {len(matches)} images are not in the folder {self.path}: {row_list(missing)}. The "
-                "image column must hold paths relative to the folder; an ending may be left out if it is one of "
+                "image column must hold paths relative to the folder, of files or of folders with the slices of a "
+                "DICOM series, or a SeriesInstanceUID or StudyInstanceUID; an ending may be left out if it is one of "
                 f"{', '.join(IMAGE_SUFFIXES)}.",
                 path=self.path,
                 rows=missing,
@@ -97,10 +147,15 @@ class ImageFolder:
                 total=len(matches),
             )
 
-    def _check_unique(self, files: list[Path], numbers: Sequence[int]) -> None:
-        real = [path.resolve() for path in files]
+    def _check_unique(self, sources: list[ImageSource | DataError], numbers: Sequence[int]) -> None:
+        files = [source for source in sources if not isinstance(source, DataError)]
+        real = [
+            None if isinstance(source, DataError) else sorted(source_files(source))[0].resolve() for source in sources
+        ]
         counts = Counter(real)
-        duplicates = [number for number, path in zip(numbers, real, strict=True) if counts[path] > 1]
+        duplicates = [
+            number for number, path in zip(numbers, real, strict=True) if path is not None and counts[path] > 1
+        ]
         if duplicates:
             raise DataError(
                 "duplicate_row",

@@ -128,8 +128,33 @@ def read_dicom(
         )
 
 
-def _decode_pixels(dataset: Dataset) -> tuple[np.ndarray, tuple[float, float], np.ndarray | None]:
+def read_frame(dataset: Dataset, frame: int, rescaling: Dataset) -> np.ndarray:
+    """Return the modality values of one frame of a grey file with several frames, (H, W), float32.
+
+    Args:
+        dataset: Opened file.
+        frame: Number of the frame, from 0.
+        rescaling: Data set with the frame's rescale slope and intercept.
+
+    Raises:
+        DataError: If the frame can't be decoded.
+    """
+    slope, intercept = _rescale_slope_and_intercept(rescaling)
+    inverted = str(dataset.PhotometricInterpretation) == "MONOCHROME1"
+    pixels, _, padded = _decode_pixels(dataset, frame)
+    if padded is not None:
+        pixels, _ = _darken_padding(pixels, padded, large_is_dark=inverted != (slope < 0))
+    return (pixels * slope + intercept).astype(np.float32)
+
+
+def _decode_pixels(
+    dataset: Dataset, frame: int | None = None
+) -> tuple[np.ndarray, tuple[float, float], np.ndarray | None]:
     """Decode the stored pixels, without a copy if possible; the result must not be modified.
+
+    Args:
+        dataset: Opened file.
+        frame: Number of the frame of a file with several frames, from 0; None for a file with one image.
 
     Returns:
         The pixels, the extent (0, 0 for colour images), and the mask of padding pixels, or None if there is no padding.
@@ -138,7 +163,7 @@ def _decode_pixels(dataset: Dataset) -> tuple[np.ndarray, tuple[float, float], n
 
     with decoding():
         syntax = dataset.file_meta.TransferSyntaxUID
-        options: dict[str, Any] = {"view_only": True}
+        options: dict[str, Any] = {"view_only": True, "index": frame}
         if not syntax.is_compressed:
             options["correct_unused_bits"] = False  # pydicom would copy all pixels for it
         pixels, _ = get_decoder(syntax).as_array(dataset, **options)

@@ -91,13 +91,16 @@ def decoding() -> Iterator[None]:
         raise damaged_file_error(error) from None
 
 
-def open_dicom(path: Path, *, pixels: bool = True, modalities: Collection[str] | None = None) -> Dataset:
+def open_dicom(
+    path: Path, *, pixels: bool = True, modalities: Collection[str] | None = None, several_frames: bool = False
+) -> Dataset:
     """Open a DICOM file with one readable image.
 
     Args:
         path: Path of the file.
         pixels: Whether the pixel data are read too (but not decoded).
         modalities: Accepted modalities, for example `MAMMOGRAPHY`; None accepts any.
+        several_frames: Whether the file may contain several frames.
 
     Returns:
         The pydicom data set. Missing entries for transfer syntax, stored bits and sign are filled in.
@@ -118,7 +121,7 @@ def open_dicom(path: Path, *, pixels: bool = True, modalities: Collection[str] |
         raise DataError(
             "missing_pixels", "the DICOM file holds no pixels (a report or a plan, or cut short?). Leave it out."
         )
-    if frames != 1:
+    if frames != 1 and not (several_frames and frames > 1):
         raise DataError(
             "several_frames",
             f"the image file holds {frames} frames, expected one. Save the frame to use in its own file.",
@@ -275,7 +278,8 @@ def _can_decode(syntax: UID) -> bool:
 
 def _check_length(dataset: Dataset) -> None:
     """Raise if the pixel data are truncated. Set a missing transfer syntax in place."""
-    bits = int(dataset.Rows) * int(dataset.Columns) * int(dataset.SamplesPerPixel) * int(dataset.BitsAllocated)
+    pixels = int(dataset.Rows) * int(dataset.Columns) * int(dataset.get("NumberOfFrames") or 1)
+    bits = pixels * int(dataset.SamplesPerPixel) * int(dataset.BitsAllocated)
     whole = bits // 8 * 2 // 3 if dataset.PhotometricInterpretation == "YBR_FULL_422" else bits // 8
     with decoding():
         stored, syntax = len(dataset.PixelData), dataset.file_meta.get("TransferSyntaxUID")

@@ -1,11 +1,13 @@
-"""Read an image file, in the same way during preparation and inference.
+"""Read an image file or a DICOM series, in the same way during preparation and inference.
 
 Supported are the formats of `medfl.data.readers.pillow_images` (PNG, JPEG, TIFF, BMP, PGM), DICOM, NIfTI volumes and,
-with the package `itk`, NRRD and MHA files, which follow the rules of NIfTI. The rules:
+with the package `itk`, NRRD and MHA files, which follow the rules of NIfTI. A DICOM series
+(`medfl.data.readers.dicom_series`) and a DICOM file with several frames follow the rules of NIfTI too. The rules:
 
 - Files with 8 bits per channel (also colour DICOM) give uint8 with unchanged values. All others (grey DICOM, NIfTI,
-  images of 16 or 32 bits) give float32 in [0, 1]: each image is scaled by its own smallest and largest value. No
-  display window is applied (`medfl.data.readers.mammogram_image` does that). A constant image becomes zeros.
+  images of 16 or 32 bits) give float32 in [0, 1]: each image is scaled by its own smallest and largest value, or by the
+  scale of an `ImageReading`, such as a window in Hounsfield units. A display window in the file is not applied
+  (`medfl.data.readers.mammogram_image` does that). A constant image becomes zeros.
 - DICOM: rescale slope and intercept, or the lookup table that replaces them, are applied first. MONOCHROME1, where
   large values are dark, is inverted. Padding pixels become background.
 - NIfTI: a volume is rotated to the nearest canonical orientation, MONAI's ``Orientation("RAS")``: its axes (D, H, W)
@@ -21,7 +23,7 @@ Messages never name a file, because its name may identify a patient; the caller 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,15 @@ from medfl.data.readers.dicom import read_dicom
 from medfl.data.readers.dicom_header import decoding, is_dicom, open_dicom, unopenable_file_error
 from medfl.data.readers.dicom_identity import check_identity, is_burned_in, refuse_identity
 from medfl.data.readers.dicom_intent import intent_of
+from medfl.data.readers.dicom_series import (
+    MAX_VOXELS,
+    ImageSource,
+    SeriesFiles,
+    inspect_series,
+    read_series,
+    source_files,
+)
+from medfl.data.readers.image_reading import DEFAULT_READING, ImageReading
 from medfl.data.readers.itk_files import ITK_SUFFIXES, open_itk
 from medfl.data.readers.pillow_images import (
     FORMATS,
@@ -38,17 +49,14 @@ from medfl.data.readers.pillow_images import (
     is_deep,
     open_pillow_image,
     read_pillow_image,
-    scale_to_unit,
 )
-from medfl.data.readers.volumes import SUFFIXES
+from medfl.data.readers.suv import suv_factor
+from medfl.data.readers.volumes import SUFFIXES, SpatialGrid, Volume, voxel_edges
 from medfl.errors import DataError, SettingsError
 
 IMAGE_SUFFIXES = (*FORMATS, ".dcm", *SUFFIXES, *ITK_SUFFIXES)
 """File name suffixes by which images are found in a folder, in lower case. A file with another suffix, such as a DICOM
 file without suffix, can be read if it is named."""
-
-MAX_VOXELS = 512 * 512 * 2048
-"""Maximum number of voxels of a NIfTI file, because a small compressed file may claim any number."""
 
 
 @dataclass(frozen=True)
@@ -61,56 +69,79 @@ class ImageKind:
         deep: Whether reading gives float32 in [0, 1]; otherwise uint8.
         intent: Presentation intent of a grey DICOM file: ``FOR PROCESSING``, ``FOR PRESENTATION`` or ``not said``;
             empty for other files.
+        grid: Grid of a volume, in the orientation of the array that `read_image` returns; None for an image.
     """
 
     dims: int
     colour: bool
     deep: bool
     intent: str = ""
+    grid: SpatialGrid | None = field(default=None, compare=False)
 
 
-def inspect_image(path: Path, check: str = "strip") -> ImageKind:
-    """Return the kind of an image file from its header. Pixels are not read.
+def inspect_image(source: ImageSource, check: str = "strip", reading: ImageReading = DEFAULT_READING) -> ImageKind:
+    """Return the kind of an image from its header. Pixels are not read.
 
     Args:
-        path: Path of the file.
+        source: Path of the file, or the files of a DICOM series.
         check: Treatment of DICOM files that may identify the patient: ``strip`` accepts them, ``refuse`` raises.
+        reading: Rule by which the image will be read.
 
     Raises:
-        DataError: If the file is no image, is of an unsupported kind, or may identify the patient and `check` is
-            ``refuse``.
+        DataError: If the file is no image, is of an unsupported kind, lacks the unit that `reading` needs, or may
+            identify the patient and `check` is ``refuse``.
     """
-    kind = file_kind(path)
+    kind = "series" if isinstance(source, SeriesFiles) else file_kind(source)
     if kind == "volume":
+        assert isinstance(source, Path)
         with decoding():
-            volume = _open_volume(path)
+            volume = _open_volume(source)
         _check_volume(volume)
-        return ImageKind(2 if _is_slice(volume.shape) else 3, colour=False, deep=True)
+        reading.require_units("volume", deep=True)
+        if _is_slice(volume.shape):
+            return ImageKind(2, colour=False, deep=True)
+        return ImageKind(3, colour=False, deep=True, grid=_canonical_grid(volume.shape[:3], volume.affine))
     if kind == "dicom":
-        header = open_dicom(path, pixels=False)
+        assert isinstance(source, Path)
+        header = open_dicom(source, pixels=False, several_frames=True)
+        kind = "series" if int(header.get("NumberOfFrames") or 1) > 1 else kind
+    if kind == "series":
+        geometry = inspect_series(source_files(source), check, suv=reading.scale == "suv")
+        reading.require_units("dicom", deep=True, modality=geometry.modality)
+        return ImageKind(3, colour=False, deep=True, grid=_canonical_grid(geometry.shape, geometry.affine))
+    assert isinstance(source, Path)
+    if kind == "dicom":
         if check == "refuse":
             with decoding():
                 refuse_identity(check_identity(header), is_burned_in(header))
         colour = header.SamplesPerPixel == 3
+        reading.require_units("dicom", deep=not colour, modality=str(header.get("Modality") or ""))
+        if reading.scale == "suv":
+            suv_factor([header])
         return ImageKind(2, colour=colour, deep=not colour, intent="" if colour else intent_of(header))
-    with open_pillow_image(path) as image:
+    with open_pillow_image(source) as image:
+        reading.require_units("picture", deep=is_deep(image))
         return ImageKind(2, colour=is_colour(image), deep=is_deep(image))
 
 
-def read_image(path: Path, size: tuple[int, ...], channels: int) -> np.ndarray:
-    """Read an image file and resize it; see the module for the rules.
+def read_image(
+    source: ImageSource, size: tuple[int, ...], channels: int, reading: ImageReading = DEFAULT_READING
+) -> np.ndarray:
+    """Read an image and resize it; see the module for the rules.
 
     Args:
-        path: Path of the file.
+        source: Path of the file, or the files of a DICOM series.
         size: (H, W) for an image, (D, H, W) for a volume, each >= 1.
         channels: 1 for grey, 3 for colour. Colour is converted to grey by the weights of ITU-R BT.601; grey is
             repeated.
+        reading: Rule for the scale of the grey values.
 
     Returns:
         Array of shape (H, W), (H, W, 3) or (D, H, W); uint8, or float32 in [0, 1].
 
     Raises:
-        DataError: If the file is no image, is damaged or unsupported, or does not have as many axes as `size`.
+        DataError: If the file is no image, is damaged or unsupported, lacks the unit that `reading` needs, or does not
+            have as many axes as `size`.
         SettingsError: If the number of channels is impossible.
     """
     if channels not in (1, 3):
@@ -121,9 +152,8 @@ def read_image(path: Path, size: tuple[int, ...], channels: int) -> np.ndarray:
             expected=[1, 3],
             found=channels,
         )
-    kind = file_kind(path)
-    pixels = {"volume": _read_volume, "dicom": _read_dicom}.get(kind, read_pillow_image)(path)
-    if kind == "volume" and pixels.ndim == 3:
+    pixels, is_volume = _read_pixels(source, reading, several_frames=len(size) == 3)
+    if is_volume:
         return _resize_volume(pixels, size, channels)
     if len(size) != 2:
         raise DataError(
@@ -135,15 +165,53 @@ def read_image(path: Path, size: tuple[int, ...], channels: int) -> np.ndarray:
     return _resize_image(pixels, (size[0], size[1]), channels)
 
 
-def image_size(path: Path) -> tuple[int, ...]:
-    """Return the original size of an image file before resizing: (H, W), or (D, H, W) of a volume.
+def image_size(source: ImageSource) -> tuple[int, ...]:
+    """Return the original size of an image before resizing: (H, W), or (D, H, W) of a volume.
 
     Raises:
         DataError: As in `read_image`.
     """
-    kind = file_kind(path)
-    pixels = {"volume": _read_volume, "dicom": _read_dicom}.get(kind, read_pillow_image)(path)
-    return tuple(pixels.shape if kind == "volume" else pixels.shape[:2])
+    pixels, is_volume = _read_pixels(source, DEFAULT_READING, several_frames=False)
+    return tuple(pixels.shape if is_volume else pixels.shape[:2])
+
+
+def volume_grid(source: ImageSource) -> SpatialGrid:
+    """Return the grid of a volume in the orientation of the array that `read_image` returns, before resizing.
+
+    Raises:
+        DataError: If the file is no volume, or as in `inspect_image`.
+    """
+    grid = inspect_image(source).grid
+    if grid is None:
+        raise DataError("wrong_dimensions", "expected a volume, got a 2-D image.", expected=3, found=2)
+    return grid
+
+
+def _read_pixels(source: ImageSource, reading: ImageReading, *, several_frames: bool) -> tuple[np.ndarray, bool]:
+    """Return the scaled pixels of an image in its original size, and whether it is a volume.
+
+    Args:
+        source: Path of the file, or the files of a DICOM series.
+        reading: Rule for the scale of the grey values.
+        several_frames: Whether a DICOM file may have several frames, the slices of a volume.
+    """
+    kind = "series" if isinstance(source, SeriesFiles) else file_kind(source)
+    if kind == "volume":
+        assert isinstance(source, Path)
+        unit = _read_volume(source, reading)
+        return unit, unit.ndim == 3
+    if kind == "dicom" and several_frames:
+        assert isinstance(source, Path)
+        header = open_dicom(source, pixels=False, several_frames=True)
+        kind = "series" if int(header.get("NumberOfFrames") or 1) > 1 else kind
+    if kind == "series":
+        return _read_series(source_files(source), reading), True
+    assert isinstance(source, Path)
+    if kind == "dicom":
+        return _read_dicom(source, reading), False
+    pixels = read_pillow_image(source, reading.unit_values)
+    reading.require_units("picture", deep=pixels.dtype != np.uint8)
+    return pixels, False
 
 
 def _resize_image(pixels: np.ndarray, size: tuple[int, int], channels: int) -> np.ndarray:
@@ -205,12 +273,50 @@ def file_kind(path: Path) -> str:
     return "dicom" if dicom else "picture"
 
 
-def _read_dicom(path: Path) -> np.ndarray:
+def _read_dicom(path: Path, reading: ImageReading) -> np.ndarray:
     image = read_dicom(path)
     if image.pixels.ndim == 3:
+        reading.require_units("dicom", deep=False)
         return image.pixels
-    unit = scale_to_unit(image.values())
+    values = image.values()
+    if reading.scale != "range":
+        header = open_dicom(path, pixels=False)
+        reading.require_units("dicom", deep=True, modality=str(header.get("Modality") or ""))
+        if reading.scale == "suv":
+            values = values * np.float32(suv_factor([header]))
+    unit = reading.unit_values(values)
     return 1 - unit if image.inverted else unit
+
+
+def _read_series(paths: list[Path], reading: ImageReading) -> np.ndarray:
+    import nibabel
+
+    volume = read_series(paths, suv=reading.scale == "suv")
+    reading.require_units("dicom", deep=True, modality=volume.geometry.modality)
+    turned = nibabel.as_closest_canonical(nibabel.Nifti1Image(volume.values, volume.geometry.affine))
+    unit = reading.unit_values(np.asarray(turned.dataobj, dtype=np.float32))
+    return 1 - unit if volume.inverted else unit
+
+
+def _canonical_grid(shape: tuple[int, ...], affine: np.ndarray) -> SpatialGrid:
+    """Return the grid of a volume after its rotation to the nearest canonical orientation."""
+    import nibabel
+
+    turn = nibabel.io_orientation(affine)
+    order = np.argsort(turn[:, 0])
+    x, y, z = (int(shape[axis]) for axis in order)
+    return SpatialGrid((x, y, z), affine @ nibabel.orientations.inv_ornt_aff(turn, shape[:3]))
+
+
+def resized_spacing(grid: SpatialGrid, size: tuple[int, int, int]) -> tuple[float, float, float]:
+    """Return the voxel spacing (D, H, W), in millimetres, of a volume that `read_image` has resized.
+
+    Args:
+        grid: Grid of the volume before resizing.
+        size: Size after resizing, (D, H, W).
+    """
+    edges = voxel_edges(grid.affine) * np.array(grid.shape) / np.array(size)
+    return float(edges[0]), float(edges[1]), float(edges[2])
 
 
 def _open_volume(path: Path) -> Any:
@@ -242,16 +348,39 @@ def _check_volume(volume: Any) -> None:
         )
 
 
-def _read_volume(path: Path) -> np.ndarray:
+def read_voxels(source: ImageSource, *, suv: bool = False) -> Volume:
+    """Return the values of a volume as its file states them, such as HU in CT, and its position in space.
+
+    Args:
+        source: NIfTI, NRRD or MHA file, DICOM file with several frames, or the files of a DICOM series.
+        suv: Whether to convert the values of PET to SUV.
+
+    Returns:
+        Volume of shape (D, H, W), float32, in the orientation of the array that `read_image` returns.
+
+    Raises:
+        DataError: If the file is no volume, or can't be read.
+    """
     import nibabel
 
-    with decoding():
-        volume = _open_volume(path)
-    _check_volume(volume)
+    if isinstance(source, SeriesFiles) or file_kind(source) == "dicom":
+        series = read_series(source_files(source), suv=suv)
+        volume: Any = nibabel.Nifti1Image(series.values, series.geometry.affine)
+    else:
+        if file_kind(source) != "volume":
+            raise DataError("wrong_dimensions", "expected a volume, got a 2-D image.", expected=3, found=2)
+        with decoding():
+            volume = _open_volume(source)
+        _check_volume(volume)
     with decoding():
         turned = nibabel.as_closest_canonical(volume)
         values = np.asarray(turned.dataobj, dtype=np.float32)
-    unit = scale_to_unit(values.reshape(values.shape[:3]))
+    return Volume(values.reshape(values.shape[:3]), np.asarray(turned.affine, dtype=np.float64))
+
+
+def _read_volume(path: Path, reading: ImageReading) -> np.ndarray:
+    reading.require_units("volume", deep=True)
+    unit = reading.unit_values(read_voxels(path).values)
     return unit.squeeze() if _is_slice(unit.shape) else unit
 
 

@@ -8,7 +8,7 @@ formats. A file with the extension of one format must have that format. Messages
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -87,38 +87,6 @@ def open_pillow_image(path: Path) -> Iterator[PillowImage]:
         yield image
 
 
-def read_pillow_image(path: Path) -> np.ndarray:
-    """Return the pixels of an image at their original size.
-
-    Returns:
-        uint8, (H, W) or (H, W, 3). For images with more than 8 bits float32 in [0, 1], (H, W), scaled by their own
-        range.
-
-    Raises:
-        DataError: If the file can't be read; see `open_pillow_image`.
-    """
-    from PIL import ImageOps
-
-    with open_pillow_image(path) as image:
-        with decoding():
-            turned = ImageOps.exif_transpose(image)
-            turned.load()
-        if is_deep(turned):
-            return scale_to_unit(np.asarray(turned))
-        turned.info.pop("transparency", None)  # it has no effect in grey or RGB, but Pillow would warn
-        return np.asarray(turned.convert("RGB" if is_colour(turned) else "L"))
-
-
-def is_deep(image: PillowImage) -> bool:
-    """Return True if an image is grey with more than 8 bits per pixel."""
-    return image.mode in _DEEP_MODES
-
-
-def is_colour(image: PillowImage) -> bool:
-    """Return True if an image is in colour."""
-    return image.mode in _COLOUR_MODES
-
-
 def scale_to_unit(values: np.ndarray) -> np.ndarray:
     """Scale values by their smallest and largest value to [0, 1], float32.
 
@@ -136,6 +104,42 @@ def scale_to_unit(values: np.ndarray) -> np.ndarray:
     unit -= low
     unit /= high - low
     return unit
+
+
+def read_pillow_image(path: Path, scale: Callable[[np.ndarray], np.ndarray] = scale_to_unit) -> np.ndarray:
+    """Return the pixels of an image at their original size.
+
+    Args:
+        path: Path of the file.
+        scale: Function that scales the values of an image with more than 8 bits to [0, 1].
+
+    Returns:
+        uint8, (H, W) or (H, W, 3). For images with more than 8 bits float32 in [0, 1], (H, W), by default scaled by
+        their own range.
+
+    Raises:
+        DataError: If the file can't be read; see `open_pillow_image`.
+    """
+    from PIL import ImageOps
+
+    with open_pillow_image(path) as image:
+        with decoding():
+            turned = ImageOps.exif_transpose(image)
+            turned.load()
+        if is_deep(turned):
+            return scale(np.asarray(turned))
+        turned.info.pop("transparency", None)  # it has no effect in grey or RGB, but Pillow would warn
+        return np.asarray(turned.convert("RGB" if is_colour(turned) else "L"))
+
+
+def is_deep(image: PillowImage) -> bool:
+    """Return True if an image is grey with more than 8 bits per pixel."""
+    return image.mode in _DEEP_MODES
+
+
+def is_colour(image: PillowImage) -> bool:
+    """Return True if an image is in colour."""
+    return image.mode in _COLOUR_MODES
 
 
 def _unknown_format_error(ending: str) -> DataError:

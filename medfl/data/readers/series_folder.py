@@ -1,0 +1,225 @@
+"""Find the DICOM series in a folder whose files no one renamed or sorted, and choose the series of a study.
+
+Files are recognised by their first bytes, so that they need no file name suffix. Files that are no images in space,
+such as reports, plans, segmentations and DICOMDIR, are passed over.
+
+Descriptions and identifiers of series are compared but never written or shown. Error messages list series by number,
+modality, plane, number of slices and spacing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from medfl.data.readers.dicom_header import damaged_file_error, decoding, is_dicom, unopenable_file_error
+from medfl.data.readers.dicom_series import ImageSource, SeriesFiles, SlicePlane, plane_of, planes_of
+from medfl.data.readers.image_reading import SeriesChoice
+from medfl.errors import DataError
+
+UID_PATTERN = re.compile(r"[0-9]+(\.[0-9]+){3,}")
+"""Pattern of a DICOM identifier (UID) in a table."""
+
+MAX_LISTED = 12
+"""Maximum number of series that an error message lists."""
+
+_OTHER_OBJECTS = ("SEG", "RTSTRUCT", "RTDOSE", "RTPLAN", "RTIMAGE", "REG", "PR", "KO", "SR", "DOC")
+"""Modalities of DICOM objects that are no images of a patient."""
+
+_DICOMDIR = "1.2.840.10008.1.3.10"
+"""SOP class UID of a directory of DICOM files."""
+
+_TAGS = (
+    "SeriesInstanceUID",
+    "StudyInstanceUID",
+    "SeriesDescription",
+    "Modality",
+    "Rows",
+    "Columns",
+    "NumberOfFrames",
+    "ImagePositionPatient",
+    "ImageOrientationPatient",
+    "PixelSpacing",
+    "SharedFunctionalGroupsSequence",
+    "PerFrameFunctionalGroupsSequence",
+)
+"""Keywords of the elements that are read of each file."""
+
+
+@dataclass(frozen=True)
+class FoundSeries:
+    """A DICOM series in a folder.
+
+    Attributes:
+        paths: Files in the order of their names.
+        uid: SeriesInstanceUID, or empty.
+        study: StudyInstanceUID, or empty.
+        modality: Modality, or ``unknown``.
+        plane: Plane of the slices, ``mixed``, or ``unknown`` if the files do not state it.
+        slices: Number of slices.
+        spacing: Distance between rows, columns and slices in millimetres; None if it is unknown.
+        description: SeriesDescription. It may contain a person's name and must not be shown.
+    """
+
+    paths: tuple[Path, ...]
+    uid: str = field(repr=False)
+    study: str = field(repr=False)
+    modality: str
+    plane: str
+    slices: int
+    spacing: tuple[float, float, float] | None
+    description: str = field(repr=False)
+
+    def source(self) -> ImageSource:
+        """Return the source of the series' image: its file if there is one, otherwise its files."""
+        return self.paths[0] if len(self.paths) == 1 else SeriesFiles(self.paths)
+
+    def describe(self) -> str:
+        """Return modality, plane, slices and spacing in words."""
+        spacing = "" if self.spacing is None else f" of {'x'.join(f'{edge:.3g}' for edge in self.spacing)} mm"
+        return f"{self.modality} {self.plane}, {self.slices} slice{'s' * (self.slices != 1)}{spacing}"
+
+
+@dataclass(frozen=True)
+class _SeriesFile:
+    """A file with the series that it belongs to; without frames if it contains no image."""
+
+    path: Path
+    series: str
+    study: str
+    modality: str
+    description: str
+    planes: tuple[SlicePlane, ...] | None
+    frames: int
+
+
+def find_series(folder: Path) -> list[FoundSeries]:
+    """Return the DICOM series in a folder, at any depth, in the order of their first files.
+
+    Args:
+        folder: Folder to search. Hidden files and links to folders are passed over.
+
+    Raises:
+        DataError: If a DICOM file is damaged or can't be opened, because a series could lack a slice.
+    """
+    by_series: dict[tuple[str, str], list[_SeriesFile]] = defaultdict(list)
+    for top, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            file = None if name.startswith(".") else _series_file(Path(top, name))
+            if file is not None:
+                by_series[file.study, file.series or str(file.path)].append(file)
+    cut = [files for files in by_series.values() if len({file.frames > 0 for file in files}) > 1]
+    if cut:
+        raise damaged_file_error(EOFError())
+    return [_found_series(files) for files in by_series.values() if files[0].frames]
+
+
+def choose_series(series: Sequence[FoundSeries], choice: SeriesChoice) -> FoundSeries:
+    """Return the one series that fulfils the conditions.
+
+    Args:
+        series: Series of one study.
+        choice: Conditions.
+
+    Raises:
+        DataError: If no series or several series fulfil them; the message lists the series by number.
+    """
+    fitting = [candidate for candidate in series if fits(candidate, choice)]
+    if len(fitting) == 1:
+        return fitting[0]
+    if not series:
+        raise DataError(
+            "no_series",
+            "expected a folder with DICOM images, found none. Name the file of the image, or the folder of its slices.",
+        )
+    shown = fitting or series
+    listed = "; ".join(f"{number}: {candidate.describe()}" for number, candidate in enumerate(shown[:MAX_LISTED], 1))
+    more = f"; and {len(shown) - MAX_LISTED} more" if len(shown) > MAX_LISTED else ""
+    if fitting:
+        raise DataError(
+            "ambiguous_series",
+            f"expected one DICOM series, {len(fitting)} fit ({listed}{more}). Choose with --plane, --series-modality "
+            "or --series-description, or name the folder or SeriesInstanceUID of one series",
+            count=len(fitting),
+            candidates=[candidate.describe() for candidate in shown],
+        )
+    raise DataError(
+        "no_series",
+        f"expected a DICOM series that fits --plane, --series-modality and --series-description, got {listed}{more}",
+        candidates=[candidate.describe() for candidate in shown],
+    )
+
+
+def fits(series: FoundSeries, choice: SeriesChoice) -> bool:
+    """Return True if a series fulfils the conditions of a choice."""
+    return (
+        choice.plane in ("", series.plane)
+        and choice.modality in ("", series.modality)
+        and re.search(choice.description, series.description, re.IGNORECASE) is not None
+    )
+
+
+def _series_file(path: Path) -> _SeriesFile | None:
+    """Return the series of a file; None if the file is no DICOM image."""
+    import pydicom
+
+    try:
+        if not path.is_file():
+            return None
+        with path.open("rb") as file:
+            if not is_dicom(file.read(132)):
+                return None
+        with decoding():
+            header = pydicom.dcmread(path, stop_before_pixels=True, force=True, specific_tags=list(_TAGS))
+            modality = str(header.get("Modality") or "")
+            frames = int(header.get("NumberOfFrames") or 1)
+            media = str(header.file_meta.get("MediaStorageSOPClassUID") or "")
+            series, study, description = (str(header.get(name) or "") for name in _TAGS[:3])
+    except OSError as error:
+        raise unopenable_file_error(error) from None
+    if "Rows" not in header and not series and media != _DICOMDIR:
+        raise damaged_file_error(EOFError())
+    if modality in _OTHER_OBJECTS or media == _DICOMDIR:
+        return None
+    if "Rows" not in header:
+        frames, planes = 0, None
+    else:
+        try:
+            planes = tuple(planes_of(path, header))
+        except DataError:
+            planes = None
+    shown = modality if re.fullmatch("[A-Z]{2,4}", modality) else "unknown"
+    return _SeriesFile(path, series, study, shown, description, planes, frames)
+
+
+def _found_series(files: Sequence[_SeriesFile]) -> FoundSeries:
+    """Return the series of its files."""
+    first = files[0]
+    planes = [plane for file in files for plane in file.planes or ()]
+    names = {plane_of(plane.normal) for plane in planes} or {"unknown"}
+    return FoundSeries(
+        paths=tuple(file.path for file in files),
+        uid=first.series,
+        study=first.study,
+        modality=first.modality,
+        plane=next(iter(names)) if len(names) == 1 else "mixed",
+        slices=sum(file.frames for file in files),
+        spacing=_usual_spacing(planes),
+        description=first.description,
+    )
+
+
+def _usual_spacing(planes: Sequence[SlicePlane]) -> tuple[float, float, float] | None:
+    """Return the pixel spacing of the first slice and the usual distance of neighbouring slices, or None."""
+    if len(planes) < 2:
+        return None
+    normal = planes[0].normal
+    distances = np.diff(sorted(float(plane.position @ normal) for plane in planes))
+    return (*planes[0].spacing, float(np.median(distances)))

@@ -1,0 +1,202 @@
+"""Test preparation of the user's own volumes: DICOM series, NIfTI and ITK files, and the same pixels in inference."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from image_makers import nifti, picture
+from own_cohort import SOME, prepare, prepared
+from refusals import refused
+from series_maker import CORONAL, hounsfield, write_series
+from typer.testing import CliRunner
+
+import medfl
+from medfl.cli.main import app
+from medfl.data.datalists import read_datalist
+from medfl.data.inference import load_images
+from medfl.data.ingest.folder_synthetic import write_table
+from medfl.data.readers.image_reading import IMAGE_READING_KEY
+from medfl.errors import DataError, SettingsError
+from medfl.objectives import Multiclass
+
+HU = [hounsfield(seed=number) for number in range(4)]
+
+
+def lung(values):
+    """The lung window of (slices, rows, columns) as (D, H, W): columns run to the left, rows to the back."""
+    return np.clip((values.transpose(2, 1, 0)[::-1, ::-1] + 1350) / 1500, 0, 1)
+
+
+@pytest.fixture
+def studies(tmp_path):
+    """Four studies in folders with an axial and a coronal series each, and a table that names their folders."""
+    for number, values in enumerate(HU):
+        folder = tmp_path / "images" / f"SECRET-{number}"
+        study = {"StudyInstanceUID": f"1.2.826.0.{number}"}
+        write_series(folder, values, names="I{}", SeriesInstanceUID=f"1.2.826.0.{number}.1", **study)
+        write_series(folder, values[:5], directions=CORONAL, names="J{}", **study)
+    return tmp_path / "images"
+
+
+def table_of(path, cells):
+    return write_table(path, [(cell, "ab"[number % 2]) for number, cell in enumerate(cells)], ("file", "diagnosis"))
+
+
+AXIAL_LUNG = {"plane": "axial", "window": "lung"}
+
+
+@pytest.mark.parametrize("cell", ["SECRET-{}", "SECRET-{}/", "1.2.826.0.{}", "1.2.826.0.{}.1"])
+def test_rows_name_a_folder_or_an_identifier(studies, tmp_path, cell):
+    table = table_of(tmp_path / "t.csv", [cell.format(number) for number in range(4)])
+    options = {"window": "lung"} if cell.endswith("}.1") else AXIAL_LUNG
+    images, datalist = prepared((studies, table), tmp_path / "P", size=(16, 16, 8), **options)
+    np.testing.assert_allclose(images, [lung(values) for values in HU], atol=1e-6)
+    assert datalist.extra["intensities"] == "-1350 to 150 HU mapped to [0, 1], values outside clipped"
+    assert datalist.extra[IMAGE_READING_KEY]["series"]["plane"] == options.get("plane", "")
+
+
+def test_rows_without_a_single_series_are_refused_or_left_out_by_their_numbers(studies, tmp_path):
+    (studies / "empty").mkdir()
+    write_series(studies / "tilted", HU[0], shift=(0, 0.5, 0))
+    table = table_of(tmp_path / "t.csv", ["SECRET-0", "SECRET-1", "SECRET-2", "empty", "tilted"])
+    with refused(DataError, "no_readable_image", count=5, total=5) as error:
+        prepare(studies, table, SOME, (16, 16, 8), tmp_path / "P")
+    assert "1: CT axial, 8 slices of 0.5x0.75x2 mm; 2: CT coronal, 5 slices" in str(error.value)
+    assert "secret" not in str(error.value).lower()
+    datalist = prepare(studies, table, SOME, (16, 16, 8), tmp_path / "Q", skip_unreadable=True, **AXIAL_LUNG)
+    assert len(datalist.splits["training"]) == 3
+    listed = (tmp_path / "Q" / "quarantine.csv").read_text().splitlines()
+    assert [line.split(",")[0] for line in listed[1:]] == ["5", "6"]
+    assert "secret" not in "".join(listed).lower()
+
+
+def test_a_series_has_one_row(studies, tmp_path):
+    table = table_of(tmp_path / "t.csv", ["SECRET-0", "1.2.826.0.0"])
+    with refused(DataError, "duplicate_row", rows=[2, 3]):
+        prepare(studies, table, SOME, (16, 16, 8), tmp_path / "P", **AXIAL_LUNG)
+    table = table_of(tmp_path / "t.csv", ["SECRET-0", "1.2.826.0.99"])
+    with refused(DataError, "missing_image", rows=[3]):
+        prepare(studies, table, SOME, (16, 16, 8), tmp_path / "P", **AXIAL_LUNG)
+
+
+def test_options_of_mammograms_and_volumes_exclude_each_other(studies, tmp_path):
+    table = table_of(tmp_path / "t.csv", ["SECRET-0"])
+    with refused(SettingsError, "conflicting_settings"):
+        prepare(studies, table, SOME, (16, 16), tmp_path / "P", voi=True, window="lung")
+
+
+@pytest.mark.parametrize("suffix", [".nii", ".nii.gz", ".nrrd", ".mha"])
+def test_volume_files_of_any_size(tmp_path, suffix):
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for number, values in enumerate(HU[:2]):
+        if suffix.startswith(".nii"):
+            nifti(folder / f"{number}{suffix}", values)
+            continue
+        itk = pytest.importorskip("itk", reason="itk is not installed")
+        image = itk.image_from_array(values.transpose(2, 1, 0)[:, ::-1, ::-1].copy())
+        itk.imwrite(image, str(folder / f"{number}{suffix}"))
+    table = table_of(tmp_path / "t.csv", [f"{number}{suffix}" for number in range(2)])
+    images, _ = prepared((folder, table), tmp_path / "P", size=(4, 16, 8), window="40,400")
+    assert images.shape == (2, 4, 16, 8)
+    images, _ = prepared((folder, table), tmp_path / "Q", size=(8, 16, 16), window="40,400")
+    np.testing.assert_allclose(images, [np.clip((values + 160) / 400, 0, 1) for values in HU[:2]], atol=1e-6)
+
+
+# ---- the same pixels in training and inference
+
+
+def inferred(folder, datalist, shape):
+    data = load_images(
+        folder,
+        shape,
+        len(shape),
+        1,
+        Multiclass(2),
+        mean=(0.25,),
+        std=(0.5,),
+        image_reading=json.loads(json.dumps(datalist.extra.get(IMAGE_READING_KEY))),
+    )
+    return {data[row]["image"].meta["filename_or_obj"]: data[row]["image"][0].numpy() for row in range(len(data))}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("series", AXIAL_LUNG),
+        ("series", {"plane": "coronal", "scale": "percentiles"}),
+        ("nifti", {"window": "soft-tissue"}),
+        ("nifti", {}),
+        ("nifti", {"scale": "percentiles"}),
+        ("png", {}),
+    ],
+)
+def test_inference_reads_each_file_as_prep_did(studies, tmp_path, kind, options):
+    folder, shape = studies, (8, 12, 6)
+    if kind == "series":
+        cells = [f"SECRET-{number}" for number in range(4)]
+    else:
+        folder, cells = tmp_path / kind, [f"{number}.{'nii.gz' if kind == 'nifti' else 'png'}" for number in range(4)]
+        folder.mkdir()
+    for cell, values in zip(cells, HU, strict=True):
+        if kind == "nifti":
+            nifti(folder / cell, values)
+        elif kind == "png":
+            shape = (12, 6)
+            picture(folder / cell, (values[0] % 256).astype(np.uint8))
+    images, datalist = prepared((folder, table_of(tmp_path / "t.csv", cells)), tmp_path / "P", size=shape, **options)
+    unit = images / 255 if images.dtype == np.uint8 else images
+    found = inferred(folder, datalist, shape)
+    assert list(found) == cells
+    for row, cell in enumerate(cells):
+        np.testing.assert_allclose(found[cell], (unit[row] - 0.25) / 0.5, atol=1e-6)
+
+
+def test_series_of_a_folder_are_named_by_their_first_files(studies, tmp_path):
+    table = table_of(tmp_path / "t.csv", ["1.2.826.0.0", "1.2.826.0.1"])
+    _, datalist = prepared((studies, table), tmp_path / "P", size=(16, 16, 8), **AXIAL_LUNG)
+    for number in range(2):
+        for path in (studies / f"SECRET-{number}").iterdir():
+            path.rename(studies / f"{path.name}-{number}")
+    (studies / "SECRET-0").rmdir()
+    (studies / "SECRET-1").rmdir()
+    names = list(inferred(studies, datalist, (16, 16, 8)))
+    assert names == ["I0-0", "I0-1", "SECRET-2", "SECRET-3"]
+
+
+def test_an_exported_bundle_applies_the_window_of_its_training_data(studies, tmp_path):
+    """From folders of series to a bundle that predicts a series as it predicts the row that was made of it."""
+    from monai.bundle import run as monai_run
+
+    cells = [f"1.2.826.0.{number}" for number in range(4)]
+    rows = [(cell, "ab"[number % 2], "train" if number < 3 else "test") for number, cell in enumerate(cells)]
+    table = write_table(tmp_path / "t.csv", rows, ("file", "diagnosis", "part"))
+    columns = ["--table", str(table), "--image-column", "file", "--label-column", "diagnosis", "--split-column", "part"]
+    series = ["--plane", "axial", "--series-modality", "CT", "--series-description", "thorax", "--window", "lung"]
+    pooled, site = tmp_path / "P", tmp_path / "sites" / "site-01"
+    command = ["prep", "folder", str(studies), *columns, *series, "--size", "16x16x8", "--out", str(pooled)]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    assert "Sally" not in result.output
+    reading = read_datalist(pooled).extra[IMAGE_READING_KEY]
+    assert reading["series"] == {"plane": "axial", "modality": "CT", "description": "thorax"}
+    assert (reading["scale"], reading["low"], reading["high"]) == ("window", -1350, 150)
+    shutil.copytree(pooled, site)
+
+    options = {"network_name": "resnet10", "start": "none", "rounds": 1, "epochs": 1, "progress": False}
+    medfl.run("own_images", tmp_path / "sites", out=tmp_path / "run", method="fedavg", **options)
+    home = tmp_path / "run" / "sites" / "site-01"
+    config = home / "configs" / "inference.json"
+    assert json.loads(config.read_text())[IMAGE_READING_KEY] == reading
+    predicted = []
+    for folder in (studies / "SECRET-3", site):
+        out = tmp_path / folder.name
+        places = {"bundle_root": str(home), "ckpt_dir": str(home / "models"), "output_dir": str(out)}
+        monai_run(config_file=str(config), dataset_dir=str(folder), **places)
+        lines = (out / "predictions.csv").read_text().splitlines()
+        predicted.append([line.split(",", 1)[1] for line in lines])
+    assert len(predicted[0]) == 2
+    assert predicted[0] == predicted[1]
