@@ -3,7 +3,8 @@
 Each pair of groups is compared by the Mann-Whitney test, an exchange test on ranks, of the patients' means. Holm's
 procedure covers all pairs of groups and all features. A claim needs, for more than half of the other groups, an
 adjusted p-value of at most `ERROR_RATE`, and a probability of superiority of at least `MIN_SUPERIORITY` in the same
-direction. Every such claim contains a rejected hypothesis, so the probability of one or more false claims is at most `ERROR_RATE`.
+direction. Every such claim contains a rejected hypothesis, so the probability of one or more false claims is at most
+`ERROR_RATE`.
 
 Sources: Mann and Whitney 1947, On a test of whether one of two random variables is stochastically larger than the
 other; Vargha and Delaney 2000, A critique and improvement of the CL common language effect size statistics.
