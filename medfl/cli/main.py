@@ -45,6 +45,9 @@ CORE_COMMANDS = (
         "list", "medfl.cli.list:command", "List methods, networks, partitions, data sets and bundles.", "First steps"
     ),
     CommandRecord("prep", "medfl.cli.prep:app", "Turn a data set, or your own images, into data lists.", "Data"),
+    CommandRecord(
+        "harmonise", "medfl.cli.harmonise:command", "Match the grey values of images to a shared template.", "Data"
+    ),
     CommandRecord("partition", "medfl.cli.partition:command", "Split a pooled data set into sites.", "Data"),
     CommandRecord("run", "medfl.cli.run:app", "Run a federation described by a bundle.", "Run"),
     CommandRecord("clean", "medfl.cli.clean:command", "Free disk space that finished runs no longer need.", "Run"),

@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+from medfl.data.harmonisation.histogram_matching import match_histogram
 from medfl.data.readers.dicom import read_dicom
 from medfl.data.readers.dicom_header import decoding, is_dicom, open_dicom, unopenable_file_error
 from medfl.data.readers.dicom_identity import check_identity, is_burned_in, refuse_identity
@@ -154,7 +155,7 @@ def read_image(
         )
     pixels, is_volume = _read_pixels(source, reading, several_frames=len(size) == 3)
     if is_volume:
-        return _resize_volume(pixels, size, channels)
+        return _harmonised(_resize_volume(pixels, size, channels), channels, reading)
     if len(size) != 2:
         raise DataError(
             "wrong_dimensions",
@@ -162,7 +163,26 @@ def read_image(
             expected=len(size),
             found=2,
         )
-    return _resize_image(pixels, (size[0], size[1]), channels)
+    return _harmonised(_resize_image(pixels, (size[0], size[1]), channels), channels, reading)
+
+
+def _harmonised(pixels: np.ndarray, channels: int, reading: ImageReading) -> np.ndarray:
+    """Return an image after histogram matching, or unchanged if the rule has no template.
+
+    Raises:
+        SettingsError: If the template has another number of channels.
+    """
+    if not reading.template:
+        return pixels
+    if len(reading.template) != channels:
+        raise SettingsError(
+            "wrong_template_channels",
+            f"expected a template of {channels} channels, got {len(reading.template)}.",
+            setting="template",
+            expected=channels,
+            found=len(reading.template),
+        )
+    return match_histogram(pixels, reading.template)
 
 
 def image_size(source: ImageSource) -> tuple[int, ...]:

@@ -2,9 +2,9 @@
 
 Each pair of groups is compared by the Mann-Whitney test, an exchange test on ranks, of the patients' means. Holm's
 procedure covers all pairs of groups and all features. A claim needs, for more than half of the other groups, an
-adjusted p-value of at most `ERROR_RATE`, and a probability of superiority of at least `MIN_SUPERIORITY` in the same
-direction. Every such claim contains a rejected hypothesis, so the probability of one or more false claims is at most
-`ERROR_RATE`.
+adjusted p-value of at most `ERROR_RATE`, and in the same direction a probability of superiority of at least
+`MIN_SUPERIORITY` and a difference of medians of at least `MIN_DIFFERENCE`. Every such claim contains a rejected
+hypothesis, so the probability of one or more false claims is at most `ERROR_RATE`.
 
 Sources: Mann and Whitney 1947, On a test of whether one of two random variables is stochastically larger than the
 other; Vargha and Delaney 2000, A critique and improvement of the CL common language effect size statistics.
@@ -27,6 +27,10 @@ ERROR_RATE = 0.05
 MIN_SUPERIORITY = 0.71
 """Smallest probability that an image of the group has the larger (or the smaller) number; 0.71 is a large effect
 (Vargha and Delaney 2000)."""
+
+MIN_DIFFERENCE = 0.02
+"""Smallest difference between the medians of two groups. Features have the unit of the range of pixel values, or are
+shares of the frame or of colours, so smaller differences can't be seen."""
 
 MIN_PATIENTS = 5
 """Smallest number of patients of a group that is compared."""
@@ -81,6 +85,7 @@ def compare_groups(values: np.ndarray, groups: Sequence[str], patients: Sequence
     """
     names = sorted(set(groups))
     means = [_patient_means(values, groups, patients, name) for name in names]
+    medians = [_medians(rows) for rows in means]
     tests = []
     for first, second in combinations(range(len(names)), 2):
         for feature in range(values.shape[1]):
@@ -99,24 +104,25 @@ def compare_groups(values: np.ndarray, groups: Sequence[str], patients: Sequence
                 for test, p in zip(tests, adjusted, strict=True)
                 if test.feature == feature and group in (test.first, test.second)
             ]
-            for larger in (True, False):
+            for sign in (1, -1):
                 chosen = [
-                    (share if larger else 1 - share, p, other)
+                    (share if sign > 0 else 1 - share, p, other)
                     for share, p, other in own
-                    if p <= ERROR_RATE and (share if larger else 1 - share) >= MIN_SUPERIORITY
+                    if p <= ERROR_RATE
+                    and sign * (share - 0.5) >= MIN_SUPERIORITY - 0.5
+                    and sign * (medians[group][feature] - medians[other][feature]) >= MIN_DIFFERENCE
                 ]
                 if 2 * len(chosen) > len(own):
-                    medians = [float(np.nanmedian(means[other][:, feature])) for _, _, other in chosen]
                     differences.append(
                         GroupDifference(
                             group=name,
                             feature=feature,
-                            larger=larger,
+                            larger=sign > 0,
                             others=tuple(names[other] for _, _, other in chosen),
                             compared=len(own),
                             superiority=float(np.mean([share for share, _, _ in chosen])),
-                            median=float(np.nanmedian(means[group][:, feature])),
-                            other_median=float(np.median(medians)),
+                            median=float(medians[group][feature]),
+                            other_median=float(np.median([medians[other][feature] for _, _, other in chosen])),
                             p=max(p for _, p, _ in chosen),
                         )
                     )
@@ -132,3 +138,9 @@ def _patient_means(values: np.ndarray, groups: Sequence[str], patients: Sequence
     np.add.at(sums, owner, np.where(known, values[places], 0.0))
     np.add.at(counts, owner, known)
     return np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
+
+
+def _medians(rows: np.ndarray) -> np.ndarray:
+    """Return the median of each column without NaN, (F,); NaN for a column without a number."""
+    known = [column[~np.isnan(column)] for column in rows.T]
+    return np.array([np.median(column) if len(column) else np.nan for column in known])

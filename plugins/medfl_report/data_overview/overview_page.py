@@ -147,9 +147,7 @@ def render_overview(overview: DataOverview, most: int) -> str:
 
 def _sentence(overview: DataOverview) -> str:
     splits = Counter(case.split for case in overview.data.cases)
-    parts = ", ".join(
-        f"{number(splits[split])} {split}" for split in SPLITS if splits[split]
-    )
+    parts = ", ".join(f"{number(splits[split])} {split}" for split in SPLITS if splits[split])
     sites = len(overview.data.sites)
     return f"{number(len(overview.data.cases))} images ({parts}) of {sites} {'site' if sites == 1 else 'sites'}."
 
