@@ -68,12 +68,12 @@ COLOUR_FEATURES = (
 """Features of images with three channels."""
 
 FAULTS = {
-    "not_finite": "values that are not numbers",
-    "constant": "blank: all pixels have one value",
-    "faint": "nearly blank: almost no contrast",
-    "clipped": "overexposed: a quarter of the pixels or more have the largest value",
+    "not_finite": "with values that are not numbers",
+    "constant": "blank",
+    "faint": "nearly blank",
+    "clipped": "overexposed",
 }
-"""Faults of an image, in words."""
+"""Faults of an image, as words after "image"."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,15 +121,16 @@ def measure_images(data: DataSetImages) -> ImageMeasurements:
 
 
 def _value_range(data: DataSetImages) -> tuple[float, float]:
-    """Return 0 and 1 for integer images; else the medians over images of the 0.5 % and 99.5 % quantiles."""
+    """Return 0 and 1 for images of such values; else the medians over images of the 0.5 % and 99.5 % quantiles."""
     if all(site.images.dtype.kind == "u" for site in data.sites.values()):
         return 0.0, 1.0
-    ends = [np.zeros((2, 0))]
+    ends, is_unit = [np.zeros((2, 0))], True
     for pixels in data.batches():
         flat = _thinned(pixels)
+        is_unit = is_unit and not bool(((flat < 0) | (flat > 1)).any())
         ends.append(np.quantile(flat[np.isfinite(flat).all(axis=1)], (0.005, 0.995), axis=1))
     joined = np.concatenate(ends, axis=1)
-    if not joined.shape[1]:
+    if is_unit or not joined.shape[1]:
         return 0.0, 1.0
     low, high = np.median(joined, axis=1).tolist()
     return (low, high) if high > low else (low - 0.5, low + 0.5)

@@ -66,11 +66,18 @@ class DataOverview:
         """Number of patients; an image of an unknown patient counts as a patient."""
         return len({case.patient for case in self.data.cases})
 
+    def places_with(self, fault: str) -> list[int]:
+        """Return the positions of the images with a fault, a key of `FAULTS`."""
+        return [place for place, keys in self.measured.faults.items() if fault in keys]
+
     def findings(self) -> list[str]:
         """Return the findings as sentences; empty if there is nothing to check."""
         lines = []
-        faults = Counter(fault for keys in self.measured.faults.values() for fault in keys)
-        lines += [f"{count(faults[key], 'image')} with a fault: {text}" for key, text in FAULTS.items() if faults[key]]
+        for key, text in FAULTS.items():
+            if places := self.places_with(key):
+                sites = {self.data.cases[place].site for place in places}
+                where = f", all at {next(iter(sites))}" if len(sites) == 1 < len(self.data.sites) else ""
+                lines.append(f"{count(len(places), 'image')} {text}{where}")
         for mirrored in (False, True):
             pairs = [each for each in self.pairs if bool(each.pair.mirrored) == mirrored]
             if pairs:

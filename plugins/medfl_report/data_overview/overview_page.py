@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from markupsafe import Markup
 
 from medfl.data.datalists import SPLITS
 from medfl.utils.files import private_files, write_atomic
-from medfl.utils.formats import number, p_value
+from medfl.utils.formats import count, number, p_value
 from medfl.utils.text import names_and_more
 from medfl_report.data_overview import group_tests, measurements, near_duplicates
 from medfl_report.data_overview.cases import DataSetImages
@@ -24,8 +24,8 @@ from medfl_report.section import render_template
 PAGE_NAME = "look.html"
 """Default file name of the page, in the folder of the data set."""
 
-MAX_SITES, MAX_FAULTS, MAX_SHOWN_PAIRS = 30, 24, 12
-"""Maximum numbers of sites with pictures, of images with faults, and of pairs of each list on the page."""
+MAX_SITES, MAX_FAULTS, MAX_SHOWN_PAIRS = 30, 16, 12
+"""Maximum numbers of sites with pictures, of images with one fault, and of pairs of each list on the page."""
 
 
 @dataclass(frozen=True)
@@ -61,16 +61,18 @@ class ShownPair:
 
 
 @dataclass(frozen=True)
-class FaultyImage:
-    """An image with faults.
+class FaultyImages:
+    """Images with one fault.
 
     Attributes:
-        picture: The image.
-        text: Site, split and faults in words.
+        title: Number of images and fault in words.
+        images: Pictures of the first images, with site and split in the caption.
+        hidden: Number of images without a picture.
     """
 
-    picture: Picture
-    text: str
+    title: str
+    images: tuple[Picture, ...]
+    hidden: int
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,6 @@ def render_overview(overview: DataOverview, most: int) -> str:
             hidden_sites=max(0, len(data.sites) - MAX_SITES),
             has_masks=any(site.masks is not None for site in data.sites.values()),
             faults=_faulty_images(overview),
-            fault_count=len(overview.measured.faults),
             pairs=_shown_pairs(overview, plain),
             pair_count=len(plain),
             mirrored=_shown_pairs(overview, mirrored),
@@ -173,13 +174,18 @@ def _picture(overview: DataOverview, place: int) -> Picture:
     return draw_picture(overview.data, overview.data.cases[place], (float(edges[0]), float(edges[-1])))
 
 
-def _faulty_images(overview: DataOverview) -> list[FaultyImage]:
-    images = []
-    for place, keys in list(overview.measured.faults.items())[:MAX_FAULTS]:
-        case = overview.data.cases[place]
-        words = "; ".join(measurements.FAULTS[key] for key in keys)
-        images.append(FaultyImage(_picture(overview, place), f"{case.site}, {case.split}: {words}"))
-    return images
+def _faulty_images(overview: DataOverview) -> list[FaultyImages]:
+    groups = []
+    for key, words in measurements.FAULTS.items():
+        places = overview.places_with(key)
+        if places:
+            images = []
+            for place in places[:MAX_FAULTS]:
+                case, picture = overview.data.cases[place], _picture(overview, place)
+                images.append(replace(picture, caption=f"{picture.caption}; {case.site}, {case.split}"))
+            title = f"{count(len(places), 'image')} {words}"
+            groups.append(FaultyImages(title, tuple(images), len(places) - len(images)))
+    return groups
 
 
 def _shown_pairs(overview: DataOverview, pairs: Sequence[RatedPair]) -> list[ShownPair]:

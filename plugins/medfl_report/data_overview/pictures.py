@@ -24,6 +24,10 @@ MAX_CURVES = 12
 """Maximum number of groups in a figure of histograms; the largest groups are drawn."""
 
 
+MAX_LEGEND = 20
+"""Number of characters from which the name of a group is shortened in a legend."""
+
+
 @dataclass(frozen=True)
 class Picture:
     """An image of a patient as the page shows it.
@@ -120,12 +124,17 @@ def histogram_figure(shares: Mapping[str, np.ndarray], edges: np.ndarray) -> Fig
         shares: Maps each of at most `MAX_CURVES` groups to the share of its pixels in each bin.
         edges: Edges of the bins.
     """
+    names = {name: name if len(name) <= MAX_LEGEND else f"{name[: MAX_LEGEND - 6]}…{name[-5:]}" for name in shares}
+    if len(set(names.values())) < len(names):
+        names = {name: name for name in shares}
     styles = looks(list(shares))
     centres = (edges[1:] + edges[:-1]) / 2
     with place_axes(2.0, len(shares)) as (figure, axes):
         for name, values in shares.items():
             style = styles[name]
-            axes.plot(centres, 100 * values, color=style.colour, linestyle=style.dashes, linewidth=1.5, label=name)
+            axes.plot(
+                centres, 100 * values, color=style.colour, linestyle=style.dashes, linewidth=1.5, label=names[name]
+            )
         top = max(float(np.sort(values)[-3]) for values in shares.values())
         axes.set(xlabel="pixel value: dark to bright", ylabel="% of the pixels", ylim=(0, 125 * max(top, 1e-3)))
     return figure
