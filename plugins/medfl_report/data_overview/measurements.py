@@ -68,12 +68,12 @@ COLOUR_FEATURES = (
 """Features of images with three channels."""
 
 FAULTS = {
-    "not_finite": "with values that are not numbers",
+    "not_finite": "damaged",
     "constant": "blank",
     "faint": "nearly blank",
     "clipped": "overexposed",
 }
-"""Faults of an image, as words after "image"."""
+"""Faults of an image, as adjectives. A damaged image has values that are not numbers."""
 
 
 @dataclass(frozen=True, eq=False)

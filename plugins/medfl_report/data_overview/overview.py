@@ -77,7 +77,7 @@ class DataOverview:
             if places := self.places_with(key):
                 sites = {self.data.cases[place].site for place in places}
                 where = f", all at {next(iter(sites))}" if len(sites) == 1 < len(self.data.sites) else ""
-                lines.append(f"{count(len(places), 'image')} {text}{where}")
+                lines.append(f"{count(len(places), f'{text} image')}{where}")
         for mirrored in (False, True):
             pairs = [each for each in self.pairs if bool(each.pair.mirrored) == mirrored]
             if pairs:

@@ -183,7 +183,7 @@ def _faulty_images(overview: DataOverview) -> list[FaultyImages]:
             for place in places[:MAX_FAULTS]:
                 case, picture = overview.data.cases[place], _picture(overview, place)
                 images.append(replace(picture, caption=f"{picture.caption}; {case.site}, {case.split}"))
-            title = f"{count(len(places), 'image')} {words}"
+            title = count(len(places), f"{words} image")
             groups.append(FaultyImages(title, tuple(images), len(places) - len(images)))
     return groups
 
