@@ -22,11 +22,12 @@ from medfl_report.claims import check_claim, correct_claims
 from medfl_report.groups import Group
 from medfl_studies.jobs import RunJob, expand_study
 from medfl_studies.records.paper_items import PaperItem, read_papers
+from medfl_studies.records.raw_results import RawResults, UnfinishedRun
 from medfl_studies.results.check_pages import check_results, update_sums
 from medfl_studies.results.collect import StudyPart, collect_study
 from medfl_studies.results.paper_curves import curve_points
 from medfl_studies.results.paper_orders import ItemResult, item_result
-from medfl_studies.results.paper_tables import paper_state, run_scale
+from medfl_studies.results.paper_tables import paper_state, paper_table, run_scale
 from medfl_studies.results.recorded_study import read_results
 from medfl_studies.study_reader import read_study
 
@@ -209,7 +210,7 @@ def test_an_unknown_metric_and_too_few_runs_decide_nothing(results):
 
 
 def test_items_without_runs_say_so(results):
-    assert [paper_state(result) for result in results] == ["12 of 12 runs", "not run yet", "not run"]
+    assert [paper_state(result) for result in results] == ["12 of 12 runs finished", "not run yet", "not run"]
     assert [run_scale(result) for result in results] == ["4 rounds, 2 sites, 3 seeds, fp32", "", ""]
 
 
@@ -230,7 +231,8 @@ def test_curves_are_means_over_the_seeds(results):
 def test_the_page_has_the_numbers_of_paper_and_runs(docs):
     text = (docs / "papers.md").read_text()
     assert (
-        "| FedTest | table 1 | `small` | 12 of 12 runs | 4 rounds, 2 sites, 3 seeds, fp32 | 6 | 3 | 2 | 1 | 4 |" in text
+        "| FedTest | table 1 | `small` | 12 of 12 runs finished | 4 rounds, 2 sites, 3 seeds, fp32 | 6 | 3 | 2 | 1 | 4 |"
+        in text
     )
     assert "| A | 0.900 | 0.910 ± 0.010 | 0.321 |" in text
     assert "| E | 0.500 | – | – |" in text
@@ -251,6 +253,24 @@ def test_a_missing_folder_of_raw_results_is_rendered_as_not_run_yet(docs):
     assert "| FedTest | table 1 | `small` | not run yet |" in text
     assert "| A | 0.900 | 0.321 |" in text, "the paper's numbers are left"
     assert faults(docs) == []
+
+
+def test_methods_with_fewer_runs_and_without_rounds_are_shown_as_such(docs, results):
+    folder = docs / "raw" / "small"
+    (folder / "rounds.csv.gz").unlink()
+    raw = RawResults.read(folder / RawResults.NAME)
+    last = UnfinishedRun(data="demo", row="d", seed=2, fold=None, status="failed")
+    changed_raw = raw.model_copy(update={"runs": raw.runs[:-1], "unfinished": (last,)})
+    assert (raw.runs[-1].row, raw.runs[-1].seed) == ("d", 2)
+    changed_raw.write(folder / RawResults.NAME)
+    item = PAPERS["papers"][0]["items"][0]
+    column = item["columns"][0] | {"measure": "shared_test"}
+    result = item_result(results[0].paper, PaperItem.model_validate(item | {"columns": [column]}), read_results(folder))
+    assert paper_state(result) == "11 of 12 runs finished"
+    assert "| D | 0.600 | 0.695 ± 0.007 (2 runs) |" in paper_table(result)
+    assert result.untested == 3, "two pairs of runs are too few for the three orders of D"
+    assert [curve_points(result, curve) for curve in result.item.curves] == [None] * 4
+    assert result.count("holds") == 2
 
 
 def test_a_changed_digit_of_the_paper_fails(docs):

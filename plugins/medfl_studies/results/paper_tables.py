@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from medfl.utils.formats import MISSING
+from medfl.utils.formats import MISSING, count
 from medfl_report.claims import CLAIMABLE
 from medfl_report.forgetting import MEASURES
 from medfl_report.groups import folds_among
@@ -14,7 +15,7 @@ from medfl_studies.records.paper_items import PaperCurve, PaperItem
 from medfl_studies.results.page_formats import cell, mean_cell, table
 from medfl_studies.results.page_statistics import Estimate
 from medfl_studies.results.paper_curves import curve_points
-from medfl_studies.results.paper_orders import ItemResult, Order
+from medfl_studies.results.paper_orders import ColumnResult, ItemResult, Order
 
 NOT_RUN_YET = "not run yet"
 """State of an item whose study has no raw results yet."""
@@ -27,11 +28,13 @@ OPEN_SEPARATOR = "; "
 
 
 def paper_state(result: ItemResult) -> str:
-    """Return the state of an item: the finished runs, or that there are none."""
+    """Return the state of an item: its finished and otherwise ended runs, or that there are none."""
     if not result.runs:
         return NOT_RUN if result.item.raw is None else NOT_RUN_YET
-    finished = sum(run.status == "finished" for run in result.runs)
-    return f"{finished} of {len(result.runs) + result.unfinished} runs"
+    statuses = Counter(run.status for run in result.runs)
+    finished = statuses.pop("finished", 0)
+    others = "".join(f", {number} {status}" for status, number in sorted(statuses.items()))
+    return f"{finished} of {len(result.runs) + result.unfinished} runs finished{others}"
 
 
 def papers_overview(results: Sequence[ItemResult]) -> str:
@@ -100,7 +103,7 @@ def paper_table(result: ItemResult) -> str:
         if column.ours:
             head.append(f"{column.column.name}: medfl")
             for method, line in cells.items():
-                line.append(_measured(result.item, column.ours.get(method)))
+                line.append(_measured(result.item, column, method))
     return table(head, list(cells.values())) if len(head) > 1 else ""
 
 
@@ -170,9 +173,15 @@ def _span(values: Iterable[int]) -> str:
     return f"{known[0]}" if len(known) == 1 else f"{known[0]} to {known[-1]}"
 
 
-def _measured(item: PaperItem, value: Estimate | None) -> str:
-    """Format a measure with its standard deviation over the runs in the unit of the paper."""
-    return mean_cell(_in_unit(item, value), item.decimals)
+def _measured(item: PaperItem, column: ColumnResult, method: str) -> str:
+    """Format a measure with its standard deviation over the runs in the unit of the paper.
+
+    The cell says how many runs there are if another method of the column has more.
+    """
+    value = column.ours.get(method)
+    most = max((other.seeds for other in column.ours.values() if other is not None), default=0)
+    text = mean_cell(_in_unit(item, value), item.decimals)
+    return text if value is None or value.seeds == most else f"{text} ({count(value.seeds, 'run')})"
 
 
 def _difference(item: PaperItem, value: Estimate | None) -> str:
