@@ -23,6 +23,13 @@ MIN_TEXT_ROWS, MIN_RUNS, MAX_RUN = 5, 6, 12
 """A line of text has at least `MIN_TEXT_ROWS` adjacent rows, each with at least `MIN_RUNS` strokes of at most `MAX_RUN`
 pixels on average."""
 
+EXTREME_DISTANCES = (0.0, 0.1, 0.3)
+"""Distances from the brightest and darkest value, as shares of the range, within which pixels may belong to text: edges
+of smoothed letters are less extreme than their strokes."""
+
+EDGE_PIXELS, MIN_CONTRAST = 2, 0.3
+"""A stroke is darker by at least `MIN_CONTRAST` of the range `EDGE_PIXELS` pixels to its left, which noise is not."""
+
 MAX_TEXT_SHARE, MIN_COHERENCE = 0.1, 0.5
 """Text covers at most `MAX_TEXT_SHARE` of the pixels. At least `MIN_COHERENCE` of its pixels continue in the next or
 previous row, which isolated pixels of noise do not."""
@@ -75,20 +82,29 @@ def has_text(image: np.ndarray) -> bool:
     gray = image.max(axis=2) if image.ndim == 3 else image
     if gray.ndim != 2 or gray.min() == gray.max():
         return False
-    return any(_is_text(gray == extreme) for extreme in (gray.max(), gray.min()))
+    scaled = (gray.astype(np.float32) - gray.min()) / (float(gray.max()) - float(gray.min()))
+    return any(_has_bright_text(image, distance) for image in (scaled, 1 - scaled) for distance in EXTREME_DISTANCES)
 
 
-def _is_text(mask: np.ndarray) -> bool:
-    """Return True if the pixels of a mask, (height, width), look like lines of text."""
-    if not mask.any() or mask.mean() > MAX_TEXT_SHARE:
+def _has_bright_text(image: np.ndarray, distance: float) -> bool:
+    """Return True if the brightest pixels of an image look like lines of text.
+
+    Args:
+        image: Values in [0, 1], (height, width).
+        distance: Largest distance from 1 of a pixel of a stroke.
+    """
+    mask = image >= 1 - distance
+    if mask.mean() > MAX_TEXT_SHARE:
         return False
     padded = np.pad(mask, 1)
-    runs = (padded[1:-1, 1:] & ~padded[1:-1, :-1]).sum(axis=1)
+    starts = padded[1:-1, 1:-1] & ~padded[1:-1, :-2]
+    before = np.pad(image, ((0, 0), (EDGE_PIXELS, 0)), mode="edge")[:, :-EDGE_PIXELS]
+    runs = (starts & (before <= 1 - distance - MIN_CONTRAST)).sum(axis=1)
     pixels = mask.sum(axis=1)
     continued = (mask & (padded[:-2, 1:-1] | padded[2:, 1:-1])).sum(axis=1)
     is_text_row = (runs >= MIN_RUNS) & (pixels <= MAX_RUN * runs) & (continued >= MIN_COHERENCE * pixels)
-    lines = np.convolve(is_text_row, np.ones(MIN_TEXT_ROWS, int), "valid")
-    return bool((lines == MIN_TEXT_ROWS).any())
+    rows = np.convolve(is_text_row, np.ones(MIN_TEXT_ROWS, int), "valid")
+    return bool((rows == MIN_TEXT_ROWS).any())
 
 
 def _class_name(dataset: Dataset) -> str:

@@ -31,11 +31,14 @@ PATIENT_GROUP = 0x0010
 DATES, FREE_TEXTS = ("DA", "DT"), ("PN", "AE", "LT", "ST", "UT", "UC", "UR")
 """Value representations of dates, and of names, machines and free texts."""
 
-CHECKED_TEXTS = ("LO", "SH", "CS", *FREE_TEXTS)
-"""Value representations of the remaining texts that are searched for identifying values."""
+SHORT_TEXTS = ("LO", "SH", "CS", "AS")
+"""Value representations of short and coded texts, which are searched for identifying values."""
 
 BINARY = ("OB", "OW", "OD", "OF", "OL", "OV", "OB or OW")
 """Value representations of bytes."""
+
+NUMBERS = ("DS", "IS", "US", "SS", "UL", "SL", "FL", "FD", "UV", "SV", "US or SS")
+"""Value representations of numbers."""
 
 CHARACTERISTICS = {0x00100040, 0x00101010, 0x00101020, 0x00101030}
 """Tags of sex, age, size and weight, which the option on patient characteristics keeps."""
@@ -56,7 +59,8 @@ _CODES = {
 }
 """Codes of the profile and its options (PS3.16, context group 7050)."""
 
-_DATE = re.compile(r"(\d{4})[.-]?(\d\d)[.-]?(\d\d)([\d.+: -]*)")
+_OFFSET = r"[+-](?:0\d|1[0-4])[0-5]\d"
+_DATE = re.compile(rf"(\d{{4}})[.-]?(\d\d)[.-]?(\d\d)((?:\d\d){{0,3}}(?:\.\d{{1,6}})?(?:{_OFFSET})?)")
 _TIME = re.compile(r"[\d.: ]*")
 
 
@@ -87,10 +91,9 @@ class _IdentifyingValues:
 
     def remember(self, element: DataElement) -> None:
         """Add the values of an element that is removed or replaced."""
-        values = element.value if element.VM > 1 else [element.value]
         if element.VR == "SQ" or element.VR in BINARY or element.value is None:
             return
-        for value in values:
+        for value in _values_of(element):
             text = str(value).strip("\0 ").casefold()
             if element.VR == "PN":
                 parts = re.split(r"[\^=\s,]+", text)
@@ -243,11 +246,9 @@ class _Cleaner:
         if element.VR in FREE_TEXTS:
             self.values.remember(element)
             return False
-        if element.VR == "UI":
-            values = element.value if element.VM > 1 else [element.value]
-            if not all(str(value or "") in ("", *UID_dictionary) for value in values):
-                self.values.remember(element)
-                _replace_each(element, self._uid)
+        if element.VR == "UI" and any(value and str(value) not in UID_dictionary for value in _values_of(element)):
+            self.values.remember(element)
+            _replace_each(element, self._uid)
         return True
 
     def _clean_items(self, element: DataElement) -> bool:
@@ -282,7 +283,7 @@ class _Cleaner:
             if element.VR == "SQ":
                 for item in element.value or ():
                     self.empty_repetitions(item)
-            elif element.VR in CHECKED_TEXTS and self.values.occur_in(element):
+            elif element.VR in SHORT_TEXTS and self.values.occur_in(element):
                 element.value = element.empty_value
             elif element.VR in BINARY and self.values.occur_in_bytes(element.value or b""):
                 raise DataError(
@@ -303,15 +304,38 @@ def _readable_element(dataset: Dataset, tag: Any) -> DataElement | None:
         _ = element.VM
     except Exception:  # pydicom raises many kinds; the value is dropped and never shown
         return None
-    return None if element.VR == "UN" else element
+    return element if _has_valid_representation(element) else None
+
+
+def _has_valid_representation(element: DataElement) -> bool:
+    """Return True if the value representation of an element agrees with the dictionary's.
+
+    A file may declare another one, and pydicom reads a damaged decimal number as text.
+    """
+    from pydicom.datadict import dictionary_VR
+
+    if element.VR in ("DS", "IS") and any(isinstance(value, str) and value for value in _values_of(element)):
+        return False
+    actual, expected = element.VR.split(" or "), dictionary_VR(element.tag).split(" or ")
+    return element.VR != "UN" and bool(set(map(_kind, actual)) & set(map(_kind, expected)))
+
+
+def _kind(representation: str) -> str:
+    """Return the kind of a value representation: numbers, bytes, short texts, free texts, or the representation."""
+    kinds = {"number": NUMBERS, "bytes": BINARY, "text": SHORT_TEXTS, "free text": FREE_TEXTS}
+    return next((kind for kind, names in kinds.items() if representation in names), representation)
+
+
+def _values_of(element: DataElement) -> list[Any]:
+    """Return the values of an element with one or several values."""
+    return list(element.value) if element.VM > 1 else [element.value]
 
 
 def _replace_each(element: DataElement, replacement: Any) -> None:
     """Replace each value of an element in place."""
     if element.value is None or not element.VM:
         return
-    values = [str(value or "") for value in (element.value if element.VM > 1 else [element.value])]
-    replaced = [replacement(value) for value in values]
+    replaced = [replacement(str(value or "")) for value in _values_of(element)]
     element.value = replaced if element.VM > 1 else replaced[0]
 
 
@@ -331,7 +355,7 @@ def _dummy_value(representation: str) -> Any:
     """Return a value without information for a value representation."""
     if representation == "SQ":
         return []
-    if representation in ("DS", "IS", "US", "SS", "UL", "SL", "FL", "FD", "UV", "SV", "US or SS"):
+    if representation in NUMBERS:
         return 0
     if representation in BINARY:
         return b"\0\0"

@@ -24,7 +24,7 @@ SERIES_KEYWORDS = (
 )
 """Keywords that select series; all others select studies."""
 
-_UNSUPPORTED = ("SQ", "OB", "OW", "UN", "OF", "OD", "OL", "OV")
+_UNSUPPORTED = ("SQ", "OB", "OW", "OB or OW", "US or OW", "US or SS or OW", "UN", "OF", "OD", "OL", "OV")
 
 
 @dataclass(frozen=True)

@@ -290,9 +290,10 @@ def open_store(
     settings = StoreFile(key=pseudonyms.fingerprint(), edition=EDITION, keep_characteristics=keep_characteristics)
     path = folder / StoreFile.NAME
     with locked_store(folder):
+        _delete_unfinished(folder)
         if path.exists():
             _check_settings(folder, StoreFile.read(path), settings)
-        elif any(entry.name != LOCK_FILE for entry in folder.iterdir()):
+        elif any(entry.name != LOCK_FILE for entry in folder.iterdir()):  # unfinished files are deleted above
             raise DataError(
                 "folder_not_empty",
                 f"'{folder}' is neither empty nor a store. Choose another folder with --out.",
@@ -301,6 +302,13 @@ def open_store(
         else:
             settings.write(path)
         yield Store(folder, pseudonyms, keep_characteristics=keep_characteristics, keep_burned_in=keep_burned_in)
+
+
+def _delete_unfinished(folder: Path) -> None:
+    """Delete unfinished files of a process that was killed, from the store's folder and from ``incoming``."""
+    with contextlib.suppress(OSError):  # a file that can't be deleted disturbs nothing
+        for path in (*folder.glob(".*.tmp"), *(folder / INCOMING).glob("*/*/.*.tmp")):
+            path.unlink()
 
 
 def _check_settings(folder: Path, existing: StoreFile, settings: StoreFile) -> None:
