@@ -118,4 +118,4 @@ def _values(value: object) -> list[object]:
     """Return the values of an element with one or several values."""
     if value is None or isinstance(value, str):
         return [value] if value else []
-    return list(value)  # type: ignore[call-overload, no-any-return]
+    return list(value)  # type: ignore[call-overload]

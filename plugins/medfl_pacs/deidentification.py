@@ -160,7 +160,7 @@ def deidentify(dataset: Dataset, pseudonyms: Pseudonyms, *, keep_characteristics
     meta.MediaStorageSOPInstanceUID = dataset.SOPInstanceUID
     meta.TransferSyntaxUID = dataset.file_meta.TransferSyntaxUID
     dataset.file_meta = meta
-    dataset.preamble = b"\0" * 128  # type: ignore[attr-defined]
+    dataset.preamble = b"\0" * 128
     return patient
 
 

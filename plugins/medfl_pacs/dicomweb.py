@@ -104,7 +104,7 @@ class DicomwebSource:
     def retrieve(self, instance: InstanceReference) -> Dataset:
         """Return an instance with its file meta information."""
         with self._translated_errors(is_retrieval=True):
-            return self._client.retrieve_instance(  # type: ignore[no-any-return]
+            return self._client.retrieve_instance(
                 instance.series.study_uid, instance.series.series_uid, instance.instance_uid
             )
 

@@ -125,8 +125,6 @@ class DimseSource:
 
     def retrieve(self, instance: InstanceReference) -> Dataset:
         """Return an instance with its file meta information."""
-        from pynetdicom import sop_class
-
         identifier = _identifier(
             "IMAGE",
             {
@@ -142,7 +140,7 @@ class DimseSource:
         else:
             contexts, roles = _storage_contexts(instance.class_uid)
             association = self._associate(f"get {instance.class_uid}", [_context(_model("Get")), *contexts], roles)
-            answers = association.send_c_get(identifier, sop_class.StudyRootQueryRetrieveInformationModelGet)
+            answers = association.send_c_get(identifier, _model("Get"))
         self._wait_for_last(answers)
         for dataset in self._received:
             return dataset
@@ -175,7 +173,8 @@ class DimseSource:
 
     def _wait_for_last(self, answers: Any) -> None:
         """Wait for the last answer to a C-GET or C-MOVE request, and check its status."""
-        *_, (status, _) = [(None, None), *answers]
+        statuses = [status for status, _ in answers]
+        status = statuses[-1] if statuses else None
         if status and "Status" in status and status.Status & 0xF000 == 0xB000:
             return  # some sub-operations failed: the instance has not been received
         self._check_last(status)

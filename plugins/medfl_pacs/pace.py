@@ -58,7 +58,7 @@ def parse_hours(text: str) -> Hours:
             option="--hours",
             value=text,
         )
-    return Hours(datetime.time(*numbers[:2]), datetime.time(*numbers[2:]))
+    return Hours(datetime.time(numbers[0], numbers[1]), datetime.time(numbers[2], numbers[3]))
 
 
 class Pace:

@@ -116,11 +116,11 @@ def test_an_identifier_in_the_pixel_data_is_refused():
 
 
 def test_without_a_patient_id_each_study_is_a_patient():
-    one, two = plain_instance(Place(1, 1)), plain_instance(Place(1, 2))
+    first, second = plain_instance(Place(1, 1)), plain_instance(Place(1, 2))
     other = plain_instance(Place(1, 1, 2))
-    for dataset in (one, two, other):
+    for dataset in (first, second, other):
         del dataset.PatientID
-    names = [pseudonymise(dataset)[0].PatientID for dataset in (one, two, other)]
+    names = [pseudonymise(dataset)[0].PatientID for dataset in (first, second, other)]
     assert names[0] != names[1]
     assert names[0] == names[2]
 

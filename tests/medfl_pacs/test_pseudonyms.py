@@ -48,10 +48,10 @@ def test_padding_does_not_change_a_pseudonym():
 
 
 def test_another_key_gives_other_pseudonyms():
-    one, two = Pseudonyms(KEY), Pseudonyms(KEY[::-1])
-    assert one.patient("P1") != two.patient("P1")
-    assert one.uid("1.2.3") != two.uid("1.2.3")
-    assert one.fingerprint() != two.fingerprint()
+    first, second = Pseudonyms(KEY), Pseudonyms(KEY[::-1])
+    assert first.patient("P1") != second.patient("P1")
+    assert first.uid("1.2.3") != second.uid("1.2.3")
+    assert first.fingerprint() != second.fingerprint()
 
 
 def test_shifts_cover_their_range_and_are_never_zero():
@@ -86,10 +86,10 @@ def test_dates_move_by_whole_days(value: str, days: int, expected: str):
 
 def test_the_key_is_private_and_kept(tmp_path: Path):
     path = tmp_path / "folder" / "key"
-    one, created = open_key(path, tmp_path / "store")
+    first, created = open_key(path, tmp_path / "store")
     again, created_again = open_key(path, tmp_path / "store")
     assert (created, created_again) == (True, False)
-    assert one.fingerprint() == again.fingerprint()
+    assert first.fingerprint() == again.fingerprint()
     assert path.stat().st_mode & 0o777 == 0o600
     assert [entry.name for entry in path.parent.iterdir()] == ["key"]
 
@@ -104,9 +104,9 @@ def test_the_key_is_private_whatever_the_umask(tmp_path: Path):
 
 
 def test_two_keys_differ(tmp_path: Path):
-    one, _ = open_key(tmp_path / "one", tmp_path / "store")
-    two, _ = open_key(tmp_path / "two", tmp_path / "store")
-    assert one.fingerprint() != two.fingerprint()
+    first, _ = open_key(tmp_path / "one", tmp_path / "store")
+    second, _ = open_key(tmp_path / "two", tmp_path / "store")
+    assert first.fingerprint() != second.fingerprint()
 
 
 def test_a_key_in_the_store_is_refused(tmp_path: Path):

@@ -288,8 +288,8 @@ def test_an_unreadable_instance_puts_its_series_into_quarantine_until_it_can_be_
 
 
 def test_another_instance_than_the_requested_one_is_refused(tmp_path: Path, contents: dict[Place, bytes]):
-    one, two = list(contents)[:2]
-    contents[one] = contents[two]
+    first, second = list(contents)[:2]
+    contents[first] = contents[second]
     assert fetch(tmp_path / "store", MemorySource(contents)) == RetrievalCounts(series=2, stored=3, refused=1)
     assert rows(tmp_path / "store" / "review.csv")[0]["signs"] == "other_instance"
 
