@@ -104,8 +104,9 @@ class _IdentifyingValues:
                 is_strict = element.tag.group == PATIENT_GROUP or int(element.tag) in _PLACE_OR_NUMBER
                 if len(text) >= (MIN_NAME_CHARACTERS if is_strict else MIN_TEXT_CHARACTERS):
                     (self.strict if is_strict else self.texts).add(text)
-            elif element.VR in DATES and len(text) >= 8:
-                self.texts.add(text[:8])
+            elif element.VR in DATES and re.match(r"\d{8}", text):
+                year, month, day = text[:4], text[4:6], text[6:8]
+                self.texts |= {text[:8], f"{year}-{month}-{day}", f"{day}.{month}.{year}", f"{month}/{day}/{year}"}
 
     def occur_in(self, element: DataElement) -> bool:
         """Return True if a text element repeats a value; short values count as whole words only."""

@@ -93,6 +93,7 @@ class DimseSource:
         self._entity.acse_timeout = self._entity.connection_timeout = TIMEOUT_SECONDS
         self._entity.dimse_timeout = self._entity.network_timeout = TIMEOUT_SECONDS
         self._received: list[Dataset] = []
+        self._expected_uid = ""
         self._associations: dict[str, Any] = {}
         self._server = self._start_server() if address.method == "move" else None
 
@@ -134,6 +135,7 @@ class DimseSource:
             },
         )
         self._received.clear()
+        self._expected_uid = instance.instance_uid
         if self.address.method == "move":
             association = self._associate("move", [_context(_model("Move"))])
             answers = association.send_c_move(identifier, self.address.own_aet, _model("Move"))
@@ -236,10 +238,12 @@ class DimseSource:
         return association
 
     def _store(self, event: Any) -> int:
-        """Receive an instance from the PACS. Return the status of the C-STORE request."""
+        """Receive the expected instance from the PACS. Return the status of the C-STORE request."""
         try:
             dataset = event.dataset
             dataset.file_meta = event.file_meta
+            if str(dataset.SOPInstanceUID) != self._expected_uid:
+                return 0xA900  # another instance: sent late, or never requested
         except Exception:  # pydicom raises many kinds
             return 0xC210  # can't understand
         self._received.append(dataset)

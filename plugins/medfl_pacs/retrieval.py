@@ -10,8 +10,9 @@ The same command continues after an interruption, and retrieves new instances la
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from medfl.errors import DataError
@@ -93,15 +94,19 @@ class Retrieval:
             self.pace.wait()
             studies = self.source.find_studies()  # not repeated: a wrong address is reported at once
             try:
-                with progress("retrieving", len(studies), "studies", self.say) as show:
-                    for number, study_uid in enumerate(studies, 1):
-                        for series in self._request(lambda uid=study_uid: self.source.find_series(uid)):  # type: ignore[misc]
-                            self._retrieve_series(series)
-                            show(number - 1, text=f"studies, {self.counts.stored} images")
-                        show(number)
+                self._retrieve_studies(studies)
             finally:
                 write_tables(self.store)
         return self.counts
+
+    def _retrieve_studies(self, studies: Sequence[str]) -> None:
+        """Retrieve the selected series of studies, and show the progress."""
+        with progress("retrieving", len(studies), "studies", self.say) as show:
+            for number, study_uid in enumerate(studies, 1):
+                for series in self._request(partial(self.source.find_series, study_uid)):
+                    self._retrieve_series(series)
+                    show(number - 1, text=f"studies, {self.counts.stored} images")
+                show(number)
 
     def _retrieve_series(self, series: SeriesReference) -> None:
         """Retrieve the missing instances of a series, and move it to its folder."""

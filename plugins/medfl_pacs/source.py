@@ -21,7 +21,6 @@ TRANSIENT_CODES = ("pacs_unreachable", "pacs_timeout", "pacs_server_error")
 MASK_CLASSES = ("Segmentation Storage", "RT Structure Set Storage")
 """Names of the SOP classes that hold masks, which are stored in addition to images."""
 
-_LOGGERS = ("pydicom", "pynetdicom", "dicomweb_client", "urllib3", "requests")
 _UID = re.compile(r"[0-9.]{1,64}")
 
 
@@ -111,23 +110,15 @@ def malformed_answer(cause: str) -> DataError:
 
 @contextlib.contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Suppress warnings and log messages of the DICOM and HTTP libraries in this block, which may repeat header values.
+    """Suppress all warnings and log messages in this block: those of the libraries may repeat UIDs and header values.
 
     Enter it before threads start.
     """
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
-    loggers += [
-        logging.getLogger(name)
-        for name in list(logging.root.manager.loggerDict)
-        if name.startswith(tuple(f"{parent}." for parent in _LOGGERS))
-    ]
-    before = [logger.disabled for logger in loggers]
+    before = logging.root.manager.disable
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for logger in loggers:
-            logger.disabled = True
+        logging.disable(logging.CRITICAL)
         try:
             yield
         finally:
-            for logger, is_disabled in zip(loggers, before, strict=True):
-                logger.disabled = is_disabled
+            logging.disable(before)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import ssl
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -55,7 +56,7 @@ class DicomwebServer:
 
 
 @contextlib.contextmanager
-def serving_dicomweb(server: DicomwebServer) -> Iterator[DicomwebServer]:
+def serving_dicomweb(server: DicomwebServer, tls: ssl.SSLContext | None = None) -> Iterator[DicomwebServer]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             address = urlsplit(self.path)
@@ -97,8 +98,14 @@ def serving_dicomweb(server: DicomwebServer) -> Iterator[DicomwebServer]:
         def log_message(self, *arguments: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as web:
-        server.url = f"http://127.0.0.1:{web.server_port}/dicom-web"
+    class Web(ThreadingHTTPServer):
+        def handle_error(self, *arguments: object) -> None:
+            pass  # a client that ends a handshake
+
+    with Web(("127.0.0.1", 0), Handler) as web:
+        if tls is not None:
+            web.socket = tls.wrap_socket(web.socket, server_side=True, do_handshake_on_connect=False)
+        server.url = f"{'https' if tls else 'http'}://127.0.0.1:{web.server_port}/dicom-web"
         thread = threading.Thread(target=web.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
         try:

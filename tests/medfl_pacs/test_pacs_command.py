@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import datetime
+import ipaddress
 import logging
 import socket
 import ssl
@@ -145,15 +147,43 @@ def test_a_server_without_tls(fetch, server: DicomwebServer):
     assert (status, "No secure connection" in err or "No connection" in err) == (2, True)
 
 
-def test_a_certificate_of_an_unknown_authority(fetch, server: DicomwebServer, monkeypatch: pytest.MonkeyPatch):
-    from urllib3.connection import HTTPSConnection
+@pytest.fixture
+def certificates(tmp_path: Path) -> Path:
+    """A folder with a server's and a client's certificate, both self-signed, and their keys."""
+    x509 = pytest.importorskip("cryptography.x509", reason="needs cryptography, from the extra secure")
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
 
-    def refuse(self: object) -> None:
-        raise ssl.SSLCertVerificationError("certificate verify failed: Qwertzuiop")
+    folder = tmp_path / "certificates"
+    folder.mkdir()
+    now = datetime.datetime.now(datetime.UTC)
+    for name in ("server", "client"):
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+        builder = x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number())
+        builder = builder.not_valid_before(now - datetime.timedelta(1)).not_valid_after(now + datetime.timedelta(1))
+        address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+        builder = builder.add_extension(address, False).add_extension(x509.BasicConstraints(True, None), True)
+        certificate = builder.sign(key, hashes.SHA256())
+        (folder / f"{name}.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        private = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        (folder / f"{name}.key").write_bytes(key.private_bytes(*private))
+    return folder
 
-    monkeypatch.setattr(HTTPSConnection, "connect", refuse)
-    status, _, err = fetch(server.url.replace("http:", "https:"))
-    assert (status, "No secure connection" in err, "--ca" in err) == (2, True, True)
+
+def test_certificates_of_server_and_client(fetch, server: DicomwebServer, certificates: Path):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates / "server.pem", certificates / "server.key")
+    context.load_verify_locations(certificates / "client.pem")
+    context.verify_mode = ssl.CERT_REQUIRED
+    trust = ("--ca", certificates / "server.pem")
+    client = ("--certificate", certificates / "client.pem", "--certificate-key", certificates / "client.key")
+    with serving_dicomweb(DicomwebServer(server.contents), context) as secure:
+        for options, advice in ((client, "--ca"), (trust, "--certificate")):
+            status, _, err = fetch(secure.url, *options)
+            assert (status, "No secure connection" in err, advice in err) == (2, True, True), err
+        status, out, err = fetch(secure.url, *trust, *client)
+        assert (status, "4 images retrieved" in out) == (0, True), err
 
 
 @pytest.mark.parametrize(

@@ -227,7 +227,9 @@ def _retrieve(
             out, pseudonyms, keep_characteristics=keep_characteristics, keep_burned_in=keep_burned_in
         ) as store:
             counts = Retrieval(source, store, pace, say).run()
-            quarantined = sum(record.place == "quarantine" for record in store.journal.series.values())
+            quarantined = sum(
+                bool(record.images) and record.place == "quarantine" for record in store.journal.series.values()
+            )
     finally:
         source.close()
     typer.echo(
