@@ -47,7 +47,10 @@ MAX_AGE_YEARS = 89
 """Oldest age in years that is kept; older patients are recorded as 90."""
 
 MIN_NAME_CHARACTERS, MIN_TEXT_CHARACTERS, MIN_PIXEL_BYTES = 3, 6, 8
-"""Minimum lengths of a part of a name, of another text, and of bytes, to be searched for in the remaining elements."""
+"""Minimum lengths of a part of a name, of another text, and of bytes, to be searched for in the remaining elements.
+
+A part of a name in another script than Latin is searched for at any length, because it may have one or two characters.
+"""
 
 _PLACE_OR_NUMBER = {0x00080050, 0x00080080, 0x00080081, 0x00081040}
 """Tags of accession number, institution, its address and its department, searched for in coded values, too."""
@@ -97,7 +100,7 @@ class _IdentifyingValues:
             text = str(value).strip("\0 ").casefold()
             if element.VR == "PN":
                 parts = re.split(r"[\^=\s,]+", text)
-                self.strict.update(part for part in parts if len(part) >= MIN_NAME_CHARACTERS)
+                self.strict.update(part for part in parts if len(part) >= MIN_NAME_CHARACTERS or not part.isascii())
             elif element.VR == "UI":
                 self.strict.add(text)
             elif element.VR in ("LO", "SH", "LT", "ST", "UT", "UC"):
@@ -109,22 +112,20 @@ class _IdentifyingValues:
                 self.texts |= {text[:8], f"{year}-{month}-{day}", f"{day}.{month}.{year}", f"{month}/{day}/{year}"}
 
     def occur_in(self, element: DataElement) -> bool:
-        """Return True if a text element repeats a value; short values count as whole words only."""
+        """Return True if a text element repeats a value; short values in Latin letters count as whole words only."""
         values = self.strict if element.VR == "CS" else self.strict | self.texts
         text = str(element.value).casefold()
-        return any(
-            value in text
-            and (len(value) >= MIN_TEXT_CHARACTERS or re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text) is not None)
-            for value in values
-        )
+        for value in values:
+            is_short = len(value) < MIN_TEXT_CHARACTERS and value.isascii()
+            if value in text and (not is_short or re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text)):
+                return True
+        return False
 
     def occur_in_bytes(self, content: bytes) -> bool:
-        """Return True if bytes contain a value, in upper, lower or title case."""
-        for value in self.strict | self.texts:
-            for text in {value, value.upper(), value.title()}:
-                if len(text) >= MIN_PIXEL_BYTES and text.encode("utf-8", "replace") in content:
-                    return True
-        return False
+        """Return True if bytes contain a value; upper and lower case of ASCII letters are equal."""
+        content = content.lower()
+        texts = [value.encode("utf-8", "replace") for value in self.strict | self.texts]
+        return any(text in content for text in texts if len(text) >= MIN_PIXEL_BYTES)
 
 
 def patient_of(dataset: Dataset, pseudonyms: Pseudonyms) -> Patient:

@@ -8,6 +8,7 @@ import warnings
 import numpy as np
 import pydicom
 import pytest
+from dicom_maker import nested
 from pacs_images import ROOT, SECRETS, Place, content_of, plain_instance, secret_instance
 from pydicom import Dataset
 from pydicom.data import get_testdata_file
@@ -130,6 +131,22 @@ def test_short_names_are_emptied_as_words_only():
     original.PatientName, original.Manufacturer, original.ManufacturerModelName = "Lee^Ann", "Sleep Works", "for Lee"
     dataset, _ = pseudonymise(original)
     assert (dataset.Manufacturer, dataset.ManufacturerModelName) == ("Sleep Works", "")
+
+
+def test_names_in_other_scripts_are_emptied_everywhere():
+    original = plain_instance(Place())
+    original.SpecificCharacterSet = "ISO_IR 192"
+    original.PatientName = "Yamada^Tarou=山田^太郎=やまだ^たろう"
+    original.Manufacturer, original.ManufacturerModelName = "山田scanner", "of やまだ"
+    _, content = pseudonymise(original)
+    assert [text for text in ("山田", "太郎", "やまだ", "Tarou") if text.encode() in content] == []
+
+
+def test_a_deeply_nested_sequence_ends_without_a_crash():
+    content = content_of(plain_instance(Place()))
+    place = content.index(b"\x28\x00\x02\x00US")
+    dataset, _ = pseudonymise(content[:place] + nested(3000, undefined=False) + content[place:])
+    assert dataset.PatientIdentityRemoved == "YES"
 
 
 def test_damaged_elements_are_dropped():
