@@ -14,6 +14,7 @@ from pydicom import Dataset
 from pydicom.data import get_testdata_file
 from refusals import refused
 
+from medfl.data.readers.dicom_identity import check_identity
 from medfl.errors import DataError
 
 pytest.importorskip("dicomanonymizer", reason="needs dicom-anonymizer, from the extra pacs")
@@ -50,6 +51,12 @@ def test_no_secret_is_left_without_value_representations():
     original.file_meta.TransferSyntaxUID = pydicom.uid.ImplicitVRLittleEndian
     _, content = pseudonymise(original)
     assert [secret for secret in (*SECRETS, ROOT) if secret.lower().encode() in content.lower()] == []
+
+
+def test_the_checks_of_prep_see_no_identity():
+    dataset, _ = pseudonymise(secret_instance())
+    assert check_identity(secret_instance()) != []
+    assert check_identity(dataset) == []
 
 
 def test_uids_are_consistent_at_every_depth():
