@@ -1,9 +1,9 @@
 """Pseudonymise a DICOM data set: apply the confidentiality profile at every nesting depth.
 
-The actions of `medfl_pacs.actions` apply with two options of PS3.15: longitudinal temporal information with modified
-dates, and, if chosen, patient characteristics. Rules on value representations cover elements that the table does not
-list: other UIDs become pseudonyms, other dates move, other names and free texts are removed. Private elements, elements
-that the dictionary does not know, and elements of unknown representation are removed.
+The actions of `medfl_pacs.profile_actions` apply with two options of PS3.15: longitudinal temporal information with
+modified dates, and, if chosen, patient characteristics. Rules on value representations cover elements that the table
+does not list: other UIDs become pseudonyms, other dates move, other names and free texts are removed. Private elements,
+elements that the dictionary does not know, and elements of a wrong representation are removed.
 
 Afterwards, texts that repeat an identifying value of the same data set are emptied. If the pixel data repeat one, the
 data set is refused.
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from medfl.errors import DataError
 from medfl.version import __version__
-from medfl_pacs.actions import EDITION, Action, load_actions
+from medfl_pacs.profile_actions import EDITION, Action, load_actions
 from medfl_pacs.pseudonyms import Pseudonyms
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from medfl.errors import DataError, SettingsError, StoreError
-from medfl_pacs.actions import missing_package
+from medfl_pacs.pacs_source import InstanceReference, SeriesReference, checked_uid, malformed_answer
+from medfl_pacs.profile_actions import missing_package
 from medfl_pacs.query import Query
-from medfl_pacs.source import InstanceReference, SeriesReference, checked_uid, malformed_answer
 
 if TYPE_CHECKING:
     from pydicom import Dataset

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from medfl.errors import DataError, SettingsError
-from medfl_pacs.actions import missing_package
+from medfl_pacs.pacs_source import InstanceReference, SeriesReference, checked_uid, is_stored_class
+from medfl_pacs.profile_actions import missing_package
 from medfl_pacs.query import Query
-from medfl_pacs.source import InstanceReference, SeriesReference, checked_uid, is_stored_class
 
 if TYPE_CHECKING:
     from pydicom import Dataset

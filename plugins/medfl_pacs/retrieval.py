@@ -18,17 +18,17 @@ from typing import TypeVar
 from medfl.errors import DataError
 from medfl.utils.progress import progress
 from medfl.utils.text import Say
+from medfl_pacs.image_store import ImageStore
 from medfl_pacs.pace import Pace
-from medfl_pacs.source import (
+from medfl_pacs.pacs_source import (
     TRANSIENT_CODES,
     InstanceReference,
+    PacsSource,
     SeriesReference,
-    Source,
     is_stored_class,
     quiet_libraries,
 )
-from medfl_pacs.store import Store
-from medfl_pacs.tables import write_tables
+from medfl_pacs.store_tables import write_tables
 
 RETRY_SECONDS = (2.0, 10.0, 30.0)
 """Seconds to wait before each new attempt after a failure that may pass."""
@@ -78,7 +78,7 @@ class Retrieval:
         counts: Numbers so far.
     """
 
-    def __init__(self, source: Source, store: Store, pace: Pace, say: Say) -> None:
+    def __init__(self, source: PacsSource, store: ImageStore, pace: Pace, say: Say) -> None:
         self.source, self.store, self.pace, self.say = source, store, pace, say
         self.counts = RetrievalCounts()
         self._consecutive_refusals = 0

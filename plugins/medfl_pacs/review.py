@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from medfl.errors import StoreError
-from medfl_pacs.store import Store
+from medfl_pacs.image_store import ImageStore
 from medfl_pacs.store_records import DecisionRecord
-from medfl_pacs.tables import REVIEW_TABLE, read_decisions, review_instances, write_tables
+from medfl_pacs.store_tables import REVIEW_TABLE, read_decisions, review_instances, write_tables
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class ReviewCounts:
     released: int
 
 
-def apply_review(store: Store) -> ReviewCounts:
+def apply_review(store: ImageStore) -> ReviewCounts:
     """Delete the instances with the decision ``delete``, and move completely decided series to ``images``.
 
     Args:

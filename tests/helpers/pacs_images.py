@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import zlib
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -93,7 +94,7 @@ def plain_instance(place: Place, modality: str = "CT", size: int = 16) -> FileDa
     dataset.Modality, dataset.SeriesNumber, dataset.InstanceNumber = modality, place.series, place.instance
     dataset.AccessionNumber, dataset.StudyID = "ACC-551-77", "771"
     dataset.StudyDescription = "Hidden free text"
-    generator = np.random.default_rng(hash(place.instance_uid) % 2**32)
+    generator = np.random.default_rng(zlib.crc32(place.instance_uid.encode()))
     pixels = generator.integers(0, 4000, (size, size)).astype(np.uint16)
     dataset.Rows = dataset.Columns = size
     dataset.SamplesPerPixel, dataset.PhotometricInterpretation = 1, "MONOCHROME2"

@@ -19,8 +19,8 @@ from medfl.errors import DataError
 
 pytest.importorskip("dicomanonymizer", reason="needs dicom-anonymizer, from the extra pacs")
 
-from medfl_pacs.actions import Action, load_actions  # noqa: E402
 from medfl_pacs.deidentification import deidentify, encode  # noqa: E402
+from medfl_pacs.profile_actions import Action, load_actions  # noqa: E402
 from medfl_pacs.pseudonyms import Pseudonyms  # noqa: E402
 
 PSEUDONYMS = Pseudonyms(b"k" * 32)

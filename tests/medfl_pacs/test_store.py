@@ -19,14 +19,14 @@ from medfl.errors import DamagedError, DataError, SettingsError, StoreError
 
 pytest.importorskip("dicomanonymizer", reason="needs dicom-anonymizer, from the extra pacs")
 
-from medfl_pacs import journal, retrieval  # noqa: E402
-from medfl_pacs import store as store_module
+from medfl_pacs import image_store as store_module  # noqa: E402
+from medfl_pacs import retrieval, store_journal
+from medfl_pacs.image_store import open_store  # noqa: E402
 from medfl_pacs.pace import Pace  # noqa: E402
+from medfl_pacs.pacs_source import InstanceReference, SeriesReference  # noqa: E402
 from medfl_pacs.pseudonyms import Pseudonyms  # noqa: E402
 from medfl_pacs.retrieval import Retrieval, RetrievalCounts  # noqa: E402
 from medfl_pacs.review import apply_review  # noqa: E402
-from medfl_pacs.source import InstanceReference, SeriesReference  # noqa: E402
-from medfl_pacs.store import open_store  # noqa: E402
 
 PSEUDONYMS = Pseudonyms(b"k" * 32)
 
@@ -149,7 +149,7 @@ def test_a_kill_at_any_point_loses_nothing(
     tmp_path: Path, contents: dict[Place, bytes], monkeypatch: pytest.MonkeyPatch, function: str, after: bool
 ):
     """Kill at each call in turn, before or after it, and continue."""
-    owner = {"append": journal.Journal, "write_atomic": store_module, "replace": store_module.os}[function]
+    owner = {"append": store_journal.StoreJournal, "write_atomic": store_module, "replace": store_module.os}[function]
     real = getattr(owner, function)
     fetch(tmp_path / "whole", MemorySource(contents))
     expected = files(tmp_path / "whole")
@@ -216,6 +216,27 @@ def test_a_full_disk_keeps_what_is_there(tmp_path: Path, contents: dict[Place, b
         fetch(tmp_path / "store", source)
     assert ROOT not in str(caught.value)
     assert fetch(tmp_path / "store", source) == RetrievalCounts(series=2, stored=2, present=2)
+
+
+def test_a_line_that_does_not_fit_on_the_disk_is_removed(
+    tmp_path: Path, contents: dict[Place, bytes], monkeypatch: pytest.MonkeyPatch
+):
+    calls: list[int] = []
+
+    def full(descriptor: int) -> None:
+        calls.append(descriptor)
+        if len(calls) == 2:
+            raise OSError(28, "No space left on device")
+
+    source = MemorySource(contents)
+    with monkeypatch.context() as patch:
+        patch.setattr(store_journal, "os", SimpleNamespace(**{**vars(store_journal.os), "fsync": full}))
+        with refused(StoreError, "unwritable_file"):
+            fetch(tmp_path / "store", source)
+    assert len((tmp_path / "store" / "journal.jsonl").read_bytes().splitlines()) == 1
+    assert fetch(tmp_path / "store", source).stored == 3
+    fetch(tmp_path / "whole", MemorySource(contents))
+    assert files(tmp_path / "store") == files(tmp_path / "whole")
 
 
 def test_suspicious_series_wait_in_quarantine(tmp_path: Path):
@@ -355,11 +376,11 @@ def test_a_folder_with_other_files_and_a_store_in_use_are_refused(tmp_path: Path
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from medfl_pacs import actions
+    from medfl_pacs import profile_actions
 
     monkeypatch.setitem(__import__("sys").modules, "dicomanonymizer.dicom_anonymization_databases", SimpleNamespace())
-    actions.load_actions.cache_clear()
+    profile_actions.load_actions.cache_clear()
     with refused(SettingsError, "missing_package", extra="pacs"):
-        actions.load_actions()
+        profile_actions.load_actions()
     monkeypatch.undo()
-    assert actions.load_actions().by_tag
+    assert profile_actions.load_actions().by_tag

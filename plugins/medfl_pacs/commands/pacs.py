@@ -11,13 +11,13 @@ import typer
 from medfl_pacs.pseudonyms import DEFAULT_KEY
 
 if TYPE_CHECKING:
-    from medfl_pacs.source import Source
+    from medfl_pacs.pacs_source import PacsSource
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 """Typer application with all subcommands of ``medfl pacs``."""
 
 
-class Method(StrEnum):
+class RetrievalMethod(StrEnum):
     """Operation that retrieves images."""
 
     GET = "get"
@@ -135,7 +135,7 @@ def dimse(
     own_aet: Annotated[
         str, typer.Option(metavar="TITLE", help="Application entity title of medfl, which the PACS must know.")
     ] = "MEDFL",
-    method: Annotated[Method, typer.Option(help="Retrieval with C-GET or C-MOVE.")] = Method.GET,
+    method: Annotated[RetrievalMethod, typer.Option(help="Retrieval with C-GET or C-MOVE.")] = RetrievalMethod.GET,
     own_port: Annotated[
         int, typer.Option(min=1, max=65535, help="Port of medfl for C-MOVE, which the PACS must know.")
     ] = 11112,
@@ -179,9 +179,9 @@ def review(
     Example: medfl pacs review store
     """
     from medfl.errors import DataError
+    from medfl_pacs.image_store import open_store
     from medfl_pacs.pseudonyms import open_key
     from medfl_pacs.review import apply_review
-    from medfl_pacs.store import open_store
     from medfl_pacs.store_records import StoreFile
 
     if not (store / StoreFile.NAME).is_file():
@@ -199,7 +199,7 @@ def review(
 
 
 def _retrieve(
-    source: Source,
+    source: PacsSource,
     out: Path,
     key: Path,
     per_second: float | None,
@@ -208,11 +208,11 @@ def _retrieve(
     keep_burned_in: bool,
 ) -> None:
     """Retrieve what a source selects into a store, and print the result."""
-    from medfl_pacs.actions import load_actions
+    from medfl_pacs.image_store import open_store
     from medfl_pacs.pace import Pace, parse_hours
+    from medfl_pacs.profile_actions import load_actions
     from medfl_pacs.pseudonyms import open_key
     from medfl_pacs.retrieval import Retrieval
-    from medfl_pacs.store import open_store
 
     def say(line: str) -> None:
         typer.echo(line, err=True)

@@ -6,7 +6,7 @@ Content of the folder:
 * ``quarantine/``: complete series with signs of burned-in text, or with unreadable instances, until a person has
   decided; ``review.csv`` lists the instances.
 * ``incoming/``: series that are being retrieved.
-* ``journal.jsonl`` and ``store.json``: the state (`Journal`) and the settings (`StoreFile`).
+* ``journal.jsonl`` and ``store.json``: the state (`StoreJournal`) and the settings (`StoreFile`).
 
 All names are pseudonyms. An instance is written to the disk before its line in the journal. So a killed retrieval
 repeats at most one instance, under the same name.
@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Literal
 from medfl.errors import DataError, SettingsError, StoreError
 from medfl.utils.files import private_files, write_atomic
 from medfl.utils.locks import LOCK_FILE, hold_lock
-from medfl_pacs.actions import EDITION
 from medfl_pacs.burned_in import burned_in_signs
 from medfl_pacs.deidentification import deidentify, encode
 from medfl_pacs.geometry import read_geometry
-from medfl_pacs.journal import Journal
+from medfl_pacs.pacs_source import InstanceReference, SeriesReference, is_stored_class
+from medfl_pacs.profile_actions import EDITION
 from medfl_pacs.pseudonyms import Pseudonyms
-from medfl_pacs.source import InstanceReference, SeriesReference, is_stored_class
+from medfl_pacs.store_journal import StoreJournal
 from medfl_pacs.store_records import InstanceRecord, Place, SeriesRecord, StoreFile
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ Status = Literal["stored", "skipped", "refused"]
 """Result for a retrieved instance."""
 
 
-class Store:
+class ImageStore:
     """A pseudonymised store, opened by `open_store`.
 
     Args:
@@ -60,7 +60,7 @@ class Store:
     ) -> None:
         self.folder, self.pseudonyms = folder, pseudonyms
         self.keep_characteristics, self.keep_burned_in = keep_characteristics, keep_burned_in
-        self.journal = Journal(folder / JOURNAL_FILE)
+        self.journal = StoreJournal(folder / JOURNAL_FILE)
 
     def needs(self, reference: InstanceReference) -> bool:
         """Return True if an instance must be retrieved: it is new, was refused before, or its file is missing."""
@@ -273,7 +273,7 @@ def locked_store(folder: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def open_store(
     folder: Path, pseudonyms: Pseudonyms, *, keep_characteristics: bool = False, keep_burned_in: bool = False
-) -> Iterator[Store]:
+) -> Iterator[ImageStore]:
     """Create or continue a store, and lock it within the block.
 
     Args:
@@ -301,7 +301,7 @@ def open_store(
             )
         else:
             settings.write(path)
-        yield Store(folder, pseudonyms, keep_characteristics=keep_characteristics, keep_burned_in=keep_burned_in)
+        yield ImageStore(folder, pseudonyms, keep_characteristics=keep_characteristics, keep_burned_in=keep_burned_in)
 
 
 def _delete_unfinished(folder: Path) -> None:

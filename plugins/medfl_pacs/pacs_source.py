@@ -47,7 +47,7 @@ class InstanceReference:
     class_uid: str
 
 
-class Source(Protocol):
+class PacsSource(Protocol):
     """A PACS and the search keys."""
 
     def find_studies(self) -> list[str]:

@@ -15,7 +15,7 @@ from medfl.errors import DamagedError, StoreError
 from medfl_pacs.store_records import DecisionRecord, InstanceRecord, JournalLine, SeriesRecord
 
 
-class Journal:
+class StoreJournal:
     """Events of a store.
 
     Args:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from medfl.errors import DataError
 from medfl.utils.files import write_atomic
-from medfl_pacs.store import IMAGES, Store
+from medfl_pacs.image_store import IMAGES, ImageStore
 from medfl_pacs.store_records import InstanceRecord, SeriesRecord
 
 IMAGES_TABLE, REVIEW_TABLE = "images.csv", "review.csv"
@@ -25,7 +25,7 @@ DECISIONS = ("keep", "delete")
 """Possible decisions; an empty field is none."""
 
 
-def write_tables(store: Store) -> None:
+def write_tables(store: ImageStore) -> None:
     """Write both tables of a store.
 
     Raises:
@@ -44,7 +44,7 @@ def write_tables(store: Store) -> None:
     write_atomic(store.folder / REVIEW_TABLE, _csv(REVIEW_COLUMNS, rows))
 
 
-def review_instances(store: Store, series: SeriesRecord) -> Iterator[InstanceRecord]:
+def review_instances(store: ImageStore, series: SeriesRecord) -> Iterator[InstanceRecord]:
     """Yield the instances of a series that a person must look at: with signs of burned-in text, or refused."""
     for record in store.journal.instances.get(series.series, {}).values():
         if record.status == "refused" or (record.status == "stored" and record.signs):
@@ -94,7 +94,7 @@ def read_decisions(path: Path) -> dict[str, str]:
 
 
 def _review_row(
-    store: Store, series: SeriesRecord, instance: InstanceRecord, entered: Mapping[str, str]
+    store: ImageStore, series: SeriesRecord, instance: InstanceRecord, entered: Mapping[str, str]
 ) -> tuple[str, ...]:
     """Return the row of ``review.csv`` for an instance."""
     path = store.find_file(instance)
