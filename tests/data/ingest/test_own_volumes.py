@@ -149,10 +149,10 @@ def test_inference_reads_each_file_as_prep_did(studies, tmp_path, kind, options)
             picture(folder / cell, (values[0] % 256).astype(np.uint8))
     images, datalist = prepared((folder, table_of(tmp_path / "t.csv", cells)), tmp_path / "P", size=shape, **options)
     unit = images / 255 if images.dtype == np.uint8 else images
-    found = inferred(folder, datalist, shape)
-    assert list(found) == cells
+    predicted = inferred(folder, datalist, shape)
+    assert list(predicted) == cells
     for row, cell in enumerate(cells):
-        np.testing.assert_allclose(found[cell], (unit[row] - 0.25) / 0.5, atol=1e-6)
+        np.testing.assert_allclose(predicted[cell], (unit[row] - 0.25) / 0.5, atol=1e-6)
 
 
 def test_series_of_a_folder_are_named_by_their_first_files(studies, tmp_path):
