@@ -23,7 +23,7 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, PlainSerializer
 
 from medfl.data.datalists import Datalist
-from medfl.data.ingest.folder_format import choose_format, inspect_images, read_row
+from medfl.data.ingest.folder_format import choose_format, common_spacing, inspect_images, read_row
 from medfl.data.ingest.image_folder import ImageFolder
 from medfl.data.ingest.labels import LabelledRows, TableColumns, read_rows
 from medfl.data.ingest.options import OneOf, Positional, read_edges, size_text
@@ -78,13 +78,10 @@ class FolderSpec(ImageSpec):
 
     A cell of the image column may name the folder of a DICOM series, or its SeriesInstanceUID or StudyInstanceUID; the
     slices then become a volume. With several series in a folder or study, choose one with --plane, --series-modality
-    and --series-description.
+    and --series-description, for example --plane axial --window lung --size 96x96x32.
 
     Example: medfl prep folder images --table labels.csv --image-column file --label-column diagnosis --group-column
     patient --site-column hospital --size 64 --out data/own
-
-    Example: medfl prep folder dicom --table labels.csv --image-column study_uid --label-column diagnosis --plane axial
-    --window lung --size 32x96x96 --out data/chest
     """
 
     dataset = "folder"
@@ -101,7 +98,7 @@ class FolderSpec(ImageSpec):
     table: Path
     """CSV or TSV file with one row for each image."""
     image_column: str
-    """Column with the path of the image file, relative to IMAGES."""
+    """Column with the path of the file, or of the folder of a DICOM series, relative to IMAGES, or with its UID."""
     label_column: str
     """Column with the class."""
     size: Annotated[tuple[int, ...], BeforeValidator(read_edges), PlainSerializer(_serialize_size)]
@@ -129,7 +126,7 @@ class FolderSpec(ImageSpec):
     deidentify_check: Annotated[str, OneOf(IDENTITY_CHECKS)] = "strip"
     """DICOM files that may identify the patient: strip keeps nothing of it, refuse stops."""
     window: str | None = None
-    """Map this window to [0, 1]: lung, mediastinum, soft-tissue, liver, bone or brain in CT, or LEVEL,WIDTH."""
+    """Map this window to [0, 1]: lung, mediastinum, soft-tissue, liver, bone or brain (CT), or LEVEL,WIDTH in HU."""
     scale: Annotated[str, OneOf(SCALES)] = "range"
     """Without --window, scale each image by its range or percentiles (MR), or PET by SUV: range, percentiles, suv."""
     plane: Annotated[str | None, OneOf(PLANES)] = None
@@ -259,6 +256,7 @@ class FolderSpec(ImageSpec):
         """
         contents: FolderContents = outcome.plan.release
         rows, reading = contents.rows, self.reading()
+        spacing = common_spacing((contents.kinds[place] for place in outcome.kept), outcome.plan.shape)
         present = {rows.labels[place] for place in outcome.kept}
         missing = [name for label, name in enumerate(rows.classes) if label not in present]
         if missing:
@@ -284,4 +282,5 @@ class FolderSpec(ImageSpec):
             exclusions=exclusions(dict(Counter(outcome.reasons.values()).most_common())),
             warnings=contents.warnings,
             **(self.image_reading().entries() if reading is None else reading_entries(reading)),
+            **({} if spacing is None else {"spacing": list(spacing)}),
         )

@@ -73,6 +73,15 @@ def test_rows_without_a_single_series_are_refused_or_left_out_by_their_numbers(s
     assert "secret" not in "".join(listed).lower()
 
 
+def test_the_spacing_of_the_resized_volumes_is_kept_if_it_is_one(studies, tmp_path):
+    rows = [f"1.2.826.0.{number}.1" for number in range(4)]
+    _, datalist = prepared((studies, table_of(tmp_path / "t.csv", rows)), tmp_path / "P", size=(8, 16, 4))
+    assert datalist.extra["spacing"] == [1.5, 0.5, 4.0]
+    write_series(studies / "thick", HU[0], spacing=(0.5, 0.75, 3.0))
+    _, datalist = prepared((studies, table_of(tmp_path / "t.csv", [*rows, "thick"])), tmp_path / "Q", size=(8, 16, 4))
+    assert "spacing" not in datalist.extra
+
+
 def test_a_series_has_one_row(studies, tmp_path):
     table = table_of(tmp_path / "t.csv", ["SECRET-0", "1.2.826.0.0"])
     with refused(DataError, "duplicate_row", rows=[2, 3]):
@@ -100,8 +109,9 @@ def test_volume_files_of_any_size(tmp_path, suffix):
         image = itk.image_from_array(values.transpose(2, 1, 0)[:, ::-1, ::-1].copy())
         itk.imwrite(image, str(folder / f"{number}{suffix}"))
     table = table_of(tmp_path / "t.csv", [f"{number}{suffix}" for number in range(2)])
-    images, _ = prepared((folder, table), tmp_path / "P", size=(4, 16, 8), window="40,400")
+    images, datalist = prepared((folder, table), tmp_path / "P", size=(4, 16, 8), window="40,400")
     assert images.shape == (2, 4, 16, 8)
+    assert datalist.extra["spacing"] == [2, 1, 2]
     images, _ = prepared((folder, table), tmp_path / "Q", size=(8, 16, 16), window="40,400")
     np.testing.assert_allclose(images, [np.clip((values + 160) / 400, 0, 1) for values in HU[:2]], atol=1e-6)
 
@@ -149,10 +159,10 @@ def test_inference_reads_each_file_as_prep_did(studies, tmp_path, kind, options)
             picture(folder / cell, (values[0] % 256).astype(np.uint8))
     images, datalist = prepared((folder, table_of(tmp_path / "t.csv", cells)), tmp_path / "P", size=shape, **options)
     unit = images / 255 if images.dtype == np.uint8 else images
-    read_again = inferred(folder, datalist, shape)
-    assert list(read_again) == cells
+    predicted = inferred(folder, datalist, shape)
+    assert list(predicted) == cells
     for row, cell in enumerate(cells):
-        np.testing.assert_allclose(read_again[cell], (unit[row] - 0.25) / 0.5, atol=1e-6)
+        np.testing.assert_allclose(predicted[cell], (unit[row] - 0.25) / 0.5, atol=1e-6)
 
 
 def test_series_of_a_folder_are_named_by_their_first_files(studies, tmp_path):
