@@ -77,7 +77,7 @@ def medfl_datasets() -> list[DatasetRecord]:
                 "images": "images",
                 "table": "labels.csv",
                 "image_column": "file",
-                "label_column": "diagnosis",
+                "target": "class:diagnosis",
                 "group_column": "patient",
                 "site_column": "hospital",
                 "split_column": "part",

@@ -15,7 +15,7 @@ from medfl.data.datalists import DATALIST_FILE
 from medfl.testing.synthetic import make_cohort
 
 BUNDLE = "medmnist_classification"
-COLUMNS = ("--image-column", "file", "--label-column", "diagnosis", "--size", "16", "--workers", "1")
+COLUMNS = ("--image-column", "file", "--target", "diagnosis", "--size", "16", "--workers", "1")
 
 
 @pytest.fixture(scope="module")
@@ -230,7 +230,7 @@ def test_an_extra_that_is_not_installed_is_named(answer, monkeypatch):
     [
         (run("--seed", "1", "--method", "fedavg", "--seed=2"), "--seed"),
         (run("--dataset-dir", "images"), "--dataset-dir"),
-        (("prep", "folder", "images", *COLUMNS, "--out", "own", "--label-column", "kind"), "--label-column"),
+        (("prep", "folder", "images", *COLUMNS, "--out", "own", "--target", "kind"), "--target"),
         (("report", "out", "--out", "a.html", "--out", "b.html"), "--out"),
         (("federate", "start", "kit", "--patience", "1", "--patience", "2"), "--patience"),
     ],
@@ -275,5 +275,5 @@ def test_a_value_that_a_component_refuses(answer):
 
 
 def test_a_licence_that_is_not_stated(answer):
-    columns = ("--image-column", "file", "--label-column", "x", "--size", "16", "--workers", "1")
+    columns = ("--image-column", "file", "--target", "x", "--size", "16", "--workers", "1")
     assert "--licence" in answer("prep", "folder", "images", "--table", "labels.csv", *columns, "--out", "own")

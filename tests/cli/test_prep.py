@@ -23,7 +23,7 @@ def command(tmp_path):
         lines.append(f"{number};{'yes' if number % 4 < 2 else 'no'};P{number // 2};{'ab'[number // 6]};{40 + number}")
     table = tmp_path / "labels.csv"
     table.write_text("\n".join(lines))
-    columns = ("--image-column", "file", "--label-column", "finding", "--group-column", "who")
+    columns = ("--image-column", "file", "--target", "finding", "--group-column", "who")
     return ("prep", "folder", images, "--table", table, *columns, "--workers", 1, "--out", tmp_path / "P")
 
 
