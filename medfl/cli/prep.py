@@ -157,6 +157,8 @@ def print_counts(out: Path, datalist: Datalist, items: str = "images") -> None:
     sizes = ", ".join(f"{len(records)} {split}" for split, records in datalist.splits.items())
     of_classes = f" of {datalist.num_classes} classes" if datalist.goal.has_class_labels else ""
     typer.echo(f"{out}: {sizes} {items}{of_classes}")
+    if datalist.goal.name in ("multilabel", "regression"):  # the groups of a partition are no counts of findings
+        return
     for label, class_name in datalist.labels.items():
         typer.echo(f"  {label} {class_name}: {sum(split[label] for split in counts.values())}")
 

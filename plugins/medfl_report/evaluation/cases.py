@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Literal
 
 from medfl.data.datalists import DATALIST_FILE, SPLITS, Datalist, parse_datalist, read_datalist_bytes
-from medfl.data.ingest.columns.target_option import parse_target
 from medfl.data.inference import ImageFiles
+from medfl.data.ingest.columns.target_option import parse_target
 from medfl.data.leaks import PlaceContents, contents_by_split, image_digests
 from medfl.data.sites import SiteData, site_data, site_names
 from medfl.errors import DataError, SettingsError
@@ -190,8 +190,8 @@ def class_column(target: str) -> str:
     if option.kind not in ("", "class") or len(option.words) != 1:
         raise SettingsError(
             "unsupported_target",
-            f"A table of image files is scored by its classes, as in --target class:diagnosis; got '{target}'. For other "
-            "targets prepare the images with `medfl prep folder` and give the folder of the site.",
+            f"A table of image files is scored by its classes, as in --target class:diagnosis; got '{target}'. For "
+            "other targets prepare the images with `medfl prep folder` and give the folder of the site.",
             setting="target",
             kind=option.kind,
         )

@@ -24,35 +24,41 @@ MAX_DISTINCT = 50
 RECORD_DIGITS = 7
 """Number of digits from which distinct whole numbers look like record numbers."""
 
-_PERSON_WORDS = frozenset(
+
+def _word_set(text: str) -> frozenset[str]:
+    """Return the words of a text, separated by white space."""
+    return frozenset(text.split())
+
+
+_PERSON_WORDS = _word_set(
     "name surname forename firstname lastname fullname patientname nachname vorname familienname patientenname nom "
-    "prenom nombre apellido اسم الاسم שם".split()
+    "prenom nombre apellido اسم الاسم שם"
 )
 """Words of a column name that mean a person's name."""
 
-_NOT_PERSONS = frozenset(
+_NOT_PERSONS = _word_set(
     "site hospital drug device scanner protocol lesion class diagnosis finding center centre medication gene model "
-    "manufacturer station".split()
+    "manufacturer station"
 )
 """Words beside `_PERSON_WORDS` or an identifier that show that it is not a patient's."""
 
-_RECORD_WORDS = frozenset(
+_RECORD_WORDS = _word_set(
     "id ids mrn pid ssn uid uuid guid accession patientid patid caseid studyid subjectid recordid kennung "
     "aktenzeichen email mail phone telefon telephone mobile address adresse anschrift street strasse zip zipcode "
-    "postcode plz postleitzahl iban nhs ת.ז תז".split()
+    "postcode plz postleitzahl iban nhs ת.ז תז"
 )
 """Words of a column name that mean a number or an address of a person, a case or a record."""
 
-_DATE_WORDS = frozenset("date datetime timestamp dob birthday birthdate geburtstag تاريخ تأريخ الميلاد תאריך".split())
+_DATE_WORDS = _word_set("date datetime timestamp dob birthday birthdate geburtstag تاريخ تأريخ الميلاد תאריך")
 """Words of a column name that mean a date."""
 
-_NUMBERED = frozenset(
-    "record patient patienten case accession insurance social medical phone study file hospital serial subject admission "
-    "fall akten المريض ملف מטופל תיק זהות תעודת".split()
+_NUMBERED = _word_set(
+    "record patient patienten case accession insurance social medical phone study file hospital serial subject "
+    "admission fall akten المريض ملف מטופל תיק זהות תעודת"
 )
 """Words of a column name whose number identifies a patient."""
 
-_NUMBER_WORDS = frozenset("number no nr num nummer رقم מספר".split())
+_NUMBER_WORDS = _word_set("number no nr num nummer رقم מספר")
 """Words of a column name that mean a number."""
 
 _DATE_FORMATS = (

@@ -43,7 +43,7 @@ class ColumnWithUnit:
     def title(self) -> str:
         """Name with the unit, such as ``age [years]``."""
         bare = self.name.removesuffix(f"[{self.unit}]").strip() if self.unit else self.name
-        return f"{bare} [{self.unit}]" if self.unit else bare
+        return f"{bare} [{self.unit}]" if self.unit and self.unit != bare else bare
 
 
 @dataclass(frozen=True)
