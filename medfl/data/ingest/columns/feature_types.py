@@ -84,7 +84,17 @@ def _inferred_column(table: CsvTable, name: str, missing: Sequence[str]) -> Feat
 
 
 def _number_column(table: CsvTable, column: ColumnWithUnit, missing: Sequence[str]) -> FeatureColumn:
-    refuse_identifiers(column.name, _known(table, column.name, missing), hint=_HINT)
+    cells = _known(table, column.name, missing)
+    refuse_identifiers(column.name, cells, hint=_HINT)
+    if len(set(cells)) < 3:
+        raise DataError(
+            "too_few_values",
+            f"expected at least three different numbers in the column '{column.name}', got {len(set(cells))}. Name a "
+            "column of two values with --category, as the mean of its values would disclose how often each occurs.",
+            column=column.name,
+            minimum=3,
+            found=len(set(cells)),
+        )
     return _make_column(name=column.name, kind="number", unit=column.unit)
 
 

@@ -50,7 +50,7 @@ class TableSpec(WholeSpec):
     Sites that prepare their tables apart share the file columns.json: the first site writes it into its folder --out,
     and the other sites give it with --columns.
 
-    Example: medfl prep table clinical.csv --target class:outcome --number age[years],psa --category sex,stage
+    Example: medfl prep table clinical.csv --target class:outcome --number "age[years],psa" --category sex,stage
     --group-column patient --site-column hospital --out data/clinical
     """
 
