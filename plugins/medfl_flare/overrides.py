@@ -30,7 +30,10 @@ RUN_IDS = frozenset({"method", "method_args", "network_assignment", *run_fields(
 """Ids of a run that an offer may set: its method, its network assignment, and the settings that `medfl.settings.Remote`
 marks."""
 
-DATA_DEPENDENT_IDS = ("num_classes", "in_channels", "size", "spatial_dims", "channels", "spacing", "window")
+DATA_DEPENDENT_IDS = (
+    "num_classes", "goal", "in_channels", "size", "spatial_dims", "channels", "spacing", "window", "in_features",
+    "features", "columns",
+)  # fmt: skip
 """Ids that a bundle computes from local data. In a distributed run the offer supplies them."""
 
 TASK_IDS = frozenset({*DATA_DEPENDENT_IDS, "mean", "std", "metrics", "network_name", "schedule"})

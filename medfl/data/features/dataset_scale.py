@@ -32,7 +32,8 @@ def dataset_scale(dataset_dir: str | Path) -> FeatureScale:
         reports the reason later.
 
     Raises:
-        DataError: If sites were prepared apart and have no typed columns, or no site has enough known values.
+        DataError: If sites were prepared apart and have no typed columns or different ones, or no site has enough known
+            values.
     """
     top = Path(dataset_dir)
     try:
@@ -51,6 +52,15 @@ def dataset_scale(dataset_dir: str | Path) -> FeatureScale:
             "pooled table with `medfl partition`, or give --mean and --std.",
             path=top,
         )
+    for name, datalist in lists.items():
+        if typed_columns(datalist.extra) != columns:
+            raise DataError(
+                "different_features",
+                f"expected the same typed columns at all sites of {top}, those of '{name}' differ from those of "
+                f"'{next(iter(lists))}'. Prepare all tables with the same columns.json (medfl prep table --columns).",
+                path=top,
+                site=name,
+            )
     sums = [site_sums(top / name, datalist) for name, datalist in lists.items()]
     return scale_features(sums, columns)
 
