@@ -41,10 +41,12 @@ def dataset_scale(dataset_dir: str | Path) -> FeatureScale:
     except DataError:
         return UNSCALED
     scales = [(datalist.extra.get(FEATURE_MEAN), datalist.extra.get(FEATURE_STD)) for datalist in lists.values()]
-    if scales.count(scales[0]) == len(scales):
-        mean, std = scales[0]
-        return UNSCALED if mean is None or std is None else FeatureScale(list(mean), list(std))
+    is_same, (mean, std) = scales.count(scales[0]) == len(scales), scales[0]
+    if is_same and mean is not None and std is not None:
+        return FeatureScale(list(mean), list(std))
     columns = typed_columns(next(iter(lists.values())).extra)
+    if columns is None and is_same:
+        return UNSCALED
     if columns is None:
         raise DataError(
             "different_scales",
