@@ -122,7 +122,7 @@ def _read_values(path: Path) -> np.ndarray:
     with decoding():
         mask = np.asarray(nibabel.as_closest_canonical(volume).dataobj)
     mask = mask.reshape(mask.shape[:3])
-    is_slice = sorted(length > 1 for length in mask.shape) == [False, True, True]
+    is_slice = sum(edge > 1 for edge in mask.shape) == 2
     return mask.squeeze() if is_slice else mask
 
 

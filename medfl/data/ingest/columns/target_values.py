@@ -104,8 +104,8 @@ def _rows_with_target(
     if rows and (not skip_missing or len(rows) == len(table.rows)):
         raise DataError(
             "missing_value",
-            f"expected a target in every row of {table.path}, the columns {names} hold none in {len(rows)} of "
-            f"{len(table.rows)} rows: {row_list(rows)}. Fill them in, or leave these rows out with "
+            f"expected a target in every row of {table.path}, {len(rows)} of {len(table.rows)} have none in {names}: "
+            f"{row_list(rows)}. Fill them in, or leave these rows out with "
             "--skip-missing-target.",
             path=table.path,
             column=name,
