@@ -35,7 +35,7 @@ from medfl.objectives import Objective
 from medfl.records.feature_columns import FeatureColumns
 from medfl.records.site_card import SiteCard
 from medfl.types import GLOBAL, METADATA_KEYS, NON_SITE_NAMES, Dataset, PathLike
-from medfl.utils.text import inert_name, name_problem
+from medfl.utils.text import inert_name, name_problem, one_line
 
 PATIENT_COLUMN = "patient"
 """Name of the column of a prediction file that contains patient numbers (`medfl.data.datalists.patient_numbers`).
@@ -63,6 +63,7 @@ class SiteData:
             list; None where an entry is unknown.
         files: Maps the data list and each array file to its SHA-256.
         features: Names of the features of table rows; empty for images and if the data list names none.
+        notes: Warnings of the data list, and sentences on the numbers of cases that were left out.
     """
 
     name: str
@@ -78,6 +79,7 @@ class SiteData:
     test_metadata: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
     files: Mapping[Path, str] = field(default_factory=dict)
     features: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def site_names(dataset_dir: Path) -> list[str]:
@@ -234,6 +236,7 @@ def site_data(
         names=output_names(datalist, objective),
         test_metadata=metadata,
         files=files,
+        notes=tuple(map(one_line, (*datalist.warnings, *map(str, datalist.exclusions)))),
         features=tuple(inert_name(str(name), str(n)) for n, name in enumerate(datalist.extra.get(FEATURES, ()))),
     )
 

@@ -210,9 +210,7 @@ def test_tables_and_images_that_do_not_fit(answer, data):
     says = prep("images", "labels.csv", "--image-column", "path", *COLUMNS[2:])
     assert "expected the columns 'path' in labels.csv, missing; the table has the columns 'file', 'diagnosis'." in says
     table(data / "gaps.csv", [(f"{number}.png", "a" if number % 2 else "") for number in range(12)])
-    assert "expected a target in every row of gaps.csv, 6 of 12 have none in 'diagnosis'" in prep(
-        labels="gaps.csv"
-    )
+    assert "expected a target in every row of gaps.csv, 6 of 12 have none in 'diagnosis'" in prep(labels="gaps.csv")
     table(data / "wrong.csv", [(f"x{number}.png", "ab"[number % 2]) for number in range(12)])
     assert "12 of 12 images are not in the folder" in prep(labels="wrong.csv")
 

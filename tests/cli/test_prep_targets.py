@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -86,7 +87,11 @@ def test_each_kind_of_target_is_trained_and_predicted(target: str, scans: Path, 
     assert status == 0, err
     summary = json.loads((tmp_path / "R" / "summary.json").read_text())
     assert np.isfinite(summary["scores"]["global"]["test"][metric]["mean"])
-    names = list(read_datalist(tmp_path / "P").extra.get("target_names", []))
+    datalist = read_datalist(tmp_path / "P")
+    report = html.unescape((tmp_path / "R" / "report.html").read_text())
+    assert all(note in report for note in datalist.warnings)
+    names = list(datalist.extra.get("target_names", []))
+    assert all(name in report for name in names) or objective == "survival"
     metadata = json.loads((tmp_path / "R" / "sites" / "N" / "configs" / "metadata.json").read_text())
     described = list(metadata["network_data_format"]["outputs"]["pred"]["channel_def"].values())
     assert not names or described == names
