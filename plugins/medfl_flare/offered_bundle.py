@@ -311,7 +311,7 @@ def required_options(bundle: SiteBundle, facts: Meta) -> str:
     """
     own = data_dependent_values(bundle, bundle.folder / "no-data")
     words = [f"{name} {value}" for name, value in facts.items() if name != "size" and value != own[name]]
-    words += [f"size {facts['size']}"] if facts and _edges(facts) != _edges(own) else []
+    words += [f"size {facts['size']}"] if "size" in facts and _edges(facts) != _edges(own) else []
     return f"; a run on these data needs the options {', '.join(words)}" if words else ""
 
 
