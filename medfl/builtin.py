@@ -71,7 +71,7 @@ def medfl_datasets() -> list[DatasetRecord]:
         DatasetRecord(
             "folder",
             "medfl.data.ingest.folder_spec:FolderSpec",
-            summary="Your own image files with a table of labels. File names and patient identifiers are not kept.",
+            summary="Your own image files with a table of targets. File names and patient identifiers are not kept.",
             synthetic="medfl.data.ingest.folder_synthetic:write_release",
             synthetic_options={
                 "images": "images",
@@ -89,7 +89,7 @@ def medfl_datasets() -> list[DatasetRecord]:
         DatasetRecord(
             "table",
             "medfl.data.ingest.columns.table_spec:TableSpec",
-            summary="Your own table of numbers and categories. Patient identifiers are not kept.",
+            summary="Your own table of numbers and categories, such as clinical data.",
             synthetic="medfl.data.ingest.columns.table_synthetic:write_release",
             synthetic_options={
                 "table": "clinical.csv",

@@ -257,7 +257,7 @@ def site_data(
         test_metadata=metadata,
         files=files,
         notes=tuple(map(one_line, (*datalist.warnings, *map(str, datalist.exclusions)))),
-        features=tuple(inert_name(str(name), str(n)) for n, name in enumerate(datalist.extra.get(FEATURES, ()))),
+        features=tuple(_feature_names(datalist)),
         image_reading=datalist.extra.get(IMAGE_READING_KEY) or {},
     )
 
@@ -309,6 +309,8 @@ def dataset_value(dataset_dir: str | Path, name: str, otherwise: Any) -> Any:
         return otherwise
     facts = {"num_classes": datalist.num_classes, "in_channels": channels, "size": size, "spatial_dims": len(size)}
     facts["objective"] = datalist.goal.facts
+    if FEATURES in datalist.extra:
+        facts[FEATURES] = _feature_names(datalist)
     return {FEATURES: [], **datalist.extra, **datalist.goal.facts, **facts}.get(name, otherwise)
 
 
@@ -358,6 +360,11 @@ def _make_dataset(
         return ArrayDataset(images, targets, rows, mean, std, patients, objective.target_type, has_missing)
     except DataError as error:
         raise DataError(error.code, f"{place}: {error}", **error.fields | {"where": place}) from None
+
+
+def _feature_names(datalist: Datalist) -> list[str]:
+    """Return the names of the features of table rows, safe to write into a bundle; empty if the list has none."""
+    return [inert_name(str(name), str(number)) for number, name in enumerate(datalist.extra.get(FEATURES, ()))]
 
 
 def _check_features(datalist: Datalist, columns: FeatureColumns | None, shape: Sequence[int]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from image_makers import nifti
 from inference_file import numbers
 from monai.bundle import run as monai_run
 from PIL import Image
@@ -178,3 +179,24 @@ def test_a_mask_on_another_grid_is_refused(scans: Path, medfl: Medfl, tmp_path: 
     status, _, err = medfl(*words, "--target", "mask", "--size", 16, "--workers", 1, "--out", tmp_path / "P")
     assert status == 2
     assert "the mask is 16x15, its image 16x16" in err
+
+
+def test_masks_of_volumes_have_the_orientation_of_their_images(medfl: Medfl, tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    (tmp_path / "scans").mkdir()
+    mask = rng.integers(0, 3, (6, 5, 4)).astype(np.uint8)
+    flipped = np.diag([-1.0, 1.0, 1.0, 1.0])
+    for number in range(2):
+        nifti(tmp_path / "scans" / f"{number}.nii.gz", rng.normal(size=(6, 5, 4)), affine=flipped)
+        nifti(tmp_path / "scans" / f"{number}-m.nii.gz", mask, affine=flipped)
+    (tmp_path / "t.csv").write_text("file\n0.nii.gz\n1.nii.gz\n")
+    words = ("prep", "folder", tmp_path / "scans", "--table", tmp_path / "t.csv", "--image-column", "file")
+    words += ("--mask-suffix", "-m", "--structures", "liver,tumour", "--size", "6x5x4", "--workers", 1)
+    status, _, err = medfl(*words, "--out", tmp_path / "P")
+    assert status == 0, err
+    assert read_datalist(tmp_path / "P").extra["structures"] == ["background", "liver", "tumour"]
+    assert (np.load(tmp_path / "P" / "masks.npy") == mask[::-1]).all()
+    nifti(tmp_path / "scans" / "1-m.nii.gz", mask, affine=np.eye(4))
+    status, _, err = medfl(*words, "--out", tmp_path / "Q")
+    assert status == 2
+    assert "it lies on another grid" in err

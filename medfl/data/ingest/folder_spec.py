@@ -40,7 +40,7 @@ from medfl.data.ingest.masks import add_masks, empty_mask_notes, separate_masks
 from medfl.data.ingest.options import OneOf, Positional, Words, read_edges, size_text
 from medfl.data.ingest.read_plan import ReadOutcome, ReadPlan, exclusions, unreadable_rows_message
 from medfl.data.ingest.spec import ImageSpec
-from medfl.data.ingest.volumes import VolumeFiles, read_case
+from medfl.data.ingest.volumes import VolumeFiles, grid_of, read_case
 from medfl.data.readers.dicom_identity import IDENTITY_CHECKS
 from medfl.data.readers.dicom_intent import intent_records, report_intents
 from medfl.data.readers.dicom_series import ImageSource, source_files
@@ -336,7 +336,7 @@ class FolderSpec(ImageSpec):
         if not masks:
             return plan
         if len(form.size) == 3:
-            return self._plan_volumes(plan, [VolumeFiles(plan.items[n], masks[place]) for n, place in enumerate(kinds)])
+            return self._plan_volumes(plan, masks)
         return replace(
             plan,
             items=[ImageAndMask(image_path(sources[place]), masks[place]) for place in kinds],
@@ -346,11 +346,15 @@ class FolderSpec(ImageSpec):
             recipe={**plan.recipe, "structures": len(self.structures)},
         )
 
-    def _plan_volumes(self, plan: ReadPlan, cases: list[VolumeFiles]) -> ReadPlan:
+    def _plan_volumes(self, plan: ReadPlan, masks: Mapping[int, Path]) -> ReadPlan:
         """Return the plan of volumes with masks: padded to one size, with one spacing, as bundles of volumes read them.
 
+        Args:
+            plan: Plan of the volumes without masks.
+            masks: Maps the place of each volume to its mask file.
+
         Raises:
-            DataError: If the volumes differ in spacing.
+            DataError: If the volumes differ in spacing, or no mask lies on the grid of its image.
             SettingsError: If the scale is not that of such bundles.
         """
         from medfl.data.transforms.frame import Frame  # MONAI takes seconds to import
@@ -369,11 +373,29 @@ class FolderSpec(ImageSpec):
                 "expected volumes of one voxel spacing, because distances of masks are in millimetres; got several. "
                 "Resample the volumes with their masks, or prepare each spacing as a data set of its own.",
             )
+        cases = {place: VolumeFiles(item, masks[place]) for place, item in zip(plan.places, plan.items, strict=True)}
+        missing = dict(plan.missing)
+        for place, case in cases.items():
+            try:
+                grid_of(case, channels=1)
+            except DataError as error:
+                missing[place] = str(error)
+        places = [place for place in plan.places if place not in missing]
+        if not places:
+            numbers = plan.release.rows.numbers
+            raise DataError(
+                "no_readable_image",
+                unreadable_rows_message(missing, plan.count(), numbers.__getitem__),
+                count=len(missing),
+                total=plan.count(),
+            )
         window = (rule.low, rule.high) if rule.scale == "window" else None
         frame = Frame((plan.shape[0], plan.shape[1], plan.shape[2]), None, window)
         return replace(
             plan,
-            items=cases,
+            items=[cases[place] for place in places],
+            places=places,
+            missing=missing,
             files=VolumeFiles.files,
             load=partial(
                 read_case,

@@ -22,6 +22,9 @@ from medfl.errors import DataError
 MAX_MASK_VOXELS = 512 * 512 * 2048
 """Maximum number of voxels of a mask."""
 
+MAX_SHIFT_MM = 0.01
+"""Largest difference between the positions of an image and its mask, in millimetres for each entry of the affines."""
+
 DEFAULT_STRUCTURE = "foreground"
 """Name of the structure in masks if the user names none."""
 
@@ -87,11 +90,34 @@ def read_image_and_mask(item: ImageAndMask, form: RowFormat, structures: int) ->
             expected=original,
             found=mask.shape,
         )
+    _check_position(item)
     if structures == 1:
         mask = _one_structure(mask)
     smooth = structures == 1 and mask.ndim == 2
     resized = _resize_share(mask, form.size) if smooth else _resize_nearest(mask, form.size)
     return masked_row(pixels.reshape(*form.size, -1), resized, structures + 1)
+
+
+def _check_position(item: ImageAndMask) -> None:
+    """Raise if image and mask are volumes at different positions in space."""
+    if file_kind(item.image) != "volume" or file_kind(item.mask) != "volume":
+        return
+    with decoding():
+        position, mask_position = _open_volume(item.image).affine, _open_volume(item.mask).affine
+    if not np.allclose(position, mask_position, atol=MAX_SHIFT_MM):
+        raise DataError(
+            "different_grid",
+            "the mask's header states another position, spacing or orientation than its image's. Export the mask on "
+            "the grid of its image.",
+            what="mask",
+        )
+
+
+def _open_volume(path: Path) -> Any:
+    """Return the volume of a NIfTI, NRRD or MHA file, without its voxels."""
+    import nibabel
+
+    return open_itk(path, MAX_MASK_VOXELS) if path.name.lower().endswith(ITK_SUFFIXES) else nibabel.load(path)
 
 
 def _one_structure(mask: np.ndarray) -> np.ndarray:
@@ -114,9 +140,7 @@ def _read_values(path: Path) -> np.ndarray:
     import nibabel
 
     with decoding():
-        volume: Any = (
-            open_itk(path, MAX_MASK_VOXELS) if path.name.lower().endswith(ITK_SUFFIXES) else nibabel.load(path)
-        )
+        volume = _open_volume(path)
     shape = tuple(map(int, volume.shape))
     if int(np.prod(shape)) > MAX_MASK_VOXELS or len(shape) < 3 or any(length != 1 for length in shape[3:]):
         raise DataError(
