@@ -33,7 +33,8 @@ CHOICES_BY_DETAIL = {
     "per_class": ("server_test", ("per_class",)),
     "duplicates": ("server_test", ("official",)),
     "allow_leaks": ("server_test", ("official",)),
-    "public_test_fraction": ("public", ("validation",)),
+    "public_images": ("public", ("training",)),
+    "public_test_fraction": ("public", ("validation", "training")),
 }
 """Maps each option that refines a policy to the policy's option, and to the values of that option that need it.
 
@@ -72,6 +73,9 @@ def command(
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Another option of the scheme.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")] = 0,
+    join_splits: Annotated[
+        bool, typer.Option("--join-splits", help="Join training, validation and test images of the release first.")
+    ] = False,
     test: Annotated[
         str, typer.Option(help="Test set of each site: fraction, class_balanced, k_fold, official (by column) or none.")
     ] = "fraction",
@@ -92,11 +96,14 @@ def command(
     public: Annotated[
         str,
         typer.Option(
-            help="Public data for the server: none, validation (the pooled validation split), or a pooled folder."
+            help="Public data for the server: none, validation (the pooled validation split), training (a part of the "
+            "pooled training split), or a pooled folder."
         ),
     ] = "none",
+    public_images: Annotated[int | None, typer.Option(help="With training: number of public images.")] = None,
     public_test_fraction: Annotated[
-        float | None, typer.Option(help="With validation: share of the public images that are test images [0].")
+        float | None,
+        typer.Option(help="With validation, training: share of the public images that are test images [0]."),
     ] = None,
     duplicates: Annotated[
         str | None,
@@ -135,6 +142,7 @@ def command(
         "folds": folds,
         "fold": fold,
         "per_class": per_class,
+        "public_images": public_images,
         "public_test_fraction": public_test_fraction,
         "duplicates": duplicates,
         "allow_leaks": tuple(allow_leak) if allow_leak else None,
@@ -147,6 +155,7 @@ def command(
         plugins=registry,
         sites=number,
         seed=seed,
+        join_splits=join_splits,
         val_fraction=val_fraction,
         stratify=tuple(stratify or ()),
         column=column,

@@ -77,6 +77,7 @@ class PartitionSettings(Record):
         column: Column of the data list by which the scheme divides the images.
         sites: Number of sites.
         seed: Seed of all random draws.
+        join_splits: Whether the splits of the release were joined first.
         test: Choice of a site's own test set.
         test_fraction: Share of a site's units in its test set.
         folds: Number of folds.
@@ -85,7 +86,9 @@ class PartitionSettings(Record):
         stratify: Columns by which test and validation sets are stratified, besides labels.
         server_test: Choice of the server's test set.
         per_class: Images of each class in the server's test set.
-        public: ``validation`` if the pooled validation split is public data.
+        public: ``validation`` if the pooled validation split is public data, ``training`` if a random part of the
+            pooled training split is.
+        public_images: Number of images of that part.
         public_test_fraction: Share of the public units in the public test set.
         duplicates: Treatment of images that are in two places that must not share any.
         allow_leaks: Kinds of leaks that were allowed.
@@ -96,6 +99,7 @@ class PartitionSettings(Record):
     column: str | None = None
     sites: PositiveInt
     seed: NonNegativeInt
+    join_splits: bool = False
     test: TestPolicy
     test_fraction: float | None = None
     folds: PositiveInt | None = None
@@ -104,7 +108,8 @@ class PartitionSettings(Record):
     stratify: tuple[str, ...] = ()
     server_test: ServerTest
     per_class: PositiveInt | None = None
-    public: Literal["validation"] | None = None
+    public: Literal["validation", "training"] | None = None
+    public_images: PositiveInt | None = None
     public_test_fraction: float | None = None
     duplicates: Duplicates | None = None
     allow_leaks: tuple[LeakKind, ...] | None = None

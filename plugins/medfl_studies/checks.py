@@ -53,11 +53,12 @@ def check_rows(study: Study, registry: Registry) -> None:
     check_metrics(study.metrics)
     for name, row in study.rows.items():
         try:
-            registry.make_method(row.method, row.method_args)
-            for data in study.data.values():
-                settings = study.settings | data.options | row.settings
-                known = {key: value for key, value in settings.items() if key in Settings.model_fields}
-                read_settings(Settings, {"rounds": 1} | known, "the run")
+            for version in [row, *map(row.changed, row.splits.values())]:
+                registry.make_method(row.method, version.method_args)
+                for data in study.data.values():
+                    settings = study.settings | data.options | version.settings
+                    known = {key: value for key, value in settings.items() if key in Settings.model_fields}
+                    read_settings(Settings, {"rounds": 1} | known, "the run")
         except MedflError as error:
             raise SettingsError(error.code, f"row '{name}': {error}", **error.fields | {"row": name}) from None
 

@@ -25,7 +25,7 @@ from medfl.records.summary import Summary
 from medfl.types import GLOBAL, Meta
 from medfl_studies.code_version import current_commit
 from medfl_studies.records.study_files import JobIdentity
-from medfl_studies.schema import DataSet, Study, slug
+from medfl_studies.schema import DataSet, Study, slug, split_name
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +143,7 @@ def dataset_dir(out: Path, source: Path | None, name: str, data: DataSet, seed: 
         assert data.folder is not None  # a data set without partition is a folder
         return source / data.folder
     seed = data.partition.get("seed", seed)
-    return out / "data" / slug(name) / f"sites-{folder_name(seed, fold)}"
+    return out / "data" / slug(name) / f"sites-{split_name(seed, fold)}"
 
 
 def public_dir(out: Path, name: str) -> Path:
@@ -183,27 +183,17 @@ def expand_study(
     for name, data in study.data.items():
         for seed, fold in study.repetitions(data):
             for title in [title for title in study.rows if title in (data.rows or study.rows)]:
-                row = study.rows[title]
+                row = study.rows[title].changed(study.rows[title].splits.get(split_name(seed, fold)))
                 options: dict[str, Any] = {"given_by": f"study {study.name}", "method": row.method}
                 options |= {f"method_args#{key}": value for key, value in row.method_args.items()}
                 options |= {"metrics": study.metrics} if study.metrics else {}
                 if data.public is not None and not drops_public_duplicates(data):
                     options |= {"public": str(public_dir(out, name).resolve())}
                 options |= study.settings | data.options | row.settings | {"seed": seed}
-                folder = out / "runs" / slug(name) / slug(title) / folder_name(seed, fold)
+                folder = out / "runs" / slug(name) / slug(title) / split_name(seed, fold)
                 place = dataset_dir(out, source, name, data, seed, fold)
                 jobs.append(RunJob(name, title, seed, bundle, place, folder, options, workers, fold))
     return jobs
-
-
-def folder_name(seed: int, fold: int | None) -> str:
-    """Return the folder name of a seed and fold.
-
-    Args:
-        seed: Seed of the run.
-        fold: Fold of the run, or None without folds.
-    """
-    return f"seed-{seed}" + ("" if fold is None else f"-fold-{fold}")
 
 
 def _format_word(value: Any) -> str:

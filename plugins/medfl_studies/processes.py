@@ -22,8 +22,13 @@ from pathlib import Path
 
 from medfl.utils.imports import quick_imports
 
-PRELOADED_MODULES = {"medfl": ("medfl.workflow", "medfl.cli.main")}
-"""Mapping from a module that runs as a program to the modules that the server imports before it forks."""
+PRELOADED_MODULES = {
+    "medfl": ("medfl.workflow", "medfl.cli.main", "medfl.builtin", "medfl_report.page", "torch._dynamo"),
+}
+"""Mapping from a module that runs as a program to the modules that the server imports before it forks.
+
+torch imports ``torch._dynamo``, which takes a second, when a process creates its first optimizer.
+"""
 
 STOP_SECONDS = 10.0
 """Seconds that an interrupted run gets to end by itself before it is killed."""

@@ -79,24 +79,8 @@ class DataSet(StrictModel):
         return list(range(plan.get("folds", DEFAULT_FOLDS)))
 
 
-class StudyRow(StrictModel):
-    """One row of the study's table: a method with its settings.
-
-    Attributes:
-        method: Name of the method.
-        method_args: Settings of the method.
-        settings: Options of the run for this row; they override all others.
-        baseline: Row that this row is compared with; None means the study's baseline.
-    """
-
-    method: str
-    method_args: dict[str, Any] = {}
-    settings: dict[str, Any] = {}
-    baseline: str | None = None
-
-
-class ScaleChange(StrictModel):
-    """Changes that a scale makes to all rows with a method.
+class RowChange(StrictModel):
+    """Changes of a row.
 
     Attributes:
         method_args: Settings of the method that are replaced or added.
@@ -105,6 +89,32 @@ class ScaleChange(StrictModel):
 
     method_args: dict[str, Any] = {}
     settings: dict[str, Any] = {}
+
+
+class StudyRow(StrictModel):
+    """One row of the study's table: a method with its settings.
+
+    Attributes:
+        method: Name of the method.
+        method_args: Settings of the method.
+        settings: Options of the run for this row; they override all others.
+        splits: Maps a split of the data, such as ``seed-0`` or ``seed-0-fold-1``, to changes of the row for its run.
+            ``medfl tune`` writes it if it searches in each split.
+        baseline: Row that this row is compared with; None means the study's baseline.
+    """
+
+    method: str
+    method_args: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
+    splits: dict[str, RowChange] = {}
+    baseline: str | None = None
+
+    def changed(self, change: RowChange | None) -> StudyRow:
+        """Return the row with changes of its settings."""
+        if change is None:
+            return self
+        args, settings = self.method_args | change.method_args, self.settings | change.settings
+        return self.model_copy(update={"method_args": args, "settings": settings})
 
 
 class StudyAttack(StrictModel):
@@ -149,7 +159,7 @@ class StudyScale(StrictModel):
     settings: dict[str, Any] = {}
     seeds: int | list[int] | None = None
     size: int | None = Field(None, ge=1)
-    methods: dict[str, ScaleChange] = {}
+    methods: dict[str, RowChange] = {}
 
 
 class Study(StrictModel):
@@ -201,6 +211,16 @@ class Study(StrictModel):
     def repetitions(self, data: DataSet) -> list[tuple[int, int | None]]:
         """Return seed and fold of each run that a row has on a data set, in order; the fold is None without folds."""
         return [(seed, fold) for seed in self.seed_list() for fold in data.fold_list()]
+
+
+def split_name(seed: int, fold: int | None) -> str:
+    """Return the name of a split of the data, which is also the name of its run's folder.
+
+    Args:
+        seed: Seed of the run.
+        fold: Fold of the run, or None without folds.
+    """
+    return f"seed-{seed}" + ("" if fold is None else f"-fold-{fold}")
 
 
 def slug(name: str) -> str:

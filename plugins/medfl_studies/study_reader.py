@@ -13,7 +13,7 @@ from medfl.settings import read_settings
 from medfl.utils.nested import iterate_strings
 from medfl.utils.strict_yaml import read_yaml
 from medfl_report.claims import CLAIMABLE
-from medfl_studies.schema import FULL_SCALE, DataSet, ScaleChange, Study, StudyRow, StudyScale, slug
+from medfl_studies.schema import FULL_SCALE, DataSet, RowChange, Study, StudyRow, StudyScale, slug
 
 RESERVED_SETTINGS = ("bundle_root", "dataset_dir", "output_dir", "method", "method_args", "metrics", "seed")
 """Options of a run that the study sets itself, so that a study file must not set them."""
@@ -84,7 +84,7 @@ def _with_image_size(data: DataSet, size: int | None) -> DataSet:
     return data if size is None else data.model_copy(update={"size": size})
 
 
-def _apply_scale(rows: dict[str, StudyRow], changes: dict[str, ScaleChange]) -> dict[str, StudyRow]:
+def _apply_scale(rows: dict[str, StudyRow], changes: dict[str, RowChange]) -> dict[str, StudyRow]:
     """Return the rows with a scale's changes for their methods."""
     known = {row.method for row in rows.values()}
     for method in changes:
@@ -96,12 +96,7 @@ def _apply_scale(rows: dict[str, StudyRow], changes: dict[str, ScaleChange]) -> 
                 choice=method,
                 place="scales",
             )
-    rows_at_scale = {}
-    for name, row in rows.items():
-        change = changes.get(row.method, ScaleChange())
-        new = {"method_args": row.method_args | change.method_args, "settings": row.settings | change.settings}
-        rows_at_scale[name] = row.model_copy(update=new)
-    return rows_at_scale
+    return {name: row.changed(changes.get(row.method)) for name, row in rows.items()}
 
 
 def _check_names(study: Study) -> None:
@@ -189,6 +184,12 @@ def _check_options(study: Study) -> None:
     places = {"settings": study.settings, "without_weights": study.without_weights or {}}
     parts = ("settings", "method_args")
     places |= {f"rows.{name}.{part}": getattr(row, part) for name, row in study.rows.items() for part in parts}
+    places |= {
+        f"rows.{name}.splits.{split}.{part}": getattr(change, part)
+        for name, row in study.rows.items()
+        for split, change in row.splits.items()
+        for part in parts
+    }
     places |= {f"data.{name}.options": data.options for name, data in study.data.items()}
     for place, options in places.items():
         for key, value in options.items():

@@ -69,6 +69,9 @@ class Tuning(StrictModel):
             tree-structured Parzen estimator (Bergstra et al., NeurIPS 2011).
         trials: Number of trials of each row; None for a grid, whose size is known.
         seed: Seed of the sampler. The runs of the trials use the study's first seed.
+        nested: Whether to search in each split of the study separately (nested cross-validation, Varma and Simon, BMC
+            Bioinformatics 2006). Each seed and fold then has its own best settings, and the test images of a split
+            affect no settings that it is scored with.
         metric: Metric to optimize; None means the first metric of the runs.
         score: How a trial's score is computed from the sites' scores: ``mean``, or ``worst`` for the worst site.
         settings: Options of the run that are searched in every row; maps each option to its values: a list,
@@ -79,6 +82,7 @@ class Tuning(StrictModel):
     sampler: SamplerName = "random"
     trials: int | None = Field(None, ge=1)
     seed: int = Field(0, ge=0)
+    nested: bool = False
     metric: str | None = None
     score: Literal["mean", "worst"] = "mean"
     settings: dict[str, Any] = {}

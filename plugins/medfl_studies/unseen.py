@@ -36,9 +36,9 @@ from medfl.types import PUBLIC
 from medfl.utils.files import sha256_of, write_atomic
 from medfl.utils.text import Say
 from medfl_report.evaluation.stored import read_evaluations
-from medfl_studies.jobs import RunJob, folder_name
+from medfl_studies.jobs import RunJob
 from medfl_studies.runner import JobOutcome, Launcher, run_jobs
-from medfl_studies.schema import Study, slug
+from medfl_studies.schema import Study, slug, split_name
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,7 +161,7 @@ def check_unseen(study: Study, registry: Registry, adopted: bool) -> None:
                 dataset=name,
                 setting="unseen",
             )
-        if (data.partition or {}).get("public") == "validation":
+        if (data.partition or {}).get("public") in ("validation", "training"):
             raise SettingsError(
                 "incompatible_settings",
                 f"'data.{name}.partition.public': the pooled validation split may contain images of the site that "
@@ -232,7 +232,7 @@ def unseen_jobs(study: Study, jobs: Sequence[RunJob], out: Path) -> list[RunJob]
         for site in _unseen_sites(study, sites, job.data):
             place = out / "data" / slug(job.data) / f"{job.dataset_dir.name}-unseen" / site
             write_without(job.dataset_dir, [name for name in sites if name != site], place)
-            folder = out / "unseen" / slug(job.data) / slug(job.row) / folder_name(job.seed, job.fold) / site
+            folder = out / "unseen" / slug(job.data) / slug(job.row) / split_name(job.seed, job.fold) / site
             options = {name: value for name, value in job.options.items() if name != "sites"}
             without.append(replace(job, dataset_dir=place, folder=folder, options=options, unseen=site))
     return without

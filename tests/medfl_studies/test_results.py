@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 import yaml
 from study_toys import SMALL, changed, write_run
@@ -16,17 +19,31 @@ from medfl.cli.main import main
 from medfl.engine.runs.records import read_run
 from medfl.errors import DataError, MedflError, StoreError
 from medfl.testing.synthetic import make_cohort
+from medfl_report.claims import check_claim
 from medfl_report.compare import compare
+from medfl_report.forgetting import forgetting_table, measures
+from medfl_report.groups import group_runs
 from medfl_report.predictions import read_prediction_sets
+from medfl_report.trajectory import read_trajectory
 from medfl_studies.jobs import RunJob, expand_study
 from medfl_studies.records.raw_results import RawResults
-from medfl_studies.records.study_files import JobIdentity
+from medfl_studies.records.study_files import (
+    JobIdentity,
+    SearchDefinition,
+    SearchOutcome,
+    SearchRecord,
+    Trial,
+    TrialResult,
+)
 from medfl_studies.results.check_pages import SUMS, check_results, update_sums
-from medfl_studies.results.collect import collect_study
+from medfl_studies.results.collect import StudyPart, collect_study
+from medfl_studies.results.compressed_tables import write_table
+from medfl_studies.results.fair_tables import TUNED, compare_both, fair_table, validation_curve, validation_table
 from medfl_studies.results.page_formats import cell, count_word, ends, interval, short, signed, size
 from medfl_studies.results.page_statistics import DataScores, Estimate
 from medfl_studies.results.pages import KEPT_NOTICE, NOT_RECOMPUTABLE, choose_pages, page_renderer
 from medfl_studies.results.recorded_study import RecordedRun, read_results
+from medfl_studies.results.trials_table import TRIALS, collect_trials
 from medfl_studies.study_reader import read_study
 
 ROW = "fedprox mu=0.1"
@@ -131,6 +148,64 @@ def test_recorded_runs_give_the_same_scores_predictions_and_comparison(ended, co
     assert compare(results.runs, labels=labels).equals(compare(runs, labels=labels))
 
 
+def test_trials_of_nested_searches_are_kept(collected, tmp_path: Path) -> None:
+    """Each finished search counts once, a repeated trial costs nothing, and unfinished searches are left out."""
+    definition = {"study": {}, "bundle": "b", "metric": "auc", "optuna": "4"}
+    for split, ended_search in (("seed-0", True), ("seed-1", True), ("seed-2", False)):
+        trials = [Trial(number=number, parameters={"lr": 0.1 * number}) for number in range(3)]
+        results = tuple(
+            TrialResult(row=ROW, trial=trial, run=min(trial.number, 1), status="finished", score=0.5, seconds=2.0)
+            for trial in trials
+        )
+        outcome = SearchOutcome(trials=3, rounds=1, score="mean", seed=0, winners={ROW: 1}, prices=())
+        record = SearchRecord(
+            definition=SearchDefinition(split=split, **definition),
+            results=results,
+            outcome=outcome if ended_search else None,
+        )
+        (tmp_path / split).mkdir()
+        record.write(tmp_path / split / SearchRecord.NAME)
+    write_table(collected / TRIALS, collect_trials(tmp_path))
+    results = read_results(collected)
+    assert results.trials.groupby("split")["chosen"].apply(list).to_dict() == dict.fromkeys(
+        ("seed-0", "seed-1"), [False, True, False]
+    )
+    assert (results.trial_seconds(ROW), results.trial_seconds("alone")) == (8.0, 0.0)
+    assert json.loads(results.trials["parameters"][1]) == {"lr": 0.1}
+
+
+def test_rows_as_published_and_tuned_have_a_baseline_each(collected) -> None:
+    """Each column has its own baseline; equal scores give equal differences."""
+    demo = DataScores(read_results(collected), "demo", "accuracy")
+    both, runs = compare_both(demo, demo), [run for row in demo.rows for run in demo.group(row).runs]
+    alone = compare(runs, ["accuracy"], "alone", labels=[row for row in demo.rows for _ in demo.group(row).runs])
+    expected = alone[alone["label"] == ROW].iloc[0]
+    assert both["alone"] is None
+    assert both[ROW].value == both[f"{ROW}{TUNED}"].value == expected["difference"]
+    assert both[ROW].effect == both[ROW + TUNED].effect == expected["effect"]
+    page = fair_table(demo, demo).splitlines()
+    assert page[2].startswith("| alone | none | ")
+    assert f"| alone: {cell(both[ROW], '+')} | {both[ROW].effect} |" in page[3]
+
+
+def test_validation_curves_are_means_over_sites_and_runs(collected) -> None:
+    results = read_results(collected)
+    tables = []
+    for seed, run in enumerate(results.runs):
+        lines = [
+            (number, site, kind, "val", "aggregated", "accuracy", 0.1 * number + 0.01 * seed + place)
+            for number in (2, 4)
+            for place, site in enumerate(("site-01", "site-02"))
+            for kind in ("global", "personal")
+        ]
+        names = ["round", "site", "model", "split", "moment", "metric", "value"]
+        tables.append(replace(run, metrics=pd.DataFrame(lines, columns=names)))
+    demo = DataScores(replace(results, runs=tuple(tables)), "demo", "accuracy")
+    curve = validation_curve(demo, "alone")
+    assert curve == pytest.approx({2: 0.2 + 0.5 + 0.01, 4: 0.4 + 0.5 + 0.01})
+    assert validation_table(demo, ["alone"]).splitlines()[2] == "| alone | 0.710 | 0.910 |"
+
+
 def test_the_record_states_study_code_licence_and_identity(ended, collected):
     raw = RawResults.read(collected / RawResults.NAME)
     assert raw.study_file == ended.file.read_text()
@@ -144,7 +219,7 @@ def test_the_record_states_study_code_licence_and_identity(ended, collected):
 def test_files_depend_on_the_runs_alone(ended, collected, tmp_path):
     again = collect_study(ended.file, tmp_path / "again", ended.out, ended.source).folder
     names = sorted(path.name for path in collected.iterdir())
-    assert names == ["predictions-demo.csv.gz", "runs.json", "scores.csv.gz"]
+    assert names == ["predictions-demo.csv.gz", "rounds.csv.gz", "runs.json", "scores.csv.gz"]
     assert all((again / name).read_bytes() == (collected / name).read_bytes() for name in names)
 
 
@@ -180,6 +255,88 @@ def test_unfinished_runs_are_listed(ended, tmp_path):
     shutil.rmtree(next(out.glob("runs/demo/alone/seed-1")))
     raw = collect_study(ended.file, tmp_path / "raw", out, ended.source).raw
     assert [(run.row, run.seed, run.status) for run in raw.unfinished] == [("alone", 1, "not run")]
+
+
+@pytest.mark.parametrize(
+    ("part", "expected"),
+    [
+        (StudyPart(rows=["alone"]), [("alone", 0), ("alone", 1)]),
+        (StudyPart(seeds=1), [("alone", 0), (ROW, 0)]),
+        (StudyPart(seeds=1, data=["demo"], rows=[ROW]), [(ROW, 0)]),
+    ],
+)
+def test_a_part_of_a_study_is_collected_and_nothing_else_is_listed(ended, tmp_path, part, expected):
+    raw = collect_study(ended.file, tmp_path / "raw", ended.out, ended.source, part).raw
+    assert [(run.row, run.seed) for run in raw.runs] == expected
+    assert raw.rows == tuple(dict.fromkeys(row for row, _ in expected))
+    assert raw.baseline == ("alone" if "alone" in raw.rows else None)
+    assert raw.unfinished == ()
+
+
+@pytest.mark.parametrize("part", [StudyPart(rows=["alon"]), StudyPart(data=["dem"]), StudyPart(scale="cpuu")])
+def test_unknown_parts_of_a_study_are_refused(ended, tmp_path, part):
+    with pytest.raises(MedflError) as error:
+        collect_study(ended.file, tmp_path / "raw", ended.out, ended.source, part)
+    assert error.value.code == "unknown_choice"
+
+
+def test_the_command_collects_a_part_and_counts_what_is_left_out(ended, tmp_path, capsys):
+    out = Path(shutil.copytree(ended.out, tmp_path / "out"))
+    shutil.rmtree(out / "runs" / "demo" / "alone")
+    words = ["collect", ended.file, "--out", out, "--source", ended.source, "--into", tmp_path / "raw"]
+    with pytest.raises(SystemExit) as end:
+        main(["results", *map(str, words)])
+    assert not end.value.code
+    assert "left out: demo / alone: 2 runs: not run" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["results", *map(str, words), "--row", ROW, "--data", "demo", "--seeds", "1"])
+    assert "left out" not in capsys.readouterr().out
+    raw = RawResults.read(tmp_path / "raw" / RawResults.NAME)
+    assert [(run.row, run.seed) for run in raw.runs] == [(ROW, 0)]
+
+
+# ---- scores by round
+
+
+def write_rounds(job: RunJob) -> None:
+    """Write five rounds of two sites, of which one trains in a round, with scores of 15 digits and a loss."""
+    rng, rows = random.Random(f"{job.row} {job.seed}"), ["round,site,model,split,moment,metric,value"]
+    for number in range(1, 6):
+        site = f"site-0{1 + number % 2}"
+        rows += [f"{number},{site},personal,train,trained,{name},{rng.random()!r}" for name in ("loss", "work_seconds")]
+        rows.append(f"{number},{site},personal,test,trained,accuracy,{rng.random()!r}")
+        for place in ("site-01", "site-02", "global"):
+            rows.append(f"{number},{place},global,test,aggregated,accuracy,{rng.random()!r}")
+    rows.append("5,site-01,global@site-02,test,aggregated,accuracy,")
+    (job.folder / "metrics.csv").write_text("\n".join(rows) + "\n")
+
+
+def test_forgetting_of_recorded_rounds_equals_that_of_the_run_folders(ended, tmp_path):
+    out = Path(shutil.copytree(ended.out, tmp_path / "out"))
+    jobs = [replace(job, folder=out / job.folder.relative_to(ended.out)) for job in ended.jobs]
+    for job in jobs:
+        write_rounds(job)
+    folder = collect_study(ended.file, tmp_path / "raw", out, ended.source).folder
+    recorded, runs = read_results(folder).runs, [read_run(job.folder) for job in jobs]
+    for ours, theirs in zip(recorded, runs, strict=True):
+        measured = measures(theirs, "accuracy")
+        assert measures(ours, "accuracy") == measured
+        assert {"global_mean", "local_mean", "balance", "bwt_mean", "consistency_global", "worst_site"} <= {*measured}
+        assert read_trajectory(ours, "accuracy").seconds.equals(read_trajectory(theirs, "accuracy").seconds)
+        assert "loss" not in set(ours.metrics["metric"])
+        assert ours.metrics["value"].isna().sum() == 1, "an undefined score stays undefined"
+    labels = [job.row for job in ended.jobs]
+    ours, theirs = (forgetting_table(group_runs(part, labels), "accuracy") for part in (recorded, runs))
+    assert ours.equals(theirs)
+    checks = [check_claim(group_runs(part, labels), "bwt_mean", ROW, "alone") for part in (recorded, runs)]
+    assert checks[0].difference == checks[1].difference != 0
+
+
+def test_raw_results_without_rounds_are_still_read(docs):
+    (docs / "raw" / "small" / "rounds.csv.gz").unlink()
+    update_sums(docs, [])
+    assert faults(docs) == []
+    assert all(run.metrics.empty for run in read_results(docs / "raw" / "small").runs)
 
 
 # ---- pages and their check
@@ -234,6 +391,15 @@ def test_a_changed_digit_in_raw_data_fails_with_its_place(docs, name, before, af
     (line,) = [line for line in check_results(docs) if line.subject == "raw/small"]
     assert not line.ok
     assert line.text.startswith("demo, alone, seed-0, site-01: accuracy is")
+
+
+def test_a_changed_digit_in_the_rounds_fails_with_its_place(docs):
+    path = docs / "raw" / "small" / "rounds.csv.gz"
+    change_table(path, ",aggregated,accuracy,0.5\n", ",aggregated,accuracy,0.6\n")
+    assert "raw/small/rounds.csv.gz" in faults(docs)
+    update_sums(docs, [path])  # even with a new hash, the last round and the final score contradict each other
+    (line,) = [line for line in check_results(docs) if line.subject == "raw/small"]
+    assert (line.ok, line.text.split(":")[0]) == (False, "demo, alone, seed-0, site-01, round 4")
 
 
 def test_a_changed_setting_in_raw_data_fails(docs):

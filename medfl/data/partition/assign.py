@@ -23,6 +23,7 @@ from medfl.data.partition.overlap import (
     image_count_text,
     raise_overlap,
 )
+from medfl.data.partition.pooled_splits import arrange_splits
 from medfl.data.partition.schemes import Scheme, assign_units, check_column
 from medfl.data.partition.units import (
     column_entries,
@@ -61,12 +62,13 @@ class UnitAssignment:
     `distribute` calls the steps in order; `splits` returns the result.
 
     Args:
-        source: Pooled data list.
+        pooled: Pooled data list.
         hashes: Hash of the pixels of each row of the pooled array.
         plan: Settings of the partition.
 
     Attributes:
-        source: Pooled data list.
+        pooled: Pooled data list.
+        source: The same with the splits that the plan asks for.
         hashes: Hash of the pixels of each row of the pooled array.
         plan: Settings of the partition.
         records: Records of the pooled training split, n of them.
@@ -86,8 +88,9 @@ class UnitAssignment:
         DataError: If rows or labels of the list are wrong, or there are no training images.
     """
 
-    def __init__(self, source: Datalist, hashes: Sequence[bytes], plan: PartitionPlan) -> None:
-        self.source, self.hashes, self.plan = source, hashes, plan
+    def __init__(self, pooled: Datalist, hashes: Sequence[bytes], plan: PartitionPlan) -> None:
+        self.pooled, self.hashes, self.plan = pooled, hashes, plan
+        self.source = source = arrange_splits(pooled, hashes, plan)
         self.records, self.test = source.splits["training"], source.splits["test"]
         if not self.records:
             raise DataError(
@@ -314,7 +317,7 @@ class UnitAssignment:
         if notes.unassigned:
             classes = ", ".join(f"{count} of class {label}" for label, count in notes.unassigned.items())
             self._warn(f"the scheme left {sum(notes.unassigned.values())} training images at no site: {classes}")
-        for split, count in count_undistributed(self.source, self.plan).items():
+        for split, count in count_undistributed(self.pooled, self.plan).items():
             self._warn(f"the {count} {split} images of the pooled data set are at no site")
         if self.plan.server_test == "official" and not self.test:
             self._warn("the pooled data set has no test images, so the server has no test set")
@@ -360,7 +363,7 @@ def distribute(
     assignment.assign_to_sites(scheme)
     assignment.separate_from_test()
     splits = assignment.splits()
-    if plan.public == "validation":
+    if plan.public in ("validation", "training"):
         splits |= {PUBLIC: assignment.make_validation_public(splits)}
     elif public is not None:
         splits |= {PUBLIC: assignment.separate_from_private(public, splits)}

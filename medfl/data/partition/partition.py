@@ -12,7 +12,7 @@ from medfl.data.folders import atomic_folder, check_output_folder
 from medfl.data.leaks import check_rows, row_digests
 from medfl.data.partition.assign import distribute
 from medfl.data.partition.overlap import PublicPool
-from medfl.data.partition.plan import NO_PUBLIC, VALIDATION, PartitionPlan
+from medfl.data.partition.plan import NO_PUBLIC, TRAINING, VALIDATION, PartitionPlan
 from medfl.data.partition.schemes import Scheme
 from medfl.data.partition.writing import PoolReference, write_sites
 from medfl.errors import DataError, SettingsError
@@ -73,14 +73,14 @@ def _read_pool(folder: Path) -> tuple[Datalist, Path]:
 
 def _read_public(plan: PartitionPlan, out: Path, force: bool) -> tuple[Datalist, Path] | None:
     """Return the list and array path of public data in another folder; None if the plan names none."""
-    if plan.public in (NO_PUBLIC, VALIDATION):
+    if plan.public in (NO_PUBLIC, VALIDATION, TRAINING):
         return None
     folder = Path(plan.public)
     if not (folder / DATALIST_FILE).is_file():
         raise SettingsError(
             "unknown_choice",
-            f"unknown '{plan.public}' for public: expected {NO_PUBLIC}, {VALIDATION}, or the folder of a pooled data "
-            f"set, with its {DATALIST_FILE}.",
+            f"unknown '{plan.public}' for public: expected {NO_PUBLIC}, {VALIDATION}, {TRAINING}, or the folder of a "
+            f"pooled data set, with its {DATALIST_FILE}.",
             what="public",
             choice=plan.public,
         )

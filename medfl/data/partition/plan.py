@@ -18,10 +18,11 @@ from medfl.data.leaks import check_kinds
 from medfl.errors import SettingsError, did_you_mean
 from medfl.records.partition import Duplicates, PartitionSettings, ServerTest, TestPolicy
 
-NO_PUBLIC, VALIDATION = "none", "validation"
+NO_PUBLIC, VALIDATION, TRAINING = "none", "validation", "training"
 """Values of `PartitionPlan.public` that name no folder.
 
-`NO_PUBLIC`: no public data. `VALIDATION`: the pooled validation split becomes public data.
+`NO_PUBLIC`: no public data. `VALIDATION`: the pooled validation split becomes public data. `TRAINING`: a random part of
+the pooled training split does.
 """
 
 
@@ -53,12 +54,16 @@ class PartitionPlan:
             test set.
         per_class: With ``per_class``: number of images of each class in the server's test set, >= 1.
         public: Public data, which only the server trains on: ``none``; ``validation`` for the pooled validation split,
-            which is then not private data of any site; or the folder of another pooled data set.
-        public_test_fraction: With ``validation``: share of the public units that become the public test set, in [0, 1).
+            which is then not private data of any site; ``training`` for a random part of the pooled training split,
+            stratified by class; or the folder of another pooled data set.
+        public_images: With ``training``: number of public images, >= 1; approximate if units have several images.
+        public_test_fraction: With ``validation`` and ``training``: share of the public units that become the public
+            test set, in [0, 1).
         column: Column of the data list, that is, a key of its records such as ``site``, for schemes that use one.
         duplicates: ``refuse`` or ``drop``: what to do with training images that are also in the server's test set, and
             with public images that are also at a site or in that test set.
         allow_leaks: Kinds of such leaks that are tolerated: ``subjects``, ``pixels``.
+        join_splits: Whether the splits of the release are joined first, so that all its images may be at the sites.
     """
 
     scheme: str
@@ -74,10 +79,12 @@ class PartitionPlan:
     server_test: ServerTest = "official"
     per_class: int = 30
     public: str = NO_PUBLIC
+    public_images: int | None = None
     public_test_fraction: float = 0.0
     column: str | None = None
     duplicates: Duplicates = "refuse"
     allow_leaks: Sequence[str] = ()
+    join_splits: bool = False
 
     def __post_init__(self) -> None:
         kinds = {"test": TestPolicy, "server_test": ServerTest, "duplicates": Duplicates}
@@ -145,6 +152,21 @@ class PartitionPlan:
                 settings=("test_fraction", "val_fraction"),
                 found=fractions,
             )
+        counted = self.public_images is not None
+        if (self.public == TRAINING) != counted or (self.public_images is not None and self.public_images < 1):
+            raise SettingsError(
+                "incompatible_settings",
+                "public 'training' needs a number of public_images of at least 1, and other public data need none; "
+                f"got public '{self.public}' and public_images {self.public_images}",
+                settings=("public", "public_images"),
+            )
+        if self.join_splits and "official" in (self.test, self.server_test):
+            raise SettingsError(
+                "incompatible_settings",
+                "join_splits leaves no pooled test split, so neither test nor server_test can be 'official'. Choose "
+                "others, such as a fraction for the sites and none for the server.",
+                settings=("join_splits", "test", "server_test"),
+            )
         if not 0 <= self.public_test_fraction < 1:
             raise SettingsError(
                 "setting_out_of_range",
@@ -172,13 +194,14 @@ class PartitionPlan:
         """
         is_fraction, is_fold = self.test in ("fraction", "class_balanced"), self.test == "k_fold"
         is_compared = "official" in (self.test, self.server_test) or self.public != NO_PUBLIC
-        is_validation_public = self.public == VALIDATION
+        is_part_public = self.public in (VALIDATION, TRAINING)
         return PartitionSettings(
             scheme=self.scheme,
             options=self.json_options(),
             column=self.column,
             sites=sites,
             seed=self.seed,
+            join_splits=self.join_splits,
             test=self.test,
             test_fraction=self.test_fraction if is_fraction else None,
             folds=self.folds if is_fold else None,
@@ -187,8 +210,9 @@ class PartitionPlan:
             stratify=tuple(self.stratify),
             server_test=self.server_test,
             per_class=self.per_class if self.server_test == "per_class" else None,
-            public="validation" if is_validation_public else None,
-            public_test_fraction=self.public_test_fraction if is_validation_public else None,
+            public=self.public if is_part_public else None,
+            public_images=self.public_images,
+            public_test_fraction=self.public_test_fraction if is_part_public else None,
             duplicates=self.duplicates if is_compared else None,
             allow_leaks=tuple(self.allow_leaks) if is_compared else None,
         )

@@ -219,6 +219,7 @@ def count_undistributed(source: Datalist, plan: PartitionPlan) -> dict[str, int]
     """Return the size of each pooled split that is not used in the partition."""
     kept = {"training", "test"} if "official" in (plan.server_test, plan.test) else {"training"}
     kept |= {"validation"} if plan.public == "validation" else set()
+    kept |= set(source.splits) if plan.join_splits else set()
     return {split: len(records) for split, records in source.splits.items() if records and split not in kept}
 
 

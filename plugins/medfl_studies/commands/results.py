@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -41,6 +42,13 @@ def collect(
         Path | None, typer.Option(metavar="DIR", help="Folder of the source data.", show_default="$MEDFL_DATA")
     ] = None,
     scale: Annotated[str, typer.Option(help="Scale of the study.")] = "full",
+    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds.", show_default="as in the study")] = None,
+    data: Annotated[
+        list[str] | None, typer.Option(help="Data set of the study to collect; can be repeated.", show_default="all")
+    ] = None,
+    row: Annotated[
+        list[str] | None, typer.Option(help="Row of the study to collect; can be repeated.", show_default="all")
+    ] = None,
     digits: Annotated[
         int, typer.Option(min=1, max=17, help="Significant digits of predictions; run folders have 9.")
     ] = 9,
@@ -49,28 +57,30 @@ def collect(
     ] = None,
     docs: Docs = DOCS,
 ) -> None:
-    """Write the raw results of a study from its output folder: settings, final scores and predictions of every run.
+    """Write the raw results of a study from its output folder: settings, scores and predictions of every run.
 
-    Give the study file and the options that `medfl study` had. The files contain no name, date or identifier of the
-    source. A data set without a stated licence is refused. Earlier raw results of the study are replaced. Afterwards,
-    `medfl results render` generates the pages.
+    Give the study file and the options that `medfl study` had. The scores are the final ones, and those on test images
+    by round. The files contain no name, date or identifier of the source. A data set without a stated licence is
+    refused. Earlier raw results of the study are replaced. Afterwards, `medfl results render` generates the pages.
 
     Example: medfl results collect studies/pretrained_breast.yaml
     """
-    from medfl.utils.formats import size
+    from medfl.utils.formats import count, size
     from medfl_studies.results.check_pages import update_sums
-    from medfl_studies.results.collect import collect_study
+    from medfl_studies.results.collect import StudyPart, collect_study
     from medfl_studies.results.pages import RAW
 
     place = into or docs / RAW / file.stem
-    collected = collect_study(file, place, out, source, scale, digits, note or ())
+    part = StudyPart(scale, seeds, data or (), row or ())
+    collected = collect_study(file, place, out, source, part, digits, note or ())
     files = sorted(path for path in place.iterdir() if path.is_file())
     if place.resolve().is_relative_to(docs.resolve()):
         update_sums(docs, files, removed_below=place)
-    for name, data in collected.raw.data.items():
-        typer.echo(f"{name}: {data.dataset}, licence: {data.licence}")
-    for run in collected.raw.unfinished:
-        typer.echo(f"left out: {run.data} / {run.row} / seed {run.seed}: {run.status}")
+    for name, kept in collected.raw.data.items():
+        typer.echo(f"{name}: {kept.dataset}, licence: {kept.licence}")
+    left_out = Counter((run.data, run.row, run.status) for run in collected.raw.unfinished)
+    for (name, title, status), number in left_out.items():
+        typer.echo(f"left out: {name} / {title}: {count(number, 'run')}: {status}")
     for path in files:
         typer.echo(f"{path}: {size(path.stat().st_size)}")
     typer.echo(f"{len(collected.raw.runs)} runs, {size(collected.size)}")

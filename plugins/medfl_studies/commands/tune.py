@@ -43,38 +43,46 @@ def command(
     Example: medfl tune studies/tune_breastmnist.yaml --source downloads --jobs 2
     """
     from medfl.utils.formats import count
-    from medfl_studies.tune.search import first_trials, load_search
+    from medfl_studies.tune.search import first_trials, load_searches
 
-    search = load_search(file, source, out, scale, workers, data)
+    searches = load_searches(file, source, out, scale, workers, data)
+    search = searches[0]
     for problem in [*search.registry.problems, *search.notes]:
         typer.echo(f"warning: {problem}", err=True)
     budget = f"{count(search.trials, 'trial')} of {count(search.rounds, 'round')}"
-    typer.echo(f"{count(len(search.spaces), 'row')} with {budget} each, by validation {search.metric}", err=True)
+    splits = "" if search.split is None else f" in each of {count(len(searches), 'split')}"
+    rows = count(len(search.spaces), "row")
+    typer.echo(f"{rows} with {budget} each{splits}, by validation {search.metric}", err=True)
     if dry_run:
-        for row, trials in first_trials(search).items():
-            for trial in trials:
-                typer.echo(shlex.join(search.job(row, trial).command()))
+        for part in searches:
+            for row, trials in first_trials(part).items():
+                for trial in trials:
+                    typer.echo(shlex.join(part.job(row, trial).command()))
         return
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # also ends the current trials
     try:
-        _run_search(search, jobs)
+        _run_searches(searches, jobs)
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def _run_search(search: Search, jobs: int) -> None:
-    """Run the search, and print the best trials, the privacy cost and the written files."""
+def _run_searches(searches: list[Search], jobs: int) -> None:
+    """Run the searches of a study, and print the best trials, the privacy costs and the written files."""
     from medfl_studies.tune.privacy_cost import describe_privacy_cost
     from medfl_studies.tune.search import run_search
-    from medfl_studies.tune.search_report import follow_up_command, write_search_report
+    from medfl_studies.tune.search_report import follow_up_command, write_search_reports
 
-    tuned = run_search(search, at_once=jobs)
-    paths = write_search_report(search, tuned)
-    for row, result in tuned.winners.items():
-        values = ", ".join(f"{name}={value}" for name, value in result.trial.parameters.items())
-        typer.echo(f"{row}: trial {result.trial.number}, {values} (validation {search.metric} {result.score:.4f})")
-    for cost in tuned.privacy_costs:
-        typer.echo(describe_privacy_cost(cost))
-    for path in paths:
+    results = []
+    for search in searches:
+        tuned = run_search(search, at_once=jobs)
+        results.append(tuned)
+        place = "" if search.split is None else f"{search.split}, "
+        for row, result in tuned.winners.items():
+            values = ", ".join(f"{name}={value}" for name, value in result.trial.parameters.items())
+            score = f"validation {search.metric} {result.score:.4f}"
+            typer.echo(f"{place}{row}: trial {result.trial.number}, {values} ({score})")
+        for cost in tuned.privacy_costs:
+            typer.echo(f"{place}{describe_privacy_cost(cost)}")
+    for path in write_search_reports(searches, results):
         typer.echo(path)
-    typer.echo(f"next: {follow_up_command(search)}")
+    typer.echo(f"next: {follow_up_command(searches[0])}")

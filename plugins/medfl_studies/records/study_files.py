@@ -122,12 +122,14 @@ class SearchDefinition(Record):
         bundle: Name of the bundle's folder.
         metric: Metric that the search optimizes.
         optuna: Version of Optuna.
+        split: Name of the split of a nested search; None for a search that is not nested.
     """
 
     study: dict[str, JsonValue]
     bundle: str
     metric: str
     optuna: str
+    split: str | None = None
 
     def changes(self, other: SearchDefinition) -> list[str]:
         """Return the sorted names of the study's fields and other fields that differ between two definitions."""

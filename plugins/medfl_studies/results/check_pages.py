@@ -24,7 +24,7 @@ from medfl_studies.results.pages import (
     find_pages,
     page_renderer,
 )
-from medfl_studies.results.recorded_study import compare_scores, read_results
+from medfl_studies.results.recorded_study import compare_rounds, compare_scores, read_results
 
 SUMS = "SHA256SUMS"
 """File with the SHA-256 of every file that is not generated, in the format of ``sha256sum``."""
@@ -86,7 +86,8 @@ def check_results(folder: Path) -> Iterator[CheckLine]:
             yield CheckLine(page.path.name, False, str(error))
             continue
         fault = _first_difference(page.path, rendered.text)
-        text = f"recomputed from {', '.join(f'{RAW}/{name}' for name in rendered.studies)}"
+        sources = ", ".join(f"{RAW}/{name}" for name in rendered.studies)
+        text = f"recomputed from {sources}" if sources else "generated; there are no raw results of its studies yet"
         text += "".join(f"; {part}: {NOT_RECOMPUTABLE}" for part in rendered.kept_parts)
         yield CheckLine(page.path.name, not fault, fault or text, time.monotonic() - started)
 
@@ -168,22 +169,27 @@ def _check_sums(folder: Path, pages: list[Page]) -> Iterator[CheckLine]:
 
 
 def _check_scores(folder: Path) -> Iterator[CheckLine]:
-    """Yield a line for each study's first score that its predictions don't give, and for unreadable raw results."""
+    """Yield a line for each study: its first score that its predictions or rounds contradict, or an unreadable file."""
     for path in sorted((folder / RAW).glob("*/")):
         subject, started = f"{RAW}/{path.name}", time.monotonic()
         try:
             results = read_results(path)
-            count, fault = 0, ""
+            count, by_round, fault = 0, 0, ""
             for kept, run in zip(results.raw.runs, results.runs, strict=True):
                 limit = results.raw.data[kept.data].score_error + SCORE_TOLERANCE
                 for score in compare_scores(kept, run):
                     count += 1
                     if score.error > limit and not fault:
                         fault = f"{score.place}: {score.metric} is {score.recorded}, predictions give {score.computed}"
+                for score in compare_rounds(kept, run):
+                    by_round += 1
+                    if score.error > 0 and not fault:
+                        fault = f"{score.place}: {score.metric} is {score.recorded}, the final score {score.computed}"
         except MedflError as error:
             yield CheckLine(subject, False, str(error))
             continue
         text = fault or f"{len(results.runs)} runs, {count} scores agree with the predictions"
+        text += f", {by_round} scores of last rounds with the final scores" if by_round and not fault else ""
         yield CheckLine(subject, not fault, text, time.monotonic() - started)
 
 

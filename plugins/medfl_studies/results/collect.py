@@ -1,4 +1,4 @@
-"""Collect the raw results of a study: identity and status of its runs, final scores, and predictions.
+"""Collect the raw results of a study: identity and status of its runs, final scores, scores by round, and predictions.
 
 Each row of a study is a method with settings; a row has one run for each data set, seed and fold. A scale is a named
 variant of the study.
@@ -18,7 +18,7 @@ import pandas as pd
 from medfl import __version__
 from medfl.data.datalists import DATALIST_FILE, Datalist, read_datalist
 from medfl.engine.runs.records import RunRecord, read_run
-from medfl.errors import DataError, StoreError
+from medfl.errors import DataError, SettingsError, StoreError, did_you_mean
 from medfl.utils.files import bytes_in, write_atomic
 from medfl_report.predictions import read_prediction_sets
 from medfl_studies.checks import find_source
@@ -29,13 +29,16 @@ from medfl_studies.records.raw_results import CodeVersion, KeptDataSet, KeptRun,
 from medfl_studies.records.study_files import JobIdentity
 from medfl_studies.results.compressed_tables import write_table
 from medfl_studies.results.recorded_study import (
+    ROUNDS,
     RUN_KEYS,
     SCORE_COLUMNS,
     SCORES,
     compare_scores,
     read_results,
+    round_rows,
     score_rows,
 )
+from medfl_studies.results.trials_table import TRIALS, collect_trials
 from medfl_studies.schema import FULL_SCALE, Study, slug
 from medfl_studies.study import default_output_dir
 from medfl_studies.study_reader import read_study
@@ -49,6 +52,27 @@ MAX_ROUNDING_ERROR = 5e-4
 
 UNSTATED_LICENCES = ("", "unknown")
 """Texts in a data list that state no licence."""
+
+
+@dataclass(frozen=True)
+class StudyPart:
+    """Part of a study whose raw results are collected.
+
+    Attributes:
+        scale: Scale of the study.
+        seeds: Number of seeds that replaces the study's seeds, >= 1; None for the study's seeds.
+        data: Names of the data sets; empty means all.
+        rows: Names of the rows; empty means all.
+    """
+
+    scale: str = FULL_SCALE
+    seeds: int | None = None
+    data: Sequence[str] = ()
+    rows: Sequence[str] = ()
+
+
+WHOLE_STUDY = StudyPart()
+"""All data sets, rows and seeds of a study, as in its file."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +95,7 @@ def collect_study(
     into: Path,
     out: Path | None = None,
     source: Path | None = None,
-    scale: str = FULL_SCALE,
+    part: StudyPart = WHOLE_STUDY,
     digits: int = DIGITS,
     notes: Sequence[str] = (),
 ) -> Collected:
@@ -82,19 +106,21 @@ def collect_study(
         into: Folder of the raw results.
         out: Output folder of the study; None means ``runs/<name>``, as for ``medfl study``.
         source: Folder of the source data; needed only for a data set without preparation.
-        scale: Scale of the study.
+        part: Scale, seeds, data sets and rows to collect. Other runs are neither kept nor listed as unfinished.
         digits: Number of significant digits of predictions, >= 1.
         notes: Sentences about the origin of the runs.
 
     Raises:
         DataError: If a data set states no licence.
+        SettingsError: If the study has no such scale, data set or row.
         StoreError: If no run has ended, a run has other options than in the study file, or the rounding of the
             predictions changes a score by more than `MAX_ROUNDING_ERROR`.
         MedflError: If the study file or a run folder can't be read.
     """
     source = find_source(source)
-    study, _ = find_weights(read_study(file, scale), source)
-    place = (out or default_output_dir(study, scale)).absolute()
+    study, _ = find_weights(read_study(file, part.scale, part.seeds, part.data), source)
+    study = _with_rows(study, part.rows, file)
+    place = (out or default_output_dir(study, part.scale)).absolute()
     jobs = expand_study(study, file.parent / study.bundle, source, place)
     ended = [job for job in jobs if job.status() in ENDED_STATUSES]
     if not ended:
@@ -103,28 +129,31 @@ def collect_study(
         )
     runs = {job: read_run(job.folder) for job in ended}
     data = {name: _describe_data(name, [job for job in ended if job.data == name]) for name in _names(study, ended)}
-    part = into.with_name(f".{into.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
+    new = into.with_name(f".{into.name}.part")
+    shutil.rmtree(new, ignore_errors=True)
     for name in data:
         table = _prediction_table({job: run for job, run in runs.items() if job.data == name})
         if not table.empty:
             predictions = f"predictions-{slug(name)}.csv.gz"
-            write_table(part / predictions, table, digits)
+            write_table(new / predictions, table, digits)
             data[name] = data[name].model_copy(update={"predictions": predictions})
     kept = {job: _keep_run(job, run) for job, run in runs.items()}
     lines = [line for job, run in runs.items() for line in score_rows(kept[job], run)]
-    write_table(part / SCORES, pd.DataFrame(lines, columns=list(SCORE_COLUMNS)).astype({"fold": "Int64"}))
+    write_table(new / SCORES, pd.DataFrame(lines, columns=list(SCORE_COLUMNS)).astype({"fold": "Int64"}))
+    write_table(new / ROUNDS, pd.concat([round_rows(kept[job], run) for job, run in runs.items()]))
+    if not (trials := collect_trials(place)).empty:
+        write_table(new / TRIALS, trials)
     text = file.read_text(encoding="utf-8")
     raw = RawResults(
         study=study.name,
         study_file=text,
         study_sha256=hashlib.sha256(text.encode()).hexdigest(),
-        scale=scale,
+        scale=part.scale,
         collected_with=CodeVersion(medfl=__version__, commit=current_commit()),
         digits=digits,
         data=data,
         rows=tuple(study.rows),
-        baseline=study.baseline,
+        baseline=study.baseline if study.baseline in study.rows else None,
         runs=tuple(kept.values()),
         unfinished=tuple(
             UnfinishedRun(data=job.data, row=job.row, seed=job.seed, fold=job.fold, status=job.status())
@@ -133,15 +162,38 @@ def collect_study(
         ),
         notes=tuple(notes),
     )
-    raw.write(part / RawResults.NAME)
-    raw = _measure_errors(part, raw, list(runs.values()))
-    raw.write(part / RawResults.NAME)
-    for path in [into / RawResults.NAME, into / SCORES, *into.glob("predictions-*.csv.gz")]:
+    raw.write(new / RawResults.NAME)
+    raw = _measure_errors(new, raw, list(runs.values()))
+    raw.write(new / RawResults.NAME)
+    for path in [
+        *(into / name for name in (RawResults.NAME, SCORES, ROUNDS, TRIALS)),
+        *into.glob("predictions-*.csv.gz"),
+    ]:
         path.unlink(missing_ok=True)
-    for path in sorted(part.iterdir()):
+    for path in sorted(new.iterdir()):
         write_atomic(into / path.name, path.read_bytes())
-    shutil.rmtree(part)
+    shutil.rmtree(new)
     return Collected(into, raw, bytes_in(into))
+
+
+def _with_rows(study: Study, rows: Sequence[str], file: Path) -> Study:
+    """Return a study with some of its rows, in the order of the study file; without names, with all of them.
+
+    Raises:
+        SettingsError: If the study has no such row.
+    """
+    for name in rows:
+        if name not in study.rows:
+            raise SettingsError(
+                "unknown_choice",
+                f"The study '{file}' has no row '{name}'. {did_you_mean(name, study.rows)}",
+                what="row",
+                choice=name,
+                path=file,
+            )
+    return study.model_copy(
+        update={"rows": {name: row for name, row in study.rows.items() if not rows or name in rows}}
+    )
 
 
 def _names(study: Study, jobs: Sequence[RunJob]) -> list[str]:

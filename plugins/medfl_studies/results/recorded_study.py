@@ -18,12 +18,13 @@ from medfl.engine.runs.records import RunRecord, read_metrics
 from medfl.metrics import worst
 from medfl.objectives.objective import GROUP_COLUMN
 from medfl.records.summary import MetricScores
-from medfl.types import METADATA_KEYS
+from medfl.types import GLOBAL, METADATA_KEYS, PUBLIC
 from medfl.utils.formats import none_if_nan
 from medfl_report.groups import Group
 from medfl_report.predictions import read_prediction_sets
 from medfl_studies.records.raw_results import KeptRun, RawResults
 from medfl_studies.results.compressed_tables import read_table
+from medfl_studies.results.trials_table import TRIAL_COLUMNS, TRIALS
 from medfl_studies.schema import slug
 
 SCORES = "scores.csv.gz"
@@ -39,10 +40,22 @@ SCORE_COLUMNS = (*RUN_KEYS, "site", "model", "exported", "split", "metric", "val
 `SERVER_TEST_SETS` stand in the column `site` for the server's test sets. `value` is empty if a score is not defined.
 """
 
+ROUNDS = "rounds.csv.gz"
+"""Name of the file with the scores on validation and test images and the seconds of work of all runs, by round.
+
+Its columns are `RUN_KEYS` and those of a run's ``metrics.csv``. Raw results of earlier versions lack the file.
+"""
+
+KEPT_SPLITS = ("val", "test", "shared")
+"""Splits whose scores are kept by round."""
+
+WORK = "work_seconds"
+"""Cost that is kept by round: it tells which sites took part, and how long they worked."""
+
 SERVER_TEST_SETS = ("server_test", "public_test")
 """Fields of `MetricScores` that belong to no site."""
 
-TEXT_COLUMNS = (*RUN_KEYS[:2], "site", "model", "split", "metric", *METADATA_KEYS, GROUP_COLUMN)
+TEXT_COLUMNS = (*RUN_KEYS[:2], "site", "model", "split", "moment", "metric", *METADATA_KEYS, GROUP_COLUMN)
 """Columns with text."""
 
 KNOWN_FOR_SOME = (PATIENT_COLUMN, GROUP_COLUMN, *METADATA_KEYS)
@@ -52,6 +65,9 @@ KNOWN_FOR_SOME = (PATIENT_COLUMN, GROUP_COLUMN, *METADATA_KEYS)
 @dataclass(frozen=True)
 class RecordedRun(RunRecord):
     """A run whose predictions are in the raw results of its study.
+
+    Its metrics are those of `round_rows`: no losses, and no costs but the seconds of work. They are empty if the raw
+    results have no scores by round.
 
     Attributes:
         tables: Maps each site with predictions to their table.
@@ -72,11 +88,17 @@ class StudyResults:
         folder: Folder of the raw results.
         raw: Settings, identity and status of every run.
         runs: Runs with scores and predictions, in the order of `raw.runs`.
+        trials: Trials of the searches that chose the settings, with `TRIAL_COLUMNS`; empty without a search.
     """
 
     folder: Path
     raw: RawResults
     runs: tuple[RecordedRun, ...]
+    trials: pd.DataFrame
+
+    def trial_seconds(self, row: str) -> float:
+        """Return the time of training and evaluation in all trials of a row, summed over the sites."""
+        return float(self.trials.loc[self.trials["row"] == row, "seconds"].sum())
 
     @cached_property
     def _groups(self) -> dict[str, dict[str, Group]]:
@@ -135,12 +157,16 @@ def read_results(folder: Path) -> StudyResults:
     for data in raw.data.values():
         if data.predictions is not None:
             predictions |= _by_run(read_table(folder / data.predictions, TEXT_COLUMNS))
+    rounds = _by_run(_read_rounds(folder / ROUNDS)) if (folder / ROUNDS).is_file() else {}
     runs = tuple(
-        _recorded_run(folder, kept, scores[key], predictions.get(key))
+        _recorded_run(folder, kept, scores[key], predictions.get(key), rounds.get(key))
         for kept in raw.runs
         for key in [(kept.data, kept.row, kept.seed, -1 if kept.fold is None else kept.fold)]
     )
-    return StudyResults(folder, raw, runs)
+    trials = pd.DataFrame(columns=list(TRIAL_COLUMNS))
+    if (folder / TRIALS).is_file():
+        trials = read_table(folder / TRIALS, ("split", "row", "status", "parameters"))
+    return StudyResults(folder, raw, runs, trials)
 
 
 def compare_scores(kept: KeptRun, run: RunRecord) -> Iterator[ScoreComparison]:
@@ -156,6 +182,30 @@ def compare_scores(kept: KeptRun, run: RunRecord) -> Iterator[ScoreComparison]:
             if recorded is not None or not math.isnan(computed):
                 place = f"{kept.data}, {kept.row}, {run_name(kept)}, {site}"
                 yield ScoreComparison(place, site, metric, math.nan if recorded is None else recorded, computed)
+
+
+def compare_rounds(kept: KeptRun, run: RunRecord) -> Iterator[ScoreComparison]:
+    """Yield each score of the last evaluated round with the final score of the same model on the same test images.
+
+    Args:
+        kept: The run in the raw results.
+        run: Scores of the run, and its metrics by round.
+    """
+    table = run.metrics
+    last = table[(table["round"] == run.evaluated_round) & (table["moment"] == "aggregated")]
+    last = last[last["split"].isin(KEPT_SPLITS) & ~last["model"].str.contains("@")]
+    names = ["site", "model", "split", "metric"]
+    for (site, model, split, metric), value in zip(last[names].astype(str).to_numpy(), last["value"], strict=True):
+        scores = run.scores.get(model, {}).get(split, {}).get(metric)
+        final = None if scores is None else _score_at(scores, site)
+        place = f"{kept.data}, {kept.row}, {run_name(kept)}, {site}, round {run.evaluated_round}"
+        if final is not None or not math.isnan(value):
+            yield ScoreComparison(place, site, metric, float(value), math.nan if final is None else final)
+
+
+def _score_at(scores: MetricScores, site: str) -> float | None:
+    """Return the final score at a site, or on the server's or the public test set."""
+    return {GLOBAL: scores.server_test, PUBLIC: scores.public_test}.get(site, scores.sites.get(site))
 
 
 def run_name(run: KeptRun) -> str:
@@ -177,18 +227,43 @@ def score_rows(kept: KeptRun, run: RunRecord) -> Iterator[dict[str, object]]:
                         yield common | {"site": place, "exported": model == "global", "value": value}
 
 
+def round_rows(kept: KeptRun, run: RunRecord) -> pd.DataFrame:
+    """Return the scores of a run on validation and test images, and its seconds of work, by round, in their order.
+
+    They determine every measure and curve of scores, such as those of `medfl_report.forgetting`. Losses and other costs
+    are left out.
+    """
+    table = run.metrics
+    rows = table[table["split"].isin(KEPT_SPLITS) | ((table["split"] == "train") & (table["metric"] == WORK))]
+    about = pd.DataFrame({"data": kept.data, "row": kept.row, "seed": kept.seed, "fold": kept.fold}, index=rows.index)
+    return about.astype({"fold": "Int64"}).join(rows)
+
+
+def _read_rounds(path: Path) -> pd.DataFrame:
+    """Return the table of all runs' scores by round, with the exact values."""
+    table = read_table(path, (*TEXT_COLUMNS, "value"))
+    return table.assign(value=[float(text or "nan") for text in table["value"]])
+
+
 def _by_run(table: pd.DataFrame) -> dict[tuple[object, ...], pd.DataFrame]:
     """Split a table by the columns `RUN_KEYS`; the fold of a run without folds is -1."""
     folds = table["fold"].fillna(-1).astype("int64")
     return dict(iter(table.assign(fold=folds).groupby(list(RUN_KEYS), sort=False)))
 
 
-def _recorded_run(folder: Path, kept: KeptRun, scores: pd.DataFrame, predictions: pd.DataFrame | None) -> RecordedRun:
+def _recorded_run(
+    folder: Path,
+    kept: KeptRun,
+    scores: pd.DataFrame,
+    predictions: pd.DataFrame | None,
+    rounds: pd.DataFrame | None,
+) -> RecordedRun:
     """Return the record of a run."""
     place = folder / slug(kept.data) / slug(kept.row) / run_name(kept)
     summary = kept.summary.model_copy(update={"scores": _nested_scores(scores)})
     tables = {} if predictions is None else dict(_site_tables(predictions))
-    return RecordedRun(folder=place, run=kept.run, summary=summary, metrics=read_metrics(place), tables=tables)
+    metrics = read_metrics(place) if rounds is None else rounds.drop(columns=list(RUN_KEYS)).reset_index(drop=True)
+    return RecordedRun(folder=place, run=kept.run, summary=summary, metrics=metrics, tables=tables)
 
 
 def _nested_scores(table: pd.DataFrame) -> dict[str, dict[str, dict[str, MetricScores]]]:

@@ -1,25 +1,26 @@
-"""Search for good settings of a study's rows: each row has the same number of trials and of rounds.
+"""Search for good settings of a study's rows: each row has the same number of trials.
 
 A row of a study is a method with settings; a trial is a run of the row with other parameters. Trials are compared by
-their scores on validation images.
+their scores on validation images. A nested study has a search for each split of the data, that is, each seed and fold.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from medfl.engine.runs.provenance import bundle_values
 from medfl.engine.runs.records import read_run
 from medfl.errors import DataError, SettingsError, StoreError, check_choice
 from medfl.plugins import Registry
+from medfl.utils.formats import join_words
 from medfl.utils.text import Say
 from medfl_studies.checks import check_options, check_rows
 from medfl_studies.jobs import RunJob, expand_study, is_adopted_bundle
 from medfl_studies.records.study_files import PrivacyCost, SearchDefinition, Trial, TrialResult
 from medfl_studies.runner import Launcher, lock_study_folder, run_jobs, study_progress
-from medfl_studies.schema import FULL_SCALE, Study
+from medfl_studies.schema import FULL_SCALE, Study, split_name
 from medfl_studies.study import default_output_dir, load_study
 from medfl_studies.study_data import make_data
 from medfl_studies.study_reader import read_study
@@ -48,14 +49,15 @@ class Search:
         study: The study with one data set, with a fixed partition if necessary (`fix_partition`), and with a privacy
             budget ledger (which adds up the privacy losses of several runs) for rows with privacy.
         tuning: Section ``tune`` of the study.
-        jobs: Maps each row to one of its runs in the untuned study.
+        jobs: Maps each row to its run in the untuned study whose data and seed the trials have.
         spaces: Maps each row to its search space.
         metric: Metric to optimize.
         trials: Number of trials of each row.
-        rounds: Number of rounds of each trial.
+        rounds: Number of rounds of each trial, unless its row states its own.
         registry: Plugins that are loaded for the search.
         source: Folder of the source data, or None.
-        out: Output folder of the search.
+        out: Folder with the prepared data and the tuned study.
+        folder: Folder with the trials and the report: `out`, or a folder in it for each split of a nested study.
         notes: Notes for the user before the search runs.
     """
 
@@ -69,6 +71,7 @@ class Search:
     registry: Registry
     source: Path | None
     out: Path
+    folder: Path
     notes: tuple[str, ...]
 
     @property
@@ -78,7 +81,7 @@ class Search:
 
     def job(self, row: str, trial: Trial) -> TrialJob:
         """Return the job that runs a trial of a row."""
-        return trial_job(self.study, row, trial, self.jobs[row], self.source, self.out)
+        return trial_job(self.study, row, trial, self.jobs[row], self.source, self.out, self.folder)
 
     def samplers(self) -> dict[str, TrialSampler]:
         """Return a new sampler for each row."""
@@ -91,7 +94,19 @@ class Search:
             bundle=self.jobs[next(iter(self.jobs))].bundle.name,
             metric=self.metric,
             optuna=importlib.metadata.version("optuna"),
+            split=self.split,
         )
+
+    @property
+    def split(self) -> str | None:
+        """Name of the split that the search belongs to; None if the search is not nested."""
+        job = next(iter(self.jobs.values()))
+        return split_name(job.seed, job.fold) if self.tuning.nested else None
+
+    @property
+    def seed(self) -> int:
+        """Seed of all trials."""
+        return next(iter(self.jobs.values())).seed
 
 
 @dataclass(frozen=True)
@@ -110,15 +125,15 @@ class SearchResult:
     privacy_costs: list[PrivacyCost]
 
 
-def load_search(
+def load_searches(
     file: Path,
     source: Path | None = None,
     out: Path | None = None,
     scale: str = FULL_SCALE,
     workers: int | None = None,
     data: str | None = None,
-) -> Search:
-    """Read and check a search. Nothing is written.
+) -> list[Search]:
+    """Read and check the searches of a study: one, or one for each split of a nested study. Nothing is written.
 
     Args:
         file: Study file with the section ``tune``.
@@ -151,18 +166,21 @@ def load_search(
     prepared = load_study(file, source, place, scale, None, workers, [data] if data else ())
     if not prepared.jobs:
         raise SettingsError("no_rows", f"The study '{file}' has no rows, so there is nothing to tune.", path=file)
-    study, note = fix_partition(prepared.study)
-    study, tuning = with_privacy_ledgers(study, prepared.out), prepared.study.tune
+    tuning = prepared.study.tune
     assert tuning is not None
+    study, note = (prepared.study, "") if tuning.nested else fix_partition(prepared.study)
+    study = with_privacy_ledgers(study, prepared.out)
     bundle = prepared.jobs[0].bundle
-    jobs = {job.row: job for job in reversed(expand_study(study, bundle, prepared.source, prepared.out, workers))}
-    jobs = {row: jobs[row] for row in study.rows if row in jobs}
-    rounds = _common_rounds(jobs, bundle)
+    splits = _jobs_by_split(study, expand_study(study, bundle, prepared.source, prepared.out, workers))
+    if not tuning.nested:
+        splits = splits[:1]
+    jobs = splits[0]
+    rounds, own_rounds = _common_rounds(jobs, study, bundle)
     spaces = {
         row: read_space(row, study.rows[row], tuning, job.options, prepared.registry) for row, job in jobs.items()
     }
     count = _common_trial_count(spaces, tuning)
-    check_privacy_budget(study, count, rounds, is_adopted_bundle(bundle), bundle)
+    check_privacy_budget(study, count * len(splits), rounds, is_adopted_bundle(bundle), bundle)
     search = Search(
         study=study,
         tuning=tuning,
@@ -174,10 +192,17 @@ def load_search(
         registry=prepared.registry,
         source=prepared.source,
         out=prepared.out,
-        notes=tuple(text for text in (prepared.note, note) if text),
+        folder=prepared.out,
+        notes=tuple(text for text in (prepared.note, note, own_rounds) if text),
     )
     _check_first_trials(search)
-    return search
+    if not tuning.nested:
+        return [search]
+    return [
+        replace(search, jobs=jobs, folder=prepared.out / split_name(first.seed, first.fold))
+        for jobs in splits
+        for first in [next(iter(jobs.values()))]
+    ]
 
 
 def first_trials(search: Search) -> dict[str, list[Trial]]:
@@ -189,7 +214,7 @@ def run_search(search: Search, start: Launcher | None = None, at_once: int = 1) 
     """Run a search. A repeated call continues it, with the same outcome.
 
     Args:
-        search: The search, from `load_search`.
+        search: The search, from `load_searches`.
         start: Function that runs a command line; None starts a process.
         at_once: Number of runs at the same time, >= 1.
 
@@ -201,7 +226,7 @@ def run_search(search: Search, start: Launcher | None = None, at_once: int = 1) 
         DataError: If no site has validation images, or no trial of a row has a score.
     """
     with lock_study_folder(search.out), study_progress(search.trials * len(search.spaces)) as (say, show):
-        history = SearchHistory(search.out, search.definition())
+        history = SearchHistory(search.folder, search.definition())
         make_data(search.study, search.source, search.out, search.registry, say)
         job = next(iter(search.jobs.values()))
         if not is_adopted_bundle(job.bundle):  # the data of an adopted bundle are in its own format
@@ -292,17 +317,27 @@ def _summarize_search(search: Search, history: SearchHistory) -> SearchResult:
     return SearchResult(results=history.results, winners=winners, privacy_costs=compute_privacy_costs(accounts))
 
 
-def _common_rounds(jobs: dict[str, RunJob], bundle: Path) -> int:
-    """Return the number of rounds of a run; raise SettingsError unless it is the same for all rows."""
+def _jobs_by_split(study: Study, jobs: list[RunJob]) -> list[dict[str, RunJob]]:
+    """Return the runs of each split by row, with the rows in the order of the study."""
+    splits: dict[tuple[int, int | None], dict[str, RunJob]] = {}
+    for job in jobs:
+        splits.setdefault((job.seed, job.fold), {})[job.row] = job
+    return [{row: by_row[row] for row in study.rows if row in by_row} for by_row in splits.values()]
+
+
+def _common_rounds(jobs: dict[str, RunJob], study: Study, bundle: Path) -> tuple[int, str]:
+    """Return the largest number of rounds of a run, and a note on rows that state their own number.
+
+    A row states its own number if a part of its budget is not spent in rounds, such as steps of fine-tuning at the end.
+    """
     usual = bundle_values(bundle).get("rounds")
-    by_row = {row: job.options.get("rounds", usual) for row, job in jobs.items()}
-    if len(set(by_row.values())) > 1:
-        raise SettingsError(
-            "unequal_rounds",
-            f"Every row must have the same number of rounds, but the study has {by_row}. Make them equal.",
-            rounds=by_row,
-        )
-    return int(next(iter(by_row.values())) or 1)
+    own = {row: job.options["rounds"] for row, job in jobs.items() if "rounds" in study.rows[row].settings}
+    note = (
+        ""
+        if not own
+        else f"These rows have their own number of rounds: {join_words([f'{r} {n}' for r, n in own.items()])}."
+    )
+    return max(int(job.options.get("rounds", usual) or 1) for job in jobs.values()), note
 
 
 def _common_trial_count(spaces: dict[str, SearchSpace], tuning: Tuning) -> int:

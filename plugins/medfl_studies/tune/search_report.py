@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -19,7 +20,7 @@ from medfl.utils.files import write_atomic
 from medfl.utils.formats import count, csv_table, duration, table_lines
 from medfl_studies.preparation import with_image_size
 from medfl_studies.records.study_files import SearchOutcome, SearchRecord, TrialResult
-from medfl_studies.schema import Study
+from medfl_studies.schema import RowChange, Study
 from medfl_studies.tune.history import SearchHistory
 from medfl_studies.tune.privacy_cost import describe_privacy_cost
 from medfl_studies.tune.search import Search, SearchResult
@@ -34,32 +35,39 @@ SAMPLER_DESCRIPTIONS = {
 """Maps each sampler to a description of the trials that it chooses."""
 
 
-def write_search_report(search: Search, search_result: SearchResult) -> list[Path]:
-    """Write all files of a search that has ended.
+def write_search_reports(searches: Sequence[Search], results: Sequence[SearchResult]) -> list[Path]:
+    """Write all files of the searches of a study, which have ended.
 
     Args:
-        search: The search.
-        search_result: Result of the search.
+        searches: The searches, one for each split of a nested study.
+        results: Result of each search.
 
     Returns:
-        Paths of the tuned study file, the Markdown page, the CSV table, and the JSON record.
+        Paths of the tuned study file, and of the Markdown page, the CSV table and the JSON record of each search.
     """
-    out = search.out
-    study, page, table = tuned_study_path(search), out / "search.md", out / "search.csv"
-    write_atomic(study, _tuned_study_yaml(search, search_result).encode())
+    paths = [tuned_study_path(searches[0])]
+    write_atomic(paths[0], _tuned_study_yaml(searches, results).encode())
+    for search, result in zip(searches, results, strict=True):
+        paths += _write_search_report(search, result)
+    return paths
+
+
+def _write_search_report(search: Search, search_result: SearchResult) -> list[Path]:
+    """Write the page, the table and the record of a search, and return their paths."""
+    page, table = search.folder / "search.md", search.folder / "search.csv"
     write_atomic(table, csv_table(_trial_table(search, search_result)).encode())
-    SearchHistory(out, search.definition()).write(
+    SearchHistory(search.folder, search.definition()).write(
         SearchOutcome(
             trials=search.trials,
             rounds=search.rounds,
             score=search.tuning.score,
-            seed=search.study.seed_list()[0],
+            seed=search.seed,
             winners={row: result.trial.number for row, result in search_result.winners.items()},
             prices=tuple(search_result.privacy_costs),
         )
     )
     write_atomic(page, _search_markdown(search, search_result).encode())
-    return [study, page, table, out / SearchRecord.NAME]
+    return [page, table, search.folder / SearchRecord.NAME]
 
 
 def tuned_study_path(search: Search) -> Path:
@@ -73,15 +81,19 @@ def follow_up_command(search: Search) -> str:
     return f"medfl study {tuned_study_path(search)}{source} --out {search.out}"
 
 
-def build_tuned_study(search: Search, search_result: SearchResult) -> Study:
-    """Return the study at its scale, with the best settings in its rows."""
-    study = search.study
-    rows = {
-        name: with_parameters(row, search_result.winners[name].trial.parameters)
-        if name in search_result.winners
-        else row
-        for name, row in study.rows.items()
-    }
+def build_tuned_study(searches: Sequence[Search], results: Sequence[SearchResult]) -> Study:
+    """Return the study at its scale, with the best settings in its rows; in each split, if the study is nested."""
+    search = searches[0]
+    study, rows = search.study, dict(search.study.rows)
+    for searched, search_result in zip(searches, results, strict=True):
+        for name, best in search_result.winners.items():
+            row, tuned = rows[name], with_parameters(study.rows[name], best.trial.parameters)
+            change = RowChange(method_args=tuned.method_args, settings=tuned.settings)
+            rows[name] = (
+                tuned
+                if searched.split is None
+                else row.model_copy(update={"splits": row.splits | {searched.split: change}})
+            )
     data = {}
     for name, part in study.data.items():
         preps = {key: getattr(part, key) for key in ("prep", "public")}
@@ -91,14 +103,15 @@ def build_tuned_study(search: Search, search_result: SearchResult) -> Study:
         data[name] = part.model_copy(update=fixed)
     bundle = next(iter(search.jobs.values())).bundle
     named = study.bundle if bundle == shipped_bundles().get(study.bundle) else os.path.relpath(bundle, search.out)
-    about = f"{study.about} {_summary_sentence(search)}".strip()
+    seeds = f"seed {search.seed}" if search.split is None else "separately in each split"
+    about = f"{study.about} {_summary_sentence(search)[:-2]}, {seeds}).".strip()
     changes = {"name": f"{study.name}-tuned", "about": about, "bundle": named, "rows": rows, "data": data, "tune": None}
     return study.model_copy(update=changes)
 
 
-def _tuned_study_yaml(search: Search, search_result: SearchResult) -> str:
+def _tuned_study_yaml(searches: Sequence[Search], results: Sequence[SearchResult]) -> str:
     """Return the tuned study as YAML."""
-    values = build_tuned_study(search, search_result).model_dump(mode="json", exclude_defaults=True)
+    values = build_tuned_study(searches, results).model_dump(mode="json", exclude_defaults=True)
     return "# Written by medfl tune; the results of the search are in the same folder.\n" + yaml.safe_dump(
         values, sort_keys=False, width=110
     )
@@ -109,8 +122,7 @@ def _summary_sentence(search: Search) -> str:
     over = {"mean": "mean over the sites", "worst": "worst site"}[search.tuning.score]
     return (
         f"Rows were tuned by medfl tune ({search.tuning.sampler}): {count(search.trials, 'trial')} of "
-        f"{count(search.rounds, 'round')} for each row, compared by {search.metric} on validation images ({over}, "
-        f"seed {search.study.seed_list()[0]})."
+        f"{count(search.rounds, 'round')} for each row, compared by {search.metric} on validation images ({over})."
     )
 
 
@@ -153,7 +165,7 @@ def _notes_markdown(search: Search, search_result: SearchResult) -> str:
     lines = [
         f"Each row had the same budget: {count(search.trials, 'trial')} of {count(search.rounds, 'round')}. "
         f"{'Smaller' if smaller else 'Larger'} scores are better; among equal scores the first trial wins.",
-        f"All trials had the seed {search.study.seed_list()[0]}. The score of a winner is the best of several scores "
+        f"All trials had the seed {search.seed}. The score of a winner is the best of several scores "
         "on the images that selected it, so it is too optimistic. The tuned study measures the performance on test "
         "images and over all seeds.",
         "Seconds are the time of training and evaluation, summed over the sites.",

@@ -82,22 +82,25 @@ def _has_varying_test_images(study: Study, data: DataSet) -> bool:
     return any(test not in FIXED_TEST_SETS for test in tests) or plan.get("public_test_fraction", 0) > 0
 
 
-def trial_job(study: Study, row: str, trial: Trial, like: RunJob, source: Path | None, out: Path) -> TrialJob:
-    """Return the job that runs a trial, with the study's first seed.
+def trial_job(
+    study: Study, row: str, trial: Trial, like: RunJob, source: Path | None, out: Path, folder: Path
+) -> TrialJob:
+    """Return the job that runs a trial, on the data and with the seed of a run of the same row.
 
     Args:
         study: Study with one data set.
         row: Name of the row.
         trial: The trial.
-        like: A run of the same row.
+        like: The run of the same row.
         source: Folder of the source data.
-        out: Output folder of the search.
+        out: Folder with the prepared data.
+        folder: Folder of the trials.
     """
     trial_study = study.model_copy(update={"rows": {row: with_parameters(study.rows[row], trial.parameters)}})
-    trial_study = trial_study.model_copy(update={"seeds": [study.seed_list()[0]]})
-    job = expand_study(trial_study, like.bundle, source, out, like.workers)[0]
+    jobs = expand_study(trial_study, like.bundle, source, out, like.workers)
+    job = next(job for job in jobs if (job.seed, job.fold) == (like.seed, like.fold))
     options = job.options | {"given_by": f"tune {study.name}"} | TRIAL_OPTIONS
-    folder = out / "trials" / slug(row) / f"trial-{trial.number:03d}"
+    folder = folder / "trials" / slug(row) / f"trial-{trial.number:03d}"
     fields = {name: getattr(job, name) for name in ("data", "seed", "bundle", "dataset_dir", "workers", "fold")}
     return TrialJob(row=row, folder=folder, options=options, trial=trial.number, **fields)
 

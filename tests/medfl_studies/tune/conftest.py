@@ -12,7 +12,7 @@ from tune_toys import SMALL
 
 from medfl.plugins import Registry, load_plugins
 from medfl.testing.synthetic import make_cohort
-from medfl_studies.tune.search import Search, load_search
+from medfl_studies.tune.search import Search, load_searches
 
 
 @pytest.fixture(scope="session")
@@ -29,14 +29,25 @@ def registry() -> Registry:
 
 
 @pytest.fixture
-def load(source: Path, tmp_path: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch):
+def load_all(source: Path, tmp_path: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch):
     """Return a function that checks the small study with changes by dotted key; None removes a key."""
     monkeypatch.setattr("medfl_studies.study.load_plugins", lambda files, disabled: registry)
 
-    def loaded(changes: dict[str, Any] | None = None, out: str = "out", **options: Any) -> Search:
+    def loaded(changes: dict[str, Any] | None = None, out: str = "out", **options: Any) -> list[Search]:
         file = tmp_path / "study.yaml"
         file.write_text(yaml.safe_dump(changed(SMALL, changes or {}), sort_keys=False))
-        return load_search(file, options.pop("source", source), tmp_path / out, **options)
+        return load_searches(file, options.pop("source", source), tmp_path / out, **options)
+
+    return loaded
+
+
+@pytest.fixture
+def load(load_all):
+    """Return a function like `load_all` for a study that is not nested."""
+
+    def loaded(changes: dict[str, Any] | None = None, out: str = "out", **options: Any) -> Search:
+        [search] = load_all(changes, out, **options)
+        return search
 
     return loaded
 

@@ -16,7 +16,7 @@ from medfl.data.sites import load_site, load_sites
 from medfl.errors import DataError
 from medfl.objectives import Multiclass
 from medfl_studies.tune.search import run_search
-from medfl_studies.tune.search_report import write_search_report
+from medfl_studies.tune.search_report import write_search_reports
 
 CHANGES = {"tune__trials": 2, "settings__rounds": 2, "tune__rows": {}}
 CHANGES |= {"rows": {"near": {"method": "fedprox", "method_args": {"mu": 0.5}}}, "baseline": "near"}
@@ -49,7 +49,7 @@ def spoiled(source: Path, folder: Path) -> Path:
 def test_a_search_is_the_same_whatever_the_test_data_are_and_opens_no_test_list(load, source, tmp_path) -> None:
     global opened
     whole = load(CHANGES, out="whole")
-    write_search_report(whole, run_search(whole, launch_here))
+    write_search_reports([whole], [run_search(whole, launch_here)])
     other = spoiled(source, tmp_path / "other")
     with pytest.raises(DataError):
         load_sites(other / "cohort", Multiclass(2))
@@ -57,7 +57,7 @@ def test_a_search_is_the_same_whatever_the_test_data_are_and_opens_no_test_list(
     sys.addaudithook(listen)
     opened = []
     try:
-        write_search_report(blind, run_search(blind, launch_here))
+        write_search_reports([blind], [run_search(blind, launch_here)])
         names = opened
     finally:
         opened = None

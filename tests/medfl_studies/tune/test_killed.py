@@ -9,7 +9,7 @@ import pytest
 from tune_toys import launch_here, without_seconds
 
 from medfl_studies.tune.search import Search, run_search
-from medfl_studies.tune.search_report import write_search_report
+from medfl_studies.tune.search_report import write_search_reports
 
 CHANGES = {
     "tune__sampler": "tpe",
@@ -42,7 +42,7 @@ def killed(search: Search, at: int) -> bool:
         return os.WIFSIGNALED(os.waitpid(child, 0)[1])
     replacing(at)
     try:
-        write_search_report(search, run_search(search, launch_here))
+        write_search_reports([search], [run_search(search, launch_here)])
     finally:
         os._exit(0)
     raise AssertionError
@@ -52,7 +52,7 @@ def killed(search: Search, at: int) -> bool:
 def test_a_killed_search_ends_in_the_same_winner_and_record(load, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, writes, real = load(CHANGES, out="whole"), [], os.replace
     monkeypatch.setattr(os, "replace", lambda old, new: (writes.append(str(new)), real(old, new)))
-    write_search_report(whole, run_search(whole, launch_here))
+    write_search_reports([whole], [run_search(whole, launch_here)])
     monkeypatch.undo()
     runs = [number for number, name in enumerate(writes) if name.endswith("summary.json")]
     records = [number for number, name in enumerate(writes) if name.endswith("search.json")]
@@ -64,7 +64,7 @@ def test_a_killed_search_ends_in_the_same_winner_and_record(load, monkeypatch: p
         (runs[2] - records[0]) // 2,
     ]  # in a trial, about the record, later
     assert [killed(broken, at) for at in lost] == [True] * 3
-    write_search_report(broken, run_search(broken, launch_here))
+    write_search_reports([broken], [run_search(broken, launch_here)])
     assert without_seconds(broken.out / "search.json") == without_seconds(whole.out / "search.json")
     name = "small-tuned.yaml"
     assert (broken.out / name).read_bytes() == (whole.out / name).read_bytes()

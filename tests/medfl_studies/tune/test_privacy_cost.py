@@ -18,7 +18,7 @@ from medfl.records.privacy_account import PrivacyAccount
 from medfl.settings import Settings
 from medfl_studies.tune.privacy_cost import compute_privacy_costs, describe_privacy_cost
 from medfl_studies.tune.search import run_search
-from medfl_studies.tune.search_report import write_search_report
+from medfl_studies.tune.search_report import write_search_reports
 
 PRIVACY = {"epsilon": 4.0, "clip": 1.0, "delta": 1e-5, "adjacency": "add_remove"}
 CHANGES = {"settings__rounds": 2, "tune__trials": 2, "settings__privacy": PRIVACY}
@@ -47,7 +47,7 @@ def test_every_trial_is_charged_and_the_price_is_their_composition(load, tmp_pat
         parts = [NoisedReleases.from_entry(entry) for entry in Ledger.read(ledger).entries.values()]
         assert [(part.sigma, part.count) for part in parts] == [(sigma, 2)] * 4
         assert composition.epsilon(tuple(parts), 1e-5) == cost.epsilon
-    page = write_search_report(search, tuned)[1].read_text()
+    page = write_search_reports([search], [tuned])[1].read_text()
     assert f"4 trials, each with epsilon 4 at most, have together epsilon {cost.epsilon:.4g} (unit site" in page
     assert "adjacency 'add_remove', delta 1e-05" in page
     assert "does not cover the selection of the best trial" in page

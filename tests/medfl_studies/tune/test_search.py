@@ -17,7 +17,7 @@ from medfl.errors import DataError, StoreError
 from medfl_studies.records.study_files import SearchRecord
 from medfl_studies.study import load_study
 from medfl_studies.tune.search import run_search
-from medfl_studies.tune.search_report import write_search_report
+from medfl_studies.tune.search_report import write_search_reports
 
 GRID = {"tune": {"sampler": "grid", "settings": {"optimizer#lr": [0.001, 0.01, 0.1]}}}
 
@@ -49,7 +49,7 @@ def test_the_winner_is_the_best_by_the_score_that_was_asked_for(load) -> None:
 def test_the_files_have_every_trial_and_the_study_of_the_winners(load, tmp_path: Path) -> None:
     search = load({"tune__trials": 4, "tune__seed": 3})
     tuned = run_search(search, MadeUpTrials(best_near(0.01)))
-    paths = write_search_report(search, tuned)
+    paths = write_search_reports([search], [tuned])
     assert [path.name for path in paths] == ["small-tuned.yaml", "search.md", "search.csv", "search.json"]
     table = pd.read_csv(paths[2])
     assert list(table) == [
@@ -76,7 +76,7 @@ def test_the_study_of_the_winners_runs_as_it_is_with_all_seeds(load, source: Pat
     """Each run equals the winning trial except for seed, name and opened test set."""
     search = load()
     tuned = run_search(search, MadeUpTrials(best_near(0.01)))
-    file = write_search_report(search, tuned)[0]
+    file = write_search_reports([search], [tuned])[0]
     prepared = load_study(file, source, tmp_path / "next")
     assert [(job.row, job.seed) for job in prepared.jobs] == [("mean", 0), ("near", 0), ("mean", 1), ("near", 1)]
     for job in prepared.jobs:
@@ -93,7 +93,7 @@ def test_the_study_of_the_winners_runs_as_it_is_with_all_seeds(load, source: Pat
 def test_a_search_that_stopped_continues_to_the_same_record(load, sampler: str) -> None:
     changes = {"tune__sampler": sampler, "tune__trials": 4}
     whole = load(changes, out="whole")
-    write_search_report(whole, run_search(whole, MadeUpTrials(best_near(0.01))))
+    write_search_reports([whole], [run_search(whole, MadeUpTrials(best_near(0.01)))])
     stops = iter([1, 3, 2])
     broken = load(changes, out="broken")
     left = next(stops)
@@ -110,7 +110,7 @@ def test_a_search_that_stopped_continues_to_the_same_record(load, sampler: str) 
         assert "failed (2)" in caught.value.fields["trials"].values()
         left = count
         if count == 1000:
-            write_search_report(broken, run_search(broken, runs))
+            write_search_reports([broken], [run_search(broken, runs)])
     assert without_seconds(broken.out / "search.json") == without_seconds(whole.out / "search.json")
     assert (broken.out / "search.csv").read_bytes() == (whole.out / "search.csv").read_bytes()
     text = (whole.out / "small-tuned.yaml").read_bytes()
@@ -187,3 +187,41 @@ def test_no_seed_or_fold_tests_on_images_that_a_trial_has_seen(load, source, par
     search = load({"data": data, "seeds": seeds})
     assert search.study.data["demo"].partition == plan | fixed
     assert any("use the partition of" in note for note in search.notes) == bool(fixed)
+
+
+def test_a_nested_study_is_tuned_in_each_split_on_the_data_of_the_split(load_all, source, tmp_path: Path) -> None:
+    """Each run of the tuned study equals the winning trial of its own split, on the same data."""
+    plan = {"scheme": "iid", "sites": 2, "val_fraction": 0.2, "test": "k_fold", "folds": 3, "server_test": "none"}
+    grid = GRID["tune"] | {"nested": True}
+    changes = {"tune": grid, "data": {"demo": {"folder": "cohort/site-01", "partition": plan}}, "seeds": 1}
+    searches = load_all(changes)
+    best = {0: 0.1, 1: 0.001, 2: 0.01}
+    assert [search.split for search in searches] == ["seed-0-fold-0", "seed-0-fold-1", "seed-0-fold-2"]
+    tuned, places = [], []
+    for number, search in enumerate(searches):
+        runs = MadeUpTrials(best_near(best[number]))
+        tuned.append(run_search(search, runs))
+        places.append({call["dataset_dir"] for call in runs.calls})
+        assert {call["seed"] for call in runs.calls} == {0}
+    assert [len(place) for place in places] == [1, 1, 1]
+    assert len(set.union(*places)) == 3, "each split has its own data"
+    paths = write_search_reports(searches, tuned)
+    assert [path.relative_to(tmp_path / "out").as_posix() for path in paths[:2]] == [
+        "small-tuned.yaml",
+        "seed-0-fold-0/search.md",
+    ]
+    prepared = load_study(paths[0], source, tmp_path / "out")
+    for job in prepared.jobs:
+        assert job.options["optimizer#lr"] == best[job.fold]
+        assert {str(job.dataset_dir)} == places[job.fold]
+    assert {job.options.get("method_args#mu") for job in prepared.jobs if job.row == "near"} == {0.5}
+    assert all(not search.notes for search in searches), "no partition is fixed"
+
+
+def test_a_row_may_state_its_own_rounds(load) -> None:
+    """For a part of the budget that is not spent in rounds; the report says so."""
+    search, runs = load({"rows__mean__settings": {"rounds": 2}}), MadeUpTrials(best_near(0.01))
+    tuned = run_search(search, runs)
+    assert {(call["method"], call["rounds"]) for call in runs.calls} == {("fedavg", 2), ("fedprox", 4)}
+    page = write_search_reports([search], [tuned])[1].read_text()
+    assert "These rows have their own number of rounds: mean 2." in page

@@ -139,7 +139,6 @@ def test_fields_have_the_values_that_methods_and_settings_declare(load) -> None:
             {"what": "tune.metric", "choice": "acuracy"},
             "Did you mean 'accuracy'",
         ),
-        ({"rows__mean__settings": {"rounds": 2}}, "unequal_rounds", {"rounds": {"mean": 2, "near": 4}}, ""),
         ({"rows": {}, "tune__rows": {}, "baseline": None}, "no_rows", {}, ""),
         ({"data__again": {"folder": "cohort"}}, "several_datasets", {"datasets": ["again", "demo"]}, ""),
     ],

@@ -1,0 +1,105 @@
+"""Tables that compare the methods of a study as published and tuned, with the cost of the tuning."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+import yaml
+
+from medfl.utils.formats import duration, none_if_nan
+from medfl_report.compare import compare
+from medfl_studies.results.page_formats import cell, mean_cell, table
+from medfl_studies.results.page_statistics import DataScores, Estimate
+
+TUNED = ", tuned"
+"""Ending of the name of a tuned row in a comparison."""
+
+
+def fair_table(published: DataScores, tuned: DataScores) -> str:
+    """Return a table with a row for each method: score and difference to its baseline, as published and tuned.
+
+    All differences of the table are one family, which Holm's procedure corrects.
+
+    Args:
+        published: Scores of the study with the methods' own settings.
+        tuned: Scores of the study that ``medfl tune`` wrote, on the same splits.
+    """
+    effects = compare_both(published, tuned)
+    head = ["method", "sites weigh by", "as published", "difference to", "effect"]
+    head += ["tuned", "difference, tuned", "effect, tuned", "worst site, tuned", "time of tuning"]
+    lines = []
+    for row in published.rows:
+        ours, better = effects[row], effects.get(row + TUNED)
+        is_tuned = row in tuned.rows
+        lines.append(
+            [
+                row,
+                published.weighting(row),
+                mean_cell(published.mean(row)),
+                f"{baseline(published, row)}: {cell(ours, '+')}" if ours else "",
+                ours.effect if ours else "",
+                mean_cell(tuned.mean(row)) if is_tuned else "not run",
+                cell(better, "+") if better else "",
+                better.effect if better else "",
+                cell(tuned.worst(row)) if is_tuned else "",
+                duration(tuned.results.trial_seconds(row)) if is_tuned else "",
+            ]
+        )
+    return table(head, lines)
+
+
+def compare_both(published: DataScores, tuned: DataScores) -> dict[str, Estimate | None]:
+    """Return the difference of each row from its baseline; None for a baseline itself.
+
+    Args:
+        published: Scores of the study with the methods' own settings.
+        tuned: Scores of the tuned study; the names of its rows get the ending `TUNED`.
+    """
+    runs, labels, bases = [], [], {}
+    for scores, ending in ((published, ""), (tuned, TUNED)):
+        for row in scores.rows:
+            group = scores.group(row)
+            runs += list(group.runs)
+            labels += [row + ending] * len(group.runs)
+            bases[row + ending] = baseline(scores, row) + ending
+    lines = compare(runs, [published.metric], bases, labels=labels).to_dict("records")
+    return {str(line["label"]): _estimate(line) if line["baseline"] != line["label"] else None for line in lines}
+
+
+def validation_table(scores: DataScores, rows: Sequence[str]) -> str:
+    """Return a table of validation scores over the rounds, which shows whether training has ended.
+
+    Args:
+        scores: Scores of a study with validation images.
+        rows: Names of the rows.
+    """
+    curves = {row: validation_curve(scores, row) for row in rows}
+    rounds = sorted(set().union(*curves.values()))
+    lines = [[row, *(cell(curve.get(number)) for number in rounds)] for row, curve in curves.items()]
+    return table(["row", *(f"round {number}" for number in rounds)], lines)
+
+
+def validation_curve(scores: DataScores, row: str) -> dict[int, float]:
+    """Return the validation score of the models that the sites export, by round: mean over the sites and the runs."""
+    by_round: dict[int, list[float]] = {}
+    for run in scores.group(row).runs:
+        metrics = run.metrics
+        chosen = metrics[(metrics["split"] == "val") & (metrics["metric"] == scores.metric)]
+        exported = chosen["model"] == chosen["site"].map(run.exported_kind)
+        for number, values in chosen[exported].groupby("round")["value"]:
+            by_round.setdefault(int(str(number)), []).append(float(values.mean()))
+    return {number: fmean(values) for number, values in sorted(by_round.items())}
+
+
+def baseline(scores: DataScores, row: str) -> str:
+    """Return the row that a row is compared with: its own baseline, or the study's; itself if there is none."""
+    raw = scores.results.raw
+    own = yaml.safe_load(raw.study_file)["rows"][row].get("baseline")
+    return str(own or raw.baseline or row)
+
+
+def _estimate(line: Mapping[Hashable, Any]) -> Estimate:
+    low, high, p = (none_if_nan(line[name]) for name in ("low", "high", "p_holm"))
+    return Estimate(line["difference"], low, high, None, line["pairs"], p, line["effect"])
