@@ -309,6 +309,7 @@ class FederatedRun:
             label_map=dict(data.label_map),
             fold=drawn_fold(self.dataset_dir),
             harmonisation=parse_image_reading(data.first.image_reading).describe_template(),
+            notes=tuple(sorted({note for site in data.sites.values() for note in site.notes})),
         )
 
     def _method_choice(self, registry: Registry) -> MethodChoice:

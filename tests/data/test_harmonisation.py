@@ -109,7 +109,7 @@ def test_inference_reads_a_file_as_the_harmonised_data_set_has_it(tmp_path, kind
         Image.fromarray(image).save(tmp_path / "images" / f"{number}.png")
         lines.append(f"{number}.png,{'xy'[number // 4]},{'ab'[number % 2]}")
     (tmp_path / "table.csv").write_text("\n".join(lines))
-    options = ["--image-column", "file", "--label-column", "class", "--site-column", "hospital", "--size", "16"]
+    options = ["--image-column", "file", "--target", "class:class", "--site-column", "hospital", "--size", "16"]
     paths = ["prep", "folder", str(tmp_path / "images"), "--table", str(tmp_path / "table.csv"), "--workers", "1"]
     with pytest.raises(SystemExit) as end:
         main([*paths, *options, "--out", str(tmp_path / "own")])

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from medfl.data.readers.dicom_header import damaged_file_error, decoding, is_dicom, unopenable_file_error
+from medfl.data.readers.dicom_header import check_start, damaged_file_error, decoding, is_dicom, unopenable_file_error
 from medfl.data.readers.dicom_series import ImageSource, SeriesFiles, SlicePlane, plane_of, planes_of
 from medfl.data.readers.image_reading import SeriesChoice
 from medfl.errors import DataError
@@ -176,6 +176,7 @@ def _series_file(path: Path) -> _SeriesFile | None:
         with path.open("rb") as file:
             if not is_dicom(file.read(132)):
                 return None
+        check_start(path)
         with decoding():
             header = pydicom.dcmread(path, stop_before_pixels=True, force=True, specific_tags=list(_TAGS))
             modality = str(header.get("Modality") or "")
@@ -184,10 +185,10 @@ def _series_file(path: Path) -> _SeriesFile | None:
             series, study, description = (str(header.get(name) or "") for name in _TAGS[:3])
     except OSError as error:
         raise unopenable_file_error(error) from None
-    if "Rows" not in header and not series and media != _DICOMDIR:
-        raise damaged_file_error(EOFError())
     if modality in _OTHER_OBJECTS or media == _DICOMDIR:
         return None
+    if "Rows" not in header and not series:
+        raise damaged_file_error(EOFError())
     if "Rows" not in header:
         frames, planes = 0, None
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -294,11 +295,15 @@ def _target_texts(datalist: Datalist, records: Sequence[CaseRecord], place: str)
 
 
 def _number_texts(goal: Objective, names: Sequence[str], values: torch.Tensor) -> str:
+    """Return findings or numbers in words, for example ``effusion; nodule not known``."""
     numbers = values.tolist()
-    if goal.label_sets(values[np.newaxis]) is not None:
-        positive = [names[place] if place < len(names) else str(place) for place, x in enumerate(numbers) if x == 1]
-        return join_words(positive) if positive else "no finding"
-    return ", ".join("not known" if x != x else f"{x:.4g}" for x in numbers)
+    if goal.label_sets(values[np.newaxis]) is None:
+        return ", ".join("not known" if math.isnan(number) else f"{number:.4g}" for number in numbers)
+    titles = [names[place] if place < len(names) else str(place) for place in range(len(numbers))]
+    positive = [title for title, number in zip(titles, numbers, strict=True) if number == 1]
+    unknown = [title for title, number in zip(titles, numbers, strict=True) if math.isnan(number)]
+    parts = [join_words(positive)] if positive else [] if unknown else ["no finding"]
+    return "; ".join([*parts, *([f"{join_words(unknown)} not known"] if unknown else [])])
 
 
 def _count_targets(datalist: Datalist, place: str) -> dict[str, str]:

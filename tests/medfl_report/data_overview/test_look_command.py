@@ -154,3 +154,23 @@ def test_hostile_names_become_plain_text(tmp_path, look):
     assert status == 0
     assert "<script" not in (tmp_path / "look.html").read_text()
     assert "\x1b" not in printed
+
+
+def test_findings_and_numbers_are_shown_and_counted(tmp_path):
+    rng = np.random.default_rng(0)
+    np.save(tmp_path / "images.npy", rng.integers(0, 255, (4, 8, 8), dtype=np.uint8))
+    head = {"name": "t", "image_array": "images.npy", "target_names": ["effusion", "nodule"]}
+    targets = [[1, 0], [0, 0], [1, None], [None, 0]]
+    lists = head | {"objective": {"name": "multilabel", "num_labels": 2}}
+    lists["training"] = [{"image": row, "target": target} for row, target in enumerate(targets)]
+    (tmp_path / "datalist.json").write_text(json.dumps(lists))
+    data = read_images(tmp_path)
+    expected = ["effusion", "no finding", "effusion; nodule not known", "effusion not known"]
+    assert [case.target for case in data.cases] == expected
+    (site,) = data.sites.values()
+    assert site.counts == {"effusion": "2 yes, 1 no, 1 not known", "nodule": "0 yes, 3 no, 1 not known"}
+    lists |= {"objective": {"name": "regression"}, "target_names": ["age"]}
+    lists["training"] = [{"image": row, "target": [float(40 + row)]} for row in range(4)]
+    (tmp_path / "datalist.json").write_text(json.dumps(lists))
+    (site,) = read_images(tmp_path).sites.values()
+    assert site.counts == {"age": "41.5 (40 to 43)"}
