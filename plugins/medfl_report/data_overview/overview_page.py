@@ -10,6 +10,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from medfl.data.datalists import SPLITS
+from medfl.types import GLOBAL
 from medfl.utils.files import private_files, write_atomic
 from medfl.utils.formats import count, number, p_value
 from medfl.utils.text import names_and_more
@@ -149,8 +150,8 @@ def render_overview(overview: DataOverview, most: int) -> str:
 def _sentence(overview: DataOverview) -> str:
     splits = Counter(case.split for case in overview.data.cases)
     parts = ", ".join(f"{number(splits[split])} {split}" for split in SPLITS if splits[split])
-    sites = len(overview.data.sites)
-    return f"{number(len(overview.data.cases))} images ({parts}) of {sites} {'site' if sites == 1 else 'sites'}."
+    sites = count(sum(site != GLOBAL for site in overview.data.sites), "site")
+    return f"{number(len(overview.data.cases))} images ({parts}) of {sites}."
 
 
 def _site_pictures(overview: DataOverview, most: int) -> list[SitePictures]:
@@ -158,7 +159,7 @@ def _site_pictures(overview: DataOverview, most: int) -> list[SitePictures]:
     span = (float(edges[0]), float(edges[-1]))
     chosen = choose_cases(data, most)
     shown = []
-    for site in list(data.sites)[:MAX_SITES]:
+    for site in [name for name in data.sites if name != GLOBAL][:MAX_SITES]:
         cases = [case for case in data.cases if case.site == site]
         patients = len({case.patient for case in cases})
         summary = f"{number(len(cases))} images"

@@ -117,6 +117,7 @@ def test_the_command_writes_a_private_page_without_identifiers(damaged, look):
     assert text.count('src="data:image/png;base64,') == 4 * 3 + 2 + 2 * 2
     assert not re.search(r'(?:src|href)="(?!data:|#)', text)
     assert "Scanner 1" in text
+    assert "of 4 sites." in text  # the server's test set is searched, too
 
 
 @pytest.mark.parametrize(
