@@ -61,7 +61,8 @@ class ImageFiles:
         read: ImageFunction = read_image,
         choice: SeriesChoice = DEFAULT_READING.series,
     ) -> None:
-        named = _volume_sources(folder, choice) if len(size) == 3 else _image_files(folder)
+        with quiet_decoders():
+            named = _volume_sources(folder, choice) if len(size) == 3 else _image_files(folder)
         self._names, self.sources = list(named), list(named.values())
         if not self.sources:
             raise DataError(

@@ -35,6 +35,7 @@ from medfl.data.readers.dicom_series import ImageSource, source_files
 from medfl.data.readers.image_reading import DEFAULT_READING, PLANES, SCALES, ImageReading, make_image_reading
 from medfl.data.readers.images import ImageKind
 from medfl.data.readers.mammogram_image import reading_entries
+from medfl.data.readers.quiet import quiet_decoders
 from medfl.data.table import read_table
 from medfl.errors import DataError, SettingsError
 from medfl.records.datalist import CaseRecord, make_record
@@ -199,7 +200,8 @@ class FolderSpec(ImageSpec):
         """Find the image files: return the rows of the table, and each row's file or series, or why it has none."""
         choice = self.image_reading().series
         rows = read_rows(read_table(self.table), self.columns())
-        return rows, ImageFolder(self.images, choice).find(rows.images, rows.numbers)
+        with quiet_decoders():
+            return rows, ImageFolder(self.images, choice).find(rows.images, rows.numbers)
 
     def plan_reading(self, files: tuple[LabelledRows, list[ImageSource | DataError]], say: Say) -> ReadPlan:
         """Plan the images to read: all whose headers are readable. The headers decide the common format.

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from medfl.data.readers.dicom_header import damaged_file_error, decoding, is_dicom, unopenable_file_error
+from medfl.data.readers.dicom_header import damaged_file_error, decoding, is_dicom, read_elements, unopenable_file_error
 from medfl.data.readers.dicom_series import ImageSource, SeriesFiles, SlicePlane, plane_of, planes_of
 from medfl.data.readers.image_reading import SeriesChoice
 from medfl.errors import DataError
@@ -167,23 +167,30 @@ def fits(series: FoundSeries, choice: SeriesChoice) -> bool:
 
 
 def _series_file(path: Path) -> _SeriesFile | None:
-    """Return the series of a file; None if the file is no DICOM image."""
-    import pydicom
+    """Return the series of a file; None if the file is no DICOM image.
 
+    Raises:
+        DataError: If the file can't be opened, or is damaged. A file without content, or that is no DICOM file, counts
+            as damaged if its name is that of a slice.
+    """
+    if not path.is_file():
+        return None
     try:
-        if not path.is_file():
-            return None
         with path.open("rb") as file:
-            if not is_dicom(file.read(132)):
-                return None
-        with decoding():
-            header = pydicom.dcmread(path, stop_before_pixels=True, force=True, specific_tags=list(_TAGS))
-            modality = str(header.get("Modality") or "")
-            frames = int(header.get("NumberOfFrames") or 1)
-            media = str(header.file_meta.get("MediaStorageSOPClassUID") or "")
-            series, study, description = (str(header.get(name) or "") for name in _TAGS[:3])
+            head = file.read(132)
     except OSError as error:
         raise unopenable_file_error(error) from None
+    if not is_dicom(head):
+        ending = path.suffix.lower()
+        if ending == ".dcm" or (not head and (not ending or ending[1:].isdigit())):
+            raise damaged_file_error(EOFError())
+        return None
+    header = read_elements(path, pixels=False, tags=_TAGS)
+    with decoding():
+        modality = str(header.get("Modality") or "")
+        frames = int(header.get("NumberOfFrames") or 1)
+        media = str(header.file_meta.get("MediaStorageSOPClassUID") or "")
+        series, study, description = (str(header.get(name) or "") for name in _TAGS[:3])
     if "Rows" not in header and not series and media != _DICOMDIR:
         raise damaged_file_error(EOFError())
     if modality in _OTHER_OBJECTS or media == _DICOMDIR:

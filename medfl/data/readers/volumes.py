@@ -155,14 +155,14 @@ def _affine(image: Any) -> np.ndarray:
             "missing_affine",
             "the NIfTI file does not state its position in space (qform_code and sform_code are 0). Set its affine.",
         )
-    if not np.isfinite(affine).all() or _is_flat(affine):
+    if not np.isfinite(affine).all() or is_flat(affine):
         raise DataError(
             "degenerate_affine", "the affine of the NIfTI file is degenerate: its axes do not span a space. Correct it."
         )
     return affine
 
 
-def _is_flat(affine: np.ndarray) -> bool:
+def is_flat(affine: np.ndarray) -> bool:
     """Return True if the three voxel axes are coplanar, or one of them has length 0."""
     edges = voxel_edges(affine)
     return bool(edges.min() <= 0 or abs(np.linalg.det(affine[:3, :3] / edges)) < _MIN_DETERMINANT)
