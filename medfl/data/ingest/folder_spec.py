@@ -35,11 +35,10 @@ from medfl.data.readers.dicom_series import ImageSource, source_files
 from medfl.data.readers.image_reading import DEFAULT_READING, PLANES, SCALES, ImageReading, make_image_reading
 from medfl.data.readers.images import ImageKind
 from medfl.data.readers.mammogram_image import reading_entries
-from medfl.data.readers.quiet import quiet_decoders
 from medfl.data.table import read_table
 from medfl.errors import DataError, SettingsError
 from medfl.records.datalist import CaseRecord, make_record
-from medfl.utils.text import Say
+from medfl.utils.text import Say, visible
 
 UNSTATED = "not stated"
 """Licence of a data set for which the user gave none."""
@@ -185,7 +184,7 @@ class FolderSpec(ImageSpec):
 
     def named_after(self, out: Path) -> Self:
         """Return the spec with a name: the user's, or the name of the folder `out`."""
-        return self.model_copy(update={"name": self.name or out.absolute().name})
+        return self.model_copy(update={"name": self.name or visible(out.absolute().name)})
 
     def title(self) -> str:
         """Return the data set's name: the user's, or ``folder``."""
@@ -200,8 +199,7 @@ class FolderSpec(ImageSpec):
         """Find the image files: return the rows of the table, and each row's file or series, or why it has none."""
         choice = self.image_reading().series
         rows = read_rows(read_table(self.table), self.columns())
-        with quiet_decoders():
-            return rows, ImageFolder(self.images, choice).find(rows.images, rows.numbers)
+        return rows, ImageFolder(self.images, choice).find(rows.images, rows.numbers)
 
     def plan_reading(self, files: tuple[LabelledRows, list[ImageSource | DataError]], say: Say) -> ReadPlan:
         """Plan the images to read: all whose headers are readable. The headers decide the common format.

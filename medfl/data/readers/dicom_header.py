@@ -328,8 +328,8 @@ def _check_syntax(dataset: Dataset) -> None:
         name = str(syntax.name) if syntax.name != str(syntax) else "unknown"
         raise DataError(
             "unsupported_compression",
-            f"the DICOM file's transfer syntax ({name}) is one that no decoder reads: it is private, or a video. Export "
-            "the file without compression.",
+            f"the DICOM file's transfer syntax ({name}) is one that no decoder reads: it is private, or a video. "
+            "Export the file without compression.",
             name=name,
         )
     if syntax == _JPEG_EXTENDED and int(dataset.BitsStored) > 8:

@@ -109,7 +109,7 @@ def find_series(folder: Path) -> list[FoundSeries]:
         DataError: If a DICOM file is damaged or can't be opened, because a series could lack a slice.
     """
     by_series: dict[tuple[str, str], list[_SeriesFile]] = defaultdict(list)
-    for top, folders, names in os.walk(folder):
+    for top, folders, names in os.walk(folder, onerror=_refuse_folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
             file = None if name.startswith(".") else _series_file(Path(top, name))
@@ -166,6 +166,11 @@ def fits(series: FoundSeries, choice: SeriesChoice) -> bool:
     )
 
 
+def _refuse_folder(error: OSError) -> None:
+    """Raise the DataError for a folder that can't be opened."""
+    raise unopenable_file_error(error) from None
+
+
 def _series_file(path: Path) -> _SeriesFile | None:
     """Return the series of a file; None if the file is no DICOM image.
 
@@ -173,9 +178,9 @@ def _series_file(path: Path) -> _SeriesFile | None:
         DataError: If the file can't be opened, or is damaged. A file without content, or that is no DICOM file, counts
             as damaged if its name is that of a slice.
     """
-    if not path.is_file():
-        return None
     try:
+        if not path.is_file():
+            return None
         with path.open("rb") as file:
             head = file.read(132)
     except OSError as error:
