@@ -36,6 +36,10 @@ LATERALITY_NAMES = {"L": "left", "R": "right"}
 VIEWS = ("CC", "MLO", "ML", "LM", "LMO", "SIO", "FB", "XCC", "XCCL", "XCCM", "AT", "ISO")
 """Views of the breast that are kept, as ``ViewPosition`` writes them."""
 
+_SAFE_DECODERS = ("pydicom", "pyjpegls", "pylibjpeg", "pillow")
+"""Decoders of pydicom by preference. The remaining one, GDCM, ends the process at some damaged files, and is used only
+for compressions that no other decoder reads."""
+
 _VIEW_CODES = {
     "R-10242": "CC",
     "399162004": "CC",
@@ -175,6 +179,8 @@ def _decode_pixels(
             options["correct_unused_bits"] = False  # pydicom would copy all pixels for it
         elif not syntax.is_deflated:
             check_compressed_size(dataset, frame or 0)
+            available = get_decoder(syntax).available_plugins
+            options["decoding_plugin"] = next((name for name in _SAFE_DECODERS if name in available), "")
         pixels, _ = get_decoder(syntax).as_array(dataset, **options)
         expected = (int(dataset.Rows), int(dataset.Columns), *[3] * (dataset.SamplesPerPixel == 3))
     if pixels.shape != expected:

@@ -112,7 +112,7 @@ def test_what_is_no_image_file_is_refused(images, tmp_path, case):
     with silent(), bounded(tmp_path), refused(DataError, code) as error:
         prepared(images, cell, tmp_path / "P")
     assert "table row 2" in str(error.value) or error.value.fields["rows"][0] == 2
-    check_discreet(error, tmp_path)
+    check_discreet(error.value, tmp_path)
     assert sorted(os.listdir(tmp_path)) == before, "nothing is left behind"
 
 
@@ -308,7 +308,7 @@ def test_a_file_that_changes_after_its_inspection_is_refused(images, tmp_path, c
     with silent(), bounded(tmp_path), refused(DataError, "unreadable_image", count=1, total=4) as error:
         prepared(images, "1.png", tmp_path / "P", say=hear)
     assert "table row 2" in str(error.value)
-    check_discreet(error, tmp_path)
+    check_discreet(error.value, tmp_path)
     assert sorted(os.listdir(tmp_path)) == before, "nothing is left behind"
 
 
@@ -327,7 +327,7 @@ def test_a_slice_that_changes_after_its_inspection_is_refused(tmp_path, monkeypa
     monkeypatch.setattr(read, inspect_and_change)
     with refused(DataError, "damaged_file") as error:
         files[0]
-    check_discreet(error, tmp_path)
+    check_discreet(error.value, tmp_path)
 
 
 def test_an_output_folder_that_links_to_itself_is_refused(images, tmp_path):

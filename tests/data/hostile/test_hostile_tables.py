@@ -147,7 +147,7 @@ def test_a_table_is_refused(images, tmp_path, case):
     with silent(), bounded(tmp_path), refused(DataError, code, **fields) as error:
         prepare(images, path, SOME, (4, 4), tmp_path / "P")
     if code != "missing_column":  # names of columns may be shown
-        check_discreet(error, tmp_path)
+        check_discreet(error.value, tmp_path)
     assert len(str(error.value)) < 2000
     assert sorted(os.listdir(tmp_path)) == before, "nothing is left behind"
 
@@ -208,7 +208,7 @@ def test_a_table_of_other_cells_than_numbers_is_refused(tmp_path, case):
     path = table(text)(tmp_path)
     with silent(), refused(DataError, code, **fields) as error:
         load_rows(path, 2, Multiclass(2))
-    check_discreet(error, tmp_path)
+    check_discreet(error.value, tmp_path)
 
 
 def test_numbers_in_the_digits_of_another_alphabet_are_read(tmp_path):
