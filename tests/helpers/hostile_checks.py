@@ -42,6 +42,10 @@ HEAD = ("file", "diagnosis")
 """Columns of the tables."""
 
 
+COLUMN_OPTIONS = ("--image-column", "file", "--label-column", "diagnosis")
+"""Options of ``medfl prep folder`` that name the columns; in Python `own_cohort.SOME` does."""
+
+
 @dataclass(frozen=True)
 class Hostile:
     """One input and what must happen to it.
@@ -62,11 +66,12 @@ class Hostile:
 
 
 @contextlib.contextmanager
-def bounded(folder: Path) -> Iterator[None]:
+def bounded(folder: Path, most_bytes: int = MAX_NEW_BYTES) -> Iterator[None]:
     """Limit time and memory of the block.
 
     Args:
         folder: Folder whose named pipes are opened at the time limit, so that a thread that waits for one ends.
+        most_bytes: Address space that the block may take beyond what the process has.
     """
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -79,7 +84,7 @@ def bounded(folder: Path) -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     before = signal.signal(signal.SIGALRM, end)
     signal.alarm(MAX_SECONDS)
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MAX_NEW_BYTES, hard))
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + most_bytes, hard))
     try:
         yield
     finally:

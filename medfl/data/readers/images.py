@@ -60,10 +60,15 @@ from medfl.data.readers.pillow_images import (
 from medfl.data.readers.suv import suv_factor
 from medfl.data.readers.volumes import MAX_GZIP_RATIO, SUFFIXES, SpatialGrid, Volume, is_flat, voxel_edges
 from medfl.errors import DataError, SettingsError
+from medfl.utils.formats import size as bytes_text
+from medfl.utils.memory import available_memory
 
 IMAGE_SUFFIXES = (*FORMATS, ".dcm", *SUFFIXES, *ITK_SUFFIXES)
 """File name suffixes by which images are found in a folder, in lower case. A file with another suffix, such as a DICOM
 file without suffix, can be read if it is named."""
+
+_BYTES_PER_VOXEL = 12
+"""Memory that reading takes for each voxel: the stored value, and twice a value in float32."""
 
 _GZIP_START = b"\x1f\x8b"
 """First bytes of a gzip file."""
@@ -371,7 +376,7 @@ def _check_nifti_header(volume: Any, path: Path) -> None:
     if MAX_VOXELS >= math.prod(volume.shape) > most_bytes // max(1, volume.get_data_dtype().itemsize):
         raise damaged_file_error(EOFError())
 
-    with ImageOpener(path) as file:
+    with ImageOpener(str(path)) as file:
         header = type(volume.header).from_fileobj(file, check=False)
     if np.isinf([header["scl_slope"], header["scl_inter"]]).any():
         raise DataError(
@@ -399,6 +404,7 @@ def _check_volume(volume: Any) -> None:
             maximum=MAX_VOXELS,
             found=[int(length) for length in volume.shape],
         )
+    _check_memory(math.prod(volume.shape))
     if volume.get_data_dtype().fields is not None or volume.get_data_dtype().kind not in "iuf":
         raise DataError(
             "unsupported_pixel_format",
@@ -413,6 +419,19 @@ def _check_volume(volume: Any) -> None:
         )
     if not np.isfinite(volume.affine).all() or is_flat(volume.affine):
         raise _degenerate_affine_error()
+
+
+def _check_memory(voxels: int) -> None:
+    """Raise if a volume needs more memory than is left: a small compressed file can be a large volume."""
+    needed, free = voxels * _BYTES_PER_VOXEL, available_memory()
+    if free is not None and needed > free:
+        raise DataError(
+            "out_of_memory",
+            f"reading the volume needs about {bytes_text(needed)} of memory, {bytes_text(free)} are left. Crop or "
+            "downsample it, or read it on another machine.",
+            needed=needed,
+            free=free,
+        )
 
 
 def read_voxels(source: ImageSource, *, suv: bool = False) -> Volume:

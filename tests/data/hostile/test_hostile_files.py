@@ -18,8 +18,13 @@ from pathlib import Path
 import nibabel
 import numpy as np
 import pytest
-from hostile_checks import Hostile, check_image
+from hostile_checks import Hostile, bounded, check_image
 from PIL import Image
+from refusals import refused
+
+from medfl.data.readers.images import inspect_image, read_image
+from medfl.data.readers.quiet import quiet_decoders
+from medfl.errors import DataError
 
 BYTES = np.arange(16, dtype=np.uint8).reshape(4, 4) * 16
 VOXELS = np.arange(64, dtype=np.int16).reshape(4, 4, 4)
@@ -242,6 +247,25 @@ VOLUMES = {
 }
 
 CASES = PICTURES | VOLUMES
+
+
+def test_a_volume_larger_than_the_memory_is_refused_before_it_is_inflated(tmp_path, monkeypatch):
+    monkeypatch.setattr("medfl.data.readers.images.available_memory", lambda: 64 * 12 - 1)
+    with refused(DataError, "out_of_memory", needed=64 * 12, free=64 * 12 - 1):
+        inspect_image(volume(".nii.gz")(tmp_path))
+
+
+@pytest.mark.slow
+def test_a_picture_at_the_limit_is_read_within_two_gigabytes(tmp_path):
+    """178 million pixels, of 170 kB in the file."""
+    rows = zlib.compressobj(1)
+    row = bytes(13_301)
+    pixels = b"".join([rows.compress(row) for _ in range(13_300)]) + rows.flush()
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", 13_300, 13_300, 8, 0, 0, 0, 0))
+    path = tmp_path / "a.png"
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", pixels) + chunk(b"IEND", b""))
+    with bounded(tmp_path, 2 << 30), quiet_decoders():
+        assert read_image(path, (4, 4), 1).tolist() == [[0] * 4] * 4
 
 
 @pytest.mark.parametrize("case", CASES)
