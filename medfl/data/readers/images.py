@@ -58,17 +58,12 @@ from medfl.data.readers.pillow_images import (
     read_pillow_image,
 )
 from medfl.data.readers.suv import suv_factor
-from medfl.data.readers.volumes import MAX_GZIP_RATIO, SUFFIXES, SpatialGrid, Volume, is_flat, voxel_edges
+from medfl.data.readers.volumes import MAX_GZIP_RATIO, SUFFIXES, SpatialGrid, Volume, check_memory, is_flat, voxel_edges
 from medfl.errors import DataError, SettingsError
-from medfl.utils.formats import size as bytes_text
-from medfl.utils.memory import available_memory
 
 IMAGE_SUFFIXES = (*FORMATS, ".dcm", *SUFFIXES, *ITK_SUFFIXES)
 """File name suffixes by which images are found in a folder, in lower case. A file with another suffix, such as a DICOM
 file without suffix, can be read if it is named."""
-
-_BYTES_PER_VOXEL = 12
-"""Memory that reading takes for each voxel: the stored value, and twice a value in float32."""
 
 _GZIP_START = b"\x1f\x8b"
 """First bytes of a gzip file."""
@@ -404,7 +399,7 @@ def _check_volume(volume: Any) -> None:
             maximum=MAX_VOXELS,
             found=[int(length) for length in volume.shape],
         )
-    _check_memory(math.prod(volume.shape))
+    check_memory(math.prod(volume.shape))
     if volume.get_data_dtype().fields is not None or volume.get_data_dtype().kind not in "iuf":
         raise DataError(
             "unsupported_pixel_format",
@@ -419,19 +414,6 @@ def _check_volume(volume: Any) -> None:
         )
     if not np.isfinite(volume.affine).all() or is_flat(volume.affine):
         raise _degenerate_affine_error()
-
-
-def _check_memory(voxels: int) -> None:
-    """Raise if a volume needs more memory than is left: a small compressed file can be a large volume."""
-    needed, free = voxels * _BYTES_PER_VOXEL, available_memory()
-    if free is not None and needed > free:
-        raise DataError(
-            "out_of_memory",
-            f"reading the volume needs about {bytes_text(needed)} of memory, {bytes_text(free)} are left. Crop or "
-            "downsample it, or read it on another machine.",
-            needed=needed,
-            free=free,
-        )
 
 
 def read_voxels(source: ImageSource, *, suv: bool = False) -> Volume:

@@ -195,7 +195,7 @@ def _structure_numbers(values: np.ndarray, structures: Sequence[str]) -> np.ndar
     Raises:
         DataError: If a value is no structure number.
     """
-    if not structures:
+    if not structures and np.isfinite(values).all():
         return (values != 0).astype(np.uint8)
     wrong = ~((values >= 0) & (values <= len(structures)) & (values == np.floor(values)))
     if wrong.any():
@@ -342,7 +342,10 @@ def _contours(header: Dataset, number: int) -> Iterator[np.ndarray]:
             continue
         for contour in region.get("ContourSequence") or ():
             if str(contour.get("ContourGeometricType") or "") in _CLOSED_CONTOURS:
-                points = np.array([float(edge) for edge in contour.ContourData]).reshape(-1, 3)
+                data = contour.ContourData
+                if isinstance(data, bytes):  # long values are often stored without their type
+                    data = data.decode("ascii").split("\\")
+                points = np.array([float(edge) for edge in data]).reshape(-1, 3)
                 if not np.isfinite(points).all():
                     raise ValueError("not finite")
                 yield points * [-1, -1, 1]

@@ -250,7 +250,7 @@ CASES = PICTURES | VOLUMES
 
 
 def test_a_volume_larger_than_the_memory_is_refused_before_it_is_inflated(tmp_path, monkeypatch):
-    monkeypatch.setattr("medfl.data.readers.images.available_memory", lambda: 64 * 12 - 1)
+    monkeypatch.setattr("medfl.data.readers.volumes.available_memory", lambda: 64 * 12 - 1)
     with refused(DataError, "out_of_memory", needed=64 * 12, free=64 * 12 - 1):
         inspect_image(volume(".nii.gz")(tmp_path))
 
