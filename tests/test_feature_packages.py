@@ -25,7 +25,11 @@ PROJECT = ROOT / "pyproject.toml"
 DEPENDENTS = {
     "medfl_report": ("medfl_studies", "medfl_attacks", "medfl_flare", "medfl_adopt"),
     **dict.fromkeys(
-        ("medfl_studies", "medfl_attacks", "medfl_flare", "medfl_adopt", "medfl_mlflow", "medfl_encoders"), ()
+        (
+            *("medfl_studies", "medfl_attacks", "medfl_flare", "medfl_adopt"),
+            *("medfl_mlflow", "medfl_encoders", "medfl_pacs"),
+        ),
+        (),
     ),
 }
 """Maps each feature package to the packages that import it and are deleted with it."""

@@ -10,6 +10,9 @@
     imagesTr/a.nii.gz   a volume; with several modalities, a volume of four axes
     labelsTr/a.nii.gz   its mask, a number of `labels` in each voxel
 
+A folder of a user with the same layout may also contain NRRD and MHA files, a folder with the slices of one DICOM
+series in place of a volume, and as mask a DICOM-SEG or RTSTRUCT (``.dcm``), whose segments have the names in `labels`.
+
 The test volumes have no masks and are skipped. Messages number the cases of ``training`` from 1 and contain no file
 name.
 """
@@ -23,6 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from medfl.data.ingest.volumes import IMAGE, LABEL, VolumeFiles
+from medfl.data.readers.dicom_series import ImageSource
+from medfl.data.readers.image_reading import DEFAULT_READING
+from medfl.data.readers.itk_files import ITK_SUFFIXES
+from medfl.data.readers.series_folder import choose_series, find_series
 from medfl.data.readers.volumes import SUFFIXES
 from medfl.errors import DataError
 from medfl.utils.text import first_names
@@ -117,11 +124,21 @@ def _read_cases(source: Path, entries: Sequence[Any], path: Path) -> list[Volume
                 what=what,
                 cases=duplicates,
             )
-    return [VolumeFiles(*pair) for pair in files]
+    return [VolumeFiles(_image_source(image, number), mask) for number, (image, mask) in enumerate(files, 1)]
+
+
+def _image_source(path: Path, number: int) -> ImageSource:
+    """Return the source of a volume: its file, or the one DICOM series in its folder."""
+    if not path.is_dir():
+        return path
+    try:
+        return choose_series(find_series(path), DEFAULT_READING.series).source()
+    except DataError as error:
+        raise error.reworded(f"case {number} of 'training': {error}") from None
 
 
 def _path_in_task(source: Path, name: Any, number: int, path: Path) -> Path:
-    """Return the path of a NIfTI file below the task's folder; raise DataError for any other path."""
+    """Return the path of a file or folder below the task's folder; raise DataError for any other path."""
     if not isinstance(name, str) or Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name:
         raise DataError(
             "path_outside_folder",
@@ -130,11 +147,12 @@ def _path_in_task(source: Path, name: Any, number: int, path: Path) -> Path:
             path=path,
             case=number,
         )
-    if not name.endswith(SUFFIXES):
+    suffixes = (*SUFFIXES, *ITK_SUFFIXES, ".dcm")
+    if not name.endswith(suffixes) and not (source / name).is_dir():
         raise DataError(
             "unsupported_file",
-            f"expected NIfTI files ({', '.join(SUFFIXES)}) in case {number} of 'training' of {path}, got another "
-            "ending. Convert the files.",
+            f"expected volume files ({', '.join(suffixes)}) or folders of DICOM series in case {number} of "
+            f"'training' of {path}, got another ending. Convert the files.",
             path=path,
             case=number,
         )

@@ -12,8 +12,8 @@ import io
 import re
 import stat
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from medfl.data.readers.images import IMAGE_SUFFIXES
@@ -106,6 +106,12 @@ class CsvTable:
                 rows=empty,
             )
         return values
+
+    def without(self, numbers: Collection[int]) -> CsvTable:
+        """Return the table without the rows of the given spreadsheet numbers."""
+        dropped = set(numbers)
+        kept = [place for place, number in enumerate(self.numbers) if number not in dropped]
+        return replace(self, rows=[self.rows[place] for place in kept], numbers=[self.numbers[place] for place in kept])
 
 
 def row_list(numbers: Sequence[int]) -> str:

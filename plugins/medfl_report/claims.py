@@ -152,19 +152,40 @@ def check_claim(
     metric = kind.metric(groups)
     both = pairs(named[better], named[than]) if metric and better in named and than in named else []
     values = [[kind.value(run, metric or "") for run in pair] for pair in both]
-    defined = [math.isfinite(ours - theirs) for ours, theirs in values]
-    gaps = [ours - theirs for ours, theirs in compress(values, defined)]
-    mean, runs = mean_std(gaps)[0] if gaps else math.nan, [run for run, _ in both]
-    folds = folds_among(runs)
-    scored = list(compress(both, defined))
-    over_patients = PatientTest(reason=NO_PREDICTIONS)
-    if kind.of_predictions and len(gaps) > 1:
-        over_patients = method_test(scored, metric or "", sets_of or sets_reader())
-    has_own_splits = kind.at_sites or folds is not None
-    test = compare_methods(gaps, split_ratio(runs) if has_own_splits else None, over_patients)
-    tests = paired_tests(gaps, folds)
+    differences = [ours - theirs for ours, theirs in values]
+    gaps = [difference for difference in differences if math.isfinite(difference)]
+    scored = list(compress(both, map(math.isfinite, differences)))
+    mean = mean_std(gaps)[0] if gaps else math.nan
+    test = measure_test(measure, metric or "", both, differences, sets_of or sets_reader())
+    tests = paired_tests(gaps, folds_among([run for run, _ in both]))
     ours, theirs = (_side(kind, metric or "", [pair[side] for pair in scored]) for side in (0, 1))
     return ClaimCheck(measure, better, than, len(gaps), mean, test, tests, ours, theirs, metric or "", p_holm=test.p)
+
+
+def measure_test(
+    measure: str,
+    metric: str,
+    both: Sequence[tuple[RunRecord, RunRecord]],
+    differences: Sequence[float],
+    sets_of: Callable[[RunRecord], PredictionSets],
+) -> MethodTest:
+    """Test whether two methods differ in a measure, over their pairs of runs and over the test patients.
+
+    Args:
+        measure: Name of the measure, a key of `CLAIMABLE`.
+        metric: Metric of the measure.
+        both: Pairs (run of one method, run of the other) on the same data.
+        differences: Difference of the measure for each pair; NaN if it is not defined.
+        sets_of: Function that returns the test sets of a run with predictions.
+    """
+    kind = CLAIMABLE[measure]
+    gaps = [difference for difference in differences if math.isfinite(difference)]
+    over_patients = PatientTest(reason=NO_PREDICTIONS)
+    if kind.of_predictions and len(gaps) > 1:
+        over_patients = method_test(list(compress(both, map(math.isfinite, differences))), metric, sets_of)
+    runs = [run for run, _ in both]
+    has_own_splits = kind.at_sites or folds_among(runs) is not None
+    return compare_methods(gaps, split_ratio(runs) if has_own_splits else None, over_patients)
 
 
 def correct_claims(claims: Sequence[ClaimCheck]) -> list[ClaimCheck]:

@@ -12,6 +12,7 @@ PACKAGES = {
     "attack": "medfl_attacks",
     **dict.fromkeys(("federate", "site"), "medfl_flare"),
     "adopt": "medfl_adopt",
+    "pacs": "medfl_pacs",
 }
 """Maps each command of a feature package to the package."""
 

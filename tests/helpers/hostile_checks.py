@@ -42,7 +42,7 @@ HEAD = ("file", "diagnosis")
 """Columns of the tables."""
 
 
-COLUMN_OPTIONS = ("--image-column", "file", "--label-column", "diagnosis")
+COLUMN_OPTIONS = ("--image-column", "file", "--target", "class:diagnosis")
 """Options of ``medfl prep folder`` that name the columns; in Python `own_cohort.SOME` does."""
 
 

@@ -280,6 +280,21 @@ def test_unknown_parts_of_a_study_are_refused(ended, tmp_path, part):
     assert error.value.code == "unknown_choice"
 
 
+def test_the_command_collects_a_part_and_counts_what_is_left_out(ended, tmp_path, capsys):
+    out = Path(shutil.copytree(ended.out, tmp_path / "out"))
+    shutil.rmtree(out / "runs" / "demo" / "alone")
+    words = ["collect", ended.file, "--out", out, "--source", ended.source, "--into", tmp_path / "raw"]
+    with pytest.raises(SystemExit) as end:
+        main(["results", *map(str, words)])
+    assert not end.value.code
+    assert "left out: demo / alone: 2 runs: not run" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["results", *map(str, words), "--row", ROW, "--data", "demo", "--seeds", "1"])
+    assert "left out" not in capsys.readouterr().out
+    raw = RawResults.read(tmp_path / "raw" / RawResults.NAME)
+    assert [(run.row, run.seed) for run in raw.runs] == [(ROW, 0)]
+
+
 # ---- scores by round
 
 

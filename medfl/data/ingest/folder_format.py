@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +13,16 @@ from medfl.data.ingest.pipeline import core_count
 from medfl.data.ingest.workers import LoadedItem
 from medfl.data.readers.dicom_series import ImageSource
 from medfl.data.readers.image_reading import DEFAULT_READING, ImageReading
-from medfl.data.readers.images import ImageKind, inspect_image, read_image
+from medfl.data.readers.images import ImageKind, inspect_image, read_image, resized_spacing
 from medfl.data.readers.mammogram_image import read_mammogram
 from medfl.data.readers.quiet import quiet_decoders
 from medfl.data.table import row_list
 from medfl.errors import DataError, SettingsError
 from medfl.utils.progress import progress
 from medfl.utils.text import Say
+
+SPACING_TOLERANCE = 0.01
+"""Largest relative difference between the voxel spacings of volumes that count as equal."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,29 @@ def inspect_images(
     finally:
         threads.shutdown(cancel_futures=True)
     return kinds, failed
+
+
+def common_spacing(
+    kinds: Iterable[ImageKind], size: Sequence[int], *, resized: bool = True
+) -> tuple[float, float, float] | None:
+    """Return the voxel spacing (D, H, W), in millimetres, that all volumes have in the array.
+
+    Args:
+        kinds: Kinds of the files.
+        size: Size of the volumes in the array, (D, H, W).
+        resized: Whether volumes are resized to `size`; otherwise they are padded and keep their spacing.
+
+    Returns:
+        The spacing, or None if the volumes differ in it by more than `SPACING_TOLERANCE`, or the images are 2-D.
+    """
+    grids = [kind.grid for kind in kinds if kind.grid is not None]
+    if not grids or len(size) != 3:
+        return None
+    edges = np.array([resized_spacing(grid, (size[0], size[1], size[2]) if resized else grid.shape) for grid in grids])
+    if (np.ptp(edges, axis=0) > SPACING_TOLERANCE * edges.max(axis=0)).any():
+        return None
+    d, h, w = (round(float(edge), 4) for edge in np.median(edges, axis=0))
+    return d, h, w
 
 
 def choose_format(

@@ -162,7 +162,7 @@ class VolumeSpec(ImageSpec):
             items=[volumes.cases[place] for place in grids],
             places=list(grids),
             files=VolumeFiles.files,
-            load=partial(read_case, frame=frame, structures=len(volumes.structures)),
+            load=partial(read_case, frame=frame, structures=tuple(volumes.structures)),
             shape=(*frame.size, len(volumes.channels) + 1),
             dtype=np.float32,
             recipe={"data set": self.dataset, "frame": repr(frame), "structures": list(volumes.structures)},

@@ -1,12 +1,14 @@
-"""Read volumes with masks from NIfTI files and bring them onto the grid of an array.
+"""Read volumes with masks from their files and bring them onto the grid of an array.
 
-A case is a volume file with its mask file. A structure is a segmented object; its number is the value of its voxels in
-the mask, and 0 is the background. A grid is the number of voxels and the voxel size along each axis. A frame
-(`medfl.data.transforms.frame.Frame`) is the grid and intensity scale that all cases of a data set get.
+A case is a volume, in a file or a DICOM series, with its mask file. A structure is a segmented object; its number is
+the value of its voxels in the mask, and 0 is the background. A grid is the number of voxels and the voxel size along
+each axis. A frame (`medfl.data.transforms.frame.Frame`) is the grid and intensity scale that all cases of a data set
+get.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +18,10 @@ import numpy as np
 from medfl.data.ingest.masks import masked_row
 from medfl.data.ingest.workers import LoadedItem
 from medfl.data.readers.dicom_header import decoding
-from medfl.data.readers.volumes import MAX_VOXELS, SUFFIXES
+from medfl.data.readers.dicom_series import ImageSource, SeriesFiles, source_files
+from medfl.data.readers.images import volume_grid
+from medfl.data.readers.itk_files import ITK_SUFFIXES
+from medfl.data.readers.volumes import MAX_VOXELS, SUFFIXES, voxel_edges
 from medfl.errors import DataError
 
 if TYPE_CHECKING:
@@ -38,24 +43,36 @@ class VolumeFiles:
     """Files of a volume and its mask.
 
     Attributes:
-        image: Path of the volume.
+        image: Path of the volume, or the files of its DICOM series.
         mask: Path of the mask.
     """
 
-    image: Path
+    image: ImageSource
     mask: Path
 
     def files(self) -> list[Path]:
-        """Return the paths of both files."""
-        return [self.image, self.mask]
+        """Return the paths of all files."""
+        return [*source_files(self.image), self.mask]
 
     @property
     def name(self) -> str:
         """File name of the volume without extension, to find the case in a table that lists cases by this name.
 
-        The name may identify a patient, so it must not be written to any output.
+        For a DICOM series, the name of the folder of its slices. The name may identify a patient, so it must not be
+        written to any output.
         """
-        return next(self.image.name.removesuffix(end) for end in reversed(SUFFIXES) if self.image.name.endswith(end))
+        if isinstance(self.image, SeriesFiles):
+            return self.image.paths[0].parent.name
+        ends = (*reversed(SUFFIXES), *ITK_SUFFIXES)
+        return next(
+            (self.image.name.removesuffix(end) for end in ends if self.image.name.endswith(end)), self.image.stem
+        )
+
+    @property
+    def is_nifti(self) -> bool:
+        """Whether both files are NIfTI files."""
+        paths = [self.mask] if isinstance(self.image, SeriesFiles) else [self.image, self.mask]
+        return len(paths) == 2 and all(path.name.lower().endswith(SUFFIXES) for path in paths)
 
 
 @dataclass(frozen=True)
@@ -80,10 +97,14 @@ def grid_of(case: VolumeFiles, channels: int) -> VolumeGrid:
 
     Raises:
         DataError: If a file is missing or damaged, the number of channels is wrong, or image and mask have different
-            grids.
+            grids. The grid of a mask that is no NIfTI file is checked when it is read.
     """
     import nibabel
     from nibabel.spatialimages import SpatialImage
+
+    if not case.is_nifti:
+        return _canonical_grid_of(case, channels)
+    assert isinstance(case.image, Path)
 
     heads: list[Any] = []
     for path, what in ((case.image, "image"), (case.mask, "mask")):
@@ -130,13 +151,29 @@ def grid_of(case: VolumeFiles, channels: int) -> VolumeGrid:
     return VolumeGrid(tuple(int(axes[axis]) for axis in order), tuple(float(edges[axis]) for axis in order))
 
 
-def read_case(case: VolumeFiles, frame: Frame, structures: int) -> LoadedItem:
+def _canonical_grid_of(case: VolumeFiles, channels: int) -> VolumeGrid:
+    """Return the grid of a case of which not both files are NIfTI files."""
+    for path, what in ((source_files(case.image)[0], "image"), (case.mask, "mask")):
+        if not path.is_file():
+            raise DataError("missing_file", f"there is no file of the {what}", what=what)
+    if channels != 1:
+        raise DataError(
+            "wrong_channels", f"the image has 1 channel, {channels} are expected", expected=channels, found=1
+        )
+    grid = volume_grid(case.image)
+    d, h, w = (float(edge) for edge in voxel_edges(grid.affine))
+    return VolumeGrid(grid.shape, (d, h, w))
+
+
+def read_case(case: VolumeFiles, frame: Frame, structures: Sequence[str], *, any_structure: bool = False) -> LoadedItem:
     """Read a volume and its mask, and bring both onto the grid of a frame.
 
     Args:
         case: Files of the case.
         frame: Grid and intensity scale of all cases of the data set.
-        structures: Number of structures, including the background.
+        structures: Names of the structures by their numbers; the first one is the background.
+        any_structure: Whether all structures of a mask that is no NIfTI file together are the only structure, whatever
+            their names.
 
     Returns:
         The case as one row of the array that contains all cases: shape (D, H, W, C + 1), float32, with the C image
@@ -147,12 +184,19 @@ def read_case(case: VolumeFiles, frame: Frame, structures: int) -> LoadedItem:
             voxels.
     """
     with decoding():
-        before = frame.read(mask=True)({IMAGE: str(case.image), LABEL: str(case.mask)})
+        image = case.image if isinstance(case.image, SeriesFiles) else str(case.image)
+        names = () if any_structure else tuple(structures[1:])
+        load, *steps = frame.read(mask=True, structures=names).transforms
+        before = load(
+            {IMAGE: image, LABEL: str(case.mask)}
+        )  # alone, because `Compose` would hide why a file is refused
+        for step in steps:
+            before = step(before)
         after = frame.fit(mask=True)(before)
-        image, mask = (np.asarray(after[key].numpy()) for key in (IMAGE, LABEL))
-    if not np.isfinite(image).all():
+        pixels, mask = (np.asarray(after[key].numpy()) for key in (IMAGE, LABEL))
+    if not np.isfinite(pixels).all():
         raise DataError("not_finite", "voxels are not finite numbers", what="voxels")
-    row = masked_row(np.moveaxis(image, 0, -1), mask[0], structures)
+    row = masked_row(np.moveaxis(pixels, 0, -1), mask[0], len(structures))
     lost = int((np.asarray(before[LABEL]) != 0).sum() - (mask != 0).sum())
     if lost:
         raise DataError(

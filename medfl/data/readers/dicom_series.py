@@ -26,6 +26,7 @@ import numpy as np
 from medfl.data.readers.dicom import read_dicom, read_frame
 from medfl.data.readers.dicom_header import decoding, open_dicom
 from medfl.data.readers.dicom_identity import check_identity, is_burned_in, refuse_identity
+from medfl.data.readers.image_reading import DEFAULT_READING, ImageReading
 from medfl.data.readers.suv import suv_factor
 from medfl.errors import DataError
 
@@ -127,7 +128,7 @@ class DicomVolume:
     """Volume of a series.
 
     Attributes:
-        values: Modality values, such as HU in CT, (columns, rows, slices), float32. SUV if they were asked for.
+        values: Modality values, such as HU in CT, or SUV; (columns, rows, slices), float32.
         geometry: Grid of the volume.
         inverted: Whether large values are dark (MONOCHROME1).
     """
@@ -137,17 +138,19 @@ class DicomVolume:
     inverted: bool
 
 
-def inspect_series(paths: Sequence[Path], check: str = "strip", *, suv: bool = False) -> SeriesGeometry:
+def inspect_series(
+    paths: Sequence[Path], check: str = "strip", reading: ImageReading = DEFAULT_READING
+) -> SeriesGeometry:
     """Return the grid of a series from the headers of its files. Pixels are not read.
 
     Args:
         paths: Files of one series.
         check: Treatment of files that may identify the patient: ``strip`` accepts them, ``refuse`` raises.
-        suv: Whether to check that SUV can be computed.
+        reading: Rule by which the series will be read.
 
     Raises:
-        DataError: If a file can't be read, is in colour, or does not state its plane; or if the slices form no regular
-            grid.
+        DataError: If a file can't be read, is in colour, or does not state its plane; if the slices form no regular
+            grid; or if the values lack the unit that `reading` needs.
     """
     slices: list[SlicePlane] = []
     headers: list[Dataset] = []
@@ -160,8 +163,7 @@ def inspect_series(paths: Sequence[Path], check: str = "strip", *, suv: bool = F
                 refuse_identity(check_identity(header), is_burned_in(header))
         slices += planes_of(path, header)
         headers.append(header)
-    if suv:
-        suv_factor(headers)
+    check_units(headers, reading)
     with decoding():
         meanings = {str(header.PhotometricInterpretation) for header in headers}
         modality = str(headers[0].get("Modality") or "")
@@ -174,18 +176,56 @@ def inspect_series(paths: Sequence[Path], check: str = "strip", *, suv: bool = F
     return SeriesGeometry(tuple(ordered), affine, modality, frame_of_reference)
 
 
-def read_series(paths: Sequence[Path], *, suv: bool = False) -> DicomVolume:
+def check_units(headers: Sequence[Dataset], reading: ImageReading) -> float:
+    """Check that the values of DICOM files have the unit that a rule needs.
+
+    Args:
+        headers: Headers of one grey image, or of all slices of one series.
+        reading: Rule by which the image will be read.
+
+    Returns:
+        Factor by which values after rescaling are multiplied: 1, or the factor of SUV.
+
+    Raises:
+        DataError: If the modality is wrong, the files do not state Hounsfield units although the rule is a named window
+            of CT, or SUV can't be computed.
+    """
+    with decoding():
+        modality = str(headers[0].get("Modality") or "")
+    reading.require_units("dicom", deep=True, modality=modality)
+    if reading.scale == "suv":
+        return suv_factor(headers)
+    if not reading.hounsfield:
+        return 1.0
+    for header in headers:
+        frames = range(len(header.get("PerFrameFunctionalGroupsSequence") or [None]))
+        for rescaling in (_rescaling(header, frame) for frame in frames):
+            with decoding():
+                stated = all(rescaling.get(name) is not None for name in ("RescaleSlope", "RescaleIntercept"))
+                stated = stated or "ModalityLUTSequence" in rescaling
+                unit = str(rescaling.get("RescaleType") or "HU")
+            if not stated or unit != "HU":
+                raise DataError(
+                    "missing_element",
+                    "the CT file does not state Hounsfield units by RescaleIntercept, RescaleSlope and RescaleType. "
+                    "Export the series again, or give --window LEVEL,WIDTH in the unit of the file.",
+                    name="RescaleIntercept" if not stated else "RescaleType",
+                )
+    return 1.0
+
+
+def read_series(paths: Sequence[Path], reading: ImageReading = DEFAULT_READING) -> DicomVolume:
     """Read a series as a volume.
 
     Args:
         paths: Files of one series.
-        suv: Whether to convert the values to SUV.
+        reading: Rule whose unit the values get: SUV for the scale ``suv``, otherwise the unit of the files.
 
     Raises:
         DataError: As in `inspect_series`, or if pixels can't be decoded.
     """
-    geometry = inspect_series(paths)
-    values = np.empty(geometry.shape, dtype=np.float32)
+    geometry = inspect_series(paths, reading=reading)
+    values = np.empty(geometry.shape[::-1], dtype=np.float32)  # slice by slice in memory
     opened: dict[Path, Dataset] = {}
     for number, plane in enumerate(geometry.slices):
         if plane.frame is None:
@@ -197,11 +237,12 @@ def read_series(paths: Sequence[Path], *, suv: bool = False) -> DicomVolume:
             dataset = opened[plane.path]
             pixels = read_frame(dataset, plane.frame, _rescaling(dataset, plane.frame))
         with decoding():  # a file that changed since its header was read has another size
-            values[..., number] = pixels.T
-    headers = [open_dicom(path, pixels=False, several_frames=True) for path in (paths if suv else paths[:1])]
-    if suv:
-        values *= np.float32(suv_factor(headers))
-    return DicomVolume(values, geometry, str(headers[0].PhotometricInterpretation) == "MONOCHROME1")
+            values[number] = pixels
+    needs_all = reading.scale == "suv"
+    headers = [open_dicom(path, pixels=False, several_frames=True) for path in (paths if needs_all else paths[:1])]
+    if needs_all:
+        values *= np.float32(check_units(headers, reading))
+    return DicomVolume(values.transpose(2, 1, 0), geometry, str(headers[0].PhotometricInterpretation) == "MONOCHROME1")
 
 
 def plane_of(normal: np.ndarray) -> str:
@@ -273,7 +314,7 @@ def _numbers(places: Sequence[Dataset], group: str, name: str, count: int) -> np
 def _rescaling(dataset: Dataset, frame: int) -> Dataset:
     """Return the data set with rescale slope and intercept of a frame."""
     with decoding():
-        places: list[Any] = [dataset.PerFrameFunctionalGroupsSequence[frame]]
+        places: list[Any] = list(dataset.get("PerFrameFunctionalGroupsSequence") or ())[frame : frame + 1]
         places += list(dataset.get("SharedFunctionalGroupsSequence") or ())
         for place in places:
             inner = place.get("PixelValueTransformationSequence")

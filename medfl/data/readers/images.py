@@ -44,6 +44,7 @@ from medfl.data.readers.dicom_series import (
     MAX_VOXELS,
     ImageSource,
     SeriesFiles,
+    check_units,
     inspect_series,
     read_series,
     source_files,
@@ -57,7 +58,6 @@ from medfl.data.readers.pillow_images import (
     open_pillow_image,
     read_pillow_image,
 )
-from medfl.data.readers.suv import suv_factor
 from medfl.data.readers.volumes import MAX_GZIP_RATIO, SUFFIXES, SpatialGrid, Volume, check_memory, is_flat, voxel_edges
 from medfl.errors import DataError, SettingsError
 
@@ -114,8 +114,7 @@ def inspect_image(source: ImageSource, check: str = "strip", reading: ImageReadi
         header = open_dicom(source, pixels=False, several_frames=True)
         kind = "series" if int(header.get("NumberOfFrames") or 1) > 1 else kind
     if kind == "series":
-        geometry = inspect_series(source_files(source), check, suv=reading.scale == "suv")
-        reading.require_units("dicom", deep=True, modality=geometry.modality)
+        geometry = inspect_series(source_files(source), check, reading)
         return ImageKind(3, colour=False, deep=True, grid=_canonical_grid(geometry.shape, geometry.affine))
     assert isinstance(source, Path)
     if kind == "dicom":
@@ -123,9 +122,10 @@ def inspect_image(source: ImageSource, check: str = "strip", reading: ImageReadi
             with decoding():
                 refuse_identity(check_identity(header), is_burned_in(header))
         colour = header.SamplesPerPixel == 3
-        reading.require_units("dicom", deep=not colour, modality=str(header.get("Modality") or ""))
-        if reading.scale == "suv":
-            suv_factor([header])
+        if colour:
+            reading.require_units("dicom", deep=False)
+        else:
+            check_units([header], reading)
         return ImageKind(2, colour=colour, deep=not colour, intent="" if colour else intent_of(header))
     with open_pillow_image(source) as image:
         reading.require_units("picture", deep=is_deep(image))
@@ -289,10 +289,7 @@ def _read_dicom(path: Path, reading: ImageReading) -> np.ndarray:
         return image.pixels
     values = image.values()
     if reading.scale != "range":
-        header = open_dicom(path, pixels=False)
-        reading.require_units("dicom", deep=True, modality=str(header.get("Modality") or ""))
-        if reading.scale == "suv":
-            values = values * np.float32(suv_factor([header]))
+        values = values * np.float32(check_units([open_dicom(path, pixels=False)], reading))
     unit = reading.unit_values(values)
     return 1 - unit if image.inverted else unit
 
@@ -300,8 +297,7 @@ def _read_dicom(path: Path, reading: ImageReading) -> np.ndarray:
 def _read_series(paths: list[Path], reading: ImageReading) -> np.ndarray:
     import nibabel
 
-    volume = read_series(paths, suv=reading.scale == "suv")
-    reading.require_units("dicom", deep=True, modality=volume.geometry.modality)
+    volume = read_series(paths, reading)
     turned = nibabel.as_closest_canonical(nibabel.Nifti1Image(volume.values, volume.geometry.affine))
     unit = reading.unit_values(np.asarray(turned.dataobj, dtype=np.float32))
     return 1 - unit if volume.inverted else unit
@@ -416,12 +412,11 @@ def _check_volume(volume: Any) -> None:
         raise _degenerate_affine_error()
 
 
-def read_voxels(source: ImageSource, *, suv: bool = False) -> Volume:
+def read_voxels(source: ImageSource) -> Volume:
     """Return the values of a volume as its file states them, such as HU in CT, and its position in space.
 
     Args:
         source: NIfTI, NRRD or MHA file, DICOM file with several frames, or the files of a DICOM series.
-        suv: Whether to convert the values of PET to SUV.
 
     Returns:
         Volume of shape (D, H, W), float32, in the orientation of the array that `read_image` returns.
@@ -432,7 +427,7 @@ def read_voxels(source: ImageSource, *, suv: bool = False) -> Volume:
     import nibabel
 
     if isinstance(source, SeriesFiles) or file_kind(source) == "dicom":
-        series = read_series(source_files(source), suv=suv)
+        series = read_series(source_files(source))
         volume: Any = nibabel.Nifti1Image(series.values, series.geometry.affine)
     else:
         if file_kind(source) != "volume":

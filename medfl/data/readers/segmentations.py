@@ -288,7 +288,7 @@ def _copy(values: np.ndarray, to_grid: np.ndarray, shape: tuple[int, int, int]) 
     source_axes = [int(np.abs(to_grid[axis, :3]).argmax()) for axis in range(3)]
     signs = [to_grid[axis, source] for axis, source in enumerate(source_axes)]
     turned = values.transpose(source_axes)
-    turned = np.flip(turned, [axis for axis, sign in enumerate(signs) if sign < 0])
+    turned = np.flip(turned, tuple(axis for axis, sign in enumerate(signs) if sign < 0))
     labels = np.zeros(shape, dtype=np.uint8)
     targets, sources = [], []
     for axis, sign in enumerate(signs):

@@ -196,10 +196,10 @@ def _series_file(path: Path) -> _SeriesFile | None:
         frames = int(header.get("NumberOfFrames") or 1)
         media = str(header.file_meta.get("MediaStorageSOPClassUID") or "")
         series, study, description = (str(header.get(name) or "") for name in _TAGS[:3])
-    if "Rows" not in header and not series and media != _DICOMDIR:
-        raise damaged_file_error(EOFError())
     if modality in _OTHER_OBJECTS or media == _DICOMDIR:
         return None
+    if "Rows" not in header and not series:
+        raise damaged_file_error(EOFError())
     if "Rows" not in header:
         frames, planes = 0, None
     else:

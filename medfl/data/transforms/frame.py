@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from monai.data import MetaTensor, NibabelReader
 from monai.transforms import (
     Compose,
@@ -27,7 +28,13 @@ from monai.transforms import (
     ScaleIntensityRanged,
     Spacingd,
 )
+from monai.utils import MetaKeys, SpaceKeys
 
+from medfl.data.readers.dicom_series import ImageSource, SeriesFiles, source_files
+from medfl.data.readers.images import read_voxels, volume_grid
+from medfl.data.readers.itk_files import ITK_SUFFIXES
+from medfl.data.readers.segmentations import read_volume_mask
+from medfl.data.readers.series_folder import find_series
 from medfl.data.readers.volumes import SUFFIXES
 from medfl.errors import DataError
 
@@ -61,16 +68,19 @@ class Frame:
     window: tuple[float, float] | None = None
 
     @functools.cache  # noqa: B019  # a handful of frames, of a few numbers each
-    def read(self, mask: bool) -> Compose:
+    def read(self, mask: bool, structures: tuple[str, ...] = ()) -> Compose:
         """Return the transform that reads a case and performs steps 1 to 3.
 
         Args:
             mask: Whether the case has `LABEL` in addition to `IMAGE`.
+            structures: Names of the structures in masks that are not NIfTI files, without the background; see
+                `medfl.data.readers.segmentations.read_volume_mask`.
         """
         keys = [IMAGE, LABEL] if mask else [IMAGE]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # MONAI warns about its own default arguments
-            steps: list[Any] = [LoadNiftid(keys), EnsureChannelFirstd(keys), Orientationd(keys, axcodes="RAS")]
+            steps: list[Any] = [LoadVolumesd(keys, structures), EnsureChannelFirstd(keys)]
+            steps.append(Orientationd(keys, axcodes="RAS"))
         if self.spacing is not None:
             steps.append(Spacingd(keys, pixdim=self.spacing, mode=["bilinear", "nearest"][: len(keys)]))
         if self.window is None:
@@ -86,16 +96,66 @@ class Frame:
         return ResizeWithPadOrCropd([IMAGE, LABEL] if mask else [IMAGE], spatial_size=self.size)
 
 
-class LoadNiftid(MapTransform):
-    """MONAI's ``LoadImaged`` restricted to NIfTI files. It constructs no other readers and so avoids their warnings."""
+class LoadVolumesd(MapTransform):
+    """MONAI's ``LoadImaged`` for the volumes and masks that medfl reads.
+
+    A NIfTI file is read by MONAI's reader. Other volumes, such as DICOM series, are read as their own values: HU in CT.
+    Their masks, and DICOM masks of NIfTI files, are read on the grid of the image.
+
+    Args:
+        keys: Keys of the case, `IMAGE` and perhaps `LABEL`.
+        structures: Names of the structures in masks that are not NIfTI files, without the background.
+    """
+
+    def __init__(self, keys: Sequence[str], structures: Sequence[str] = ()) -> None:
+        super().__init__(keys)
+        self._structures = tuple(structures)
 
     def __call__(self, data: Mapping[Any, Any]) -> dict[Any, Any]:
-        """Return the case with volumes in place of files; their metadata contain the affine and the file name."""
+        """Return the case with volumes in place of files; their metadata contain the affine and the file name.
+
+        Raises:
+            DataError: If a file other than a NIfTI file can't be read.
+        """
         loaded, reader = dict(data), NibabelReader()
+        is_nifti = all(_is_nifti(data[key]) for key in self.key_iterator(loaded))
         for key in self.key_iterator(loaded):
-            values, meta = reader.get_data(reader.read(loaded[key]))
-            loaded[key] = MetaTensor.ensure_torch_and_prune_meta(values, meta | {"filename_or_obj": str(loaded[key])})
+            if is_nifti:
+                values, meta = reader.get_data(reader.read(data[key]))
+            else:
+                values, meta = self._read(data, key)
+            meta = meta | {"filename_or_obj": _name(data[key])}
+            loaded[key] = MetaTensor.ensure_torch_and_prune_meta(values, meta)
         return loaded
+
+    def _read(self, data: Mapping[Any, Any], key: str) -> tuple[np.ndarray, dict[str, Any]]:
+        """Return the voxels and the metadata of a volume, or of its mask, of which not both are NIfTI files."""
+        volume = _source(data[IMAGE])
+        if key == LABEL:
+            values: np.ndarray = read_volume_mask(Path(data[LABEL]), volume, self._structures)
+            affine = volume_grid(volume).affine
+        else:
+            voxels = read_voxels(volume)
+            values, affine = voxels.values, voxels.affine
+        meta = {"affine": affine, "original_affine": affine, "spatial_shape": np.array(values.shape)}
+        return values, meta | {MetaKeys.SPACE: SpaceKeys.RAS, MetaKeys.ORIGINAL_CHANNEL_DIM: float("nan")}
+
+
+def _source(source: str | ImageSource) -> ImageSource:
+    """Return the source of a volume that a case names."""
+    return Path(source) if isinstance(source, str) else source
+
+
+def _is_nifti(source: str | ImageSource) -> bool:
+    """Return True if a case names a NIfTI file."""
+    return not isinstance(source, SeriesFiles) and str(source).lower().endswith(SUFFIXES)
+
+
+def _name(source: str | ImageSource) -> str:
+    """Return the path by which a predicted mask is named: the file, or the first file of a DICOM series."""
+    first = str(source_files(_source(source))[0])
+    is_named = first.lower().endswith((*SUFFIXES, *ITK_SUFFIXES, ".dcm"))
+    return first if is_named else f"{first}.dcm"  # without it, MONAI would cut off the last part of a UID
 
 
 def volume_transforms(
@@ -113,19 +173,23 @@ def volume_transforms(
     return Compose([*frame.read(mask=False).transforms, frame.fit(mask=False)])
 
 
-def volume_files(folder: str | Path) -> list[dict[str, str]]:
+def volume_files(folder: str | Path) -> list[dict[str, Any]]:
     """Return the volumes in a folder, at any depth, as cases for `volume_transforms`, in the order of their paths.
 
+    Volumes are NIfTI, NRRD and MHA files, and DICOM series.
+
     Raises:
-        DataError: If there is none.
+        DataError: If there is none, or a DICOM file is damaged.
     """
-    files = sorted(path for path in Path(folder).rglob("*") if path.name.lower().endswith(SUFFIXES))
-    files = [path for path in files if path.is_file() and not path.name.startswith(".")]
-    if not files:
+    suffixes = (*SUFFIXES, *ITK_SUFFIXES)
+    files = [path for path in Path(folder).rglob("*") if path.name.lower().endswith(suffixes)]
+    sources: list[Any] = [str(path) for path in files if path.is_file() and not path.name.startswith(".")]
+    sources += [series.source() for series in find_series(Path(folder))]
+    if not sources:
         raise DataError(
             "no_images",
-            f"expected volumes ({' or '.join(SUFFIXES)}) in {folder}, found none. Give a folder of NIfTI files: the "
-            "arrays of a site don't say where their volumes lie in space.",
+            f"expected volumes ({', '.join(suffixes)}, or DICOM series) in {folder}, found none. Give a folder of "
+            "volume files: the arrays of a site don't say where their volumes lie in space.",
             path=folder,
         )
-    return [{IMAGE: str(path)} for path in files]
+    return [{IMAGE: source} for source in sorted(sources, key=_name)]

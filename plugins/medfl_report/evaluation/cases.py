@@ -13,9 +13,10 @@ from typing import Literal
 
 from medfl.data.datalists import DATALIST_FILE, SPLITS, Datalist, parse_datalist, read_datalist_bytes
 from medfl.data.inference import ImageFiles
+from medfl.data.ingest.columns.target_option import parse_target
 from medfl.data.leaks import PlaceContents, contents_by_split, image_digests
 from medfl.data.sites import SiteData, site_data, site_names
-from medfl.errors import DataError
+from medfl.errors import DataError, SettingsError
 from medfl.records.calibration import Calibration
 from medfl.utils.files import sha256_of
 from medfl_report.evaluation.models import BundleTask
@@ -179,6 +180,24 @@ class PredictedFiles:
         return PlaceContents(set(), set(digests))
 
 
+def class_column(target: str) -> str:
+    """Return the column that the option ``--target`` of ``medfl evaluate`` names: ``class:COLUMN`` or ``COLUMN``.
+
+    Raises:
+        SettingsError: If the target is of another kind, or names several columns.
+    """
+    option = parse_target(target)
+    if option.kind not in ("", "class") or len(option.words) != 1:
+        raise SettingsError(
+            "unsupported_target",
+            f"A table of image files is scored by its classes, as in --target class:diagnosis; got '{target}'. For "
+            "other targets prepare the images with `medfl prep folder` and give the folder of the site.",
+            setting="target",
+            kind=option.kind,
+        )
+    return option.words[0]
+
+
 def read_labels(table: Path, columns: TableColumns) -> LabelledImages:
     """Return the labels and patients in a table.
 
@@ -279,6 +298,14 @@ def read_probabilities(path: Path) -> tuple[dict[str, list[float]], list[str]]:
 
 
 def files_digest(images: Path, files: Sequence[str], labels: Sequence[str]) -> str:
-    """Return a SHA-256 digest of image files and their labels."""
-    hashes = [sha256_of(images / file) for file in files]
+    """Return a SHA-256 digest of images and their labels; an image is a file, or a folder of a DICOM series."""
+    hashes = [_image_hash(images / file) for file in files]
     return hashlib.sha256(repr(sorted(zip(files, labels, hashes, strict=True))).encode()).hexdigest()
+
+
+def _image_hash(path: Path) -> str:
+    """Return the SHA-256 of a file, or over those of all files in a folder, in any order."""
+    if not path.is_dir():
+        return sha256_of(path)
+    hashes = sorted(sha256_of(file) for file in path.rglob("*") if file.is_file())
+    return hashlib.sha256("".join(hashes).encode()).hexdigest()

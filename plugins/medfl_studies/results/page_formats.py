@@ -83,12 +83,17 @@ def spread_cell(value: Estimate | None) -> str:
     return MISSING if value is None else cell(value.spread)
 
 
-def mean_cell(value: Estimate | None) -> str:
-    """Format a mean over the seeds with its standard deviation for a table: ``0.796 ± 0.043``."""
+def mean_cell(value: Estimate | None, digits: int = 3) -> str:
+    """Format a mean over the seeds with its standard deviation for a table: ``0.796 ± 0.043``.
+
+    Args:
+        value: The mean; None if it is not defined.
+        digits: Number of decimals.
+    """
     if value is None:
         return MISSING
-    text = _decimal(value.value, "", 3)
-    return text if value.spread is None else f"{text} ± {_decimal(value.spread, '', 3)}"
+    text = _decimal(value.value, "", digits)
+    return text if value.spread is None else f"{text} ± {_decimal(value.spread, '', digits)}"
 
 
 def p_cell(value: Estimate | None) -> str:

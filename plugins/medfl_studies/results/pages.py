@@ -15,8 +15,10 @@ from jinja2 import FileSystemLoader, StrictUndefined, TemplateError
 from jinja2.sandbox import SandboxedEnvironment
 
 from medfl.errors import MedflError, SettingsError, StoreError, did_you_mean
-from medfl_studies.results import fair_tables, page_formats, page_tables
+from medfl_studies.records.paper_items import read_papers
+from medfl_studies.results import fair_tables, page_formats, page_tables, paper_tables
 from medfl_studies.results.page_statistics import DataScores
+from medfl_studies.results.paper_orders import ItemResult, item_result
 from medfl_studies.results.recorded_study import StudyResults, read_results
 
 TEMPLATES, ENDING = "templates", ".md.j2"
@@ -98,6 +100,22 @@ class TemplateFunctions:
         """
         self.studies.append(name)
         return DataScores(self.read(self.folder / RAW / name), data, metric, min_images)
+
+    def papers(self, name: str) -> list[ItemResult]:
+        """Return the tables and figures of papers, each beside the runs of its study if there are raw results.
+
+        Args:
+            name: Name of the YAML file in the folder of the templates.
+        """
+        listed = read_papers(self.folder / TEMPLATES / name)
+        return [item_result(paper, item, self._raw(item.raw)) for paper in listed for item in paper.items]
+
+    def _raw(self, name: str | None) -> StudyResults | None:
+        """Return the raw results of a study; None if there is no folder of them."""
+        if name is None or not (self.folder / RAW / name).is_dir():
+            return None
+        self.studies.append(name)
+        return self.read(self.folder / RAW / name)
 
     def figures(self, name: str) -> dict[str, float]:
         """Return the numbers of a JSON file of measured figures, by name."""
@@ -223,6 +241,18 @@ def _environment(folder: Path, functions: TemplateFunctions) -> SandboxedEnviron
     )
     environment.globals |= {
         "study": functions.study,
+        "papers": functions.papers,
+        "columns_without_runs": paper_tables.columns_without_runs,
+        "correlations": paper_tables.correlations,
+        "curve_table": paper_tables.curve_table,
+        "measure_notes": paper_tables.measure_notes,
+        "open_orders": paper_tables.open_orders,
+        "orders_table": paper_tables.orders_table,
+        "paper_state": paper_tables.paper_state,
+        "paper_table": paper_tables.paper_table,
+        "papers_overview": paper_tables.papers_overview,
+        "run_scale": paper_tables.run_scale,
+        "study_names": paper_tables.study_names,
         "figures": functions.figures,
         "not_recomputable": functions.not_recomputable,
         "require": functions.require,

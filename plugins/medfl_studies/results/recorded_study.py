@@ -194,12 +194,13 @@ def compare_rounds(kept: KeptRun, run: RunRecord) -> Iterator[ScoreComparison]:
     table = run.metrics
     last = table[(table["round"] == run.evaluated_round) & (table["moment"] == "aggregated")]
     last = last[last["split"].isin(KEPT_SPLITS) & ~last["model"].str.contains("@")]
-    for line in last.itertuples(index=False):
-        scores = run.scores.get(line.model, {}).get(line.split, {}).get(line.metric)
-        final = None if scores is None else _score_at(scores, line.site)
-        place = f"{kept.data}, {kept.row}, {run_name(kept)}, {line.site}, round {line.round}"
-        if final is not None or not math.isnan(line.value):
-            yield ScoreComparison(place, line.site, line.metric, line.value, math.nan if final is None else final)
+    names = ["site", "model", "split", "metric"]
+    for (site, model, split, metric), value in zip(last[names].astype(str).to_numpy(), last["value"], strict=True):
+        scores = run.scores.get(model, {}).get(split, {}).get(metric)
+        final = None if scores is None else _score_at(scores, site)
+        place = f"{kept.data}, {kept.row}, {run_name(kept)}, {site}, round {run.evaluated_round}"
+        if final is not None or not math.isnan(value):
+            yield ScoreComparison(place, site, metric, float(value), math.nan if final is None else final)
 
 
 def _score_at(scores: MetricScores, site: str) -> float | None:

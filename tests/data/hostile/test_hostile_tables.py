@@ -154,8 +154,8 @@ def test_a_table_is_refused(images, tmp_path, case):
 
 READ = {
     "semicolons, a mark and decimal commas, from Excel": (
-        "\ufefffile;diagnosis;weight\r\n1.png;0,5;70,5\r\n2.png;1,5;\r\n3.png;0,5;1\r\n4.png;1,5;2\r\n",
-        ["0,5", "1,5"],
+        "\ufefffile;diagnosis;weight\r\n1.png;0,5 cm;70,5\r\n2.png;1,5 cm;\r\n3.png;0,5 cm;1\r\n4.png;1,5 cm;2\r\n",
+        ["0,5 cm", "1,5 cm"],
     ),
     "the line of Excel that names the delimiter": ("sep=;\r\n" + (HEAD + ROWS).replace(",", ";"), ["a", "b"]),
     "line ends of an old Macintosh": ((HEAD + ROWS).replace("\n", "\r"), ["a", "b"]),

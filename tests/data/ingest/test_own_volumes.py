@@ -11,16 +11,22 @@ from image_makers import nifti, picture
 from own_cohort import SOME, prepare, prepared
 from refusals import refused
 from series_maker import CORONAL, hounsfield, write_series
+from structure_maker import rectangle, write_structures
 from typer.testing import CliRunner
 
 import medfl
 from medfl.cli.main import app
 from medfl.data.datalists import read_datalist
 from medfl.data.inference import load_images
+from medfl.data.ingest.folder_spec import FolderSpec
 from medfl.data.ingest.folder_synthetic import write_table
+from medfl.data.ingest.prepare import prepare as prepare_dataset
+from medfl.data.readers.dicom_series import SeriesFiles, read_series
 from medfl.data.readers.image_reading import IMAGE_READING_KEY
+from medfl.data.transforms.frame import volume_files, volume_transforms
 from medfl.errors import DataError, SettingsError
 from medfl.objectives import Multiclass
+from medfl.settings import read_settings
 
 HU = [hounsfield(seed=number) for number in range(4)]
 
@@ -73,6 +79,15 @@ def test_rows_without_a_single_series_are_refused_or_left_out_by_their_numbers(s
     assert "secret" not in "".join(listed).lower()
 
 
+def test_the_spacing_of_the_resized_volumes_is_kept_if_it_is_one(studies, tmp_path):
+    rows = [f"1.2.826.0.{number}.1" for number in range(4)]
+    _, datalist = prepared((studies, table_of(tmp_path / "t.csv", rows)), tmp_path / "P", size=(8, 16, 4))
+    assert datalist.extra["spacing"] == [1.5, 0.5, 4.0]
+    write_series(studies / "thick", HU[0], spacing=(0.5, 0.75, 3.0))
+    _, datalist = prepared((studies, table_of(tmp_path / "t.csv", [*rows, "thick"])), tmp_path / "Q", size=(8, 16, 4))
+    assert "spacing" not in datalist.extra
+
+
 def test_a_series_has_one_row(studies, tmp_path):
     table = table_of(tmp_path / "t.csv", ["SECRET-0", "1.2.826.0.0"])
     with refused(DataError, "duplicate_row", rows=[2, 3]):
@@ -100,8 +115,9 @@ def test_volume_files_of_any_size(tmp_path, suffix):
         image = itk.image_from_array(values.transpose(2, 1, 0)[:, ::-1, ::-1].copy())
         itk.imwrite(image, str(folder / f"{number}{suffix}"))
     table = table_of(tmp_path / "t.csv", [f"{number}{suffix}" for number in range(2)])
-    images, _ = prepared((folder, table), tmp_path / "P", size=(4, 16, 8), window="40,400")
+    images, datalist = prepared((folder, table), tmp_path / "P", size=(4, 16, 8), window="40,400")
     assert images.shape == (2, 4, 16, 8)
+    assert datalist.extra["spacing"] == [2, 1, 2]
     images, _ = prepared((folder, table), tmp_path / "Q", size=(8, 16, 16), window="40,400")
     np.testing.assert_allclose(images, [np.clip((values + 160) / 400, 0, 1) for values in HU[:2]], atol=1e-6)
 
@@ -149,10 +165,10 @@ def test_inference_reads_each_file_as_prep_did(studies, tmp_path, kind, options)
             picture(folder / cell, (values[0] % 256).astype(np.uint8))
     images, datalist = prepared((folder, table_of(tmp_path / "t.csv", cells)), tmp_path / "P", size=shape, **options)
     unit = images / 255 if images.dtype == np.uint8 else images
-    found = inferred(folder, datalist, shape)
-    assert list(found) == cells
+    predicted = inferred(folder, datalist, shape)
+    assert list(predicted) == cells
     for row, cell in enumerate(cells):
-        np.testing.assert_allclose(found[cell], (unit[row] - 0.25) / 0.5, atol=1e-6)
+        np.testing.assert_allclose(predicted[cell], (unit[row] - 0.25) / 0.5, atol=1e-6)
 
 
 def test_series_of_a_folder_are_named_by_their_first_files(studies, tmp_path):
@@ -171,10 +187,12 @@ def test_an_exported_bundle_applies_the_window_of_its_training_data(studies, tmp
     """From folders of series to a bundle that predicts a series as it predicts the row that was made of it."""
     from monai.bundle import run as monai_run
 
+    for plugin in ("medfl_methods", "medfl_encoders", "medfl_report"):
+        pytest.importorskip(plugin)
     cells = [f"1.2.826.0.{number}" for number in range(4)]
     rows = [(cell, "ab"[number % 2], "train" if number < 3 else "test") for number, cell in enumerate(cells)]
     table = write_table(tmp_path / "t.csv", rows, ("file", "diagnosis", "part"))
-    columns = ["--table", str(table), "--image-column", "file", "--label-column", "diagnosis", "--split-column", "part"]
+    columns = ["--table", str(table), "--image-column", "file", "--target", "class:diagnosis", "--split-column", "part"]
     series = ["--plane", "axial", "--series-modality", "CT", "--series-description", "thorax", "--window", "lung"]
     pooled, site = tmp_path / "P", tmp_path / "sites" / "site-01"
     command = ["prep", "folder", str(studies), *columns, *series, "--size", "16x16x8", "--out", str(pooled)]
@@ -200,3 +218,66 @@ def test_an_exported_bundle_applies_the_window_of_its_training_data(studies, tmp
         predicted.append([line.split(",", 1)[1] for line in lines])
     assert len(predicted[0]) == 2
     assert predicted[0] == predicted[1]
+
+    labels = write_table(tmp_path / "new.csv", [("SECRET-3", "b"), ("SECRET-0", "a")], ("folder", "diagnosis"))
+    known = ["--table", str(labels), "--image-column", "folder", "--target", "class:diagnosis"]
+    scored = tmp_path / "scored"
+    command = ["evaluate", f"{tmp_path / 'run'}#site-01", "--dataset-dir", str(studies), *known, "--out", str(scored)]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    evaluation = json.loads((scored / "evaluation.json").read_text())
+    assert evaluation["images"] == 2
+    assert evaluation["relation"]["kind"] == "internal"  # the pixels are those of the training
+
+
+# ---- masks
+
+
+@pytest.fixture
+def contoured(tmp_path):
+    """Four series with masks as RTSTRUCT or NIfTI, and a table of both."""
+    folder, rows = tmp_path / "images", []
+    for number, values in enumerate(HU):
+        paths = sorted(write_series(folder / f"SECRET-{number}", values).iterdir())
+        if number % 2:
+            mask = np.zeros((16, 16, 8), np.uint8)
+            mask[3:12, 4:9, 2:5] = 1
+            nifti(folder / f"mask-{number}.nii.gz", mask, read_series(paths).geometry.affine)
+        else:
+            box = {"Lesion": [rectangle((2.5, 11.5), (3.5, 8.5), plane) for plane in (2, 3, 4)]}
+            write_structures(folder / f"mask-{number}.dcm", SeriesFiles(tuple(paths)), box)
+        rows.append((f"SECRET-{number}", f"mask-{number}"))
+    return folder, write_table(tmp_path / "t.csv", rows, ("file", "mask"))
+
+
+@pytest.mark.parametrize("structures", [["--structures", "lesion"], []])
+def test_masks_of_series_are_prepared_as_bundles_of_volumes_read_them(contoured, tmp_path, structures):
+    folder, table = contoured
+    target = ["--target", "mask:mask", *structures]
+    columns = ["--table", str(table), "--image-column", "file", "--window", "soft-tissue", "--size", "16x16x16"]
+    command = ["prep", "folder", str(folder), *columns, *target, "--workers", "1", "--out", str(tmp_path / "P")]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    datalist = read_datalist(tmp_path / "P")
+    assert datalist.objective == {"name": "segmentation", "channels": 2, "spacing": [0.75, 0.5, 2.0]}
+    assert datalist.extra["window"] == [-150, 250]
+    images, masks = np.load(tmp_path / "P" / "images.npy"), np.load(tmp_path / "P" / "masks.npy")
+    expected = np.zeros((16, 16, 16), np.uint8)
+    expected[4:13, 7:12, 6:9] = 1  # columns and rows run the other way, and four slices are padded below
+    read = volume_transforms((16, 16, 16), window=datalist.extra["window"])  # as inference.json does
+    for number in range(4):
+        np.testing.assert_array_equal(masks[number], expected)
+        (case,) = volume_files(folder / f"SECRET-{number}")
+        np.testing.assert_allclose(images[number], read(case)["image"][0].numpy(), atol=1e-6)
+
+
+def test_volumes_of_several_spacings_with_masks_are_refused(contoured, tmp_path):
+    folder, table = contoured
+    shutil.rmtree(folder / "SECRET-3")
+    write_series(folder / "SECRET-3", HU[3], spacing=(0.5, 0.75, 3.0))
+    options = {"images": folder, "table": table, "image_column": "file", "target": "mask:mask", "size": (16, 16, 16)}
+    with refused(DataError, "mixed_spacing"):
+        prepare_dataset(read_settings(FolderSpec, options, where="the test"), tmp_path / "P", workers=1)
+    spec = read_settings(FolderSpec, options | {"scale": "percentiles"}, where="the test")
+    with refused(SettingsError, "incompatible_settings"):
+        prepare_dataset(spec, tmp_path / "P", workers=1)

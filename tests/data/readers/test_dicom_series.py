@@ -164,7 +164,24 @@ def test_the_array_runs_from_left_to_right_back_to_front_and_feet_to_head(tmp_pa
     assert resized_spacing(grid, (8, 16, 4)) == (1.5, 0.5, 4.0)
 
 
+def test_each_slice_has_its_own_slope(tmp_path):
+    paths = files(write_series(tmp_path / "series", HU, RescaleSlope=lambda n: 1 + n, RescaleIntercept=-5))
+    expected = (HU.astype(float) + 1024) * np.arange(1, 9)[:, None, None] - 5
+    np.testing.assert_allclose(read_series(paths).values, expected.transpose(2, 1, 0))
+
+
 # ---- folders that no one sorted
+
+
+def test_real_files_of_several_scanners_in_one_folder():
+    series = find_series(Path(get_testdata_file("DICOMDIR")).parent)
+    assert [item.modality for item in series] == ["CR"] * 3 + ["CT"] * 3 + ["MR"] * 7
+    assert [(item.plane, item.slices) for item in series[3:6]] == [("axial", 4), ("mixed", 2), ("axial", 5)]
+    with refused(DataError, "missing_slices", spacing=1.25):
+        read_series(series[3].paths)
+    with refused(DataError, "mixed_orientation"):
+        read_series(series[4].paths)
+    assert read_series(series[5].paths).geometry.shape == (16, 16, 5)
 
 
 @pytest.fixture
@@ -236,5 +253,13 @@ def test_a_window_is_in_hounsfield_units(tmp_path):
     unit = read_image(SeriesFiles(paths), (16, 16, 8), 1, make_image_reading(window="lung"))
     expected = np.clip((HU.transpose(2, 1, 0)[::-1, ::-1] + 1350) / 1500, 0, 1)
     np.testing.assert_allclose(unit, expected, atol=1e-6)
+    for tags, name in (({"RescaleIntercept": None}, "RescaleIntercept"), ({"RescaleType": "US"}, "RescaleType")):
+        without = tuple(files(write_series(tmp_path / name, HU, **tags)))
+        for read in (inspect_image, lambda source, reading: read_image(source, (16, 16, 8), 1, reading)):
+            with refused(DataError, "missing_element", name=name):
+                read(SeriesFiles(without), reading=make_image_reading(window="lung"))
+            with refused(DataError, "missing_element", name=name):
+                inspect_image(without[0], reading=make_image_reading(window="lung"))
+        assert read_image(SeriesFiles(without), (16, 16, 8), 1, make_image_reading(window="0,100")).any()
     slice_alone = read_image(paths[0], (16, 16), 1, make_image_reading(window="40,80"))
     np.testing.assert_allclose(slice_alone, np.clip(HU[0] / 80, 0, 1), atol=1e-6)

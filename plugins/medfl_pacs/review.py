@@ -1,0 +1,69 @@
+"""Apply a person's decisions about images in quarantine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from medfl.errors import StoreError
+from medfl_pacs.image_store import ImageStore
+from medfl_pacs.store_records import DecisionRecord
+from medfl_pacs.store_tables import REVIEW_TABLE, read_decisions, review_instances, write_tables
+
+
+@dataclass(frozen=True)
+class ReviewCounts:
+    """Result of a review.
+
+    Attributes:
+        kept: Number of instances that are kept.
+        deleted: Number of instances that were deleted.
+        undecided: Number of instances without a decision.
+        released: Number of series that moved to ``images``.
+    """
+
+    kept: int
+    deleted: int
+    undecided: int
+    released: int
+
+
+def apply_review(store: ImageStore) -> ReviewCounts:
+    """Delete the instances with the decision ``delete``, and move completely decided series to ``images``.
+
+    Args:
+        store: The opened store; its ``review.csv`` contains the decisions.
+
+    Raises:
+        DataError: If ``review.csv`` can't be read.
+        StoreError: If a file can't be deleted or written.
+    """
+    entered = read_decisions(store.folder / REVIEW_TABLE)
+    kept = deleted = undecided = 0
+    before = {name for name, record in store.journal.series.items() if record.place == "images"}
+    for series in list(store.journal.series.values()):
+        for record in list(review_instances(store, series)):
+            decision = entered.get(record.instance)
+            if decision == "keep":
+                store.journal.append(DecisionRecord(series=record.series, instance=record.instance, decision="keep"))
+                kept += 1
+            elif decision == "delete":
+                path = store.find_file(record)
+                store.journal.append(record.model_copy(update={"status": "deleted"}))
+                try:
+                    if path is not None:
+                        path.unlink()
+                except OSError as error:
+                    raise StoreError(
+                        "unwritable_file",
+                        f"Could not delete '{path}': {error.strerror}. Change the permissions, delete the file, and "
+                        "repeat the command.",
+                        path=path,
+                        reason=error.strerror,
+                    ) from None
+                deleted += 1
+            else:
+                undecided += 1
+        store.settle(series.study, series.series, again=True)
+    write_tables(store)
+    after = {name for name, record in store.journal.series.items() if record.place == "images" and record.images}
+    return ReviewCounts(kept=kept, deleted=deleted, undecided=undecided, released=len(after - before))

@@ -1,0 +1,204 @@
+"""Tables of the page about papers. A template calls them by name; each returns Markdown."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from medfl.utils.formats import MISSING, count
+from medfl_report.claims import CLAIMABLE
+from medfl_report.forgetting import MEASURES
+from medfl_report.groups import folds_among
+from medfl_studies.records.paper_items import PaperCurve, PaperItem
+from medfl_studies.results.page_formats import cell, mean_cell, table
+from medfl_studies.results.page_statistics import Estimate
+from medfl_studies.results.paper_curves import curve_points
+from medfl_studies.results.paper_orders import ColumnResult, ItemResult, Order
+
+NOT_RUN_YET = "not run yet"
+"""State of an item whose study has no raw results yet."""
+
+NOT_RUN = "not run"
+"""State of an item that no study with raw results repeats."""
+
+OPEN_SEPARATOR = "; "
+"""Separator of the open orders in a sentence."""
+
+
+def paper_state(result: ItemResult) -> str:
+    """Return the state of an item: its finished and otherwise ended runs, or that there are none."""
+    if not result.runs:
+        return NOT_RUN if result.item.raw is None else NOT_RUN_YET
+    statuses = Counter(run.status for run in result.runs)
+    finished = statuses.pop("finished", 0)
+    others = "".join(f", {number} {status}" for status, number in sorted(statuses.items()))
+    return f"{finished} of {len(result.runs) + result.unfinished} runs finished{others}"
+
+
+def papers_overview(results: Sequence[ItemResult]) -> str:
+    """Return a table with a line for each table and figure: its study, scale, runs, and the orders that hold."""
+    head = ["paper", "item", "study", "runs", "scale", "orders", "hold", "reversed", "open", "same sign"]
+    lines = []
+    for result in results:
+        orders = len(result.orders)
+        counts = [result.count("holds"), result.count("reversed"), result.count("open"), result.same_sign]
+        lines.append(
+            [
+                result.paper.name,
+                result.item.item,
+                study_names(result.item),
+                paper_state(result),
+                run_scale(result),
+                str(orders) if orders else "",
+                *(str(number) if orders else "" for number in counts),
+                rank_range(result),
+            ]
+        )
+    return table([*head, "rank correlation"], lines)
+
+
+def study_names(item: PaperItem) -> str:
+    """Return the names of the study files of an item; the missing sign without any."""
+    return ", ".join(f"`{name}`" for name in item.studies) or MISSING
+
+
+def run_scale(result: ItemResult) -> str:
+    """Return rounds, sites, seeds and precision of an item's runs; empty without runs."""
+    runs = result.runs
+    if not runs:
+        return ""
+    words = [
+        f"{_span(run.settings.rounds for run in runs)} rounds",
+        f"{_span(len(run.sites) for run in runs)} sites",
+        f"{len({run.seed for run in runs})} seeds".replace("1 seeds", "1 seed"),
+    ]
+    folds = folds_among(runs)
+    words += [f"{folds} folds"] if folds is not None else []
+    return ", ".join([*words, *sorted({run.settings.precision for run in runs})])
+
+
+def rank_range(result: ItemResult) -> str:
+    """Return the rank correlations of an item's columns: all of up to two, otherwise the smallest and the largest."""
+    known = [column.correlation for column in result.columns if column.correlation is not None]
+    if len(known) > 2:
+        return f"{cell(min(known), '+', 2)} to {cell(max(known), '+', 2)}"
+    return ", ".join(cell(value, "+", 2) for value in known)
+
+
+def paper_table(result: ItemResult) -> str:
+    """Return the table of an item with the numbers of the paper beside ours; empty without any number.
+
+    A column without runs has the numbers of the paper only, and a column without printed numbers ours only. Ours are
+    means over the runs with their standard deviation, in the unit of the paper.
+    """
+    known = {name for column in result.columns for name in (*column.column.printed, *column.ours)}
+    head, cells = ["method"], {method: [method] for method in result.item.methods if method in known}
+    for column in result.columns:
+        if column.column.printed:
+            head.append(f"{column.column.name}: paper")
+            for method, line in cells.items():
+                line.append(cell(column.column.printed.get(method), digits=result.item.decimals))
+        if column.ours:
+            head.append(f"{column.column.name}: medfl")
+            for method, line in cells.items():
+                line.append(_measured(result.item, column, method))
+    return table(head, list(cells.values())) if len(head) > 1 else ""
+
+
+def orders_table(result: ItemResult) -> str:
+    """Return a table with the orders of an item that hold or are reversed; empty without any."""
+    lines = [
+        [
+            f"{order.better} > {order.worse}",
+            column.column.name,
+            _difference(result.item, order.difference),
+            f"{order.p_holm:.4f}",
+            order.verdict,
+            "patients and seeds" if order.test.over_patients.p is not None else "seeds",
+        ]
+        for column in result.columns
+        for order in column.orders
+        if order.verdict != "open"
+    ]
+    head = ["order of the paper", "column", "difference", "p, corrected", "result", "tested over"]
+    return table(head, lines) if lines else ""
+
+
+def open_orders(result: ItemResult) -> str:
+    """Return a list with the open orders of each column of an item and their differences; empty without any."""
+    lines = []
+    for column in result.columns:
+        texts = [_open_order(result.item, order) for order in column.orders if order.verdict == "open"]
+        if texts:
+            lines.append(f"- {column.column.name}: {OPEN_SEPARATOR.join(texts)}.")
+    return "\n".join(lines)
+
+
+def columns_without_runs(result: ItemResult) -> str:
+    """Return the names of the columns that no run repeats, in an item with other runs; empty without any."""
+    return "; ".join(column.column.name for column in result.columns if result.runs and not column.ours)
+
+
+def correlations(result: ItemResult) -> str:
+    """Return the rank correlation of each column in words; empty without any."""
+    known = [column for column in result.columns if column.correlation is not None]
+    return "; ".join(f"{column.column.name}: {cell(column.correlation, '+', 2)}" for column in known)
+
+
+def measure_notes(result: ItemResult) -> list[str]:
+    """Return the definition of each measure of an item with the columns that show it; empty without runs."""
+    columns_by_measure: dict[str, list[str]] = {}
+    for column in [result_column.column for result_column in result.columns if result_column.ours]:
+        columns_by_measure.setdefault(column.measure or "", []).append(f"{column.name} ({column.metric})")
+    return [
+        f"`{name}`: {MEASURES.get(name) or CLAIMABLE[name].meaning}. Columns: {'; '.join(names)}."
+        for name, names in columns_by_measure.items()
+    ]
+
+
+def curve_table(result: ItemResult, curve: PaperCurve) -> str:
+    """Return the values of a figure's curves at a few rounds, epochs or seconds; empty without curves."""
+    points = curve_points(result, curve)
+    if points is None:
+        return ""
+    head = [curve.name, *(f"{points.unit} {point:,}" for point in points.points)]
+    return table(head, [[name, *map(cell, values)] for name, values in points.values.items()])
+
+
+def _span(values: Iterable[int]) -> str:
+    """Return the only value of several, or the smallest and the largest."""
+    known = sorted(set(values))
+    return f"{known[0]}" if len(known) == 1 else f"{known[0]} to {known[-1]}"
+
+
+def _measured(item: PaperItem, column: ColumnResult, method: str) -> str:
+    """Format a measure with its standard deviation over the runs in the unit of the paper.
+
+    The cell says how many runs there are if another method of the column has more.
+    """
+    value = column.ours.get(method)
+    most = max((other.seeds for other in column.ours.values() if other is not None), default=0)
+    text = mean_cell(_in_unit(item, value), item.decimals)
+    return text if value is None or value.seeds == most else f"{text} ({count(value.seeds, 'run')})"
+
+
+def _difference(item: PaperItem, value: Estimate | None) -> str:
+    """Format a difference with its interval in the unit of the paper."""
+    return cell(_in_unit(item, value), "+", item.decimals)
+
+
+def _in_unit(item: PaperItem, value: Estimate | None) -> Estimate | None:
+    """Return an estimate in the unit of the paper: in percent, or unchanged."""
+    if value is None or not item.percent:
+        return value
+    low, high, spread = (None if part is None else 100 * part for part in (value.low, value.high, value.spread))
+    return replace(value, value=100 * value.value, low=low, high=high, spread=spread)
+
+
+def _open_order(item: PaperItem, order: Order) -> str:
+    """Format an open order with its difference, and why it could not be tested."""
+    words = f"{order.better} > {order.worse} ({_difference(item, order.difference)}"
+    reason = order.test.effect(("", ""), math.nan)
+    return f"{words}, {reason})" if reason.startswith("too few") else f"{words})"

@@ -1,0 +1,101 @@
+"""Orthanc on this machine, with a temporary configuration and storage."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+PLUGIN = Path("/usr/share/orthanc/plugins/libOrthancDicomWeb.so")
+START_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Orthanc:
+    """A running server. `peer_port` is the port at which it sends images after a C-MOVE to MEDFL."""
+
+    http_port: int
+    dicom_port: int
+    peer_port: int
+    user: str
+    password: str
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.http_port}/dicom-web"
+
+    def upload(self, contents: Iterable[bytes]) -> None:
+        for content in contents:
+            self.request("/instances", content)
+
+    def request(self, path: str, content: bytes | None = None) -> bytes:
+        request = urllib.request.Request(f"http://127.0.0.1:{self.http_port}{path}", content)
+        token = base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
+        request.add_header("Authorization", f"Basic {token}")
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return answer.read()
+
+
+def free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
+
+
+@contextlib.contextmanager
+def running_orthanc(folder: Path) -> Iterator[Orthanc]:
+    """Start Orthanc, or skip the test with a reason."""
+    program = shutil.which("Orthanc") or "/usr/sbin/Orthanc"
+    if not os.access(program, os.X_OK) or not PLUGIN.exists():
+        pytest.skip("Orthanc with its DICOMweb plugin is not installed (apt-get install orthanc orthanc-dicomweb)")
+    server = Orthanc(free_port(), free_port(), free_port(), "reader", "a secret password")
+    allow = {"AllowEcho": True, "AllowFind": True, "AllowGet": True, "AllowMove": True, "AllowStore": True}
+    settings = {
+        "Name": "test",
+        "StorageDirectory": str(folder / "db"),
+        "IndexDirectory": str(folder / "db"),
+        "Plugins": [str(PLUGIN)],
+        "HttpPort": server.http_port,
+        "DicomPort": server.dicom_port,
+        "DicomAet": "ORTHANC",
+        "RemoteAccessAllowed": True,
+        "AuthenticationEnabled": True,
+        "RegisteredUsers": {server.user: server.password},
+        "DicomModalities": {"medfl": {"AET": "MEDFL", "Host": "127.0.0.1", "Port": server.peer_port, **allow}},
+        "DicomWeb": {"Enable": True, "Root": "/dicom-web/"},
+        "StableAge": 1,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "orthanc.json"
+    path.write_text(json.dumps(settings))
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen([program, str(path)], stdout=log, stderr=log)
+        try:
+            _wait(server, process, folder / "log")
+            yield server
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+def _wait(server: Orthanc, process: subprocess.Popen, log: Path) -> None:
+    end = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            server.request("/dicom-web/studies")
+            return
+        except OSError:
+            if process.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(f"Orthanc did not start: {log.read_text()[-2000:]}") from None
+            time.sleep(0.1)
