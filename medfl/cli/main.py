@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import io
 import os
 import re
 import sys
@@ -271,6 +272,9 @@ def _debug_environment(debug: bool) -> Iterator[None]:
 def _run_command(arguments: list[str], debug: bool) -> NoReturn:
     """Run a command, print its error if it raises one, and exit."""
     command = typer.main.get_command(app)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a path or a class may have letters that it can't write
     try:
         refuse_other_distribution()
         command.main(arguments, prog_name="medfl")

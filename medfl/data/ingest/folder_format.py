@@ -63,6 +63,12 @@ def read_row(source: ImageSource, form: RowFormat) -> LoadedItem:
         assert isinstance(source, Path)  # `choose_format` refuses volumes as mammograms
         return LoadedItem(read_mammogram(source, form.size, form.channels, **form.reading))
     pixels = read_image(source, form.size, form.channels, form.image_reading)
+    if pixels.dtype != form.dtype and form.dtype == np.uint8:
+        raise DataError(
+            "changed_file",
+            "the image file has more than 8 bits, it had 8 when the files were inspected: it has changed. Run the "
+            "same command again when no program writes into the folder.",
+        )
     return LoadedItem(pixels if pixels.dtype == form.dtype else pixels / np.float32(255))
 
 

@@ -50,7 +50,7 @@ from medfl.data.readers.mammogram_image import reading_entries
 from medfl.data.table import read_table, row_list
 from medfl.errors import DataError, SettingsError
 from medfl.records.datalist import CaseRecord, make_record
-from medfl.utils.text import Say
+from medfl.utils.text import Say, visible
 
 UNSTATED = "not stated"
 """Licence of a data set for which the user gave none."""
@@ -208,7 +208,7 @@ class FolderSpec(ImageSpec):
 
     def named_after(self, out: Path) -> Self:
         """Return the spec with a name: the user's, or the name of the folder `out`."""
-        return self.model_copy(update={"name": self.name or out.absolute().name})
+        return self.model_copy(update={"name": self.name or visible(out.absolute().name)})
 
     def title(self) -> str:
         """Return the data set's name: the user's, or ``folder``."""

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from medfl.data.readers.dicom_header import MAX_PIXELS, check_start, decoding
+from medfl.data.readers.dicom_header import MAX_PIXELS, decoding, read_elements
 from medfl.data.readers.dicom_series import MAX_VOXELS, ImageSource, source_files
 from medfl.data.readers.images import file_kind, read_voxels, volume_grid
 from medfl.data.readers.pillow_images import FORMATS, read_pillow_image
@@ -91,11 +91,8 @@ def read_segmentation(path: Path) -> np.ndarray:
     Raises:
         DataError: If the file is no DICOM-SEG, is damaged, refers to several images, or `highdicom` is not installed.
     """
-    import pydicom
-
-    check_start(path)
+    head = read_elements(path, pixels=False)
     with decoding():
-        head = pydicom.dcmread(path, stop_before_pixels=True, force=True)
         kind = str(head.get("SOPClassUID", ""))
     if kind not in _SOP_CLASSES:
         raise DataError(
@@ -156,11 +153,8 @@ def read_volume_mask(
     if file_kind(path) == "volume":
         voxels = read_voxels(path)
         return _place(Volume(_structure_numbers(voxels.values, structures), voxels.affine), grid, resample)
-    import pydicom
-
-    check_start(path)
+    head = read_elements(path, pixels=False)
     with decoding():
-        head = pydicom.dcmread(path, stop_before_pixels=True, force=True)
         kind = str(head.get("SOPClassUID", ""))
     if kind == _STRUCTURE_SET:
         return _read_structure_set(head, grid, structures, _frame_of_reference(image), resample)
@@ -201,7 +195,7 @@ def _structure_numbers(values: np.ndarray, structures: Sequence[str]) -> np.ndar
     Raises:
         DataError: If a value is no structure number.
     """
-    if not structures:
+    if not structures and np.isfinite(values).all():
         return (values != 0).astype(np.uint8)
     wrong = ~((values >= 0) & (values <= len(structures)) & (values == np.floor(values)))
     if wrong.any():
@@ -348,7 +342,10 @@ def _contours(header: Dataset, number: int) -> Iterator[np.ndarray]:
             continue
         for contour in region.get("ContourSequence") or ():
             if str(contour.get("ContourGeometricType") or "") in _CLOSED_CONTOURS:
-                points = np.array([float(edge) for edge in contour.ContourData]).reshape(-1, 3)
+                data = contour.ContourData
+                if isinstance(data, bytes):  # long values are often stored without their type
+                    data = data.decode("ascii").split("\\")
+                points = np.array([float(edge) for edge in data]).reshape(-1, 3)
                 if not np.isfinite(points).all():
                     raise ValueError("not finite")
                 yield points * [-1, -1, 1]
@@ -387,13 +384,11 @@ def _fill(contours: Sequence[np.ndarray], grid: SpatialGrid, resample: bool) -> 
 
 def _frame_of_reference(image: ImageSource) -> str:
     """Return the UID of the coordinate system of a DICOM image; empty for other files."""
-    import pydicom
-
     first = source_files(image)[0]
     if file_kind(first) != "dicom":
         return ""
+    header = read_elements(first, pixels=False, tags=["FrameOfReferenceUID"])
     with decoding():
-        header = pydicom.dcmread(first, stop_before_pixels=True, force=True, specific_tags=["FrameOfReferenceUID"])
         return str(header.get("FrameOfReferenceUID") or "")
 
 
