@@ -66,18 +66,18 @@ def medfl_partitions() -> list[PartitionRecord]:
 
 @hookimpl
 def medfl_datasets() -> list[DatasetRecord]:
-    """Return the record of the data set ``folder``, which prepares a hospital's own images."""
+    """Return the records of the data sets ``folder`` and ``table``: a hospital's own images, and its own table."""
     return [
         DatasetRecord(
             "folder",
             "medfl.data.ingest.folder_spec:FolderSpec",
-            summary="Your own image files with a table of labels. File names and patient identifiers are not kept.",
+            summary="Your own image files with a table of targets. File names and patient identifiers are not kept.",
             synthetic="medfl.data.ingest.folder_synthetic:write_release",
             synthetic_options={
                 "images": "images",
                 "table": "labels.csv",
                 "image_column": "file",
-                "label_column": "diagnosis",
+                "target": "class:diagnosis",
                 "group_column": "patient",
                 "site_column": "hospital",
                 "split_column": "part",
@@ -85,7 +85,20 @@ def medfl_datasets() -> list[DatasetRecord]:
                 "size": "10x15",
             },
             order=900,
-        )
+        ),
+        DatasetRecord(
+            "table",
+            "medfl.data.ingest.columns.table_spec:TableSpec",
+            summary="Your own table of numbers and categories, such as clinical data.",
+            synthetic="medfl.data.ingest.columns.table_synthetic:write_release",
+            synthetic_options={
+                "table": "clinical.csv",
+                "target": "class:outcome",
+                "group_column": "patient",
+                "site_column": "hospital",
+            },
+            order=910,
+        ),
     ]
 
 

@@ -304,6 +304,7 @@ class FederatedRun:
             allowed_changes=tuple(changes),
             label_map=dict(data.label_map),
             fold=drawn_fold(self.dataset_dir),
+            notes=tuple(sorted({note for site in data.sites.values() for note in site.notes})),
         )
 
     def _method_choice(self, registry: Registry) -> MethodChoice:

@@ -69,7 +69,7 @@ List methods, data sets, bundles and more:
   medfl list
 
 Run the same steps on your own images, with a table that gives the file, class and hospital of each image:
-  medfl prep folder images --table labels.csv --image-column file --label-column diagnosis \\
+  medfl prep folder images --table labels.csv --image-column file --target class:diagnosis \\
       --site-column hospital --size 224 --out data/own
   medfl partition data/own --out data/hospitals --scheme by_site --column site
   medfl run own_images --dataset-dir data/hospitals --method local --output-dir runs/local

@@ -98,7 +98,7 @@ app = typer.Typer(cls=DatasetCommands, add_completion=False, no_args_is_help=Tru
 def prep(plugin: PluginFiles = None, no_plugin: Disabled = None) -> None:
     """Turn a data set as downloaded, or your own images, into one array of images and a data list.
 
-    Example: medfl prep folder images --table labels.csv --image-column file --label-column diagnosis --site-column
+    Example: medfl prep folder images --table labels.csv --image-column file --target class:diagnosis --site-column
     hospital --size 64 --out data/own
     """
 
@@ -116,7 +116,7 @@ def make_command(name: str, registry: Registry) -> Callable[..., None]:
         elif kind.unreadable == "option require_complete":
             frame["require_complete"] = values.pop("require_complete")
         prepared = prepare(name, out=out, plugins=registry, say=print_to_stderr, **frame, **values)
-        print_counts(out, prepared.lists["pooled"])
+        print_counts(out, prepared.lists["pooled"], f"{kind.item}s")
 
     text = inspect.getdoc(kind) or ""
     command.__doc__ = text if example_in(text) else f"{text}\n\nExample: {make_example(name, kind)}"
@@ -145,11 +145,20 @@ def print_to_stderr(line: str) -> None:
     typer.echo(line, err=True)
 
 
-def print_counts(out: Path, datalist: Datalist) -> None:
-    """Print the number of images of each split and of each class that were written."""
+def print_counts(out: Path, datalist: Datalist, items: str = "images") -> None:
+    """Print the number of images of each split and of each class, or group of targets, that were written.
+
+    Args:
+        out: Folder of the data set.
+        datalist: Data list that was written.
+        items: Name of the cases, in the plural.
+    """
     counts = datalist.counts()
     sizes = ", ".join(f"{len(records)} {split}" for split, records in datalist.splits.items())
-    typer.echo(f"{out}: {sizes} images of {datalist.num_classes} classes")
+    of_classes = f" of {datalist.num_classes} classes" if datalist.goal.has_class_labels else ""
+    typer.echo(f"{out}: {sizes} {items}{of_classes}")
+    if datalist.goal.name in ("multilabel", "regression"):  # the groups of a partition are no counts of findings
+        return
     for label, class_name in datalist.labels.items():
         typer.echo(f"  {label} {class_name}: {sum(split[label] for split in counts.values())}")
 

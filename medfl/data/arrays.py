@@ -153,6 +153,8 @@ class ArrayDataset:
         std: Standard deviation to divide by; one number, or one for each channel, > 0.
         patients: Patient number of each row, shared by images of one patient; None if no two images share a patient.
         target_type: Data type of the targets in a batch.
+        has_missing: Whether a NaN in vectors is a missing value, which becomes 0 in a batch: the mean of the training
+            rows if the features are standardised. Otherwise NaN is refused.
 
     Attributes:
         class_labels: Class label of each row of the split, shape (n,); None if the targets are no class labels.
@@ -172,6 +174,7 @@ class ArrayDataset:
         std: Sequence[float] = (0.5,),
         patients: Sequence[int] | None = None,
         target_type: torch.dtype = torch.int64,
+        has_missing: bool = False,
     ) -> None:
         index = np.asarray(rows, dtype=np.int64).reshape(-1)
         self._target_type = target_type
@@ -185,7 +188,8 @@ class ArrayDataset:
         self.patients = None if patients is None else torch.tensor(patients, dtype=torch.int64)
         _check_inputs(images, index, len(self._targets))
         self._channels = channels_of(images.shape)
-        check_finite(images, index)
+        self._has_missing = has_missing and images.ndim == 2
+        check_finite(images, index, self._has_missing)
         self._scale, self._shift = _scale_and_shift(images, self._channels, mean, std)
         self._pixels = int(np.prod(images.shape[1:]))
         self._images = ArrayRows(images, index)
@@ -202,6 +206,8 @@ class ArrayDataset:
         raw = self._images.gather(rows)
         flat = raw.view(len(raw), self._pixels).to(torch.float32, copy=True)
         images = flat.mul_(self._scale).add_(self._shift).view(raw.shape)
+        if self._has_missing:
+            images = images.nan_to_num_(nan=0.0)
         if images.dim() == 2:
             return images, self.targets(rows)
         images = images.unsqueeze(1) if self._channels is None else images.movedim(-1, 1)
@@ -221,7 +227,7 @@ class ArrayDataset:
         return {"image": images[0], "label": targets[0]}
 
 
-def check_finite(images: np.ndarray, rows: np.ndarray) -> None:
+def check_finite(images: np.ndarray, rows: np.ndarray, allow_nan: bool = False) -> None:
     """Raise if an image has a pixel that is not finite after conversion to float32, the type that networks receive.
 
     Only floating-point arrays are read, because integers are always finite.
@@ -229,6 +235,7 @@ def check_finite(images: np.ndarray, rows: np.ndarray) -> None:
     Args:
         images: Shared array.
         rows: Row numbers to check, shape (n,), each inside the array.
+        allow_nan: Whether NaN is allowed, as the mark of a missing value.
 
     Raises:
         DataError: If a pixel is not finite. The message names the first such row.
@@ -239,7 +246,8 @@ def check_finite(images: np.ndarray, rows: np.ndarray) -> None:
     for start in range(0, len(rows), step):
         some = rows[start : start + step]
         with np.errstate(over="ignore"):
-            finite = np.isfinite(images[some].astype(np.float32, copy=False)).reshape(len(some), -1).all(axis=1)
+            pixels = images[some].astype(np.float32, copy=False).reshape(len(some), -1)
+            finite = (np.isfinite(pixels) | (np.isnan(pixels) & allow_nan)).all(axis=1)
         if not finite.all():
             raise DataError(
                 "not_finite",

@@ -14,6 +14,7 @@ from medfl.data.label_map import LabelMap, choose_label_map, class_names, relabe
 from medfl.data.sites import SiteData, load_global, load_sites, site_data, site_names
 from medfl.errors import DataError, SettingsError
 from medfl.objectives import Objective
+from medfl.utils.text import first_names
 
 logger = logging.getLogger(__name__)
 
@@ -107,6 +108,18 @@ def load_cohort(
                 site=part.name,
                 expected=list(cohort.first.names),
                 found=list(part.names),
+            )
+    for part in cohort.parts:
+        if part.features != cohort.first.features:
+            unlike = sorted({*part.features} ^ {*cohort.first.features}) or list(part.features)
+            raise DataError(
+                "different_features",
+                f"expected the same features in all lists of {folder}, those of '{part.name}' differ from those of "
+                f"'{cohort.first.name}' in {first_names(unlike)}. Prepare all tables with the same columns.json "
+                "(medfl prep table --columns).",
+                path=folder,
+                site=part.name,
+                features=unlike,
             )
     if public is not None:
         public_data, chosen = load_public(folder / public, objective, classes, mean, std, label_map, open_test)

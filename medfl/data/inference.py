@@ -14,6 +14,7 @@ from monai.data import MetaTensor
 
 from medfl.data.arrays import ArrayDataset
 from medfl.data.datalists import DATALIST_FILE
+from medfl.data.features.feature_encoding import encode_rows, read_columns
 from medfl.data.readers.dicom_series import ImageSource, source_files
 from medfl.data.readers.image_reading import DEFAULT_READING, SeriesChoice, parse_image_reading
 from medfl.data.readers.images import IMAGE_SUFFIXES, file_kind, read_image
@@ -23,6 +24,7 @@ from medfl.data.sites import load_site
 from medfl.data.table import CsvTable, read_table, row_list
 from medfl.errors import DataError
 from medfl.objectives import Objective
+from medfl.records.feature_columns import FeatureColumns
 
 ImageFunction = Callable[[Any, tuple[int, ...], int], np.ndarray]
 """Function of a path or DICOM series, a size and a number of channels that returns the resized pixels of an image."""
@@ -145,29 +147,39 @@ class TableRows:
         count: Number of inputs of the network.
         mean: Normalisation mean, as in training.
         std: Normalisation standard deviation, as in training.
+        columns: Typed columns of the table, which are encoded as in training; None if the columns are the features.
 
     Raises:
         DataError: If a column is missing, the number of columns differs from `count`, or a cell is not a finite number.
     """
 
     def __init__(
-        self, path: Path, features: Sequence[str], count: int, mean: Sequence[float], std: Sequence[float]
+        self,
+        path: Path,
+        features: Sequence[str],
+        count: int,
+        mean: Sequence[float],
+        std: Sequence[float],
+        columns: FeatureColumns | None = None,
     ) -> None:
         table = read_table(path)
-        columns = list(features) or table.columns
-        table.require(columns)
-        if len(columns) != count:
+        self._numbers = table.numbers
+        places = range(len(table.rows))
+        if columns is not None:
+            vectors = encode_rows(table, columns)
+            self._data = ArrayDataset(vectors, [0] * len(places), places, mean, std, has_missing=True)
+            return
+        names = list(features) or table.columns
+        table.require(names)
+        if len(names) != count:
             raise DataError(
                 "wrong_column_count",
-                f"expected {count} columns of numbers in {path}, got {len(columns)}. Leave out all others.",
+                f"expected {count} columns of numbers in {path}, got {len(names)}. Leave out all others.",
                 path=path,
                 expected=count,
-                found=len(columns),
+                found=len(names),
             )
-        self._numbers = table.numbers
-        self._data = ArrayDataset(
-            _read_vectors(table, columns), [0] * len(table.rows), range(len(table.rows)), mean, std
-        )
+        self._data = ArrayDataset(_read_vectors(table, names), [0] * len(places), places, mean, std)
 
     def __len__(self) -> int:
         return len(self._data)
@@ -297,6 +309,7 @@ def load_rows(
     features: Sequence[str] = (),
     mean: Sequence[float] = (0.0,),
     std: Sequence[float] = (1.0,),
+    columns: Sequence[Mapping[str, Any]] = (),
 ) -> TableRows | SiteImages:
     """Load the table rows that the ``inference.json`` of a bundle for tables predicts.
 
@@ -307,13 +320,14 @@ def load_rows(
         features: Names of the inputs, if they are known.
         mean: Normalisation mean, as in training.
         std: Normalisation standard deviation, as in training.
+        columns: Typed columns of the table as JSON values, if the data were prepared by ``medfl prep table``.
 
     Raises:
         DataError: If `dataset_dir` is neither a file nor a site's folder, or contains nothing to predict.
     """
     place = Path(dataset_dir)
     if place.is_file():
-        return TableRows(place, features, in_features, mean, std)
+        return TableRows(place, features, in_features, mean, std, read_columns(columns) if columns else None)
     if (place / DATALIST_FILE).is_file():
         return SiteImages(place, objective, mean, std)
     raise DataError(

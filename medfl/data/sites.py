@@ -28,13 +28,15 @@ from medfl.data.datalists import (
     patient_numbers,
     read_datalist_bytes,
 )
+from medfl.data.features.feature_encoding import typed_columns
 from medfl.data.readers.image_reading import IMAGE_READING_KEY
 from medfl.data.targets import STRUCTURES_KEY, TARGET_NAMES_KEY, read_integers, record_targets
 from medfl.errors import DataError, did_you_mean
 from medfl.objectives import Objective
+from medfl.records.feature_columns import FeatureColumns
 from medfl.records.site_card import SiteCard
 from medfl.types import GLOBAL, METADATA_KEYS, NON_SITE_NAMES, Dataset, PathLike
-from medfl.utils.text import inert_name, name_problem
+from medfl.utils.text import inert_name, name_problem, one_line
 
 PATIENT_COLUMN = "patient"
 """Name of the column of a prediction file that contains patient numbers (`medfl.data.datalists.patient_numbers`).
@@ -63,6 +65,8 @@ class SiteData:
         files: Maps the data list and each array file to its SHA-256.
         image_reading: Rule by which the images were read, as in the data list (`medfl.data.readers.image_reading`);
             empty for the default rule.
+        features: Names of the features of table rows; empty for images and if the data list names none.
+        notes: Warnings of the data list, and sentences on the numbers of cases that were left out.
     """
 
     name: str
@@ -78,6 +82,8 @@ class SiteData:
     test_metadata: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
     files: Mapping[Path, str] = field(default_factory=dict)
     image_reading: Mapping[str, Any] = field(default_factory=dict)
+    features: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def site_names(dataset_dir: Path) -> list[str]:
@@ -215,7 +221,9 @@ def site_data(
     array = folder / datalist.image_array
     try:
         check_objective(datalist, objective)
+        columns = typed_columns(datalist.extra)
         images = open_array(array)
+        _check_features(datalist, columns, images.shape)
         shape = image_shape(images.shape)
         masks = None if not datalist.mask_array else open_array(folder / datalist.mask_array)
         datasets = {}
@@ -223,7 +231,9 @@ def site_data(
             place = f"{where}, split '{split}'"
             rows, targets = rows_and_targets(datalist, split, where, objective, shape, masks)
             patients = patient_numbers(datalist.splits[split])
-            datasets[split] = _make_dataset(images, rows, targets, objective, mean, std, patients, place)
+            datasets[split] = _make_dataset(
+                images, rows, targets, objective, mean, std, patients, place, columns is not None
+            )
         files = {folder / DATALIST_FILE: hashlib.sha256(content).hexdigest(), array: array_digest(array)}
         if masks is not None:
             files[folder / datalist.mask_array] = array_digest(folder / datalist.mask_array)
@@ -247,6 +257,8 @@ def site_data(
         test_metadata=metadata,
         files=files,
         image_reading=datalist.extra.get(IMAGE_READING_KEY) or {},
+        notes=tuple(map(one_line, (*datalist.warnings, *map(str, datalist.exclusions)))),
+        features=tuple(_feature_names(datalist)),
     )
 
 
@@ -297,6 +309,8 @@ def dataset_value(dataset_dir: str | Path, name: str, otherwise: Any) -> Any:
         return otherwise
     facts = {"num_classes": datalist.num_classes, "in_channels": channels, "size": size, "spatial_dims": len(size)}
     facts["objective"] = datalist.goal.facts
+    if FEATURES in datalist.extra:
+        facts[FEATURES] = _feature_names(datalist)
     return {FEATURES: [], **datalist.extra, **datalist.goal.facts, **facts}.get(name, otherwise)
 
 
@@ -340,11 +354,32 @@ def _make_dataset(
     std: Sequence[float],
     patients: Sequence[int] | None,
     place: str,
+    has_missing: bool,
 ) -> ArrayDataset:
     try:
-        return ArrayDataset(images, targets, rows, mean, std, patients, objective.target_type)
+        return ArrayDataset(images, targets, rows, mean, std, patients, objective.target_type, has_missing)
     except DataError as error:
         raise DataError(error.code, f"{place}: {error}", **error.fields | {"where": place}) from None
+
+
+def _feature_names(datalist: Datalist) -> list[str]:
+    """Return the names of the features of table rows, safe to write into a bundle; empty if the list has none."""
+    return [inert_name(str(name), str(number)) for number, name in enumerate(datalist.extra.get(FEATURES, ()))]
+
+
+def _check_features(datalist: Datalist, columns: FeatureColumns | None, shape: Sequence[int]) -> None:
+    """Raise if the names of features differ from the typed columns, or their number from the array."""
+    if columns is None:
+        return
+    features = columns.features
+    if list(datalist.extra.get(FEATURES, [])) != features or tuple(shape[1:]) != (len(features),):
+        raise DataError(
+            "wrong_features",
+            f"expected the {len(features)} features of the list's columns in '{FEATURES}' and the array, got others. "
+            "Prepare the table again with `medfl prep table`.",
+            expected=len(features),
+            found=list(shape[1:]),
+        )
 
 
 def rows_and_targets(

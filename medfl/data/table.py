@@ -9,8 +9,8 @@ from __future__ import annotations
 import csv
 import difflib
 import io
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from medfl.data.readers.images import IMAGE_SUFFIXES
@@ -88,6 +88,12 @@ class CsvTable:
                 rows=empty,
             )
         return values
+
+    def without(self, numbers: Collection[int]) -> CsvTable:
+        """Return the table without the rows of the given spreadsheet numbers."""
+        dropped = set(numbers)
+        kept = [place for place, number in enumerate(self.numbers) if number not in dropped]
+        return replace(self, rows=[self.rows[place] for place in kept], numbers=[self.numbers[place] for place in kept])
 
 
 def row_list(numbers: Sequence[int]) -> str:

@@ -41,7 +41,7 @@ class ResNet(nn.Module):
     Args:
         depth: 10, 18 or 34 (basic blocks), or 50 (bottleneck blocks).
         in_channels: Number of image channels, >= 1.
-        num_classes: Number of classes, >= 2.
+        num_classes: Number of outputs: classes, findings, predicted numbers, or 1 for a risk; >= 1.
         spatial_dims: 2 for images, 3 for volumes.
         width: Number of channels of the stem and of the first stage's convolutions, >= 1.
         norm: "batch", "group" (see `resnet_blocks.group_count`), "instance", or a pair of name and options in MONAI.
@@ -113,7 +113,7 @@ class ResNet(nn.Module):
                 expected=[2, 3],
                 found=spatial_dims,
             )
-        _check_minima(in_channels=(in_channels, 1), num_classes=(num_classes, 2), width=(width, 1))
+        _check_minima(in_channels=(in_channels, 1), num_classes=(num_classes, 1), width=(width, 1))
         _check_minima(stem_kernel=(stem_kernel, 3), stem_stride=(stem_stride, 1))
         if stem_kernel % 2 == 0:
             raise SettingsError(

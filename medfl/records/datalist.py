@@ -56,3 +56,7 @@ class Exclusion(Record):
 
     reason: str
     count: NonNegativeInt
+
+    def __str__(self) -> str:
+        """Return the exclusion as a sentence."""
+        return f"{self.count} left out: {self.reason}"

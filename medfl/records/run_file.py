@@ -178,6 +178,8 @@ class DataOrigin(Record):
         allowed_changes: Data files that changed since the partition and that the user allowed in spite of that.
         label_map: Maps each class of the public data to a class of the sites, or to None if it is left out.
         fold: Fold of a cross-validation that is the test set of every site; None without cross-validation.
+        notes: Sentences of the data lists about the data, such as findings that were not assessed, and the numbers of
+            cases that were left out.
     """
 
     name: str = ""
@@ -187,6 +189,7 @@ class DataOrigin(Record):
     allowed_changes: tuple[str, ...] = ()
     label_map: dict[str, str | None] = {}
     fold: TestFold | None = None
+    notes: tuple[str, ...] = ()
 
 
 class StartOrigin(Record):

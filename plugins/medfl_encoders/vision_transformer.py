@@ -159,7 +159,7 @@ class ViTS14(nn.Module):
 
     Args:
         in_channels: Number of image channels, 1 or 3; one channel is repeated three times.
-        num_classes: Number of classes, >= 2.
+        num_classes: Number of outputs: classes, findings, predicted numbers, or 1 for a risk; >= 1.
         spatial_dims: 2 for images; 3 for volumes, of which slices are encoded and their features averaged.
         size: Edge in pixels to which images are resized, divisible by 14, >= 42.
         mean: Mean of the three channels on the scale [0, 1], which belongs to the weights.

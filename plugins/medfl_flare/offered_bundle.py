@@ -247,13 +247,15 @@ def build_run(folder: Path, overrides: Meta, site_file: SiteFile, data: Path | N
 
 
 def case_shape(values: Meta) -> tuple[int, ...]:
-    """Return channels and edges of an image from the values that all sites' bundles get; empty if they are unknown.
+    """Return the shape of a case from the values that all sites' bundles get; empty if it is unknown.
+
+    It is channels and edges of an image, or the number of features of a table row.
 
     Args:
         values: Maps ids of the bundle to values (`medfl.bundle.federated_run.FederatedRun.site_values`).
     """
     if "size" not in values:
-        return ()
+        return (int(values["in_features"]),) if "in_features" in values else ()
     size: Any = values["size"]
     edges = [size] * int(values["spatial_dims"]) if isinstance(size, int) else size
     return (int(values["in_channels"]), *map(int, edges))
@@ -311,7 +313,7 @@ def required_options(bundle: SiteBundle, facts: Meta) -> str:
     """
     own = data_dependent_values(bundle, bundle.folder / "no-data")
     words = [f"{name} {value}" for name, value in facts.items() if name != "size" and value != own[name]]
-    words += [f"size {facts['size']}"] if facts and _edges(facts) != _edges(own) else []
+    words += [f"size {facts['size']}"] if "size" in facts and _edges(facts) != _edges(own) else []
     return f"; a run on these data needs the options {', '.join(words)}" if words else ""
 
 

@@ -31,15 +31,9 @@ RUN_IDS = frozenset({"method", "method_args", "network_assignment", *run_fields(
 marks."""
 
 DATA_DEPENDENT_IDS = (
-    "num_classes",
-    "in_channels",
-    "size",
-    "spatial_dims",
-    "channels",
-    "spacing",
-    "window",
-    "image_reading",
-)
+    "num_classes", "goal", "in_channels", "size", "spatial_dims", "channels", "spacing", "window", "in_features",
+    "features", "columns", "image_reading",
+)  # fmt: skip
 """Ids that a bundle computes from local data. In a distributed run the offer supplies them."""
 
 TASK_IDS = frozenset({*DATA_DEPENDENT_IDS, "mean", "std", "metrics", "network_name", "schedule"})

@@ -98,6 +98,7 @@ def make_notices(groups: Sequence[Group], of_sections: Sequence[Notice] = ()) ->
         *_missing(runs),
         *_leaks(groups),
         *_changes(groups),
+        *_data_notes(groups),
         *_other_data(groups),
         *_no_test(groups),
         *of_sections,
@@ -220,6 +221,12 @@ def _changes(groups: Sequence[Group]) -> list[Notice]:
         Notice("warn", f"'{file}' changed after the partition; the user allowed this change ({who}).")
         for who, file in files
     ]
+
+
+def _data_notes(groups: Sequence[Group]) -> list[Notice]:
+    """Return notices with what the data lists say about the data, such as the number of cases without a target."""
+    notes = _about(groups, lambda run: run.run.provenance.data.notes)
+    return [Notice("info", f"Data ({who}): {sentence.rstrip('.')}.") for who, sentence in notes]
 
 
 def _other_data(groups: Sequence[Group]) -> list[Notice]:

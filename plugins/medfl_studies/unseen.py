@@ -24,6 +24,7 @@ from medfl.data.datalists import (
     read_datalist_bytes,
     write_datalist,
 )
+from medfl.data.features.feature_encoding import typed_columns
 from medfl.data.partition.writing import feature_scale
 from medfl.data.sites import data_digest, site_names
 from medfl.engine.runs.records import read_run
@@ -311,7 +312,8 @@ def _scale_of(dataset_dir: Path, lists: dict[str, Datalist]) -> dict[str, list[f
         return {}
     first = next(iter(lists))
     array = open_array(dataset_dir / first / lists[first].image_array)
-    return feature_scale(array, {site: datalist.splits for site, datalist in lists.items()})
+    columns = typed_columns(lists[first].extra)
+    return feature_scale(array, {site: datalist.splits for site, datalist in lists.items()}, columns)
 
 
 def _write_list(folder: Path, datalist: Datalist) -> None:

@@ -191,7 +191,7 @@ def test_from_a_release_to_a_comparison(tmp_path: Path) -> None:
     release = tmp_path / "release"
     data = medfl.prepare(
         "folder", images=release / "images", table=release / "labels.csv", image_column="file",
-        label_column="diagnosis", group_column="patient", site_column="hospital", size="10x15", out=tmp_path / "pool",
+        target="class:diagnosis", group_column="patient", site_column="hospital", size="10x15", out=tmp_path / "pool",
         workers=1,
     )  # fmt: skip
     assert list(data.counts) == ["site", "split", "class", "images"]

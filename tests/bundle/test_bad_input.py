@@ -145,7 +145,7 @@ def own(tmp_path: Path) -> tuple[object, ...]:
         part = "test" if number > 5 else "train"
         lines.append(f"{number}.png,{'yes' if number % 2 else 'no'},Doe-{number // 2},{part}")
     (tmp_path / "labels.csv").write_text("\n".join(lines) + "\n")
-    columns = ("--image-column", "file", "--label-column", "finding", "--group-column", "who", "--split-column", "part")
+    columns = ("--image-column", "file", "--target", "finding", "--group-column", "who", "--split-column", "part")
     return (
         "prep",
         "folder",

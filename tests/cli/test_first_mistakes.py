@@ -15,7 +15,7 @@ from medfl.data.datalists import DATALIST_FILE
 from medfl.testing.synthetic import make_cohort
 
 BUNDLE = "medmnist_classification"
-COLUMNS = ("--image-column", "file", "--label-column", "diagnosis", "--size", "16", "--workers", "1")
+COLUMNS = ("--image-column", "file", "--target", "diagnosis", "--size", "16", "--workers", "1")
 
 
 @pytest.fixture(scope="module")
@@ -210,9 +210,7 @@ def test_tables_and_images_that_do_not_fit(answer, data):
     says = prep("images", "labels.csv", "--image-column", "path", *COLUMNS[2:])
     assert "expected the columns 'path' in labels.csv, missing; the table has the columns 'file', 'diagnosis'." in says
     table(data / "gaps.csv", [(f"{number}.png", "a" if number % 2 else "") for number in range(12)])
-    assert "expected a value in every row of the column 'diagnosis' of gaps.csv, 6 of 12 are empty" in prep(
-        labels="gaps.csv"
-    )
+    assert "expected a target in every row of gaps.csv, 6 of 12 have none in 'diagnosis'" in prep(labels="gaps.csv")
     table(data / "wrong.csv", [(f"x{number}.png", "ab"[number % 2]) for number in range(12)])
     assert "12 of 12 images are not in the folder" in prep(labels="wrong.csv")
 
@@ -230,7 +228,7 @@ def test_an_extra_that_is_not_installed_is_named(answer, monkeypatch):
     [
         (run("--seed", "1", "--method", "fedavg", "--seed=2"), "--seed"),
         (run("--dataset-dir", "images"), "--dataset-dir"),
-        (("prep", "folder", "images", *COLUMNS, "--out", "own", "--label-column", "kind"), "--label-column"),
+        (("prep", "folder", "images", *COLUMNS, "--out", "own", "--target", "kind"), "--target"),
         (("report", "out", "--out", "a.html", "--out", "b.html"), "--out"),
         (("federate", "start", "kit", "--patience", "1", "--patience", "2"), "--patience"),
     ],
@@ -275,5 +273,5 @@ def test_a_value_that_a_component_refuses(answer):
 
 
 def test_a_licence_that_is_not_stated(answer):
-    columns = ("--image-column", "file", "--label-column", "x", "--size", "16", "--workers", "1")
+    columns = ("--image-column", "file", "--target", "x", "--size", "16", "--workers", "1")
     assert "--licence" in answer("prep", "folder", "images", "--table", "labels.csv", *columns, "--out", "own")

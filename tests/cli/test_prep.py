@@ -23,7 +23,7 @@ def command(tmp_path):
         lines.append(f"{number};{'yes' if number % 4 < 2 else 'no'};P{number // 2};{'ab'[number // 6]};{40 + number}")
     table = tmp_path / "labels.csv"
     table.write_text("\n".join(lines))
-    columns = ("--image-column", "file", "--label-column", "finding", "--group-column", "who")
+    columns = ("--image-column", "file", "--target", "finding", "--group-column", "who")
     return ("prep", "folder", images, "--table", table, *columns, "--workers", 1, "--out", tmp_path / "P")
 
 
@@ -116,5 +116,5 @@ def test_every_data_set_has_a_command(medfl):
     assert status == 0
     listed = re.findall(r"^  (\w+)  ", out.split("Commands:")[1], flags=re.MULTILINE)
     folders = {path.parent.name for path in (Path(__file__).parents[2] / "data_prep").glob("*/__init__.py")}
-    assert set(listed) == folders | {"acevedo", "bodzas", "matek", "folder"}
-    assert (listed[0], listed[-1]) == ("medmnist", "folder"), "the ready-made one first, one's own last"
+    assert set(listed) == folders | {"acevedo", "bodzas", "matek", "folder", "table"}
+    assert (listed[0], *listed[-2:]) == ("medmnist", "folder", "table"), "the ready-made one first, one's own last"

@@ -40,7 +40,7 @@ def prepare(
     frame = {key: options.pop(key) for key in ("force", "say") if key in options}
     named = {
         "image_column": columns.image,
-        "label_column": columns.label,
+        "target": columns.target,
         "group_column": columns.group,
         "site_column": columns.site,
         "split_column": columns.split,

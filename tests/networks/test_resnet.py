@@ -213,7 +213,7 @@ def test_it_trains_in_a_federation(tmp_path, method, norm):
         ({"depth": 11}, "unknown_choice", {"what": "depth", "choice": 11, "known": [10, 18, 34, 50]}),
         ({"spatial_dims": 1}, "setting_out_of_range", {"setting": "spatial_dims", "expected": [2, 3], "found": 1}),
         ({"in_channels": 0}, "setting_out_of_range", {"setting": "in_channels", "minimum": 1, "found": 0}),
-        ({"num_classes": 1}, "setting_out_of_range", {"setting": "num_classes", "minimum": 2, "found": 1}),
+        ({"num_classes": 0}, "setting_out_of_range", {"setting": "num_classes", "minimum": 1, "found": 0}),
         ({"width": 0}, "setting_out_of_range", {"setting": "width", "minimum": 1, "found": 0}),
         ({"width": 7.5}, "setting_out_of_range", {"setting": "width", "minimum": 1, "found": 7.5}),
         ({"stem_kernel": 4}, "setting_out_of_range", {"setting": "stem_kernel", "expected": "odd", "found": 4}),

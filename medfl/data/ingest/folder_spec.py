@@ -1,7 +1,7 @@
-"""Prepare the user's own image files and table of labels as a pooled data set (``medfl prep folder``).
+"""Prepare the user's own image files and table of targets as a pooled data set (``medfl prep folder``).
 
 The pooled data set contains no file names and no patient identifiers; patients get running numbers. Only the table
-columns that the user names are kept: labels, sites and further columns.
+columns that the user names are kept: targets, sites and further columns.
 
 A spec contains the options of one data set and the methods that read it (`medfl.data.ingest.spec`). A study is a file
 that lists data sets, methods and seeds to compare.
@@ -14,8 +14,8 @@ the mammograms of published data sets (`medfl.data.readers.mammogram_image`); th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -23,10 +23,14 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, PlainSerializer
 
 from medfl.data.datalists import Datalist
+from medfl.data.ingest.columns.mask_files import DEFAULT_STRUCTURE, ImageAndMask, mask_name, read_image_and_mask
+from medfl.data.ingest.columns.target_option import spellings_text
+from medfl.data.ingest.columns.target_values import NO_TARGET, describe_targets, with_objective
 from medfl.data.ingest.folder_format import choose_format, common_spacing, inspect_images, read_row
 from medfl.data.ingest.image_folder import ImageFolder
 from medfl.data.ingest.labels import LabelledRows, TableColumns, read_rows
-from medfl.data.ingest.options import OneOf, Positional, read_edges, size_text
+from medfl.data.ingest.masks import add_masks, empty_mask_notes, separate_masks
+from medfl.data.ingest.options import OneOf, Positional, Words, read_edges, size_text
 from medfl.data.ingest.read_plan import ReadOutcome, ReadPlan, exclusions, unreadable_rows_message
 from medfl.data.ingest.spec import ImageSpec
 from medfl.data.readers.dicom_identity import IDENTITY_CHECKS
@@ -35,7 +39,7 @@ from medfl.data.readers.dicom_series import ImageSource, source_files
 from medfl.data.readers.image_reading import DEFAULT_READING, PLANES, SCALES, ImageReading, make_image_reading
 from medfl.data.readers.images import ImageKind
 from medfl.data.readers.mammogram_image import reading_entries
-from medfl.data.table import read_table
+from medfl.data.table import read_table, row_list
 from medfl.errors import DataError, SettingsError
 from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say
@@ -70,7 +74,12 @@ def _serialize_size(size: tuple[int, ...]) -> int | str:
 
 
 class FolderSpec(ImageSpec):
-    """Your own image files with a table of labels. File names and patient identifiers are not kept.
+    """Your own image files with a table of targets. File names and patient identifiers are not kept.
+
+    --target states what is learned: class:diagnosis, multilabel:effusion,nodule (yes, no, or empty where a finding was
+    not assessed), number:age[years], survival:months[months],death, or mask:mask_file. Give only the column where the
+    table is clear. Masks can also be found by name: --mask-suffix _mask takes scan_mask.png for scan.png. Columns that
+    look like names, dates or numbers of patients are refused.
 
     8-bit images keep their values and are only resized. DICOM, NIfTI and deeper images are scaled to [0, 1], each by
     its own range, ignoring padding, or by --window or --scale. The aspect ratio is not preserved. With --crop-breast,
@@ -80,7 +89,7 @@ class FolderSpec(ImageSpec):
     slices then become a volume. With several series in a folder or study, choose one with --plane, --series-modality
     and --series-description, for example --plane axial --window lung --size 96x96x32.
 
-    Example: medfl prep folder images --table labels.csv --image-column file --label-column diagnosis --group-column
+    Example: medfl prep folder images --table labels.csv --image-column file --target class:diagnosis --group-column
     patient --site-column hospital --size 64 --out data/own
     """
 
@@ -99,10 +108,18 @@ class FolderSpec(ImageSpec):
     """CSV or TSV file with one row for each image."""
     image_column: str
     """Column with the path of the file, or of the folder of a DICOM series, relative to IMAGES, or with its UID."""
-    label_column: str
-    """Column with the class."""
     size: Annotated[tuple[int, ...], BeforeValidator(read_edges), PlainSerializer(_serialize_size)]
     """Size of the images in the array: 224, 224x160 (HxW) or 64x64x32 (DxHxW)."""
+    target: str | None = None
+    """What is learned, and its columns: KIND:COLUMN,... with the kinds class, multilabel, number, survival and mask."""
+    mask_suffix: str | None = None
+    """Suffix of the mask files' names, instead of --target: _mask takes scan_mask.png as mask of scan.png."""
+    structures: Words = (DEFAULT_STRUCTURE,)
+    """Names of the structures in the masks, in the order of their values from 1, separated by commas."""
+    missing: tuple[str, ...] | None = None
+    """Word that marks a missing value, beside empty cells and NA; may be repeated."""
+    skip_missing_target: bool = False
+    """Leave out rows without a target; the data list and the report contain their number."""
     group_column: str | None = None
     """Column with the patient; its content is not kept."""
     site_column: str | None = None
@@ -145,11 +162,13 @@ class FolderSpec(ImageSpec):
         """Return the column names of the table."""
         return TableColumns(
             image=self.image_column,
-            label=self.label_column,
+            target=self.target,
             group=self.group_column,
             site=self.site_column,
             split=self.split_column,
             keep=tuple(self.keep_column or ()),
+            missing=tuple(self.missing or ()),
+            skip_missing=self.skip_missing_target,
         )
 
     def reading(self) -> dict[str, bool] | None:
@@ -193,10 +212,64 @@ class FolderSpec(ImageSpec):
         return [f"{self.title()}: licence {self.licence}{hint}"]
 
     def find(self) -> tuple[LabelledRows, list[ImageSource | DataError]]:
-        """Find the image files: return the rows of the table, and each row's file or series, or why it has none."""
+        """Find the image files: return the rows of the table, and each row's file or series, or why it has none.
+
+        Raises:
+            SettingsError: If not exactly one of --target and --mask-suffix is given.
+            DataError: If the table or the files are not as expected.
+        """
+        if (self.target is None) == (self.mask_suffix is None):
+            raise SettingsError(
+                "missing_setting" if self.target is None else "incompatible_settings",
+                f"expected the target of the images, by --target or --mask-suffix. {spellings_text()}",
+                setting="target",
+                settings=["target", "mask_suffix"],
+            )
         choice = self.image_reading().series
         rows = read_rows(read_table(self.table), self.columns())
         return rows, ImageFolder(self.images, choice).find(rows.images, rows.numbers)
+
+    def find_masks(self, rows: LabelledRows, sources: Sequence[ImageSource | DataError]) -> list[Path | DataError]:
+        """Return the mask file of each row; empty if the target is no mask.
+
+        Args:
+            rows: Rows of the table.
+            sources: Image of each row, or why it has none.
+
+        Returns:
+            The mask file of each row, or why it has none: its table cell names a folder or a DICOM series.
+
+        Raises:
+            DataError: If a mask file is missing, or two rows name the same one.
+            SettingsError: If the images are read as mammograms.
+        """
+        if rows.targets.kind != "mask":
+            return []
+        if self.reading() is not None:
+            raise SettingsError(
+                "incompatible_settings",
+                "masks need images that keep their grid. Leave out --crop-breast, --align and --voi.",
+                settings=["target", "crop_breast", "align", "voi"],
+            )
+        names = rows.targets.masks
+        if self.mask_suffix is not None:
+            names = [mask_name(name, self.mask_suffix) for name in rows.images]
+        try:
+            files = ImageFolder(self.images).find(names, rows.numbers)
+        except DataError as error:
+            raise DataError(error.code, f"masks: {error}", what="mask", **error.fields) from None
+        same = [
+            number
+            for number, source, mask in zip(rows.numbers, sources, files, strict=True)
+            if isinstance(mask, Path) and source == mask
+        ]
+        if same:
+            raise DataError(
+                "image_is_mask",
+                f"expected another file for the mask than for the image, got the same one in {row_list(same)}.",
+                rows=same,
+            )
+        return [mask if isinstance(mask, Path) else _no_mask_file_error() for mask in files]
 
     def plan_reading(self, files: tuple[LabelledRows, list[ImageSource | DataError]], say: Say) -> ReadPlan:
         """Plan the images to read: all whose headers are readable. The headers decide the common format.
@@ -206,12 +279,19 @@ class FolderSpec(ImageSpec):
             say: Receives warnings and notes.
 
         Raises:
-            DataError: If no image is readable.
+            DataError: If no image is readable, or a mask file is missing.
         """
         rows, sources = files
         rule = self.image_reading()
         if self.group_column is None:
             say(NO_GROUPS_WARNING)
+        if rows.left_out:
+            say(f"note: {rows.left_out} rows are left out: {NO_TARGET}")
+        masks = self.find_masks(rows, sources)
+        if masks:
+            sources = [
+                mask if isinstance(mask, DataError) else image for image, mask in zip(sources, masks, strict=True)
+            ]
         kinds, failed = inspect_images(sources, self.deidentify_check, say, rule)
         if not kinds:
             raise DataError(
@@ -222,8 +302,10 @@ class FolderSpec(ImageSpec):
             )
         numbered = {rows.numbers[place]: kind for place, kind in kinds.items()}
         form = choose_format(numbered, self.size, self.channels, self.reading(), rule)
-        warnings = report_intents([kind.intent for kind in kinds.values()], say)
-        return ReadPlan(
+        warnings = [*report_intents([kind.intent for kind in kinds.values()], say), *rows.targets.warnings]
+        for sentence in rows.targets.warnings:
+            say(f"note: {sentence}")
+        plan = ReadPlan(
             items=[sources[place] for place in kinds],
             places=list(kinds),
             files=source_files,
@@ -242,6 +324,16 @@ class FolderSpec(ImageSpec):
             missing=failed,
             release=FolderContents(rows=rows, kinds=kinds, warnings=warnings),
         )
+        if not masks:
+            return plan
+        return replace(
+            plan,
+            items=[ImageAndMask(sources[place], masks[place]) for place in kinds],
+            files=ImageAndMask.files,
+            load=partial(read_image_and_mask, form=form, structures=tuple(self.structures)),
+            shape=(*form.size, form.channels + 1),
+            recipe={**plan.recipe, "structures": list(self.structures)},
+        )
 
     def incomplete_message(self, outcome: ReadOutcome) -> str:
         """Return the error message for unreadable images if all are required; it lists their table rows."""
@@ -255,32 +347,56 @@ class FolderSpec(ImageSpec):
             DataError: If a class has no readable image.
         """
         contents: FolderContents = outcome.plan.release
-        rows, reading = contents.rows, self.reading()
+        rows, reading, targets = contents.rows, self.reading(), contents.rows.targets
         spacing = common_spacing((contents.kinds[place] for place in outcome.kept), outcome.plan.shape)
-        present = {rows.labels[place] for place in outcome.kept}
-        missing = [name for label, name in enumerate(rows.classes) if label not in present]
-        if missing:
-            listed = ", ".join(f"'{name}'" for name in missing)
-            raise DataError(
-                "class_without_images",
-                f"no readable image is left of the classes {listed}. Repair the files of these classes.",
-                classes=missing,
-            )
+        if targets.kind == "class":
+            present = {targets.entries[place]["label"] for place in outcome.kept}
+            missing = [name for label, name in enumerate(targets.groups) if label not in present]
+            if missing:
+                listed = ", ".join(f"'{name}'" for name in missing)
+                raise DataError(
+                    "class_without_images",
+                    f"no readable image is left of the classes {listed}. Repair the files of these classes.",
+                    classes=missing,
+                )
         intents = intent_records([contents.kinds[place].intent for place in outcome.kept])
         records: list[CaseRecord] = [
             make_record(
-                {"label": rows.labels[place], "subject_id": rows.subjects[place], **rows.others[place], **intent}
+                {**targets.entries[place], "subject_id": rows.subjects[place], **rows.others[place], **intent, **held}
             )
-            for place, intent in zip(outcome.kept, intents, strict=True)
+            for place, intent, held in zip(outcome.kept, intents, outcome.facts, strict=True)
         ]
-        return self.make_datalist(
-            rows.classes,
+        reasons = Counter(outcome.reasons.values())
+        datalist = self.make_datalist(
+            targets.groups,
             "not stated",
             records,
             [rows.splits[place] for place in outcome.kept],
             licence=self.licence,
-            exclusions=exclusions(dict(Counter(outcome.reasons.values()).most_common())),
+            exclusions=exclusions({**dict(reasons.most_common()), NO_TARGET: rows.left_out}),
             warnings=contents.warnings,
+            **targets.extra,
             **(self.image_reading().entries() if reading is None else reading_entries(reading)),
             **({} if spacing is None else {"spacing": list(spacing)}),
         )
+        if targets.kind == "mask":
+            for line in empty_mask_notes(datalist):
+                say(line)
+            return add_masks(datalist, ("background", *self.structures))
+        for line in describe_targets(targets, records):
+            say(line)
+        return with_objective(datalist, targets.objective)
+
+    def finish(self, folder: Path, outcome: ReadOutcome, datalist: Datalist) -> None:
+        """Split the array in `folder`, in place, into images and masks, if the data set has masks."""
+        if datalist.mask_array:
+            separate_masks(folder)
+
+
+def _no_mask_file_error() -> DataError:
+    """Return the error for a table cell that names a folder or a DICOM series as mask."""
+    return DataError(
+        "no_mask_file",
+        "expected the file of a mask, got a folder or a DICOM series. Name the file of the mask.",
+        what="mask",
+    )

@@ -1,14 +1,18 @@
-"""Read labels, patients, sites and splits of the user's own images from a table."""
+"""Read targets, patients, sites and splits of the user's own cases from a table."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from medfl.data.datalists import INTENT_KEY
+from medfl.data.ingest.columns.cells import missing_cells
+from medfl.data.ingest.columns.identifier_guard import refuse_identifiers
+from medfl.data.ingest.columns.target_option import TargetOption, parse_target
+from medfl.data.ingest.columns.target_values import TargetRows, TargetValues, mask_targets, read_targets
 from medfl.data.table import CsvTable, row_list
+from medfl.data.targets import MASK_STRUCTURES_KEY, TARGET_KEY
 from medfl.errors import DataError, SettingsError
 
 SPLIT_WORDS = {
@@ -21,7 +25,7 @@ SPLIT_WORDS = {
 }
 """Maps each word that a split column may contain, in lower case, to the split that it means."""
 
-_RESERVED_KEYS = ("image", "label", "subject_id", "site", INTENT_KEY)
+_RESERVED_KEYS = ("image", "label", "subject_id", "site", INTENT_KEY, TARGET_KEY, MASK_STRUCTURES_KEY)
 """Record keys that medfl writes itself, so that no kept column may have their name."""
 
 
@@ -30,20 +34,25 @@ class TableColumns:
     """Names of the table columns with each kind of information.
 
     Attributes:
-        image: Column with the path of the image file.
-        label: Column with the class, as text or number.
+        image: Column with the path of the image file; None for a table without images.
+        target: Text of the option ``--target`` (`medfl.data.ingest.columns.target_option`); None if mask files are
+            found by their suffix.
         group: Column whose entry the images of one patient share; None if each image is of another patient.
         site: Column with the site where the image was taken; None if sites are not needed.
         split: Column with training, validation or test; None puts all images into training.
         keep: Columns to copy into the data list, for example sex or age.
+        missing: Further words that mark a missing value.
+        skip_missing: Whether rows without a target are left out.
     """
 
-    image: str
-    label: str
+    image: str | None
+    target: str | None = None
     group: str | None = None
     site: str | None = None
     split: str | None = None
     keep: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    skip_missing: bool = False
 
     def __post_init__(self) -> None:
         named = Counter(self.all())
@@ -53,7 +62,7 @@ class TableColumns:
             raise SettingsError(
                 "duplicate_column",
                 f"expected a different column for each option, got {listed} more than once. An image or patient "
-                "column is never kept, and a label, site or split column need not be named in --keep-column.",
+                "column is never kept, and a target, site or split column need not be named in --keep-column.",
                 columns=duplicates,
             )
         reserved = [column for column in self.keep if column in _RESERVED_KEYS]
@@ -62,116 +71,95 @@ class TableColumns:
             raise SettingsError(
                 "reserved_name",
                 f"--keep-column can't be {listed}: medfl uses this name itself. Rename the column, or give "
-                "it as --site-column, --label-column or --group-column.",
+                "it as --site-column, --target or --group-column.",
                 columns=reserved,
             )
 
+    def option(self) -> TargetOption | None:
+        """Return the parsed target, or None if there is none."""
+        return None if self.target is None else parse_target(self.target)
+
     def all(self) -> list[str]:
-        """Return the names of all columns that are set."""
-        named = (self.image, self.label, self.group, self.site, self.split, *self.keep)
+        """Return the names of all columns that are set. Columns of the target may have a unit in brackets."""
+        option = self.option()
+        targets = () if option is None else option.words
+        named = (self.image, *targets, self.group, self.site, self.split, *self.keep)
         return [column for column in named if column is not None]
 
 
 @dataclass(frozen=True)
 class LabelledRows:
-    """Rows of a table, one entry per image; all lists have the same length except `classes`.
+    """Rows of a table, one entry per case; all lists have the same length.
 
     Attributes:
         numbers: Row number in the table, as a spreadsheet shows it.
-        images: Path of the image, as in the table.
-        labels: Class number, from 0.
-        classes: Class names, by class number.
+        images: Path of the image, as in the table; empty for a table without images.
+        targets: Target of each row.
         subjects: Generated identifier of the patient.
         splits: ``training``, ``validation`` or ``test``.
-        others: Further entries of the image's record: the site under ``site``, and the kept columns under their names.
+        others: Further entries of the case's record: the site under ``site``, and the kept columns under their names.
+        left_out: Number of rows that were left out because their target is missing.
+        table: The rows as read, without rows that were left out.
     """
 
     numbers: list[int]
     images: list[str]
-    labels: list[int]
-    classes: list[str]
+    targets: TargetValues
     subjects: list[str]
     splits: list[str]
     others: list[dict[str, str]]
+    left_out: int
+    table: CsvTable
 
 
 def read_rows(table: CsvTable, columns: TableColumns) -> LabelledRows:
-    """Read labels, patients, sites and splits from a table.
+    """Read targets, patients, sites and splits from a table.
 
     Args:
-        table: Table of the images.
+        table: Table of the cases.
         columns: Names of the columns to read.
 
     Raises:
-        DataError: If columns are missing (all are named), cells are empty, there are fewer than two classes, or a
-            patient is in several splits.
+        DataError: If columns are missing (all are named), cells are empty, the targets are impossible, a column looks
+            like an identifier, or a patient is in several splits.
     """
-    table.require(columns.all())
-    labels = table.column(columns.label)
-    _check_classes(columns.label, len(set(labels)), len(labels))  # first: the next message names the labels
-    classes = order_classes(labels)
+    option = columns.option()
+    targets = () if option is None else option.words
+    table.require([column for column in columns.all() if column not in targets or not column.endswith("]")])
+    rows = TargetRows(table, mask_targets([""] * len(table.rows)))
+    if option is not None:
+        rows = read_targets(
+            table,
+            option,
+            group_column=columns.group,
+            missing=columns.missing,
+            skip_missing=columns.skip_missing,
+        )
+    table = rows.table
+    for column in columns.keep:
+        cells = table.column(column, filled=False)
+        absent = missing_cells(cells, columns.missing)
+        known = [cell for cell, is_absent in zip(cells, absent, strict=True) if not is_absent]
+        refuse_identifiers(column, known, hint=" for --keep-column")
     splits = _splits(table, columns.split)
     groups = table.column(columns.group) if columns.group else [str(number) for number in table.numbers]
     _check_splits(groups, splits)
     return LabelledRows(
         numbers=table.numbers,
-        images=table.column(columns.image),
-        labels=[classes.index(label) for label in labels],
-        classes=classes,
+        images=[] if columns.image is None else table.column(columns.image),
+        targets=rows.values,
         subjects=number_subjects(groups),
         splits=splits,
         others=_other_entries(table, columns),
+        left_out=rows.left_out,
+        table=table,
     )
-
-
-def order_classes(labels: Sequence[str]) -> list[str]:
-    """Return the distinct labels, sorted as numbers if all are numbers, otherwise as text.
-
-    Raises:
-        DataError: If labels differ only in upper and lower case, or in how a number is written.
-    """
-    numbers = {label: _number(label) for label in set(labels)}
-    numeric = None not in numbers.values()
-    spellings = defaultdict(list)
-    for label in sorted(numbers):
-        spellings[str(numbers[label]) if numeric else label.casefold()].append(label)
-    ambiguous = [variants for variants in spellings.values() if len(variants) > 1]
-    if ambiguous:
-        listed = ", ".join(" / ".join(f"'{label}'" for label in variants) for variants in ambiguous)
-        raise DataError(
-            "ambiguous_labels",
-            f"expected one spelling of each label, got {listed}. Use one of them everywhere.",
-            labels=ambiguous,
-        )
-    return sorted(numbers, key=lambda label: (numbers[label] or 0.0, label)) if numeric else sorted(numbers)
 
 
 def number_subjects(groups: Sequence[str]) -> list[str]:
     """Return generated identifiers ``subject-000001``, ... for groups, numbered in the order of first appearance."""
     order: dict[str, int] = {}
     return [f"subject-{order.setdefault(group, len(order) + 1):06d}" for group in groups]
-
-
-def _check_classes(column: str, classes: int, rows: int) -> None:
-    if classes < 2:
-        raise DataError(
-            "too_few_classes",
-            f"expected at least two classes in the column '{column}', got {classes} in {rows} rows. "
-            "Add images of another class, or give another --label-column.",
-            column=column,
-            minimum=2,
-            found=classes,
-            total=rows,
-        )
-    if classes > 2 and 2 * classes > rows:
-        raise DataError(
-            "too_many_classes",
-            f"expected several images of each class, got {classes} different values in {rows} rows of the column "
-            f"'{column}': they look like identifiers or measurements. Give the column with the classes.",
-            column=column,
-            found=classes,
-            total=rows,
-        )
 
 
 def _splits(table: CsvTable, column: str | None) -> list[str]:
@@ -215,11 +203,3 @@ def _other_entries(table: CsvTable, columns: TableColumns) -> list[dict[str, str
         site = {} if sites is None else {"site": sites[place]}
         entries.append(site | {column: row[column] for column in columns.keep})
     return entries
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from medfl.data.arrays import array_digest, check_finite, open_array
 from medfl.data.datalists import DATALIST_FILE, Datalist, read_datalist
+from medfl.data.features.feature_encoding import typed_columns
 from medfl.data.folders import atomic_folder, check_output_folder
 from medfl.data.leaks import check_rows, row_digests
 from medfl.data.partition.assign import distribute
@@ -64,7 +65,7 @@ def _read_pool(folder: Path) -> tuple[Datalist, Path]:
         rows, _ = datalist.rows_and_labels(split, where)
         check_rows(rows, len(images), f"{where}, split '{split}'")
         try:
-            check_finite(images, rows)
+            check_finite(images, rows, allow_nan=typed_columns(datalist.extra) is not None)
         except DataError as error:
             raise error.reworded(f"{where}, split '{split}': {error}") from None
     return datalist, array

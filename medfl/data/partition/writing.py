@@ -17,7 +17,10 @@ import numpy as np
 
 from medfl.data.arrays import FEATURE_MEAN, FEATURE_STD, open_array
 from medfl.data.datalists import DATALIST_FILE, Datalist, write_datalist
+from medfl.data.features.feature_encoding import typed_columns
+from medfl.data.features.feature_scale import scale_features, sum_features
 from medfl.records.datalist import CaseRecord, Exclusion
+from medfl.records.feature_columns import FeatureColumns
 from medfl.records.partition import LocatedExclusion, Partition
 from medfl.records.site_card import SiteCard
 from medfl.types import NON_SITE_NAMES, PUBLIC
@@ -95,7 +98,7 @@ def write_sites(
     notes = notes or PartitionNotes()
     public_dataset = None if public is None else public.datalist.name
     settings = plan.effective_settings(sum(name not in NON_SITE_NAMES for name in splits))
-    scale = feature_scale(open_array(pool.path), splits)
+    scale = feature_scale(open_array(pool.path), splits, typed_columns(pool.datalist.extra))
     written: dict[str, Datalist] = {}
     digests: dict[str, str] = {}
     for name, site_splits in splits.items():
@@ -147,24 +150,41 @@ def write_sites(
     return written
 
 
-def feature_scale(array: np.ndarray, splits: Mapping[str, dict[str, list[CaseRecord]]]) -> dict[str, list[float]]:
+def feature_scale(
+    array: np.ndarray,
+    splits: Mapping[str, dict[str, list[CaseRecord]]],
+    columns: FeatureColumns | None = None,
+) -> dict[str, list[float]]:
     """Compute the mean and standard deviation of each feature over the training rows of all sites.
 
     Test and validation rows are not used. A feature with one value in all training rows gets the standard deviation 1,
-    so that dividing by it is safe.
+    so that dividing by it is safe. With typed columns, the scale follows from sums of each site
+    (`medfl.data.features.feature_scale`), which suppress features with few known values.
 
     Args:
         array: Pooled array; only vectors, of shape (N, F), have such a scale.
         splits: Maps each site, ``global`` and ``public`` to its splits and their records.
+        columns: Typed columns of the features; None if the data list has none.
 
     Returns:
         `FEATURE_MEAN` and `FEATURE_STD` with F numbers each; empty for images, or without training rows.
+
+    Raises:
+        DataError: If no site has enough known values of a number.
     """
     records = [
         record for name, split in splits.items() if name not in NON_SITE_NAMES for record in split.get("training", [])
     ]
     if array.ndim != 2 or not records:
         return {}
+    if columns is not None:
+        sums = [
+            sum_features(array[[int(record["image"]) for record in split["training"]]])
+            for name, split in splits.items()
+            if name not in NON_SITE_NAMES and split.get("training")
+        ]
+        scale = scale_features(sums, columns)
+        return {FEATURE_MEAN: scale.mean, FEATURE_STD: scale.std}
     top = float(np.iinfo(array.dtype).max) if array.dtype.kind == "u" else 1.0
     rows = array[sorted({int(record["image"]) for record in records})].astype(np.float64) / top
     deviations = np.where(np.ptp(rows, axis=0) == 0, 1.0, rows.std(axis=0))

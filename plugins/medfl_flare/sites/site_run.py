@@ -165,7 +165,7 @@ class SiteRun:
         return data.test if disclosed_splits(self._file, {"shared": len(data.test)}) else None
 
     def _check_shape(self, data: SiteData) -> None:
-        """Raise if the data have another shape than the run expects."""
+        """Raise if the data have another shape, or other features of table rows, than the run expects."""
         if data.shape != self._opened.shape:
             raise RefusedError(
                 "wrong_shape",
@@ -175,6 +175,15 @@ class SiteRun:
                 site=self.name,
                 expected=self._opened.shape,
                 found=data.shape,
+            )
+        features = self._opened.built.site_values.get("features") or ()
+        if features and tuple(features) != data.features:
+            raise RefusedError(
+                "different_features",
+                f"'{self.name}' has other features than the {len(features)} of the run. Prepare its table again with "
+                "the columns.json of the run (medfl prep table --columns).",
+                site=self.name,
+                expected=len(features),
             )
 
     @contextmanager

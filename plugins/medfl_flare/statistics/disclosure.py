@@ -26,6 +26,7 @@ from medfl_flare.statistics.measurements import QUANTILE_LEVELS, CountTable, Ima
 from medfl_flare.statistics.site_statistics import (
     DISCLOSURE_KINDS,
     DisclosedCounts,
+    DisclosedMoments,
     DisclosedQuantiles,
     PrivacyGuarantee,
     SiteStatistics,
@@ -40,6 +41,9 @@ MAX_NAMED_TITLES = 3
 
 MIN_SIGNAL_TO_NOISE = 2.0
 """Minimum ratio of the number of images on each side of a noisy quantile to the noise in that number."""
+
+MOMENT_DIGITS = 6
+"""Number of significant digits of a disclosed mean or deviation."""
 
 SIGNIFICANT_DIGITS = 4
 """Number of significant digits of a disclosed quantile."""
@@ -109,6 +113,10 @@ class _StatisticsSource(Protocol):
         """Return the number of images and the quantiles at `QUANTILE_LEVELS`, or None if no quantiles are possible."""
         ...
 
+    def moments(self, measurement: ImageMeasurement) -> DisclosedMoments:
+        """Return mean and deviation of a feature, without numbers if they can't be disclosed."""
+        ...
+
 
 def disclose_statistics(
     site_measurements: SiteMeasurements, policy: DisclosurePolicy, noise: NoiseOptions | None = None
@@ -138,6 +146,7 @@ def disclose_statistics(
     if site_measurements.objective.has_class_labels:
         about["classes"] = list(site_measurements.data.classes)
     if "geometry" in policy.kinds:
+        about["features"] = list(site_measurements.data.features)
         about["shape"] = list(site_measurements.data.shape)
         about["spacing"] = None if site_measurements.spacing is None else list(site_measurements.spacing)
     if min(source.images, source.images if source.patients is None else source.patients) < policy.min_count:
@@ -167,10 +176,14 @@ def disclose_statistics(
         suppressed.append(
             f"{first_names(unknown, MAX_NAMED_TITLES)}: the range is not known beforehand, so noise can't hide an image"
         )
+    moments = [source.moments(measurement) for measurement in measurements if measurement.is_scaled]
+    if withheld := [each.title for each in moments if each.mean is None]:
+        titles = first_names(withheld, MAX_NAMED_TITLES)
+        suppressed.append(f"means of features with fewer than {policy.min_count} known values, or with noise: {titles}")
     if incomplete := [each.title for each in numbers if None in each.quantiles]:
         titles = first_names(incomplete, MAX_NAMED_TITLES)
         suppressed.append(f"quantiles with fewer than {source.min_images_per_side} images on a side, of {titles}")
-    return SiteStatistics(**about, tables=tables, numbers=numbers, suppressed=suppressed)
+    return SiteStatistics(**about, tables=tables, numbers=numbers, moments=moments, suppressed=suppressed)
 
 
 def _suppress_table(table: CountTable, counts: list[int], policy: DisclosurePolicy) -> DisclosedCounts:
@@ -225,6 +238,15 @@ class _ExactStatistics:
             return 0, [0.0] * len(QUANTILE_LEVELS)
         return self._disclosable_count(len(known)), [float(value) for value in np.quantile(known, QUANTILE_LEVELS)]
 
+    def moments(self, measurement: ImageMeasurement) -> DisclosedMoments:
+        """Return mean and deviation of the known values, without numbers if these are fewer than the minimum count."""
+        known = measurement.values[~np.isnan(measurement.values)]
+        if len(known) < self.min_images_per_side:
+            return DisclosedMoments(title=measurement.title)
+        mean, deviation = (float(f"{value:.{MOMENT_DIGITS}g}") for value in (known.mean(), known.std()))
+        count = max(self._disclosable_count(len(known)), self.min_images_per_side)
+        return DisclosedMoments(title=measurement.title, count=count, mean=mean, deviation=deviation)
+
     def _disclosable_count(self, known: int) -> int:
         """Return a lower bound of the number of images with a value that may be disclosed.
 
@@ -270,6 +292,10 @@ class _NoisyStatistics:
         grows = np.concatenate([[True], np.diff(rising) > 0])
         wanted = np.asarray(QUANTILE_LEVELS) * rising[-1]
         return max(0, round(total)), [float(value) for value in np.interp(wanted, rising[grows], edges[grows])]
+
+    def moments(self, measurement: ImageMeasurement) -> DisclosedMoments:
+        """Return no numbers: means of numbers without a known range can't be released with noise."""
+        return DisclosedMoments(title=measurement.title)
 
 
 def _add_noise(site_measurements: SiteMeasurements, policy: DisclosurePolicy, noise: NoiseOptions) -> _NoisyStatistics:

@@ -16,6 +16,7 @@ import torch
 
 from medfl.data.arrays import CHUNK_BYTES, FEATURES, channels_of, open_array
 from medfl.data.datalists import DATALIST_FILE, Datalist, parse_datalist, read_datalist_bytes, subjects_of
+from medfl.data.features.feature_encoding import typed_columns
 from medfl.data.sites import SiteData, output_names, site_data
 from medfl.data.targets import read_integers
 from medfl.objectives import Objective, Survival
@@ -64,12 +65,14 @@ class ImageMeasurement:
         kind: ``intensities`` or ``targets``, the kind of disclosure in a site's own file.
         values: Number of each image, shape (n,) for n images, float64; NaN for an image without a number.
         span: Smallest and largest possible number, known beforehand; None if only the data determine them.
+        is_scaled: Whether the number is a feature of table rows that a run standardises.
     """
 
     title: str
     kind: Literal["intensities", "targets"]
     values: np.ndarray
     span: tuple[float, float] | None = None
+    is_scaled: bool = False
 
 
 @dataclass(frozen=True)
@@ -215,10 +218,13 @@ def _measure_columns(
 ) -> tuple[tuple[CountTable, ...], tuple[ImageMeasurement, ...]]:
     """Measure each column of a table; count the values of a column with the values 0 and 1."""
     names = datalist.extra.get(FEATURES) or [str(number) for number in range(values.shape[1])]
+    columns = typed_columns(datalist.extra)
+    is_scaled = [False] * len(names) if columns is None else columns.is_scaled
     tables, measurements = [], []
     for number, column in enumerate(values.T):
         name = inert_name(str(names[number]) if number < len(names) else str(number), str(number))
         if set(column.tolist()) == {0.0, 1.0}:
             tables.append(CountTable(name, ("0", "1"), column.astype(np.int64), public=False))
-        measurements.append(ImageMeasurement(name, "intensities", column))
+        scaled = number < len(is_scaled) and is_scaled[number]
+        measurements.append(ImageMeasurement(name, "intensities", column, is_scaled=scaled))
     return tuple(tables), tuple(measurements)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from medfl.data.features.feature_scale import FeatureScale
 from medfl.utils.formats import MISSING, count, join_words, number
 from medfl_flare.statistics.outliers import MIN_SITES, Outlier, find_outliers
-from medfl_flare.statistics.site_statistics import DisclosedCounts, DisclosedQuantiles, SiteStatistics
+from medfl_flare.statistics.site_statistics import (
+    DisclosedCounts,
+    DisclosedMoments,
+    DisclosedQuantiles,
+    SiteStatistics,
+)
 
 SUPPRESSED_TEXT = "suppressed"
 """Text in place of a suppressed number."""
@@ -102,6 +109,24 @@ class StatisticsReport:
                 titles.setdefault(numbers.title, {})[site] = numbers
         return titles
 
+    def scale(self) -> FeatureScale | None:
+        """Return the scale of the features over all sites, for ``--mean`` and ``--std`` of a run.
+
+        It follows from the sites' disclosed means and deviations. It is None if the sites have no features or different
+        ones, or if no site disclosed the mean of a feature that a run standardises.
+        """
+        features = {tuple(each.features) for each in self.sites.values()}
+        if len(features) != 1 or not (names := next(iter(features))):
+            return None
+        by_title: dict[str, list[DisclosedMoments]] = {}
+        for moments in (moments for each in self.sites.values() for moments in each.moments):
+            by_title.setdefault(moments.title, []).append(moments)
+        pooled = {title: _pooled(moments) for title, moments in by_title.items()}
+        if not pooled or None in pooled.values():
+            return None
+        scale = [pooled.get(name) or (0.0, 1.0) for name in names]
+        return FeatureScale([mean for mean, _ in scale], [deviation for _, deviation in scale])
+
     def sites_with_outlier(self, title: str) -> set[str]:
         """Return the names of the sites that are outliers in a quantity, or in a value of a table.
 
@@ -113,6 +138,18 @@ class StatisticsReport:
             for outlier in self.outliers
             if outlier.quantity == title or outlier.quantity.startswith(f"{title}: ")
         }
+
+
+def _pooled(moments: Sequence[DisclosedMoments]) -> tuple[float, float] | None:
+    """Return mean and standard deviation over the rows of several sites; None if no site disclosed its own."""
+    parts = [(each.count, each.mean, each.deviation) for each in moments]
+    known = [(count, mean, dev) for count, mean, dev in parts if count and mean is not None and dev is not None]
+    if not known:
+        return None
+    rows = sum(count for count, _, _ in known)
+    mean = sum(count * mean for count, mean, _ in known) / rows
+    variance = sum(count * (dev**2 + (own - mean) ** 2) for count, own, dev in known) / rows
+    return mean, math.sqrt(variance) or 1.0
 
 
 def make_report(sites: Mapping[str, SiteStatistics], missing: Mapping[str, str], source: str) -> StatisticsReport:

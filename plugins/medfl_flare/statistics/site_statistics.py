@@ -29,7 +29,7 @@ DISCLOSURE_KINDS = ("size", "label_counts", "geometry", "intensities", "targets"
 * ``size``: numbers of images and patients.
 * ``label_counts``: tables of classes, findings, events, structures, and columns with two values.
 * ``geometry``: shape and spacing.
-* ``intensities``: quantiles of brightness and of table columns.
+* ``intensities``: quantiles of brightness and of table columns, and means and deviations of table columns.
 * ``targets``: quantiles of regression targets, observation times and structure sizes."""
 
 DisclosureKind = Literal["size", "label_counts", "geometry", "intensities", "targets"]
@@ -84,6 +84,22 @@ class DisclosedQuantiles(StrictModel):
     """Quantiles at 5, 25, 50, 75 and 95 %; a suppressed one is None."""
 
 
+class DisclosedMoments(StrictModel):
+    """Mean and standard deviation of one feature of table rows that a run standardises; None if suppressed."""
+
+    title: Text
+    """Name of the feature."""
+
+    count: Count = 0
+    """Number of rows with a value; a lower bound if few rows lack one."""
+
+    mean: Value | None = None
+    """Mean of the known values."""
+
+    deviation: Annotated[Value, Field(ge=0)] | None = None
+    """Standard deviation of the known values."""
+
+
 class SiteStatistics(StrictModel):
     """Statistics that one site discloses."""
 
@@ -110,6 +126,13 @@ class SiteStatistics(StrictModel):
 
     numbers: list[DisclosedQuantiles] = Field([], max_length=MAX_ENTRIES)
     """Quantiles of each number that is measured for every image."""
+
+    features: list[Text] = Field([], max_length=MAX_ENTRIES)
+    """Names of the features of table rows, in order."""
+
+    moments: list[DisclosedMoments] = Field([], max_length=MAX_ENTRIES)
+    """Mean and deviation of each feature that a run standardises; suppressed if few rows are behind them, and with
+    noise."""
 
     suppressed: list[Sentence] = Field([], max_length=MAX_ENTRIES)
     """Sentences on what is suppressed, and why."""

@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from medfl.utils.files import write_atomic
 from medfl.utils.formats import as_text, sentence, table_lines
+from medfl_flare.statistics.disclosure import MOMENT_DIGITS
 from medfl_flare.statistics.outliers import MAX_ROBUST_DEVIATIONS, MIN_SITES
 from medfl_flare.statistics.report_content import (
     StatisticsReport,
@@ -61,6 +62,8 @@ def write_statistics_report(report: StatisticsReport, out: Path) -> Path:
         "missing": dict(report.missing),
         "outliers": report.outlier_sites,
     }
+    if (scale := report.scale()) is not None:
+        content["feature_scale"] = {"mean": scale.mean, "std": scale.std}
     write_atomic(out / JSON_FILE_NAME, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
     write_atomic(out / MARKDOWN_FILE_NAME, render_markdown(report).encode())
     write_atomic(out / HTML_FILE_NAME, render_html(report).encode())
@@ -110,9 +113,20 @@ def render_markdown(report: StatisticsReport) -> str:
             f"## {as_text(sentence(title))}",
             _markdown_table(("site", "5 %", "25 %", "median", "75 %", "95 %"), rows),
         ]
+    if (scale := report.scale()) is not None:
+        options = f'--mean "{[*map(_short, scale.mean)]}" --std "{[*map(_short, scale.std)]}"'
+        parts += [
+            "## Scale of the features",
+            f"Options of `medfl run` that standardise the features by the training rows of all sites:\n\n    {options}",
+        ]
     parts += ["## Suppressed numbers", _markdown_table(("site", "minimum count", "privacy"), _rule_rows(report))]
     parts += [f"- {as_text(site)}: {as_text(line)}" for site, each in report.sites.items() for line in each.suppressed]
     return "\n\n".join(parts) + "\n"
+
+
+def _short(value: float) -> float:
+    """Return a number with the digits that sites disclose."""
+    return float(f"{value:.{MOMENT_DIGITS}g}")
 
 
 def _outlier_rows(report: StatisticsReport) -> list[list[str]]:

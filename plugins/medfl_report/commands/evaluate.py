@@ -37,7 +37,9 @@ def command(
     image_column: Annotated[
         str | None, typer.Option(help="Column with the path of the image, relative to FOLDER.", show_default=False)
     ] = None,
-    label_column: Annotated[str | None, typer.Option(help="Column with the class.", show_default=False)] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Column with the class, as class:COLUMN or only COLUMN.", show_default=False)
+    ] = None,
     group_column: Annotated[str | None, typer.Option(help="Column with the patient.", show_default=False)] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder to write; by default evaluations/MODEL-at-SITE in the run.")
@@ -56,14 +58,14 @@ def command(
 
     Example: medfl evaluate runs/fedavg --dataset-dir data/new-hospitals/east
     """
-    from medfl_report.evaluation.cases import TableColumns
+    from medfl_report.evaluation.cases import TableColumns, class_column
     from medfl_report.evaluation.evaluate import evaluate_files, evaluate_sites
 
     if table is None:
-        _refuse_columns({"image_column": image_column, "label_column": label_column, "group_column": group_column})
+        _refuse_columns({"image_column": image_column, "target": target, "group_column": group_column})
         done = evaluate_sites(model, dataset_dir, out, split, device)
-    elif image_column is None or label_column is None:
-        missing = "image_column" if image_column is None else "label_column"
+    elif image_column is None or target is None:
+        missing = "image_column" if image_column is None else "target"
         raise SettingsError(
             "missing_setting",
             f"--table needs the columns of the image and of the class: give --{missing.replace('_', '-')}.",
@@ -71,7 +73,7 @@ def command(
             needed_by="table",
         )
     else:
-        columns = TableColumns(image_column, label_column, group_column)
+        columns = TableColumns(image_column, class_column(target), group_column)
         done = [evaluate_files(model, dataset_dir, table, columns, out)]
     for evaluation in done:
         _show(evaluation)

@@ -13,9 +13,10 @@ from typing import Literal
 
 from medfl.data.datalists import DATALIST_FILE, SPLITS, Datalist, parse_datalist, read_datalist_bytes
 from medfl.data.inference import ImageFiles
+from medfl.data.ingest.columns.target_option import parse_target
 from medfl.data.leaks import PlaceContents, contents_by_split, image_digests
 from medfl.data.sites import SiteData, site_data, site_names
-from medfl.errors import DataError
+from medfl.errors import DataError, SettingsError
 from medfl.records.calibration import Calibration
 from medfl.utils.files import sha256_of
 from medfl_report.evaluation.models import BundleTask
@@ -177,6 +178,24 @@ class PredictedFiles:
         rows = {Path(self.images.name(row)).as_posix(): row for row in range(len(self.images))}
         digests = {digest for file in files for digest in image_digests(self.images.pixels(rows[file])[None])}
         return PlaceContents(set(), set(digests))
+
+
+def class_column(target: str) -> str:
+    """Return the column that the option ``--target`` of ``medfl evaluate`` names: ``class:COLUMN`` or ``COLUMN``.
+
+    Raises:
+        SettingsError: If the target is of another kind, or names several columns.
+    """
+    option = parse_target(target)
+    if option.kind not in ("", "class") or len(option.words) != 1:
+        raise SettingsError(
+            "unsupported_target",
+            f"A table of image files is scored by its classes, as in --target class:diagnosis; got '{target}'. For "
+            "other targets prepare the images with `medfl prep folder` and give the folder of the site.",
+            setting="target",
+            kind=option.kind,
+        )
+    return option.words[0]
 
 
 def read_labels(table: Path, columns: TableColumns) -> LabelledImages:

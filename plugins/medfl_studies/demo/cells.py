@@ -137,10 +137,10 @@ def _prepare(out: Path, images: int, seed: int, console: Console) -> Path:
         table = write_images(folder, images, seed)
         console.print(f"Synthetic blood cells of {len(HOSPITALS)} hospitals: {folder}")
         console.print(
-            f"\nmedfl prep folder {folder} --table {table} --image-column file --label-column diagnosis "
+            f"\nmedfl prep folder {folder} --table {table} --image-column file --target class:diagnosis "
             f"--group-column patient --site-column hospital --size {SIZE} --workers 1 --out {pooled}"
         )
-        columns = {"image_column": "file", "label_column": "diagnosis", "group_column": "patient"}
+        columns = {"image_column": "file", "target": "class:diagnosis", "group_column": "patient"}
         kind = load_plugins().dataset("folder")
         terms = {"name": "synthetic blood cells", "licence": "CC0 1.0"}
         spec = kind(images=folder, table=table, site_column="hospital", size=SIZE, **columns, **terms)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from refusals import refused
 
-from medfl.data.ingest.labels import number_subjects, order_classes
+from medfl.data.ingest.columns.class_names import order_classes
+from medfl.data.ingest.labels import number_subjects
 from medfl.errors import DataError
 
 

@@ -164,7 +164,7 @@ def test_a_real_file_of_pydicom_on_the_command_line_and_predicted_as_it_was_prep
     for name in ("a", "b"):
         (images / f"{name}.dcm").write_bytes(real.read_bytes())
     table = write_table(tmp_path / "t.csv", [("a", "no"), ("b", "yes")], ("file", "finding"))
-    words = ["prep", "folder", images, "--table", table, "--image-column", "file", "--label-column", "finding"]
+    words = ["prep", "folder", images, "--table", table, "--image-column", "file", "--target", "finding"]
     out = tmp_path / "data" / "site-1"
     with pytest.raises(SystemExit) as ended:
         main(

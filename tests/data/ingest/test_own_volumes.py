@@ -184,7 +184,7 @@ def test_an_exported_bundle_applies_the_window_of_its_training_data(studies, tmp
     cells = [f"1.2.826.0.{number}" for number in range(4)]
     rows = [(cell, "ab"[number % 2], "train" if number < 3 else "test") for number, cell in enumerate(cells)]
     table = write_table(tmp_path / "t.csv", rows, ("file", "diagnosis", "part"))
-    columns = ["--table", str(table), "--image-column", "file", "--label-column", "diagnosis", "--split-column", "part"]
+    columns = ["--table", str(table), "--image-column", "file", "--target", "class:diagnosis", "--split-column", "part"]
     series = ["--plane", "axial", "--series-modality", "CT", "--series-description", "thorax", "--window", "lung"]
     pooled, site = tmp_path / "P", tmp_path / "sites" / "site-01"
     command = ["prep", "folder", str(studies), *columns, *series, "--size", "16x16x8", "--out", str(pooled)]

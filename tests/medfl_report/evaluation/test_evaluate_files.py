@@ -21,11 +21,11 @@ from medfl.objectives import Multiclass
 from medfl.records.evaluation import Evaluation, ScoreEstimate
 from medfl.testing.synthetic import make_cohort
 from medfl_report.commands.evaluate import command
-from medfl_report.evaluation.cases import TableColumns, read_labels
+from medfl_report.evaluation.cases import TableColumns, class_column, read_labels
 from medfl_report.evaluation.evaluate import estimate_scores
 from medfl_report.predictions import PredictionSet
 
-COLUMNS = {"image_column": "file", "label_column": "diagnosis"}
+COLUMNS = {"image_column": "file", "target": "diagnosis"}
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +146,7 @@ def test_wrong_inputs(made: Path, tmp_path: Path) -> None:
         score(made, write_table(tmp_path / "other.csv", [("x.png", "a", "p")]), tmp_path / "out")
     with refused(StoreError, "not_a_model", path=str(tmp_path)):
         command(str(tmp_path), made / "new", table=good, **COLUMNS)
-    with refused(SettingsError, "missing_setting", setting="label_column"):
+    with refused(SettingsError, "missing_setting", setting="target"):
         command(str(made / "run"), made / "new", table=good, image_column="file")
     with refused(SettingsError, "incompatible_settings", settings=["table", "group_column"]):
         command(str(made / "run"), made / "new", group_column="patient")
@@ -156,3 +156,10 @@ def test_wrong_inputs(made: Path, tmp_path: Path) -> None:
         )
     with refused(DataError, "missing_column", columns=["hospital"]):
         read_labels(good, TableColumns(*COLUMNS.values(), "hospital"))
+
+
+def test_a_table_of_files_is_scored_by_classes_only() -> None:
+    assert class_column("class:diagnosis") == class_column("diagnosis") == "diagnosis"
+    for target in ("number:age", "multilabel:a,b", "a,b"):
+        with refused(SettingsError, "unsupported_target", setting="target"):
+            class_column(target)

@@ -1,0 +1,1 @@
+"""Features of table rows: typed columns, their encoding as numbers, and their scale."""

@@ -1,0 +1,86 @@
+"""Scale of the features of a partitioned data set, for a bundle's configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from medfl.data.arrays import FEATURE_MEAN, FEATURE_STD, open_array
+from medfl.data.datalists import DATALIST_FILE, Datalist, parse_datalist, read_datalist_bytes
+from medfl.data.features.feature_encoding import typed_columns
+from medfl.data.features.feature_scale import FeatureScale, FeatureSums, scale_features, sum_features
+from medfl.data.sites import site_names
+from medfl.data.targets import read_integers
+from medfl.errors import DataError
+
+UNSCALED = FeatureScale([0.0], [1.0])
+"""Scale that keeps numbers as they are."""
+
+
+def dataset_scale(dataset_dir: str | Path) -> FeatureScale:
+    """Return the mean and standard deviation of the features over the training rows of all sites.
+
+    They are those of the data lists if all sites have the same, as after ``medfl partition`` of a pooled table. If the
+    sites were prepared apart, with typed columns, the scale follows from sums of each site.
+
+    Args:
+        dataset_dir: Partitioned data set: contains one folder for each site.
+
+    Returns:
+        The scale; `UNSCALED` if the data can't be read or have no features. If the data can't be read, the run itself
+        reports the reason later.
+
+    Raises:
+        DataError: If sites were prepared apart and have no typed columns or different ones, or no site has enough known
+            values.
+    """
+    top = Path(dataset_dir)
+    try:
+        lists = {name: _read(top / name) for name in site_names(top)}
+    except DataError:
+        return UNSCALED
+    scales = [(datalist.extra.get(FEATURE_MEAN), datalist.extra.get(FEATURE_STD)) for datalist in lists.values()]
+    is_same, (mean, std) = scales.count(scales[0]) == len(scales), scales[0]
+    if is_same and mean is not None and std is not None:
+        return FeatureScale(list(mean), list(std))
+    columns = typed_columns(next(iter(lists.values())).extra)
+    if columns is None and is_same:
+        return UNSCALED
+    if columns is None:
+        raise DataError(
+            "different_scales",
+            f"expected the same mean and deviation of the features at all sites of {top}, they differ. Partition the "
+            "pooled table with `medfl partition`, or give --mean and --std.",
+            path=top,
+        )
+    for name, datalist in lists.items():
+        if typed_columns(datalist.extra) != columns:
+            raise DataError(
+                "different_features",
+                f"expected the same typed columns at all sites of {top}, those of '{name}' differ from those of "
+                f"'{next(iter(lists))}'. Prepare all tables with the same columns.json (medfl prep table --columns).",
+                path=top,
+                site=name,
+            )
+    sums = [site_sums(top / name, datalist) for name, datalist in lists.items()]
+    return scale_features(sums, columns)
+
+
+def site_sums(folder: Path, datalist: Datalist) -> FeatureSums:
+    """Return the sums of a site's training rows.
+
+    Args:
+        folder: Folder of the site.
+        datalist: Its data list.
+
+    Raises:
+        DataError: If the array is missing, or a record has no row.
+    """
+    array = open_array(folder / datalist.image_array)
+    rows = read_integers(datalist.splits.get("training", []), "image", f"site '{folder.name}', split 'training'")
+    return sum_features(np.asarray(array[rows]))
+
+
+def _read(folder: Path) -> Datalist:
+    return parse_datalist(read_datalist_bytes(folder), folder / DATALIST_FILE)

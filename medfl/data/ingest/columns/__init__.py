@@ -1,0 +1,1 @@
+"""Columns of a hospital's own table: targets, features, and the guard against columns that identify patients."""
