@@ -298,6 +298,14 @@ def read_probabilities(path: Path) -> tuple[dict[str, list[float]], list[str]]:
 
 
 def files_digest(images: Path, files: Sequence[str], labels: Sequence[str]) -> str:
-    """Return a SHA-256 digest of image files and their labels."""
-    hashes = [sha256_of(images / file) for file in files]
+    """Return a SHA-256 digest of images and their labels; an image is a file, or a folder of a DICOM series."""
+    hashes = [_image_hash(images / file) for file in files]
     return hashlib.sha256(repr(sorted(zip(files, labels, hashes, strict=True))).encode()).hexdigest()
+
+
+def _image_hash(path: Path) -> str:
+    """Return the SHA-256 of a file, or over those of all files in a folder, in any order."""
+    if not path.is_dir():
+        return sha256_of(path)
+    hashes = sorted(sha256_of(file) for file in path.rglob("*") if file.is_file())
+    return hashlib.sha256("".join(hashes).encode()).hexdigest()

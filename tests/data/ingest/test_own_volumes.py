@@ -181,6 +181,8 @@ def test_an_exported_bundle_applies_the_window_of_its_training_data(studies, tmp
     """From folders of series to a bundle that predicts a series as it predicts the row that was made of it."""
     from monai.bundle import run as monai_run
 
+    for plugin in ("medfl_methods", "medfl_encoders", "medfl_report"):
+        pytest.importorskip(plugin)
     cells = [f"1.2.826.0.{number}" for number in range(4)]
     rows = [(cell, "ab"[number % 2], "train" if number < 3 else "test") for number, cell in enumerate(cells)]
     table = write_table(tmp_path / "t.csv", rows, ("file", "diagnosis", "part"))
@@ -210,3 +212,13 @@ def test_an_exported_bundle_applies_the_window_of_its_training_data(studies, tmp
         predicted.append([line.split(",", 1)[1] for line in lines])
     assert len(predicted[0]) == 2
     assert predicted[0] == predicted[1]
+
+    labels = write_table(tmp_path / "new.csv", [("SECRET-3", "b"), ("SECRET-0", "a")], ("folder", "diagnosis"))
+    known = ["--table", str(labels), "--image-column", "folder", "--label-column", "diagnosis"]
+    scored = tmp_path / "scored"
+    command = ["evaluate", f"{tmp_path / 'run'}#site-01", "--dataset-dir", str(studies), *known, "--out", str(scored)]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    evaluation = json.loads((scored / "evaluation.json").read_text())
+    assert evaluation["images"] == 2
+    assert evaluation["relation"]["kind"] == "internal"  # the pixels are those of the training
