@@ -214,7 +214,7 @@ def test_an_exported_bundle_applies_the_window_of_its_training_data(studies, tmp
     assert predicted[0] == predicted[1]
 
     labels = write_table(tmp_path / "new.csv", [("SECRET-3", "b"), ("SECRET-0", "a")], ("folder", "diagnosis"))
-    known = ["--table", str(labels), "--image-column", "folder", "--label-column", "diagnosis"]
+    known = ["--table", str(labels), "--image-column", "folder", "--target", "class:diagnosis"]
     scored = tmp_path / "scored"
     command = ["evaluate", f"{tmp_path / 'run'}#site-01", "--dataset-dir", str(studies), *known, "--out", str(scored)]
     result = CliRunner().invoke(app, command)
