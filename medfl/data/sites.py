@@ -63,10 +63,10 @@ class SiteData:
         test_metadata: Maps each key of `medfl.types.METADATA_KEYS` to one entry for each test image, from the data
             list; None where an entry is unknown.
         files: Maps the data list and each array file to its SHA-256.
-        image_reading: Rule by which the images were read, as in the data list (`medfl.data.readers.image_reading`);
-            empty for the default rule.
         features: Names of the features of table rows; empty for images and if the data list names none.
         notes: Warnings of the data list, and sentences on the numbers of cases that were left out.
+        image_reading: Rule by which the images were read, as in the data list (`medfl.data.readers.image_reading`);
+            empty for the default rule.
     """
 
     name: str
@@ -81,9 +81,9 @@ class SiteData:
     names: tuple[str, ...] = ()
     test_metadata: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
     files: Mapping[Path, str] = field(default_factory=dict)
-    image_reading: Mapping[str, Any] = field(default_factory=dict)
     features: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    image_reading: Mapping[str, Any] = field(default_factory=dict)
 
 
 def site_names(dataset_dir: Path) -> list[str]:
@@ -256,9 +256,9 @@ def site_data(
         names=output_names(datalist, objective),
         test_metadata=metadata,
         files=files,
-        image_reading=datalist.extra.get(IMAGE_READING_KEY) or {},
         notes=tuple(map(one_line, (*datalist.warnings, *map(str, datalist.exclusions)))),
         features=tuple(_feature_names(datalist)),
+        image_reading=datalist.extra.get(IMAGE_READING_KEY) or {},
     )
 
 

@@ -20,10 +20,17 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Self
 
+import numpy as np
 from pydantic import BeforeValidator, PlainSerializer
 
 from medfl.data.datalists import Datalist
-from medfl.data.ingest.columns.mask_files import DEFAULT_STRUCTURE, ImageAndMask, mask_name, read_image_and_mask
+from medfl.data.ingest.columns.mask_files import (
+    DEFAULT_STRUCTURE,
+    ImageAndMask,
+    image_path,
+    mask_name,
+    read_image_and_mask,
+)
 from medfl.data.ingest.columns.target_option import spellings_text
 from medfl.data.ingest.columns.target_values import NO_TARGET, describe_targets, with_objective
 from medfl.data.ingest.folder_format import choose_format, common_spacing, inspect_images, read_row
@@ -33,6 +40,7 @@ from medfl.data.ingest.masks import add_masks, empty_mask_notes, separate_masks
 from medfl.data.ingest.options import OneOf, Positional, Words, read_edges, size_text
 from medfl.data.ingest.read_plan import ReadOutcome, ReadPlan, exclusions, unreadable_rows_message
 from medfl.data.ingest.spec import ImageSpec
+from medfl.data.ingest.volumes import VolumeFiles, grid_of, read_case
 from medfl.data.readers.dicom_identity import IDENTITY_CHECKS
 from medfl.data.readers.dicom_intent import intent_records, report_intents
 from medfl.data.readers.dicom_series import ImageSource, source_files
@@ -212,7 +220,7 @@ class FolderSpec(ImageSpec):
         return [f"{self.title()}: licence {self.licence}{hint}"]
 
     def find(self) -> tuple[LabelledRows, list[ImageSource | DataError]]:
-        """Find the image files: return the rows of the table, and each row's file or series, or why it has none.
+        """Find the images: return the rows of the table, and the file or series of each, or why there is none.
 
         Raises:
             SettingsError: If not exactly one of --target and --mask-suffix is given.
@@ -229,47 +237,52 @@ class FolderSpec(ImageSpec):
         rows = read_rows(read_table(self.table), self.columns())
         return rows, ImageFolder(self.images, choice).find(rows.images, rows.numbers)
 
-    def find_masks(self, rows: LabelledRows, sources: Sequence[ImageSource | DataError]) -> list[Path | DataError]:
-        """Return the mask file of each row; empty if the target is no mask.
+    def find_masks(self, rows: LabelledRows, sources: Sequence[ImageSource | DataError]) -> dict[int, Path]:
+        """Return the mask file of each row that has an image, by its place; empty if the target is no mask.
 
         Args:
             rows: Rows of the table.
-            sources: Image of each row, or why it has none.
-
-        Returns:
-            The mask file of each row, or why it has none: its table cell names a folder or a DICOM series.
+            sources: Source of the image of each row.
 
         Raises:
             DataError: If a mask file is missing, or two rows name the same one.
             SettingsError: If the images are read as mammograms.
         """
         if rows.targets.kind != "mask":
-            return []
+            return {}
         if self.reading() is not None:
             raise SettingsError(
                 "incompatible_settings",
                 "masks need images that keep their grid. Leave out --crop-breast, --align and --voi.",
                 settings=["target", "crop_breast", "align", "voi"],
             )
-        names = rows.targets.masks
-        if self.mask_suffix is not None:
-            names = [mask_name(name, self.mask_suffix) for name in rows.images]
+        present = {place: source for place, source in enumerate(sources) if not isinstance(source, DataError)}
+        if self.mask_suffix is None:
+            names = [rows.targets.masks[place] for place in present]
+        else:
+            names = [mask_name(image_path(source), self.mask_suffix) for source in present.values()]
+        numbers = [rows.numbers[place] for place in present]
         try:
-            files = ImageFolder(self.images).find(names, rows.numbers)
+            located = ImageFolder(self.images).find(names, numbers)
         except DataError as error:
             raise DataError(error.code, f"masks: {error}", what="mask", **error.fields) from None
-        same = [
-            number
-            for number, source, mask in zip(rows.numbers, sources, files, strict=True)
-            if isinstance(mask, Path) and source == mask
-        ]
+        masks = {place: mask for place, mask in zip(present, located, strict=True) if isinstance(mask, Path)}
+        folders = [rows.numbers[place] for place in present if place not in masks]
+        if folders:
+            raise DataError(
+                "unsupported_file",
+                f"expected files as masks, got folders in {row_list(folders)}. Name the file of each mask.",
+                what="mask",
+                rows=folders,
+            )
+        same = [rows.numbers[place] for place, mask in masks.items() if mask in source_files(present[place])]
         if same:
             raise DataError(
                 "image_is_mask",
                 f"expected another file for the mask than for the image, got the same one in {row_list(same)}.",
                 rows=same,
             )
-        return [mask if isinstance(mask, Path) else _no_mask_file_error() for mask in files]
+        return masks
 
     def plan_reading(self, files: tuple[LabelledRows, list[ImageSource | DataError]], say: Say) -> ReadPlan:
         """Plan the images to read: all whose headers are readable. The headers decide the common format.
@@ -288,10 +301,6 @@ class FolderSpec(ImageSpec):
         if rows.left_out:
             say(f"note: {rows.left_out} rows are left out: {NO_TARGET}")
         masks = self.find_masks(rows, sources)
-        if masks:
-            sources = [
-                mask if isinstance(mask, DataError) else image for image, mask in zip(sources, masks, strict=True)
-            ]
         kinds, failed = inspect_images(sources, self.deidentify_check, say, rule)
         if not kinds:
             raise DataError(
@@ -326,14 +335,83 @@ class FolderSpec(ImageSpec):
         )
         if not masks:
             return plan
+        if len(form.size) == 3:
+            return self._plan_volumes(plan, masks)
         return replace(
             plan,
-            items=[ImageAndMask(sources[place], masks[place]) for place in kinds],
+            items=[ImageAndMask(image_path(sources[place]), masks[place]) for place in kinds],
             files=ImageAndMask.files,
-            load=partial(read_image_and_mask, form=form, structures=tuple(self.structures)),
+            load=partial(read_image_and_mask, form=form, structures=len(self.structures)),
             shape=(*form.size, form.channels + 1),
-            recipe={**plan.recipe, "structures": list(self.structures)},
+            recipe={**plan.recipe, "structures": len(self.structures)},
         )
+
+    def _plan_volumes(self, plan: ReadPlan, masks: Mapping[int, Path]) -> ReadPlan:
+        """Return the plan of volumes with masks: padded to one size, with one spacing, as bundles of volumes read them.
+
+        Args:
+            plan: Plan of the volumes without masks.
+            masks: Maps the place of each volume to its mask file.
+
+        Raises:
+            DataError: If the volumes differ in spacing, or no mask lies on the grid of its image.
+            SettingsError: If the scale is not that of such bundles.
+        """
+        from medfl.data.transforms.frame import Frame  # MONAI takes seconds to import
+
+        rule = self.image_reading()
+        if rule.scale not in ("range", "window"):
+            raise SettingsError(
+                "incompatible_settings",
+                "volumes with masks are scaled by --window, or each to mean 0 and standard deviation 1. Leave "
+                "out --scale.",
+                settings=["scale", "target"],
+            )
+        if self._volume_spacing(plan.release.kinds) is None:
+            raise DataError(
+                "mixed_spacing",
+                "expected volumes of one voxel spacing, because distances of masks are in millimetres; got several. "
+                "Resample the volumes with their masks, or prepare each spacing as a data set of its own.",
+            )
+        cases = {place: VolumeFiles(item, masks[place]) for place, item in zip(plan.places, plan.items, strict=True)}
+        missing = dict(plan.missing)
+        for place, case in cases.items():
+            try:
+                grid_of(case, channels=1)
+            except DataError as error:
+                missing[place] = str(error)
+        places = [place for place in plan.places if place not in missing]
+        if not places:
+            numbers = plan.release.rows.numbers
+            raise DataError(
+                "no_readable_image",
+                unreadable_rows_message(missing, plan.count(), numbers.__getitem__),
+                count=len(missing),
+                total=plan.count(),
+            )
+        window = (rule.low, rule.high) if rule.scale == "window" else None
+        frame = Frame((plan.shape[0], plan.shape[1], plan.shape[2]), None, window)
+        return replace(
+            plan,
+            items=[cases[place] for place in places],
+            places=places,
+            missing=missing,
+            files=VolumeFiles.files,
+            load=partial(
+                read_case,
+                frame=frame,
+                structures=("background", *self.structures),
+                any_structure=self.structures == (DEFAULT_STRUCTURE,),
+            ),
+            shape=(*frame.size, 2),
+            dtype=np.float32,
+            recipe={"data set": "folder", "frame": repr(frame), "structures": list(self.structures)},
+        )
+
+    def _volume_spacing(self, kinds: Mapping[int, ImageKind]) -> tuple[float, float, float] | None:
+        """Return the common voxel spacing of volumes that keep their spacing, or None."""
+        grids = [kind.grid for kind in kinds.values() if kind.grid is not None]
+        return common_spacing(kinds.values(), grids[0].shape, resized=False) if grids else None
 
     def incomplete_message(self, outcome: ReadOutcome) -> str:
         """Return the error message for unreadable images if all are required; it lists their table rows."""
@@ -348,7 +426,6 @@ class FolderSpec(ImageSpec):
         """
         contents: FolderContents = outcome.plan.release
         rows, reading, targets = contents.rows, self.reading(), contents.rows.targets
-        spacing = common_spacing((contents.kinds[place] for place in outcome.kept), outcome.plan.shape)
         if targets.kind == "class":
             present = {targets.entries[place]["label"] for place in outcome.kept}
             missing = [name for label, name in enumerate(targets.groups) if label not in present]
@@ -359,6 +436,13 @@ class FolderSpec(ImageSpec):
                     f"no readable image is left of the classes {listed}. Repair the files of these classes.",
                     classes=missing,
                 )
+        rule = self.image_reading()
+        scale = rule.entries()
+        spacing = common_spacing([contents.kinds[place] for place in outcome.kept], self.size)
+        if targets.kind == "mask" and any(kind.grid is not None for kind in contents.kinds.values()):
+            window = [rule.low, rule.high] if rule.scale == "window" else None
+            words = rule.describe() if window else "each channel of a volume: mean 0, SD 1"
+            scale, spacing = {"intensities": words, "window": window}, None
         intents = intent_records([contents.kinds[place].intent for place in outcome.kept])
         records: list[CaseRecord] = [
             make_record(
@@ -376,13 +460,13 @@ class FolderSpec(ImageSpec):
             exclusions=exclusions({**dict(reasons.most_common()), NO_TARGET: rows.left_out}),
             warnings=contents.warnings,
             **targets.extra,
-            **(self.image_reading().entries() if reading is None else reading_entries(reading)),
+            **(scale if reading is None else reading_entries(reading)),
             **({} if spacing is None else {"spacing": list(spacing)}),
         )
         if targets.kind == "mask":
             for line in empty_mask_notes(datalist):
                 say(line)
-            return add_masks(datalist, ("background", *self.structures))
+            return add_masks(datalist, ("background", *self.structures), self._volume_spacing(contents.kinds))
         for line in describe_targets(targets, records):
             say(line)
         return with_objective(datalist, targets.objective)
@@ -391,12 +475,3 @@ class FolderSpec(ImageSpec):
         """Split the array in `folder`, in place, into images and masks, if the data set has masks."""
         if datalist.mask_array:
             separate_masks(folder)
-
-
-def _no_mask_file_error() -> DataError:
-    """Return the error for a table cell that names a folder or a DICOM series as mask."""
-    return DataError(
-        "no_mask_file",
-        "expected the file of a mask, got a folder or a DICOM series. Name the file of the mask.",
-        what="mask",
-    )

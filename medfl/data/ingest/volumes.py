@@ -165,13 +165,15 @@ def _canonical_grid_of(case: VolumeFiles, channels: int) -> VolumeGrid:
     return VolumeGrid(grid.shape, (d, h, w))
 
 
-def read_case(case: VolumeFiles, frame: Frame, structures: Sequence[str]) -> LoadedItem:
+def read_case(case: VolumeFiles, frame: Frame, structures: Sequence[str], *, any_structure: bool = False) -> LoadedItem:
     """Read a volume and its mask, and bring both onto the grid of a frame.
 
     Args:
         case: Files of the case.
         frame: Grid and intensity scale of all cases of the data set.
         structures: Names of the structures by their numbers; the first one is the background.
+        any_structure: Whether all structures of a mask that is no NIfTI file together are the only structure, whatever
+            their names.
 
     Returns:
         The case as one row of the array that contains all cases: shape (D, H, W, C + 1), float32, with the C image
@@ -183,7 +185,8 @@ def read_case(case: VolumeFiles, frame: Frame, structures: Sequence[str]) -> Loa
     """
     with decoding():
         image = case.image if isinstance(case.image, SeriesFiles) else str(case.image)
-        load, *steps = frame.read(mask=True, structures=tuple(structures[1:])).transforms
+        names = () if any_structure else tuple(structures[1:])
+        load, *steps = frame.read(mask=True, structures=names).transforms
         before = load(
             {IMAGE: image, LABEL: str(case.mask)}
         )  # alone, because `Compose` would hide why a file is refused

@@ -124,12 +124,7 @@ def read_segmentation(path: Path) -> np.ndarray:
 
 
 def read_volume_mask(
-    path: Path,
-    image: ImageSource,
-    structures: Sequence[str] = (),
-    *,
-    resample: bool = False,
-    any_value: bool = False,
+    path: Path, image: ImageSource, structures: Sequence[str] = (), *, resample: bool = False
 ) -> np.ndarray:
     """Read the mask of a volume on the grid of its image; see the module for the rules.
 
@@ -141,8 +136,6 @@ def read_volume_mask(
             several structures gets the last one. In other files the voxels hold the numbers. If empty, all structures
             together have the number 1.
         resample: Whether a mask on another grid is resampled to the nearest voxel; otherwise it is refused.
-        any_value: Whether files without names mark their one structure by any one value, such as 255; see
-            `one_structure`.
 
     Returns:
         Structure number of each voxel, 0 outside, uint8, (D, H, W): the shape and orientation of
@@ -162,9 +155,7 @@ def read_volume_mask(
     grid = volume_grid(image)
     if file_kind(path) == "volume":
         voxels = read_voxels(path)
-        values = voxels.values
-        labels = one_structure(values) if any_value else _structure_numbers(values, structures)
-        return _place(Volume(labels, voxels.affine), grid, resample)
+        return _place(Volume(_structure_numbers(voxels.values, structures), voxels.affine), grid, resample)
     import pydicom
 
     check_start(path)
@@ -182,24 +173,6 @@ def read_volume_mask(
     _check_segmentation(head, MAX_VOXELS)
     _check_frame_of_reference(str(head.get("FrameOfReferenceUID") or ""), _frame_of_reference(image))
     return _place(_read_segments(path, structures), grid, resample)
-
-
-def one_structure(values: np.ndarray) -> np.ndarray:
-    """Return 1 where a mask of one structure has a value other than 0, such as 255, uint8.
-
-    Raises:
-        DataError: If the mask has several values other than 0.
-    """
-    inside = values != 0
-    present = np.unique(values[inside])
-    if len(present) > 1:
-        raise DataError(
-            "ambiguous_mask",
-            f"the mask holds {len(present)} values beside 0, expected one. Name the structures in the order of their "
-            "values with --structures, or save the mask without smooth edges, not as JPEG.",
-            count=len(present),
-        )
-    return inside.astype(np.uint8)
 
 
 def _check_segmentation(head: Dataset, maximum: int) -> None:

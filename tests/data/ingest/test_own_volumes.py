@@ -11,16 +11,22 @@ from image_makers import nifti, picture
 from own_cohort import SOME, prepare, prepared
 from refusals import refused
 from series_maker import CORONAL, hounsfield, write_series
+from structure_maker import rectangle, write_structures
 from typer.testing import CliRunner
 
 import medfl
 from medfl.cli.main import app
 from medfl.data.datalists import read_datalist
 from medfl.data.inference import load_images
+from medfl.data.ingest.folder_spec import FolderSpec
 from medfl.data.ingest.folder_synthetic import write_table
+from medfl.data.ingest.prepare import prepare as prepare_dataset
+from medfl.data.readers.dicom_series import SeriesFiles, read_series
 from medfl.data.readers.image_reading import IMAGE_READING_KEY
+from medfl.data.transforms.frame import volume_files, volume_transforms
 from medfl.errors import DataError, SettingsError
 from medfl.objectives import Multiclass
+from medfl.settings import read_settings
 
 HU = [hounsfield(seed=number) for number in range(4)]
 
@@ -222,3 +228,56 @@ def test_an_exported_bundle_applies_the_window_of_its_training_data(studies, tmp
     evaluation = json.loads((scored / "evaluation.json").read_text())
     assert evaluation["images"] == 2
     assert evaluation["relation"]["kind"] == "internal"  # the pixels are those of the training
+
+
+# ---- masks
+
+
+@pytest.fixture
+def contoured(tmp_path):
+    """Four series with masks as RTSTRUCT or NIfTI, and a table of both."""
+    folder, rows = tmp_path / "images", []
+    for number, values in enumerate(HU):
+        paths = sorted(write_series(folder / f"SECRET-{number}", values).iterdir())
+        if number % 2:
+            mask = np.zeros((16, 16, 8), np.uint8)
+            mask[3:12, 4:9, 2:5] = 1
+            nifti(folder / f"mask-{number}.nii.gz", mask, read_series(paths).geometry.affine)
+        else:
+            box = {"Lesion": [rectangle((2.5, 11.5), (3.5, 8.5), plane) for plane in (2, 3, 4)]}
+            write_structures(folder / f"mask-{number}.dcm", SeriesFiles(tuple(paths)), box)
+        rows.append((f"SECRET-{number}", f"mask-{number}"))
+    return folder, write_table(tmp_path / "t.csv", rows, ("file", "mask"))
+
+
+@pytest.mark.parametrize("structures", [["--structures", "lesion"], []])
+def test_masks_of_series_are_prepared_as_bundles_of_volumes_read_them(contoured, tmp_path, structures):
+    folder, table = contoured
+    target = ["--target", "mask:mask", *structures]
+    columns = ["--table", str(table), "--image-column", "file", "--window", "soft-tissue", "--size", "16x16x16"]
+    command = ["prep", "folder", str(folder), *columns, *target, "--workers", "1", "--out", str(tmp_path / "P")]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    datalist = read_datalist(tmp_path / "P")
+    assert datalist.objective == {"name": "segmentation", "channels": 2, "spacing": [0.75, 0.5, 2.0]}
+    assert datalist.extra["window"] == [-150, 250]
+    images, masks = np.load(tmp_path / "P" / "images.npy"), np.load(tmp_path / "P" / "masks.npy")
+    expected = np.zeros((16, 16, 16), np.uint8)
+    expected[4:13, 7:12, 6:9] = 1  # columns and rows run the other way, and four slices are padded below
+    read = volume_transforms((16, 16, 16), window=datalist.extra["window"])  # as inference.json does
+    for number in range(4):
+        np.testing.assert_array_equal(masks[number], expected)
+        (case,) = volume_files(folder / f"SECRET-{number}")
+        np.testing.assert_allclose(images[number], read(case)["image"][0].numpy(), atol=1e-6)
+
+
+def test_volumes_of_several_spacings_with_masks_are_refused(contoured, tmp_path):
+    folder, table = contoured
+    shutil.rmtree(folder / "SECRET-3")
+    write_series(folder / "SECRET-3", HU[3], spacing=(0.5, 0.75, 3.0))
+    options = {"images": folder, "table": table, "image_column": "file", "target": "mask:mask", "size": (16, 16, 16)}
+    with refused(DataError, "mixed_spacing"):
+        prepare_dataset(read_settings(FolderSpec, options, where="the test"), tmp_path / "P", workers=1)
+    spec = read_settings(FolderSpec, options | {"scale": "percentiles"}, where="the test")
+    with refused(SettingsError, "incompatible_settings"):
+        prepare_dataset(spec, tmp_path / "P", workers=1)
