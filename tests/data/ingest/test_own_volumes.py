@@ -322,7 +322,7 @@ def test_several_values_without_names_are_refused(tmp_path):
     nifti(path, values, read_series(sorted((tmp_path / "images" / "1").iterdir())).geometry.affine)
     options = {"images": tmp_path / "images", "table": table, "image_column": "file", "mask_suffix": "_mask"}
     spec = read_settings(FolderSpec, options | {"size": (16, 16, 8)}, where="the test")
-    with refused(DataError, "incomplete_data") as error:
+    with refused(DataError, "unreadable_image", count=1, total=2) as error:
         prepare_dataset(spec, tmp_path / "P", workers=1)
     assert "the mask holds 2 values beside 0" in str(error.value)
 
