@@ -94,7 +94,8 @@ class FolderSpec(ImageSpec):
 
     A cell of the image column may name the folder of a DICOM series, or its SeriesInstanceUID or StudyInstanceUID; the
     slices then become a volume. With several series in a folder or study, choose one with --plane, --series-modality
-    and --series-description, for example --plane axial --window lung --size 96x96x32.
+    and --series-description, for example --plane axial --window lung --size 96x96x32. Volumes with masks are not
+    resized: they keep their spacing and are padded to --size.
 
     Example: medfl prep folder images --table labels.csv --image-column file --target class:diagnosis --group-column
     patient --site-column hospital --size 64 --out data/own
@@ -122,7 +123,7 @@ class FolderSpec(ImageSpec):
     mask_suffix: str | None = None
     """Suffix of the mask files' names, instead of --target: _mask takes scan_mask.png as mask of scan.png."""
     structures: Words = (DEFAULT_STRUCTURE,)
-    """Names of the structures in the masks, in the order of their values from 1, separated by commas."""
+    """Names of the structures in the masks, in the order of their values from 1; in DICOM masks, names of segments."""
     missing: tuple[str, ...] | None = None
     """Word that marks a missing value, beside empty cells and NA; may be repeated."""
     skip_missing_target: bool = False

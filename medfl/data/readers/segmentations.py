@@ -179,10 +179,12 @@ def one_structure(values: np.ndarray) -> np.ndarray:
     """Return 1 where a mask of one structure has a value other than 0, such as 255, uint8.
 
     Raises:
-        DataError: If the mask has several values other than 0.
+        DataError: If the mask has several values other than 0, or one that is not finite.
     """
     inside = values != 0
     present = np.unique(values[inside])
+    if not np.isfinite(present).all():
+        raise DataError("not_finite", "the mask has values that are not finite (NaN or infinite). Replace them by 0.")
     if len(present) > 1:
         raise DataError(
             "ambiguous_mask",

@@ -62,6 +62,8 @@ def test_a_mask_with_the_axes_of_its_image_or_others_lands_on_the_same_voxels(tm
     np.testing.assert_array_equal(read_volume_mask(binary, image), mask > 0)
     with refused(DataError, "ambiguous_mask", count=2):
         read_volume_mask(tmp_path / "turned.nii", image)
+    with refused(DataError, "not_finite"):
+        read_volume_mask(nifti(tmp_path / "nan.nii", np.where(turned > 0, np.nan, 0), affine @ turn), image)
 
 
 def test_a_mask_may_cover_a_part_of_its_image_but_not_reach_beyond(tmp_path):
