@@ -113,23 +113,20 @@ def inspect_images(
     return kinds, failed
 
 
-def common_spacing(
-    kinds: Iterable[ImageKind], size: Sequence[int], *, resized: bool = True
-) -> tuple[float, float, float] | None:
+def common_spacing(kinds: Iterable[ImageKind], size: Sequence[int] | None = None) -> tuple[float, float, float] | None:
     """Return the voxel spacing (D, H, W), in millimetres, that all volumes have in the array.
 
     Args:
         kinds: Kinds of the files.
-        size: Size of the volumes in the array, (D, H, W).
-        resized: Whether volumes are resized to `size`; otherwise they are padded and keep their spacing.
+        size: Size to which volumes are resized, (D, H, W); None if they keep their spacing.
 
     Returns:
         The spacing, or None if the volumes differ in it by more than `SPACING_TOLERANCE`, or the images are 2-D.
     """
     grids = [kind.grid for kind in kinds if kind.grid is not None]
-    if not grids or len(size) != 3:
+    if not grids:
         return None
-    edges = np.array([resized_spacing(grid, (size[0], size[1], size[2]) if resized else grid.shape) for grid in grids])
+    edges = np.array([resized_spacing(grid, grid.shape if size is None else size) for grid in grids])
     if (np.ptp(edges, axis=0) > SPACING_TOLERANCE * edges.max(axis=0)).any():
         return None
     d, h, w = (round(float(edge), 4) for edge in np.median(edges, axis=0))

@@ -27,7 +27,6 @@ from medfl.data.datalists import Datalist
 from medfl.data.ingest.columns.mask_files import (
     DEFAULT_STRUCTURE,
     ImageAndMask,
-    image_path,
     mask_name,
     read_image_and_mask,
 )
@@ -95,7 +94,8 @@ class FolderSpec(ImageSpec):
 
     A cell of the image column may name the folder of a DICOM series, or its SeriesInstanceUID or StudyInstanceUID; the
     slices then become a volume. With several series in a folder or study, choose one with --plane, --series-modality
-    and --series-description, for example --plane axial --window lung --size 96x96x32.
+    and --series-description, for example --plane axial --window lung --size 96x96x32. Volumes with masks are not
+    resized: they keep their spacing and are padded to --size.
 
     Example: medfl prep folder images --table labels.csv --image-column file --target class:diagnosis --group-column
     patient --site-column hospital --size 64 --out data/own
@@ -123,7 +123,7 @@ class FolderSpec(ImageSpec):
     mask_suffix: str | None = None
     """Suffix of the mask files' names, instead of --target: _mask takes scan_mask.png as mask of scan.png."""
     structures: Words = (DEFAULT_STRUCTURE,)
-    """Names of the structures in the masks, in the order of their values from 1, separated by commas."""
+    """Names of the structures in the masks, in the order of their values from 1; in DICOM masks, names of segments."""
     missing: tuple[str, ...] | None = None
     """Word that marks a missing value, beside empty cells and NA; may be repeated."""
     skip_missing_target: bool = False
@@ -260,7 +260,7 @@ class FolderSpec(ImageSpec):
         if self.mask_suffix is None:
             names = [rows.targets.masks[place] for place in present]
         else:
-            names = [mask_name(image_path(source), self.mask_suffix) for source in present.values()]
+            names = [mask_name(rows.images[place], self.mask_suffix) for place in present]
         numbers = [rows.numbers[place] for place in present]
         try:
             located = ImageFolder(self.images).find(names, numbers)
@@ -339,7 +339,7 @@ class FolderSpec(ImageSpec):
             return self._plan_volumes(plan, masks)
         return replace(
             plan,
-            items=[ImageAndMask(image_path(sources[place]), masks[place]) for place in kinds],
+            items=[ImageAndMask(image, masks[place]) for place, image in zip(plan.places, plan.items, strict=True)],
             files=ImageAndMask.files,
             load=partial(read_image_and_mask, form=form, structures=len(self.structures)),
             shape=(*form.size, form.channels + 1),
@@ -367,7 +367,7 @@ class FolderSpec(ImageSpec):
                 "out --scale.",
                 settings=["scale", "target"],
             )
-        if self._volume_spacing(plan.release.kinds) is None:
+        if common_spacing(plan.release.kinds.values()) is None:
             raise DataError(
                 "mixed_spacing",
                 "expected volumes of one voxel spacing, because distances of masks are in millimetres; got several. "
@@ -389,7 +389,7 @@ class FolderSpec(ImageSpec):
                 count=len(missing),
                 total=plan.count(),
             )
-        window = (rule.low, rule.high) if rule.scale == "window" else None
+        window = _window_of(rule)
         frame = Frame((plan.shape[0], plan.shape[1], plan.shape[2]), None, window)
         return replace(
             plan,
@@ -407,11 +407,6 @@ class FolderSpec(ImageSpec):
             dtype=np.float32,
             recipe={"data set": "folder", "frame": repr(frame), "structures": list(self.structures)},
         )
-
-    def _volume_spacing(self, kinds: Mapping[int, ImageKind]) -> tuple[float, float, float] | None:
-        """Return the common voxel spacing of volumes that keep their spacing, or None."""
-        grids = [kind.grid for kind in kinds.values() if kind.grid is not None]
-        return common_spacing(kinds.values(), grids[0].shape, resized=False) if grids else None
 
     def incomplete_message(self, outcome: ReadOutcome) -> str:
         """Return the error message for unreadable images if all are required; it lists their table rows."""
@@ -436,14 +431,15 @@ class FolderSpec(ImageSpec):
                     f"no readable image is left of the classes {listed}. Repair the files of these classes.",
                     classes=missing,
                 )
-        rule = self.image_reading()
-        scale = rule.entries()
-        spacing = common_spacing([contents.kinds[place] for place in outcome.kept], self.size)
-        if targets.kind == "mask" and any(kind.grid is not None for kind in contents.kinds.values()):
-            window = [rule.low, rule.high] if rule.scale == "window" else None
-            words = rule.describe() if window else "each channel of a volume: mean 0, SD 1"
-            scale, spacing = {"intensities": words, "window": window}, None
-        intents = intent_records([contents.kinds[place].intent for place in outcome.kept])
+        entries = self.image_reading().entries() if reading is None else reading_entries(reading)
+        kinds = [contents.kinds[place] for place in outcome.kept]
+        if targets.kind != "mask" and (spacing := common_spacing(kinds, outcome.plan.shape)) is not None:
+            entries |= {"spacing": list(spacing)}
+        if targets.kind == "mask" and any(kind.grid is not None for kind in kinds):
+            window = _window_of(self.image_reading())
+            words = entries["intensities"] if window else "each channel of a volume: mean 0, SD 1"
+            entries |= {"intensities": words, "window": window}
+        intents = intent_records([kind.intent for kind in kinds])
         records: list[CaseRecord] = [
             make_record(
                 {**targets.entries[place], "subject_id": rows.subjects[place], **rows.others[place], **intent, **held}
@@ -460,13 +456,12 @@ class FolderSpec(ImageSpec):
             exclusions=exclusions({**dict(reasons.most_common()), NO_TARGET: rows.left_out}),
             warnings=contents.warnings,
             **targets.extra,
-            **(scale if reading is None else reading_entries(reading)),
-            **({} if spacing is None else {"spacing": list(spacing)}),
+            **entries,
         )
         if targets.kind == "mask":
             for line in empty_mask_notes(datalist):
                 say(line)
-            return add_masks(datalist, ("background", *self.structures), self._volume_spacing(contents.kinds))
+            return add_masks(datalist, ("background", *self.structures), common_spacing(kinds))
         for line in describe_targets(targets, records):
             say(line)
         return with_objective(datalist, targets.objective)
@@ -475,3 +470,8 @@ class FolderSpec(ImageSpec):
         """Split the array in `folder`, in place, into images and masks, if the data set has masks."""
         if datalist.mask_array:
             separate_masks(folder)
+
+
+def _window_of(rule: ImageReading) -> tuple[float, float] | None:
+    """Return the values that become 0 and 1 in volumes with masks; None if each is scaled to mean 0 and deviation 1."""
+    return (rule.low, rule.high) if rule.scale == "window" else None

@@ -23,6 +23,7 @@ Messages never name a file, because its name may identify a patient; the caller 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -333,7 +334,7 @@ def _canonical_grid(shape: tuple[int, ...], affine: np.ndarray) -> SpatialGrid:
     return SpatialGrid((x, y, z), affine @ nibabel.orientations.inv_ornt_aff(turn, shape[:3]))
 
 
-def resized_spacing(grid: SpatialGrid, size: tuple[int, int, int]) -> tuple[float, float, float]:
+def resized_spacing(grid: SpatialGrid, size: Sequence[int]) -> tuple[float, float, float]:
     """Return the voxel spacing (D, H, W), in millimetres, of a volume that `read_image` has resized.
 
     Args:

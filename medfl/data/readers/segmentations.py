@@ -130,8 +130,8 @@ def read_volume_mask(
         image: File of the volume, or the files of its DICOM series.
         structures: Names of the structures to read, without the background. Structure n, from 1, has the number n. In
             DICOM files it is the segment or region of interest with this name, in any case of letters; a voxel in
-            several structures gets the last one. In other files the voxels hold the numbers. If empty, all structures
-            together have the number 1.
+            several structures gets the last one. In other files the voxels hold the numbers. If empty, there is one
+            structure: all segments or regions of a DICOM file, or the voxels that `one_structure` finds.
         resample: Whether a mask on another grid is resampled to the nearest voxel; otherwise it is refused.
 
     Returns:
@@ -169,6 +169,26 @@ def read_volume_mask(
     return _place(_read_segments(path, structures), grid, resample)
 
 
+def one_structure(values: np.ndarray) -> np.ndarray:
+    """Return 1 where a mask of one structure has a value other than 0, such as 255, uint8.
+
+    Raises:
+        DataError: If the mask has several values other than 0, or one that is not finite.
+    """
+    inside = values != 0
+    present = np.unique(values[inside])
+    if not np.isfinite(present).all():
+        raise DataError("not_finite", "the mask has values that are not finite (NaN or infinite). Replace them by 0.")
+    if len(present) > 1:
+        raise DataError(
+            "ambiguous_mask",
+            f"the mask holds {len(present)} values beside 0, expected one. Name the structures in the order of their "
+            "values with --structures, or save the mask without smooth edges, not as JPEG.",
+            count=len(present),
+        )
+    return inside.astype(np.uint8)
+
+
 def _check_segmentation(head: Dataset, maximum: int) -> None:
     """Raise if a DICOM-SEG claims too many pixels, or `highdicom` is not installed."""
     with decoding():
@@ -195,8 +215,8 @@ def _structure_numbers(values: np.ndarray, structures: Sequence[str]) -> np.ndar
     Raises:
         DataError: If a value is no structure number.
     """
-    if not structures and np.isfinite(values).all():
-        return (values != 0).astype(np.uint8)
+    if not structures:
+        return one_structure(values)
     wrong = ~((values >= 0) & (values <= len(structures)) & (values == np.floor(values)))
     if wrong.any():
         raise DataError(

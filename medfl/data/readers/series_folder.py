@@ -23,8 +23,8 @@ from medfl.data.readers.dicom_series import ImageSource, SeriesFiles, SlicePlane
 from medfl.data.readers.image_reading import SeriesChoice
 from medfl.errors import DataError
 
-UID_PATTERN = re.compile(r"[0-9]+(\.[0-9]+){3,}")
-"""Pattern of a DICOM identifier (UID) in a table."""
+UID_PATTERN = re.compile(r"[0-9]+(\.[0-9]+){2,}")
+"""Pattern of a DICOM identifier (UID) in a table; UIDs below ``2.25``, as ``medfl pacs`` writes them, have two dots."""
 
 MAX_LISTED = 12
 """Maximum number of series that an error message lists."""
