@@ -32,6 +32,7 @@ class DicomwebServer:
     pages: bool = True
     class_uid: str = CTImageStorage
     url: str = ""
+    see_request: Callable[[str], object] = lambda line: None
     retrieved: Counter[str] = field(default_factory=Counter)
     queries: list[dict[str, list[str]]] = field(default_factory=list)
 
@@ -60,6 +61,7 @@ def serving_dicomweb(server: DicomwebServer, tls: ssl.SSLContext | None = None) 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             address = urlsplit(self.path)
+            server.see_request(self.path)
             if server.authorization and self.headers.get("Authorization") != server.authorization:
                 self.send_error(401)
                 return

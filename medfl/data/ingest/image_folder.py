@@ -19,8 +19,8 @@ from medfl.errors import DataError
 class ImageFolder:
     """Image files of a folder, found by their relative path with or without file extension.
 
-    A DICOM series is found by the relative path of the folder of its slices, or by its SeriesInstanceUID or
-    StudyInstanceUID, wherever its files are.
+    A DICOM series is found by the relative path of the folder of its slices, or by its SeriesInstanceUID,
+    StudyInstanceUID, AccessionNumber or PatientID, wherever its files are.
 
     Args:
         path: Path of the folder.
@@ -48,7 +48,7 @@ class ImageFolder:
 
         Args:
             names: Paths relative to the folder, or absolute paths inside it; the file extension may be omitted. A path
-                of a folder, and a UID, stands for a DICOM series.
+                of a folder, a UID, an accession number and a patient ID stand for a DICOM series.
             numbers: Table row of each name, for messages.
 
         Returns:
@@ -92,9 +92,9 @@ class ImageFolder:
         try:
             if os.path.isdir(path):  # noqa: PTH112
                 return find_series(path)
-            if not UID_PATTERN.fullmatch(name):
+            if path in self._by_stem and not UID_PATTERN.fullmatch(name):
                 return None
-            return [series for series in self._series if name in (series.uid, series.study)] or None
+            return [series for series in self._series if series.has_name(name)] or None
         except DataError as error:
             return error
 
@@ -130,8 +130,8 @@ class ImageFolder:
                 "missing_image",
                 f"{len(missing)} of {len(matches)} images are not in the folder {self.path}: {row_list(missing)}. The "
                 "image column must hold paths relative to the folder, of files or of folders with the slices of a "
-                "DICOM series, or a SeriesInstanceUID or StudyInstanceUID; an ending may be left out if it is one of "
-                f"{', '.join(IMAGE_SUFFIXES)}.",
+                "DICOM series, or a SeriesInstanceUID, StudyInstanceUID, AccessionNumber or PatientID; an ending may "
+                f"be left out if it is one of {', '.join(IMAGE_SUFFIXES)}.",
                 path=self.path,
                 rows=missing,
                 total=len(matches),

@@ -39,6 +39,8 @@ _TAGS = (
     "SeriesInstanceUID",
     "StudyInstanceUID",
     "SeriesDescription",
+    "PatientID",
+    "AccessionNumber",
     "Modality",
     "Rows",
     "Columns",
@@ -60,6 +62,8 @@ class FoundSeries:
         paths: Files in the order of their names.
         uid: SeriesInstanceUID, or empty.
         study: StudyInstanceUID, or empty.
+        patient: PatientID, or empty. It must not be shown.
+        accession: AccessionNumber, or empty. It must not be shown.
         modality: Modality, or ``unknown``.
         plane: Plane of the slices, ``mixed``, or ``unknown`` if the files do not state it.
         slices: Number of slices.
@@ -70,11 +74,17 @@ class FoundSeries:
     paths: tuple[Path, ...]
     uid: str = field(repr=False)
     study: str = field(repr=False)
+    patient: str = field(repr=False)
+    accession: str = field(repr=False)
     modality: str
     plane: str
     slices: int
     spacing: tuple[float, float, float] | None
     description: str = field(repr=False)
+
+    def has_name(self, name: str) -> bool:
+        """Return True if a cell of a table names the series, its study or its patient."""
+        return bool(name) and name in (self.uid, self.study, self.accession, self.patient)
 
     def source(self) -> ImageSource:
         """Return the source of the series' image: its file if there is one, otherwise its files."""
@@ -95,6 +105,8 @@ class _SeriesFile:
     study: str
     modality: str
     description: str
+    patient: str
+    accession: str
     planes: tuple[SlicePlane, ...] | None
     frames: int
 
@@ -146,7 +158,7 @@ def choose_series(series: Sequence[FoundSeries], choice: SeriesChoice) -> FoundS
         raise DataError(
             "ambiguous_series",
             f"expected one DICOM series, {len(fitting)} fit ({listed}{more}). Choose with --plane, --series-modality "
-            "or --series-description, or name the folder or SeriesInstanceUID of one series",
+            "or --series-description, or name the folder, AccessionNumber or SeriesInstanceUID of one series",
             count=len(fitting),
             candidates=[candidate.describe() for candidate in shown],
         )
@@ -182,11 +194,12 @@ def _series_file(path: Path) -> _SeriesFile | None:
             modality = str(header.get("Modality") or "")
             frames = int(header.get("NumberOfFrames") or 1)
             media = str(header.file_meta.get("MediaStorageSOPClassUID") or "")
-            series, study, description = (str(header.get(name) or "") for name in _TAGS[:3])
+            texts = [str(header.get(name) or "").strip() for name in _TAGS[:5]]
     except OSError as error:
         raise unopenable_file_error(error) from None
     if modality in _OTHER_OBJECTS or media == _DICOMDIR:
         return None
+    series, study, description, patient, accession = texts
     if "Rows" not in header and not series:
         raise damaged_file_error(EOFError())
     if "Rows" not in header:
@@ -197,7 +210,7 @@ def _series_file(path: Path) -> _SeriesFile | None:
         except DataError:
             planes = None
     shown = modality if re.fullmatch("[A-Z]{2,4}", modality) else "unknown"
-    return _SeriesFile(path, series, study, shown, description, planes, frames)
+    return _SeriesFile(path, series, study, shown, description, patient, accession, planes, frames)
 
 
 def _found_series(files: Sequence[_SeriesFile]) -> FoundSeries:
@@ -209,6 +222,8 @@ def _found_series(files: Sequence[_SeriesFile]) -> FoundSeries:
         paths=tuple(file.path for file in files),
         uid=first.series,
         study=first.study,
+        patient=first.patient,
+        accession=first.accession,
         modality=first.modality,
         plane=next(iter(names)) if len(names) == 1 else "mixed",
         slices=sum(file.frames for file in files),
