@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from medfl.data.arrays import open_array
 from medfl.data.datalists import DATALIST_FILE, Datalist, parse_datalist, read_datalist_bytes
-from medfl.data.sites import image_shape, site_names
+from medfl.data.readers.image_reading import IMAGE_READING_KEY, parse_image_reading
+from medfl.data.sites import SiteData, image_shape, site_names
 from medfl.engine.runs.provenance import bundle_values
 from medfl.errors import DataError
+from medfl.types import Meta
 
 TARGETS_BY_OBJECTIVE = {"Multiclass": "classes", "Binary": "classes", "Segmentation": "masks"}
 """Maps the class name of the objective in a bundle's ``train.json`` to the kind of targets that the bundle learns.
@@ -72,6 +75,50 @@ def check_fit(bundle: Path, dataset_dir: Path, shipped: dict[str, Path]) -> None
             expected=str(wanted),
             found=str(kind),
         )
+
+
+def check_harmonisation(bundle: Path, sites: Iterable[SiteData], exported: Meta) -> None:
+    """Raise unless the exported bundle would match a new image to the same template as the images of each site.
+
+    Args:
+        bundle: Folder of the bundle.
+        sites: Data of the sites.
+        exported: Values that the export writes into the bundle's configurations.
+
+    Raises:
+        DataError: If a site's template differs from the exported one, or the bundle's inference takes no template.
+    """
+    wanted = parse_image_reading(exported.get(IMAGE_READING_KEY)).template
+    for site in sites:
+        template = parse_image_reading(site.image_reading).template
+        if template and not _takes_image_reading(bundle, exported):
+            raise DataError(
+                "harmonisation_not_supported",
+                f"the images of '{site.name}' are matched to a template, and inference.json of the bundle "
+                f"'{bundle.name}' has no '{IMAGE_READING_KEY}' to match a new image. Train on the data before their "
+                "harmonisation, or choose another bundle.",
+                site=site.name,
+                bundle=bundle.name,
+            )
+        if template != wanted:
+            raise DataError(
+                "different_templates",
+                f"expected images that are matched to {'the template of the run' if wanted else 'no template'}, those "
+                f"of '{site.name}' are matched to {'another one' if template else 'none'}. Harmonise the data of all "
+                "sites with the same --template.",
+                site=site.name,
+                expected=wanted,
+                found=template,
+            )
+
+
+def _takes_image_reading(bundle: Path, exported: Meta) -> bool:
+    """Return whether the bundle's inference has an id for the rule for reading images, and the export sets it."""
+    try:
+        inference = json.loads((bundle / "configs" / "inference.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(inference, dict) and IMAGE_READING_KEY in inference and IMAGE_READING_KEY in exported
 
 
 def bundle_kind(bundle: Path) -> DataKind:

@@ -12,11 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from medfl.bundle.data_fit import check_harmonisation
 from medfl.bundle.option_checks import check_passed_over
 from medfl.bundle.stock_features import read_tracking, warn_of_handlers
 from medfl.data.cohort import Cohort
 from medfl.data.label_map import LabelMap
 from medfl.data.partition_file import check_unchanged, drawn_fold
+from medfl.data.readers.image_reading import parse_image_reading
 from medfl.data.source import ArraySource, DataSource
 from medfl.engine.adversaries.simulation import read_attackers
 from medfl.engine.checks import check_names
@@ -203,6 +205,8 @@ class FederatedRun:
         bundle = bundle_values(self.bundle_root)
         warn_of_handlers(bundle)
         data = self.source.cohort(self.dataset_dir, execution, self.sites, self.public, self.label_map)
+        test = [] if data.server is None else [data.server]
+        check_harmonisation(self.bundle_root, [*data.sites.values(), *test], self.site_values)
         names = list(data.sites)
         execution = _limit_workers(execution, len(names))
         changes = check_unchanged(self.dataset_dir, data.parts, self.allow_changes, every_site=self.sites is None)
@@ -304,6 +308,7 @@ class FederatedRun:
             allowed_changes=tuple(changes),
             label_map=dict(data.label_map),
             fold=drawn_fold(self.dataset_dir),
+            harmonisation=parse_image_reading(data.first.image_reading).describe_template(),
             notes=tuple(sorted({note for site in data.sites.values() for note in site.notes})),
         )
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from medfl.bundle.data_fit import check_harmonisation
 from medfl.bundle.federated_run import FederatedRun
 from medfl.bundle.federation import read_federation
 from medfl.contract import Site, State
@@ -178,6 +179,7 @@ def open_site(bundle_root: Path, dataset_dir: Path, site: str, overrides: Meta) 
     run.task.objective.check_metrics(run.task.metrics)
     check_optimization(METHOD, method, run.task, settings, {})
     data = run.source.cohort(run.dataset_dir, execution, [site]).sites[site]
+    check_harmonisation(run.bundle_root, [data], run.site_values)
     for name in check_unchanged(run.dataset_dir, [data], run.allow_changes):
         logger.warning("'%s' changed after `medfl partition`.", name)
     for leak in run.source.check_leaks(run.dataset_dir, [site], run.public, run.allow_leaks):

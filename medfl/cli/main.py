@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import io
 import os
 import re
 import sys
@@ -45,6 +46,9 @@ CORE_COMMANDS = (
         "list", "medfl.cli.list:command", "List methods, networks, partitions, data sets and bundles.", "First steps"
     ),
     CommandRecord("prep", "medfl.cli.prep:app", "Turn a data set, or your own images, into data lists.", "Data"),
+    CommandRecord(
+        "harmonise", "medfl.cli.harmonise:command", "Match the grey values of images to a shared template.", "Data"
+    ),
     CommandRecord("partition", "medfl.cli.partition:command", "Split a pooled data set into sites.", "Data"),
     CommandRecord("run", "medfl.cli.run:app", "Run a federation described by a bundle.", "Run"),
     CommandRecord("clean", "medfl.cli.clean:command", "Free disk space that finished runs no longer need.", "Run"),
@@ -268,6 +272,9 @@ def _debug_environment(debug: bool) -> Iterator[None]:
 def _run_command(arguments: list[str], debug: bool) -> NoReturn:
     """Run a command, print its error if it raises one, and exit."""
     command = typer.main.get_command(app)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a path or a class may have letters that it can't write
     try:
         refuse_other_distribution()
         command.main(arguments, prog_name="medfl")

@@ -25,6 +25,11 @@ _DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers for a full disk, an exhausted quota or a file size limit."""
 
 
+def real_path(path: Path) -> Path:
+    """Return the absolute path without links; `Path.resolve` would raise RuntimeError for a link to itself."""
+    return Path(os.path.realpath(path))
+
+
 def check_output_folder(out: Path, force: bool, inputs: Sequence[Path] = ()) -> None:
     """Raise if an output folder can't be written, so that the error comes before any work is done.
 
@@ -36,9 +41,15 @@ def check_output_folder(out: Path, force: bool, inputs: Sequence[Path] = ()) -> 
     Raises:
         DataError: If `out` contains an input, is not a folder, or is not empty and may not be replaced.
     """
-    place = out.resolve()
+    place = real_path(out)
+    if place.is_symlink():
+        raise DataError(
+            "not_a_folder",
+            f"expected a folder or nothing at {out}, found a link to itself. Give another --out.",
+            path=out,
+        )
     for path in inputs:
-        if place in (path.resolve(), *path.resolve().parents):
+        if place in (real_path(path), *real_path(path).parents):
             raise DataError(
                 "output_contains_input",
                 f"the output folder {out} contains the input {path}, which would be replaced. Give another --out.",
@@ -82,8 +93,8 @@ def atomic_folder(out: Path, force: bool = False) -> Iterator[Path]:
     Raises:
         DataError: If `out` may not be replaced, its parent folder can't be written, or the disk is full.
     """
-    out = out.resolve()  # if it is a link, keep the link and replace its target
     check_output_folder(out, force)
+    out = real_path(out)  # if it is a link, keep the link and replace its target
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -15,6 +16,7 @@ from monai.data import MetaTensor
 from medfl.data.arrays import ArrayDataset
 from medfl.data.datalists import DATALIST_FILE
 from medfl.data.features.feature_encoding import encode_rows, read_columns
+from medfl.data.readers.dicom_header import unopenable_file_error
 from medfl.data.readers.dicom_series import ImageSource, source_files
 from medfl.data.readers.image_reading import DEFAULT_READING, SeriesChoice, parse_image_reading
 from medfl.data.readers.images import IMAGE_SUFFIXES, file_kind, read_image
@@ -63,7 +65,8 @@ class ImageFiles:
         read: ImageFunction = read_image,
         choice: SeriesChoice = DEFAULT_READING.series,
     ) -> None:
-        named = _volume_sources(folder, choice) if len(size) == 3 else _image_files(folder)
+        with quiet_decoders():
+            named = _volume_sources(folder, choice) if len(size) == 3 else _image_files(folder)
         self._names, self.sources = list(named), list(named.values())
         if not self.sources:
             raise DataError(
@@ -91,8 +94,11 @@ class ImageFiles:
         return {"image": MetaTensor(image[0], meta={"filename_or_obj": self.name(row)})}
 
     def name(self, row: int) -> str:
-        """Return the path of an image's file, or of the folder of its DICOM series, relative to the folder."""
-        return self._names[row]
+        """Return the path of an image's file, or of the folder of its DICOM series, relative to the folder.
+
+        Bytes of a path that are no UTF-8 are escaped, so that the name can be written.
+        """
+        return os.fsencode(self._names[row]).decode(errors="backslashreplace")
 
     def pixels(self, row: int) -> np.ndarray:
         """Return the resized pixels of one file, as ``medfl prep`` stores them.
@@ -110,8 +116,15 @@ class ImageFiles:
 
 
 def _image_files(folder: Path) -> dict[str, ImageSource]:
-    """Return the image files in a folder by their relative paths."""
-    return {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if _is_image(path)}
+    """Return the image files in a folder by their relative paths.
+
+    Raises:
+        DataError: If files in the folder can't be opened.
+    """
+    try:
+        return {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if _is_image(path)}
+    except OSError as error:
+        raise unopenable_file_error(error) from None
 
 
 def _volume_sources(folder: Path, choice: SeriesChoice) -> dict[str, ImageSource]:
@@ -199,7 +212,8 @@ def _read_vectors(table: CsvTable, columns: Sequence[str]) -> np.ndarray:
         DataError: If a cell is not a finite number.
     """
     cells = [[_parse_number(row[column]) for column in columns] for row in table.rows]
-    vectors = np.array(cells, dtype=np.float32).reshape(len(cells), len(columns))
+    with np.errstate(over="ignore"):  # numbers beyond float32 become infinite, and are refused
+        vectors = np.array(cells, dtype=np.float32).reshape(len(cells), len(columns))
     wrong = [table.numbers[place] for place in np.flatnonzero(~np.isfinite(vectors).all(axis=1))]
     if wrong:
         raise DataError(
@@ -216,7 +230,7 @@ def _read_vectors(table: CsvTable, columns: Sequence[str]) -> np.ndarray:
 def _parse_number(cell: str) -> float:
     """Return the number that a cell contains, or NaN."""
     try:
-        return float(cell)
+        return float("nan" if "_" in cell else cell)  # Python would read 1_2 as 12
     except ValueError:
         return float("nan")
 

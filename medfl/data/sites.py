@@ -174,7 +174,8 @@ def _check_same_reading(sites: Mapping[str, SiteData]) -> None:
             raise DataError(
                 "different_image_readings",
                 f"expected images of one scale at all sites, but '{first}' and '{name}' were prepared with different "
-                "--window, --scale or series options. Prepare them with the same options.",
+                "--window, --scale or series options, or harmonised with different templates. Prepare them with the "
+                "same options.",
                 sites=[first, name],
                 found=[sites[first].image_reading, site.image_reading],
             )

@@ -9,6 +9,9 @@ from __future__ import annotations
 import csv
 import difflib
 import io
+import re
+import stat
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +23,22 @@ from medfl.utils.text import first_names
 MISSING_HEADER_TEXT = "The first line must name the columns; here it seems to hold data already."
 """Text that replaces the column names in a message if the first line may contain patient data."""
 
+MAX_TABLE_BYTES = 1 << 29
+"""Maximum size of a table file in bytes."""
+
+MAX_COLUMNS = 100_000
+"""Maximum number of columns of a table."""
+
+_MAX_SHOWN_COLUMNS, _MAX_COMPARED_COLUMNS = 50, 2000
+"""Maximum number of columns that a message lists, and that are compared with a missing one."""
+
 _DELIMITERS = (",", ";", "\t")
+
+_DELIMITER_LINE = re.compile(r"sep=([,;\t])\r?\n")
+"""Pattern of a first line that only tells spreadsheets the delimiter."""
+
+_CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0e-\x1b\x7f]")
+"""Characters that no text has, but files of other kinds have. Databases export others as line breaks in a cell."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +73,8 @@ class CsvTable:
                     path=self.path,
                     columns=missing,
                 )
-            existing = ", ".join(f"'{column}'" for column in self.columns) or "none"
-            close = difflib.get_close_matches(missing[0], self.columns, n=1)
+            existing = first_names([f"'{column}'" for column in self.columns], _MAX_SHOWN_COLUMNS) or "none"
+            close = difflib.get_close_matches(missing[0], self.columns[:_MAX_COMPARED_COLUMNS], n=1)
             hint = f" Did you mean '{close[0]}'?" if close else ""
             raise DataError(
                 "missing_column",
@@ -113,6 +131,7 @@ def read_table(path: Path) -> CsvTable:
             many or too few cells.
     """
     try:
+        _check_file(path)
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise DataError(
@@ -125,13 +144,25 @@ def read_table(path: Path) -> CsvTable:
         raise DataError(
             "wrong_encoding", f"expected a table in UTF-8, {path} is not. Save it as 'CSV UTF-8'.", path=path
         ) from None
+    stated = _DELIMITER_LINE.match(text)
+    text = text[stated.end() :] if stated else text
     try:
-        records = list(csv.reader(io.StringIO(text, newline=""), delimiter=_guess_delimiter(text), strict=True))
+        delimiter = stated[1] if stated else _guess_delimiter(text)
+        records = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
     except csv.Error as error:
         raise DataError(
             "invalid_csv", f"the table {path} can't be read: {error}. Save it again as 'CSV UTF-8'.", path=path
         ) from None
     numbered = [(number, [cell.strip() for cell in record]) for number, record in enumerate(records, 1)]
+    if _CONTROL_CHARACTERS.search(text):
+        strange = [number for number, cells in numbered if _CONTROL_CHARACTERS.search("".join(cells))]
+        raise DataError(
+            "control_characters",
+            f"expected text in {path}, got control characters in {row_list(strange)}: the file is damaged, or no "
+            "table. Save it again as 'CSV UTF-8'.",
+            path=path,
+            rows=strange,
+        )
     filled = [(number, cells) for number, cells in numbered if any(cells)]
     if len(filled) < 2:
         raise DataError(
@@ -143,15 +174,43 @@ def read_table(path: Path) -> CsvTable:
     return _build_table(path, filled[0][1], filled[1:])
 
 
+def _check_file(path: Path) -> None:
+    """Raise if a table is no file, such as a named pipe or a device, or too large to be read."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+        raise DataError(
+            "not_a_file",
+            f"expected a table file at {path}, got a named pipe, a socket or a device. Copy it.",
+            path=path,
+        )
+    if status.st_size > MAX_TABLE_BYTES:
+        raise DataError(
+            "file_too_large",
+            f"expected a table of up to {MAX_TABLE_BYTES >> 20} MiB, {path} has {status.st_size >> 20}. Split it.",
+            path=path,
+            maximum=MAX_TABLE_BYTES,
+            found=status.st_size,
+        )
+
+
 def _build_table(path: Path, columns: list[str], records: list[tuple[int, list[str]]]) -> CsvTable:
     while columns and not columns[-1]:
         columns.pop()
-    duplicates = sorted({column for column in columns if columns.count(column) > 1})
+    if len(columns) > MAX_COLUMNS:
+        raise DataError(
+            "too_many_columns",
+            f"expected a table of up to {MAX_COLUMNS} columns, {path} has {len(columns)}. Leave out columns that are "
+            "not needed, or exchange rows and columns.",
+            path=path,
+            maximum=MAX_COLUMNS,
+            found=len(columns),
+        )
+    duplicates = sorted(column for column, count in Counter(columns).items() if count > 1)
     if duplicates:
         rule = f"expected each column of {path} to have a unique name."
         if _is_data_row(columns):  # the first line may contain a patient's data
             raise DataError("missing_header", f"{rule} {MISSING_HEADER_TEXT}", path=path)
-        names = ", ".join(f"'{column}'" for column in duplicates)
+        names = first_names([f"'{column}'" for column in duplicates])
         raise DataError("duplicate_name", f"{rule} Several are called {names}.", path=path, columns=duplicates)
     wrong = [number for number, cells in records if len(cells) < len(columns) or any(cells[len(columns) :])]
     if wrong:
@@ -177,6 +236,9 @@ def _guess_delimiter(text: str) -> str:
     lines = text.lstrip()
 
     def columns(mark: str) -> int:
-        return len(next(csv.reader(io.StringIO(lines, newline=""), delimiter=mark), []))
+        try:
+            return len(next(csv.reader(io.StringIO(lines, newline=""), delimiter=mark), []))
+        except csv.Error:  # a long line without this mark is no cell
+            return 0
 
     return max(_DELIMITERS, key=columns)

@@ -12,6 +12,7 @@ import functools
 import gc
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -59,6 +60,15 @@ class GarbageSweeper:
             _freeze()
             gc.collect()
             release_memory()
+
+
+def available_memory() -> int | None:
+    """Return the bytes of memory that this machine can give to programs; None if the system does not state them."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
 @functools.cache

@@ -32,6 +32,12 @@ def medfl_commands() -> list[CommandRecord]:
             "Run",
         ),
         CommandRecord(
+            "look",
+            "medfl_report.commands.look:command",
+            "Show a prepared data set before training.",
+            "Data",
+        ),
+        CommandRecord(
             "report",
             "medfl_report.commands.report:command",
             "Write an HTML report about one or several runs.",

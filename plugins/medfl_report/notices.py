@@ -94,6 +94,7 @@ def make_notices(groups: Sequence[Group], of_sections: Sequence[Notice] = ()) ->
         *_endings(runs),
         *_constant(groups),
         *_starts(groups),
+        *_harmonised(groups),
         *_best_rounds(runs),
         *_missing(runs),
         *_leaks(groups),
@@ -188,6 +189,16 @@ def _starts(groups: Sequence[Group]) -> list[Notice]:
             yield start.sentence
 
     return [Notice("info", f"{who} started from weights: {text}") for who, text in _about(groups, words)]
+
+
+def _harmonised(groups: Sequence[Group]) -> list[Notice]:
+    """Return notices about the harmonisation of images before training."""
+
+    def words(run: RunRecord) -> Iterator[str]:
+        if run.run.provenance.data.harmonisation:
+            yield run.run.provenance.data.harmonisation
+
+    return [Notice("info", f"Images of {who} are harmonised: {text}.") for who, text in _about(groups, words)]
 
 
 def _best_rounds(runs: Sequence[NamedRun]) -> list[Notice]:

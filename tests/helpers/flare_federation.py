@@ -48,8 +48,8 @@ KEPT = 6
 Provide = Callable[[Project, Path], dict[str, Path]]
 """Makes the kits of a federation in a folder."""
 
-BREAST = {"num_classes": 2, "in_channels": 1, "size": 28, "spatial_dims": 2}
-CELLS = {"num_classes": 3, "in_channels": 3, "size": 12, "spatial_dims": 2}
+BREAST = {"num_classes": 2, "in_channels": 1, "size": 28, "spatial_dims": 2, "image_reading": None}
+CELLS = {"num_classes": 3, "in_channels": 3, "size": 12, "spatial_dims": 2, "image_reading": None}
 
 
 def make_data(root: Path) -> tuple[Path, Meta]:

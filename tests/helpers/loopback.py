@@ -28,7 +28,7 @@ from medfl_flare.sites.site_service import SiteService
 
 BUNDLE = "small"
 SITES = ("site-01", "site-02", "site-03")
-FACTS = {"num_classes": 3, "in_channels": 3, "size": 12, "spatial_dims": 2}
+FACTS = {"num_classes": 3, "in_channels": 3, "size": 12, "spatial_dims": 2, "image_reading": None}
 UNLIKE = {"site-01": "resnet4", "site-02": "resnet6", "site-03": "resnet8"}
 
 

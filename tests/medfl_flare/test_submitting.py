@@ -41,14 +41,20 @@ def test_what_is_submitted(tmp_path: Path, submitted: list[Submission]) -> None:
     assert (offer.bundle, offer.bundle_hash) == (BUNDLE, bundle_hash(shipped_bundles()[BUNDLE]))
     assert (offer.method, submission.kit, submission.output_dir) == ("fedprox", tmp_path / "kit", tmp_path / "one")
     settings = {"method": "fedprox", "method_args#mu": 0.5, "optimizer#lr": 0.1}
-    assert offer.overrides == settings | {"num_classes": 2, "in_channels": 3, "size": 28, "spatial_dims": 2}
+    assert offer.overrides == settings | {
+        "num_classes": 2,
+        "in_channels": 3,
+        "size": 28,
+        "spatial_dims": 2,
+        "image_reading": None,
+    }
     assert not (tmp_path / "one").exists()
 
 
 def test_facts_come_from_data_at_hand(tmp_path: Path, submitted: list[Submission]) -> None:
     make_cohort(tmp_path / "data", sites=1, images_per_site=9, classes=3, size=12)
     assert run("--dataset-dir", tmp_path / "data", "--backend", "flare", "--kit", tmp_path) == 0
-    facts = {"num_classes": 3, "in_channels": 3, "size": [12, 12], "spatial_dims": 2}
+    facts = {"num_classes": 3, "in_channels": 3, "size": [12, 12], "spatial_dims": 2, "image_reading": None}
     assert submitted[0].offer.overrides == facts
 
 

@@ -45,7 +45,7 @@ def item_stamp(item: object, files: Sequence[Path]) -> str:
         with contextlib.suppress(OSError):
             stat = path.stat()
             parts.append(f"{path}|{stat.st_size}|{stat.st_mtime_ns}")
-    return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b("\n".join(parts).encode(errors="surrogateescape"), digest_size=8).hexdigest()
 
 
 class Checkpoint:

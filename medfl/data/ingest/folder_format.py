@@ -63,6 +63,12 @@ def read_row(source: ImageSource, form: RowFormat) -> LoadedItem:
         assert isinstance(source, Path)  # `choose_format` refuses volumes as mammograms
         return LoadedItem(read_mammogram(source, form.size, form.channels, **form.reading))
     pixels = read_image(source, form.size, form.channels, form.image_reading)
+    if pixels.dtype != form.dtype and form.dtype == np.uint8:
+        raise DataError(
+            "changed_file",
+            "the image file has more than 8 bits, it had 8 when the files were inspected: it has changed. Run the "
+            "same command again when no program writes into the folder.",
+        )
     return LoadedItem(pixels if pixels.dtype == form.dtype else pixels / np.float32(255))
 
 
@@ -107,23 +113,20 @@ def inspect_images(
     return kinds, failed
 
 
-def common_spacing(
-    kinds: Iterable[ImageKind], size: Sequence[int], *, resized: bool = True
-) -> tuple[float, float, float] | None:
+def common_spacing(kinds: Iterable[ImageKind], size: Sequence[int] | None = None) -> tuple[float, float, float] | None:
     """Return the voxel spacing (D, H, W), in millimetres, that all volumes have in the array.
 
     Args:
         kinds: Kinds of the files.
-        size: Size of the volumes in the array, (D, H, W).
-        resized: Whether volumes are resized to `size`; otherwise they are padded and keep their spacing.
+        size: Size to which volumes are resized, (D, H, W); None if they keep their spacing.
 
     Returns:
         The spacing, or None if the volumes differ in it by more than `SPACING_TOLERANCE`, or the images are 2-D.
     """
     grids = [kind.grid for kind in kinds if kind.grid is not None]
-    if not grids or len(size) != 3:
+    if not grids:
         return None
-    edges = np.array([resized_spacing(grid, (size[0], size[1], size[2]) if resized else grid.shape) for grid in grids])
+    edges = np.array([resized_spacing(grid, grid.shape if size is None else size) for grid in grids])
     if (np.ptp(edges, axis=0) > SPACING_TOLERANCE * edges.max(axis=0)).any():
         return None
     d, h, w = (round(float(edge), 4) for edge in np.median(edges, axis=0))

@@ -27,7 +27,6 @@ from medfl.data.datalists import Datalist
 from medfl.data.ingest.columns.mask_files import (
     DEFAULT_STRUCTURE,
     ImageAndMask,
-    image_path,
     mask_name,
     read_image_and_mask,
 )
@@ -50,7 +49,7 @@ from medfl.data.readers.mammogram_image import reading_entries
 from medfl.data.table import read_table, row_list
 from medfl.errors import DataError, SettingsError
 from medfl.records.datalist import CaseRecord, make_record
-from medfl.utils.text import Say
+from medfl.utils.text import Say, visible
 
 UNSTATED = "not stated"
 """Licence of a data set for which the user gave none."""
@@ -93,10 +92,17 @@ class FolderSpec(ImageSpec):
     its own range, ignoring padding, or by --window or --scale. The aspect ratio is not preserved. With --crop-breast,
     --align or --voi, mammograms are read as by medfl prep cbis_ddsm, for training and for inference.
 
+<<<<<<< HEAD
     A cell of the image column may name the folder of a DICOM series, or its SeriesInstanceUID, StudyInstanceUID,
     AccessionNumber or PatientID, so that no file needs a new name; the slices then become a volume. With several series
     in a folder or study, choose one with --plane, --series-modality and --series-description, for example --plane axial
     --window lung --size 96x96x32.
+=======
+    A cell of the image column may name the folder of a DICOM series, or its SeriesInstanceUID or StudyInstanceUID; the
+    slices then become a volume. With several series in a folder or study, choose one with --plane, --series-modality
+    and --series-description, for example --plane axial --window lung --size 96x96x32. Volumes with masks are not
+    resized: they keep their spacing and are padded to --size.
+>>>>>>> main
 
     Example: medfl prep folder images --table labels.csv --image-column file --target class:diagnosis --group-column
     patient --site-column hospital --size 64 --out data/own
@@ -125,7 +131,7 @@ class FolderSpec(ImageSpec):
     mask_suffix: str | None = None
     """Suffix of the mask files' names, instead of --target: _mask takes scan_mask.png as mask of scan.png."""
     structures: Words = (DEFAULT_STRUCTURE,)
-    """Names of the structures in the masks, in the order of their values from 1, separated by commas."""
+    """Names of the structures in the masks, in the order of their values from 1; in DICOM masks, names of segments."""
     missing: tuple[str, ...] | None = None
     """Word that marks a missing value, beside empty cells and NA; may be repeated."""
     skip_missing_target: bool = False
@@ -210,7 +216,7 @@ class FolderSpec(ImageSpec):
 
     def named_after(self, out: Path) -> Self:
         """Return the spec with a name: the user's, or the name of the folder `out`."""
-        return self.model_copy(update={"name": self.name or out.absolute().name})
+        return self.model_copy(update={"name": self.name or visible(out.absolute().name)})
 
     def title(self) -> str:
         """Return the data set's name: the user's, or ``folder``."""
@@ -262,7 +268,7 @@ class FolderSpec(ImageSpec):
         if self.mask_suffix is None:
             names = [rows.targets.masks[place] for place in present]
         else:
-            names = [mask_name(image_path(source), self.mask_suffix) for source in present.values()]
+            names = [mask_name(rows.images[place], self.mask_suffix) for place in present]
         numbers = [rows.numbers[place] for place in present]
         try:
             located = ImageFolder(self.images).find(names, numbers)
@@ -341,7 +347,7 @@ class FolderSpec(ImageSpec):
             return self._plan_volumes(plan, masks)
         return replace(
             plan,
-            items=[ImageAndMask(image_path(sources[place]), masks[place]) for place in kinds],
+            items=[ImageAndMask(image, masks[place]) for place, image in zip(plan.places, plan.items, strict=True)],
             files=ImageAndMask.files,
             load=partial(read_image_and_mask, form=form, structures=len(self.structures)),
             shape=(*form.size, form.channels + 1),
@@ -369,7 +375,7 @@ class FolderSpec(ImageSpec):
                 "out --scale.",
                 settings=["scale", "target"],
             )
-        if self._volume_spacing(plan.release.kinds) is None:
+        if common_spacing(plan.release.kinds.values()) is None:
             raise DataError(
                 "mixed_spacing",
                 "expected volumes of one voxel spacing, because distances of masks are in millimetres; got several. "
@@ -391,7 +397,7 @@ class FolderSpec(ImageSpec):
                 count=len(missing),
                 total=plan.count(),
             )
-        window = (rule.low, rule.high) if rule.scale == "window" else None
+        window = _window_of(rule)
         frame = Frame((plan.shape[0], plan.shape[1], plan.shape[2]), None, window)
         return replace(
             plan,
@@ -409,11 +415,6 @@ class FolderSpec(ImageSpec):
             dtype=np.float32,
             recipe={"data set": "folder", "frame": repr(frame), "structures": list(self.structures)},
         )
-
-    def _volume_spacing(self, kinds: Mapping[int, ImageKind]) -> tuple[float, float, float] | None:
-        """Return the common voxel spacing of volumes that keep their spacing, or None."""
-        grids = [kind.grid for kind in kinds.values() if kind.grid is not None]
-        return common_spacing(kinds.values(), grids[0].shape, resized=False) if grids else None
 
     def incomplete_message(self, outcome: ReadOutcome) -> str:
         """Return the error message for unreadable images if all are required; it lists their table rows."""
@@ -438,14 +439,15 @@ class FolderSpec(ImageSpec):
                     f"no readable image is left of the classes {listed}. Repair the files of these classes.",
                     classes=missing,
                 )
-        rule = self.image_reading()
-        scale = rule.entries()
-        spacing = common_spacing([contents.kinds[place] for place in outcome.kept], self.size)
-        if targets.kind == "mask" and any(kind.grid is not None for kind in contents.kinds.values()):
-            window = [rule.low, rule.high] if rule.scale == "window" else None
-            words = rule.describe() if window else "each channel of a volume: mean 0, SD 1"
-            scale, spacing = {"intensities": words, "window": window}, None
-        intents = intent_records([contents.kinds[place].intent for place in outcome.kept])
+        entries = self.image_reading().entries() if reading is None else reading_entries(reading)
+        kinds = [contents.kinds[place] for place in outcome.kept]
+        if targets.kind != "mask" and (spacing := common_spacing(kinds, outcome.plan.shape)) is not None:
+            entries |= {"spacing": list(spacing)}
+        if targets.kind == "mask" and any(kind.grid is not None for kind in kinds):
+            window = _window_of(self.image_reading())
+            words = entries["intensities"] if window else "each channel of a volume: mean 0, SD 1"
+            entries |= {"intensities": words, "window": window}
+        intents = intent_records([kind.intent for kind in kinds])
         records: list[CaseRecord] = [
             make_record(
                 {**targets.entries[place], "subject_id": rows.subjects[place], **rows.others[place], **intent, **held}
@@ -462,13 +464,12 @@ class FolderSpec(ImageSpec):
             exclusions=exclusions({**dict(reasons.most_common()), NO_TARGET: rows.left_out}),
             warnings=contents.warnings,
             **targets.extra,
-            **(scale if reading is None else reading_entries(reading)),
-            **({} if spacing is None else {"spacing": list(spacing)}),
+            **entries,
         )
         if targets.kind == "mask":
             for line in empty_mask_notes(datalist):
                 say(line)
-            return add_masks(datalist, ("background", *self.structures), self._volume_spacing(contents.kinds))
+            return add_masks(datalist, ("background", *self.structures), common_spacing(kinds))
         for line in describe_targets(targets, records):
             say(line)
         return with_objective(datalist, targets.objective)
@@ -477,3 +478,8 @@ class FolderSpec(ImageSpec):
         """Split the array in `folder`, in place, into images and masks, if the data set has masks."""
         if datalist.mask_array:
             separate_masks(folder)
+
+
+def _window_of(rule: ImageReading) -> tuple[float, float] | None:
+    """Return the values that become 0 and 1 in volumes with masks; None if each is scaled to mean 0 and deviation 1."""
+    return (rule.low, rule.high) if rule.scale == "window" else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from functools import cached_property
@@ -11,6 +12,7 @@ from pathlib import Path
 from medfl.data.readers.dicom_series import ImageSource, source_files
 from medfl.data.readers.image_reading import DEFAULT_READING, SeriesChoice
 from medfl.data.readers.images import IMAGE_SUFFIXES
+from medfl.data.readers.quiet import quiet_decoders
 from medfl.data.readers.series_folder import UID_PATTERN, FoundSeries, choose_series, find_series
 from medfl.data.table import row_list
 from medfl.errors import DataError
@@ -69,9 +71,10 @@ class ImageFolder:
                 rows=outside,
                 total=len(names),
             )
-        candidates = [self._candidates(name.strip(), path) for name, path in zip(names, paths, strict=True)]
+        with quiet_decoders():
+            candidates = [self._candidates(name.strip(), path) for name, path in zip(names, paths, strict=True)]
         matches = [
-            [] if series is not None else [path] if os.path.isfile(path) else self._by_stem.get(path, [])  # noqa: PTH113
+            [] if series is not None else [path] if os.path.isfile(path) else self._similar_files(path)  # noqa: PTH113
             for path, series in zip(paths, candidates, strict=True)
         ]
         self._check_matches(
@@ -92,11 +95,13 @@ class ImageFolder:
         try:
             if os.path.isdir(path):  # noqa: PTH112
                 return find_series(path)
-            if path in self._by_stem and not UID_PATTERN.fullmatch(name):
-                return None
-            return [series for series in self._series if series.has_name(name)] or None
         except DataError as error:
             return error
+        if self._similar_files(path) and not UID_PATTERN.fullmatch(name):
+            return None
+        if isinstance(self._series, DataError):
+            return self._series
+        return [series for series in self._series if series.has_name(name)] or None
 
     def _chosen(self, candidates: list[FoundSeries] | DataError) -> ImageSource | DataError:
         """Return the series that fulfils the conditions, or the reason why there is not exactly one."""
@@ -108,19 +113,32 @@ class ImageFolder:
             return error
 
     @cached_property
-    def _series(self) -> list[FoundSeries]:
-        """All DICOM series of the folder."""
-        return find_series(self.path)
+    def _series(self) -> list[FoundSeries] | DataError:
+        """All DICOM series of the folder, or the reason why they can't be read."""
+        try:
+            return find_series(self.path)
+        except DataError as error:
+            return error
+
+    def _similar_files(self, path: Path) -> list[Path]:
+        """Return the image files whose path is the given one, but for the extension or the form of accented letters.
+
+        A letter with an accent is one character in most tables, and two in the file names of macOS.
+        """
+        return self._by_name.get(unicodedata.normalize("NFC", str(path)), [])
 
     @cached_property
-    def _by_stem(self) -> dict[Path, list[Path]]:
-        """Maps each path without extension to the image files with that path."""
+    def _by_name(self) -> dict[str, list[Path]]:
+        """Maps each path in normal form, with and without extension, to the image files with that path."""
         paths = defaultdict(list)
         for folder, _, names in os.walk(self.path):
             for name in names:
                 ending = next((end for end in IMAGE_SUFFIXES if name.lower().endswith(end)), None)
-                if ending:
-                    paths[Path(folder, name[: -len(ending)])].append(Path(folder, name))
+                path = Path(folder, name)
+                if ending and os.path.isfile(path):  # noqa: PTH113  (no pipe, whose opening would not end)
+                    whole = unicodedata.normalize("NFC", str(path))
+                    paths[whole].append(path)
+                    paths[whole[: -len(ending)]].append(path)
         return paths
 
     def _check_matches(self, matches: list[list[Path]], numbers: Sequence[int]) -> None:

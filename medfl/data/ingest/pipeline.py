@@ -34,6 +34,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import DTypeLike
 
+from medfl.data.folders import real_path
 from medfl.data.ingest.array_file import keep_rows, report_space_needed
 from medfl.data.ingest.checkpoint import ARRAY_FILE, Checkpoint, item_stamp
 from medfl.data.ingest.workers import LoadedItem, read_all
@@ -67,7 +68,7 @@ class Ingested:
 
 def work_folder(out: Path) -> Path:
     """Return the folder next to `out` that stores an interrupted ingestion."""
-    out = out.resolve()
+    out = real_path(out)
     return out.parent / f".{out.name}.unfinished"
 
 

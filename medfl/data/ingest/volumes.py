@@ -21,6 +21,7 @@ from medfl.data.readers.dicom_header import decoding
 from medfl.data.readers.dicom_series import ImageSource, SeriesFiles, source_files
 from medfl.data.readers.images import volume_grid
 from medfl.data.readers.itk_files import ITK_SUFFIXES
+from medfl.data.readers.segmentations import one_structure
 from medfl.data.readers.volumes import MAX_VOXELS, SUFFIXES, voxel_edges
 from medfl.errors import DataError
 
@@ -172,8 +173,8 @@ def read_case(case: VolumeFiles, frame: Frame, structures: Sequence[str], *, any
         case: Files of the case.
         frame: Grid and intensity scale of all cases of the data set.
         structures: Names of the structures by their numbers; the first one is the background.
-        any_structure: Whether all structures of a mask that is no NIfTI file together are the only structure, whatever
-            their names.
+        any_structure: Whether there is one structure, with any name in a DICOM file, or any value in other masks
+            (`medfl.data.readers.segmentations.one_structure`).
 
     Returns:
         The case as one row of the array that contains all cases: shape (D, H, W, C + 1), float32, with the C image
@@ -183,6 +184,8 @@ def read_case(case: VolumeFiles, frame: Frame, structures: Sequence[str], *, any
         DataError: If a file can't be read, voxels are not finite, the mask is wrong, or the size would cut off labelled
             voxels.
     """
+    import torch  # importing torch takes seconds
+
     with decoding():
         image = case.image if isinstance(case.image, SeriesFiles) else str(case.image)
         names = () if any_structure else tuple(structures[1:])
@@ -190,6 +193,8 @@ def read_case(case: VolumeFiles, frame: Frame, structures: Sequence[str], *, any
         before = load(
             {IMAGE: image, LABEL: str(case.mask)}
         )  # alone, because `Compose` would hide why a file is refused
+        if any_structure:
+            before[LABEL].copy_(torch.from_numpy(one_structure(before[LABEL].numpy())))
         for step in steps:
             before = step(before)
         after = frame.fit(mask=True)(before)

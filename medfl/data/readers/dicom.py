@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from medfl.data.readers.compressed_size import check_compressed_size
 from medfl.data.readers.dicom_header import decoding, open_dicom
 from medfl.data.readers.dicom_identity import check_identity, is_burned_in
 from medfl.data.readers.dicom_intent import INTENT_NOT_STATED, intent_of
@@ -34,6 +35,10 @@ LATERALITY_NAMES = {"L": "left", "R": "right"}
 
 VIEWS = ("CC", "MLO", "ML", "LM", "LMO", "SIO", "FB", "XCC", "XCCL", "XCCM", "AT", "ISO")
 """Views of the breast that are kept, as ``ViewPosition`` writes them."""
+
+_SAFE_DECODERS = ("pydicom", "pyjpegls", "pylibjpeg", "pillow")
+"""Decoders of pydicom by preference. The remaining one, GDCM, ends the process at some damaged files, and is used only
+for compressions that no other decoder reads."""
 
 _VIEW_CODES = {
     "R-10242": "CC",
@@ -82,10 +87,10 @@ class DicomImage:
     intent: str = INTENT_NOT_STATED
 
     def values(self) -> np.ndarray:
-        """Return the modality values, (H, W), float32. An inverted image stays inverted."""
+        """Return the modality values, (H, W), float32; infinite beyond its range. An inverted image stays inverted."""
         if self.slope == 1 and self.intercept == 0:
             return self.pixels.astype(np.float32)
-        return (self.pixels * self.slope + self.intercept).astype(np.float32)
+        return _rescale(self.pixels, self.slope, self.intercept)
 
 
 def read_dicom(
@@ -144,7 +149,13 @@ def read_frame(dataset: Dataset, frame: int, rescaling: Dataset) -> np.ndarray:
     pixels, _, padded = _decode_pixels(dataset, frame)
     if padded is not None:
         pixels, _ = _darken_padding(pixels, padded, large_is_dark=inverted != (slope < 0))
-    return (pixels * slope + intercept).astype(np.float32)
+    return _rescale(pixels, slope, intercept)
+
+
+def _rescale(pixels: np.ndarray, slope: float, intercept: float) -> np.ndarray:
+    """Return modality values, float32; infinite beyond its range."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return (pixels * slope + intercept).astype(np.float32)
 
 
 def _decode_pixels(
@@ -166,7 +177,19 @@ def _decode_pixels(
         options: dict[str, Any] = {"view_only": True, "index": frame}
         if not syntax.is_compressed:
             options["correct_unused_bits"] = False  # pydicom would copy all pixels for it
+        elif not syntax.is_deflated:
+            check_compressed_size(dataset, frame or 0)
+            available = get_decoder(syntax).available_plugins
+            options["decoding_plugin"] = next((name for name in _SAFE_DECODERS if name in available), "")
         pixels, _ = get_decoder(syntax).as_array(dataset, **options)
+        expected = (int(dataset.Rows), int(dataset.Columns), *[3] * (dataset.SamplesPerPixel == 3))
+    if pixels.shape != expected:
+        raise DataError(
+            "wrong_shape",
+            f"expected one image of {expected[0]} x {expected[1]} pixels, as the DICOM header states, got pixels of "
+            "several images or of another size. Export it again.",
+            expected=list(expected),
+        )
     if pixels.ndim == 3:
         return pixels, (0, 0), None
     if not pixels.dtype.isnative:

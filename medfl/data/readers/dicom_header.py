@@ -11,17 +11,19 @@ Messages never name a file or repeat patient data from it.
 from __future__ import annotations
 
 import contextlib
+import io
+import os
 import re
+import stat
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from medfl.errors import DataError, pip_install
 
 if TYPE_CHECKING:
     from pydicom import Dataset
-    from pydicom.uid import UID
 
 MAX_PIXELS = 178_956_970
 """Maximum number of pixels of an image, equal to Pillow's limit. The largest mammograms have about 30 million."""
@@ -32,11 +34,29 @@ MAMMOGRAPHY = ("MG", "RG", "CR", "DX", "OT", "SC", "")
 They cover mammography, other radiography, scanned films, secondary captures, and files without a modality.
 """
 
-DEFLATED = "1.2.840.10008.1.2.1.99"
-"""Transfer syntax UID of files that are compressed as a whole."""
-
 MAX_INFLATED_BYTES = 4 * MAX_PIXELS
-"""Maximum size, in bytes, of a file with the transfer syntax `DEFLATED` after decompression."""
+"""Maximum size, in bytes, of a file that is compressed as a whole (deflated) after decompression."""
+
+COLOR_SPACES = (
+    "MONOCHROME1",
+    "MONOCHROME2",
+    "PALETTE COLOR",
+    "RGB",
+    "HSV",
+    "ARGB",
+    "CMYK",
+    "XYB",
+    "YBR_FULL",
+    "YBR_FULL_422",
+    "YBR_PARTIAL_422",
+    "YBR_PARTIAL_420",
+    "YBR_ICT",
+    "YBR_RCT",
+)
+"""Photometric interpretations of DICOM. Messages repeat no other text, because it may be a patient's name."""
+
+LARGE_READ_BYTES = 1 << 20
+"""Number of bytes from which a read of a DICOM file is limited to the bytes that the file still has."""
 
 _JPEG_EXTENDED = "1.2.840.10008.1.2.4.51"
 _MONOCHROME = ("MONOCHROME1", "MONOCHROME2")
@@ -63,6 +83,22 @@ def unopenable_file_error(error: OSError) -> DataError:
     )
 
 
+def check_regular_file(path: Path) -> None:
+    """Raise if a path is a named pipe, a socket or a device, because reading it may never end.
+
+    Raises:
+        DataError: If it is, or if there is no such file.
+    """
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise unopenable_file_error(error) from None
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise DataError(
+            "not_a_file", "expected an image file, got a named pipe, a socket or a device. Leave it out, or copy it."
+        )
+
+
 def damaged_file_error(error: Exception) -> DataError:
     """Return the error for a file that a decoder can't read.
 
@@ -82,6 +118,11 @@ def decoding() -> Iterator[None]:
         yield
     except DataError:
         raise
+    except MemoryError:
+        raise DataError(
+            "out_of_memory",
+            "the image needs more memory than this machine has left. Crop or downsample it, or read it on another.",
+        ) from None
     except RecursionError:
         raise DataError(
             "nested_too_deep",
@@ -108,11 +149,8 @@ def open_dicom(
     Raises:
         DataError: If the file is no DICOM file, is damaged, does not contain exactly one image, or can't be decoded.
     """
-    import pydicom
-
-    check_start(path)
+    dataset = read_elements(path, pixels=pixels)
     with decoding():
-        dataset = pydicom.dcmread(path, stop_before_pixels=not pixels, force=True)
         empty = "Rows" not in dataset or (pixels and "PixelData" not in dataset)
         frames = int(dataset.get("NumberOfFrames") or 1)
         modality = str(dataset.get("Modality") or "")
@@ -136,39 +174,67 @@ def open_dicom(
     return dataset
 
 
-def check_start(path: Path) -> None:
-    """Raise if a file does not start like a DICOM file, or would fill the memory when it is opened.
+def read_elements(path: Path, *, pixels: bool, tags: Sequence[str] | None = None) -> Dataset:
+    """Read the elements of a DICOM file. Lengths in the file can't fill the memory.
+
+    Args:
+        path: Path of the file.
+        pixels: Whether the pixel data are read too (but not decoded).
+        tags: Keywords of the elements to read; None reads all.
 
     Raises:
-        DataError: If the file is no DICOM file, is too large after decompression, or can't be opened.
+        DataError: If the file is no DICOM file, is damaged, is too large after decompression, or can't be opened.
     """
+    import pydicom
+
+    check_regular_file(path)
     try:
-        with path.open("rb") as file:
-            head = file.read(1024)
-            if not is_dicom(head[:132]):
+        with _LimitedFile(io.FileIO(os.fspath(path))) as file:
+            if not is_dicom(file.read(132)):
                 raise DataError(
                     "unsupported_file",
                     "the file is no DICOM file, or is cut short in its header. Export it again.",
                     expected="DICOM",
                 )
-            if DEFLATED.encode() in head:
-                _check_inflated(file, 132 if head[128:132] == b"DICM" else 0)
+            file.seek(0)
+            with decoding():
+                return pydicom.dcmread(
+                    file,
+                    stop_before_pixels=not pixels,
+                    force=True,
+                    specific_tags=None if tags is None else list(tags),
+                )
     except OSError as error:
         raise unopenable_file_error(error) from None
 
 
-def _check_inflated(file: BinaryIO, start: int) -> None:
-    """Raise if a deflated file would fill the memory, because pydicom inflates the whole file at once."""
-    from pydicom.filereader import read_dataset
+class _LimitedFile(io.BufferedReader):
+    """DICOM file that takes no more memory than it has bytes, even if an element states a larger length."""
 
-    file.seek(start)
-    with decoding():
-        meta = read_dataset(file, False, True, stop_when=lambda tag, *rest: tag.group != 2)
-        syntax = str(meta.get("TransferSyntaxUID"))
-    stream, rest, size = zlib.decompressobj(-zlib.MAX_WBITS), file.read() if syntax == DEFLATED else b"", 0
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Return the next `size` bytes, or all bytes up to the end of the file if `size` is negative.
+
+        pydicom reads up to the end only to inflate a deflated file, in one piece.
+
+        Raises:
+            DataError: If a deflated file is too large after decompression.
+        """
+        if size is None or size < 0:
+            content = super().read()
+            _check_inflated(content)
+            return content
+        if size >= LARGE_READ_BYTES:
+            place = self.tell()
+            size = min(size, self.seek(0, io.SEEK_END) - place)
+            self.seek(place)
+        return super().read(size)
+
+
+def _check_inflated(content: bytes) -> None:
+    """Raise if a deflated file would fill the memory, because pydicom inflates the whole file at once."""
+    stream, rest, size = zlib.decompressobj(-zlib.MAX_WBITS), content, 0
     while rest:
-        with decoding():
-            size += len(stream.decompress(rest, 1 << 24))
+        size += len(stream.decompress(rest, 1 << 24))
         rest = stream.unconsumed_tail
         if size > MAX_INFLATED_BYTES:
             raise DataError(
@@ -241,14 +307,31 @@ def _check_pixel_format(dataset: Dataset) -> None:
 
 def _color_space(dataset: Dataset) -> str:
     meaning = str(dataset.PhotometricInterpretation)
-    return meaning if re.fullmatch(r"[A-Z0-9_ ]{1,16}", meaning) else "another kind"
+    return meaning if meaning in COLOR_SPACES else "another kind"
 
 
 def _check_syntax(dataset: Dataset) -> None:
-    """Raise if no installed package decodes the file's compression."""
+    """Raise if the file's compression is unknown, or no installed package decodes it."""
+    from pydicom.pixels import get_decoder
+
     with decoding():
         syntax = dataset.file_meta.get("TransferSyntaxUID")
-        readable = syntax is None or not syntax.is_compressed or _can_decode(syntax)
+        is_known = syntax is None or syntax.is_transfer_syntax
+    if syntax is None or (is_known and not syntax.is_compressed):
+        return
+    with decoding():
+        try:
+            decoder = get_decoder(syntax)
+        except NotImplementedError:  # for example a private syntax, or a video
+            decoder = None
+    if decoder is None:
+        name = str(syntax.name) if syntax.name != str(syntax) else "unknown"
+        raise DataError(
+            "unsupported_compression",
+            f"the DICOM file's transfer syntax ({name}) is one that no decoder reads: it is private, or a video. "
+            "Export the file without compression.",
+            name=name,
+        )
     if syntax == _JPEG_EXTENDED and int(dataset.BitsStored) > 8:
         raise DataError(
             "unsupported_compression",
@@ -257,7 +340,7 @@ def _check_syntax(dataset: Dataset) -> None:
             name="JPEG Extended",
             bits=int(dataset.BitsStored),
         )
-    if not readable:
+    if not decoder.is_available:
         raise DataError(
             "missing_package",
             f"the DICOM file's compression ({syntax.name}) needs another package: {pip_install('dicom')}, or export it "
@@ -265,15 +348,6 @@ def _check_syntax(dataset: Dataset) -> None:
             extra="dicom",
             compression=str(syntax.name),
         )
-
-
-def _can_decode(syntax: UID) -> bool:
-    from pydicom.pixels import get_decoder
-
-    try:
-        return get_decoder(syntax).is_available
-    except NotImplementedError:  # for example a video syntax
-        return False
 
 
 def _check_length(dataset: Dataset) -> None:

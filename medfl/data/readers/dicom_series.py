@@ -236,7 +236,8 @@ def read_series(paths: Sequence[Path], reading: ImageReading = DEFAULT_READING) 
                 opened = {plane.path: open_dicom(plane.path, several_frames=True)}
             dataset = opened[plane.path]
             pixels = read_frame(dataset, plane.frame, _rescaling(dataset, plane.frame))
-        values[number] = pixels
+        with decoding():  # a file that changed since its header was read has another size
+            values[number] = pixels
     needs_all = reading.scale == "suv"
     headers = [open_dicom(path, pixels=False, several_frames=True) for path in (paths if needs_all else paths[:1])]
     if needs_all:
@@ -299,7 +300,7 @@ def _numbers(places: Sequence[Dataset], group: str, name: str, count: int) -> np
     for place in places:
         inner = place.get(group)
         value = (inner[0] if inner else place).get(name)
-        if value is not None and not isinstance(value, str) and len(value) == count:
+        if value is not None and not isinstance(value, str) and np.size(value) == count:
             numbers = np.array([float(number) for number in value])
             if np.isfinite(numbers).all():
                 return numbers

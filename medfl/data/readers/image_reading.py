@@ -20,6 +20,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from pydantic import Field, ValidationError, model_validator
 
+from medfl.data.harmonisation.histogram_matching import LEVELS, Template, template_problem
 from medfl.data.readers.pillow_images import scale_to_unit
 from medfl.errors import DataError, SettingsError, check_choice, validation_message
 from medfl.records.record import Record
@@ -85,6 +86,7 @@ class ImageReading(Record):
         high: Value that becomes 1.
         hounsfield: Whether the interval is a named window of CT, so that DICOM files must be CT.
         series: Conditions for the DICOM series.
+        template: Quantiles to which the resized image is matched (`medfl.data.harmonisation`); empty without matching.
     """
 
     scale: Literal["range", "window", "percentiles", "suv"] = "range"
@@ -92,6 +94,15 @@ class ImageReading(Record):
     high: float = Field(default=1.0, allow_inf_nan=False)
     hounsfield: bool = False
     series: SeriesChoice = SeriesChoice()
+    template: Template = ()
+
+    @model_validator(mode="after")
+    def _check_template(self) -> Self:
+        if problem := template_problem(self.template):
+            raise SettingsError(
+                "invalid_template", f"the template of the images is wrong: {problem}.", setting="template"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_interval(self) -> Self:
@@ -171,6 +182,14 @@ class ImageReading(Record):
         if self == DEFAULT_READING:
             return {}
         return {"intensities": self.describe(), IMAGE_READING_KEY: self.to_json()}
+
+    def describe_template(self) -> str:
+        """Return the histogram matching in words; empty without a template."""
+        if not self.template:
+            return ""
+        levels = ", ".join(f"{100 * level:g}" for level in LEVELS)
+        values = "; ".join(", ".join(f"{value:.3f}" for value in channel) for channel in self.template)
+        return f"histogram matched to a shared template (quantiles at {levels} %: {values})"
 
     def describe(self) -> str:
         """Return the scale in words."""

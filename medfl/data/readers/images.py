@@ -23,14 +23,23 @@ Messages never name a file, because its name may identify a patient; the caller 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from medfl.data.harmonisation.histogram_matching import match_histogram
 from medfl.data.readers.dicom import read_dicom
-from medfl.data.readers.dicom_header import decoding, is_dicom, open_dicom, unopenable_file_error
+from medfl.data.readers.dicom_header import (
+    check_regular_file,
+    damaged_file_error,
+    decoding,
+    is_dicom,
+    open_dicom,
+    unopenable_file_error,
+)
 from medfl.data.readers.dicom_identity import check_identity, is_burned_in, refuse_identity
 from medfl.data.readers.dicom_intent import intent_of
 from medfl.data.readers.dicom_series import (
@@ -51,12 +60,15 @@ from medfl.data.readers.pillow_images import (
     open_pillow_image,
     read_pillow_image,
 )
-from medfl.data.readers.volumes import SUFFIXES, SpatialGrid, Volume, voxel_edges
+from medfl.data.readers.volumes import MAX_GZIP_RATIO, SUFFIXES, SpatialGrid, Volume, check_memory, is_flat, voxel_edges
 from medfl.errors import DataError, SettingsError
 
 IMAGE_SUFFIXES = (*FORMATS, ".dcm", *SUFFIXES, *ITK_SUFFIXES)
 """File name suffixes by which images are found in a folder, in lower case. A file with another suffix, such as a DICOM
 file without suffix, can be read if it is named."""
+
+_GZIP_START = b"\x1f\x8b"
+"""First bytes of a gzip file."""
 
 
 @dataclass(frozen=True)
@@ -94,9 +106,7 @@ def inspect_image(source: ImageSource, check: str = "strip", reading: ImageReadi
     kind = "series" if isinstance(source, SeriesFiles) else file_kind(source)
     if kind == "volume":
         assert isinstance(source, Path)
-        with decoding():
-            volume = _open_volume(source)
-        _check_volume(volume)
+        volume = _open_volume(source)
         reading.require_units("volume", deep=True)
         if _is_slice(volume.shape):
             return ImageKind(2, colour=False, deep=True)
@@ -154,7 +164,7 @@ def read_image(
         )
     pixels, is_volume = _read_pixels(source, reading, several_frames=len(size) == 3)
     if is_volume:
-        return _resize_volume(pixels, size, channels)
+        return _harmonised(_resize_volume(pixels, size, channels), channels, reading)
     if len(size) != 2:
         raise DataError(
             "wrong_dimensions",
@@ -162,7 +172,26 @@ def read_image(
             expected=len(size),
             found=2,
         )
-    return _resize_image(pixels, (size[0], size[1]), channels)
+    return _harmonised(_resize_image(pixels, (size[0], size[1]), channels), channels, reading)
+
+
+def _harmonised(pixels: np.ndarray, channels: int, reading: ImageReading) -> np.ndarray:
+    """Return an image after histogram matching, or unchanged if the rule has no template.
+
+    Raises:
+        SettingsError: If the template has another number of channels.
+    """
+    if not reading.template:
+        return pixels
+    if len(reading.template) != channels:
+        raise SettingsError(
+            "wrong_template_channels",
+            f"expected a template of {channels} channels, got {len(reading.template)}.",
+            setting="template",
+            expected=channels,
+            found=len(reading.template),
+        )
+    return match_histogram(pixels, reading.template)
 
 
 def image_size(source: ImageSource) -> tuple[int, ...]:
@@ -260,8 +289,9 @@ def file_kind(path: Path) -> str:
     it.
 
     Raises:
-        DataError: If the file can't be opened.
+        DataError: If the file can't be opened, or is a named pipe, a socket or a device.
     """
+    check_regular_file(path)
     try:
         with path.open("rb") as file:
             head = file.read(132)
@@ -304,7 +334,7 @@ def _canonical_grid(shape: tuple[int, ...], affine: np.ndarray) -> SpatialGrid:
     return SpatialGrid((x, y, z), affine @ nibabel.orientations.inv_ornt_aff(turn, shape[:3]))
 
 
-def resized_spacing(grid: SpatialGrid, size: tuple[int, int, int]) -> tuple[float, float, float]:
+def resized_spacing(grid: SpatialGrid, size: Sequence[int]) -> tuple[float, float, float]:
     """Return the voxel spacing (D, H, W), in millimetres, of a volume that `read_image` has resized.
 
     Args:
@@ -316,20 +346,77 @@ def resized_spacing(grid: SpatialGrid, size: tuple[int, int, int]) -> tuple[floa
 
 
 def _open_volume(path: Path) -> Any:
+    """Open a volume without reading its voxels.
+
+    Raises:
+        DataError: If it is damaged, has no real numbers, not three axes, no voxels or too many, or a degenerate affine.
+    """
     import nibabel
 
-    return open_itk(path, MAX_VOXELS) if path.name.lower().endswith(ITK_SUFFIXES) else nibabel.load(path)
+    with decoding():
+        if path.name.lower().endswith(ITK_SUFFIXES):
+            volume: Any = open_itk(path, MAX_VOXELS)
+        else:
+            _check_gzip(path)
+            volume = nibabel.load(path)
+            _check_nifti_header(volume, path)
+    _check_volume(volume)
+    return volume
+
+
+def _check_gzip(path: Path) -> None:
+    """Raise if a file with the ending of a compressed file is not compressed."""
+    with path.open("rb") as file:
+        if path.name.lower().endswith(".gz") and file.read(2) != _GZIP_START:
+            raise DataError(
+                "wrong_file_ending",
+                "expected a compressed file, as its extension states (.gz), got another. Give it the right extension, "
+                "or export it again.",
+                ending=".gz",
+            )
+
+
+def _check_nifti_header(volume: Any, path: Path) -> None:
+    """Raise if a NIfTI file states more voxels than it has, an infinite slope, or no voxel size where it is needed.
+
+    nibabel would allocate memory for the voxels, and ignore the others.
+    """
+    from nibabel.openers import ImageOpener
+
+    is_compressed = path.name.lower().endswith(".gz")
+    most_bytes = path.stat().st_size * (MAX_GZIP_RATIO if is_compressed else 1)
+    if MAX_VOXELS >= math.prod(volume.shape) > most_bytes // max(1, volume.get_data_dtype().itemsize):
+        raise damaged_file_error(EOFError())
+
+    with ImageOpener(str(path)) as file:
+        header = type(volume.header).from_fileobj(file, check=False)
+    if np.isinf([header["scl_slope"], header["scl_inter"]]).any():
+        raise DataError(
+            "invalid_rescaling", "expected a finite slope and intercept in the NIfTI file (scl_slope), got infinity."
+        )
+    edges = header["pixdim"][1:4]
+    if not int(header["sform_code"]) and not (np.isfinite(edges).all() and edges.all()):
+        raise _degenerate_affine_error()
+
+
+def _degenerate_affine_error() -> DataError:
+    return DataError(
+        "degenerate_affine",
+        "the affine of the volume is degenerate: its axes do not span a space, or its voxels have no size. Correct its "
+        "header, or export it again.",
+    )
 
 
 def _check_volume(volume: Any) -> None:
-    if math.prod(volume.shape) > MAX_VOXELS:
+    if not 1 <= math.prod(volume.shape) <= MAX_VOXELS or min(volume.shape) < 1:
         raise DataError(
             "invalid_image_size",
-            f"expected a volume of up to {MAX_VOXELS // 10**6} million voxels, its header states "
+            f"expected a volume of 1 to {MAX_VOXELS // 10**6} million voxels, its header states "
             f"{_size_text(volume.shape)}. Crop or downsample it.",
             maximum=MAX_VOXELS,
             found=[int(length) for length in volume.shape],
         )
+    check_memory(math.prod(volume.shape))
     if volume.get_data_dtype().fields is not None or volume.get_data_dtype().kind not in "iuf":
         raise DataError(
             "unsupported_pixel_format",
@@ -342,6 +429,8 @@ def _check_volume(volume: Any) -> None:
             "Save the volume to use in its own file.",
             found=[int(length) for length in volume.shape],
         )
+    if not np.isfinite(volume.affine).all() or is_flat(volume.affine):
+        raise _degenerate_affine_error()
 
 
 def read_voxels(source: ImageSource) -> Volume:
@@ -364,9 +453,7 @@ def read_voxels(source: ImageSource) -> Volume:
     else:
         if file_kind(source) != "volume":
             raise DataError("wrong_dimensions", "expected a volume, got a 2-D image.", expected=3, found=2)
-        with decoding():
-            volume = _open_volume(source)
-        _check_volume(volume)
+        volume = _open_volume(source)
     with decoding():
         turned = nibabel.as_closest_canonical(volume)
         values = np.asarray(turned.dataobj, dtype=np.float32)

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 import re
+import zlib
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from medfl.data.readers.dicom_header import decoding, unopenable_file_error
+from medfl.data.readers.dicom_header import check_regular_file, decoding, unopenable_file_error
+from medfl.data.readers.volumes import check_memory
 from medfl.errors import DataError, pip_install
 
 if TYPE_CHECKING:
@@ -36,6 +38,16 @@ _MHA_HEADER = re.compile(
     rb"(?:(?![ \t]*elementdatafile)[^\n]*\n)*?[ \t]*elementdatafile[ \t]*[=:][ \t]*local[ \t\r]*\n", re.IGNORECASE
 )
 """Pattern of a complete MetaImage header whose last line states that the pixels follow."""
+
+
+_COMPRESSED = re.compile(rb"^[ \t]*compresseddata[ \t]*[=:][ \t]*(true|1)", re.IGNORECASE | re.MULTILINE)
+"""Pattern of the line of a MetaImage header that states that the pixels are compressed."""
+
+_COMPRESSED_SIZE = re.compile(rb"^[ \t]*compresseddatasize[ \t]*[=:][ \t]*(\d{1,18})", re.IGNORECASE | re.MULTILINE)
+"""Pattern of the line of a MetaImage header that states the size of the compressed pixels."""
+
+PIECE_BYTES = 1 << 24
+"""Number of bytes that are inflated at a time to check compressed pixels."""
 
 
 def missing_reader_text(path: Path) -> str:
@@ -67,12 +79,14 @@ def open_itk(path: Path, most_voxels: int) -> Nifti1Image:
     lack = "" if find_spec("itk") else f"NRRD files need another package: {pip_install('itk')}"
     if lack := missing_reader_text(path) or lack:
         raise DataError("missing_package", f"{lack}.", package="itk", extra="itk")
+    check_regular_file(path)
     try:
         with path.open("rb") as file:
             head = file.read(MAX_HEADER_BYTES)
     except OSError as error:
         raise unopenable_file_error(error) from None
-    if not (_NRRD_HEADER if path.suffix.lower() == ".nrrd" else _MHA_HEADER).match(head):
+    header = (_NRRD_HEADER if path.suffix.lower() == ".nrrd" else _MHA_HEADER).match(head)
+    if header is None:
         raise DataError(
             "unsupported_file",
             "the file is no NRRD or MHA file with its pixels inside: it is damaged, or names another file for them. "
@@ -98,6 +112,10 @@ def open_itk(path: Path, most_voxels: int) -> Nifti1Image:
             "or downsample it.",
             maximum=most_voxels,
         )
+    check_memory(math.prod(sizes))
+    if path.suffix.lower() == ".mha" and _COMPRESSED.search(header[0]):
+        with decoding():
+            _check_compressed(path, header[0], math.prod(sizes) * int(reader.GetComponentSize()))
     return _read(path, reader)
 
 
@@ -111,6 +129,28 @@ def _open_reader(path: Path) -> Any:
     reader.SetFileName(str(path))
     reader.ReadImageInformation()
     return reader
+
+
+def _check_compressed(path: Path, header: bytes, expected: int) -> None:
+    """Raise if the compressed pixels of an MHA file are damaged: ITK would return whatever the memory contains.
+
+    Args:
+        path: Path of the file.
+        header: Its header, as in the file.
+        expected: Bytes of its pixels.
+
+    Raises:
+        ValueError: If the pixels have another size.
+        zlib.error: If they are no zlib stream.
+    """
+    content = path.read_bytes()[len(header) :]
+    stated = _COMPRESSED_SIZE.search(header)
+    stream, rest, size = zlib.decompressobj(), content, 0
+    while rest and size <= expected:
+        size += len(stream.decompress(rest, PIECE_BYTES))
+        rest = stream.unconsumed_tail
+    if size != expected or stated is None or int(stated[1]) != len(content):
+        raise ValueError("another size")
 
 
 def _read(path: Path, imageio: Any) -> Nifti1Image:

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from medfl.data.readers.dicom_header import MAX_PIXELS, damaged_file_error, decoding, unopenable_file_error
+from medfl.data.readers.dicom_header import (
+    MAX_PIXELS,
+    check_regular_file,
+    damaged_file_error,
+    decoding,
+    unopenable_file_error,
+)
 from medfl.errors import DataError
 
 if TYPE_CHECKING:
@@ -34,6 +40,15 @@ FORMATS = {
 
 For other extensions, the content decides which of these formats it is.
 """
+
+_SIGNATURES = {
+    "PNG": (b"\x89PNG",),
+    "JPEG": (b"\xff\xd8",),
+    "TIFF": (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),
+    "BMP": (b"BM",),
+    "PPM": (b"P2", b"P3", b"P5", b"P6"),
+}
+"""Maps each format to the first bytes of its files."""
 
 _GREY_MODES = ("1", "L", "LA")
 """Pillow modes of grey images with up to 8 bits."""
@@ -59,12 +74,15 @@ def open_pillow_image(path: Path) -> Iterator[PillowImage]:
     """
     from PIL import Image, UnidentifiedImageError
 
+    check_regular_file(path)
     expected = FORMATS.get(path.suffix.lower())
     with contextlib.ExitStack() as stack:
         try:
             formats = [expected] if expected else sorted(set(FORMATS.values()))
             image = stack.enter_context(Image.open(path, formats=formats))
-        except UnidentifiedImageError:
+        except UnidentifiedImageError as error:
+            if expected and _starts_as(path, expected):
+                raise damaged_file_error(error) from None
             raise _unknown_format_error(path.suffix.lower() if expected else "") from None
         except Image.DecompressionBombError:
             raise _too_large_error() from None
@@ -129,7 +147,8 @@ def read_pillow_image(path: Path, scale: Callable[[np.ndarray], np.ndarray] = sc
         if is_deep(turned):
             return scale(np.asarray(turned))
         turned.info.pop("transparency", None)  # it has no effect in grey or RGB, but Pillow would warn
-        return np.asarray(turned.convert("RGB" if is_colour(turned) else "L"))
+        with decoding():
+            return np.asarray(turned.convert("RGB" if is_colour(turned) else "L"))
 
 
 def is_deep(image: PillowImage) -> bool:
@@ -140,6 +159,12 @@ def is_deep(image: PillowImage) -> bool:
 def is_colour(image: PillowImage) -> bool:
     """Return True if an image is in colour."""
     return image.mode in _COLOUR_MODES
+
+
+def _starts_as(path: Path, kind: str) -> bool:
+    """Return True if a file starts like files of a format, as Pillow names it."""
+    with decoding(), path.open("rb") as file:
+        return file.read(4).startswith(_SIGNATURES[kind])
 
 
 def _unknown_format_error(ending: str) -> DataError:

@@ -8,7 +8,7 @@ import os
 import warnings
 from collections.abc import Iterator
 
-_LOGGERS = ("pydicom", "nibabel.global")
+_LOGGERS = ("pydicom", "nibabel.global", "PIL")
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from medfl.data.readers.dicom_header import MAX_PIXELS, check_start, decoding
+from medfl.data.readers.dicom_header import MAX_PIXELS, decoding, read_elements
 from medfl.data.readers.dicom_series import MAX_VOXELS, ImageSource, source_files
 from medfl.data.readers.images import file_kind, read_voxels, volume_grid
 from medfl.data.readers.pillow_images import FORMATS, read_pillow_image
@@ -91,11 +91,8 @@ def read_segmentation(path: Path) -> np.ndarray:
     Raises:
         DataError: If the file is no DICOM-SEG, is damaged, refers to several images, or `highdicom` is not installed.
     """
-    import pydicom
-
-    check_start(path)
+    head = read_elements(path, pixels=False)
     with decoding():
-        head = pydicom.dcmread(path, stop_before_pixels=True, force=True)
         kind = str(head.get("SOPClassUID", ""))
     if kind not in _SOP_CLASSES:
         raise DataError(
@@ -133,8 +130,8 @@ def read_volume_mask(
         image: File of the volume, or the files of its DICOM series.
         structures: Names of the structures to read, without the background. Structure n, from 1, has the number n. In
             DICOM files it is the segment or region of interest with this name, in any case of letters; a voxel in
-            several structures gets the last one. In other files the voxels hold the numbers. If empty, all structures
-            together have the number 1.
+            several structures gets the last one. In other files the voxels hold the numbers. If empty, there is one
+            structure: all segments or regions of a DICOM file, or the voxels that `one_structure` finds.
         resample: Whether a mask on another grid is resampled to the nearest voxel; otherwise it is refused.
 
     Returns:
@@ -156,11 +153,8 @@ def read_volume_mask(
     if file_kind(path) == "volume":
         voxels = read_voxels(path)
         return _place(Volume(_structure_numbers(voxels.values, structures), voxels.affine), grid, resample)
-    import pydicom
-
-    check_start(path)
+    head = read_elements(path, pixels=False)
     with decoding():
-        head = pydicom.dcmread(path, stop_before_pixels=True, force=True)
         kind = str(head.get("SOPClassUID", ""))
     if kind == _STRUCTURE_SET:
         return _read_structure_set(head, grid, structures, _frame_of_reference(image), resample)
@@ -173,6 +167,26 @@ def read_volume_mask(
     _check_segmentation(head, MAX_VOXELS)
     _check_frame_of_reference(str(head.get("FrameOfReferenceUID") or ""), _frame_of_reference(image))
     return _place(_read_segments(path, structures), grid, resample)
+
+
+def one_structure(values: np.ndarray) -> np.ndarray:
+    """Return 1 where a mask of one structure has a value other than 0, such as 255, uint8.
+
+    Raises:
+        DataError: If the mask has several values other than 0, or one that is not finite.
+    """
+    inside = values != 0
+    present = np.unique(values[inside])
+    if not np.isfinite(present).all():
+        raise DataError("not_finite", "the mask has values that are not finite (NaN or infinite). Replace them by 0.")
+    if len(present) > 1:
+        raise DataError(
+            "ambiguous_mask",
+            f"the mask holds {len(present)} values beside 0, expected one. Name the structures in the order of their "
+            "values with --structures, or save the mask without smooth edges, not as JPEG.",
+            count=len(present),
+        )
+    return inside.astype(np.uint8)
 
 
 def _check_segmentation(head: Dataset, maximum: int) -> None:
@@ -202,7 +216,7 @@ def _structure_numbers(values: np.ndarray, structures: Sequence[str]) -> np.ndar
         DataError: If a value is no structure number.
     """
     if not structures:
-        return (values != 0).astype(np.uint8)
+        return one_structure(values)
     wrong = ~((values >= 0) & (values <= len(structures)) & (values == np.floor(values)))
     if wrong.any():
         raise DataError(
@@ -348,7 +362,10 @@ def _contours(header: Dataset, number: int) -> Iterator[np.ndarray]:
             continue
         for contour in region.get("ContourSequence") or ():
             if str(contour.get("ContourGeometricType") or "") in _CLOSED_CONTOURS:
-                points = np.array([float(edge) for edge in contour.ContourData]).reshape(-1, 3)
+                data = contour.ContourData
+                if isinstance(data, bytes):  # long values are often stored without their type
+                    data = data.decode("ascii").split("\\")
+                points = np.array([float(edge) for edge in data]).reshape(-1, 3)
                 if not np.isfinite(points).all():
                     raise ValueError("not finite")
                 yield points * [-1, -1, 1]
@@ -387,13 +404,11 @@ def _fill(contours: Sequence[np.ndarray], grid: SpatialGrid, resample: bool) -> 
 
 def _frame_of_reference(image: ImageSource) -> str:
     """Return the UID of the coordinate system of a DICOM image; empty for other files."""
-    import pydicom
-
     first = source_files(image)[0]
     if file_kind(first) != "dicom":
         return ""
+    header = read_elements(first, pixels=False, tags=["FrameOfReferenceUID"])
     with decoding():
-        header = pydicom.dcmread(first, stop_before_pixels=True, force=True, specific_tags=["FrameOfReferenceUID"])
         return str(header.get("FrameOfReferenceUID") or "")
 
 

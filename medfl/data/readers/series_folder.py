@@ -18,13 +18,13 @@ from pathlib import Path
 
 import numpy as np
 
-from medfl.data.readers.dicom_header import check_start, damaged_file_error, decoding, is_dicom, unopenable_file_error
+from medfl.data.readers.dicom_header import damaged_file_error, decoding, is_dicom, read_elements, unopenable_file_error
 from medfl.data.readers.dicom_series import ImageSource, SeriesFiles, SlicePlane, plane_of, planes_of
 from medfl.data.readers.image_reading import SeriesChoice
 from medfl.errors import DataError
 
-UID_PATTERN = re.compile(r"[0-9]+(\.[0-9]+){3,}")
-"""Pattern of a DICOM identifier (UID) in a table."""
+UID_PATTERN = re.compile(r"[0-9]+(\.[0-9]+){2,}")
+"""Pattern of a DICOM identifier (UID) in a table; UIDs below ``2.25``, as ``medfl pacs`` writes them, have two dots."""
 
 MAX_LISTED = 12
 """Maximum number of series that an error message lists."""
@@ -121,7 +121,7 @@ def find_series(folder: Path) -> list[FoundSeries]:
         DataError: If a DICOM file is damaged or can't be opened, because a series could lack a slice.
     """
     by_series: dict[tuple[str, str], list[_SeriesFile]] = defaultdict(list)
-    for top, folders, names in os.walk(folder):
+    for top, folders, names in os.walk(folder, onerror=_refuse_folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
             file = None if name.startswith(".") else _series_file(Path(top, name))
@@ -178,25 +178,36 @@ def fits(series: FoundSeries, choice: SeriesChoice) -> bool:
     )
 
 
-def _series_file(path: Path) -> _SeriesFile | None:
-    """Return the series of a file; None if the file is no DICOM image."""
-    import pydicom
+def _refuse_folder(error: OSError) -> None:
+    """Raise the DataError for a folder that can't be opened."""
+    raise unopenable_file_error(error) from None
 
+
+def _series_file(path: Path) -> _SeriesFile | None:
+    """Return the series of a file; None if the file is no DICOM image.
+
+    Raises:
+        DataError: If the file can't be opened, or is damaged. A file without content, or that is no DICOM file, counts
+            as damaged if its name is that of a slice.
+    """
     try:
         if not path.is_file():
             return None
         with path.open("rb") as file:
-            if not is_dicom(file.read(132)):
-                return None
-        check_start(path)
-        with decoding():
-            header = pydicom.dcmread(path, stop_before_pixels=True, force=True, specific_tags=list(_TAGS))
-            modality = str(header.get("Modality") or "")
-            frames = int(header.get("NumberOfFrames") or 1)
-            media = str(header.file_meta.get("MediaStorageSOPClassUID") or "")
-            texts = [str(header.get(name) or "").strip() for name in _TAGS[:5]]
+            head = file.read(132)
     except OSError as error:
         raise unopenable_file_error(error) from None
+    if not is_dicom(head):
+        ending = path.suffix.lower()
+        if ending == ".dcm" or (not head and (not ending or ending[1:].isdigit())):
+            raise damaged_file_error(EOFError())
+        return None
+    header = read_elements(path, pixels=False, tags=_TAGS)
+    with decoding():
+        modality = str(header.get("Modality") or "")
+        frames = int(header.get("NumberOfFrames") or 1)
+        media = str(header.file_meta.get("MediaStorageSOPClassUID") or "")
+        texts = [str(header.get(name) or "").strip() for name in _TAGS[:5]]
     if modality in _OTHER_OBJECTS or media == _DICOMDIR:
         return None
     series, study, description, patient, accession = texts

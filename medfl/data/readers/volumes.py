@@ -25,6 +25,8 @@ from typing import Any
 import numpy as np
 
 from medfl.errors import DataError, SettingsError
+from medfl.utils.formats import size as bytes_text
+from medfl.utils.memory import available_memory
 
 SUFFIXES = (".nii", ".nii.gz")
 """File name suffixes of NIfTI files, in lower case."""
@@ -36,6 +38,10 @@ MAX_VOXELS = 1 << 26
 
 MAX_GZIP_RATIO = 1100
 """Upper bound of the compression ratio of a gzip file; deflate reaches 1032."""
+
+
+BYTES_PER_VOXEL = 12
+"""Memory that reading takes for each voxel: the stored value, and twice a value in float32."""
 
 
 _MIN_DETERMINANT = 1e-6
@@ -93,6 +99,26 @@ def voxel_edges(affine: np.ndarray) -> np.ndarray:
     """Return the edge lengths of a voxel in mm, shape (3,), from an affine (4, 4)."""
     edges: np.ndarray = np.linalg.norm(affine[:3, :3], axis=0)
     return edges
+
+
+def check_memory(voxels: int) -> None:
+    """Raise if a volume needs more memory than is left: a small compressed file can be a large volume.
+
+    Args:
+        voxels: Number of voxels.
+
+    Raises:
+        DataError: If the memory does not suffice.
+    """
+    needed, free = voxels * BYTES_PER_VOXEL, available_memory()
+    if free is not None and needed > free:
+        raise DataError(
+            "out_of_memory",
+            f"reading the volume needs about {bytes_text(needed)} of memory, {bytes_text(free)} are left. Crop or "
+            "downsample it, or read it on another machine.",
+            needed=needed,
+            free=free,
+        )
 
 
 @contextlib.contextmanager
@@ -155,14 +181,14 @@ def _affine(image: Any) -> np.ndarray:
             "missing_affine",
             "the NIfTI file does not state its position in space (qform_code and sform_code are 0). Set its affine.",
         )
-    if not np.isfinite(affine).all() or _is_flat(affine):
+    if not np.isfinite(affine).all() or is_flat(affine):
         raise DataError(
             "degenerate_affine", "the affine of the NIfTI file is degenerate: its axes do not span a space. Correct it."
         )
     return affine
 
 
-def _is_flat(affine: np.ndarray) -> bool:
+def is_flat(affine: np.ndarray) -> bool:
     """Return True if the three voxel axes are coplanar, or one of them has length 0."""
     edges = voxel_edges(affine)
     return bool(edges.min() <= 0 or abs(np.linalg.det(affine[:3, :3] / edges)) < _MIN_DETERMINANT)

@@ -31,10 +31,11 @@ from monai.transforms import (
 from monai.utils import MetaKeys, SpaceKeys
 
 from medfl.data.readers.dicom_series import ImageSource, SeriesFiles, source_files
+from medfl.data.readers.image_reading import parse_image_reading
 from medfl.data.readers.images import read_voxels, volume_grid
 from medfl.data.readers.itk_files import ITK_SUFFIXES
 from medfl.data.readers.segmentations import read_volume_mask
-from medfl.data.readers.series_folder import find_series
+from medfl.data.readers.series_folder import find_series, fits
 from medfl.data.readers.volumes import SUFFIXES
 from medfl.errors import DataError
 
@@ -173,18 +174,25 @@ def volume_transforms(
     return Compose([*frame.read(mask=False).transforms, frame.fit(mask=False)])
 
 
-def volume_files(folder: str | Path) -> list[dict[str, Any]]:
+def volume_files(folder: str | Path, image_reading: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
     """Return the volumes in a folder, at any depth, as cases for `volume_transforms`, in the order of their paths.
 
     Volumes are NIfTI, NRRD and MHA files, and DICOM series.
 
+    Args:
+        folder: Folder to search.
+        image_reading: Rule for reading images, from the data list of the training data. Only its conditions for DICOM
+            series are used: other series are passed over. None accepts every series.
+
     Raises:
         DataError: If there is none, or a DICOM file is damaged.
+        SettingsError: If the rule is invalid.
     """
     suffixes = (*SUFFIXES, *ITK_SUFFIXES)
     files = [path for path in Path(folder).rglob("*") if path.name.lower().endswith(suffixes)]
     sources: list[Any] = [str(path) for path in files if path.is_file() and not path.name.startswith(".")]
-    sources += [series.source() for series in find_series(Path(folder))]
+    choice = parse_image_reading(image_reading).series
+    sources += [series.source() for series in find_series(Path(folder)) if fits(series, choice)]
     if not sources:
         raise DataError(
             "no_images",

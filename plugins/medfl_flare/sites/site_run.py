@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from medfl.bundle.data_fit import check_harmonisation
 from medfl.contract import Capability, Model, PeerMessage, Request
 from medfl.data.partition_file import check_unchanged
 from medfl.data.pooled import countable_targets
@@ -146,6 +147,7 @@ class SiteRun:
         data = self._source.site(folder, self._opened.execution)
         check_targets(self.task.objective, {self.name: Splits(data.train, data.val, data.test)}, {})
         self._check_shape(data)
+        check_harmonisation(self._opened.folder, [data], self._opened.built.site_values)
         return data
 
     def _shared_test(self, folder: Path, allow_changes: Sequence[str]) -> Dataset | None:

@@ -81,6 +81,7 @@ def read_run_facts(run: RunRecord, site: str | None, registry: Registry) -> RunF
         leaks=() if summary is None else summary.leaks,
         best_round=None if summary is None else summary.best_round,
         server_scores=() if site is not None else _server_scores(data, run),
+        harmonisation=run.run.provenance.data.harmonisation,
         start="" if run.run.provenance.start is None else run.run.provenance.start.sentence,
     )
 

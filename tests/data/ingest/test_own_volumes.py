@@ -7,6 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 from image_makers import nifti, picture
 from own_cohort import SOME, prepare, prepared
 from refusals import refused
@@ -298,3 +299,56 @@ def test_volumes_of_several_spacings_with_masks_are_refused(contoured, tmp_path)
     spec = read_settings(FolderSpec, options | {"scale": "percentiles"}, where="the test")
     with refused(SettingsError, "incompatible_settings"):
         prepare_dataset(spec, tmp_path / "P", workers=1)
+
+
+BOX = (slice(3, 12), slice(4, 9), slice(2, 5))
+"""Columns, rows and slices of a box in a series."""
+
+
+def boxes_of(folder, shifts, value=255):
+    """Write a series for each shift, in voxels, with its shifted box as NIfTI mask ``N_mask``; return the table."""
+    for number, shift in enumerate(shifts):
+        paths = sorted(write_series(folder / str(number), HU[number]).iterdir())
+        mask = np.zeros((16, 16, 8), np.uint8)
+        mask[tuple(slice(edge.start + step, edge.stop + step) for edge, step in zip(BOX, shift, strict=True))] = value
+        nifti(folder / f"{number}_mask.nii.gz", mask, read_series(paths).geometry.affine)
+    return write_table(folder.parent / "t.csv", [(str(number),) for number in range(len(shifts))], ("file",))
+
+
+def test_sizes_and_distances_of_prepared_masks_are_in_millimetres(tmp_path):
+    shifts = [(0, 0, 0), (2, 0, 0), (0, 0, 1)]
+    table = boxes_of(tmp_path / "images", shifts)
+    options = {"images": tmp_path / "images", "table": table, "image_column": "file", "mask_suffix": "_mask"}
+    spec = read_settings(FolderSpec, options | {"size": (16, 16, 8), "window": "lung"}, where="the test")
+    prepare_dataset(spec, tmp_path / "P", workers=1)
+    goal, masks = read_datalist(tmp_path / "P").goal, torch.from_numpy(np.load(tmp_path / "P" / "masks.npy"))
+    assert goal.size_unit == "mm³"
+    sizes = goal.scoring_targets(masks[:, None].long())
+    assert (sizes / 1000).tolist() == [[pytest.approx((9 * 0.75) * (5 * 0.5) * (3 * 2.0) / 1000)]] * 3  # millilitres
+    outputs = torch.nn.functional.one_hot(masks[:1].long(), 2).movedim(-1, 1).float()
+    for row, distance in ((0, 0.0), (1, 2 * 0.75), (2, 2.0)):
+        scores = goal.scoring_inputs(outputs, masks[row : row + 1, None].long(), ["hd95"])
+        assert scores[0, goal.columns(["hd95"]).index("hd95_1")] == pytest.approx(distance)
+
+
+def test_several_values_without_names_are_refused(tmp_path):
+    table = boxes_of(tmp_path / "images", [(0, 0, 0), (0, 0, 0)])
+    path = tmp_path / "images" / "1_mask.nii.gz"
+    values = np.zeros((16, 16, 8), np.uint8)
+    values[BOX], values[0, 0, 0] = 1, 2
+    nifti(path, values, read_series(sorted((tmp_path / "images" / "1").iterdir())).geometry.affine)
+    options = {"images": tmp_path / "images", "table": table, "image_column": "file", "mask_suffix": "_mask"}
+    spec = read_settings(FolderSpec, options | {"size": (16, 16, 8)}, where="the test")
+    with refused(DataError, "unreadable_image", count=1, total=2) as error:
+        prepare_dataset(spec, tmp_path / "P", workers=1)
+    assert "the mask holds 2 values beside 0" in str(error.value)
+
+
+def test_identifiers_below_2_25_have_two_dots(tmp_path):
+    for number in range(4):
+        write_series(
+            tmp_path / "images", HU[number], names=f"{number}-{{}}", SeriesInstanceUID=f"2.25.{10**30 + number}"
+        )
+    table = table_of(tmp_path / "t.csv", [f"2.25.{10**30 + number}" for number in range(4)])
+    images, _ = prepared((tmp_path / "images", table), tmp_path / "P", size=(16, 16, 8), window="lung")
+    np.testing.assert_allclose(images, [lung(values) for values in HU], atol=1e-6)

@@ -223,8 +223,8 @@ BAD = {
     ),
     "packed": (
         lambda folder: dicom(folder / "a", TWELVE, syntax=MPEG2MPML),
-        "missing_package",
-        {"extra": "dicom", "compression": MPEG2MPML.name},
+        "unsupported_compression",
+        {"name": MPEG2MPML.name},
     ),
     "4-D": (lambda folder: nifti(folder / "a.nii", np.zeros((2, 2, 2, 5))), "wrong_shape", {"found": [2, 2, 2, 5]}),
     "2-D NIfTI": (lambda folder: nifti(folder / "a.nii", np.zeros((2, 2))), "wrong_shape", {"found": [2, 2]}),

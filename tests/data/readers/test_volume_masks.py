@@ -58,7 +58,12 @@ def test_a_mask_with_the_axes_of_its_image_or_others_lands_on_the_same_voxels(tm
     turned = np.array([[values[15 - j, i] for j in range(16)] for i in range(16)])
     same = read_volume_mask(nifti(tmp_path / "turned.nii", turned, affine @ turn), image, ("liver", "tumour"))
     np.testing.assert_array_equal(same, mask)
-    np.testing.assert_array_equal(read_volume_mask(tmp_path / "turned.nii", image), mask > 0)
+    binary = nifti(tmp_path / "binary.nii", (turned > 0).astype(np.uint8) * np.uint8(255), affine @ turn)
+    np.testing.assert_array_equal(read_volume_mask(binary, image), mask > 0)
+    with refused(DataError, "ambiguous_mask", count=2):
+        read_volume_mask(tmp_path / "turned.nii", image)
+    with refused(DataError, "not_finite"):
+        read_volume_mask(nifti(tmp_path / "nan.nii", np.where(turned > 0, np.nan, 0), affine @ turn), image)
 
 
 def test_a_mask_may_cover_a_part_of_its_image_but_not_reach_beyond(tmp_path):
@@ -84,11 +89,10 @@ def test_a_mask_on_another_grid_is_refused_or_resampled_to_the_nearest_voxel(tmp
     shifted = affine.copy()
     shifted[0, 3] += 0.2
     with refused(DataError, "misaligned_mask"):
-        read_volume_mask(nifti(tmp_path / "shifted.nii", values, shifted), image)
+        read_volume_mask(nifti(tmp_path / "shifted.nii", values, shifted), image, ("a", "b"))
     shifted[0, 3] = affine[0, 3] + 0.02  # rounding of positions
-    np.testing.assert_array_equal(
-        read_volume_mask(nifti(tmp_path / "r.nii", values, shifted), image), canonical(MASK) > 0
-    )
+    near = read_volume_mask(nifti(tmp_path / "r.nii", values, shifted), image, ("a", "b"))
+    np.testing.assert_array_equal(near, canonical(MASK))
 
 
 def test_voxels_that_hold_no_structure_are_refused(tmp_path):

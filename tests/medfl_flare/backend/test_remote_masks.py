@@ -28,6 +28,7 @@ from medfl_flare.offered_bundle import open_offer
 from medfl_report.evaluation.evaluate import evaluate_sites
 
 FACTS = {"channels": 3, "spacing": [1.0, 1.0, 1.0], "window": None, "in_channels": 1, "size": [12, 12, 12]}
+FACTS |= {"image_reading": None}
 
 
 @pytest.fixture(scope="module")

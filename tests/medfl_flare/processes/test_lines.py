@@ -50,7 +50,7 @@ class Running:
             self.behind(port)
             kits.start(self.kits[SITE], restart=False, patience=300)
             try:
-                facts = {"num_classes": 4, "in_channels": 3, "size": 28, "spatial_dims": 2}
+                facts = {"num_classes": 4, "in_channels": 3, "size": 28, "spatial_dims": 2, "image_reading": None}
                 settings = {"method": "fedavg", "rounds": 1, "steps": 2}
                 offer = make_offer(shipped_bundles()[BUNDLE], settings | facts, name, [SITE], 600)
                 out = self.root / "out" / name

@@ -1,0 +1,1 @@
+"""Harmonisation of images: match the grey values of each image to a template that all sites share."""
