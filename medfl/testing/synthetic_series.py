@@ -112,17 +112,25 @@ def write_hospitals(folder: Path, patients: int = 24) -> None:
 
 
 def draw_chest(patient: SyntheticPatient) -> np.ndarray:
-    """Return the CT of a patient in Hounsfield units, (slices, rows, columns), from feet to head, int16."""
+    """Return the CT of a patient in Hounsfield units, (slices, rows, columns), from feet to head, int16.
+
+    Sizes and positions are shares of half the edge of the volume.
+    """
     random = _random(patient.patient_id, "anatomy")
     slices = patient.scanner.slices
     z, y, x = np.meshgrid(
         np.linspace(-1, 1, slices), np.linspace(-1, 1, EDGE_PIXELS), np.linspace(-1, 1, EDGE_PIXELS), indexing="ij"
     )
-    width, depth = random.uniform(0.8, 0.9), random.uniform(0.65, 0.75)
-    chest = np.where((x / width) ** 2 + (y / depth) ** 2 < 1, 40.0, -1000.0)
+    x, y, z = x + random.uniform(-0.06, 0.06), y + random.uniform(-0.1, 0.1), z + random.uniform(-0.1, 0.1)
+    width, depth = random.uniform(0.78, 0.92), random.uniform(0.6, 0.8)
+    chest = np.where((x / width) ** 2 + (y / depth) ** 2 < 1, random.uniform(20, 60), -1000.0)
     for side in (-1, 1):
-        lung = ((x - side * 0.4) / 0.3) ** 2 + (y / 0.5) ** 2 + (z / 0.95) ** 2 < 1
-        chest[lung] = random.uniform(-870, -830)
+        radii = random.uniform([0.27, 0.42, 0.8], [0.34, 0.54, 1.1])
+        lung = ((x - side * 0.4) / radii[0]) ** 2 + (y / radii[1]) ** 2 + (z / radii[2]) ** 2 < 1
+        chest[lung] = random.uniform(-890, -800)
+    chest[x**2 + ((y - depth + 0.15) / 1.2) ** 2 < 0.1**2] = 400.0  # spine
+    heart = random.uniform([0.05, -0.25, -0.5], [0.15, -0.15, -0.2])
+    chest[(x - heart[0]) ** 2 + (y - heart[1]) ** 2 + (z - heart[2]) ** 2 < random.uniform(0.2, 0.3) ** 2] = 50.0
     place = np.array([random.choice([-0.4, 0.4]), random.uniform(-0.2, 0.2), random.uniform(-0.4, 0.4)])
     if patient.has_nodule:
         distance = (x - place[0]) ** 2 + (y - place[1]) ** 2 + (z - place[2]) ** 2

@@ -92,17 +92,10 @@ class FolderSpec(ImageSpec):
     its own range, ignoring padding, or by --window or --scale. The aspect ratio is not preserved. With --crop-breast,
     --align or --voi, mammograms are read as by medfl prep cbis_ddsm, for training and for inference.
 
-<<<<<<< HEAD
     A cell of the image column may name the folder of a DICOM series, or its SeriesInstanceUID, StudyInstanceUID,
     AccessionNumber or PatientID, so that no file needs a new name; the slices then become a volume. With several series
     in a folder or study, choose one with --plane, --series-modality and --series-description, for example --plane axial
-    --window lung --size 96x96x32.
-=======
-    A cell of the image column may name the folder of a DICOM series, or its SeriesInstanceUID or StudyInstanceUID; the
-    slices then become a volume. With several series in a folder or study, choose one with --plane, --series-modality
-    and --series-description, for example --plane axial --window lung --size 96x96x32. Volumes with masks are not
-    resized: they keep their spacing and are padded to --size.
->>>>>>> main
+    --window lung --size 96x96x32. Volumes with masks are not resized: they keep their spacing and are padded to --size.
 
     Example: medfl prep folder images --table labels.csv --image-column file --target class:diagnosis --group-column
     patient --site-column hospital --size 64 --out data/own
