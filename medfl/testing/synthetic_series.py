@@ -132,9 +132,9 @@ def draw_chest(patient: SyntheticPatient) -> np.ndarray:
     heart = random.uniform([0.05, -0.25, -0.5], [0.15, -0.15, -0.2])
     chest[(x - heart[0]) ** 2 + (y - heart[1]) ** 2 + (z - heart[2]) ** 2 < random.uniform(0.2, 0.3) ** 2] = 50.0
     place = np.array([random.choice([-0.4, 0.4]), random.uniform(-0.2, 0.2), random.uniform(-0.4, 0.4)])
+    radius, density = random.uniform(0.26, 0.32), random.uniform(40, 80)
     if patient.has_nodule:
-        distance = (x - place[0]) ** 2 + (y - place[1]) ** 2 + (z - place[2]) ** 2
-        chest[distance < random.uniform(0.26, 0.32) ** 2] = random.uniform(40, 80)
+        chest[(x - place[0]) ** 2 + (y - place[1]) ** 2 + (z - place[2]) ** 2 < radius**2] = density
     return (chest + random.normal(0, patient.scanner.noise, chest.shape)).astype(np.int16)
 
 

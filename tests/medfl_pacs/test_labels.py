@@ -10,6 +10,7 @@ from dicomweb_server import DicomwebServer, serving_dicomweb
 from pacs_images import Place, content_of, plain_instance
 from refusals import refused
 
+from medfl.data.readers.series_folder import find_series
 from medfl.data.table import read_table
 from medfl.errors import DataError
 
@@ -109,3 +110,14 @@ def test_options_that_do_not_fit(medfl, store: Path):
     status, _, err = label(medfl, store, *words, "--key", store.parent / "other")
     assert (status, "--key" in err, (store.parent / "other").exists()) == (2, True, False)
     assert not (store / "labels.csv").exists()
+
+
+def test_a_series_that_waits_for_a_review_is_not_found_by_its_names(store: Path):
+    table = rows(store / "images.csv")
+    assert len(find_series(store.parent)) == len(table) == 5
+    waiting = store / "quarantine" / table[0]["study"]
+    waiting.parent.mkdir()
+    (store / table[0]["folder"]).parent.rename(waiting)
+    left = {item.study for item in find_series(store.parent)}
+    assert left == {row["study"] for row in table} - {table[0]["study"]}
+    assert {item.study for item in find_series(waiting)} == {table[0]["study"]}, "a person may look at it"

@@ -26,6 +26,9 @@ from medfl.errors import DataError
 UID_PATTERN = re.compile(r"[0-9]+(\.[0-9]+){2,}")
 """Pattern of a DICOM identifier (UID) in a table; UIDs below ``2.25``, as ``medfl pacs`` writes them, have two dots."""
 
+STORE_FILES, UNREVIEWED_FOLDERS = frozenset({"store.json", "journal.jsonl"}), ("quarantine", "incoming")
+"""Files of a store of ``medfl pacs``, and its folders whose series must not enter a data set."""
+
 MAX_LISTED = 12
 """Maximum number of series that an error message lists."""
 
@@ -115,14 +118,16 @@ def find_series(folder: Path) -> list[FoundSeries]:
     """Return the DICOM series in a folder, at any depth, in the order of their first files.
 
     Args:
-        folder: Folder to search. Hidden files and links to folders are passed over.
+        folder: Folder to search. Hidden files and links to folders are passed over, and in a store of ``medfl pacs``
+            the series that wait for a review or are incomplete.
 
     Raises:
         DataError: If a DICOM file is damaged or can't be opened, because a series could lack a slice.
     """
     by_series: dict[tuple[str, str], list[_SeriesFile]] = defaultdict(list)
     for top, folders, names in os.walk(folder, onerror=_refuse_folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        unusable = UNREVIEWED_FOLDERS if STORE_FILES.issubset(names) else ()
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in unusable)
         for name in sorted(names):
             file = None if name.startswith(".") else _series_file(Path(top, name))
             if file is not None:
