@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from dicomweb_server import FolderServer, serving_dicomweb
 from feature_commands import skip_without_commands_of
+from orthanc import is_orthanc_installed
 from warm import warm_commands
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -30,6 +34,9 @@ def shell(commands: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     """Yield an empty folder, and put the commands in front of ``PATH``; stop all programs of a page at the end."""
     monkeypatch.setenv("PATH", f"{commands}{os.pathsep}{os.environ['PATH']}")
     yield tmp_path
+    if (tmp_path / "orthanc.pid").exists():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int((tmp_path / "orthanc.pid").read_text()), signal.SIGTERM)
     for kit in sorted(tmp_path.glob("kits/*/local")):
         subprocess.run(["medfl", "federate", "stop", str(kit.parent)], capture_output=True, check=False)
 
@@ -40,10 +47,10 @@ def pattern(text: str) -> str:
     return "".join(r"(?:.*\n)*?" if line == ["", ""] else ".*".join(map(re.escape, line)) + r"[ ]*\n" for line in lines)
 
 
-def perform(page: Path, folder: Path) -> None:
+def perform(page: Path, folder: Path, blocks: list[tuple[str, str]] | None = None) -> None:
     """Do what a reader does, block by block; blocks of ``bash`` are about the reader's own repository."""
     printed = ""
-    for number, (language, block) in enumerate(FENCED.findall(page.read_text(encoding="utf-8"))):
+    for number, (language, block) in enumerate(blocks or FENCED.findall(page.read_text(encoding="utf-8"))):
         if language == "bash":
             continue
         if language == "text":
@@ -62,8 +69,29 @@ def perform(page: Path, folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
 def test_a_tutorial_runs_unchanged(page: Path, shell: Path) -> None:
-    skip_without_commands_of(page.read_text(encoding="utf-8"))
+    text = page.read_text(encoding="utf-8")
+    skip_without_commands_of(text)
+    if "Orthanc" in text and not is_orthanc_installed():
+        pytest.skip("Orthanc with its DICOMweb plugin is not installed (apt-get install orthanc orthanc-dicomweb)")
     perform(page, shell)
+
+
+PACS_URL = "http://127.0.0.1:18042/dicom-web"
+"""Address of Orthanc on its page."""
+
+
+@pytest.mark.slow
+def test_the_page_about_the_pacs_runs_with_another_pacs(shell: Path) -> None:
+    if is_orthanc_installed() and "MEDFL_WITHOUT_ORTHANC" not in os.environ:
+        pytest.skip("the page runs with Orthanc; MEDFL_WITHOUT_ORTHANC=1 runs it with the small server, too")
+    page = DOCS / "tutorials" / "from_the_pacs.md"
+    skip_without_commands_of(page.read_text(encoding="utf-8"))
+    for package in ("dicomweb_client", "dicomanonymizer"):
+        pytest.importorskip(package, reason=f"needs {package}, from the extra pacs")
+    blocks = [block for block in FENCED.findall(page.read_text(encoding="utf-8")) if "orthanc.pid" not in block[1]]
+    perform(page, shell, blocks[:1])
+    with serving_dicomweb(FolderServer.of_files(shell / "clinic")) as server:
+        perform(page, shell, [(language, block.replace(PACS_URL, server.url)) for language, block in blocks[1:]])
 
 
 @pytest.mark.parametrize(

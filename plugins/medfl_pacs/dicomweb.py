@@ -225,7 +225,15 @@ def _new_session(credentials: Credentials) -> Any:
     """Return an HTTP session that authenticates."""
     import requests
 
-    session = requests.Session()
+    class Session(requests.Session):
+        """Session that sends the wildcards of a query as they are. Orthanc 1.10 takes ``%2A`` literally."""
+
+        def prepare_request(self, request: requests.Request) -> requests.PreparedRequest:
+            prepared = super().prepare_request(request)
+            prepared.url = str(prepared.url).replace("%2A", "*").replace("%3F", "?")
+            return prepared
+
+    session = Session()
     session.trust_env = False  # a ~/.netrc would replace the credentials
     if credentials.token_file is not None and credentials.user is not None:
         raise SettingsError("two_credentials", "Expected --token-file or --user, got both. Give one of them.")

@@ -9,13 +9,27 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Self
 from urllib.parse import parse_qs, urlsplit
 
+import pydicom
 from pacs_images import Place
 from pydicom.uid import CTImageStorage
 
 BOUNDARY = "frontier"
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """UIDs of a file, and the ID of its patient."""
+
+    patient_id: str
+    study_uid: str
+    series_uid: str
+    instance_uid: str
 
 
 @dataclass
@@ -26,12 +40,13 @@ class DicomwebServer:
     for the ordinary answer; the body of a status 200 is sent as it is.
     """
 
-    contents: Mapping[Place, bytes]
+    contents: Mapping[Place | StoredFile, bytes]
     authorization: str | None = None
     answer: Callable[[str], tuple[int, bytes] | None] = lambda path: None
     pages: bool = True
     class_uid: str = CTImageStorage
     url: str = ""
+    see_request: Callable[[str], object] = lambda line: None
     retrieved: Counter[str] = field(default_factory=Counter)
     queries: list[dict[str, list[str]]] = field(default_factory=list)
 
@@ -55,11 +70,34 @@ class DicomwebServer:
         return list(rows.values())
 
 
+class FolderServer(DicomwebServer):
+    """A server of the files in a folder. It searches studies by PatientID, also with wildcards."""
+
+    @classmethod
+    def of_files(cls, folder: Path) -> Self:
+        contents = {}
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and path.suffix != ".csv":
+                header = pydicom.dcmread(path, stop_before_pixels=True)
+                names = ("PatientID", "StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID")
+                contents[StoredFile(*(str(header[name].value) for name in names))] = path.read_bytes()
+        return cls(contents)
+
+    def search(self, parts: list[str]) -> list[dict]:
+        pattern = self.queries[-1].get("PatientID", ["*"])[0]
+        rows = super().search(parts)
+        if len(parts) > 1:
+            return rows
+        fitting = {file.study_uid for file in self.contents if fnmatchcase(file.patient_id, pattern)}
+        return [row for row in rows if row["0020000D"]["Value"][0] in fitting]
+
+
 @contextlib.contextmanager
 def serving_dicomweb(server: DicomwebServer, tls: ssl.SSLContext | None = None) -> Iterator[DicomwebServer]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             address = urlsplit(self.path)
+            server.see_request(self.path)
             if server.authorization and self.headers.get("Authorization") != server.authorization:
                 self.send_error(401)
                 return

@@ -53,11 +53,18 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
+def is_orthanc_installed() -> bool:
+    return os.access(_program(), os.X_OK) and PLUGIN.exists()
+
+
+def _program() -> str:
+    return shutil.which("Orthanc") or "/usr/sbin/Orthanc"
+
+
 @contextlib.contextmanager
 def running_orthanc(folder: Path) -> Iterator[Orthanc]:
     """Start Orthanc, or skip the test with a reason."""
-    program = shutil.which("Orthanc") or "/usr/sbin/Orthanc"
-    if not os.access(program, os.X_OK) or not PLUGIN.exists():
+    if not is_orthanc_installed():
         pytest.skip("Orthanc with its DICOMweb plugin is not installed (apt-get install orthanc orthanc-dicomweb)")
     server = Orthanc(free_port(), free_port(), free_port(), "reader", "a secret password")
     allow = {"AllowEcho": True, "AllowFind": True, "AllowGet": True, "AllowMove": True, "AllowStore": True}
@@ -80,7 +87,7 @@ def running_orthanc(folder: Path) -> Iterator[Orthanc]:
     path = folder / "orthanc.json"
     path.write_text(json.dumps(settings))
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen([program, str(path)], stdout=log, stderr=log)
+        process = subprocess.Popen([_program(), str(path)], stdout=log, stderr=log)
         try:
             _wait(server, process, folder / "log")
             yield server

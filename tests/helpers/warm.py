@@ -81,12 +81,21 @@ def serve(address: str) -> dict[str, Any] | None:
                     for number, file in enumerate(files):
                         os.dup2(file, number)
                         os.close(file)
+                    _renew_streams()
                     return job
                 for file in files:
                     os.close(file)
                 _, status = os.waitpid(child, 0)
                 client.sendall(str(os.waitstatus_to_exitcode(status)).encode())
     return None
+
+
+def _renew_streams() -> None:
+    """Open the standard streams again, since the new files may not be seekable."""
+    sys.stdin, sys.stdout, sys.stderr = (
+        open(number, mode, buffering=1, closefd=False)  # noqa: SIM115
+        for number, mode in enumerate("rww")
+    )
 
 
 def _receive(client: socket.socket) -> tuple[dict[str, Any], list[int]]:

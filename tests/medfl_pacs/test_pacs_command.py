@@ -58,6 +58,16 @@ def test_images_are_retrieved_once(fetch, server: DicomwebServer, tmp_path: Path
     assert set(server.retrieved.values()) == {1}
 
 
+def test_wildcards_are_sent_as_they_are(fetch, server: DicomwebServer, monkeypatch: pytest.MonkeyPatch):
+    lines: list[str] = []
+    monkeypatch.setattr(server, "answer", lambda path: (200, b"[]"))
+    monkeypatch.setattr(server, "see_request", lines.append)
+    status, out, _ = fetch(server.url, query="PatientID=N-*?")
+    assert (status, "no series fits the search keys" in out) == (0, True)
+    assert lines
+    assert all("PatientID=N-*?" in line for line in lines)
+
+
 def test_secrets_stay_outside_of_the_store_and_the_logs(fetch, tmp_path: Path):
     with serving_dicomweb(DicomwebServer({Place(): content_of(secret_instance())})) as server:
         assert fetch(server.url)[0] == 0
@@ -227,6 +237,6 @@ def test_dimse_without_a_pacs(medfl, tmp_path: Path):
 
 
 def test_each_command_has_an_example(medfl):
-    for name in ("dicomweb", "dimse", "review"):
+    for name in ("dicomweb", "dimse", "review", "labels"):
         status, out, _ = medfl("pacs", name, "--help")
         assert (status, f"medfl pacs {name}" in out.partition("Example")[2]) == (0, True)

@@ -92,10 +92,10 @@ class FolderSpec(ImageSpec):
     its own range, ignoring padding, or by --window or --scale. The aspect ratio is not preserved. With --crop-breast,
     --align or --voi, mammograms are read as by medfl prep cbis_ddsm, for training and for inference.
 
-    A cell of the image column may name the folder of a DICOM series, or its SeriesInstanceUID or StudyInstanceUID; the
-    slices then become a volume. With several series in a folder or study, choose one with --plane, --series-modality
-    and --series-description, for example --plane axial --window lung --size 96x96x32. Volumes with masks are not
-    resized: they keep their spacing and are padded to --size.
+    A cell of the image column may name the folder of a DICOM series, or its SeriesInstanceUID, StudyInstanceUID,
+    AccessionNumber or PatientID, so that no file needs a new name; the slices then become a volume. With several series
+    in a folder or study, choose one with --plane, --series-modality and --series-description, for example --plane axial
+    --window lung --size 96x96x32. Volumes with masks are not resized: they keep their spacing and are padded to --size.
 
     Example: medfl prep folder images --table labels.csv --image-column file --target class:diagnosis --group-column
     patient --site-column hospital --size 64 --out data/own
@@ -115,7 +115,8 @@ class FolderSpec(ImageSpec):
     table: Path
     """CSV or TSV file with one row for each image."""
     image_column: str
-    """Column with the path of the file, or of the folder of a DICOM series, relative to IMAGES, or with its UID."""
+    """Column with the path of the file or of a DICOM series' folder, relative to IMAGES, or with a UID, AccessionNumber
+    or PatientID."""
     size: Annotated[tuple[int, ...], BeforeValidator(read_edges), PlainSerializer(_serialize_size)]
     """Size of the images in the array: 224, 224x160 (HxW) or 64x64x32 (DxHxW)."""
     target: str | None = None

@@ -21,8 +21,8 @@ from medfl.errors import DataError
 class ImageFolder:
     """Image files of a folder, found by their relative path with or without file extension.
 
-    A DICOM series is found by the relative path of the folder of its slices, or by its SeriesInstanceUID or
-    StudyInstanceUID, wherever its files are.
+    A DICOM series is found by the relative path of the folder of its slices, or by its SeriesInstanceUID,
+    StudyInstanceUID, AccessionNumber or PatientID, wherever its files are.
 
     Args:
         path: Path of the folder.
@@ -50,7 +50,7 @@ class ImageFolder:
 
         Args:
             names: Paths relative to the folder, or absolute paths inside it; the file extension may be omitted. A path
-                of a folder, and a UID, stands for a DICOM series.
+                of a folder, a UID, an accession number and a patient ID stand for a DICOM series.
             numbers: Table row of each name, for messages.
 
         Returns:
@@ -95,11 +95,13 @@ class ImageFolder:
         try:
             if os.path.isdir(path):  # noqa: PTH112
                 return find_series(path)
-            if not UID_PATTERN.fullmatch(name):
-                return None
-            return [series for series in self._series if name in (series.uid, series.study)] or None
         except DataError as error:
             return error
+        if self._similar_files(path) and not UID_PATTERN.fullmatch(name):
+            return None
+        if isinstance(self._series, DataError):
+            return self._series
+        return [series for series in self._series if series.has_name(name)] or None
 
     def _chosen(self, candidates: list[FoundSeries] | DataError) -> ImageSource | DataError:
         """Return the series that fulfils the conditions, or the reason why there is not exactly one."""
@@ -111,9 +113,12 @@ class ImageFolder:
             return error
 
     @cached_property
-    def _series(self) -> list[FoundSeries]:
-        """All DICOM series of the folder."""
-        return find_series(self.path)
+    def _series(self) -> list[FoundSeries] | DataError:
+        """All DICOM series of the folder, or the reason why they can't be read."""
+        try:
+            return find_series(self.path)
+        except DataError as error:
+            return error
 
     def _similar_files(self, path: Path) -> list[Path]:
         """Return the image files whose path is the given one, but for the extension or the form of accented letters.
@@ -143,8 +148,8 @@ class ImageFolder:
                 "missing_image",
                 f"{len(missing)} of {len(matches)} images are not in the folder {self.path}: {row_list(missing)}. The "
                 "image column must hold paths relative to the folder, of files or of folders with the slices of a "
-                "DICOM series, or a SeriesInstanceUID or StudyInstanceUID; an ending may be left out if it is one of "
-                f"{', '.join(IMAGE_SUFFIXES)}.",
+                "DICOM series, or a SeriesInstanceUID, StudyInstanceUID, AccessionNumber or PatientID; an ending may "
+                f"be left out if it is one of {', '.join(IMAGE_SUFFIXES)}.",
                 path=self.path,
                 rows=missing,
                 total=len(matches),

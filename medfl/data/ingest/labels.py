@@ -56,6 +56,8 @@ class TableColumns:
 
     def __post_init__(self) -> None:
         named = Counter(self.all())
+        if self.image is not None and self.image == self.group:
+            named[self.image] -= 1  # the PatientID of a DICOM series is the image and the patient
         duplicates = [column for column, count in named.items() if count > 1]
         if duplicates:
             listed = ", ".join(f"'{column}'" for column in duplicates)

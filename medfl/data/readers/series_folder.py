@@ -26,6 +26,9 @@ from medfl.errors import DataError
 UID_PATTERN = re.compile(r"[0-9]+(\.[0-9]+){2,}")
 """Pattern of a DICOM identifier (UID) in a table; UIDs below ``2.25``, as ``medfl pacs`` writes them, have two dots."""
 
+STORE_FILES, UNREVIEWED_FOLDERS = frozenset({"store.json", "journal.jsonl"}), ("quarantine", "incoming")
+"""Files of a store of ``medfl pacs``, and its folders whose series must not enter a data set."""
+
 MAX_LISTED = 12
 """Maximum number of series that an error message lists."""
 
@@ -39,6 +42,8 @@ _TAGS = (
     "SeriesInstanceUID",
     "StudyInstanceUID",
     "SeriesDescription",
+    "PatientID",
+    "AccessionNumber",
     "Modality",
     "Rows",
     "Columns",
@@ -60,6 +65,8 @@ class FoundSeries:
         paths: Files in the order of their names.
         uid: SeriesInstanceUID, or empty.
         study: StudyInstanceUID, or empty.
+        patient: PatientID, or empty. It must not be shown.
+        accession: AccessionNumber, or empty. It must not be shown.
         modality: Modality, or ``unknown``.
         plane: Plane of the slices, ``mixed``, or ``unknown`` if the files do not state it.
         slices: Number of slices.
@@ -70,11 +77,17 @@ class FoundSeries:
     paths: tuple[Path, ...]
     uid: str = field(repr=False)
     study: str = field(repr=False)
+    patient: str = field(repr=False)
+    accession: str = field(repr=False)
     modality: str
     plane: str
     slices: int
     spacing: tuple[float, float, float] | None
     description: str = field(repr=False)
+
+    def has_name(self, name: str) -> bool:
+        """Return True if a cell of a table names the series, its study or its patient."""
+        return bool(name) and name in (self.uid, self.study, self.accession, self.patient)
 
     def source(self) -> ImageSource:
         """Return the source of the series' image: its file if there is one, otherwise its files."""
@@ -95,6 +108,8 @@ class _SeriesFile:
     study: str
     modality: str
     description: str
+    patient: str
+    accession: str
     planes: tuple[SlicePlane, ...] | None
     frames: int
 
@@ -103,14 +118,16 @@ def find_series(folder: Path) -> list[FoundSeries]:
     """Return the DICOM series in a folder, at any depth, in the order of their first files.
 
     Args:
-        folder: Folder to search. Hidden files and links to folders are passed over.
+        folder: Folder to search. Hidden files and links to folders are passed over, and in a store of ``medfl pacs``
+            the series that wait for a review or are incomplete.
 
     Raises:
         DataError: If a DICOM file is damaged or can't be opened, because a series could lack a slice.
     """
     by_series: dict[tuple[str, str], list[_SeriesFile]] = defaultdict(list)
     for top, folders, names in os.walk(folder, onerror=_refuse_folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        unusable = UNREVIEWED_FOLDERS if STORE_FILES.issubset(names) else ()
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in unusable)
         for name in sorted(names):
             file = None if name.startswith(".") else _series_file(Path(top, name))
             if file is not None:
@@ -146,7 +163,7 @@ def choose_series(series: Sequence[FoundSeries], choice: SeriesChoice) -> FoundS
         raise DataError(
             "ambiguous_series",
             f"expected one DICOM series, {len(fitting)} fit ({listed}{more}). Choose with --plane, --series-modality "
-            "or --series-description, or name the folder or SeriesInstanceUID of one series",
+            "or --series-description, or name the folder, AccessionNumber or SeriesInstanceUID of one series",
             count=len(fitting),
             candidates=[candidate.describe() for candidate in shown],
         )
@@ -195,9 +212,10 @@ def _series_file(path: Path) -> _SeriesFile | None:
         modality = str(header.get("Modality") or "")
         frames = int(header.get("NumberOfFrames") or 1)
         media = str(header.file_meta.get("MediaStorageSOPClassUID") or "")
-        series, study, description = (str(header.get(name) or "") for name in _TAGS[:3])
+        texts = [str(header.get(name) or "").strip() for name in _TAGS[:5]]
     if modality in _OTHER_OBJECTS or media == _DICOMDIR:
         return None
+    series, study, description, patient, accession = texts
     if "Rows" not in header and not series:
         raise damaged_file_error(EOFError())
     if "Rows" not in header:
@@ -208,7 +226,7 @@ def _series_file(path: Path) -> _SeriesFile | None:
         except DataError:
             planes = None
     shown = modality if re.fullmatch("[A-Z]{2,4}", modality) else "unknown"
-    return _SeriesFile(path, series, study, shown, description, planes, frames)
+    return _SeriesFile(path, series, study, shown, description, patient, accession, planes, frames)
 
 
 def _found_series(files: Sequence[_SeriesFile]) -> FoundSeries:
@@ -220,6 +238,8 @@ def _found_series(files: Sequence[_SeriesFile]) -> FoundSeries:
         paths=tuple(file.path for file in files),
         uid=first.series,
         study=first.study,
+        patient=first.patient,
+        accession=first.accession,
         modality=first.modality,
         plane=next(iter(names)) if len(names) == 1 else "mixed",
         slices=sum(file.frames for file in files),

@@ -1,7 +1,9 @@
-"""Commands ``medfl pacs``: retrieve images from a PACS into a pseudonymised store, and review suspicious images."""
+"""Commands ``medfl pacs``: retrieve images into a pseudonymised store, review suspicious images, and add labels."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +13,7 @@ import typer
 from medfl_pacs.pseudonyms import DEFAULT_KEY
 
 if TYPE_CHECKING:
+    from medfl_pacs.image_store import ImageStore
     from medfl_pacs.pacs_source import PacsSource
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
@@ -178,24 +181,111 @@ def review(
 
     Example: medfl pacs review store
     """
+    from medfl_pacs.review import apply_review
+
+    with _open_existing(store, key) as opened:
+        counts = apply_review(opened)
+    typer.echo(
+        f"{counts.kept} images kept, {counts.deleted} deleted, {counts.undecided} without a decision; "
+        f"{counts.released} series moved to images"
+    )
+
+
+@app.command()
+def labels(
+    store: Annotated[Path, typer.Argument(metavar="STORE", help="Folder of the store.")],
+    table: Annotated[
+        Path, typer.Option(metavar="FILE", help="The hospital's own CSV or TSV file, with the patients' real IDs.")
+    ],
+    column: Annotated[
+        list[str], typer.Option(metavar="COLUMN", help="Column to take over, such as the diagnosis; may be repeated.")
+    ],
+    patient_column: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Column with the PatientID; its content is not kept.")
+    ] = None,
+    study_column: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="Instead, the column with the StudyInstanceUID; its content is not kept."),
+    ] = None,
+    images: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder that contains the store, if it will be given to medfl prep folder instead of the store.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File to write.  [default: labels.csv in the store]")
+    ] = None,
+    key: Key = DEFAULT_KEY,
+) -> None:
+    """Join labels from the hospital's own table with the studies of a store, under pseudonyms.
+
+    The result has one row for each study with labels: its folder, the pseudonym of the patient, and the chosen columns.
+    Columns that look like names, dates or numbers of patients are refused. A patient's row applies to all studies of
+    the patient.
+
+    Example: medfl pacs labels store --table clinic.csv --patient-column patient_id --column diagnosis
+    """
+    from medfl.data.table import read_table, row_list
+    from medfl.errors import SettingsError
+    from medfl.utils.files import write_atomic
+    from medfl_pacs.label_table import join_labels
+
+    id_column = patient_column or study_column
+    if id_column is None or (patient_column and study_column):
+        raise SettingsError(
+            "missing_option" if id_column is None else "incompatible_settings",
+            "expected either --patient-column or --study-column, the column of the table that says whose labels they "
+            "are.",
+            option="--patient-column",
+        )
+    path = out or store / "labels.csv"
+    with _open_existing(store, key) as opened:
+        content, counts = join_labels(
+            opened,
+            read_table(table),
+            id_column=id_column,
+            by_study=study_column is not None,
+            columns=column,
+            images=images or store,
+        )
+        write_atomic(path, content)
+    typer.echo(f"{path}: {counts.labelled} studies with labels, {counts.unlabelled} without")
+    if counts.unmatched:
+        typer.echo(f"{len(counts.unmatched)} rows of {table} have no study in the store: {row_list(counts.unmatched)}")
+    typer.echo(
+        f"next: medfl prep folder {images or store} --table {path} --image-column folder --group-column patient "
+        f"--target {column[0]} --size 64x64x32 --out data/NAME"
+    )
+
+
+@contextlib.contextmanager
+def _open_existing(store: Path, key: Path) -> Iterator[ImageStore]:
+    """Open a store that exists, with the key that made it, and lock it within the block.
+
+    Raises:
+        DataError: If there is no store, or no key.
+    """
     from medfl.errors import DataError
     from medfl_pacs.image_store import open_store
     from medfl_pacs.pseudonyms import open_key
-    from medfl_pacs.review import apply_review
     from medfl_pacs.store_records import StoreFile
 
     if not (store / StoreFile.NAME).is_file():
         raise DataError(
             "no_store", f"'{store}' is not a store of `medfl pacs`: it has no {StoreFile.NAME}.", path=store
         )
+    if not key.expanduser().exists():
+        raise DataError(
+            "no_key",
+            f"There is no key '{key}'. Name the key with which the store '{store}' was made with --key.",
+            path=key,
+        )
     settings = StoreFile.read(store / StoreFile.NAME)
     pseudonyms, _ = open_key(key, store)
     with open_store(store, pseudonyms, keep_characteristics=settings.keep_characteristics) as opened:
-        counts = apply_review(opened)
-    typer.echo(
-        f"{counts.kept} images kept, {counts.deleted} deleted, {counts.undecided} without a decision; "
-        f"{counts.released} series moved to images"
-    )
+        yield opened
 
 
 def _retrieve(
@@ -236,8 +326,10 @@ def _retrieve(
         f"{out}: {counts.stored} images retrieved, {counts.present} were there already, {counts.series} series; "
         f"{counts.skipped} documents left out, {counts.refused} images refused"
     )
+    if not counts.series:
+        typer.echo("no series fits the search keys: check their values, or use fewer keys")
     if quarantined:
         typer.echo(
             f"{quarantined} series are in quarantine: look at the images that {out / 'review.csv'} lists, write keep "
-            f"or delete, then run: medfl pacs review {out}"
+            f"or delete, then run: medfl pacs review {out}{'' if key == DEFAULT_KEY else f' --key {key}'}"
         )

@@ -33,8 +33,9 @@ AXES = 64
 MAX_PAIRS = 5000
 """Number of pairs at which the search stops. A data set with more pairs repeats its images on purpose."""
 
-AXIS_NAMES = {3: ("up and down", "left and right"), 4: ("front and back", "up and down", "left and right")}
-"""Directions of the axes of images and of volumes, by the number of dimensions of an array of thumbnails."""
+AXIS_NAMES = {3: ("up and down", "left and right"), 4: ("left and right", "front and back", "up and down")}
+"""Directions of the axes of images, and of volumes as `medfl prep folder` stores them, by the number of dimensions of
+an array of thumbnails."""
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ def choose_cases(data: DataSetImages, most: int, seed: int = 0) -> dict[str, lis
 
 
 def draw_picture(data: DataSetImages, case: ImageCase, span: tuple[float, float]) -> Picture:
-    """Return an image as a picture; of a volume the middle slice of the first axis.
+    """Return an image as a picture; of a volume the middle slice of the last axis, with its second axis upwards.
 
     Args:
         data: Images of the data set.
@@ -74,8 +74,9 @@ def draw_picture(data: DataSetImages, case: ImageCase, span: tuple[float, float]
     mask = data.mask(case)
     label = None if mask is None else _label_map(mask, pixels.shape[:-1])
     if pixels.ndim == 4:
-        middle = pixels.shape[0] // 2
-        pixels, label = pixels[middle], None if label is None else label[middle]
+        middle = pixels.shape[2] // 2
+        pixels = pixels[:, ::-1, middle].swapaxes(0, 1)
+        label = None if label is None else label[:, ::-1, middle].T
     grey = np.nan_to_num((pixels - span[0]) / (span[1] - span[0]), nan=0.0, posinf=1.0, neginf=0.0)
     levels = np.rint(255 * np.clip(grey, 0, 1)).astype(np.uint8)
     colour = levels if levels.shape[-1] == 3 else np.repeat(levels[..., :1], 3, axis=-1)

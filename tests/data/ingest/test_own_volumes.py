@@ -21,6 +21,7 @@ from medfl.data.datalists import read_datalist
 from medfl.data.inference import load_images
 from medfl.data.ingest.folder_spec import FolderSpec
 from medfl.data.ingest.folder_synthetic import write_table
+from medfl.data.ingest.labels import TableColumns
 from medfl.data.ingest.prepare import prepare as prepare_dataset
 from medfl.data.readers.dicom_series import SeriesFiles, read_series
 from medfl.data.readers.image_reading import IMAGE_READING_KEY
@@ -42,7 +43,11 @@ def studies(tmp_path):
     """Four studies in folders with an axial and a coronal series each, and a table that names their folders."""
     for number, values in enumerate(HU):
         folder = tmp_path / "images" / f"SECRET-{number}"
-        study = {"StudyInstanceUID": f"1.2.826.0.{number}"}
+        study = {
+            "StudyInstanceUID": f"1.2.826.0.{number}",
+            "PatientID": f"00{number}",
+            "AccessionNumber": f"A/{number}",
+        }
         write_series(folder, values, names="I{}", SeriesInstanceUID=f"1.2.826.0.{number}.1", **study)
         write_series(folder, values[:5], directions=CORONAL, names="J{}", **study)
     return tmp_path / "images"
@@ -55,7 +60,7 @@ def table_of(path, cells):
 AXIAL_LUNG = {"plane": "axial", "window": "lung"}
 
 
-@pytest.mark.parametrize("cell", ["SECRET-{}", "SECRET-{}/", "1.2.826.0.{}", "1.2.826.0.{}.1"])
+@pytest.mark.parametrize("cell", ["SECRET-{}", "SECRET-{}/", "1.2.826.0.{}", "1.2.826.0.{}.1", "00{}", "A/{}"])
 def test_rows_name_a_folder_or_an_identifier(studies, tmp_path, cell):
     table = table_of(tmp_path / "t.csv", [cell.format(number) for number in range(4)])
     options = {"window": "lung"} if cell.endswith("}.1") else AXIAL_LUNG
@@ -63,6 +68,17 @@ def test_rows_name_a_folder_or_an_identifier(studies, tmp_path, cell):
     np.testing.assert_allclose(images, [lung(values) for values in HU], atol=1e-6)
     assert datalist.extra["intensities"] == "-1350 to 150 HU mapped to [0, 1], values outside clipped"
     assert datalist.extra[IMAGE_READING_KEY]["series"]["plane"] == options.get("plane", "")
+
+
+def test_the_patient_id_finds_the_series_and_groups_the_images(studies, tmp_path):
+    table = write_table(tmp_path / "t.csv", [(f"00{n}", "ab"[n % 2]) for n in range(4)], ("PatientID", "diagnosis"))
+    columns = TableColumns("PatientID", "class:diagnosis", group="PatientID")
+    datalist = prepare(studies, table, columns, (16, 16, 8), tmp_path / "P", **AXIAL_LUNG)
+    assert len({record["subject_id"] for record in datalist.splits["training"]}) == 4
+    write_series(studies / "later", HU[0], StudyInstanceUID="1.2.826.0.77", PatientID="000")
+    with refused(DataError, "unreadable_image", count=1) as error:
+        prepare(studies, table, columns, (16, 16, 8), tmp_path / "Q", **AXIAL_LUNG)
+    assert "2 fit" in str(error.value), "two studies of a patient"
 
 
 def test_rows_without_a_single_series_are_refused_or_left_out_by_their_numbers(studies, tmp_path):
@@ -90,9 +106,10 @@ def test_the_spacing_of_the_resized_volumes_is_kept_if_it_is_one(studies, tmp_pa
 
 
 def test_a_series_has_one_row(studies, tmp_path):
-    table = table_of(tmp_path / "t.csv", ["SECRET-0", "1.2.826.0.0"])
-    with refused(DataError, "duplicate_row", rows=[2, 3]):
-        prepare(studies, table, SOME, (16, 16, 8), tmp_path / "P", **AXIAL_LUNG)
+    for cell in ("1.2.826.0.0", "000"):
+        table = table_of(tmp_path / "t.csv", ["SECRET-0", cell])
+        with refused(DataError, "duplicate_row", rows=[2, 3]):
+            prepare(studies, table, SOME, (16, 16, 8), tmp_path / "P", **AXIAL_LUNG)
     table = table_of(tmp_path / "t.csv", ["SECRET-0", "1.2.826.0.99"])
     with refused(DataError, "missing_image", rows=[3]):
         prepare(studies, table, SOME, (16, 16, 8), tmp_path / "P", **AXIAL_LUNG)

@@ -54,7 +54,7 @@ def test_a_mirrored_volume_is_found():
     volumes = smooth_images(12, (32, 32, 32))
     volumes[9] = volumes[2][::-1]
     (pair,) = find_similar(make_thumbnails(volumes))
-    assert (pair.first, pair.second, pair.mirrored) == (2, 9, "front and back")
+    assert (pair.first, pair.second, pair.mirrored) == (2, 9, "left and right")
     assert pair.correlation == pytest.approx(1, abs=1e-5)
 
 
