@@ -172,13 +172,13 @@ def _study(patient: SyntheticPatient) -> Iterator[FileDataset]:
 def _slice(patient: SyntheticPatient, series: int, number: int, values: np.ndarray) -> FileDataset:
     """Return an image with the identity of its patient."""
     from pydicom.dataset import FileDataset, FileMetaDataset
-    from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian
+    from pydicom.uid import UID, CTImageStorage, ExplicitVRLittleEndian
 
     meta = FileMetaDataset()
     meta.TransferSyntaxUID = ExplicitVRLittleEndian
     meta.MediaStorageSOPClassUID = CTImageStorage
-    meta.MediaStorageSOPInstanceUID = f"{patient.study_uid}.{series}.{number}"
-    dataset = FileDataset(None, {}, file_meta=meta, preamble=b"\0" * 128)
+    meta.MediaStorageSOPInstanceUID = UID(f"{patient.study_uid}.{series}.{number}")
+    dataset = FileDataset("", {}, file_meta=meta, preamble=b"\0" * 128)
     dataset.SOPClassUID, dataset.SOPInstanceUID = meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID
     dataset.StudyInstanceUID, dataset.SeriesInstanceUID = patient.study_uid, f"{patient.study_uid}.{series}"
     dataset.PatientName, dataset.PatientID = f"Example^{patient.hospital.title()}{patient.number}", patient.patient_id
