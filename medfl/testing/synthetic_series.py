@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from pydicom.dataset import FileDataset
+    from pydicom import Dataset
 
 HOSPITALS = ("north", "south", "west")
 """Names of the hospitals. The first letter, in upper case, begins the IDs of a hospital's patients."""
@@ -148,7 +148,7 @@ def _random(patient_id: str, purpose: str) -> np.random.Generator:
     return np.random.default_rng(zlib.crc32(f"{patient_id} {purpose}".encode()))
 
 
-def _study(patient: SyntheticPatient) -> Iterator[FileDataset]:
+def _study(patient: SyntheticPatient) -> Iterator[Dataset]:
     """Yield the images of a patient's study."""
     chest = draw_chest(patient)
     step = HEIGHT_MM / patient.scanner.slices
@@ -169,16 +169,18 @@ def _study(patient: SyntheticPatient) -> Iterator[FileDataset]:
         yield _screen_capture(patient, chest[len(chest) // 2])
 
 
-def _slice(patient: SyntheticPatient, series: int, number: int, values: np.ndarray) -> FileDataset:
+def _slice(patient: SyntheticPatient, series: int, number: int, values: np.ndarray) -> Dataset:
     """Return an image with the identity of its patient."""
-    from pydicom.dataset import FileDataset, FileMetaDataset
+    from pydicom import Dataset
+    from pydicom.dataset import FileMetaDataset
     from pydicom.uid import UID, CTImageStorage, ExplicitVRLittleEndian
 
     meta = FileMetaDataset()
     meta.TransferSyntaxUID = ExplicitVRLittleEndian
     meta.MediaStorageSOPClassUID = CTImageStorage
     meta.MediaStorageSOPInstanceUID = UID(f"{patient.study_uid}.{series}.{number}")
-    dataset = FileDataset("", {}, file_meta=meta, preamble=b"\0" * 128)
+    dataset = Dataset()
+    dataset.file_meta = meta
     dataset.SOPClassUID, dataset.SOPInstanceUID = meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID
     dataset.StudyInstanceUID, dataset.SeriesInstanceUID = patient.study_uid, f"{patient.study_uid}.{series}"
     dataset.PatientName, dataset.PatientID = f"Example^{patient.hospital.title()}{patient.number}", patient.patient_id
@@ -197,7 +199,7 @@ def _slice(patient: SyntheticPatient, series: int, number: int, values: np.ndarr
 
 
 def _set_geometry(
-    dataset: FileDataset, position: list[float], directions: tuple[int, ...], row_mm: float, slice_mm: float
+    dataset: Dataset, position: list[float], directions: tuple[int, ...], row_mm: float, slice_mm: float
 ) -> None:
     """Set the place of a slice in space, in place.
 
@@ -214,7 +216,7 @@ def _set_geometry(
     dataset.PixelSpacing, dataset.SliceThickness = [row_mm, EDGE_MM / EDGE_PIXELS], slice_mm
 
 
-def _screen_capture(patient: SyntheticPatient, values: np.ndarray) -> FileDataset:
+def _screen_capture(patient: SyntheticPatient, values: np.ndarray) -> Dataset:
     """Return an enlarged slice with the patient's name in its pixels, as a workstation stores a screen."""
     from PIL import Image, ImageDraw
     from pydicom.uid import SecondaryCaptureImageStorage

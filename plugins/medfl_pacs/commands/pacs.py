@@ -36,6 +36,7 @@ Key = Annotated[
         "never give it away.",
     ),
 ]
+ExistingKey = Annotated[Path, typer.Option(metavar="FILE", help="Secret key with which the store was made.")]
 PerSecond = Annotated[
     float | None,
     typer.Option(min=0.001, help="Maximum number of requests per second, one request for each image."),
@@ -173,7 +174,7 @@ def dimse(
 @app.command()
 def review(
     store: Annotated[Path, typer.Argument(metavar="STORE", help="Folder of the store.")],
-    key: Key = DEFAULT_KEY,
+    key: ExistingKey = DEFAULT_KEY,
 ) -> None:
     """Apply the decisions in review.csv: delete images, and move reviewed series from `quarantine` to `images`.
 
@@ -217,7 +218,7 @@ def labels(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File to write.  [default: labels.csv in the store]")
     ] = None,
-    key: Key = DEFAULT_KEY,
+    key: ExistingKey = DEFAULT_KEY,
 ) -> None:
     """Join labels from the hospital's own table with the studies of a store, under pseudonyms.
 
@@ -236,8 +237,8 @@ def labels(
     if id_column is None or (patient_column and study_column):
         raise SettingsError(
             "missing_option" if id_column is None else "incompatible_settings",
-            "expected either --patient-column or --study-column, the column of the table that says whose labels they "
-            "are.",
+            "expected --patient-column, the column of the table with the PatientID, or --study-column, the column with "
+            "the StudyInstanceUID.",
             option="--patient-column",
         )
     path = out or store / "labels.csv"
