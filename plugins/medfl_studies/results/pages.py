@@ -263,6 +263,7 @@ def _environment(folder: Path, functions: TemplateFunctions) -> SandboxedEnviron
         "methods_table": page_tables.methods_table,
         "fair_table": fair_tables.fair_table,
         "validation_table": fair_tables.validation_table,
+        "validation_curve": fair_tables.validation_curve,
         "compare_both": fair_tables.compare_both,
     }
     environment.filters |= {
