@@ -92,7 +92,7 @@ def test_one_run_of_each_method_has_intervals_over_patients(tmp_path):
     assert "p: test over the test images." in words(document.sections["methods"])
     assert "over the test patients" not in html
     assert "Whether the effect is the same with other seeds: each method has one run." in text
-    assert "180 test images at 3 sites; patient numbers are not known." in text
+    assert "180 test images at 3 sites; no two images are known to share a patient." in text
     rows = [[words(cell) for cell in row] for row in document.tables["Methods"]]
     assert [row[0] for row in rows[1:]] == list(SKILLS)
     assert all(" to " in row[1] for row in rows[1:])

@@ -95,7 +95,7 @@ def _unknown_patients(data: ReportData) -> str:
         return ""
     if without < sites:
         return f"; patient numbers are known at {len(sites - without)} of {count(len(sites), 'site')}"
-    return "; patient numbers are not known"
+    return "; no two images are known to share a patient"
 
 
 def _range(values: Sequence[int]) -> str:
