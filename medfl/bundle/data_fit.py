@@ -94,8 +94,8 @@ def check_harmonisation(bundle: Path, sites: Iterable[SiteData], exported: Meta)
         if template and not _takes_image_reading(bundle, exported):
             raise DataError(
                 "harmonisation_not_supported",
-                f"the images of '{site.name}' are matched to a template, and inference.json of the bundle "
-                f"'{bundle.name}' has no '{IMAGE_READING_KEY}' to match a new image. Train on the data before their "
+                f"the images of '{site.name}' are matched to a template, and the data in inference.json of the bundle "
+                f"'{bundle.name}' have no '{IMAGE_READING_KEY}' to match a new image. Train on the data before their "
                 "harmonisation, or choose another bundle.",
                 site=site.name,
                 bundle=bundle.name,
@@ -113,12 +113,13 @@ def check_harmonisation(bundle: Path, sites: Iterable[SiteData], exported: Meta)
 
 
 def _takes_image_reading(bundle: Path, exported: Meta) -> bool:
-    """Return whether the bundle's inference has an id for the rule for reading images, and the export sets it."""
+    """Return whether the bundle's inference passes the rule for reading images to its data, and the export sets it."""
     try:
         inference = json.loads((bundle / "configs" / "inference.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return isinstance(inference, dict) and IMAGE_READING_KEY in inference and IMAGE_READING_KEY in exported
+    dataset = inference.get("dataset") if isinstance(inference, dict) else None
+    return isinstance(dataset, dict) and IMAGE_READING_KEY in dataset and IMAGE_READING_KEY in exported
 
 
 def bundle_kind(bundle: Path) -> DataKind:

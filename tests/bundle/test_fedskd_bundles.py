@@ -175,6 +175,7 @@ def test_bundles_differ_only_where_they_must(name: str) -> None:
 
 
 OWN = {
+    "image_reading",  # maps are not read by a rule of the data list
     "num_classes",
     "in_channels",
     "spatial_dims",

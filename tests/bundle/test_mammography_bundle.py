@@ -182,7 +182,7 @@ def test_one_site_trains_alone(films: Made, tmp_path: Path) -> None:
 def test_it_differs_from_the_first_bundle_only_where_it_must() -> None:
     allowed = {
         *{"num_classes", "in_channels", "size", "networks", "network_name", "norm", "metrics", "optimizer"},
-        *{"epochs", "imports", "federation", "reading", "dataset", "views"},
+        *{"epochs", "imports", "federation", "reading", "image_reading", "dataset", "views"},
         "network_assignment",
     }
     for config in ("train.json", "federate.json", "evaluate.json", "inference.json"):

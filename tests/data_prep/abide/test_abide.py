@@ -101,7 +101,7 @@ def test_the_command_and_the_partition_by_site(made, tmp_path, capsys):
     assert "is not empty" in capsys.readouterr().err
     assert run(*words, "--force", "--sites", "SITE_ID") == 0
     assert capsys.readouterr().out.splitlines()[-3:] == [
-        f"{tmp_path / 'P'}: 20 training, 0 validation, 0 test images of 2 classes",
+        f"{tmp_path / 'P'}: 20 training, 0 validation, 0 test maps of 2 classes",
         "  0 control: 10",
         "  1 autism: 10",
     ]

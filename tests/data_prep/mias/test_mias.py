@@ -251,7 +251,7 @@ def test_the_command(release, tmp_path, capsys):
         main([str(word) for word in [*words, "--test-share", 0, "--workers", 1]])
     printed = capsys.readouterr()
     assert end.value.code == 0, printed.err
-    assert "14 training, 0 validation, 0 test images of 2 classes" in printed.out
+    assert "14 training, 0 validation, 0 test films of 2 classes" in printed.out
     assert "  1 malignant: 3" in printed.out
     assert printed.err.startswith("mias: licence research only")
     assert np.load(tmp_path / "P" / "images.npy").shape == (14, 4, 6)
