@@ -61,6 +61,7 @@ def cohort(tmp_path_factory) -> Path:
 
 
 def test_the_exported_bundle_report_and_card_name_the_template(cohort, tmp_path):  # a whole run
+    pytest.importorskip("medfl_report")
     run = tmp_path / "run"
     arguments = ["medmnist_classification", "--dataset-dir", str(cohort), "--rounds", "1", "--output-dir", str(run)]
     with pytest.raises(SystemExit) as end:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -89,10 +90,11 @@ def test_each_kind_of_target_is_trained_and_predicted(target: str, scans: Path, 
     summary = json.loads((tmp_path / "R" / "summary.json").read_text())
     assert np.isfinite(summary["scores"]["global"]["test"][metric]["mean"])
     datalist = read_datalist(tmp_path / "P")
-    report = html.unescape((tmp_path / "R" / "report.html").read_text())
-    assert all(note in report for note in datalist.warnings)
     names = list(datalist.extra.get("target_names", []))
-    assert all(name in report for name in names) or objective == "survival"
+    if find_spec("medfl_report"):  # the package that writes the report can be deleted
+        report = html.unescape((tmp_path / "R" / "report.html").read_text())
+        assert all(note in report for note in datalist.warnings)
+        assert all(name in report for name in names) or objective == "survival"
     metadata = json.loads((tmp_path / "R" / "sites" / "N" / "configs" / "metadata.json").read_text())
     described = list(metadata["network_data_format"]["outputs"]["pred"]["channel_def"].values())
     assert not names or described == names
