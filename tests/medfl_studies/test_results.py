@@ -183,7 +183,7 @@ def test_rows_as_published_and_tuned_have_a_baseline_each(collected) -> None:
     assert both["alone"] is None
     assert both[ROW].value == both[f"{ROW}{TUNED}"].value == expected["difference"]
     assert both[ROW].effect == both[ROW + TUNED].effect == expected["effect"]
-    page = fair_table(demo, demo).splitlines()
+    page = fair_table(demo, demo, both).splitlines()
     assert page[2].startswith("| alone | none | ")
     assert f"| alone: {cell(both[ROW], '+')} | {both[ROW].effect} |" in page[3]
 

@@ -60,6 +60,14 @@ Ca = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Certificates (PEM) of the authorities that the server may have.")
 ]
 Certificate = Annotated[Path | None, typer.Option(metavar="FILE", help="Client certificate (PEM).")]
+SearchKeys = Annotated[
+    str,
+    typer.Option(
+        metavar="KEYS",
+        help="Search keys: DICOM keywords with values, separated by commas. Modality, SeriesDescription and other "
+        "keys of a series select series, all others studies.",
+    ),
+]
 CertificateKey = Annotated[Path | None, typer.Option(metavar="FILE", help="Key of the client certificate (PEM).")]
 
 
@@ -74,14 +82,7 @@ def group() -> None:
 @app.command()
 def dicomweb(
     url: Annotated[str, typer.Argument(metavar="URL", help="Address of the service, such as https://pacs/dicom-web.")],
-    query: Annotated[
-        str,
-        typer.Option(
-            metavar="KEYS",
-            help="Search keys: DICOM keywords with values, separated by commas. Modality, SeriesDescription and other "
-            "keys of a series select series, all others studies.",
-        ),
-    ],
+    query: SearchKeys,
     out: Out,
     key: Key = DEFAULT_KEY,
     token_file: Annotated[Path | None, typer.Option(metavar="FILE", help="File with a bearer token.")] = None,
@@ -125,14 +126,7 @@ _LOOPBACK = ("localhost", "127.0.0.1")
 @app.command()
 def dimse(
     host: Annotated[str, typer.Argument(metavar="HOST", help="Name or address of the PACS.")],
-    find: Annotated[
-        str,
-        typer.Option(
-            metavar="KEYS",
-            help="Search keys: DICOM keywords with values, separated by commas. Modality, SeriesDescription and other "
-            "keys of a series select series, all others studies.",
-        ),
-    ],
+    find: SearchKeys,
     out: Out,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the PACS.")] = 104,
     aet: Annotated[str, typer.Option(metavar="TITLE", help="Application entity title of the PACS.")] = "ANY-SCP",

@@ -17,7 +17,7 @@ TUNED = ", tuned"
 """Ending of the name of a tuned row in a comparison."""
 
 
-def fair_table(published: DataScores, tuned: DataScores) -> str:
+def fair_table(published: DataScores, tuned: DataScores, effects: Mapping[str, Estimate | None]) -> str:
     """Return a table with a row for each method: score and difference to its baseline, as published and tuned.
 
     All differences of the table are one family, which Holm's procedure corrects.
@@ -25,8 +25,8 @@ def fair_table(published: DataScores, tuned: DataScores) -> str:
     Args:
         published: Scores of the study with the methods' own settings.
         tuned: Scores of the study that ``medfl tune`` wrote, on the same splits.
+        effects: Result of `compare_both`, which is slow and which the sentences of a page need, too.
     """
-    effects = compare_both(published, tuned)
     head = ["method", "sites weigh by", "as published", "difference to", "effect"]
     head += ["tuned", "difference, tuned", "effect, tuned", "worst site, tuned", "time of tuning"]
     lines = []
