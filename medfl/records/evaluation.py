@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import NonNegativeInt, PositiveInt
 
+from medfl.records.calibration_evaluation import CalibrationEvaluation
 from medfl.records.record import FileRecord, Record
 from medfl.utils.formats import count, join_words
 
@@ -114,13 +115,16 @@ class EvaluatedModel(Record):
         name: ``global``, or the name of the site whose model it is.
         weights: SHA-256 of the file of its weights.
         predictions: SHA-256 of the file of its predictions.
-        scores: Maps each metric to the model's score, with its interval over the patients; None if it is not defined.
+        scores: Maps each metric to the score of the model's own predictions, with its interval over the patients; None
+            if it is not defined.
+        calibrated: Evaluation of the bundle's calibration; None if the bundle is not calibrated.
     """
 
     name: str
     weights: str
     predictions: str
     scores: dict[str, ScoreEstimate | None]
+    calibrated: CalibrationEvaluation | None = None
 
 
 class Evaluation(FileRecord):

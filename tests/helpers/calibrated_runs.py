@@ -18,7 +18,13 @@ NAMES = ["age", "grade", "size", "nodes"]
 
 
 def write_noisy_cohort(
-    folder: Path, objective: Objective, patients: int = 600, sites: int = 2, images: int = 1, val_fraction: float = 0.4
+    folder: Path,
+    objective: Objective,
+    patients: int = 600,
+    sites: int = 2,
+    images: int = 1,
+    val_fraction: float = 0.4,
+    seed: int = 1,
 ) -> Path:
     """Write sites of a table whose outcomes depend on the features with noise, and return their folder.
 
@@ -29,8 +35,9 @@ def write_noisy_cohort(
         sites: Number of sites.
         images: Number of rows of each patient.
         val_fraction: Share of the patients in the validation sets.
+        seed: Seed of the features and outcomes.
     """
-    rng = np.random.default_rng(1)
+    rng = np.random.default_rng(seed)
     units = rng.normal(size=(patients * images, len(NAMES))).astype(np.float32)
     score = units @ np.array([1.0, -1.0, 0.5, 0.0])
     noisy = score + rng.normal(size=len(score))

@@ -11,7 +11,8 @@ from medfl.records.calibration import (
     LinearScaling,
     TemperatureScaling,
 )
-from medfl.utils.formats import count, join_words
+from medfl.records.calibration_evaluation import PART_COVERAGE, CalibrationEvaluation
+from medfl.utils.formats import count, join_words, score
 
 
 def chosen_words(calibrations: Sequence[Calibration]) -> str:
@@ -46,3 +47,14 @@ def rule_words(threshold: DecisionThreshold) -> str:
     if threshold.rule == "cost":
         return f"lowest cost, false negative {threshold.cost_false_negative:g}"
     return "Youden's index"
+
+
+def evaluation_words(evaluation: CalibrationEvaluation) -> str:
+    """Return the rates and the score changes of an evaluation in a line, without the coverage of single classes."""
+    parts = [
+        f"{rate.name} {score(rate.value)} [{score(rate.low)}, {score(rate.high)}]"
+        for rate in evaluation.rates
+        if not rate.name.startswith(PART_COVERAGE)
+    ]
+    parts += [f"{change.name} {score(change.before)} -> {score(change.after)}" for change in evaluation.scores]
+    return "; ".join(parts) or "too few patients for a rate"

@@ -15,6 +15,7 @@ from medfl.objectives.losses import CoxLoss
 from medfl.objectives.regression import Regression
 from medfl.objectives.survival import Survival
 from medfl.records.calibration import Calibration
+from medfl.records.calibration_evaluation import PART_COVERAGE, CalibrationEvaluation, PatientsNeeded, Rate, ScoreChange
 from medfl_report.calibration.choose import patient_of_each_image
 from medfl_report.calibration.minimum_patients import count_patients
 from medfl_report.calibration.sample_size import (
@@ -22,7 +23,6 @@ from medfl_report.calibration.sample_size import (
     patients_for_mean,
     patients_for_paired_proportions,
 )
-from medfl_report.calibration.site_evaluation import PART_COVERAGE, PatientsNeeded, Rate, ScoreChange, SiteEvaluation
 from medfl_report.predictions import PredictionSet
 from medfl_report.statistics import wilson_over_patients
 
@@ -44,7 +44,7 @@ def recalibrated(calibration: Calibration, tested: PredictionSet) -> PredictionS
     return replace(tested, predictions=torch.from_numpy(recalibrate(calibration, tested.predictions.numpy())))
 
 
-def evaluate_calibration(site: str, calibration: Calibration, tested: PredictionSet) -> SiteEvaluation:
+def evaluate_calibration(site: str, calibration: Calibration, tested: PredictionSet) -> CalibrationEvaluation:
     """Evaluate a calibration on test images.
 
     Args:
@@ -52,7 +52,7 @@ def evaluate_calibration(site: str, calibration: Calibration, tested: Prediction
         calibration: Calibration of the model, chosen on validation images.
         tested: The model's own predictions for the test images.
     """
-    evaluation = SiteEvaluation(site=site, images=len(tested.rows), patients=tested.patient_count)
+    evaluation = CalibrationEvaluation(site=site, images=len(tested.rows), patients=tested.patient_count)
     if not tested.defined or count_patients(patient_of_each_image(tested)) < MIN_PATIENTS:
         return evaluation
     rates, sizes = _coverage(calibration, tested)

@@ -10,6 +10,7 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from medfl.objectives import objective_class
+from medfl.records.calibration_evaluation import Rate
 from medfl.types import Meta
 from medfl.utils.formats import (
     MISSING,
@@ -23,7 +24,6 @@ from medfl.utils.formats import (
 )
 from medfl.utils.formats import score as score_text
 from medfl_report.calibration.calibration_words import chosen_words, recalibration_words, rule_words
-from medfl_report.calibration.site_evaluation import Rate
 from medfl_report.cards.card_record import CardFacts, ImageCounts
 from medfl_report.cards.card_scores import CardRow, CardScores, ScoreEstimate
 from medfl_report.cards.checklist_answers import answer_items
@@ -343,15 +343,18 @@ def _calibration_facts(facts: CardFacts) -> list[str]:
 
 
 def _calibrated_tables(facts: CardFacts, scores: CardScores) -> list[str]:
-    """Return tables of the rates and scores of the calibrated model at each site, and of the patients needed."""
+    """Return tables of the rates and scores of the calibrated model at each site, and of the patients needed.
+
+    Sites of an external validation follow those of the run.
+    """
+    evaluations = [(item.site, item) for item in scores.calibrated]
+    evaluations += [(f"{entry.site} (external)", entry.calibrated) for entry in facts.external if entry.calibrated]
     rates = [
-        [item.site, rate.name, number(rate.images), _rate_text(rate)]
-        for item in scores.calibrated
-        for rate in item.rates
+        [site, rate.name, number(rate.images), _rate_text(rate)] for site, item in evaluations for rate in item.rates
     ]
     changes = [
-        [item.site, _metric_name(change.name, facts), score_text(change.before), score_text(change.after)]
-        for item in scores.calibrated
+        [site, _metric_name(change.name, facts), score_text(change.before), score_text(change.after)]
+        for site, item in evaluations
         for change in item.scores
     ]
     needed = [

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from medfl.records.calibration import Calibration
+from medfl.records.calibration_evaluation import CalibrationEvaluation
 from medfl.records.evaluation import DataRelation, ScoreEstimate
 from medfl.records.partition import LocatedExclusion
 from medfl.records.record import Record
@@ -291,6 +292,7 @@ class SiteEvaluation(Record):
         patients: Number of patients; None if they are unknown.
         relation: Relation of the images to the run's data, with shared images and patients.
         scores: Maps each metric to its estimate; metrics that are not defined are left out.
+        calibrated: Evaluation of the model's calibration; None if the model was not calibrated.
     """
 
     site: str
@@ -299,6 +301,7 @@ class SiteEvaluation(Record):
     patients: int | None
     relation: DataRelation
     scores: dict[str, ScoreEstimate]
+    calibrated: CalibrationEvaluation | None = None
 
 
 class CardFacts(Record):

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from medfl.records.calibration_evaluation import CalibrationEvaluation
 from medfl.records.evaluation import ScoreEstimate
 from medfl.records.record import Record
-from medfl_report.calibration.site_evaluation import SiteEvaluation
 
 
 class CardRow(Record):
@@ -92,7 +92,7 @@ class CardScores(Record):
     tables: tuple[CardTable, ...] = ()
     baseline: MajorityBaseline | None = None
     bins: tuple[CalibrationBin, ...] = ()
-    calibrated: tuple[SiteEvaluation, ...] = ()
+    calibrated: tuple[CalibrationEvaluation, ...] = ()
 
     @property
     def overall(self) -> CardRow | None:
@@ -126,7 +126,7 @@ class CardScores(Record):
             yield from _evaluation_values(evaluation)
 
 
-def _evaluation_values(evaluation: SiteEvaluation) -> Iterator[tuple[str, float | str | None]]:
+def _evaluation_values(evaluation: CalibrationEvaluation) -> Iterator[tuple[str, float | str | None]]:
     """Yield each value of a calibration's evaluation at a site as (name, value)."""
     place = f"calibrated {evaluation.site}"
     yield f"{place} images", evaluation.images

@@ -127,6 +127,7 @@ def read_site_evaluations(run: RunRecord, bundle: RunBundle) -> tuple[SiteEvalua
                         patients=None if is_small else record.patients,
                         relation=record.relation,
                         scores={name: score for name, score in scores.items() if score is not None},
+                        calibrated=None if is_small else model.calibrated,
                     )
                 )
     return tuple(entries)

@@ -14,7 +14,6 @@ from medfl.utils.formats import count
 
 if TYPE_CHECKING:
     from medfl_report.calibration.choose import CalibrationChoices, RecalibrationKind
-    from medfl_report.calibration.site_evaluation import SiteEvaluation
     from medfl_report.predictions import PredictionSet
 
 RULES = ("youden", "sensitivity", "cost", "none")
@@ -234,6 +233,7 @@ def calibrate_bundle(bundle: BundleData, choices: CalibrationChoices) -> None:
         DataError: If there are too few validation patients.
         StoreError: If a file can't be read or written.
     """
+    from medfl_report.calibration.calibration_words import evaluation_words
     from medfl_report.calibration.choose import choose_calibration, recalibration_kind
     from medfl_report.calibration.evaluation import evaluate_calibration
     from medfl_report.calibration.validation_predictions import (
@@ -263,18 +263,4 @@ def calibrate_bundle(bundle: BundleData, choices: CalibrationChoices) -> None:
     path = write_calibration(model, calibration)
     typer.echo(f"{path}: chosen on {validation.patient_count or len(validation.rows)} validation patients")
     for site, tested in read_test_predictions(bundle.predictions, model.objective).items():
-        typer.echo(summarise(evaluate_calibration(site, calibration, tested)))
-
-
-def summarise(evaluation: SiteEvaluation) -> str:
-    """Return the evaluation of a site in a line."""
-    from medfl.utils.formats import score
-    from medfl_report.calibration.site_evaluation import PART_COVERAGE
-
-    parts = [
-        f"{rate.name} {score(rate.value)} [{score(rate.low)}, {score(rate.high)}]"
-        for rate in evaluation.rates
-        if not rate.name.startswith(PART_COVERAGE)
-    ]
-    parts += [f"{change.name} {score(change.before)} -> {score(change.after)}" for change in evaluation.scores]
-    return f"  test images of {evaluation.site}: {'; '.join(parts) or 'too few patients for a rate'}"
+        typer.echo(f"  test images of {site}: {evaluation_words(evaluate_calibration(site, calibration, tested))}")

@@ -51,8 +51,9 @@ def command(
     Writes predictions.csv, scores.csv with 95 % intervals over the patients, and evaluation.json. The evaluation is
     external if no image and no patient was in the training, validation or test data of the run; else the output says
     why it is not. A run without a global model is evaluated with the models of all sites: the score is their mean. The
-    report and the model card of the run show its evaluations. The command runs the code of the bundle, so evaluate only
-    bundles that you trust (`medfl check-bundle`).
+    report and the model card of the run show its evaluations. If `medfl calibrate` has calibrated a model, its rates at
+    the threshold and its prediction sets are evaluated, too (operating_points.csv). The command runs the code of the
+    bundle, so evaluate only bundles that you trust (`medfl check-bundle`).
 
     With --table, the images are files: all are predicted, and those that the table labels are scored.
 
@@ -95,6 +96,7 @@ def _show(evaluation: Evaluation) -> None:
     """Print an evaluation."""
     from medfl.utils.formats import count
     from medfl.utils.text import visible
+    from medfl_report.calibration.calibration_words import evaluation_words
 
     patients = "" if evaluation.patients is None else f" of {count(evaluation.patients, 'patient')}"
     typer.echo(
@@ -106,3 +108,6 @@ def _show(evaluation: Evaluation) -> None:
             typer.echo(f"{metric}: not defined for these images")
         else:
             typer.echo(f"{metric}: {score.value:.3f} [{score.low:.3f}, {score.high:.3f}]")
+    for model in evaluation.models:
+        if model.calibrated is not None:
+            typer.echo(f"calibrated {visible(model.name)}: {evaluation_words(model.calibrated)}")

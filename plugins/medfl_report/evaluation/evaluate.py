@@ -20,11 +20,14 @@ from medfl.engine.runs.site_bundles import WEIGHTS, format_predictions
 from medfl.errors import SettingsError, StoreError
 from medfl.objectives import Objective
 from medfl.objectives.objective import format_value
+from medfl.records.calibration_evaluation import CalibrationEvaluation
 from medfl.records.evaluation import EvaluatedModel, Evaluation, ScoreEstimate
 from medfl.settings import Settings
 from medfl.training.loop import pick_device
 from medfl.training.predict import predict
 from medfl.utils.files import sha256_of, write_atomic
+from medfl_report.calibration.evaluation import evaluate_calibration
+from medfl_report.calibration.validation_predictions import read_bundle_calibration
 from medfl_report.cards.score_computation import estimate_metric
 from medfl_report.evaluation.cases import (
     LabelledImages,
@@ -47,6 +50,9 @@ from medfl_report.statistics import bootstrap
 
 SCORES = "scores.csv"
 """Name of the table of scores."""
+
+OPERATING_POINTS = "operating_points.csv"
+"""Name of the table of rates at the thresholds of calibrated models, and of the coverage of their prediction sets."""
 
 
 def evaluate_sites(
@@ -91,7 +97,7 @@ def _evaluate_site(
 ) -> Evaluation:
     """Evaluate the models on the data of one site and write the results."""
     cases = {bundle.name: load_cases(folder, tasks[bundle.name], split) for bundle in models.bundles}
-    first = cases[models.bundles[0].name]
+    first, site = cases[models.bundles[0].name], folder.resolve().name
     _check_place(out, models, first.data.digest)
     sets = {}
     for bundle in models.bundles:
@@ -103,8 +109,8 @@ def _evaluate_site(
     relation = relate_to_run(models.run, first.data.digest, first.contents)
     evaluation = Evaluation(
         **_run_fields(models),
-        models=_evaluated_models(models, sets, tasks[models.bundles[0].name].metrics, out),
-        site=folder.resolve().name,
+        models=_evaluated_models(models, sets, tasks[models.bundles[0].name].metrics, site, out),
+        site=site,
         dataset=first.data.source,
         data=first.data.digest,
         split=split,
@@ -172,18 +178,25 @@ def _run_fields(models: FinishedModels) -> dict[str, str | int | None]:
 
 
 def _evaluated_models(
-    models: FinishedModels, sets: Mapping[str, PredictionSet], metrics: Sequence[str], out: Path
+    models: FinishedModels, sets: Mapping[str, PredictionSet], metrics: Sequence[str], site: str, out: Path
 ) -> tuple[EvaluatedModel, ...]:
-    """Return the records of the models with their own scores."""
+    """Return the records of the models with their own scores, and with the evaluations of their calibrations."""
     return tuple(
         EvaluatedModel(
             name=bundle.name,
             weights=sha256_of(bundle.folder / WEIGHTS),
             predictions=sha256_of(prediction_path(out, bundle.name, len(models.bundles))),
             scores=estimate_scores([sets[bundle.name]], metrics),
+            calibrated=_evaluate_calibration(bundle.folder, site, sets[bundle.name]),
         )
         for bundle in models.bundles
     )
+
+
+def _evaluate_calibration(bundle: Path, site: str, predicted: PredictionSet) -> CalibrationEvaluation | None:
+    """Return the evaluation of a bundle's calibration; None if the bundle is not calibrated."""
+    calibration = read_bundle_calibration(bundle)
+    return None if calibration is None else evaluate_calibration(site, calibration, predicted)
 
 
 def estimate_scores(sets: Sequence[PredictionSet], metrics: Sequence[str]) -> dict[str, ScoreEstimate | None]:
@@ -219,7 +232,7 @@ def _estimate_mean(sets: Sequence[PredictionSet], metric: str) -> ScoreEstimate 
 
 
 def _write_results(evaluation: Evaluation, out: Path) -> None:
-    """Write ``evaluation.json`` and the table of scores."""
+    """Write ``evaluation.json``, the table of scores, and the table of rates of calibrated models."""
     lines = ["metric,value,low,high,images,patients,relation"]
     for metric, score in evaluation.scores.items():
         if score is not None:
@@ -227,6 +240,14 @@ def _write_results(evaluation: Evaluation, out: Path) -> None:
             patients = evaluation.images if evaluation.patients is None else evaluation.patients
             lines.append(f"{metric},{numbers},{evaluation.images},{patients},{evaluation.relation.kind}")
     write_atomic(out / SCORES, ("\n".join(lines) + "\n").encode())
+    rows = [
+        f"{model.name},{rate.name},{','.join(map(format_value, (rate.value, rate.low, rate.high)))},{rate.images}"
+        for model in evaluation.models
+        if model.calibrated is not None
+        for rate in model.calibrated.rates
+    ]
+    if rows:
+        write_atomic(out / OPERATING_POINTS, "\n".join(["model,rate,value,low,high,images", *rows, ""]).encode())
     evaluation.write(out / Evaluation.NAME)
 
 
@@ -259,7 +280,8 @@ def evaluate_files(model: str, images: Path, table: Path, columns: TableColumns,
             "Prepare the images with `medfl prep` and give the folder of the site.",
             objective=task.objective.name,
         )
-    place = _result_folder(models, images.resolve().name, out, several=False)
+    site = images.resolve().name
+    place = _result_folder(models, site, out, several=False)
     predicted = predict_files(bundle.folder, images, place)
     rows = choose_rows(labelled, predicted, images)
     files = [labelled.files[row] for row in rows]
@@ -267,8 +289,8 @@ def evaluate_files(model: str, images: Path, table: Path, columns: TableColumns,
     data = files_digest(images, files, [labelled.labels[row] for row in rows])
     evaluation = Evaluation(
         **_run_fields(models),
-        models=_evaluated_models(models, {bundle.name: test_set}, task.metrics, place),
-        site=images.resolve().name,
+        models=_evaluated_models(models, {bundle.name: test_set}, task.metrics, site, place),
+        site=site,
         dataset="",
         data=data,
         split="files",

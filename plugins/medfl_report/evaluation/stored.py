@@ -79,8 +79,13 @@ def read_evaluations(run: RunRecord) -> list[StoredEvaluation]:
     return evaluations
 
 
+def bundle_of(run: RunRecord, model: EvaluatedModel) -> Path:
+    """Return the folder of the run's bundle of an evaluated model."""
+    own = run.folder / GLOBAL if model.name == GLOBAL else run.folder / "sites" / model.name
+    return own if own.is_dir() else run.folder / SITE_BUNDLE_FOLDER
+
+
 def _has_weights(run: RunRecord, model: EvaluatedModel) -> bool:
     """Return whether the run's bundle of a model has the weights that were evaluated."""
-    own = run.folder / GLOBAL if model.name == GLOBAL else run.folder / "sites" / model.name
-    bundle = own if own.is_dir() else run.folder / SITE_BUNDLE_FOLDER
+    bundle = bundle_of(run, model)
     return (bundle / WEIGHTS).is_file() and sha256_of(bundle / WEIGHTS) == model.weights

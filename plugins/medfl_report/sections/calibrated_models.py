@@ -13,13 +13,14 @@ from markupsafe import Markup
 
 from medfl.engine.runs.records import RunRecord
 from medfl.records.calibration import Calibration
+from medfl.records.calibration_evaluation import PART_COVERAGE, CalibrationEvaluation
 from medfl.types import GLOBAL, Meta
 from medfl.utils.formats import name_or_number, score
 from medfl_report.calibration.calibration_words import chosen_words, recalibration_words, rule_words
 from medfl_report.calibration.decision_curve import net_benefit, net_benefit_of_all
 from medfl_report.calibration.evaluation import MIN_PATIENTS, evaluate_calibration, recalibrated
-from medfl_report.calibration.site_evaluation import PART_COVERAGE, SiteEvaluation
 from medfl_report.calibration.validation_predictions import read_bundle_calibration
+from medfl_report.evaluation.stored import bundle_of, read_evaluations
 from medfl_report.figures import Look, looks, svg
 from medfl_report.objectives.calibration import probability_bins
 from medfl_report.objectives.drawing import calibration_figure, decision_figure
@@ -38,20 +39,29 @@ THRESHOLDS = np.arange(1, 100) / 100
 
 
 @dataclass(frozen=True)
-class CalibratedTest:
-    """Test images of a site, and the calibration under which they are evaluated.
+class CalibratedModel:
+    """A calibrated model and its evaluation at a site.
 
     Attributes:
         name: Name of the row: the site, with the global model if that is calibrated.
         calibration: Calibration of the model.
-        tested: The model's own predictions for the test images.
-        evaluation: Evaluation of the calibration on the test images.
+        evaluation: Evaluation of the calibration on images of the site.
     """
 
     name: str
     calibration: Calibration
+    evaluation: CalibrationEvaluation
+
+
+@dataclass(frozen=True)
+class CalibratedTest(CalibratedModel):
+    """A calibrated model and its evaluation on test images of the run.
+
+    Attributes:
+        tested: The model's own predictions for the test images.
+    """
+
     tested: PredictionSet
-    evaluation: SiteEvaluation
 
 
 class CalibratedSection(TemplateSection):
@@ -84,14 +94,33 @@ def read_calibrated_tests(run: RunRecord, test_sets: PredictionSets) -> list[Cal
         calibration = read_bundle_calibration(run.folder / "sites" / site)
         if calibration is not None:
             evaluation = evaluate_calibration(site, calibration, tested)
-            tests.append(CalibratedTest(site, calibration, tested, evaluation))
+            tests.append(CalibratedTest(site, calibration, evaluation, tested))
     calibration = read_bundle_calibration(run.folder / GLOBAL)
     if calibration is not None:
         for site, tested in test_sets.items():
             if run.exported_kind(site) == GLOBAL:
                 evaluation = evaluate_calibration(site, calibration, tested)
-                tests.append(CalibratedTest(f"global model at {site}", calibration, tested, evaluation))
+                tests.append(CalibratedTest(f"global model at {site}", calibration, evaluation, tested))
     return tests
+
+
+def read_external_evaluations(run: RunRecord) -> list[CalibratedModel]:
+    """Return the evaluations of a run's calibrated models at sites that did not train.
+
+    Args:
+        run: The run.
+
+    Raises:
+        StoreError: If a file of an evaluation or a calibration is damaged.
+    """
+    models = []
+    for stored in read_evaluations(run):
+        for model in stored.record.models:
+            calibration = read_bundle_calibration(bundle_of(run, model))
+            if stored.record.is_external and model.calibrated is not None and calibration is not None:
+                name = f"{model.name} model at {stored.record.site}, external"
+                models.append(CalibratedModel(name, calibration, model.calibrated))
+    return models
 
 
 def _run_content(name: str, place: int, run: RunRecord, tests: list[CalibratedTest], names: tuple[str, ...]) -> Meta:
@@ -101,56 +130,57 @@ def _run_content(name: str, place: int, run: RunRecord, tests: list[CalibratedTe
         name: Name of the run on the page.
         place: Number of the run on the page, for the ids of figures.
         run: The run.
-        tests: Test images with calibrations, at least one.
+        tests: Calibrated models on test images of the run, at least one.
         names: Names of the outputs; may be empty.
     """
+    models = [*tests, *read_external_evaluations(run)]
     at_sites = {test.name: test for test in tests if not test.name.startswith(f"{GLOBAL} model at ")}
     drawn = list((at_sites or {test.name: test for test in tests}).values())
     outputs = names if not run.objective.has_class_labels or not run.holdings else run.holdings.classes
     return {
         "name": name,
         "chosen": chosen_words([test.calibration for test in tests]),
-        "points": [_point_row(test, outputs) for test in tests if test.calibration.threshold is not None],
+        "points": [_point_row(model, outputs) for model in models if model.calibration.threshold is not None],
         "rates": RATES,
-        "changes": [_change_row(test) for test in tests if test.evaluation.scores],
-        "score_names": list(dict.fromkeys(change.name for test in tests for change in test.evaluation.scores)),
-        "sets": [_set_row(test) for test in tests if test.evaluation.set_size],
+        "changes": [_change_row(model) for model in models if model.evaluation.scores],
+        "score_names": list(dict.fromkeys(change.name for model in models for change in model.evaluation.scores)),
+        "sets": [_set_row(model) for model in models if model.evaluation.set_size],
         "needed": [need for test in drawn for need in needed_rows(test)],
         "pictures": _pictures(drawn, place, outputs) if run.objective.has_class_labels else [],
         "is_survival": any(test.calibration.risk_threshold is not None for test in tests),
     }
 
 
-def _point_row(test: CalibratedTest, names: tuple[str, ...]) -> Meta:
-    """Return the row of a threshold: class, rule, threshold and rates on the test images."""
-    threshold = test.calibration.threshold
+def _point_row(model: CalibratedModel, names: tuple[str, ...]) -> Meta:
+    """Return the row of a threshold: class, rule, threshold and rates."""
+    threshold = model.calibration.threshold
     assert threshold is not None
     return {
-        "site": test.name,
-        "images": test.evaluation.images,
+        "site": model.name,
+        "images": model.evaluation.images,
         "class_name": name_or_number(threshold.class_number, names),
         "rule": rule_words(threshold),
         "threshold": threshold.threshold,
-        "rates": [test.evaluation.rate(name) for name in RATES],
+        "rates": [model.evaluation.rate(name) for name in RATES],
     }
 
 
-def _change_row(test: CalibratedTest) -> Meta:
+def _change_row(model: CalibratedModel) -> Meta:
     """Return the row of a recalibration: its values, and scores before and after, by name."""
-    changes = {change.name: change for change in test.evaluation.scores}
-    return {"site": test.name, "recalibration": recalibration_words(test.calibration), "changes": changes}
+    changes = {change.name: change for change in model.evaluation.scores}
+    return {"site": model.name, "recalibration": recalibration_words(model.calibration), "changes": changes}
 
 
-def _set_row(test: CalibratedTest) -> Meta:
-    """Return the row of prediction sets: coverage of all test images, and the lowest one of a class or number."""
-    conformal = test.calibration.conformal_set or test.calibration.conformal_interval
+def _set_row(model: CalibratedModel) -> Meta:
+    """Return the row of prediction sets: coverage of all images, and the lowest one of a class or number."""
+    conformal = model.calibration.conformal_set or model.calibration.conformal_interval
     assert conformal is not None
-    parts = [rate for rate in test.evaluation.rates if rate.name.startswith(PART_COVERAGE)]
+    parts = [rate for rate in model.evaluation.rates if rate.name.startswith(PART_COVERAGE)]
     return {
-        "site": test.name,
+        "site": model.name,
         "requested": conformal.coverage,
-        "coverage": test.evaluation.rate("coverage"),
-        "sizes": "; ".join(map(score, test.evaluation.set_size)),
+        "coverage": model.evaluation.rate("coverage"),
+        "sizes": "; ".join(map(score, model.evaluation.set_size)),
         "lowest": min(parts, key=lambda rate: rate.value, default=None),
     }
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from calibrated_runs import OBJECTIVES, train_noisy
+from calibrated_runs import OBJECTIVES, train_noisy, write_noisy_cohort
 from monai.bundle import run as run_bundle
 from refusals import refused
 
+import medfl
 from medfl.bundle.calibrated import decide, recalibrate
 from medfl.cli.main import main
 from medfl.engine.runs.records import read_run
@@ -23,7 +24,7 @@ from medfl_report.cards.verify import verify
 from medfl_report.cards.write import write_cards
 from medfl_report.commands.calibrate import calibrate_bundle, command, find_bundle_data, make_choices
 from medfl_report.predictions import read_prediction_sets
-from medfl_report.sections.calibrated_models import read_calibrated_tests
+from medfl_report.sections.calibrated_models import read_calibrated_tests, read_external_evaluations
 
 NOTHING = (None, None, None, None, None)
 
@@ -96,6 +97,38 @@ def test_the_card_states_the_calibration_and_verify_recomputes_it(run: Path) -> 
     tests = read_calibrated_tests(read_run(run), read_prediction_sets(read_run(run)))
     assert [test.name for test in tests] == ["site-01"]
     assert shown == tests[0].evaluation.to_json()
+
+
+def test_an_external_site_shows_whether_the_threshold_holds_there(run: Path) -> None:
+    """The rates at a site that did not train are those that its predictions give at the unchanged threshold."""
+    data = write_noisy_cohort(run.parent / "elsewhere", OBJECTIVES["binary"], patients=80, seed=7)
+    (site,) = find_bundle_data(run, ["site-01"], None)
+    calibrate_bundle(site, make_choices(*NOTHING, coverage=0.9))
+    place = run / "evaluations" / "east"
+    (evaluation,) = medfl.evaluate(f"{run}#site-01", data / "site-01", out=place, split="all")
+    calibrated, calibration = (
+        evaluation.models[0].calibrated,
+        Calibration.read(site.folder / "configs/calibration.json"),
+    )
+    assert calibrated is not None
+    assert calibration.threshold is not None
+    with (place / "predictions.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    labels = np.array([int(row["label"]) for row in rows])
+    own = np.array([[float(row["p0"]), float(row["p1"])] for row in rows])
+    predicted = recalibrate(calibration, own)[:, 1] >= calibration.threshold.threshold
+    with (place / "operating_points.csv").open(newline="") as file:
+        table = {row["rate"]: float(row["value"]) for row in csv.DictReader(file)}
+    for name, expected in {"sensitivity": predicted[labels == 1], "specificity": ~predicted[labels == 0]}.items():
+        rate = calibrated.rate(name)
+        assert rate is not None
+        assert rate.value == pytest.approx(expected.mean(), abs=1e-12)
+        assert table[name] == pytest.approx(rate.value, abs=1e-8)
+    (shown,) = read_external_evaluations(read_run(run))
+    assert (shown.calibration, shown.evaluation) == (calibration, calibrated)
+    path = next(path for path in write_cards(run, load_plugins()) if "site-01" in str(path))
+    assert "site-01 (external)" in path.read_text()
+    assert [result.problems for result in verify(run)] == [[], [], []]
 
 
 def test_no_choice_depends_on_test_images(run: Path) -> None:

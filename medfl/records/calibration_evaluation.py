@@ -58,7 +58,7 @@ class PatientsNeeded(Record):
     patients: int
 
 
-class SiteEvaluation(Record):
+class CalibrationEvaluation(Record):
     """Evaluation of a calibration on the test images of a site.
 
     Attributes:
