@@ -114,7 +114,7 @@ class EvaluatedModel(Record):
     Attributes:
         name: ``global``, or the name of the site whose model it is.
         weights: SHA-256 of the file of its weights.
-        predictions: SHA-256 of the file of its predictions.
+        predictions: SHA-256 of the file of its predictions; empty if the predictions stay at the site.
         scores: Maps each metric to the score of the model's own predictions, with its interval over the patients; None
             if it is not defined.
         calibrated: Evaluation of the bundle's calibration; None if the bundle is not calibrated.
@@ -137,9 +137,10 @@ class Evaluation(FileRecord):
         run: Name of the run folder; empty if the run is unknown.
         site: Name of the evaluated site, or of the folder of images.
         dataset: Name of the evaluated data set; empty if it has none.
-        data: SHA-256 digest of the evaluated data.
-        split: ``test``; ``all`` for the images of all splits; ``files`` for image files that a table labels.
-        images: Number of evaluated images.
+        data: SHA-256 digest of the evaluated data; empty if the data stay on another machine.
+        split: ``test``; ``all`` for the images of all splits; ``files`` for image files that a table labels;
+            ``federated`` for the test images of a site of a federation, whose predictions stay there.
+        images: Number of evaluated images; None if the site did not disclose it.
         patients: Number of their patients; None if each image counts as one.
         relation: Relation of the images to the run's data.
         scores: Maps each metric to the score, with its interval over the patients. For several models it is the mean of
@@ -160,8 +161,8 @@ class Evaluation(FileRecord):
     site: str
     dataset: str
     data: str
-    split: Literal["test", "all", "files"]
-    images: PositiveInt
+    split: Literal["test", "all", "files", "federated"]
+    images: PositiveInt | None
     patients: PositiveInt | None
     relation: DataRelation
     scores: dict[str, ScoreEstimate | None]
@@ -170,6 +171,11 @@ class Evaluation(FileRecord):
     def is_external(self) -> bool:
         """True if no image and no patient of the evaluated data was in the run's data."""
         return self.relation.kind == "external"
+
+    @property
+    def has_prediction_sets(self) -> bool:
+        """False for image files, whose predictions are in the format of an inference, and for a federation's sites."""
+        return self.split in ("test", "all")
 
     @property
     def model(self) -> str:

@@ -17,7 +17,10 @@ from refusals import refused
 from typer.testing import CliRunner
 
 from medfl.bundle.bundle_folders import bundle_hash
+from medfl.engine.runs.records import read_run
 from medfl.errors import MedflError, RefusedError, SettingsError
+from medfl.plugins import load_plugins
+from medfl.records.evaluation import ScoreEstimate
 from medfl.workflow import run_bundle
 from medfl_flare.backend.messages import Message, pack, unpack
 from medfl_flare.backend.run_progress import RunStatus
@@ -39,7 +42,9 @@ from medfl_flare.follow import FollowedJob
 from medfl_flare.job_folder import WEIGHTS_FILE_NAME, write_job
 from medfl_flare.records.audit import read_entries
 from medfl_flare.sites.audit_log import audit_path
+from medfl_report.cards.write import write_cards
 from medfl_report.evaluation.evaluate import evaluate_sites
+from medfl_report.evaluation.stored import read_evaluations
 
 SITE = SITES[0]
 SCORES = ["accuracy", "balanced_accuracy", "auc"]
@@ -347,5 +352,14 @@ def test_the_command_writes_the_scores_of_each_site(
         for name in ("auc", "accuracy")
     ]
     assert rows[2][2:5] == ["", "", ""]
+    disclosed, suppressed = read_evaluations(read_run(model.parent))
+    score = evaluation.sites[SITES[0]].scores["auc"]
+    assert score is not None
+    assert disclosed.record.scores["auc"] == ScoreEstimate(value=score.value, low=score.low, high=score.high)
+    assert set(suppressed.record.scores.values()) == {None}
+    assert {stored.record.relation.kind for stored in (disclosed, suppressed)} == {"unchecked"}
+    (card,) = [path for path in write_cards(model.parent, load_plugins()) if path.parent == model]
+    assert "No external validation could be verified" in card.read_text()
+    assert f"{score.low:.3f} to {score.high:.3f}" in card.read_text()
     assert f"{SITES[0]}: auc " in done.output
     assert f"{SITES[1]}: suppressed auc, accuracy" in done.output

@@ -8,13 +8,15 @@ from pathlib import Path
 
 import safetensors.torch as st
 from monai.bundle import ConfigParser
+from pydantic import TypeAdapter, ValidationError
 
 from medfl.bundle.bundle_folders import bundle_hash
 from medfl.engine.runs.provenance import bundle_values
+from medfl.engine.runs.records import RunRecord
 from medfl.engine.runs.site_bundles import WEIGHTS
 from medfl.engine.runs.weights_file import read_state_dict
-from medfl.errors import check_choice
-from medfl.records.evaluation import DataRelation
+from medfl.errors import RefusedError, check_choice
+from medfl.records.evaluation import DataRelation, EvaluatedModel, Evaluation, ScoreEstimate
 from medfl.types import Meta
 from medfl.utils.files import sha256_of, write_atomic
 from medfl_flare.backend.messages import Message
@@ -29,12 +31,16 @@ from medfl_flare.federated_evaluation.server_evaluation import RESULT_FILE_NAME
 from medfl_flare.federated_evaluation.site_scores import FederatedEvaluation, read_scores
 from medfl_flare.federated_statistics.researcher_session import JobResult, fetch_result
 from medfl_flare.offer import bundle_version
+from medfl_flare.records.offer import Name
 from medfl_flare.session import connect
 from medfl_report.cards.run_bundles import read_bundle_config
 from medfl_report.evaluation.models import find_models, read_task
+from medfl_report.evaluation.stored import EVALUATIONS
 
 SCORES_FILE_NAME = "scores.csv"
 """Name of the table of scores."""
+
+_NAME: TypeAdapter[str] = TypeAdapter(Name)
 
 
 @dataclass(frozen=True)
@@ -127,7 +133,7 @@ def _exported_values(folder: Path, bundle: Meta) -> Meta:
 def fetch_evaluation(
     plan: EvaluationPlan, kit: Path, out: Path, opener: Callable[[Path], Connection] = connect
 ) -> FederatedEvaluation:
-    """Request scores of a model from the sites, write the result, and return it.
+    """Request scores of a model from the sites, write the result to `out` and into the run of the model, and return it.
 
     Args:
         plan: What to evaluate.
@@ -139,6 +145,7 @@ def fetch_evaluation(
         SettingsError: If the model, the scores, the kit or the sites are invalid.
         MedflError: If the server can't be reached, or if no site returns scores.
     """
+    models = find_models(plan.model)
     prepared = read_evaluation(plan, out.absolute().name)
     request = prepared.request
     content = fetch_result(request, JobResult("scores", RESULT_FILE_NAME), kit, out, opener, prepared.content)
@@ -150,12 +157,57 @@ def fetch_evaluation(
         requested=tuple(request.scores),
         relation=DataRelation(kind="unchecked", reason="other_machine"),
         sites={
-            site: read_scores(Message(MODEL_KIND, {}, meta), request.scores) for site, meta in content["sites"].items()
+            _read_site_name(site): read_scores(Message(MODEL_KIND, {}, meta), request.scores)
+            for site, meta in content["sites"].items()
         },
         missing=content["missing"],
     )
     write_evaluation(evaluation, out)
+    if models.run is not None:
+        _write_into_run(evaluation, models.run)
     return evaluation
+
+
+def _write_into_run(evaluation: FederatedEvaluation, run: RunRecord) -> None:
+    """Write the scores of each site into the run folder, where the report and the model card find them.
+
+    Raises:
+        StoreError: If a file can't be written.
+        RefusedError: If the name of a site is invalid.
+    """
+    for site, disclosed in evaluation.sites.items():
+        scores = {
+            name: None if score is None else ScoreEstimate(value=score.value, low=score.low, high=score.high)
+            for name, score in disclosed.scores.items()
+        }
+        model = EvaluatedModel(name=evaluation.model, weights=evaluation.weights, predictions="", scores=scores)
+        record = Evaluation(
+            models=(model,),
+            method=run.method,
+            seed=run.seed,
+            run=run.folder.resolve().name,
+            site=site,
+            dataset="",
+            data="",
+            split="federated",
+            images=disclosed.images or None,
+            patients=disclosed.patients or None,
+            relation=evaluation.relation,
+            scores=scores,
+        )
+        record.write(run.folder / EVALUATIONS / f"{evaluation.model}-at-{site}-federated" / Evaluation.NAME)
+
+
+def _read_site_name(name: str) -> str:
+    """Return the name of a site in the server's result, after a check.
+
+    Raises:
+        RefusedError: If the name is invalid.
+    """
+    try:
+        return _NAME.validate_python(name)
+    except ValidationError:
+        raise RefusedError("invalid_site_name", "the result has an invalid name of a site") from None
 
 
 def write_evaluation(evaluation: FederatedEvaluation, out: Path) -> None:

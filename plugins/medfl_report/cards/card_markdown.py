@@ -31,6 +31,7 @@ from medfl_report.cards.checklists import CHECKLIST_TITLES, CHECKLISTS
 from medfl_report.cards.evidence import Evidence
 from medfl_report.cards.run_facts import format_image_count
 from medfl_report.cards.score_computation import CALIBRATION_METRICS, MIN_PATIENTS, SITE_MEAN
+from medfl_report.evaluation.external_scores import relation_words
 from medfl_report.objectives.site_scores import RESAMPLES
 
 CARD_MARK = "<!-- Written by `medfl card`. -->"
@@ -78,7 +79,9 @@ def render_card(facts: CardFacts, scores: CardScores) -> str:
             server_scores=_server_score_rows(facts, scores),
             external=_external_table(facts),
             other_evaluations=[
-                f"{entry.site}: {entry.relation.sentence}" for entry in facts.evaluations if entry not in facts.external
+                f"{entry.site}: {relation_words(entry.relation, entry.scores)}"
+                for entry in facts.evaluations
+                if entry not in facts.external
             ],
             metric_meanings=_metric_meanings(facts, scores),
             calibration_scores=_calibration_scores(facts, scores),

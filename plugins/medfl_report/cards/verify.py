@@ -99,7 +99,7 @@ def _evaluation_differences(run: RunRecord) -> list[str]:
         expected = [estimate_scores([test_set], metrics) for test_set in sets]
         if sets and [model.scores for model in stored.record.models] != expected:
             problems.append(f"{stored.folder.name}: the scores of the evaluation differ from its predictions")
-        if not sets and stored.record.split != "files":
+        if not sets and stored.record.has_prediction_sets:
             problems.append(f"{stored.folder.name}: the predictions of the evaluation are missing or changed")
     return problems
 

@@ -117,7 +117,8 @@ def read_site_evaluations(run: RunRecord, bundle: RunBundle) -> tuple[SiteEvalua
         record = stored.record
         for model in record.models:
             if model.name == (bundle.site or GLOBAL):
-                is_small = (record.patients or record.images) < MIN_PATIENTS
+                known = record.patients or record.images
+                is_small = known is not None and known < MIN_PATIENTS
                 scores = {} if is_small else model.scores
                 entries.append(
                     SiteEvaluation(

@@ -98,10 +98,9 @@ def _show(evaluation: Evaluation) -> None:
     from medfl.utils.text import visible
     from medfl_report.calibration.calibration_words import evaluation_words
 
-    patients = "" if evaluation.patients is None else f" of {count(evaluation.patients, 'patient')}"
-    typer.echo(
-        f"{visible(evaluation.model)} at {visible(evaluation.site)}: {count(evaluation.images, 'image')}{patients}"
-    )
+    counts = ((evaluation.images, "image"), (evaluation.patients, "patient"))
+    known = " of ".join(count(number, noun) for number, noun in counts if number is not None)
+    typer.echo(f"{visible(evaluation.model)} at {visible(evaluation.site)}: {known}")
     typer.echo(visible(evaluation.relation.sentence))
     for metric, score in evaluation.scores.items():
         if score is None:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from medfl.engine.runs.records import RunRecord
-from medfl.records.evaluation import ScoreEstimate
+from medfl.records.evaluation import DataRelation, ScoreEstimate
+from medfl.utils.formats import metric_words, score
 from medfl_report.evaluation.evaluate import estimate_scores
 from medfl_report.evaluation.stored import StoredEvaluation, read_evaluations
 from medfl_report.site_comparison import mean_interval
@@ -37,7 +38,7 @@ class SiteEvaluations:
     evaluations: tuple[StoredEvaluation, ...]
 
     @property
-    def images(self) -> int:
+    def images(self) -> int | None:
         """Number of images of the first evaluation."""
         return self.evaluations[0].record.images
 
@@ -155,11 +156,29 @@ def external_sites(runs: Iterable[RunRecord]) -> list[str]:
 
 
 def other_evaluations(runs_by_label: Mapping[str, Sequence[RunRecord]]) -> list[str]:
-    """Return a sentence for each evaluation that is not external, or could not be verified as external."""
-    return [
-        f"{label}, {stored.record.model} at {stored.record.site}: {stored.record.relation.sentence}"
+    """Return a text for each evaluation that is not external, or could not be verified as external.
+
+    If it could not be verified, the text contains the scores.
+    """
+    records = {
+        label: [stored.record for run in runs for stored in read_evaluations(run)]
         for label, runs in runs_by_label.items()
-        for run in runs
-        for stored in read_evaluations(run)
-        if not stored.record.is_external
+    }
+    return [
+        f"{label}, {record.model} at {record.site}: {relation_words(record.relation, record.scores)}"
+        for label, evaluations in records.items()
+        for record in evaluations
+        if not record.is_external
     ]
+
+
+def relation_words(relation: DataRelation, scores: Mapping[str, ScoreEstimate | None]) -> str:
+    """Return the relation to the run's data in words, with the scores if the relation could not be checked."""
+    if relation.kind != "unchecked":
+        return relation.sentence
+    texts = [
+        f"{metric_words(name)} {score(estimate.value)} ({score(estimate.low)} to {score(estimate.high)})"
+        for name, estimate in scores.items()
+        if estimate is not None
+    ]
+    return f"{relation.sentence} Scores: {', '.join(texts)}." if texts else relation.sentence

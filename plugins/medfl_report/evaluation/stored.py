@@ -34,14 +34,12 @@ class StoredEvaluation:
         return prediction_path(self.folder, model.name, len(self.record.models))
 
     def prediction_sets(self, run: RunRecord) -> list[PredictionSet]:
-        """Return the predictions of each model; empty if a file is missing or is not the one that was scored.
-
-        The predictions of image files are in the format of an inference, without labels, and are not read.
+        """Return the predictions of each model; empty if there are none in a run's format, or a file has changed.
 
         Args:
             run: The run, for its objective.
         """
-        if self.record.split == "files":
+        if not self.record.has_prediction_sets:
             return []
         paths = {self.prediction_path(model): model.predictions for model in self.record.models}
         if not all(path.is_file() and sha256_of(path) == sha256 for path, sha256 in paths.items()):
