@@ -1,5 +1,7 @@
 """Tests of tasks: optimisers for other networks, and initial tensors."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from refusals import refused
@@ -127,6 +129,26 @@ def test_an_unknown_network_is_named():
 )
 def test_channels_last_is_for_2d_networks_without_the_layer_that_corrupts_memory(network, suits):
     assert suits_channels_last(network) == suits
+
+
+def test_loading_draws_no_parameters_but_other_tensors():
+    """A random fill of a parameter is skipped because the tensor is overwritten; a fixed random tensor is drawn."""
+
+    class Projection(nn.Linear):
+        def __init__(self):
+            super().__init__(3, 2)
+            nn.init.normal_(self.weight)
+            self.fixed = torch.empty(100).uniform_(1, 2)
+
+    task = replace(make_task(), networks={"tiny": Projection})
+    torch.manual_seed(0)
+    before = torch.random.get_rng_state()
+    tensors = {"weight": torch.full((2, 3), 7.0), "bias": torch.zeros(2)}
+    model = task.load(tensors, "tiny")
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert tensors_equal(model.state_dict(), tensors)
+    assert bool(((model.fixed >= 1) & (model.fixed <= 2)).all())
+    assert not torch.equal(task.build("tiny").weight, task.build("tiny").weight), "elsewhere parameters are drawn"
 
 
 @pytest.mark.parametrize("stride", [1, 2])

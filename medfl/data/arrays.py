@@ -289,7 +289,8 @@ def _scale_and_shift(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return scale and shift such that ``x * scale + shift`` is the normalised image.
 
-    Each is a tensor of one number, or of one number for each pixel of a flattened image.
+    Each is a tensor of one number, or of one number for each pixel of a flattened image. Splits with the same
+    normalisation share the tensors.
     """
     count, kind = (images.shape[1], "columns") if images.ndim == 2 else (channels or 1, "channels")
     for name, values in (("mean", mean), ("std", std)):
@@ -312,18 +313,17 @@ def _scale_and_shift(
     unit = float(np.iinfo(images.dtype).max) if images.dtype.kind == "u" else 1.0
     spread = np.asarray(std, dtype=np.float64)
     scale, shift = 1.0 / (unit * spread), -np.asarray(mean, dtype=np.float64) / spread
-    return _repeat_over_pixels(scale, images, count), _repeat_over_pixels(shift, images, count)
+    pixels = int(np.prod(images.shape[1:])) // count
+    return _repeat_over_pixels(tuple(scale.tolist()), pixels), _repeat_over_pixels(tuple(shift.tolist()), pixels)
 
 
-def _repeat_over_pixels(values: np.ndarray, images: np.ndarray, count: int) -> torch.Tensor:
+@functools.lru_cache(maxsize=64)
+def _repeat_over_pixels(values: tuple[float, ...], pixels: int) -> torch.Tensor:
     """Return one number as it is, or repeat one number per channel for all pixels.
 
     Broadcasting a vector of 3 channels over the pixels would be slow.
     """
-    if len(values) == 1:
-        return torch.tensor(values, dtype=torch.float32)
-    pixels = int(np.prod(images.shape[1:])) // count
-    return torch.tensor(np.tile(values, pixels), dtype=torch.float32)
+    return torch.tensor(values * (1 if len(values) == 1 else pixels), dtype=torch.float32)
 
 
 def _file_identity(path: Path) -> tuple[Path, int, int]:

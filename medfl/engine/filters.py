@@ -172,7 +172,8 @@ class Filters:
         return kinds, {key: value for key, value in meta.items() if policy.discloses_metadata(schema[key].visibility)}
 
     def _check_numbers(self, tensors: Tensors, site: str) -> None:
-        for name in sorted(tensors):
+        norm, bound = l2_norm(tensors), math.inf if self._norm_bound is None else self._norm_bound
+        for name in [] if math.isfinite(norm) else sorted(tensors):
             if tensors[name].is_floating_point() and not bool(torch.isfinite(tensors[name]).all()):
                 raise RefusedError(
                     "not_finite",
@@ -181,7 +182,6 @@ class Filters:
                     site=site,
                     tensor=name,
                 )
-        norm, bound = l2_norm(tensors), math.inf if self._norm_bound is None else self._norm_bound
         if self._sigma is not None:  # a refusal would depend on the norm, which has no noise; clipping bounds it
             if math.isinf(norm):
                 raise RefusedError(

@@ -250,9 +250,9 @@ class SiteRunner:
     ) -> StoredStep:
         """Execute a request and save the step as one file. A refusal is saved with the state of the previous step."""
         # 1. Restore the site's state and its peer messages.
-        last = self.store.latest(before=step) or StoredStep(0, {}, {"state": {}, "blobs": {}})
-        site, state_before = self._view(method, round_, last.state(), digest), copy_state(last.state())
-        site.inbox = self.inbox.read(last.step, step)
+        last_step, state = self.store.last_state(before=step)
+        site, state_before = self._view(method, round_, state, digest), copy_state(state)
+        site.inbox = self.inbox.read(last_step, step)
         started = time.perf_counter()
 
         # 2. Execute the request, and check and filter everything that leaves the site.

@@ -82,6 +82,7 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.flushes = folder, True
+        self._written: dict[int, tuple[int, int]] = {}
 
     def path(self, step: int) -> Path:
         """Return the path of the file of a step."""
@@ -108,6 +109,7 @@ class Store:
         tensors = wire.prefixed(state.tensors, "state/") | (extra or {})
         content = meta | {"step": step, "state": state.meta, "blobs": state.blobs}
         write_atomic(self.path(step), wire.encode(tensors, content), self.flushes)
+        self._written = {step: self._file_stamp(step)}
         self._prune(keep)
 
     def load(self, step: int) -> StoredStep:
@@ -134,6 +136,23 @@ class Store:
             except DamagedError as error:
                 logger.warning("'%s' is damaged (%s). The step before it is used.", self.path(step), error)
         return None
+
+    def last_state(self, before: int) -> tuple[int, State]:
+        """Return the newest valid step below `before` and the state after it; 0 and an empty state without one.
+
+        If this object has written the newest step and its file is unchanged since, the checksum is not verified again,
+        and the sent tensors are not read.
+        """
+        newest = next((step for step in reversed(self.steps()) if step < before), 0)
+        if newest in self._written and self._written[newest] == self._file_stamp(newest):
+            return newest, self.read_state(before)
+        record = self.latest(before)
+        return (0, State()) if record is None else (record.step, record.state())
+
+    def _file_stamp(self, step: int) -> tuple[int, int]:
+        """Return the time of the last change of a step's file, in ns, and its size."""
+        status = self.path(step).stat()
+        return status.st_mtime_ns, status.st_size
 
     def set_damaged_aside(self) -> int:
         """Rename damaged files above the newest valid step to ``*.damaged``, and return the newest valid step.

@@ -196,6 +196,28 @@ def test_a_damaged_step_is_passed_over_with_a_warning(
     assert store.steps() == []
 
 
+def test_the_last_state_is_verified_unless_this_store_wrote_the_unchanged_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, other = Store(tmp_path), Store(tmp_path)
+    assert ours.last_state(before=1) == (0, State())
+    for step in (1, 2):
+        ours.save(step, state(step), {}, {"reply/w": torch.ones(3)})
+    verified: list[int] = []
+    load = Store.load
+    monkeypatch.setattr(Store, "load", lambda store, step: verified.append(step) or load(store, step))  # type: ignore[func-returns-value]
+    for store in (ours, other):
+        step, last = store.last_state(before=3)
+        assert step == 2
+        assert tensors_equal(last.tensors, state(2).tensors)
+        assert last.meta == state(2).meta
+    assert ours.last_state(before=2)[0] == 1
+    assert verified == [2, 1], "the other store verifies step 2, ours only the step that is not its last"
+    flip(ours.path(2))
+    os.utime(ours.path(2), ns=(1, 1))
+    assert ours.last_state(before=3)[0] == 1, "a changed file is verified, and passed over"
+
+
 def test_a_healthy_store_needs_no_mending(tmp_path: Path) -> None:
     store = Store(tmp_path)
     assert store.set_damaged_aside() == 0

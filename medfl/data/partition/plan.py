@@ -87,6 +87,14 @@ class PartitionPlan:
     join_splits: bool = False
 
     def __post_init__(self) -> None:
+        self._check_choices()
+        self._check_ranges()
+        self._check_test_sets()
+        self._check_public()
+        check_kinds(self.allow_leaks)
+
+    def _check_choices(self) -> None:
+        """Raise if a name is not one of its choices, or the columns to stratify by are no list."""
         kinds = {"test": TestPolicy, "server_test": ServerTest, "duplicates": Duplicates}
         for name, kind in kinds.items():
             if getattr(self, name) not in get_args(kind):
@@ -104,6 +112,9 @@ class PartitionPlan:
                 setting="stratify",
                 found=str(self.stratify),
             )
+
+    def _check_ranges(self) -> None:
+        """Raise if a number is out of range."""
         if self.seed < 0:
             raise SettingsError(
                 "setting_out_of_range",
@@ -128,6 +139,25 @@ class PartitionPlan:
                 minimum=1,
                 found=self.per_class,
             )
+        fractions = (self.held_out, self.val_fraction)
+        if not (min(fractions) >= 0 and sum(fractions) < 1):
+            raise SettingsError(
+                "setting_out_of_range",
+                f"expected test and validation fractions >= 0 with a sum below 1, got {fractions[0]} and "
+                f"{fractions[1]}",
+                settings=("test_fraction", "val_fraction"),
+                found=fractions,
+            )
+        if not 0 <= self.public_test_fraction < 1:
+            raise SettingsError(
+                "setting_out_of_range",
+                f"expected a share in [0, 1) of the public images as their test set, got {self.public_test_fraction}",
+                setting="public_test_fraction",
+                found=self.public_test_fraction,
+            )
+
+    def _check_test_sets(self) -> None:
+        """Raise if the test sets of the sites and of the server need a column, or the same images."""
         if self.test == "official" and self.column is None:
             raise SettingsError(
                 "missing_setting",
@@ -143,15 +173,16 @@ class PartitionPlan:
                 "not to both. Choose another server_test, such as none.",
                 settings=("test", "server_test"),
             )
-        fractions = (self.held_out, self.val_fraction)
-        if not (min(fractions) >= 0 and sum(fractions) < 1):
+        if self.join_splits and "official" in (self.test, self.server_test):
             raise SettingsError(
-                "setting_out_of_range",
-                f"expected test and validation fractions >= 0 with a sum below 1, got {fractions[0]} and "
-                f"{fractions[1]}",
-                settings=("test_fraction", "val_fraction"),
-                found=fractions,
+                "incompatible_settings",
+                "join_splits leaves no pooled test split, so neither test nor server_test can be 'official'. Choose "
+                "others, such as a fraction for the sites and none for the server.",
+                settings=("join_splits", "test", "server_test"),
             )
+
+    def _check_public(self) -> None:
+        """Raise if the number of public images does not fit the kind of public data."""
         counted = self.public_images is not None
         if (self.public == TRAINING) != counted or (self.public_images is not None and self.public_images < 1):
             raise SettingsError(
@@ -160,21 +191,6 @@ class PartitionPlan:
                 f"got public '{self.public}' and public_images {self.public_images}",
                 settings=("public", "public_images"),
             )
-        if self.join_splits and "official" in (self.test, self.server_test):
-            raise SettingsError(
-                "incompatible_settings",
-                "join_splits leaves no pooled test split, so neither test nor server_test can be 'official'. Choose "
-                "others, such as a fraction for the sites and none for the server.",
-                settings=("join_splits", "test", "server_test"),
-            )
-        if not 0 <= self.public_test_fraction < 1:
-            raise SettingsError(
-                "setting_out_of_range",
-                f"expected a share in [0, 1) of the public images as their test set, got {self.public_test_fraction}",
-                setting="public_test_fraction",
-                found=self.public_test_fraction,
-            )
-        check_kinds(self.allow_leaks)
 
     @property
     def held_out(self) -> float:

@@ -14,21 +14,47 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from medfl.networks.transfer.frozen import frozen_modules
 
 _IS_OVERWRITTEN: ContextVar[bool] = ContextVar("_IS_OVERWRITTEN", default=False)
 """Whether the caller overwrites all tensors of the networks that it builds."""
 
+_DRAWS = {
+    *(torch.Tensor.uniform_, torch.Tensor.normal_),
+    *(nn.init.uniform_, nn.init.normal_, nn.init.kaiming_uniform_, nn.init.kaiming_normal_, nn.init.trunc_normal_),
+    *(nn.init.xavier_uniform_, nn.init.xavier_normal_),
+}
+"""Functions that fill a tensor with random numbers: their first argument, or the argument `tensor`."""
+
 
 @contextmanager
 def overwriting_tensors() -> Iterator[None]:
-    """Declare, within the block, that the tensors of all networks built are overwritten, so they need not be drawn."""
+    """Declare, within the block, that the tensors of all networks built are overwritten, so they need not be drawn.
+
+    Parameters that a constructor fills with random numbers stay uninitialised.
+    """
     token = _IS_OVERWRITTEN.set(True)
     try:
-        yield
+        with _SkippedDraws():
+            yield
     finally:
         _IS_OVERWRITTEN.reset(token)
+
+
+class _SkippedDraws(TorchFunctionMode):
+    """Mode in which random fills of parameters do nothing. Other tensors, such as buffers, are drawn as usual."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _DRAWS:
+            filled = args[0] if args else kwargs.get("tensor")
+            if isinstance(filled, nn.Parameter):
+                return filled
+        return func(*args, **kwargs)
 
 
 class FeatureNetworkBuilder:
