@@ -150,6 +150,7 @@ class Adversary:
         self._optimizer = torch.optim.Adam(self._model.parameters(), lr, betas=(0.0, 0.9))
         write_state(self._optimizer, self._model, select(tensors, OPTIMIZER_PREFIX))
         self._penalty, self._steps, self._points = penalty, steps, site.rng("gradient penalty")
+        self._losses: list[torch.Tensor] = []
 
     def train_critic(self, real: torch.Tensor, fake: torch.Tensor) -> None:
         """Train the critic on a batch for the configured number of steps, and update its weights in place.
@@ -163,10 +164,18 @@ class Adversary:
         for _ in range(self._steps):
             self._optimizer.zero_grad(set_to_none=True)
             loss = critic_loss(self._model(fake), self._model(real))
+            self._losses.append(loss.detach())
             loss = loss + self._penalty * gradient_penalty(self._model, real, fake, self._points)
             loss.backward()
             self._optimizer.step()
         self._model.requires_grad_(False)
+
+    def mean_loss(self) -> float | None:
+        """Return the mean of `critic_loss` over the steps so far, or None without a step.
+
+        It approaches 0 as reconstructions become similar to images.
+        """
+        return float(torch.stack(self._losses).double().mean()) if self._losses else None
 
     def generator_loss(self, fake: torch.Tensor) -> torch.Tensor:
         """Return the loss -E[D(fake)] of the generator for reconstructions `fake`. The critic D gets no gradient."""

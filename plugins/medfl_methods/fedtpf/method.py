@@ -300,6 +300,8 @@ class FedTPF(FeatureSharing):
             reply.log["distil_loss"] = distilling.train_pass(loss, f"distil {epoch}")
             if site.val is not None and len(site.val):
                 past.append(list(self.evaluate_distiller(site, distilling.model)))
+        if adversary is not None and (critic_loss := adversary.mean_loss()) is not None:
+            reply.log["critic_loss"] = critic_loss
         self.freeze_or_store(site, reply, distilling, adversary)
         reply.tensors |= self.distiller_update(request, distilling.model)
         return reply

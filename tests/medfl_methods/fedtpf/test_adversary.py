@@ -45,6 +45,14 @@ def test_it_learns_which_images_are_real():
     assert margin() > max(before, 0) + 0.01
 
 
+def test_its_mean_loss_is_that_of_its_scores():
+    """With a learning rate near 0 both steps have the loss E[D(fake)] - E[D(real)] of the initial critic."""
+    adversary = make(lr=1e-30, steps=2)
+    with torch.no_grad():
+        expected = adversary.generator_loss(IMAGES) - adversary.generator_loss(DARK)
+    assert learned(adversary).mean_loss() == pytest.approx(float(expected), rel=1e-5)
+
+
 def test_the_penalty_keeps_its_slope_near_one():
     """Compare the mean norm of the gradient by the image after training with a large factor and without penalty."""
 
