@@ -71,6 +71,19 @@ class PaperCurve(StrictModel):
     methods: tuple[str, ...] = ()
 
 
+class PaperGroups(StrictModel):
+    """Groups of persons whose AUCs an item compares.
+
+    Attributes:
+        kind: ``centre`` for the first method of the item's rows against the second one at each scanning centre, or
+            ``sex`` for men and women with each method.
+        data: Data set of the study.
+    """
+
+    kind: Literal["centre", "sex"]
+    data: str
+
+
 class PaperItem(StrictModel):
     """A table or a figure of a paper, and the study that repeats it.
 
@@ -87,6 +100,7 @@ class PaperItem(StrictModel):
         decimals: Number of decimals of the paper's numbers.
         columns: Columns of the table.
         curves: Curves of the figure.
+        groups: Groups of persons that the item compares; None without any.
         tried: Ingredients that were tried where an order does not hold, as sentences.
     """
 
@@ -102,6 +116,7 @@ class PaperItem(StrictModel):
     decimals: int = 3
     columns: tuple[PaperColumn, ...] = ()
     curves: tuple[PaperCurve, ...] = ()
+    groups: PaperGroups | None = None
     tried: str = ""
 
     @model_validator(mode="after")

@@ -16,7 +16,7 @@ from jinja2.sandbox import SandboxedEnvironment
 
 from medfl.errors import MedflError, SettingsError, StoreError, did_you_mean
 from medfl_studies.records.paper_items import read_papers
-from medfl_studies.results import fair_tables, page_formats, page_tables, paper_tables
+from medfl_studies.results import fair_tables, page_formats, page_tables, paper_groups, paper_tables
 from medfl_studies.results.page_statistics import DataScores
 from medfl_studies.results.paper_orders import ItemResult, item_result
 from medfl_studies.results.recorded_study import StudyResults, read_results
@@ -245,6 +245,7 @@ def _environment(folder: Path, functions: TemplateFunctions) -> SandboxedEnviron
         "columns_without_runs": paper_tables.columns_without_runs,
         "correlations": paper_tables.correlations,
         "curve_table": paper_tables.curve_table,
+        "group_table": paper_groups.group_table,
         "measure_notes": paper_tables.measure_notes,
         "open_orders": paper_tables.open_orders,
         "orders_table": paper_tables.orders_table,

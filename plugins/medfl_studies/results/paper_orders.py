@@ -110,15 +110,17 @@ class ItemResult:
 
     @property
     def runs(self) -> tuple[RunRecord, ...]:
-        """Runs of the item's rows on the data sets of its columns and curves."""
+        """Runs of the item's rows on its data sets."""
         groups = [group for data in self.data for group in method_groups(self.item, self.results, data).values()]
         return tuple(run for group in groups for run in group.runs)
 
     @property
     def data(self) -> tuple[str, ...]:
-        """Names of the study's data sets of the columns and curves."""
-        columns = [column.data for column in self.item.columns if column.data is not None]
-        return tuple(dict.fromkeys([*columns, *(curve.data for curve in self.item.curves)]))
+        """Names of the study's data sets of the columns, curves and groups."""
+        names = [column.data for column in self.item.columns if column.data is not None]
+        names += [curve.data for curve in self.item.curves]
+        names += [] if self.item.groups is None else [self.item.groups.data]
+        return tuple(dict.fromkeys(names))
 
     @property
     def unfinished(self) -> int:
