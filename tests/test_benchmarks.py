@@ -119,7 +119,7 @@ def test_secure_aggregation_is_timed_and_its_bytes_counted(run: Run) -> None:
 
 @pytest.mark.slow
 def test_what_a_site_costs_is_printed_for_each_number_of_sites(run: Run) -> None:
-    output, figures = run("scale.py", ["--sites", "2", "5", "--rounds", "2"])
+    output, figures = run("many_sites.py", ["--sites", "2", "5", "--rounds", "2"])
     assert "ms of wall for a site's step" in output
     assert [*figures] == ["2", "5"]
     assert all(value["files for a site"] > 2 for value in figures.values())

@@ -2,10 +2,12 @@
 
 Each site has eight rows of a table with 13 columns, six for training and two for the test. The network is one linear
 layer, so almost all of the time is medfl's own work: requests, messages, hashes, state on disk with fsync, rows of
-metrics, evaluation. By default all sites take part in each round (`--fraction`).
+metrics, evaluation. By default all sites take part in each round (`--fraction`). With `--images`, a row is an image of
+28 pixels, and the network is the four-layer CNN with 2.3 MB of weights.
 
-    python benchmarks/scale.py --sites 100 10000
-    python benchmarks/scale.py --sites 2 --rounds 1000
+    python benchmarks/many_sites.py --sites 100 10000
+    python benchmarks/many_sites.py --sites 2 --rounds 1000
+    python benchmarks/many_sites.py --images --sites 20 --rounds 10
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from medfl.engine.evaluation import MetricRow
 from medfl.engine.plan import MethodChoice
 from medfl.engine.runs.simulation import Callbacks, RunData, SimulatedRun, Simulation, simulate
 from medfl.engine.site import Splits
+from medfl.networks.cnn import CNN4
 from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
 from medfl.settings import Execution, Settings
@@ -34,6 +37,9 @@ from medfl.task import Task
 
 COLUMNS, ROWS, TRAIN = 13, 8, 6
 """Columns of the table, rows of each site, and training rows among them."""
+
+IMAGES = 10_000
+"""Number of different images. More sites use the same images again."""
 
 
 @dataclass
@@ -77,28 +83,36 @@ class ResourceRecorder:
         return [psutil.Process(), *psutil.Process().children()]
 
 
-def make_sites(number: int) -> dict[str, Splits]:
-    """Return the data of each site by its name: random numbers and classes, in one array that all sites share."""
+def make_sites(number: int, has_images: bool) -> dict[str, Splits]:
+    """Return the data of each site by its name: random numbers and classes, in one array that all sites share.
+
+    Args:
+        number: Number of sites.
+        has_images: Whether rows are images instead of rows of a table.
+    """
     rng = np.random.default_rng(0)
-    table = rng.standard_normal((number * ROWS, COLUMNS)).astype(np.float32)
-    labels = rng.integers(0, 2, number * ROWS)
+    count = min(number * ROWS, IMAGES) if has_images else number * ROWS
+    table = rng.standard_normal((count, COLUMNS)).astype(np.float32)
+    if has_images:
+        table = rng.integers(0, 255, (count, 28, 28, 3), dtype=np.uint8)
+    labels = rng.integers(0, 2, count)
 
     def dataset(rows: np.ndarray) -> ArrayDataset:
         return ArrayDataset(table, labels[rows], rows)
 
     sites = {}
     for index in range(number):
-        rows = np.arange(index * ROWS, (index + 1) * ROWS)
+        rows = np.arange(index * ROWS, (index + 1) * ROWS) % count
         sites[f"site-{index + 1:05d}"] = Splits(dataset(rows[:TRAIN]), dataset(rows[:0]), dataset(rows[TRAIN:]))
     return sites
 
 
 def measure(number: int, options: argparse.Namespace) -> dict[str, float]:
     """Run the method once with the given number of sites and return the figures by name."""
-    sites, registry = make_sites(number), load_plugins()
+    sites, registry = make_sites(number, options.images), load_plugins()
     task = Task(
-        {"linear": lambda: nn.Linear(COLUMNS, 2)},
-        "linear",
+        {"linear": lambda: nn.Linear(COLUMNS, 2), "cnn4": lambda: CNN4(3, 2)},
+        "cnn4" if options.images else "linear",
         nn.CrossEntropyLoss(),
         lambda parameters: torch.optim.SGD(parameters, lr=0.01),
         Multiclass(2),
@@ -148,6 +162,7 @@ def main() -> None:
     """Run the measurements and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sites", type=int, nargs="+", default=[100, 10000], help="numbers of sites, one run each")
+    parser.add_argument("--images", action="store_true", help="sites with images and a CNN instead of a linear layer")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each run")
     parser.add_argument("--fraction", type=float, default=1.0, help="share of the sites in each round")
     parser.add_argument(
