@@ -137,8 +137,9 @@ def open_orders(result: ItemResult) -> str:
 
 
 def columns_without_runs(result: ItemResult) -> str:
-    """Return the names of the columns that no run repeats, in an item with other runs; empty without any."""
-    return "; ".join(column.column.name for column in result.columns if result.runs and not column.ours)
+    """Return the names of the columns that no run repeats, in an item with runs of other columns; empty without any."""
+    without = [column.column.name for column in result.columns if not column.ours]
+    return "; ".join(without) if len(without) < len(result.columns) else ""
 
 
 def correlations(result: ItemResult) -> str:
