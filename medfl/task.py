@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -346,7 +347,9 @@ class Task:
             tensors: State dict of the network, with or without its frozen tensors.
             network: Name of the network; None uses the task's default.
         """
-        with torch.random.fork_rng(devices=[]), overwriting_tensors():
+        self.frozen(network)  # they are drawn here, once, and not in the block below
+        is_complete = tensors.keys() >= set(self.names(network))  # adapters keep values that plain tensors don't have
+        with torch.random.fork_rng(devices=[]), overwriting_tensors() if is_complete else nullcontext():
             model = self.build(network)
         model.load_state_dict(tensors)
         model.to(self.device)

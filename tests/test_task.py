@@ -151,6 +151,14 @@ def test_loading_draws_no_parameters_but_other_tensors():
     assert not torch.equal(task.build("tiny").weight, task.build("tiny").weight), "elsewhere parameters are drawn"
 
 
+def test_frozen_tensors_are_drawn_although_the_first_network_is_loaded():
+    fresh, other = (make_task().with_training_of("head") for _ in range(2))
+    start = other.initial(1)
+    images = torch.rand(4, 1, 6, 6)
+    assert torch.equal(fresh.load(start).eval()(images), other.load(start).eval()(images))
+    assert tensors_equal(fresh.frozen(), other.frozen())
+
+
 @pytest.mark.parametrize("stride", [1, 2])
 def test_a_loaded_network_has_the_layout_that_suits_it(stride):
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1, stride=stride))
