@@ -44,6 +44,7 @@ from medfl.utils.rng import SecretStream, make_generator
 if TYPE_CHECKING:
     from medfl.settings import Settings
     from medfl.task import Task
+    from medfl.training.checkpoints import StepCheckpoints
 
 
 PayloadKind = Literal["update", "weights", "statistic", "samples"]
@@ -323,6 +324,7 @@ class Site(Participant):
         published: Tensors of `Method.publish`; set only during evaluation and export.
         secret: Key of the site for privacy noise; it never leaves the site.
         run_id: Identity of the run, which keys the privacy noise.
+        checkpoints: Checkpoints of the step's trainings; None if the site writes none.
     """
 
     train: Dataset = None  # type: ignore[assignment]
@@ -331,6 +333,7 @@ class Site(Participant):
     published: Tensors = field(default_factory=dict)
     secret: bytes = b""
     run_id: str = ""
+    checkpoints: StepCheckpoints | None = None
 
     @property
     def network(self) -> str:

@@ -424,6 +424,11 @@ class Execution(StrictModel):
     for the report. A server can't set it, and sites on other machines save none. The setting does not affect the
     results."""
 
+    checkpoint_minutes: float | None = Field(10.0, ge=0, allow_inf_nan=False)
+    """Minutes between two checkpoints of a site's training within a step. A site that is killed continues the training
+    from the last one with the same bits. None writes none. There are none with privacy of the unit ``sample``, and none
+    for methods whose training changes more than one network."""
+
     open_test: bool = True
     """True to evaluate on test images. ``medfl tune`` sets it to false, because it chooses by validation images."""
 

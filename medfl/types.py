@@ -84,12 +84,13 @@ class LoadedBatch:
 class AugmentingDataset(Dataset, Protocol):
     """Data set that augments a case at random each time it is read."""
 
-    def visits(self, batches: Iterable[torch.Tensor], stream: int) -> Iterator[LoadedBatch]:
+    def visits(self, batches: Iterable[torch.Tensor], stream: int, skip: int = 0) -> Iterator[LoadedBatch]:
         """Yield each batch, with augmentation that depends only on (stream, row, number of earlier visits of the row).
 
         Args:
             batches: Row numbers of each batch, each in [0, n), shape (B,). The data set may read ahead.
             stream: Seed of the augmentation, >= 0; different for each site, round and training.
+            skip: Number of batches at the beginning that count as visits, but are not loaded and not yielded.
         """
         ...
 

@@ -70,17 +70,18 @@ class AbortableVisits(AbortableDataset):
         super().__init__(images, is_aborted, site)
         self._visited = images
 
-    def visits(self, batches: Iterable[torch.Tensor], stream: int) -> Iterator[LoadedBatch]:
+    def visits(self, batches: Iterable[torch.Tensor], stream: int, skip: int = 0) -> Iterator[LoadedBatch]:
         """Load batches with new random draws, and yield and count each in turn.
 
         Args:
             batches: Rows of each batch.
             stream: Seed of the random draws.
+            skip: Number of batches at the beginning that count as visits, but are not loaded.
 
         Raises:
             AbortedError: If the call was aborted.
         """
-        for loaded in self._visited.visits(batches, stream):
+        for loaded in self._visited.visits(batches, stream, skip):
             self._count_batch()
             yield loaded
 

@@ -116,7 +116,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "adversaries",
         "compression",
     ),
-    "Computing": ("threads", "cache", "feature_cache", "cache_dir", "loaders"),
+    "Computing": ("threads", "cache", "feature_cache", "cache_dir", "loaders", "checkpoint_minutes"),
     "Plugins": ("plugins", "disabled_plugins"),
     "Backend": ("backend",),
     "Records, and MONAI's own options": (

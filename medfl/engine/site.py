@@ -29,6 +29,7 @@ from medfl.errors import RefusedError, StoreError
 from medfl.privacy.ledger import hash_dataset, open_account
 from medfl.privacy.policy import policy_of
 from medfl.privacy.secret_site import SecretSite, derive_site_run_id
+from medfl.training.checkpoints import StepCheckpoints
 from medfl.types import NON_SITE_NAMES, Dataset, Meta, Tensors
 from medfl.utils import wire
 from medfl.utils.rng import SecretStream, seeded_generators
@@ -68,12 +69,14 @@ class SiteOptions:
         scored: Splits whose scores may leave the site.
         withheld: Keys of the replies' metadata that must not leave the site.
         signer: Signer of the site's keys in secure aggregation, or None in a simulation.
+        checkpoint_minutes: Minutes between two checkpoints of a training within a step; None writes none.
     """
 
     secret: bytes | None = None
     scored: Collection[str] = SCORED
     withheld: Collection[str] = ()
     signer: Signer | None = None
+    checkpoint_minutes: float | None = None
 
 
 @dataclass
@@ -126,6 +129,7 @@ class SiteRunner:
         options = options or SiteOptions()
         settings, task = plan.settings, plan.task
         self._withheld, self._peers, self._signer = frozenset(options.withheld), plan.sites, options.signer
+        self._checkpoint_minutes = options.checkpoint_minutes
         self._scored = [split for split in SCORED if split in options.scored]
         self.name, self.data, self.settings = name, data, settings
         self.task = (
@@ -253,6 +257,8 @@ class SiteRunner:
         last_step, state = self.store.last_state(before=step)
         site, state_before = self._view(method, round_, state, digest), copy_state(state)
         site.inbox = self.inbox.read(last_step, step)
+        checkpoints = self._step_checkpoints(digest)
+        site.checkpoints = checkpoints
         started = time.perf_counter()
 
         # 2. Execute the request, and check and filter everything that leaves the site.
@@ -278,8 +284,19 @@ class SiteRunner:
         if released:
             content["released"] = released
         self.store.save(step, site.state, content, outgoing.tensors, keep)
+        if checkpoints is not None:
+            checkpoints.delete()
         self.inbox.delete_before([0, *self.store.steps()][-RETAINED_STEPS])
         return StoredStep(step, outgoing.tensors, content)
+
+    def _step_checkpoints(self, request: str) -> StepCheckpoints | None:
+        """Return the checkpoints of a step, or None if the site writes none.
+
+        With privacy of the unit ``sample`` the noise of a training must not be drawn twice, so there are none.
+        """
+        if self._checkpoint_minutes is None or self._noises_training:
+            return None
+        return StepCheckpoints(self.store.folder, request, 60 * self._checkpoint_minutes)
 
     def _outgoing(
         self, method: Method, site: Site, request: Request, digest: str, released: list[str]

@@ -7,9 +7,11 @@ the rule. Models are compared bit by bit.
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 import torch
 
@@ -41,6 +43,7 @@ from medfl.testing.cohort import (
     states,
 )
 from medfl.testing.suite import expect, finite, promise, same
+from medfl.training.checkpoints import CHECKPOINT_STEM, TrainingCheckpoint
 from medfl.types import SERVER, Tensors
 from medfl.utils import wire
 from medfl.utils.wire import tensors_equal
@@ -95,8 +98,16 @@ def method_object_has_no_state(case: Case) -> None:
         same(expected, bits(case.run(folder, make_method=lambda: method)), "one object for all steps")
 
 
+CHECKPOINTS_TO_KILLS = (2, 5, 4)
+"""Number of checkpoints until each kill of a run. The first is within the first training of a site."""
+
+
 class _StopError(Exception):
-    """Simulated kill of the run."""
+    """Simulated kill of the run between two steps."""
+
+
+class _KilledError(BaseException):
+    """Simulated kill of the run within a step, where other exceptions are reported as errors of the method."""
 
 
 @promise
@@ -150,6 +161,37 @@ def _run_until(case: Case, folder: Path, stop: int, where: str) -> None:
     except _StopError:
         return
     raise AssertionError(f"the run has no {where} in step {stop}")
+
+
+@promise
+def killed_training_continues(case: Case) -> None:
+    """Check that a run that is killed within trainings, after a checkpoint, ends with the same bits and scores.
+
+    A method whose training can't be continued (`LocalTraining.can_continue`) writes no checkpoint.
+    """
+    result, whole = case.reference
+    with folders(1) as (folder,):
+        for writes in CHECKPOINTS_TO_KILLS:
+            _run_until_checkpoint(case, folder, writes)
+        same(bits(result), bits(case.run(folder, checkpoint_minutes=0)), "killed within trainings")
+        expect(scores(whole) == scores(folder), "killed within trainings: other rows in metrics.csv")
+        left = [path.name for path in folder.rglob(f"{CHECKPOINT_STEM}-*")]
+        expect(not left, f"checkpoints remain after the run: {left}")
+
+
+def _run_until_checkpoint(case: Case, folder: Path, writes: int) -> None:
+    """Continue the run in `folder` until it has written a number of checkpoints, or to its end."""
+    save, count = TrainingCheckpoint.save_if_due, 0
+
+    def save_and_stop(checkpoint: TrainingCheckpoint, *state: Any) -> None:
+        nonlocal count
+        save(checkpoint, *state)
+        count += 1
+        if count == writes:
+            raise _KilledError
+
+    with patch.object(TrainingCheckpoint, "save_if_due", save_and_stop), suppress(_KilledError):
+        case.run(folder, checkpoint_minutes=0)
 
 
 @promise

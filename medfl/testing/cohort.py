@@ -264,6 +264,7 @@ class Case:
         server_test: Dataset | None = None,
         frees_space: bool = False,
         feature_cache: bool = True,
+        checkpoint_minutes: float | None = None,
         **settings: Any,
     ) -> SimulationResult:
         """Run the federation in `folder` and return its result.
@@ -279,6 +280,7 @@ class Case:
             server_test: Test set of the server.
             frees_space: Whether files of earlier steps are deleted during the run.
             feature_cache: Whether the features of a frozen body are computed only once.
+            checkpoint_minutes: Minutes between two checkpoints within a training; None writes none.
             settings: Settings of the run that differ from those of the case.
         """
         data, run_settings = sites or make_sites(), self.settings_of(**settings)
@@ -296,7 +298,9 @@ class Case:
                 settings=run_settings,
                 data=RunData(sites=data, server_test=server_test or make_data(10, "global"), public=public),
                 folder=folder,
-                execution=Execution(workers=workers, feature_cache=feature_cache),
+                execution=Execution(
+                    workers=workers, feature_cache=feature_cache, checkpoint_minutes=checkpoint_minutes
+                ),
                 simulation=Simulation(
                     unavailable=unavailable, attackers=read_attackers(run_settings.adversaries, self.registry)
                 ),

@@ -15,6 +15,7 @@ from medfl.privacy.policy import policy_of
 from medfl.toolkit.fit import Fit, FitResult
 from medfl.toolkit.participant_state import auxiliary_state, model_tensors, set_auxiliary_state
 from medfl.toolkit.training_specs import Training, freeze_other_part
+from medfl.training.checkpoints import TrainingCheckpoint
 from medfl.training.loop import Batch, train
 from medfl.training.optimizer_state import read_state, write_state
 from medfl.types import Tensors
@@ -78,6 +79,14 @@ class LocalTraining(BaseModel):
     def after_fit(self, fit: Fit) -> None:
         """Do additional work after a training. Called before the update is computed; does nothing by default."""
 
+    def can_continue(self, fit: Fit) -> bool:
+        """Return whether a killed training can continue from a checkpoint, instead of starting at the beginning.
+
+        True by default. Return False if the training changes more than `Fit.model`, `Fit.optimizer` and the global
+        random generators, for example a second network or sums in `Fit.extra`.
+        """
+        return True
+
     def row_weights(self, fit: Fit) -> torch.Tensor | None:
         """Return the sampling weights of the training images, shape (n,), >= 0, for draws with replacement.
 
@@ -93,6 +102,22 @@ class LocalTraining(BaseModel):
         return {}
 
     # ---- helpers for subclasses
+
+    def begin_checkpoint(self, fit: Fit, generators: Mapping[str, torch.Generator]) -> TrainingCheckpoint | None:
+        """Continue a killed training in place, and return its checkpoint.
+
+        Returns None if the site writes no checkpoints, or if the method's training can't be continued.
+
+        Args:
+            fit: The training, with its optimiser.
+            generators: Random generators of the training by name, besides the global ones.
+        """
+        if fit.site.checkpoints is None or not self.can_continue(fit):
+            return None
+        checkpoint = fit.site.checkpoints.next_training()
+        checkpoint.begin(fit.model, fit.optimizer, generators)
+        fit.steps = checkpoint.position.steps
+        return checkpoint
 
     def full_state(self, site: Site, received: Tensors) -> Tensors:
         """Return all tensors of a site's model: its own or the initial ones, overwritten by the received tensors."""
@@ -191,6 +216,11 @@ class LocalTraining(BaseModel):
             fit.count_step()
             self.after_batch(fit)
 
+        weights, augmentation = self.row_weights(fit), site.rng("augment" + phase)
+        steps = policy_of(site.settings).steps(
+            model, fit.optimizer, site, lambda: digest(cpu_state(model)), self.gradient_clip
+        )
+        checkpoint = self.begin_checkpoint(fit, {"augment": augmentation})
         trained = train(
             model,
             site.train,
@@ -199,16 +229,15 @@ class LocalTraining(BaseModel):
             site.settings,
             site.rng("batches" + phase),
             site.task.device,
-            weights=self.row_weights(fit),
+            weights=weights,
             after_batch=after_batch,
             gradient_clip=self.gradient_clip,
-            augment=site.task.augment(site.rng("augment" + phase)),
-            steps=policy_of(site.settings).steps(
-                model, fit.optimizer, site, lambda: digest(cpu_state(model)), self.gradient_clip
-            ),
+            augment=site.task.augment(augmentation),
+            steps=steps,
             smallest=site.task.objective.smallest_batch,
             before_epoch=site.task.epoch_rates,
             before_batch=site.task.step_rates,
+            checkpoint=checkpoint,
         )
         # 4. Let the method finish the training, and collect its results.
         self.after_fit(fit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -19,6 +20,7 @@ def load_batches(
     generator: torch.Generator | None = None,
     doing: str = TRAINING,
     total: int | None = None,
+    skip: int = 0,
 ) -> Iterator[LoadedBatch]:
     """Yield the batches of a data set in order, on the CPU.
 
@@ -31,10 +33,14 @@ def load_batches(
             from it. None augments cases in the same way each time, as `Dataset.batch` does.
         doing: Purpose of the batches, `TRAINING` or `SCORING`.
         total: Number of batches; None if unknown.
+        skip: Number of batches at the beginning that are not loaded, because an earlier process has used them. The
+            augmentation of the others is the same as with them.
     """
     if isinstance(data, AugmentingDataset):
-        return count_batches(data.visits(batches, 0 if generator is None else generator.initial_seed()), doing, total)
-    return count_batches((LoadedBatch(rows, *data.batch(rows)) for rows in batches), doing, total)
+        stream = 0 if generator is None else generator.initial_seed()
+        return count_batches(data.visits(batches, stream, skip), doing, total, skip)
+    chosen = itertools.islice(batches, skip, None)
+    return count_batches((LoadedBatch(rows, *data.batch(rows)) for rows in chosen), doing, total, skip)
 
 
 def on_device(targets: Targets, device: str) -> Targets:

@@ -22,6 +22,7 @@ from medfl.objectives.balance import sampling_weights
 from medfl.plugins import look_up
 from medfl.settings import Settings
 from medfl.training.batches import load_batches, on_device
+from medfl.training.checkpoints import TrainingCheckpoint, TrainingPosition
 from medfl.training.precision import autocast
 from medfl.types import Dataset, LoadedBatch
 
@@ -194,6 +195,7 @@ def train(
     smallest: int = 1,
     before_epoch: Callable[[int], None] | None = None,
     before_batch: Callable[[int, int], None] | None = None,
+    checkpoint: TrainingCheckpoint | None = None,
 ) -> TrainResult:
     """Train `model` in place for the number of epochs (or steps) in the settings.
 
@@ -216,6 +218,8 @@ def train(
             number of batches that the data set fills, also if `settings.steps` counts batches.
         before_batch: Callback before each batch, with the batch's number from 0 and the number of batches of the
             training. Batches that are skipped count.
+        checkpoint: Checkpoint that is written at intervals, and from whose position the training continues; it has
+            loaded the state of model, optimiser and generators (`TrainingCheckpoint.begin`). None writes none.
 
     Returns:
         Numbers of steps and images, mean loss, and duration.
@@ -243,11 +247,14 @@ def train(
             return loss(batch)
 
     # 4. For each batch: load and augment it, compute its loss, and take an optimiser step.
-    total_loss, samples, batches = torch.zeros((), device=device), 0, 0
+    done = TrainingPosition() if checkpoint is None else checkpoint.position
+    total_loss = torch.zeros((), device=device) if checkpoint is None else checkpoint.total_loss.to(device)
+    samples, batches = done.samples, done.steps
     batches_per_epoch = max(1, math.ceil(len(data) / settings.batch_size))
     planned = batches_per_epoch * settings.epochs if settings.steps is None else settings.steps
-    for number, loaded in enumerate(load_batches(data, steps.batches(len(data)), generator, total=planned)):
-        if before_epoch is not None and number % batches_per_epoch == 0:
+    loading = load_batches(data, steps.batches(len(data)), generator, total=planned, skip=done.number)
+    for number, loaded in enumerate(loading, done.number):
+        if before_epoch is not None and (number % batches_per_epoch == 0 or number == done.number):
             before_epoch(number // batches_per_epoch + 1)
         if before_batch is not None:
             before_batch(number, planned)
@@ -259,6 +266,8 @@ def train(
             after_batch()
         samples += count
         batches += 1
+        if checkpoint is not None:
+            checkpoint.save_if_due(TrainingPosition(number + 1, batches, samples), total_loss)
 
     # 5. Report the mean loss over all images.
     mean_loss = float(total_loss) / samples if samples else float("nan")

@@ -69,18 +69,19 @@ class HeartbeatSender:
         share = None if not self._total else min(1.0, round(self._done / self._total, 2))
         return HeartbeatSignal(self._doing, share, count > before)
 
-    def part(self, batches: Iterable[T], doing: str, total: int | None) -> Iterator[T]:
+    def part(self, batches: Iterable[T], doing: str, total: int | None, done: int = 0) -> Iterator[T]:
         """Yield the batches and count them. Of nested loops over batches, only the outer one has a share.
 
         Args:
             batches: Batches; one is done when the next one is requested.
             doing: Purpose of the batches.
             total: Number of batches, >= 0; None if unknown.
+            done: Number of batches that were done before.
         """
         self._depth += 1
         outer = self._depth == 1
         if outer:
-            self._doing, self._total, self._done = doing, total, 0
+            self._doing, self._total, self._done = doing, total, done
         try:
             for batch in batches:
                 yield batch
@@ -99,13 +100,14 @@ _CURRENT_SENDER: ContextVar[HeartbeatSender | None] = ContextVar("at_work", defa
 """The innermost `HeartbeatSender` around the current code."""
 
 
-def count_batches(batches: Iterable[T], doing: str, total: int | None = None) -> Iterator[T]:
+def count_batches(batches: Iterable[T], doing: str, total: int | None = None, done: int = 0) -> Iterator[T]:
     """Yield the batches, counted for the `HeartbeatSender` around the code if there is one.
 
     Args:
         batches: Batches; one is done when the next one is requested.
         doing: Purpose of the batches.
         total: Number of batches, >= 0; None if unknown.
+        done: Number of batches that were done before, which count in the share.
     """
     pulse = _CURRENT_SENDER.get()
-    return iter(batches) if pulse is None else pulse.part(batches, doing, total)
+    return iter(batches) if pulse is None else pulse.part(batches, doing, total, done)

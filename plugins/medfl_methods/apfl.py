@@ -109,6 +109,10 @@ class APFL(FedAvg):
         own.step(self.gradient_clip)
         return loss
 
+    def can_continue(self, fit: Fit) -> bool:
+        """Return False: a training also changes the personal model."""
+        return False
+
     def after_fit(self, fit: Fit) -> None:
         """Store the personal parameters, the mixture and alpha in the site's state."""
         own, common, alpha = cpu_state(fit.extra["own"].model), cpu_state(fit.model), fit.log["alpha"]

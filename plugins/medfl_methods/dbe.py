@@ -208,6 +208,10 @@ class DBE(FedAvg):
         scale = bias_correction(self.mu, fit.steps + 1) if self.correct else 1.0
         return loss + self.kappa * 0.5 * (scale * mean - fit.received[MEAN_PREFIX + FEATURES]).square().mean()
 
+    def can_continue(self, fit: Fit) -> bool:
+        """Return True if the training has no running mean of the features."""
+        return self.kappa == 0
+
     def extra_reply_tensors(self, fit: Fit) -> Tensors:
         """Return the tensors for the server besides the update: mean features in the measuring step, otherwise none."""
         if fit.training.label != MEASURE_STEP:

@@ -108,6 +108,10 @@ class FedRoD(FedAvg):
         both: torch.Tensor = task.loss(logits.detach() + own(features.detach()), batch.targets)
         return common + both
 
+    def can_continue(self, fit: Fit) -> bool:
+        """Return False: a training also changes the second head."""
+        return False
+
     def after_batch(self, fit: Fit) -> None:
         """Take an optimiser step of the second head."""
         fit.extra["optimizer"].step()

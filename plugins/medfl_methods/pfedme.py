@@ -104,6 +104,10 @@ class PFedMe(FedAvg):
         terms = [(parameter - fit.extra["theta"][name]).square().sum() for name, parameter in w.items()]
         return value.detach() + 0.5 * self.lam * torch.stack(terms).sum()
 
+    def can_continue(self, fit: Fit) -> bool:
+        """Return False: a training also changes the personal model."""
+        return False
+
     def after_fit(self, fit: Fit) -> None:
         """Store the personal model in the site's state."""
         set_auxiliary_state(fit.site, PERSONAL_PREFIX, on_cpu(fit.extra["theta"]))

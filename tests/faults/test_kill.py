@@ -95,6 +95,21 @@ def test_killed_at_every_call_that_touches_the_disk(name: str, stride: int, tmp_
     assert len(calls) * stride > 40, f"only {len(calls)} calls were tried"
 
 
+@pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.slow)])
+def test_killed_within_trainings_at_every_call_that_touches_the_disk(stride: int, tmp_path: Path) -> None:
+    """With a checkpoint after each batch most calls are within a training."""
+    case = CASES["fedavg"]()
+    run(case, tmp_path / "whole")
+    wanted = snapshot(tmp_path / "whole")
+    calls = copied_at_each(stride, case, tmp_path / "copies", checkpoint_minutes=0)
+    for call in calls:
+        folder = tmp_path / "copies" / call.split()[0]
+        run(case, folder, checkpoint_minutes=0)
+        assert snapshot(folder) == wanted, f"killed at call {call}"
+        assert not leftovers(folder), f"killed at call {call}"
+    assert any("training-" in call for call in calls)
+
+
 @pytest.mark.parametrize("name", ["fedavg", "ring"])
 def test_killed_while_a_finished_run_frees_its_state(name: str, tmp_path: Path) -> None:
     """At every call of the last steps, then the same command, then more rounds."""

@@ -251,6 +251,7 @@ ALWAYS = (
 )
 ROTATING_CHECKS = (
     "run_resumes_at_every_step",
+    "killed_training_continues",
     "further_objectives_are_refused_or_work",
     "low_rank_adapters_are_merged",
 )

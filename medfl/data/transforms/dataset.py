@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 import multiprocessing
 from collections import Counter
@@ -185,18 +186,19 @@ class TransformDataset:
             self._targets |= {row: target.clone() for row, target in zip(wanted, targets, strict=True)}
         return torch.stack([self._targets[row] for row in wanted])
 
-    def visits(self, batches: Iterable[torch.Tensor], stream: int) -> Iterator[LoadedBatch]:
+    def visits(self, batches: Iterable[torch.Tensor], stream: int, skip: int = 0) -> Iterator[LoadedBatch]:
         """Load batches with new random draws and yield each in turn. A row that occurs again is transformed anew.
 
         Args:
             batches: Rows of each batch, each shape (B,).
             stream: Seed of the visits, >= 0.
+            skip: Number of batches at the beginning that count as visits, but are not loaded.
 
         Raises:
             DataError: As in `batch`.
             SettingsError: If loader processes can't be started.
         """
-        visits = self._visits_of_batches(batches, stream)
+        visits = itertools.islice(self._visits_of_batches(batches, stream), skip, None)
         if self._loaders and not multiprocessing.current_process().daemon:
             yield from load_ahead(self._loading, visits, self._loaders, self._store_in_memory, self._look_up)
         else:

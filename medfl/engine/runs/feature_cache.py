@@ -344,12 +344,13 @@ class AugmentedFeatureDataset(FeatureDataset):
         """Features of all views, (K, n, ...), float32."""
         return self._extractor.views(self._data, self._folder)
 
-    def visits(self, batches: Iterable[torch.Tensor], stream: int) -> Iterator[LoadedBatch]:
-        """Yield each batch with a random view of each image; the draws depend only on `stream`, >= 0."""
+    def visits(self, batches: Iterable[torch.Tensor], stream: int, skip: int = 0) -> Iterator[LoadedBatch]:
+        """Yield each batch after the first `skip` with a random view of each image; draws depend only on `stream`."""
         generator = make_generator("feature views", stream)
-        for rows in batches:
+        for number, rows in enumerate(batches):
             views = torch.randint(len(self.views), (len(rows),), generator=generator)
-            yield LoadedBatch(rows, self.views[views, rows], self.targets(rows))
+            if number >= skip:
+                yield LoadedBatch(rows, self.views[views, rows], self.targets(rows))
 
 
 def _read_or_compute(

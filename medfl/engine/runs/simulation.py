@@ -354,7 +354,8 @@ def _hosts(run: SimulatedRun, writer: RunWriter) -> tuple[dict[str, SiteRunner],
         def post(step: int, peer_message: PeerMessage) -> None:
             Inbox(run.folder / "state" / peer_message.to).post(step, name, peer_message)
 
-        return writer.runner(name, data, post, SiteOptions(secret=run.simulation.secrets.get(name)))
+        options = SiteOptions(run.simulation.secrets.get(name), checkpoint_minutes=run.execution.checkpoint_minutes)
+        return writer.runner(name, data, post, options)
 
     viewers = {held: writer.viewer(held, test) for held, test in run.data.server_tests.items()}
     sites = dict(sorted(run.data.sites.items()))

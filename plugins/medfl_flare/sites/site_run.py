@@ -216,9 +216,9 @@ class SiteRun:
             from medfl.privacy.signatures import read_signer  # needs an extra
 
             signer = read_signer(self._file.path.parents[1])
-        options = SiteOptions(secret=self._file.secret(), scored=scored, withheld=withheld, signer=signer)
-        runner = writer.runner(self.name, self._splits, self._send_peer_message, options)
         execution, method = self._opened.execution, self._opened.make_method()
+        options = SiteOptions(self._file.secret(), scored, withheld, signer, execution.checkpoint_minutes)
+        runner = writer.runner(self.name, self._splits, self._send_peer_message, options)
         cache = execution.cache_dir or cache_folder(self._data_folder, self.folder / "state" / self.name)
         cache_features([runner], method, self.task, self.settings, lambda name: cache, execution.feature_cache)
         return runner

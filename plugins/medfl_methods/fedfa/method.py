@@ -177,6 +177,10 @@ class FedFA(FedAvg):
         loss = task.loss(logits, batch.targets)
         return loss + self.lam * anchor_loss(features.float(), anchors, labels) if self.lam else loss
 
+    def can_continue(self, fit: Fit) -> bool:
+        """Return True if the training does not change anchors."""
+        return not self.uses_anchors
+
     def after_batch(self, fit: Fit) -> None:
         """Calibrate the head after a batch, and update the site's own anchors at the end of an epoch."""
         if self.calibration:

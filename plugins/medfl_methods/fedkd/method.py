@@ -185,6 +185,10 @@ class FedKD(Averaging):
             losses[1] = losses[1] + F.mse_loss(other, seen.detach()) / total
         return losses[0] + losses[1] - losses[1].detach()
 
+    def can_continue(self, fit: Fit) -> bool:
+        """Return False: a training also changes the mentor."""
+        return False
+
     def after_batch(self, fit: Fit) -> None:
         """Take an optimiser step for the mentor and for the linear layer."""
         fit.extra["mentor"].step(self.gradient_clip)

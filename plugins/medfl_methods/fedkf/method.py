@@ -159,6 +159,10 @@ class FedKF(FedAvg):
         student = alternatives(fit.model(images.detach()).float())
         return loss + self.gamma * distillation(student, teacher).mean()
 
+    def can_continue(self, fit: Fit) -> bool:
+        """Return True if the training does not change a generator."""
+        return "generator" not in fit.extra
+
     def after_fit(self, fit: Fit) -> None:
         """Finish a training: store the generator and its optimiser at the site, if all values are finite."""
         if "generator" not in fit.extra:

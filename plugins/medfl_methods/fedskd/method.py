@@ -298,6 +298,10 @@ class FedSKD(CirculatingModels):
         visiting = [feature.detach() for feature in visiting] if self.skd_detach == "ktm" else visiting
         return stages_loss(own, visiting, self.skd, regions, self.layers)
 
+    def can_continue(self, fit: Fit) -> bool:
+        """Return True if the training has no visiting model, which it would change, too."""
+        return "pair" not in fit.extra
+
     def after_batch(self, fit: Fit) -> None:
         """Take an optimiser step for the visiting model."""
         if "pair" in fit.extra:

@@ -1,0 +1,173 @@
+"""Checkpoints of long trainings: a site that is killed within a step continues it with the same bits.
+
+A checkpoint contains the model, the optimiser's state, the position in the training, and the state of all random
+generators. It is written at intervals, stays on the site's disk, and is deleted when the site has saved the step.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from medfl.errors import DamagedError
+from medfl.training.optimizer_state import read_state, write_state
+from medfl.types import Meta, Tensors
+from medfl.utils import wire
+from medfl.utils.files import write_atomic
+
+logger = logging.getLogger(__name__)
+
+CHECKPOINT_STEM = "training"
+"""Start of the names of checkpoint files in the folder of a site's state."""
+
+_MODEL, _OPTIMIZER, _LOSS, _RANDOM = "model/", "optimizer/", "loss", "random/"
+"""Names and prefixes of the tensors in a checkpoint."""
+
+
+@dataclass(frozen=True)
+class TrainingPosition:
+    """Position in a training.
+
+    Attributes:
+        number: Number of batches that were read, with skipped ones.
+        steps: Number of optimiser steps.
+        samples: Number of visited images.
+    """
+
+    number: int = 0
+    steps: int = 0
+    samples: int = 0
+
+
+class StepCheckpoints:
+    """Checkpoints of the trainings in one step of a site.
+
+    Args:
+        folder: Folder of the site's state.
+        request: Digest of the request that the step executes.
+        seconds: Minimum seconds between two checkpoints of a training, >= 0.
+    """
+
+    def __init__(self, folder: Path, request: str, seconds: float) -> None:
+        self._folder, self._request, self._seconds = folder, request, seconds
+        self._count = 0
+
+    def next_training(self) -> TrainingCheckpoint:
+        """Return the checkpoint of the step's next training. Trainings are numbered in the order of the calls."""
+        self._count += 1
+        key = {"request": self._request, "training": self._count}
+        return TrainingCheckpoint(self._folder / f"{CHECKPOINT_STEM}-{self._count}.safetensors", key, self._seconds)
+
+    def delete(self) -> None:
+        """Delete the files of all checkpoints."""
+        for path in self._folder.glob(f"{CHECKPOINT_STEM}-*.safetensors"):
+            path.unlink(missing_ok=True)
+
+
+class TrainingCheckpoint:
+    """Checkpoint of one training.
+
+    Args:
+        path: File of the checkpoint.
+        key: Identity of the training. The checkpoint of another training is ignored.
+        seconds: Minimum seconds between two checkpoints, >= 0.
+
+    Attributes:
+        position: Position from which the training continues.
+        total_loss: Sum of the losses of all images until then, shape (), on the CPU.
+    """
+
+    def __init__(self, path: Path, key: Meta, seconds: float) -> None:
+        self.position, self.total_loss = TrainingPosition(), torch.zeros(())
+        self._path, self._key, self._seconds = path, key, seconds
+        self._written = time.monotonic()
+        self._model: nn.Module | None = None
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._generators: Mapping[str, torch.Generator] = {}
+
+    def begin(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, generators: Mapping[str, torch.Generator]
+    ) -> None:
+        """Load the state of a killed training in place, if there is one, and follow the objects from now on.
+
+        Without a checkpoint, or if its file is damaged, the training starts at the beginning. Call this directly before
+        the first batch, as the state includes that of the global random generators.
+
+        Args:
+            model: Model that is trained.
+            optimizer: Its optimiser, with parameters of the model only.
+            generators: Random generators of the training by name, besides the global ones.
+        """
+        self._model, self._optimizer, self._generators = model, optimizer, generators
+        try:
+            tensors, meta = wire.decode(self._path.read_bytes())
+        except FileNotFoundError:
+            return
+        except DamagedError as error:
+            logger.warning("'%s' is damaged (%s). The training starts at the beginning.", self._path, error)
+            return
+        if meta["key"] != self._key:
+            return
+        model.load_state_dict(wire.select(tensors, _MODEL))
+        write_state(optimizer, model, wire.select(tensors, _OPTIMIZER))
+        _restore_random_state(wire.select(tensors, _RANDOM), meta["random"], generators)
+        self.position, self.total_loss = TrainingPosition(**meta["position"]), tensors[_LOSS]
+        logger.info("A training continues after batch %d.", self.position.number)
+
+    def save_if_due(self, position: TrainingPosition, total_loss: torch.Tensor) -> None:
+        """Write the checkpoint if the interval has passed.
+
+        Args:
+            position: Position in the training.
+            total_loss: Sum of the losses of all images so far, shape ().
+
+        Raises:
+            StoreError: If the file can't be written.
+        """
+        if time.monotonic() - self._written < self._seconds:
+            return
+        assert self._model is not None
+        assert self._optimizer is not None
+        random_tensors, random_meta = _random_state(self._generators)
+        tensors = {
+            **wire.prefixed(dict(self._model.state_dict()), _MODEL),
+            **wire.prefixed(read_state(self._optimizer, self._model), _OPTIMIZER),
+            **wire.prefixed(random_tensors, _RANDOM),
+            _LOSS: total_loss,
+        }
+        meta = {"key": self._key, "position": asdict(position), "random": random_meta}
+        write_atomic(self._path, wire.encode(tensors, meta))
+        self._written = time.monotonic()
+
+
+def _random_state(generators: Mapping[str, torch.Generator]) -> tuple[Tensors, Meta]:
+    """Return the state of the global generators of torch, NumPy and Python, and of the given ones."""
+    kind, keys, *numpy_rest = np.random.get_state(legacy=True)
+    version, words, gauss = random.getstate()
+    tensors = {"torch": torch.get_rng_state(), "numpy": torch.from_numpy(np.asarray(keys).astype(np.int64))}
+    if torch.cuda.is_initialized():
+        tensors |= {f"cuda/{index}": state for index, state in enumerate(torch.cuda.get_rng_state_all())}
+    tensors |= {f"generator/{name}": generator.get_state() for name, generator in generators.items()}
+    return tensors, {"numpy": [kind, *numpy_rest], "python": [version, list(words), gauss]}
+
+
+def _restore_random_state(tensors: Tensors, meta: Mapping[str, Any], generators: Mapping[str, torch.Generator]) -> None:
+    """Set the generators to a state from `_random_state`, in place."""
+    torch.set_rng_state(tensors["torch"])
+    kind, *numpy_rest = meta["numpy"]
+    np.random.set_state((kind, tensors["numpy"].numpy().astype(np.uint32), *numpy_rest))
+    version, words, gauss = meta["python"]
+    random.setstate((version, tuple(words), gauss))
+    for name, state in wire.select(tensors, "cuda/").items():
+        torch.cuda.set_rng_state(state, int(name))
+    for name, generator in generators.items():
+        generator.set_state(tensors[f"generator/{name}"])

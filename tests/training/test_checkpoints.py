@@ -1,0 +1,147 @@
+"""Checkpoints of trainings: a training that starts again from one takes the same steps as without the interruption."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from medfl.data.pooled import TensorData
+from medfl.data.transforms.dataset import TransformDataset
+from medfl.settings import Settings
+from medfl.training.checkpoints import StepCheckpoints, TrainingPosition
+from medfl.training.loop import Batch, TrainResult, train
+from medfl.types import Dataset, Tensors
+from medfl.utils.rng import seeded_generators
+from medfl.utils.wire import tensors_equal
+
+SETTINGS = Settings(rounds=1, epochs=2, batch_size=4)
+IMAGES = torch.rand(10, 1, 6, 6, generator=torch.Generator().manual_seed(1))
+LABELS = torch.arange(10) % 3
+
+
+class KilledError(Exception):
+    """Simulated kill of a training."""
+
+
+def plain_data() -> Dataset:
+    return TensorData(IMAGES, LABELS)
+
+
+def augmented_data() -> Dataset:
+    """Return cases whose transform draws from NumPy's global generator."""
+    cases = [{"image": image, "label": int(label)} for image, label in zip(IMAGES, LABELS, strict=True)]
+
+    def shift(case: dict[str, object]) -> dict[str, object]:
+        return case | {"image": case["image"] + float(np.random.rand())}  # type: ignore[operator]
+
+    return TransformDataset(cases, shift, inputs="image", targets="label", cache="none")
+
+
+def fit(
+    folder: Path, data: Dataset, kill_after: int | None = None, seconds: float = 0.0
+) -> tuple[Tensors, TrainResult]:
+    """Train a network with dropout, batch norm and momentum, with all global generators in the loss.
+
+    Args:
+        folder: Folder of the checkpoints.
+        data: Training data.
+        kill_after: Number of batches after which the training is killed.
+        seconds: Seconds between two checkpoints.
+    """
+    with seeded_generators("test"):
+        model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 3))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        generator, augmentation = torch.Generator().manual_seed(2), torch.Generator().manual_seed(3)
+        checkpoint = StepCheckpoints(folder, "request", seconds).next_training()
+        checkpoint.begin(model, optimizer, {"augment": augmentation})
+        seen = 0
+
+        def loss(batch: Batch) -> torch.Tensor:
+            nonlocal seen
+            if seen == kill_after:
+                raise KilledError
+            seen += 1
+            noise = torch.rand(1, generator=augmentation) + random.random() + float(np.random.rand())
+            return nn.functional.cross_entropy(model(batch.images * noise), batch.targets)  # type: ignore[arg-type]
+
+        done = train(model, data, loss, optimizer, SETTINGS, generator, checkpoint=checkpoint)
+        return dict(model.state_dict()), done
+
+
+@pytest.mark.parametrize("make_data", [plain_data, augmented_data])
+@pytest.mark.parametrize("kills", [[1], [3], [5], [2, 1, 1]])
+def test_a_killed_training_ends_with_the_same_bits(
+    kills: Sequence[int], make_data: Callable[[], Dataset], tmp_path: Path
+) -> None:
+    whole, result = fit(tmp_path / "whole", make_data())
+    for batches in kills:
+        with pytest.raises(KilledError):
+            fit(tmp_path / "killed", make_data(), kill_after=batches)
+    tensors, continued = fit(tmp_path / "killed", make_data())
+    assert tensors_equal(tensors, whole)
+    assert (continued.batches, continued.samples, continued.loss) == (result.batches, result.samples, result.loss)
+    assert result.batches == 6
+
+
+def test_batches_before_the_checkpoint_are_not_trained_again(tmp_path: Path) -> None:
+    with pytest.raises(KilledError):
+        fit(tmp_path, plain_data(), kill_after=4)
+    with pytest.raises(KilledError):
+        fit(tmp_path, plain_data(), kill_after=1)
+    fit(tmp_path, plain_data(), kill_after=1)  # the sixth batch is the last one
+
+
+@pytest.mark.parametrize("is_damaged", [True, False])
+def test_without_a_usable_checkpoint_a_training_starts_at_the_beginning(
+    is_damaged: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole, _ = fit(tmp_path / "whole", plain_data())
+    folder = tmp_path / "killed"
+    with pytest.raises(KilledError):
+        fit(folder, plain_data(), kill_after=3)
+    (path,) = folder.iterdir()
+    if is_damaged:
+        path.write_bytes(path.read_bytes()[:-9])
+    else:
+        path.unlink()
+    with caplog.at_level(logging.WARNING, logger="medfl"):
+        tensors, result = fit(folder, plain_data())
+    assert tensors_equal(tensors, whole)
+    assert result.batches == 6
+    assert len(caplog.records) == is_damaged
+
+
+def test_the_checkpoint_of_another_request_is_ignored(tmp_path: Path) -> None:
+    fit(tmp_path, plain_data())
+    model = nn.Linear(1, 1)
+    other = StepCheckpoints(tmp_path, "another request", 0.0).next_training()
+    other.begin(model, torch.optim.SGD(model.parameters(), lr=1.0), {})
+    assert other.position == TrainingPosition()
+
+
+def test_a_checkpoint_is_written_when_the_interval_has_passed(tmp_path: Path) -> None:
+    fit(tmp_path / "long", plain_data(), seconds=1000.0)
+    assert not (tmp_path / "long").exists()
+    fit(tmp_path / "short", plain_data())
+    steps = StepCheckpoints(tmp_path / "short", "request", 0.0)
+    assert [path.name for path in (tmp_path / "short").iterdir()] == ["training-1.safetensors"]
+    steps.delete()
+    assert not [*(tmp_path / "short").iterdir()]
+
+
+def test_trainings_of_a_step_have_files_of_their_own(tmp_path: Path) -> None:
+    steps = StepCheckpoints(tmp_path, "request", 0.0)
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    for _ in range(2):
+        checkpoint = steps.next_training()
+        checkpoint.begin(model, optimizer, {})
+        checkpoint.save_if_due(checkpoint.position, torch.zeros(()))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["training-1.safetensors", "training-2.safetensors"]
