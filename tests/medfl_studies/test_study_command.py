@@ -85,7 +85,7 @@ def test_several_studies_are_all_checked_first_and_have_a_folder_each(
     done = medfl("study", *files, "--dry-run", "--out", folder / "both")
     outputs = [line[line.index("--output-dir") + 1] for line in map(shlex.split, done.out.splitlines())]
     assert {str(Path(path).relative_to(folder)).split("/runs/")[0] for path in outputs} == {"both/study", "both/other"}
-    monkeypatch.setattr("medfl_studies.runner.RunProcesses.launch", lambda self, command, log: 3)
+    monkeypatch.setattr("medfl_studies.launchers.processes.RunProcesses.launch", lambda self, command, log: 3)
     done = medfl("study", *files, "--scale", "cpu")
     assert done.code == 1
     assert done.err.count("failed (3): demo / alone / seed 0; see") == 2, "a failure stops no other study"
@@ -96,7 +96,7 @@ def test_several_studies_are_all_checked_first_and_have_a_folder_each(
 
 
 def test_a_failure_ends_with_status_1_and_names_the_run(folder: Path, medfl, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("medfl_studies.runner.RunProcesses.launch", lambda self, command, log: 3)
+    monkeypatch.setattr("medfl_studies.launchers.processes.RunProcesses.launch", lambda self, command, log: 3)
     done = medfl("study", folder / "study.yaml", "--scale", "cpu")
     assert done.code == 1
     assert "failed (3): demo / alone / seed 0; see" in done.err
