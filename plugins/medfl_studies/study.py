@@ -18,6 +18,7 @@ from typing import Any, ParamSpec
 from medfl.bundle.bundle_folders import find_bundle
 from medfl.plugins import Registry, load_plugins
 from medfl.utils.formats import table_lines
+from medfl_report.monitor.queued_runs import QueuedRuns
 from medfl_studies.attacks import AttackJob, attack_jobs
 from medfl_studies.checks import check_attacks, check_options, check_rows, find_source
 from medfl_studies.jobs import RunJob, expand_study, is_adopted_bundle
@@ -137,6 +138,7 @@ def run_study(
     launcher = launcher or LocalLauncher(run, at_once)
     tables = {data: limit_time_share(TABLES_SHARE, write_tables) for data in study.data}
     with lock_study_folder(out), study_progress(len(jobs) + len(prepared.attacks)) as (say, show):
+        (out / QueuedRuns.NAME).unlink(missing_ok=True)  # of a command that was killed
         make_data(study, prepared.source, out, prepared.registry, say)
         rows = rows_markdown(study, prepared.registry)
         without = unseen_jobs(study, jobs, out)
