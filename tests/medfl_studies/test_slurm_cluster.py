@@ -93,7 +93,7 @@ def process_of(run: Path) -> int:
 
 
 def test_stopped_runs_and_a_killed_study_end_with_the_bits_of_a_local_run(folder: Path, cluster: SlurmCluster) -> None:
-    """All runs are preempted. One reaches its time limit, one is killed, one is cancelled, and the study is killed."""
+    """All runs are preempted. One gets its time limit's signal, one is killed, one cancelled; then the study is killed."""
     load_study(folder / "study.yaml", folder, folder / "out")  # what it imports is imported before the fork
     out = folder / "out"
     limited, killed, cancelled = runs = [out / "runs" / "demo" / name / "seed-0" for name in ROWS]
@@ -115,7 +115,7 @@ def test_stopped_runs_and_a_killed_study_end_with_the_bits_of_a_local_run(folder
     jobs = {run: cluster.job_of(out, run.with_name("seed-0.log")) for run in runs}
     cluster.call("scancel", "--signal=KILL", jobs[cancelled])
     os.kill(process_of(killed), signal.SIGKILL)
-    cluster.call("scontrol", "update", f"JobId={jobs[limited]}", "TimeLimit=2")
+    cluster.call("scancel", "--batch", "--signal=USR1", jobs[limited])  # as Slurm does near the time limit
     wait_until(lambda: cluster.jobs()[jobs[limited]] == "PENDING")
     cluster.start_waiting_jobs()
     wait_until(lambda: starts(limited) == starts(killed) == 3)

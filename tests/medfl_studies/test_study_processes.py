@@ -16,7 +16,7 @@ from refusals import refused
 from medfl.errors import StoreError
 from medfl_studies.jobs import RunJob
 from medfl_studies.launchers.local_launcher import LocalLauncher
-from medfl_studies.launchers.processes import RunProcesses
+from medfl_studies.processes import RunProcesses
 from medfl_studies.runner import lock_study_folder, run_jobs
 
 

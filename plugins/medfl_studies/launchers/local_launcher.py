@@ -11,7 +11,7 @@ from pathlib import Path
 from medfl.utils.locks import is_being_written
 from medfl.utils.text import Say
 from medfl_studies.launchers.launcher import JobEnd, JobEvent, JobStart, StudyJob
-from medfl_studies.launchers.processes import RunProcesses
+from medfl_studies.processes import RunProcesses
 
 CommandRunner = Callable[[list[str], Path], int]
 """Type of a function that runs a command line, appends the output to a log file, and returns the exit status."""
