@@ -93,7 +93,7 @@ def process_of(run: Path) -> int:
 
 
 def test_stopped_runs_and_a_killed_study_end_with_the_bits_of_a_local_run(folder: Path, cluster: SlurmCluster) -> None:
-    """All runs are preempted. One gets its time limit's signal, one is killed, one cancelled; then the study is killed."""
+    """All runs are preempted. One gets the signal of its time limit, one is killed, one is cancelled."""
     load_study(folder / "study.yaml", folder, folder / "out")  # what it imports is imported before the fork
     out = folder / "out"
     limited, killed, cancelled = runs = [out / "runs" / "demo" / name / "seed-0" for name in ROWS]

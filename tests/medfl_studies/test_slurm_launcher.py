@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -18,13 +19,19 @@ from medfl_studies.launchers.launcher import JobEnd, JobStart
 from medfl_studies.launchers.resources import Resources
 from medfl_studies.launchers.slurm_commands import SlurmCommands, TaskState, resource_options, user_options
 from medfl_studies.launchers.slurm_job import end_file, run_task
-from medfl_studies.launchers.slurm_launcher import GONE_SECONDS, MAX_STOPS, SlurmLauncher
+from medfl_studies.launchers.slurm_launcher import GONE_SECONDS, MAX_STOPS, SETTLE_SECONDS, SlurmLauncher
 from medfl_studies.records.slurm_files import SlurmBatch, SlurmTask, SlurmTaskEnd
 from medfl_studies.runner import run_jobs
 
 
 class Job(RunJob):
-    """A run whose inputs are its options."""
+    """A run whose inputs are its options, and whose state is a result if it has saved a step."""
+
+    def status(self) -> str:
+        return "finished" if (self.folder / "state").is_dir() else "not run"
+
+    def mark_done(self) -> None:
+        pass
 
     def inputs_digest(self) -> str:
         return str(self.options)
@@ -248,7 +255,7 @@ def test_a_stopped_job_is_submitted_again_while_it_makes_progress(study: Study, 
     script = []
     for _ in range(2 * MAX_STOPS):
         script += [lambda: save_step(job), lambda: study.cluster.set(state)]
-        script += [lambda: None] * int(GONE_SECONDS / 10 if state in ("FAILED", None) else 0)
+        script += [lambda: None] * math.ceil((GONE_SECONDS if state in ("FAILED", None) else SETTLE_SECONDS) / 10)
     script.append(lambda: study.cluster.end("exit", 0))
     assert study.poll(*script)[-1] == JobEnd(job, 0, 3.0)
     assert len(study.cluster.arrays) == 2 * MAX_STOPS + 1
@@ -260,7 +267,7 @@ def test_a_job_that_is_killed_without_progress_is_given_up(study: Study, cause: 
     study.submit(job)
     save_step(job)
     stop = (lambda: study.cluster.set("NODE_FAIL")) if cause == "state" else lambda: study.cluster.end(cause, status)
-    (_, end) = study.poll(*[stop] * 9)
+    (_, end) = study.poll(*[stop] * 90)
     assert end.job is job
     assert end.problem.startswith(f"stopped {MAX_STOPS} times without a saved step")
     assert len(study.cluster.arrays) == MAX_STOPS + 1, "the first stop came after a saved step"
@@ -269,9 +276,18 @@ def test_a_job_that_is_killed_without_progress_is_given_up(study: Study, cause: 
 def test_preemption_does_not_count_as_a_fault(study: Study) -> None:
     job = study.job()
     study.submit(job)
-    stop = lambda: study.cluster.set("PREEMPTED")  # noqa: E731
-    assert study.poll(*[stop] * 9, lambda: study.cluster.end("exit", 0))[-1] == JobEnd(job, 0, 3.0)
+    script = [lambda: study.cluster.set("PREEMPTED"), *[lambda: None] * math.ceil(SETTLE_SECONDS / 10)] * 9
+    assert study.poll(*script, lambda: study.cluster.end("exit", 0))[-1] == JobEnd(job, 0, 3.0)
     assert len(study.cluster.arrays) == 10
+
+
+def test_a_state_before_slurm_starts_the_job_again_itself_is_no_stop(study: Study) -> None:
+    job = study.job()
+    study.submit(job)
+    states = ["PREEMPTED", "PENDING", "NODE_FAIL", "PENDING", None, "RUNNING"]
+    study.poll(*[lambda state=state: study.cluster.set(state) for state in states])
+    assert study.poll(lambda: study.cluster.end("exit", 0)) == [JobEnd(job, 0, 3.0)]
+    assert len(study.cluster.arrays) == 1
 
 
 @pytest.mark.parametrize(("state", "word"), [("CANCELLED", "cancelled"), ("OUT_OF_MEMORY", "memory")])
@@ -322,20 +338,22 @@ def test_a_lost_answer_to_a_submission_submits_nothing_twice(study: Study) -> No
 
 def test_the_next_study_finds_waiting_running_and_ended_jobs(tmp_path: Path) -> None:
     killed = Study(tmp_path)
-    names = ("waits", "runs", "ended", "failed", "gone")
+    names = ("waits", "runs", "ended", "failed", "gone", "removed")
     killed.submit(*map(killed.job, names))
+    save_step(killed.job("ended"))
     cluster = killed.cluster
     cluster.set("RUNNING", 1)
     cluster.end("exit", 0, 2)
     cluster.end("exit", 3, 3)
-    for index in (2, 3, 4):
+    cluster.end("exit", 0, 5)
+    for index in (2, 3, 4, 5):
         cluster.set(None, index)
     study = Study(tmp_path, cluster)
     jobs = {name: study.job(name) for name in (*names, "new")}
     study.submit(*jobs.values())
     assert study.poll() == [JobEnd(jobs["ended"], 0, 3.0)]
     tasks = SlurmBatch.read(cluster.arrays[1][0] / SlurmBatch.NAME).tasks
-    assert [Path(task.folder).parent.name for task in tasks] == ["failed", "gone", "new"]
+    assert [Path(task.folder).parent.name for task in tasks] == ["failed", "gone", "removed", "new"]
     assert study.poll(lambda: None) == [JobStart(jobs["runs"])]
     cluster.set(None, 1, 0)
     cluster.end("exit", 0, 0, 0)

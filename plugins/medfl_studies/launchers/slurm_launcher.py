@@ -31,6 +31,9 @@ POLL_SECONDS = 10.0
 GONE_SECONDS = 60.0
 """Seconds for which a task may be gone without a file of its end: a shared file system shows new files late."""
 
+SETTLE_SECONDS = 25.0
+"""Seconds for which the state of a stopped task must last: Slurm may be about to start the task again itself."""
+
 MAX_STOPS = 3
 """Number of times that a task may be stopped in a row without having saved anything."""
 
@@ -102,10 +105,10 @@ def judge(end: SlurmTaskEnd | None, state: TaskState | None, gone_seconds: float
         return Judgement(Verdict.WAIT)
     if name in GIVEN_UP_STATES:
         return Judgement(Verdict.END, GIVEN_UP_STATES[name])
+    if gone_seconds < (SETTLE_SECONDS if name in STOPPED_STATES else GONE_SECONDS):
+        return Judgement(Verdict.WAIT)
     if name in STOPPED_STATES:
         return Judgement(Verdict.SUBMIT_AGAIN, name.lower(), is_by_cluster=name == "PREEMPTED")
-    if gone_seconds < GONE_SECONDS:
-        return Judgement(Verdict.WAIT)
     return Judgement(Verdict.SUBMIT_AGAIN, f"ended without a result (state {name.lower()})")
 
 
@@ -303,7 +306,7 @@ class SlurmLauncher:
         if path.is_file():
             end = SlurmTaskEnd.read(path)
             path.unlink()  # before its use: a result counts once, even if this process is killed now
-            if end.exit_status == 0 and has_same_inputs:
+            if end.exit_status == 0 and has_same_inputs and job.status() != "not run":
                 self._events.append(JobEnd(job, 0, end.seconds))
                 return True
             return False
@@ -364,7 +367,8 @@ class SlurmLauncher:
                 self._say(f"  {task.job.title}: {judgement.reason}; submitted again")
                 self._again.append(task)
                 return
-            judgement = Judgement(Verdict.END, f"stopped {MAX_STOPS} times without a saved step: {judgement.reason}")
+            problem = f"stopped {MAX_STOPS} times without a saved step: {judgement.reason}; Slurm's messages are in "
+            judgement = Judgement(Verdict.END, f"{problem}{task.batch}/slurm-{task.index}.out")
         self._announce(task)
         seconds = now - task.started_at if end is None else end.seconds
         status = (1 if judgement.reason else 0) if end is None else end.exit_status

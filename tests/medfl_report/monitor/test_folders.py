@@ -107,7 +107,7 @@ def test_a_study_on_a_cluster_says_which_runs_wait_and_which_work_elsewhere(tmp_
     assert {name: (view.level, view.is_over) for name, view in views.items()} == {
         "ended": ("good", True),
         "queued": ("warn", False),
-        "running": ("warn", False),  # its last event is very old
+        "running": ("work", False),
         "unknown": ("bad", True),
     }
     assert "queued again" in views["queued"].status
