@@ -310,6 +310,19 @@ def test_a_time_limit_without_progress_is_an_error_of_the_resources(study: Study
     assert [count for _, _, count, *_ in study.cluster.arrays] == [2, 1], "the second is submitted again"
 
 
+def test_a_job_that_slurm_queued_after_all_is_not_submitted_again(tmp_path: Path) -> None:
+    """The answer to the job's request was lost, so the job wrote that it has to be submitted."""
+    killed = Study(tmp_path)
+    killed.submit(killed.job())
+    killed.cluster.end("time_limit", -15)
+    killed.cluster.set("PENDING")
+    study = Study(tmp_path, killed.cluster)
+    job = study.job()
+    study.submit(job)
+    assert study.poll(*[lambda: None] * 3, lambda: study.cluster.end("exit", 0)) == [JobStart(job), JobEnd(job, 0, 3.0)]
+    assert len(study.cluster.arrays) == 1
+
+
 def test_a_controller_that_does_not_answer_is_asked_again(study: Study) -> None:
     job = study.job()
     study.submit(job)
@@ -414,8 +427,8 @@ def element(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     before = {kind: signal.getsignal(kind) for kind in (signal.SIGTERM, signal.SIGUSR1)}
     scontrol = tmp_path / "scontrol"
 
-    def run(code: str, scontrol_status: int = 0) -> tuple[int, SlurmTaskEnd | None]:
-        scontrol.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls; exit {scontrol_status}\n')
+    def run(code: str, scontrol_end: str = "exit 0") -> tuple[int, SlurmTaskEnd | None]:
+        scontrol.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls; {scontrol_end}\n')
         scontrol.chmod(0o755)
         run_folder = tmp_path / "run"
         (run_folder / "state").mkdir(parents=True, exist_ok=True)
@@ -451,8 +464,10 @@ def test_a_job_near_its_time_limit_queues_itself_again(element, tmp_path: Path) 
     progress = "open(state + '/1', 'w').close(); os.kill(medfl, signal.SIGUSR1); time.sleep(60)"
     assert element(progress) == (143, None)
     assert (tmp_path / "calls").read_text() == "requeue 7\n"
-    _, end = element(progress.replace("/1", "/2"), scontrol_status=1)
+    _, end = element(progress.replace("/1", "/2"), scontrol_end="exit 1")
     assert end.cause == "time_limit"
+    killed = progress.replace("/1", "/3")
+    assert element(killed, scontrol_end="kill -TERM $$") == (143, None), "Slurm ends the job's processes"
     _, end = element("os.kill(medfl, signal.SIGUSR1); time.sleep(60)")
     assert end.cause == "no_progress"
-    assert len((tmp_path / "calls").read_text().splitlines()) == 2
+    assert len((tmp_path / "calls").read_text().splitlines()) == 3

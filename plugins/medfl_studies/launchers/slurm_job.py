@@ -104,6 +104,7 @@ def run_task(batch: Path, index: int) -> int:
         index: Index of the task.
     """
     started, task = time.monotonic(), SlurmBatch.read(batch / SlurmBatch.NAME).tasks[index]
+    end_file(batch, index).unlink(missing_ok=True)  # Slurm started the job again although it had ended
     before = newest_state_time(Path(task.folder))
     process = TaskProcess(task)
     status = process.run()
@@ -123,10 +124,13 @@ def run_task(batch: Path, index: int) -> int:
 
 
 def _requeue() -> bool:
-    """Queue this job again. Return whether Slurm accepted it."""
+    """Queue this job again. Return whether Slurm accepted it.
+
+    Slurm then ends all processes of the job, often ``scontrol`` before it has read the answer.
+    """
     command = ["scontrol", "requeue", os.environ[JOB_VARIABLE]]
     try:
-        return subprocess.run(command, timeout=REQUEUE_SECONDS).returncode == 0
+        return subprocess.run(command, timeout=REQUEUE_SECONDS).returncode <= 0
     except (OSError, subprocess.TimeoutExpired) as error:
         print(f"{shlex.join(command)}: {error}", file=sys.stderr)  # noqa: T201 - the job's own output file
         return False

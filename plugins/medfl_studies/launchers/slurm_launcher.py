@@ -96,6 +96,8 @@ def judge(end: SlurmTaskEnd | None, state: TaskState | None, gone_seconds: float
         if end.cause == "no_progress":
             return Judgement(Verdict.END, "time limit without a saved step: raise 'minutes' in 'resources'")
         if end.cause == "time_limit":
+            if _is_in_queue(state):  # its request may have been accepted after all
+                return Judgement(Verdict.WAIT)
             return Judgement(Verdict.SUBMIT_AGAIN, "time limit", is_by_cluster=True)
         if end.exit_status == -SIGKILL:
             return Judgement(Verdict.SUBMIT_AGAIN, "killed, perhaps out of memory")
@@ -303,8 +305,8 @@ class SlurmLauncher:
         """Wait for a task of an earlier call, or take its result. Return False if the job has to be submitted."""
         has_same_inputs = content.tasks[index].inputs == job.inputs_digest()
         path = end_file(batch, index)
-        if path.is_file():
-            end = SlurmTaskEnd.read(path)
+        end = SlurmTaskEnd.read(path) if path.is_file() else None
+        if end is not None and not (end.cause == "time_limit" and _is_in_queue(state)):
             path.unlink()  # before its use: a result counts once, even if this process is killed now
             if end.exit_status == 0 and has_same_inputs and job.status() != "not run":
                 self._events.append(JobEnd(job, 0, end.seconds))
