@@ -9,8 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-from pydantic.main import IncEx
+from typing import Any
 
 from medfl.engine.runs.provenance import bundle_values
 from medfl.engine.runs.records import read_run
@@ -43,7 +42,7 @@ from medfl_studies.tune.trials import (
 )
 from medfl_studies.tuning_section import Tuning
 
-NOT_IDENTIFYING: IncEx = {
+NOT_IDENTIFYING: dict[str, Any] = {
     "about": True,
     "bundle": True,
     "resources": True,
