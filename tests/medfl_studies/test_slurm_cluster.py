@@ -103,7 +103,14 @@ def test_stopped_runs_and_a_killed_study_end_with_the_bits_of_a_local_run(folder
     with refused(StoreError, "folder_in_use"):
         follow_in_process(folder, out)
 
-    high = cluster.call("sbatch", "--parsable", "--partition=high", f"--cpus-per-task={cluster.cpus}", "--wrap=true")
+    high = cluster.call(
+        "sbatch",
+        "--parsable",
+        "--output=/dev/null",
+        "--partition=high",
+        f"--cpus-per-task={cluster.cpus}",
+        "--wrap=true",
+    )
     wait_until(lambda: cluster.jobs()[high.strip()] == "COMPLETED")
     queued = MonitoredFolder(out)
     wait_until(lambda: queued.read_events() or [view.level for view in queued.views()] == ["warn"] * 3, 30)
