@@ -23,7 +23,8 @@ from medfl.plugins import Registry
 from medfl.types import Meta
 from medfl.utils.formats import table_lines
 from medfl_report.statistics import mean_std, paired_t
-from medfl_studies.jobs import RunJob
+from medfl_studies.jobs import RunJob, digest_of
+from medfl_studies.launchers.resources import Resources
 from medfl_studies.schema import Study
 
 ATTACK_COLUMNS = [
@@ -78,6 +79,11 @@ class AttackJob:
         return self.folder.with_name(f"{self.folder.name}-{self.record.name}.log")
 
     @property
+    def resources(self) -> Resources:
+        """Resources of the attacked run."""
+        return self.run.resources
+
+    @property
     def file(self) -> Path:
         """Path of the attack's results file, ``attacks/<attack>.json`` in the run folder."""
         path: Path = self.folder / ATTACKS_FOLDER / self.results_class.NAME
@@ -91,6 +97,10 @@ class AttackJob:
         for file in self.run.options.get("plugins", ()):
             words += ["--plugin", str(file)]
         return words
+
+    def inputs_digest(self) -> str:
+        """Return a digest of the command line; `is_done` compares the run's scores."""
+        return digest_of(self.command())
 
     def results(self) -> Sequence[Any]:
         """Return the results from the file.

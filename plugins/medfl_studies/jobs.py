@@ -10,7 +10,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from medfl.records.partition import Partition
 from medfl.records.summary import Summary
 from medfl.types import GLOBAL, Meta
 from medfl_studies.code_version import current_commit
+from medfl_studies.launchers.resources import Resources
 from medfl_studies.records.study_files import JobIdentity
 from medfl_studies.schema import DataSet, Study, slug, split_name
 
@@ -43,6 +44,7 @@ class RunJob:
         workers: Number of processes that train sites, or None for the bundle's number.
         fold: Fold that serves as the sites' test sets, counted from 0; None without folds.
         unseen: Site that the run trains without; None if all sites take part.
+        resources: Resources of the run on a cluster. They do not change its numbers.
     """
 
     data: str
@@ -55,6 +57,7 @@ class RunJob:
     workers: int | None = None
     fold: int | None = None
     unseen: str | None = None
+    resources: Resources = field(default_factory=Resources)
 
     @property
     def title(self) -> str:
@@ -101,6 +104,10 @@ class RunJob:
             code=bundle_hash(self.bundle) if adopted else None,
             data_files=_hash_file_sizes(self.dataset_dir) if adopted else None,
         )
+
+    def inputs_digest(self) -> str:
+        """Return a digest of the identity: of options, bundle and data."""
+        return digest_of(self.identity().to_json())
 
     def is_done(self) -> bool:
         """Return whether the run folder holds exactly this run, and the run is finished.
@@ -192,7 +199,9 @@ def expand_study(
                 options |= study.settings | data.options | row.settings | {"seed": seed}
                 folder = out / "runs" / slug(name) / slug(title) / split_name(seed, fold)
                 place = dataset_dir(out, source, name, data, seed, fold)
-                jobs.append(RunJob(name, title, seed, bundle, place, folder, options, workers, fold))
+                resources = study.resources.merged(row.resources)
+                job = RunJob(name, title, seed, bundle, place, folder, options, workers, fold, resources=resources)
+                jobs.append(job)
     return jobs
 
 
@@ -211,6 +220,11 @@ def _is_literal(text: str) -> bool:
     except (ValueError, SyntaxError):
         return False
     return True
+
+
+def digest_of(value: Any) -> str:
+    """Return a digest of a JSON value."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _hash_file_sizes(folder: Path) -> str:

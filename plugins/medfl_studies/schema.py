@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from medfl.data.partition.plan import PartitionPlan
 from medfl.settings import StrictModel
+from medfl_studies.launchers.resources import Resources
 from medfl_studies.preparation import PreparationSpec
 from medfl_studies.tuning_section import Tuning
 
@@ -101,6 +102,7 @@ class StudyRow(StrictModel):
         splits: Maps a split of the data, such as ``seed-0`` or ``seed-0-fold-1``, to changes of the row for its run.
             ``medfl tune`` writes it if it searches in each split.
         baseline: Row that this row is compared with; None means the study's baseline.
+        resources: Resources of the row's jobs on a cluster, which override those of the study.
     """
 
     method: str
@@ -108,6 +110,7 @@ class StudyRow(StrictModel):
     settings: dict[str, Any] = {}
     splits: dict[str, RowChange] = {}
     baseline: str | None = None
+    resources: Resources = Resources()
 
     def changed(self, change: RowChange | None) -> StudyRow:
         """Return the row with changes of its settings."""
@@ -185,6 +188,7 @@ class Study(StrictModel):
         unseen: Sites that are left out in turn: each row has a further run without the site for each seed, whose model
             is evaluated there. ``each`` means every site; None means no such runs.
         unseen_split: Images of such a site on which models are evaluated: ``test``, or ``all`` for all splits.
+        resources: Resources of each job on a cluster (``--launcher slurm``). Rows can override them.
     """
 
     name: str = Field(pattern=r"^[\w.-]+$")
@@ -203,6 +207,7 @@ class Study(StrictModel):
     tune: Tuning | None = None
     unseen: Literal["each"] | list[str] | None = None
     unseen_split: Literal["test", "all"] = "test"
+    resources: Resources = Resources()
 
     def seed_list(self) -> list[int]:
         """Return the seeds of the study as a list: 0 to N-1 if `seeds` is a number N."""

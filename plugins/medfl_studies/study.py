@@ -18,11 +18,14 @@ from typing import Any, ParamSpec
 from medfl.bundle.bundle_folders import find_bundle
 from medfl.plugins import Registry, load_plugins
 from medfl.utils.formats import table_lines
+from medfl_report.monitor.queued_runs import QueuedRuns
 from medfl_studies.attacks import AttackJob, attack_jobs
 from medfl_studies.checks import check_attacks, check_options, check_rows, find_source
 from medfl_studies.jobs import RunJob, expand_study, is_adopted_bundle
+from medfl_studies.launchers.launcher import JobLauncher
+from medfl_studies.launchers.local_launcher import CommandRunner, LocalLauncher
 from medfl_studies.pretrained_weights import find_weights
-from medfl_studies.runner import JobOutcome, JobType, Launcher, lock_study_folder, run_jobs, study_progress
+from medfl_studies.runner import JobOutcome, JobType, lock_study_folder, run_jobs, study_progress
 from medfl_studies.schema import FULL_SCALE, Study, slug
 from medfl_studies.study_data import check_data, make_data
 from medfl_studies.study_reader import read_study
@@ -108,9 +111,10 @@ def default_output_dir(study: Study, scale: str) -> Path:
 
 def run_study(
     prepared: CheckedStudy,
-    start: Launcher | None = None,
+    run: CommandRunner | None = None,
     at_once: int = 1,
     clean: Callable[[Path], object] | None = None,
+    launcher: JobLauncher | None = None,
 ) -> JobOutcome[RunJob | AttackJob | EvaluationJob]:
     """Run a study to its end. A repeated call continues the study and leaves finished runs untouched.
 
@@ -118,9 +122,10 @@ def run_study(
 
     Args:
         prepared: The study, from `load_study`.
-        start: Function that runs a command line; None starts a process.
-        at_once: Number of runs at the same time, >= 1.
+        run: Function that runs a command line on this machine; None starts a process.
+        at_once: Number of runs at the same time on this machine, >= 1.
         clean: Callback that receives the folder of each run that is finished and has no pending attack.
+        launcher: Launcher that carries out the jobs; None means this machine, with `run` and `at_once`.
 
     Returns:
         The status of each run, of each attack on a finished run, and of each evaluation at a site that a run left out.
@@ -130,8 +135,10 @@ def run_study(
         MedflError: If the data can't be prepared or partitioned.
     """
     study, jobs, out = prepared.study, prepared.jobs, prepared.out
+    launcher = launcher or LocalLauncher(run, at_once)
     tables = {data: limit_time_share(TABLES_SHARE, write_tables) for data in study.data}
     with lock_study_folder(out), study_progress(len(jobs) + len(prepared.attacks)) as (say, show):
+        (out / QueuedRuns.NAME).unlink(missing_ok=True)  # of a command that was killed
         make_data(study, prepared.source, out, prepared.registry, say)
         rows = rows_markdown(study, prepared.registry)
         without = unseen_jobs(study, jobs, out)
@@ -148,10 +155,10 @@ def run_study(
             if clean and all(other.run != attack.run for other in attacked.unfinished()):
                 clean(attack.run.folder)
 
-        runs = run_jobs(jobs, say, after_run, start, at_once)
+        runs = run_jobs(jobs, say, after_run, launcher)
         possible = [attack for attack in prepared.attacks if runs.status[attack.run] == "finished"]
-        attacked = run_jobs(possible, say, after_attack, start, at_once, "attack")
-        unseen = run_without_sites(study, jobs, without, say, start, at_once)
+        attacked = run_jobs(possible, say, after_attack, launcher, "attack")
+        unseen = run_without_sites(study, jobs, without, say, launcher)
         for data in study.data:
             if not study.rows:
                 write_demographics(study, data, prepared.source, out)

@@ -36,8 +36,10 @@ from medfl.types import PUBLIC
 from medfl.utils.files import sha256_of, write_atomic
 from medfl.utils.text import Say
 from medfl_report.evaluation.stored import read_evaluations
-from medfl_studies.jobs import RunJob
-from medfl_studies.runner import JobOutcome, Launcher, run_jobs
+from medfl_studies.jobs import RunJob, digest_of
+from medfl_studies.launchers.launcher import JobLauncher
+from medfl_studies.launchers.resources import Resources
+from medfl_studies.runner import JobOutcome, run_jobs
 from medfl_studies.schema import Study, slug, split_name
 
 
@@ -70,12 +72,21 @@ class EvaluationJob:
         """Path of the evaluation's log file, beside the run's log."""
         return self.folder.with_name(f"{self.folder.name}-evaluate.log")
 
+    @property
+    def resources(self) -> Resources:
+        """Resources of the run."""
+        return self.run.resources
+
     def command(self) -> list[str]:
         """Return the words of the command line ``medfl evaluate ...``."""
         words = [sys.executable, "-m", "medfl", "evaluate", str(self.folder), "--dataset-dir", str(self.site)]
         words += ["--split", self.split]
         device = self.run.options.get("device")
         return words if device is None else [*words, "--device", str(device)]
+
+    def inputs_digest(self) -> str:
+        """Return a digest of the command line; `is_done` compares models and data."""
+        return digest_of(self.command())
 
     def status(self) -> str:
         """Return ``finished`` if the run folder has this evaluation of its current models, else ``not run``."""
@@ -176,8 +187,7 @@ def run_without_sites(
     jobs: Sequence[RunJob],
     without: list[RunJob],
     say: Say,
-    start: Launcher | None,
-    at_once: int,
+    launcher: JobLauncher,
 ) -> UnseenOutcome:
     """Run each row without each unseen site, and evaluate the finished models there.
 
@@ -186,16 +196,15 @@ def run_without_sites(
         jobs: Runs of the study with all sites.
         without: Runs without a site, from `unseen_jobs`.
         say: Callback that receives lines of progress.
-        start: Function that runs a command line; None starts a process.
-        at_once: Number of runs at the same time, >= 1.
+        launcher: Launcher that carries out the runs and evaluations.
     """
-    runs = run_jobs(without, say, _ignore, start, at_once, "run without a site")
+    runs = run_jobs(without, say, _ignore, launcher, "run without a site")
     evaluations = [
         EvaluationJob(job, _site_folder(jobs, job), study.unseen_split)
         for job in without
         if runs.status[job] == "finished"
     ]
-    return UnseenOutcome(runs, run_jobs(evaluations, say, _ignore, start, at_once, "evaluation"))
+    return UnseenOutcome(runs, run_jobs(evaluations, say, _ignore, launcher, "evaluation"))
 
 
 def _ignore(outcome: object, job: object) -> None:

@@ -85,7 +85,7 @@ def test_several_studies_are_all_checked_first_and_have_a_folder_each(
     done = medfl("study", *files, "--dry-run", "--out", folder / "both")
     outputs = [line[line.index("--output-dir") + 1] for line in map(shlex.split, done.out.splitlines())]
     assert {str(Path(path).relative_to(folder)).split("/runs/")[0] for path in outputs} == {"both/study", "both/other"}
-    monkeypatch.setattr("medfl_studies.runner.RunProcesses.launch", lambda self, command, log: 3)
+    monkeypatch.setattr("medfl_studies.processes.RunProcesses.launch", lambda self, command, log: 3)
     done = medfl("study", *files, "--scale", "cpu")
     assert done.code == 1
     assert done.err.count("failed (3): demo / alone / seed 0; see") == 2, "a failure stops no other study"
@@ -96,7 +96,7 @@ def test_several_studies_are_all_checked_first_and_have_a_folder_each(
 
 
 def test_a_failure_ends_with_status_1_and_names_the_run(folder: Path, medfl, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("medfl_studies.runner.RunProcesses.launch", lambda self, command, log: 3)
+    monkeypatch.setattr("medfl_studies.processes.RunProcesses.launch", lambda self, command, log: 3)
     done = medfl("study", folder / "study.yaml", "--scale", "cpu")
     assert done.code == 1
     assert "failed (3): demo / alone / seed 0; see" in done.err
@@ -119,7 +119,24 @@ def test_mistakes_end_with_a_message_and_status_2(folder: Path, medfl, options: 
     assert "Traceback" not in done.err
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--launcher", "slurm"), "there is no program 'sbatch' on this machine"),
+        (("--partition", "gpu"), "Expected --launcher slurm with the options of Slurm"),
+        (("--launcher", "slurm", "--sbatch=--array=1"), "'--array=1' is not accepted"),
+    ],
+)
+def test_a_cluster_that_is_not_there_and_its_options_without_it_are_mistakes(
+    folder: Path, medfl, options: tuple, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(folder))
+    done = medfl("study", folder / "study.yaml", "--scale", "cpu", *options)
+    assert done.code == 2
+    assert message in done.err
+    assert not (folder / "runs").exists()
+
+
 @pytest.mark.slow
 def test_a_killed_study_continues_and_leaves_what_is_finished_untouched(folder: Path, medfl) -> None:
     out = folder / "out"

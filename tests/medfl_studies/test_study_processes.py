@@ -15,6 +15,7 @@ from refusals import refused
 
 from medfl.errors import StoreError
 from medfl_studies.jobs import RunJob
+from medfl_studies.launchers.local_launcher import LocalLauncher
 from medfl_studies.processes import RunProcesses
 from medfl_studies.runner import lock_study_folder, run_jobs
 
@@ -93,7 +94,7 @@ def test_a_run_that_a_killed_study_left_behind_is_waited_for(tmp_path: Path) -> 
             assert (left.folder / "ended").exists(), "started while another process was writing"
             return 1
 
-        run_jobs([left], say, lambda outcome, job: None, start)
+        run_jobs([left], say, lambda outcome, job: None, LocalLauncher(start))
     assert sum("another process still writes" in line for line in lines) == 1
 
 
@@ -110,7 +111,7 @@ def test_an_interruption_ends_the_processes_too(script: Callable[[str], RunJob])
     signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
     try:
         with pytest.raises(KeyboardInterrupt):
-            run_jobs(jobs, lambda line: None, lambda outcome, job: None, at_once=2)
+            run_jobs(jobs, lambda line: None, lambda outcome, job: None, LocalLauncher(at_once=2))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -128,7 +129,7 @@ def test_runs_at_once_meet_each_other(tmp_path: Path, script: Callable[[str], Ru
     codes = [meet.format(ways), meet.format(ways[::-1]), "raise SystemExit(3)"]
     lines: list[str] = []
     jobs = [script(code) for code in codes]
-    outcome = run_jobs(jobs, lines.append, lambda outcome, job: None, at_once=2)
+    outcome = run_jobs(jobs, lines.append, lambda outcome, job: None, LocalLauncher(at_once=2))
     assert [outcome.status[job] for job in jobs] == ["not run", "not run", "failed (3)"]  # they write no summary
     begun = [line.splitlines()[0] for line in lines if line.startswith("run ")]
     assert begun == [f"run {number + 1} of 3: demo / row {number} / seed 0" for number in range(3)]

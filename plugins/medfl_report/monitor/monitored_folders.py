@@ -21,6 +21,7 @@ from medfl.records.run_file import RunFile
 from medfl.settings import Settings
 from medfl.utils.locks import LOCK_FILE, is_being_written
 from medfl.utils.text import visible
+from medfl_report.monitor.queued_runs import QueuedRuns
 from medfl_report.monitor.run_state import RunState
 from medfl_report.monitor.run_view import RunView, make_run_view
 
@@ -40,12 +41,14 @@ class MonitoredRun:
         name: Name of the run, for display.
         clock: Function that returns the seconds since 1970.
         state: State after the events so far.
+        place: ``queued`` or ``running`` if a study waits for the run on a cluster, else None.
     """
 
     folder: Path
     name: str
     clock: Callable[[], float] = time.time
     state: RunState = field(default_factory=RunState)
+    place: str | None = None
     _bytes_read: int = 0
     """Bytes of the event file that were read, all of them whole lines."""
     _file_id: tuple[int, int] = (0, 0)
@@ -91,7 +94,11 @@ class MonitoredRun:
 
     def view(self) -> RunView:
         """Return the current view of the run."""
-        return make_run_view(self.name, self.state, self.now, self.has_writer, self._spent_epsilons())
+        has_writer = self.has_writer
+        if self.place == "running" and not has_writer:
+            has_writer = None  # perhaps a process of another machine
+        epsilons, is_queued = self._spent_epsilons(), self.place == "queued"
+        return make_run_view(self.name, self.state, self.now, has_writer, epsilons, is_queued)
 
     def _spent_epsilons(self) -> dict[str, float]:
         """Return the epsilon spent on each site's data; sites for which this machine can't know it are left out."""
@@ -191,12 +198,25 @@ class MonitoredFolder:
             for folder in [self.folder] if self.is_single_run else sorted(_find_runs(self.folder)):
                 name = visible(str(folder) if folder == self.folder else folder.relative_to(self.folder).as_posix())
                 self.runs.setdefault(folder, MonitoredRun(folder, name, self._clock))
+        places = self._read_queue()
+        for folder, run in self.runs.items():
+            run.place = places.get(folder)
         has_news = [run.read_events() for run in self.runs.values()]
         return any(has_news)
 
     def views(self) -> list[RunView]:
         """Return the current views of the runs, sorted by name."""
         return [run.view() for run in sorted(self.runs.values(), key=lambda run: run.name)]
+
+    def _read_queue(self) -> dict[Path, str]:
+        """Return the place of each run that a study waits for on a cluster; empty if no such study runs."""
+        if not self.has_writer:
+            return {}
+        try:
+            places = QueuedRuns.read(self.folder / QueuedRuns.NAME).places
+        except StoreError:  # the study runs on this machine, or the file is of no use
+            return {}
+        return {self.folder / folder: place for folder, place in places.items()}
 
     @property
     def has_writer(self) -> bool:

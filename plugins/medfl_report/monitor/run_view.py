@@ -155,7 +155,12 @@ class RunView:
 
 
 def make_run_view(
-    name: str, state: RunState, now: float, has_writer: bool | None, epsilons: Mapping[str, float] | None = None
+    name: str,
+    state: RunState,
+    now: float,
+    has_writer: bool | None,
+    epsilons: Mapping[str, float] | None = None,
+    is_queued: bool = False,
 ) -> RunView:
     """Return the view of a run at a moment.
 
@@ -165,8 +170,9 @@ def make_run_view(
         now: Current time in seconds since 1970, by the clock of the machine that wrote the events.
         has_writer: Whether a process holds the lock of the run folder; None if the run is on another machine.
         epsilons: Maps each site to the epsilon spent on its data; sites with unknown values are left out.
+        is_queued: Whether the run waits in the queue of a cluster.
     """
-    status = _run_status(state, now, has_writer)
+    status = _run_status(state, now, has_writer, is_queued)
     sites = [_site_view(site, state, now, status.is_over, (epsilons or {}).get(site)) for site in state.sites]
     curves = _curves(state)
     return RunView(
@@ -191,12 +197,15 @@ def make_run_view(
     )
 
 
-def _run_status(state: RunState, now: float, has_writer: bool | None) -> RunStatus:
+def _run_status(state: RunState, now: float, has_writer: bool | None, is_queued: bool) -> RunStatus:
     if state.status == FINISHED:
         level = "warn" if state.unavailable else "good"
         return RunStatus(f"finished{state.available_sites_phrase}", level, is_over=True)
     if state.status in (DIVERGED, INCOMPLETE):
         return RunStatus(f"{state.status}{state.available_sites_phrase}: {state.reason}", "bad", is_over=True)
+    if is_queued and not has_writer:
+        text = f"stopped by the cluster and queued again, {state.rounds_done} of {state.rounds} rounds done"
+        return RunStatus(text, "warn", is_over=False)
     if state.status == STOPPED:
         return RunStatus(f"stopped {state.reason}", "bad", is_over=True)
     if state.status == ENDED_BY_SERVER:

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import signal
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from medfl.errors import SettingsError
+from medfl_studies.launchers.slurm_commands import SlurmCommands, user_options
+
 if TYPE_CHECKING:
+    from medfl_studies.launchers.launcher import JobLauncher
     from medfl_studies.study import CheckedStudy
+
+
+class LauncherName(StrEnum):
+    """Names of the launchers of studies."""
+
+    LOCAL = "local"
+    SLURM = "slurm"
 
 
 def command(
@@ -36,11 +48,25 @@ def command(
         int | None, typer.Option(min=1, help="Number of processes that train sites.", show_default="as in the bundle")
     ] = None,
     jobs: Annotated[
-        int, typer.Option(min=1, help="Number of runs at the same time. With many of them --workers 1 is fastest.")
-    ] = 1,
+        int | None,
+        typer.Option(
+            min=1,
+            help="Number of runs at the same time. With many of them --workers 1 is fastest.",
+            show_default="1; no limit with --launcher slurm",
+        ),
+    ] = None,
     clean: Annotated[
         bool, typer.Option("--clean", help="Remove the state of each finished run, as `medfl clean` does.")
     ] = False,
+    launcher: Annotated[
+        LauncherName, typer.Option(help="Where the runs work: on this machine, or as jobs of a Slurm cluster.")
+    ] = LauncherName.LOCAL,
+    partition: Annotated[str | None, typer.Option(help="Slurm partition of all jobs.")] = None,
+    account: Annotated[str | None, typer.Option(help="Slurm account of all jobs.")] = None,
+    sbatch: Annotated[
+        list[str] | None,
+        typer.Option(metavar="OPTION", help="Further option of sbatch, such as --sbatch=--qos=low; can be repeated."),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the study and print its commands, without writing anything.")
     ] = False,
@@ -50,6 +76,10 @@ def command(
     All files are checked before the first run. Give the same command again to continue: finished runs are not repeated.
     If a run fails, the table names it, the other runs continue, and the exit status is 1. Most of the disk space of a
     long study is the state that finished runs keep for being continued: --clean removes it once no attack needs it.
+
+    With --launcher slurm each run is a job of a Slurm cluster with the resources of its row, as in `medfl study
+    study.yaml --launcher slurm --partition gpu --jobs 20`. The command waits for the jobs and writes the tables. If it
+    is killed, the same command finds its jobs again.
 
     Example: medfl study studies/medmnist_quick.yaml --source downloads --scale cpu --jobs 2
     """
@@ -65,25 +95,48 @@ def command(
             typer.echo(f"warning: {problem}", err=True)
         if prepared.note:
             typer.echo(f"warning: {prepared.note}", err=True)
+    options = user_options(partition, account, sbatch or ())
+    if launcher is LauncherName.LOCAL and options:
+        raise SettingsError(
+            "incompatible_settings",
+            f"Expected --launcher slurm with the options of Slurm, got --launcher local with {' '.join(options)}.",
+            settings=["launcher", "partition", "account", "sbatch"],
+        )
+    launchers = [_make_launcher(prepared, launcher, options, jobs) for prepared in studies]
     if dry_run:
         for line in [line for prepared in studies for line in list_commands(prepared)]:
             typer.echo(line)
         return
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # also ends the current run
     try:
-        finished = [_run_one_study(prepared, jobs, clean) for prepared in studies]
+        finished = [
+            _run_one_study(prepared, study_launcher, clean)
+            for prepared, study_launcher in zip(studies, launchers, strict=True)
+        ]
     finally:
         signal.signal(signal.SIGTERM, before)
     if not all(finished):
         raise typer.Exit(1)
 
 
-def _run_one_study(prepared: CheckedStudy, jobs: int, clean: bool) -> bool:
+def _make_launcher(prepared: CheckedStudy, name: LauncherName, options: list[str], jobs: int | None) -> JobLauncher:
+    """Return the launcher of a study; with a cluster, check that it would accept the jobs."""
+    from medfl_studies.launchers.local_launcher import LocalLauncher
+    from medfl_studies.launchers.slurm_launcher import SlurmLauncher
+
+    if name is LauncherName.LOCAL:
+        return LocalLauncher(at_once=jobs or 1)
+    launcher = SlurmLauncher(prepared.out, prepared.study.name, SlurmCommands(options), jobs)
+    launcher.check(prepared.jobs)
+    return launcher
+
+
+def _run_one_study(prepared: CheckedStudy, launcher: JobLauncher, clean: bool) -> bool:
     """Run a study, print its result files and unfinished runs, and return whether all runs are finished."""
     from medfl.cli.clean import clean as clean_run
     from medfl_studies.study import run_study
 
-    outcome = run_study(prepared, at_once=jobs, clean=clean_run if clean else None)
+    outcome = run_study(prepared, clean=clean_run if clean else None, launcher=launcher)
     for path in sorted((prepared.out / "results").iterdir()):
         typer.echo(path)
     unfinished = outcome.unfinished()

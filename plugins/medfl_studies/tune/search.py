@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from medfl.engine.runs.provenance import bundle_values
 from medfl.engine.runs.records import read_run
@@ -18,8 +19,9 @@ from medfl.utils.formats import join_words
 from medfl.utils.text import Say
 from medfl_studies.checks import check_options, check_rows
 from medfl_studies.jobs import RunJob, expand_study, is_adopted_bundle
+from medfl_studies.launchers.local_launcher import CommandRunner, LocalLauncher
 from medfl_studies.records.study_files import PrivacyCost, SearchDefinition, Trial, TrialResult
-from medfl_studies.runner import Launcher, lock_study_folder, run_jobs, study_progress
+from medfl_studies.runner import lock_study_folder, run_jobs, study_progress
 from medfl_studies.schema import FULL_SCALE, Study, split_name
 from medfl_studies.study import default_output_dir, load_study
 from medfl_studies.study_data import make_data
@@ -39,6 +41,14 @@ from medfl_studies.tune.trials import (
     trial_job,
 )
 from medfl_studies.tuning_section import Tuning
+
+NOT_IDENTIFYING: dict[str, Any] = {
+    "about": True,
+    "bundle": True,
+    "resources": True,
+    "rows": {"__all__": {"resources": True}},
+}
+"""Parts of a study that change no score of a search."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +100,7 @@ class Search:
     def definition(self) -> SearchDefinition:
         """Return everything that determines the trials and their scores."""
         return SearchDefinition(
-            study=self.study.model_dump(mode="json", exclude={"about", "bundle"}),
+            study=self.study.model_dump(mode="json", exclude=NOT_IDENTIFYING),
             bundle=self.jobs[next(iter(self.jobs))].bundle.name,
             metric=self.metric,
             optuna=importlib.metadata.version("optuna"),
@@ -210,12 +220,12 @@ def first_trials(search: Search) -> dict[str, list[Trial]]:
     return {row: next(sampler) for row, sampler in search.samplers().items()}
 
 
-def run_search(search: Search, start: Launcher | None = None, at_once: int = 1) -> SearchResult:
+def run_search(search: Search, run: CommandRunner | None = None, at_once: int = 1) -> SearchResult:
     """Run a search. A repeated call continues it, with the same outcome.
 
     Args:
         search: The search, from `load_searches`.
-        start: Function that runs a command line; None starts a process.
+        run: Function that runs a command line; None starts a process.
         at_once: Number of runs at the same time, >= 1.
 
     Returns:
@@ -234,7 +244,7 @@ def run_search(search: Search, start: Launcher | None = None, at_once: int = 1) 
         samplers = search.samplers()
         waiting = {row: next(sampler) for row, sampler in samplers.items()}
         while waiting:
-            results = _run_trials(search, waiting, history, say, start, at_once)
+            results = _run_trials(search, waiting, history, say, LocalLauncher(run, at_once))
             show(len(history.results))
             for row, sampler in samplers.items():
                 if row not in waiting:
@@ -253,8 +263,7 @@ def _run_trials(
     waiting: dict[str, list[Trial]],
     history: SearchHistory,
     say: Say,
-    start: Launcher | None,
-    at_once: int,
+    launcher: LocalLauncher,
 ) -> dict[str, list[TrialResult]]:
     """Return the results of trials in their order.
 
@@ -267,7 +276,7 @@ def _run_trials(
         jobs |= {(row, trial.number): search.job(row, trial) for trial in reversed(unknown)}
     fresh: dict[tuple[str, int], TrialResult] = {}
     if jobs:
-        outcome = run_jobs(list(jobs.values()), say, lambda runs, job: None, start, at_once, "trial")
+        outcome = run_jobs(list(jobs.values()), say, lambda runs, job: None, launcher, "trial")
         trials_by_key = {(row, trial.number): trial for row, trials in waiting.items() for trial in trials}
         ended = {
             key: job

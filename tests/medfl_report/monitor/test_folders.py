@@ -16,6 +16,7 @@ from medfl.errors import StoreError
 from medfl.settings import Privacy
 from medfl.testing.cohort import make_sites
 from medfl_report.monitor.monitored_folders import RESCAN_SECONDS, MonitoredFolder, MonitoredRun
+from medfl_report.monitor.queued_runs import QueuedRuns
 
 PRIVACY = Privacy(epsilon=6.0, clip=1.0)
 
@@ -85,6 +86,31 @@ def test_a_study_has_the_runs_below_it_also_those_that_begin_later(tmp_path: Pat
     assert [(view.name, view.is_over) for view in study.views()][1][0] == "runs/blood/local/seed-0"
     with lock_for_writing(tmp_path):
         assert study.has_writer, "between two runs, too"
+
+
+def test_a_study_on_a_cluster_says_which_runs_wait_and_which_work_elsewhere(tmp_path: Path) -> None:
+    """The lock of a run is not held on this machine; the study says more while its own lock is held."""
+    names = ("ended", "queued", "running", "unknown")
+    for name in names:
+        run = write(tmp_path / "runs" / name / "seed-0", [start(0), end(9) if name == "ended" else commit(5, 1)])
+        (run / ".lock").touch()
+    places = {"runs/ended/seed-0": "queued", "runs/queued/seed-0": "queued", "runs/running/seed-0": "running"}
+    QueuedRuns.model_validate({"places": places}).write(tmp_path / QueuedRuns.NAME)
+    study = MonitoredFolder(tmp_path)
+    assert [view.is_over for view in study.views()] == [True] * 4, "no study waits for them"
+    with lock_for_writing(tmp_path):
+        study.read_events()
+        views = dict(zip(names, study.views(), strict=True))
+        (tmp_path / QueuedRuns.NAME).write_text("{")
+        study.read_events()
+        assert [view.is_over for view in study.views()] == [True] * 4, "without the file"
+    assert {name: (view.level, view.is_over) for name, view in views.items()} == {
+        "ended": ("good", True),
+        "queued": ("warn", False),
+        "running": ("work", False),
+        "unknown": ("bad", True),
+    }
+    assert "queued again" in views["queued"].status
 
 
 def test_a_run_that_can_not_be_monitored_says_why(tmp_path: Path) -> None:

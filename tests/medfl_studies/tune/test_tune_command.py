@@ -15,7 +15,7 @@ from tune_toys import SMALL, MadeUpTrials, best_near, without_seconds
 from typer.testing import CliRunner
 
 from medfl.cli.main import app
-from medfl_studies.runner import RunProcesses
+from medfl_studies.processes import RunProcesses
 
 
 def study(folder: Path, **changes: object) -> Path:
