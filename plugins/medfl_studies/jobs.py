@@ -114,11 +114,23 @@ class RunJob:
 
         For a folder with a run with other options it returns False; `medfl run` refuses or continues such a run.
         """
+        return self.changed_inputs() == []
+
+    def changed_inputs(self) -> list[str] | None:
+        """Return the names of the inputs in which the finished run in the folder differs from this run.
+
+        Returns:
+            Names of fields of `JobIdentity` with spaces, sorted; None if there is no finished run.
+        """
         try:
-            before = JobIdentity.read(self.folder / JobIdentity.NAME)
+            before = JobIdentity.read(self.folder / JobIdentity.NAME).to_json()
         except StoreError:
-            return False
-        return self.status() == "finished" and before.model_copy(update={"commit": None}) == self.identity()
+            return None
+        now = self.identity().to_json()
+        if self.status() != "finished":
+            return None
+        names = (before.keys() | now.keys()) - {"commit"}
+        return sorted(name.replace("_", " ") for name in names if before.get(name) != now.get(name))
 
     def mark_done(self) -> None:
         """Write the identity of the run into its folder, so that the finished run is not started again."""

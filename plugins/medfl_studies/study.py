@@ -17,7 +17,7 @@ from typing import Any, ParamSpec
 
 from medfl.bundle.bundle_folders import find_bundle
 from medfl.plugins import Registry, load_plugins
-from medfl.utils.formats import table_lines
+from medfl.utils.formats import join_words, table_lines
 from medfl_report.monitor.queued_runs import QueuedRuns
 from medfl_studies.attacks import AttackJob, attack_jobs
 from medfl_studies.checks import check_attacks, check_options, check_rows, find_source
@@ -155,6 +155,12 @@ def run_study(
             if clean and all(other.run != attack.run for other in attacked.unfinished()):
                 clean(attack.run.folder)
 
+        for job in jobs:
+            if changed := job.changed_inputs():
+                say(
+                    f"warning: {job.title}: the finished run in '{job.folder}' differs from the study in: "
+                    f"{join_words(changed)}. To keep it, choose another --out; to run it again, delete the folder."
+                )
         runs = run_jobs(jobs, say, after_run, launcher)
         possible = [attack for attack in prepared.attacks if runs.status[attack.run] == "finished"]
         attacked = run_jobs(possible, say, after_attack, launcher, "attack")

@@ -170,6 +170,18 @@ def test_a_row_that_fails_is_named_and_the_others_finish(load, tmp_path: Path, c
     assert ["fedprox" in command for command in again.commands] == [True, True], "only what had failed"
 
 
+def test_a_finished_run_with_other_inputs_is_named(load, capfd) -> None:
+    run_study(load(), Runs())
+    capfd.readouterr()
+    prepared = load({"settings__rounds": 5})
+    assert {tuple(job.changed_inputs() or ()) for job in prepared.jobs} == {("options",)}
+    again = Runs(failing="fedprox")
+    run_study(prepared, again)
+    assert len(again.commands) == 4
+    assert capfd.readouterr().err.count("differs from the study in: options") == 4
+    assert [job.changed_inputs() for job in prepared.jobs] == [[], ["options"], [], ["options"]]
+
+
 def test_if_all_fail_there_is_a_reason_in_place_of_the_table(load, tmp_path: Path) -> None:
     run_study(load({"rows__alone": {"method": "fedprox"}}), Runs(failing="fedprox"))
     text = (tmp_path / "out" / "results" / "demo.md").read_text()
