@@ -127,7 +127,12 @@ def orders_table(result: ItemResult) -> str:
 
 
 def open_orders(result: ItemResult) -> str:
-    """Return a list with the open orders of each column of an item and their differences; empty without any."""
+    """Return a list with the open orders of each column of an item and their differences; empty without any.
+
+    If no order was tested, the list is empty, because it would only repeat the table.
+    """
+    if result.untested == len(result.orders):
+        return ""
     lines = []
     for column in result.columns:
         texts = [_open_order(result.item, order) for order in column.orders if order.verdict == "open"]
