@@ -12,9 +12,11 @@ from medfl.contract import Site
 from medfl.networks.norms import freeze_norms
 from medfl.networks.parts import features_and_logits
 from medfl.toolkit.feature_hooks import FeatureHooks
+from medfl.training.checkpoints import ModelPart
 from medfl.training.loop import Batch, smallest_batch
 from medfl.types import Tensors
 from medfl.utils.rng import SeparateStream
+from medfl.utils.wire import prefixed, select
 
 
 class CompanionModel:
@@ -63,6 +65,16 @@ class CompanionModel:
         """Compute features (B, d) and logits (B, num_classes) of images (B, C, *spatial)."""
         with self._aside:
             return features_and_logits(self.model, images)
+
+    def training_state(self) -> Tensors:
+        """Return the tensors of the model, of the optimiser's state and of the random stream, for a checkpoint."""
+        stream = {f"stream/{number}": state for number, state in enumerate(self._aside.state)}
+        return ModelPart(self.model, self._optimizer).training_state() | stream
+
+    def load_training_state(self, state: Tensors) -> None:
+        """Load a state from `training_state`, in place."""
+        ModelPart(self.model, self._optimizer).load_training_state(state)
+        self._aside.state = [tensor for _, tensor in sorted(select(state, "stream/").items())]
 
     def step(self, gradient_clip: float | None) -> None:
         """Take an optimiser step with the current gradients, and reset them.
@@ -114,6 +126,19 @@ class ModelPair:
         for name, value in losses.items():
             self._sums[name] = self._sums.get(name, 0.0) + value.detach() * images
 
+    def training_state(self) -> Tensors:
+        """Return the state of the visiting model and the sums of the losses, for a checkpoint."""
+        sums = {**self._sums, "images": torch.tensor(self._images)}
+        return prefixed(self.visiting.training_state(), "visiting/") | prefixed(sums, "sums/")
+
+    def load_training_state(self, state: Tensors) -> None:
+        """Load a state from `training_state`, in place."""
+        self.visiting.load_training_state(select(state, "visiting/"))
+        sums = select(state, "sums/")
+        self._images = int(sums.pop("images"))
+        device = next(self.visiting.model.parameters()).device
+        self._sums = {name: value.to(device) for name, value in sums.items()}
+
     def close(self) -> dict[str, float]:
         """Remove the feature hooks.
 
@@ -122,4 +147,4 @@ class ModelPair:
         """
         for taps in self._taps:
             taps.close()
-        return {name: float(total) / self._images for name, total in self._sums.items()}
+        return {name: float(total) / self._images for name, total in sorted(self._sums.items())}

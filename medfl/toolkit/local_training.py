@@ -15,7 +15,7 @@ from medfl.privacy.policy import policy_of
 from medfl.toolkit.fit import Fit, FitResult
 from medfl.toolkit.participant_state import auxiliary_state, model_tensors, set_auxiliary_state
 from medfl.toolkit.training_specs import Training, freeze_other_part
-from medfl.training.checkpoints import TrainingCheckpoint
+from medfl.training.checkpoints import ModelPart, TrainingCheckpoint, TrainingPart
 from medfl.training.loop import Batch, train
 from medfl.training.optimizer_state import read_state, write_state
 from medfl.types import Tensors
@@ -82,10 +82,17 @@ class LocalTraining(BaseModel):
     def can_continue(self, fit: Fit) -> bool:
         """Return whether a killed training can continue from a checkpoint, instead of starting at the beginning.
 
-        True by default. Return False if the training changes more than `Fit.model`, `Fit.optimizer` and the global
-        random generators, for example a second network or sums in `Fit.extra`.
+        True by default. Return False if the training changes something besides `Fit.model`, `Fit.optimizer`, `Fit.log`,
+        the global random generators and the objects of `training_parts`.
         """
         return True
+
+    def training_parts(self, fit: Fit) -> Mapping[str, TrainingPart]:
+        """Return the objects that a training changes besides the model, by name, such as a second model.
+
+        They become part of the training's checkpoint. Called after `before_fit` and `make_optimizer`; by default none.
+        """
+        return {}
 
     def row_weights(self, fit: Fit) -> torch.Tensor | None:
         """Return the sampling weights of the training images, shape (n,), >= 0, for draws with replacement.
@@ -115,7 +122,8 @@ class LocalTraining(BaseModel):
         if fit.site.checkpoints is None or not self.can_continue(fit):
             return None
         checkpoint = fit.site.checkpoints.next_training()
-        checkpoint.begin(fit.model, fit.optimizer, generators)
+        parts = {"own": ModelPart(fit.model, fit.optimizer), **self.training_parts(fit)}
+        checkpoint.begin(parts, generators, fit.log)
         fit.steps = checkpoint.position.steps
         return checkpoint
 

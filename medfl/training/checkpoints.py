@@ -1,6 +1,6 @@
 """Checkpoints of long trainings: a site that is killed within a step continues it with the same bits.
 
-A checkpoint contains the model, the optimiser's state, the position in the training, and the state of all random
+A checkpoint contains the models, the optimisers' state, the position in the training, and the state of all random
 generators. It is written at intervals, stays on the site's disk, and is deleted when the site has saved the step.
 """
 
@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -29,8 +29,11 @@ logger = logging.getLogger(__name__)
 CHECKPOINT_STEM = "training"
 """Start of the names of checkpoint files in the folder of a site's state."""
 
-_MODEL, _OPTIMIZER, _LOSS, _RANDOM = "model/", "optimizer/", "loss", "random/"
+_PART, _LOSS, _RANDOM = "part/", "loss", "random/"
 """Names and prefixes of the tensors in a checkpoint."""
+
+_MODEL, _OPTIMIZER = "model/", "optimizer/"
+"""Prefixes of the tensors in the state of a `ModelPart`."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,40 @@ class TrainingPosition:
     number: int = 0
     steps: int = 0
     samples: int = 0
+
+
+class TrainingPart(Protocol):
+    """Object that a training changes besides its model, such as a second model."""
+
+    def training_state(self) -> Tensors:
+        """Return the object's state as named tensors."""
+        ...
+
+    def load_training_state(self, state: Tensors) -> None:
+        """Set the object to a state from `training_state`, in place."""
+        ...
+
+
+class ModelPart:
+    """A further model of a training with its optimiser; implements `TrainingPart`.
+
+    Args:
+        model: The model.
+        optimizer: Its optimiser, with parameters of the model only.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._model, self._optimizer = model, optimizer
+
+    def training_state(self) -> Tensors:
+        """Return the tensors of the model and of the optimiser's state."""
+        own = wire.prefixed(dict(self._model.state_dict()), _MODEL)
+        return own | wire.prefixed(read_state(self._optimizer, self._model), _OPTIMIZER)
+
+    def load_training_state(self, state: Tensors) -> None:
+        """Load the tensors of the model and of the optimiser's state, in place."""
+        self._model.load_state_dict(wire.select(state, _MODEL))
+        write_state(self._optimizer, self._model, wire.select(state, _OPTIMIZER))
 
 
 class StepCheckpoints:
@@ -90,12 +127,15 @@ class TrainingCheckpoint:
         self.position, self.total_loss = TrainingPosition(), torch.zeros(())
         self._path, self._key, self._seconds = path, key, seconds
         self._written = time.monotonic()
-        self._model: nn.Module | None = None
-        self._optimizer: torch.optim.Optimizer | None = None
+        self._parts: Mapping[str, TrainingPart] = {}
         self._generators: Mapping[str, torch.Generator] = {}
+        self._log: dict[str, float] = {}
 
     def begin(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, generators: Mapping[str, torch.Generator]
+        self,
+        parts: Mapping[str, TrainingPart],
+        generators: Mapping[str, torch.Generator],
+        log: dict[str, float] | None = None,
     ) -> None:
         """Load the state of a killed training in place, if there is one, and follow the objects from now on.
 
@@ -103,11 +143,11 @@ class TrainingCheckpoint:
         the first batch, as the state includes that of the global random generators.
 
         Args:
-            model: Model that is trained.
-            optimizer: Its optimiser, with parameters of the model only.
+            parts: Everything that the training changes, by name: the model with its optimiser, and further objects.
             generators: Random generators of the training by name, besides the global ones.
+            log: Values that the training has logged so far; None logs none.
         """
-        self._model, self._optimizer, self._generators = model, optimizer, generators
+        self._parts, self._generators, self._log = parts, generators, {} if log is None else log
         try:
             tensors, meta = wire.decode(self._path.read_bytes())
         except FileNotFoundError:
@@ -117,8 +157,9 @@ class TrainingCheckpoint:
             return
         if meta["key"] != self._key:
             return
-        model.load_state_dict(wire.select(tensors, _MODEL))
-        write_state(optimizer, model, wire.select(tensors, _OPTIMIZER))
+        for name, part in parts.items():
+            part.load_training_state(wire.select(tensors, f"{_PART}{name}/"))
+        self._log.update(meta["log"])
         _restore_random_state(wire.select(tensors, _RANDOM), meta["random"], generators)
         self.position, self.total_loss = TrainingPosition(**meta["position"]), tensors[_LOSS]
         logger.info("A training continues after batch %d.", self.position.number)
@@ -135,16 +176,11 @@ class TrainingCheckpoint:
         """
         if time.monotonic() - self._written < self._seconds:
             return
-        assert self._model is not None
-        assert self._optimizer is not None
         random_tensors, random_meta = _random_state(self._generators)
-        tensors = {
-            **wire.prefixed(dict(self._model.state_dict()), _MODEL),
-            **wire.prefixed(read_state(self._optimizer, self._model), _OPTIMIZER),
-            **wire.prefixed(random_tensors, _RANDOM),
-            _LOSS: total_loss,
-        }
-        meta = {"key": self._key, "position": asdict(position), "random": random_meta}
+        tensors = {_LOSS: total_loss} | wire.prefixed(random_tensors, _RANDOM)
+        for name, part in self._parts.items():
+            tensors |= wire.prefixed(part.training_state(), f"{_PART}{name}/")
+        meta = {"key": self._key, "position": asdict(position), "random": random_meta, "log": dict(self._log)}
         write_atomic(self._path, wire.encode(tensors, meta))
         self._written = time.monotonic()
 

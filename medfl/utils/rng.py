@@ -143,6 +143,15 @@ class SeparateStream:
     def __exit__(self, *error: object) -> None:
         self._swap()
 
+    @property
+    def state(self) -> list[torch.Tensor]:
+        """State of the CPU's generator, then of the device's if it has its own. Use it outside of the block only."""
+        return [self._other[0], *self._other[1]]
+
+    @state.setter
+    def state(self, state: list[torch.Tensor]) -> None:
+        self._other = state[0], state[1:]
+
     def _swap(self) -> None:
         """Exchange the global generators' state with the stored state."""
         here, (cpu, cuda) = self._state(), self._other

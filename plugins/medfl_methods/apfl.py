@@ -13,6 +13,7 @@ from medfl.toolkit.co_training import CompanionModel
 from medfl.toolkit.fit import Fit
 from medfl.toolkit.local_training import cpu_state
 from medfl.toolkit.participant_state import auxiliary_state, set_auxiliary_state
+from medfl.training.checkpoints import TrainingPart
 from medfl.training.loop import Batch
 from medfl.types import Meta, Tensors
 from medfl_methods.fedavg import FedAvg
@@ -109,9 +110,9 @@ class APFL(FedAvg):
         own.step(self.gradient_clip)
         return loss
 
-    def can_continue(self, fit: Fit) -> bool:
-        """Return False: a training also changes the personal model."""
-        return False
+    def training_parts(self, fit: Fit) -> Mapping[str, TrainingPart]:
+        """Return the personal model."""
+        return {"personal": fit.extra["own"]}
 
     def after_fit(self, fit: Fit) -> None:
         """Store the personal parameters, the mixture and alpha in the site's state."""

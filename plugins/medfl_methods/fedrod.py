@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -15,6 +16,7 @@ from medfl.networks.parts import body_and_head, features_and_logits, head_prefix
 from medfl.toolkit.fit import Fit
 from medfl.toolkit.local_training import on_cpu
 from medfl.toolkit.participant_state import auxiliary_state, set_auxiliary_state
+from medfl.training.checkpoints import ModelPart, TrainingPart
 from medfl.training.loop import Batch
 from medfl.types import Tensors
 from medfl_methods.fedavg import FedAvg
@@ -108,9 +110,9 @@ class FedRoD(FedAvg):
         both: torch.Tensor = task.loss(logits.detach() + own(features.detach()), batch.targets)
         return common + both
 
-    def can_continue(self, fit: Fit) -> bool:
-        """Return False: a training also changes the second head."""
-        return False
+    def training_parts(self, fit: Fit) -> Mapping[str, TrainingPart]:
+        """Return the second head."""
+        return {"head": ModelPart(fit.extra["own"], fit.extra["optimizer"])}
 
     def after_batch(self, fit: Fit) -> None:
         """Take an optimiser step of the second head."""

@@ -15,7 +15,7 @@ from torch import nn
 from medfl.data.pooled import TensorData
 from medfl.data.transforms.dataset import TransformDataset
 from medfl.settings import Settings
-from medfl.training.checkpoints import StepCheckpoints, TrainingPosition
+from medfl.training.checkpoints import ModelPart, StepCheckpoints, TrainingPosition
 from medfl.training.loop import Batch, TrainResult, train
 from medfl.types import Dataset, Tensors
 from medfl.utils.rng import seeded_generators
@@ -60,7 +60,7 @@ def fit(
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         generator, augmentation = torch.Generator().manual_seed(2), torch.Generator().manual_seed(3)
         checkpoint = StepCheckpoints(folder, "request", seconds).next_training()
-        checkpoint.begin(model, optimizer, {"augment": augmentation})
+        checkpoint.begin({"own": ModelPart(model, optimizer)}, {"augment": augmentation})
         seen = 0
 
         def loss(batch: Batch) -> torch.Tensor:
@@ -122,7 +122,7 @@ def test_the_checkpoint_of_another_request_is_ignored(tmp_path: Path) -> None:
     fit(tmp_path, plain_data())
     model = nn.Linear(1, 1)
     other = StepCheckpoints(tmp_path, "another request", 0.0).next_training()
-    other.begin(model, torch.optim.SGD(model.parameters(), lr=1.0), {})
+    other.begin({"own": ModelPart(model, torch.optim.SGD(model.parameters(), lr=1.0))}, {})
     assert other.position == TrainingPosition()
 
 
@@ -142,6 +142,6 @@ def test_trainings_of_a_step_have_files_of_their_own(tmp_path: Path) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     for _ in range(2):
         checkpoint = steps.next_training()
-        checkpoint.begin(model, optimizer, {})
+        checkpoint.begin({"own": ModelPart(model, optimizer)}, {})
         checkpoint.save_if_due(checkpoint.position, torch.zeros(()))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["training-1.safetensors", "training-2.safetensors"]

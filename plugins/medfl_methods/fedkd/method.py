@@ -19,6 +19,7 @@ from medfl.toolkit.local_training import cpu_state
 from medfl.toolkit.losses import distillation
 from medfl.toolkit.model_transfer import with_host_settings
 from medfl.toolkit.participant_state import auxiliary_state, set_auxiliary_state
+from medfl.training.checkpoints import ModelPart, TrainingPart
 from medfl.training.loop import Batch
 from medfl.types import Meta, Tensors
 from medfl.utils.rng import seeded_generators
@@ -185,9 +186,12 @@ class FedKD(Averaging):
             losses[1] = losses[1] + F.mse_loss(other, seen.detach()) / total
         return losses[0] + losses[1] - losses[1].detach()
 
-    def can_continue(self, fit: Fit) -> bool:
-        """Return False: a training also changes the mentor."""
-        return False
+    def training_parts(self, fit: Fit) -> Mapping[str, TrainingPart]:
+        """Return the mentor, and the linear layer between the features of mentee and mentor if there is one."""
+        parts: dict[str, TrainingPart] = {"mentor": fit.extra["mentor"]}
+        if self.hidden_loss:
+            parts["adapter"] = ModelPart(fit.extra["adapter"], fit.extra["adapter_optimizer"])
+        return parts
 
     def after_batch(self, fit: Fit) -> None:
         """Take an optimiser step for the mentor and for the linear layer."""

@@ -18,6 +18,7 @@ from medfl.toolkit.co_training import CompanionModel, ModelPair
 from medfl.toolkit.feature_hooks import check_comparable_stages, network_stages
 from medfl.toolkit.fit import Fit
 from medfl.toolkit.model_transfer import ModelInTransit, receive_model, with_host_settings
+from medfl.training.checkpoints import TrainingPart
 from medfl.training.loop import Batch
 from medfl.training.optimizer_state import split_optimizer_state
 from medfl.types import Meta, Tensors
@@ -298,9 +299,9 @@ class FedSKD(CirculatingModels):
         visiting = [feature.detach() for feature in visiting] if self.skd_detach == "ktm" else visiting
         return stages_loss(own, visiting, self.skd, regions, self.layers)
 
-    def can_continue(self, fit: Fit) -> bool:
-        """Return True if the training has no visiting model, which it would change, too."""
-        return "pair" not in fit.extra
+    def training_parts(self, fit: Fit) -> Mapping[str, TrainingPart]:
+        """Return the pair of own and visiting model, if there is a visiting model."""
+        return {"pair": fit.extra["pair"]} if "pair" in fit.extra else {}
 
     def after_batch(self, fit: Fit) -> None:
         """Take an optimiser step for the visiting model."""
