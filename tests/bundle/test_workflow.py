@@ -40,7 +40,7 @@ CONFIGS = [str(BUNDLE / "configs" / name) for name in ("train.json", "federate.j
 @pytest.fixture(scope="module")
 def cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("cohort") / "sites"
-    make_cohort(out, sites=3, images_per_site=40, classes=4, seed=1)
+    make_cohort(out, sites=3, images_per_site=20, classes=4, size=12, seed=1)
     return out
 
 
@@ -171,7 +171,7 @@ def test_sites_with_images_of_unlike_shapes_are_refused(
     path.write_text(json.dumps(values | {"image_array": str(tmp_path / "small" / "images.npy")}))
     done = run_here(capsys, "--dataset-dir", both, "--output-dir", tmp_path / "run", "--rounds", 1)
     assert done.code == 2
-    assert "(3, 16, 16), (3, 28, 28)" in done.err
+    assert "(3, 12, 12), (3, 16, 16)" in done.err
 
 
 def test_a_site_exports_a_bundle_that_scores_as_the_summary_says(finished: Path, cohort: Path) -> None:

@@ -60,7 +60,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("images/a.png").touch()
     Path("table.csv").write_text("image,diagnosis\na.png,benign\n")
     Path("list.yaml").write_text("- a\n- b\n")
-    make_cohort(Path("cohort"), images_per_site=12)
+    make_cohort(Path("cohort"), images_per_site=12, size=8)
     return tmp_path
 
 
