@@ -12,12 +12,11 @@ import pytest
 import torch
 from attack_runs import make_data, run_bundle
 from synthetic_results import INVERSION
+from undrawn import undrawn
 
 from medfl.cli.main import main
 from medfl_attacks.attack_files import read_results
 from medfl_report.page import write_report
-
-pytestmark = pytest.mark.usefixtures("undrawn")
 
 NUMBERS = ("auc", "tpr_at_1_fpr", "recall", "accuracy", "recall_balanced")
 
@@ -58,7 +57,8 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 def test_it_prints_a_line_for_each_result_and_writes_them(medfl, place: Path) -> None:
     before = contents(place / "run")
-    status, out, err = medfl("attack", "membership", place / "run")
+    with undrawn():
+        status, out, err = medfl("attack", "membership", place / "run")
     assert (status, err) == (0, "")
     lines = out.splitlines()
     assert [line.partition(":")[0] for line in lines[:2]] == [
@@ -117,7 +117,8 @@ def test_the_same_command_gives_the_same_bytes(medfl, place: Path, attacked: Pat
 def test_another_seed_draws_other_images(medfl, place: Path, tmp_path: Path) -> None:
     words, results = ("attack", "membership", place / "run", "--images", 20, "--shadow-epochs", 1), []
     for seed in (0, 1):
-        assert medfl(*words, "--seed", seed, "--out", tmp_path)[0] == 0
+        with undrawn():
+            assert medfl(*words, "--seed", seed, "--out", tmp_path)[0] == 0
         results.append(json.loads((tmp_path / "membership.json").read_text())["results"][0])
     assert results[0] != results[1]
     assert results[0]["members"] == 20
@@ -126,7 +127,8 @@ def test_another_seed_draws_other_images(medfl, place: Path, tmp_path: Path) -> 
 def test_each_site_is_attacked_on_its_own_and_the_report_reads_it(medfl, place: Path, tmp_path: Path) -> None:
     run = shutil.copytree(place / "run", tmp_path / "run")
     words = ("attack", "membership", run, "--targets", "sites", "--shadow", "none", "--data", place / "data")
-    status, out, _ = medfl(*words)
+    with undrawn():
+        status, out, _ = medfl(*words)
     assert status == 0
     results = read_results(run, "membership").results
     assert [(row.target, row.site, row.attack) for row in results] == [
@@ -135,13 +137,15 @@ def test_each_site_is_attacked_on_its_own_and_the_report_reads_it(medfl, place: 
     ]
     assert "model of site-02, loss threshold: AUC" in out
     assert "This attack was not run" in (run / "attacks" / "membership.html").read_text()
-    assert "was an image in the training data?" in write_report([run]).read_text()
+    with undrawn():
+        assert "was an image in the training data?" in write_report([run]).read_text()
 
 
 def test_models_of_rounds_that_were_kept(medfl, place: Path, tmp_path: Path) -> None:
     words = ("attack", "membership", place / "run", "--shadow", "none", "--out", tmp_path)
-    status, out, _ = medfl(*words, "--round", 1)
-    assert medfl(*words, "--round", "kept") == (status, out, "")
+    with undrawn():
+        status, out, _ = medfl(*words, "--round", 1)
+        assert medfl(*words, "--round", "kept") == (status, out, "")
     assert status == 0
     assert out.startswith("global model after round 1, loss threshold: AUC")
     assert json.loads((tmp_path / "membership.json").read_text())["results"][0]["round"] == 1
