@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, settings
-from undrawn import undrawn
+from undrawn import undrawn, without_report
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 """Tests train before they fork processes, which torch can't where a GPU is in sight. It holds for all they start."""
@@ -68,19 +68,26 @@ def nobody_waits_for_the_disk() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def figures_of_runs_and_partitions_are_not_drawn() -> Iterator[None]:
-    """Figures that are written at the end of runs and partitions are empty: drawing takes a third of a tiny run."""
+def ends_of_runs_and_partitions_are_brief() -> Iterator[None]:
+    """Runs write no report, and partitions an empty figure: these take half of a tiny run."""
     from medfl.plugins import Registry
 
     notify = Registry.notify
+    brief = {"medfl_run_ended": without_report, "medfl_partition_written": undrawn}
 
-    def notify_undrawn(registry: Registry, event: str, **facts: object) -> None:
-        with undrawn() if event in ("medfl_run_ended", "medfl_partition_written") else nullcontext():
+    def notify_briefly(registry: Registry, event: str, **facts: object) -> None:
+        with brief.get(event, nullcontext)():
             notify(registry, event, **facts)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Registry, "notify", notify_undrawn)
+        patch.setattr(Registry, "notify", notify_briefly)
         yield
+
+
+@pytest.fixture
+def run_reports(monkeypatch) -> None:
+    """Runs of the test write their reports, without figures."""
+    monkeypatch.setattr("undrawn.run_reports", True)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -117,6 +117,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     ("page", "number"),
     [pytest.param(page, number, marks=MARKS[page]) for page in PAGES for number in range(len(blocks(page)))],
 )
+@pytest.mark.usefixtures("run_reports")
 def test_the_commands_of_a_page_run(
     places: dict[str, Path],
     page: str,

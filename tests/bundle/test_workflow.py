@@ -283,6 +283,7 @@ def test_a_plugin_file_is_found_by_a_run(cohort: Path, tmp_path: Path, capsys: p
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["method"] == "mine"
 
 
+@pytest.mark.usefixtures("run_reports")
 def test_a_section_of_a_plugin_file_is_on_the_page_of_a_run(
     cohort: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
