@@ -22,13 +22,13 @@ DEMO_OPTIONS ?=
 BIN = $(VENV)/bin
 
 # pip compiles none of the thousands of modules that nobody imports. What the tests import, and the tests themselves, are
-# compiled once, for all processes; errors are those of the tests.
+# compiled once for a new environment, for all processes; errors are those of the tests.
 PIP = $(BIN)/python -m pip install -q --no-compile
 export PYTHONDONTWRITEBYTECODE =
 # glibc keeps freed memory. A run of medfl sets this itself; most tests train, score and read images outside of a run.
 KEEP = MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=4000000000
 
-.PHONY: demo test test-all results suite test-flare tutorials docs dist mutants lint style types compiled clean
+.PHONY: demo test test-all results suite test-flare tutorials docs dist mutants lint style types clean
 
 demo: $(VENV)/.ready
 	$(BIN)/medfl demo --out $(DEMO) $(DEMO_OPTIONS)
@@ -42,7 +42,7 @@ test-all: $(VENV)/.ready-dev
 results: $(VENV)/.ready-dev
 	OMP_NUM_THREADS=1 $(KEEP) $(BIN)/medfl results check
 
-suite: compiled style
+suite: $(VENV)/.compiled style
 	OMP_NUM_THREADS=1 $(KEEP) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(SLOW)
 
 test-flare: $(VENV)/.ready-dev
@@ -73,8 +73,9 @@ style: $(VENV)/.ready-dev
 	$(BIN)/codespell medfl plugins data_prep bundles benchmarks studies docs *.md
 	$(BIN)/lint-imports
 
-compiled: $(VENV)/.ready-dev
+$(VENV)/.compiled: $(VENV)/.ready-dev
 	-@$(BIN)/python -m pytest --collect-only -q > /dev/null 2>&1
+	touch $@
 
 $(VENV)/.ready: pyproject.toml
 	$(call install,.)

@@ -33,10 +33,16 @@ def installed_plugins(problems: list[str]) -> list[tuple[str, importlib.metadata
     If two packages define different plugins with the same name, append a message to `problems`.
     """
     points: dict[str, tuple[str, importlib.metadata.EntryPoint]] = {}
+    origins: dict[int, str] = {}
     for point in sorted(
         importlib.metadata.entry_points(group=ENTRY_POINT_GROUP), key=lambda point: (point.name, point.value)
     ):
-        origin = f"{point.dist.name} {point.dist.version}" if point.dist else point.value
+        origin = point.value
+        if point.dist:
+            if id(point.dist) not in origins:  # each access to `metadata` parses the file again
+                metadata = point.dist.metadata
+                origins[id(point.dist)] = f"{metadata['Name']} {metadata['Version']}"
+            origin = origins[id(point.dist)]
         if point.name not in points:
             points[point.name] = (origin, point)
         elif points[point.name][1].value != point.value:

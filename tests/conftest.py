@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import gc
+import importlib.metadata
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import cache
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, settings
+from undrawn import undrawn, without_report
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 """Tests train before they fork processes, which torch can't where a GPU is in sight. It holds for all they start."""
@@ -58,6 +64,67 @@ def nobody_waits_for_the_disk() -> Iterator[None]:
     """Calls of fsync cost nothing: they guard against power cuts, which no test makes. They are still made."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ends_of_runs_and_partitions_are_brief() -> Iterator[None]:
+    """Runs write no report, and partitions an empty figure: these take half of a tiny run."""
+    from medfl.plugins import Registry
+
+    notify = Registry.notify
+    brief = {"medfl_run_ended": without_report, "medfl_partition_written": undrawn}
+
+    def notify_briefly(registry: Registry, event: str, **facts: object) -> None:
+        with brief.get(event, nullcontext)():
+            notify(registry, event, **facts)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Registry, "notify", notify_briefly)
+        yield
+
+
+@pytest.fixture
+def run_reports(monkeypatch) -> None:
+    """Runs of the test write their reports, without figures."""
+    monkeypatch.setattr("undrawn.run_reports", True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def heartbeats_need_no_thread() -> Iterator[None]:
+    """No thread waits for heartbeats that come after half a minute: starting one takes 7 % of a tiny run."""
+    from medfl.utils.heartbeat import BEAT_SECONDS, HeartbeatSender
+
+    make = HeartbeatSender.__init__
+
+    def make_without_thread(sender: HeartbeatSender, send: Callable[..., None], every: float = BEAT_SECONDS) -> None:
+        make(sender, send, every)
+        if every >= BEAT_SECONDS:
+            sender._thread = SimpleNamespace(start=lambda: None, join=lambda: None)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HeartbeatSender, "__init__", make_without_thread)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def entry_points_are_read_once() -> Iterator[None]:
+    """Read the entry points of installed packages once for each search path, not whenever plugins are loaded."""
+    read = importlib.metadata.entry_points
+    known = cache(lambda group, path: read(group=group))
+
+    def entry_points(**options: str) -> importlib.metadata.EntryPoints:
+        return known(options["group"], tuple(sys.path)) if options.keys() == {"group"} else read(**options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(importlib.metadata, "entry_points", entry_points)
+        yield
+
+
+@pytest.fixture(name="undrawn")
+def without_figures() -> Iterator[None]:
+    """Pages of the test have empty figures."""
+    with undrawn():
         yield
 
 

@@ -68,26 +68,32 @@ def module_name(path: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def trees() -> dict[Path, ast.Module]:
-    """Maps each file of tests, and of plugins that are no feature, to its syntax tree."""
+def texts() -> dict[Path, str]:
+    """Maps each file of tests, and of plugins that are no feature, to its content."""
     others = [path for path in PLUGINS.iterdir() if path.is_dir() and path.name not in DEPENDENTS]
     files = [*TESTS.rglob("*.py"), *(file for folder in others for file in folder.rglob("*.py"))]
-    return {file: ast.parse(file.read_text(encoding="utf-8")) for file in files}
+    return {file: file.read_text(encoding="utf-8") for file in files}
+
+
+def importing(texts: dict[Path, str], names: set[str]) -> dict[Path, ast.Module]:
+    """Return the syntax trees of the files that contain one of the names; to parse all files takes long."""
+    wanted = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b")
+    return {path: ast.parse(text) for path, text in texts.items() if wanted.search(text)}
 
 
 @pytest.fixture(scope="module")
-def needs(trees: dict[Path, ast.Module]) -> dict[str, set[str]]:
-    """Maps each helper and each module of other plugins to the feature packages that its import needs."""
+def needs(texts: dict[Path, str]) -> dict[str, set[str]]:
+    """Maps each helper and each module of other plugins that needs feature packages to the packages that it needs."""
     needed: dict[str, set[str]] = {}
     modules = {
-        module_name(path): [name for name, top, guards in imported(tree) if top and not guards]
-        for path, tree in trees.items()
-        if not path.is_relative_to(TESTS) or path.parent == TESTS / "helpers"
+        path: text for path, text in texts.items() if not path.is_relative_to(TESTS) or path.parent == TESTS / "helpers"
     }
     while True:
         before = sum(map(len, needed.values()))
-        for module, names in modules.items():
-            needed[module] = set().union(*(features_of(name, needed) for name in names))
+        for path, tree in importing(modules, {*DEPENDENTS, *needed}).items():
+            names = [name for name, top, guards in imported(tree) if top and not guards]
+            if features := set().union(*(features_of(name, needed) for name in names)):
+                needed[module_name(path)] = features
         if sum(map(len, needed.values())) == before:
             return needed
 
@@ -97,11 +103,9 @@ def features_of(module: str, needed: dict[str, set[str]]) -> set[str]:
     return {top} if top in DEPENDENTS else needed.get(module, set())
 
 
-def test_no_other_test_imports_a_feature_package_unguarded(
-    trees: dict[Path, ast.Module], needs: dict[str, set[str]]
-) -> None:
+def test_no_other_test_imports_a_feature_package_unguarded(texts: dict[Path, str], needs: dict[str, set[str]]) -> None:
     wrong = []
-    for path, tree in trees.items():
+    for path, tree in importing(texts, {*DEPENDENTS, *needs}).items():
         if not path.is_relative_to(TESTS) or path.parent == TESTS / "helpers":
             continue
         folder = path.relative_to(TESTS).parts[0]

@@ -6,9 +6,10 @@ import ast
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -116,11 +117,28 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     ("page", "number"),
     [pytest.param(page, number, marks=MARKS[page]) for page in PAGES for number in range(len(blocks(page)))],
 )
-def test_the_commands_of_a_page_run(places: dict[str, Path], commands: Path, page: str, number: int) -> None:
+@pytest.mark.usefixtures("run_reports")
+def test_the_commands_of_a_page_run(
+    places: dict[str, Path],
+    page: str,
+    number: int,
+    medfl: Callable[..., tuple[int, str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    """Run plain commands of medfl in this process, and other blocks in a shell."""
     block = blocks(page)[number]
     skip_without_commands_of(block)
     for slow, quick in QUICK.items():
         block = block.replace(slow, quick)
+    lines = block.replace("\\\n", " ").splitlines()
+    if all(line.startswith("medfl ") for line in lines):
+        monkeypatch.chdir(places[page])
+        for line in lines:
+            status, out, err = medfl(*shlex.split(line, comments=True)[1:])
+            assert status == 0, f"{line}\n{out}\n{err}"
+        return
+    commands = request.getfixturevalue("commands")
     block = re.sub(r"(monai\.bundle .*)--steps", r"\1--settings#steps", block)
     environment = os.environ | {"PATH": f"{commands}{os.pathsep}{os.environ['PATH']}"}
     command = ["bash", "-e", "-c", block]

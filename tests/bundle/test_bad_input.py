@@ -256,27 +256,6 @@ def test_sites_that_can_not_be_used(medfl: Medfl, cohort: Path, damage: Callable
     assert not (cohort.parent / "run" / "state").exists()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--metod", "fedavg"), "Unknown option '--metod'. Did you mean '--method'? "),
-        (("--optimizer.lrr", 1), "'optimizer' has no part 'lrr'. Did you mean 'lr'?"),
-        (("--network-name", "cnn44"), "Unknown network 'cnn44'. Did you mean 'cnn4'? Known: cnn4."),
-    ],
-)
-def test_options_that_do_not_exist(medfl: Medfl, cohort: Path, options: tuple[object, ...], message: str) -> None:
-    code, error = medfl(*run(cohort, *options))
-    assert code == 2
-    assert message in error
-
-
-def test_options_of_other_commands_that_do_not_exist(medfl: Medfl, cohort: Path) -> None:
-    code, error = medfl("partition", cohort, "--out", cohort.parent / "E", "--shceme", "iid")
-    assert code == 2
-    assert "No such option: --shceme" in error
-    assert "--scheme" in error
-
-
 def test_a_bundle_with_missing_properties(medfl: Medfl, cohort: Path, tmp_path: Path) -> None:
     bundle = tmp_path / "bundle"
     shutil.copytree(BUNDLE, bundle, ignore=shutil.ignore_patterns("models", "runs", "eval"))

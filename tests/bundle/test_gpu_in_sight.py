@@ -37,7 +37,7 @@ def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
 @pytest.fixture(scope="module")
 def cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("data") / "cohort"
-    make_cohort(out, sites=2, images_per_site=30, classes=4, seed=1)
+    make_cohort(out, sites=2, images_per_site=20, classes=4, size=8, seed=1)
     return out
 
 

@@ -60,6 +60,7 @@ def cohort(tmp_path_factory) -> Path:
     return folder / "data"
 
 
+@pytest.mark.usefixtures("run_reports")
 def test_the_exported_bundle_report_and_card_name_the_template(cohort, tmp_path):  # a whole run
     pytest.importorskip("medfl_report")
     run = tmp_path / "run"

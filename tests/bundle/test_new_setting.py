@@ -63,7 +63,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
         docstring, end, rest = rest.partition('"""\n\n')
         text = head + line + docstring + end + field + rest
     path.write_text(text)
-    make_cohort(folder / "cohort", sites=2, images_per_site=20, classes=4, seed=1)
+    make_cohort(folder / "cohort", sites=2, images_per_site=20, classes=4, size=8, seed=1)
     paths = [str(folder), str(ROOT / "plugins")]
     command = [sys.executable, "-c", SCRIPT, str(folder / "cohort"), str(folder / "run")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}

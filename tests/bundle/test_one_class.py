@@ -16,6 +16,8 @@ from medfl.engine.runs.records import read_metrics, read_run
 from medfl.workflow import FederatedWorkflow
 from medfl_datasets.abide.synthetic import ATLAS_FILE, write_release
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 BUNDLE = Path(__file__).parents[2] / "bundles" / "fmri_asd_classification"
 
 ALONE = "US-West"

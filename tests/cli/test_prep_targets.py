@@ -71,6 +71,7 @@ def records_of(folder: Path) -> list[dict[str, Any]]:
     return sorted((record for split in SPLITS for record in datalist.splits[split]), key=lambda record: record["image"])
 
 
+@pytest.mark.usefixtures("run_reports")
 @pytest.mark.parametrize("target", TARGETS)
 def test_each_kind_of_target_is_trained_and_predicted(target: str, scans: Path, medfl: Medfl, tmp_path: Path) -> None:
     objective, metric = TARGETS[target]

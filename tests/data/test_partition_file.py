@@ -138,6 +138,7 @@ def test_the_array_is_read_for_its_digest_once(cohort: Path, monkeypatch: pytest
     assert [os.path.basename(name) for name in read] == [ARRAY]
 
 
+@pytest.mark.usefixtures("run_reports")
 def test_a_run_says_what_it_accepted(cohort: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["run", BUNDLE, "--dataset-dir", cohort, "--output-dir", cohort.parent / "run", "--rounds", 1, "--steps", 1]
     other_label(cohort)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-from matplotlib.figure import Figure
 from torch import nn
 
 from medfl.bundle.federated_run import FederatedRun
@@ -29,24 +25,15 @@ def make_data(folder: Path, per_site: int = 40) -> Path:
     return folder
 
 
-@contextmanager
-def undrawn() -> Iterator[None]:
-    """Pages have empty pictures here: to draw them takes longer than the run."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Figure, "savefig", lambda self, file, **_: file.write("<svg></svg>"))
-        yield
-
-
 def run_bundle(data: Path, folder: Path, **options: Any) -> Path:
-    """Run the bundle on prepared data; its report has no pictures."""
+    """Run the bundle on prepared data."""
     configs = [str(BUNDLE / "configs" / name) for name in ("train.json", "federate.json")]
     values = {"bundle_root": str(BUNDLE), "dataset_dir": str(data), "output_dir": str(folder), "rounds": 2}
     values["metrics"] = ["accuracy"]
     workflow = FederatedWorkflow(configs, logging_file=False, **(values | options))
     workflow.initialize()
     federation: FederatedRun = workflow.parser.get_parsed_content("federation")
-    with undrawn():
-        federation.simulate()
+    federation.simulate()
     return folder
 
 

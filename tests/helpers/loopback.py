@@ -33,18 +33,24 @@ UNLIKE = {"site-01": "resnet4", "site-02": "resnet6", "site-03": "resnet8"}
 
 
 def write_bundle(out: Path) -> Path:
-    """A hospital's copy of medfl's bundle for MedMNIST, with residual networks of three widths beside its own."""
+    """A hospital's copy of medfl's bundle for MedMNIST, with residual networks and smaller plain ones."""
     shutil.copytree(shipped_bundles()["medmnist_classification"], out)
-    path = out / "configs" / "train.json"
-    content = json.loads(path.read_text())
-    for width in (4, 6, 8):
-        content["networks"][f"resnet{width}"] = {
-            "_target_": "medfl.networks.resnet.ResNet", "_mode_": "callable", "depth": 10, "width": width,
-            "spatial_dims": "@spatial_dims", "in_channels": "@in_channels", "num_classes": "@num_classes",
-            "norm": "group", "stem_kernel": 3, "stem_pool": False,
-        }  # fmt: skip
-    content["networks"]["tiny"] = content["networks"]["resnet4"] | {"width": 2, "norm": "batch"}
-    path.write_text(json.dumps(content, indent=4))
+    images = {"spatial_dims": "@spatial_dims", "in_channels": "@in_channels", "num_classes": "@num_classes"}
+    residual = images | {
+        "_target_": "medfl.networks.resnet.ResNet", "_mode_": "callable", "depth": 10, "norm": "group",
+        "stem_kernel": 3, "stem_pool": False,
+    }  # fmt: skip
+    plain = images | {
+        "_target_": "medfl.networks.convnet.ConvNet", "_mode_": "callable", "size": "@size", "dense": 8,
+        "norm": "batch",
+    }  # fmt: skip
+    networks = {f"resnet{width}": residual | {"width": width} for width in (4, 6, 8)}
+    networks |= {f"mini{width}": plain | {"channels": [width]} for width in (4, 6, 8)}
+    for name in ("train.json", "inference.json"):
+        path = out / "configs" / name
+        content = json.loads(path.read_text())
+        content["networks"] |= networks | {"tiny": networks["mini4"]}
+        path.write_text(json.dumps(content, indent=4))
     return out
 
 

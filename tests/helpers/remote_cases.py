@@ -33,22 +33,8 @@ MINIS = {"site-01": "mini4", "site-02": "mini6", "site-03": "mini8"}
 
 
 def mini_place(root: Path, images: int = 12) -> Place:
-    """A place whose bundle has networks of a few hundred numbers as well."""
-    place = make_place(root, images)
-    minis = {
-        f"mini{width}": {
-            "_target_": "medfl.networks.convnet.ConvNet", "_mode_": "callable", "spatial_dims": "@spatial_dims",
-            "in_channels": "@in_channels", "num_classes": "@num_classes", "size": "@size",
-            "channels": [width], "dense": 8, "norm": "batch",
-        }
-        for width in (4, 6, 8)
-    }  # fmt: skip
-    for name in ("train.json", "inference.json"):
-        path = place.bundle / "configs" / name
-        content = json.loads(path.read_text())
-        content["networks"] |= minis
-        path.write_text(json.dumps(content, indent=4))
-    return place
+    """A place with few images."""
+    return make_place(root, images)
 
 
 def offered(place: Place, **overrides: Any) -> Offer:

@@ -10,8 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from attack_runs import make_data, run_bundle, undrawn
+from attack_runs import make_data, run_bundle
 from synthetic_results import INVERSION
+from undrawn import undrawn
 
 from medfl.cli.main import main
 from medfl_attacks.attack_files import read_results

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from attack_runs import net, noise, noise_settings, noise_task, undrawn
+from attack_runs import net, noise, noise_settings, noise_task
 from refusals import refused
 from torch import nn
 
@@ -41,6 +41,8 @@ from medfl_attacks.membership.targets import (
     pool_datasets,
 )
 from medfl_attacks.open_run import OpenedRun
+
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 class StoredModelsRun(OpenedRun):
@@ -224,8 +226,7 @@ def test_models_of_earlier_rounds_are_attacked_by_shadows_trained_as_long(tmp_pa
         find_targets(run, None, ALL_KEPT_ROUNDS)
     for round_ in (2, 4):
         Journal(tmp_path).keep_model(round_, model(round_))
-    with undrawn():
-        rows = run_membership(run, MembershipOptions(round=ALL_KEPT_ROUNDS))
+    rows = run_membership(run, MembershipOptions(round=ALL_KEPT_ROUNDS))
     assert [(row.attack, row.round) for row in rows] == [
         (attack, round_) for round_ in (2, 4) for attack in ("loss_threshold", "shadow_topk")
     ]
@@ -309,8 +310,7 @@ def test_a_page_of_many_sites_says_what_was_found(shadow: TrainedShadowAttack) -
         classes=2,
         shadow=(),
     )
-    with undrawn():
-        page = render_membership_page(content)
+    page = render_membership_page(content)
     assert "Membership attack: made, seed 3" in page
     assert "&lt;site 13&gt;" in page
     assert "<site 13>" not in page

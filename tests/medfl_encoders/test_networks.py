@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -35,9 +35,13 @@ def made(kind: Callable[..., nn.Module], **options: Any) -> nn.Module:
     return kind(**{"size": SIZE[kind], "num_classes": 3} | options).eval()
 
 
+known = cache(made)
+"""`made`, once for all tests that do not change the network: to draw its weights takes longest."""
+
+
 @kinds
 def test_logits_are_head_of_body(kind: Callable[..., nn.Module]) -> None:
-    network = made(kind)
+    network = known(kind)
     images = torch.rand(2, 3, 50, 61)
     assert feature_count(network, "n") == FEATURES[kind]
     assert single_linear(network, "n", "test")[1] == "head."
@@ -61,33 +65,29 @@ def test_parameters_are_those_of_the_papers(kind: Callable[..., nn.Module]) -> N
 @kinds
 def test_one_channel_equals_three_equal_channels(kind: Callable[..., nn.Module]) -> None:
     images = torch.rand(2, 1, 30, 40)
-    grey, colour = made(kind, in_channels=1), made(kind)
+    grey, colour = known(kind, in_channels=1), known(kind)
     assert grey.state_dict().keys() == colour.state_dict().keys()
     torch.testing.assert_close(grey(images), colour(images.repeat(1, 3, 1, 1)))
 
 
 @kinds
 def test_an_image_is_scored_alone_as_in_a_batch(kind: Callable[..., nn.Module]) -> None:
-    network, images = made(kind), torch.rand(3, 3, 33, 47)
+    network, images = known(kind), torch.rand(3, 3, 33, 47)
     each = torch.cat([network(image[None]) for image in images])
     torch.testing.assert_close(network(images), each, atol=1e-5, rtol=1e-4)
 
 
 @kinds
 def test_it_can_be_scripted(kind: Callable[..., nn.Module]) -> None:
-    network, images = made(kind, in_channels=1), torch.rand(2, 1, 40, 30)
+    network, images = known(kind, in_channels=1), torch.rand(2, 1, 40, 30)
     torch.testing.assert_close(torch.jit.script(network)(images), network(images))
 
 
 @kinds
 def test_gradients_are_the_same_twice(kind: Callable[..., nn.Module]) -> None:
-    def gradients() -> list[torch.Tensor]:
-        network = made(kind)
-        network(torch.rand(2, 3, 40, 40, generator=torch.Generator().manual_seed(1))).sum().backward()
-        return [p.grad for p in network.parameters() if p.grad is not None]
-
-    first, second = gradients(), gradients()
-    assert len(first) == len(list(made(kind).parameters()))
+    network, images = known(kind), torch.rand(2, 3, 40, 40, generator=torch.Generator().manual_seed(1))
+    parameters = list(network.parameters())
+    first, second = (torch.autograd.grad(network(images).sum(), parameters) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
@@ -184,8 +184,8 @@ def test_slices_are_in_the_middles_of_equal_parts_of_each_axis() -> None:
 
 @pytest.mark.parametrize("kind", [EfficientNetLite0, MobileNetV2, ViTS14])
 def test_features_of_a_volume_are_the_mean_of_its_slices_features(kind: Callable[..., nn.Module]) -> None:
-    torch.manual_seed(0)
-    flat, deep = kind(in_channels=1, size=42).eval(), kind(in_channels=1, size=42, spatial_dims=3).eval()
+    flat = known(kind, in_channels=1) if SIZE[kind] == 42 else made(kind, in_channels=1, size=42)
+    deep = made(kind, in_channels=1, size=42, spatial_dims=3)
     deep.load_state_dict(flat.state_dict())
     volume = torch.rand(1, 1, 42, 42, 42)
     middles = [7, 21, 35]

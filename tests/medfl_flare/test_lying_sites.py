@@ -22,6 +22,8 @@ from medfl_report.monitor.monitor_page import render_runs
 from medfl_report.monitor.monitored_folders import MonitoredFolder
 from medfl_report.page import write_report
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 LIAR = "site-03"
 LOSS = [1, LIAR, "personal", "train", "trained", "loss", 1e308]
 SCORE = [1, LIAR, "global", "val", "aggregated", "accuracy", 1e308]

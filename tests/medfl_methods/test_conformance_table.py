@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from peer_toys import Dropping, atlas_task
+from quick_settings import QUICK
 
 from medfl.engine.store import Store
 from medfl.objectives import Binary
@@ -76,14 +77,12 @@ class MethodEntry:
     """Expected properties of a method that the conformance suite cannot derive.
 
     Attributes:
-        quick: Settings that save time without leaving out a part of the method.
         equal: Runs that equal another method bit by bit.
         stays: Pattern of the names of tensors that sites store, never send, and the server never has.
         untrained: Whether the personal model of a site that never trained is the global model.
         goes_on: Further settings with which a run is stopped and continued.
     """
 
-    quick: Mapping[str, Any] = field(default_factory=dict)
     equal: tuple[EqualRun, ...] = ()
     stays: str = ""
     untrained: bool = False
@@ -138,14 +137,10 @@ ENTRIES = {
     "fedcross": MethodEntry(stays="."),
     "fedcross_star": MethodEntry(stays="."),
     "fedcurv": MethodEntry(equal=(EqualRun("fedavg", run=ONE_ROUND), EqualRun("fedavg", run=ONE_SITE))),
-    "feddf": MethodEntry(quick={"distil_steps": 3}),
     "feddg_ga": MethodEntry(equal=(EqualRun("fedavg", run=ONE_ROUND, theirs=UNIFORM),)),
-    "fedfed": MethodEntry(quick={"distil_rounds": 1, "width": 2}),
     "fedkd": MethodEntry(stays="mentor|adapter"),
-    "fedkf": MethodEntry(
-        quick={"noise_dim": 8, "width": 4}, equal=(EqualRun("fedavg", run=ONE_ROUND),), stays="generator"
-    ),
-    "fedmd": MethodEntry(quick={"public_epochs": 1, "private_epochs": 1}, stays=r"(body|head)\."),
+    "fedkf": MethodEntry(equal=(EqualRun("fedavg", run=ONE_ROUND),), stays="generator"),
+    "fedmd": MethodEntry(stays=r"(body|head)\."),
     "fednova": MethodEntry(
         equal=(
             *(EqualRun("fedavg", run={"steps": 3, "task": task}) for task in (make_task(), PLAIN)),
@@ -167,7 +162,6 @@ ENTRIES = {
     ),
     "fedsdc": MethodEntry(goes_on=({"gamma": 0.5},)),
     "fedskd": MethodEntry(
-        quick={"p2p_scale": 1},
         equal=tuple(
             EqualRun(
                 "local",
@@ -180,26 +174,22 @@ ENTRIES = {
         stays=".",
         goes_on=({"start_fraction": 0.5},),
     ),
-    "fedsm": MethodEntry(quick={"selector_width": 2}, equal=(EqualRun("fedavg", models="server/global"),)),
-    "fedtgp": MethodEntry(quick={"server_epochs": 5}, stays=r"(body|head)\."),
+    "fedsm": MethodEntry(equal=(EqualRun("fedavg", models="server/global"),)),
+    "fedtgp": MethodEntry(stays=r"(body|head)\."),
     "fedtpf": MethodEntry(
-        quick={"distil_rounds": 1, "width": 2},
         equal=(EqualRun("fedavg", SHARES_NOTHING, PARTIAL_PARTICIPATION),),
         stays="critic|optimizer",
     ),
     "fenda": MethodEntry(stays=r"own\.|head\."),
     "gpfl": MethodEntry(stays=r"head\.own\.|class_shares"),
-    "isfl": MethodEntry(quick={"probe": 3}),
     "lg_fedavg": MethodEntry(equal=(EqualRun("local", run=ONE_ROUND, tensors="body."),), stays="body"),
     "moon": MethodEntry(
-        quick={"proj_dim": 3},
         equal=(EqualRun("moon", run=ONE_ROUND, theirs={"proj_dim": 3, "mu": 0.0}),),
         stays="kept/",
     ),
     "mr_mtl": MethodEntry(stays="running|num_batches"),
     "perfcl": MethodEntry(equal=(EqualRun("fenda", run=ONE_ROUND),), stays=r"own\.|head\.|previous/"),
     "pfedcdp": MethodEntry(
-        quick={"refine": {"epochs": 2, "probe_epochs": 1}},
         equal=tuple(
             EqualRun("fedper", ONE_POOL, {"task": make_task(kind)}, tensors="head.") for kind in ("norm", "plain")
         ),
@@ -232,8 +222,8 @@ def names_with(part: str) -> list[str]:
 
 
 def case_of(name: str, args: Mapping[str, Any]) -> Case:
-    """Return the tiny federation of a method, with its entry's quick settings and further ones."""
-    return Case(REGISTRY, name, {**ENTRIES.get(name, MethodEntry()).quick, **args})
+    """Return the tiny federation of a method, with its quick settings and further ones."""
+    return Case(REGISTRY, name, {**QUICK.get(name, {}), **args})
 
 
 # ---- the suite

@@ -147,7 +147,7 @@ def test_it_is_found_as_a_plugin_with_hooks_that_fit() -> None:
 def test_a_run_with_monais_tracking_is_in_mlflow(tmp_path: Path) -> None:
     """``medfl run --tracking mlflow`` sends all values of metrics.csv to MONAI's default store."""
     pytest.importorskip("sqlalchemy", reason="an SQLite store needs SQLAlchemy")
-    make_cohort(tmp_path / "cohort", sites=2, images_per_site=20, classes=3)
+    make_cohort(tmp_path / "cohort", sites=2, images_per_site=20, classes=3, size=8)
     folder = tmp_path / "run"
     words = ["run", "medmnist_classification", "--dataset-dir", str(tmp_path / "cohort"), "--output-dir", str(folder)]
     words += ["--num-classes", "3", "--rounds", "2", "--method", "fedprox", "--method-args.mu", "0.5"]

@@ -28,6 +28,8 @@ from medfl_report.predictions import read_prediction_sets
 from medfl_report.sections.centres import centre_gains, centres_section
 from medfl_report.site_comparison import TOO_FEW_PATIENTS
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 CENTRES = ("NYU", "NYU", "YALE", "NYU", "PITT")
 """Centres of the test images of each site, repeated."""
 

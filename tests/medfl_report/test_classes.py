@@ -19,6 +19,8 @@ from medfl_report.page import write_report
 from medfl_report.predictions import read_prediction_sets
 from medfl_report.sections.classes import classes_section
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 CLASSES = ("x", "y", "z")
 TABLE = "AUC of each class"
 

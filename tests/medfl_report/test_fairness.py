@@ -29,6 +29,8 @@ from medfl_report.sections.fairness_measures import (
     site_by_sex,
 )
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 def fold(scores, labels, sex, classes=2):
     """A fold of two classes from the score of class 1, or of more from all scores."""

@@ -13,6 +13,8 @@ from sklearn.metrics import roc_auc_score
 from medfl_report.page import write_report
 from medfl_report.sections.fairness_measures import AucBySex, over_folds
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 TABLE = "By sex, fold by fold"
 
 

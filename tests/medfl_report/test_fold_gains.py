@@ -18,6 +18,8 @@ from medfl_report.predictions import read_prediction_sets
 from medfl_report.sections.site_results import gains_section
 from medfl_report.site_comparison import BETTER, NO_CLEAR_DIFFERENCE, WORSE
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 BASE = (0.5, 0.55, 0.6)
 """Score of each fold at every site."""
 

@@ -10,6 +10,8 @@ from read_page import Page, words
 
 from medfl_report.page import write_report
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 SERVER = (0.6, 0.5, 0.7)
 """The server test after each round; a fall from which it recovers."""
 

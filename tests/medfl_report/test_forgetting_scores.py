@@ -45,7 +45,10 @@ def test_a_closed_and_an_open_interval():
     assert consistency(series, "open").intervals == ((0, 2), (2, 3))
 
 
-@pytest.mark.parametrize("series", [[0.1, 0.2, 0.7], [0.3, 0.3, 0.3], [0.2, 0.2, 0.5, 0.5, 0.9], [0.0, 0.0, 0.4]])
+@pytest.mark.parametrize(
+    "series",
+    [[0.1, 0.2, 0.7], [0.3, 0.3, 0.3], [0.2, 0.2, 0.5, 0.5, 0.9], [0.0, 0.0, 0.4], [0.0], [0.0] * 3, [0.7], [0, 1]],
+)
 def test_a_series_that_never_falls_forgets_nothing(series):
     for mode in MODES:
         assert consistency(series, mode).value == 1
@@ -104,13 +107,6 @@ def test_means_that_differ_by_rounding_only_are_a_tie():
     assert consistency([high, low], "open").value == 1
     # a real difference is none, however small: 1e-6 below the peak is not recovered
     assert recovery_intervals([0.4, 0.2, 0.4 - 1e-6]) == ()
-
-
-@pytest.mark.parametrize("series", [[0.0], [0.0, 0.0, 0.0], [0.7], [0, 1]])
-def test_without_a_fall_there_is_nothing_to_forget(series):
-    for mode in MODES:
-        assert consistency(series, mode).value == 1
-        assert consistency(series, mode).intervals == ()
 
 
 # ---- what is refused

@@ -16,6 +16,8 @@ from medfl_report.groups import group_runs, same_people
 from medfl_report.page import write_report
 from medfl_report.sections.cross_site import count_undefined, cross_site_scores, global_mean, local_mean, matrix_section
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 NAN = math.nan
 SITES = ("a", "b", "c")
 TABLE = {"a": {"a": 0.9, "b": 0.5, "c": 0.4}, "b": {"a": 0.6, "b": 0.8, "c": NAN}, "c": {"a": 0.3, "b": 0.5, "c": NAN}}

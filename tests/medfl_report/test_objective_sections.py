@@ -33,6 +33,8 @@ from medfl_report.rasters import outline_layer
 from medfl_report.site_comparison import BETTER, WORSE, Comparison, ComparisonRow, add_patient_test
 from medfl_report.statistics import Interval
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 KINDS: dict[str, Objective] = {
     "calibration": Binary(),
     "label_aucs": Multilabel(3),

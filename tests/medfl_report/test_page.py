@@ -18,6 +18,8 @@ from medfl_report.notices import MAX_NAMED, headline
 from medfl_report.page import write_report
 from medfl_report.predictions import pooled, read_prediction_sets
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 @pytest.fixture
 def page(tmp_path):

@@ -26,6 +26,8 @@ from medfl.testing.synthetic import make_cohort
 from medfl_report.page import write_report
 from medfl_report.statistics import Interval, paired_bootstrap, wilson, wilson_over_patients
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 COPIES = 4
 PATIENTS = 60
 

@@ -16,6 +16,8 @@ from medfl.utils.wire import payload_bytes
 from medfl_report.page import write_report
 from medfl_report.sections.run_tables import savings
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 @pytest.mark.parametrize("bits", [4, 8, 16])
 def test_plain_bytes_are_those_of_what_is_decoded(bits):

@@ -16,6 +16,8 @@ from medfl.plugins import load_plugins
 from medfl_report.page import write_report
 from medfl_report.section import Notice
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 ORDER = {
     **{"glance": "At a glance", "methods": "Comparison of the methods", "gains": "Results by site"},
     **{"masks": "Segmentation", "survival": "Survival analysis", "agreement": "Agreement with reference values"},

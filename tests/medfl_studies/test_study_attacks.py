@@ -25,6 +25,8 @@ from medfl_studies.attacks import attack_table, attacks_markdown
 from medfl_studies.study import list_commands, run_study
 from medfl_studies.study_reader import read_study
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 ATTACKS = {
     "guess": {"options": {"images": 500}},
     "rebuild": {"rows": ["fedprox mu=0.1"], "options": {"target": "shared", "smoothness": 0.5}},

@@ -25,6 +25,8 @@ from medfl.testing.synthetic import make_cohort
 from medfl.utils.locks import is_being_written
 from medfl_studies.study import load_study, run_study
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 STUDY = {
     "name": "small",
     "bundle": "medmnist_classification",
@@ -42,7 +44,7 @@ STUDY = {
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    make_cohort(tmp_path / "cohort", sites=2, images_per_site=20, classes=3)
+    make_cohort(tmp_path / "cohort", sites=2, images_per_site=20, classes=3, size=8)
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(STUDY, sort_keys=False))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MEDFL_DATA", str(tmp_path))

@@ -23,6 +23,8 @@ from medfl.records.partition import Partition, TestFold
 from medfl.records.run_file import RunFile
 from medfl_studies.study import list_commands, run_study
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 FOLDS: dict[str, Any] = copy.deepcopy(PREPARED)
 FOLDS["breast"]["partition"] |= {"test": "k_fold", "folds": 3, "min_size": 6}
 

@@ -18,6 +18,8 @@ from medfl.records.partition import Partition
 from medfl_studies.study import run_study
 from medfl_studies.study_tables import SCORE_COLUMNS
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 def _no_page(
     runs: list[Path], out: Path, labels: list[str], baseline: str | None, registry: Registry, **options: object

@@ -25,7 +25,7 @@ BUNDLE = Path(__file__).parents[3] / "bundles" / "medmnist_classification"
 @pytest.fixture(scope="module")
 def cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("cohort") / "sites"
-    make_cohort(out, sites=2, images_per_site=40, classes=4, size=32, seed=1)
+    make_cohort(out, sites=2, images_per_site=20, classes=4, size=12, seed=1)
     return out
 
 

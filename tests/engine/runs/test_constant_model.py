@@ -21,6 +21,8 @@ from medfl.records.summary import Summary
 from medfl.settings import Settings
 from medfl.testing.cohort import make_data, make_sites, make_task
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 BUNDLE = Path(__file__).parents[3] / "bundles" / "medmnist_classification"
 CLASSES = ("benign", "malignant", "normal")
 

@@ -12,7 +12,9 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from quick_settings import QUICK
 from refusals import refused
+from toys import PAIR
 
 from medfl.engine.checks import check_plan
 from medfl.engine.runs.simulation import SimulationResult
@@ -21,7 +23,7 @@ from medfl.plugins import load_plugins
 from medfl.records.run_file import RunFile
 from medfl.settings import Settings, read_settings
 from medfl.testing import checks
-from medfl.testing.cohort import Case, bits, make_task
+from medfl.testing.cohort import Case, bits, make_sites, make_task
 from medfl.toolkit.averaging import publishes_average
 from medfl.types import Tensors
 from medfl.utils.wire import tensors_equal
@@ -48,8 +50,9 @@ def federation(name: str, optimization: dict[str, Any] | None, **args: Any) -> C
 
 @pytest.mark.parametrize("method", ["fedavg", "apfl", "fedkd", "fedrod", "fedbabu", "scaffold"])
 def test_a_recipe_with_the_defaults_has_the_bits_of_a_run_without_one(tmp_path, method):
-    plain = Case(REGISTRY, method).run(tmp_path / "plain", task=DECAYING)
-    off = federation(method, OFF).run(tmp_path / "off", task=DECAYING)
+    options = {"task": DECAYING, "rounds": 2, "sites": make_sites(PAIR)}
+    plain = Case(REGISTRY, method).run(tmp_path / "plain", **options)
+    off = federation(method, OFF).run(tmp_path / "off", **options)
     assert same(bits(plain), bits(off))
 
 
@@ -65,10 +68,11 @@ def test_a_run_without_a_recipe_has_the_identity_of_earlier_versions(tmp_path):
         federation("fedavg", OFF).run(tmp_path / "plain", rounds=1)
 
 
-@pytest.mark.parametrize("part", [{name: value} for name, value in RECIPE.items()], ids=list(RECIPE))
-def test_each_part_of_a_recipe_changes_the_models(tmp_path, part):
-    plain = Case(REGISTRY, "fedavg").run(tmp_path / "plain", task=DECAYING)
-    assert not same(bits(plain), bits(federation("fedavg", part).run(tmp_path / "part", task=DECAYING)))
+def test_each_part_of_a_recipe_changes_the_models(tmp_path):
+    options = {"task": DECAYING, "rounds": 2, "sites": make_sites(PAIR)}
+    plain = bits(Case(REGISTRY, "fedavg").run(tmp_path / "plain", **options))
+    for name, value in RECIPE.items():
+        assert not same(plain, bits(federation("fedavg", {name: value}).run(tmp_path / name, **options))), name
 
 
 class Logged(torch.optim.SGD):
@@ -129,7 +133,8 @@ def test_every_method_trains_with_a_recipe_or_says_why_not(tmp_path, name):
         with refused(SettingsError, "unmet_need", method=name, need="one_learning_rate"):
             federation(name, RECIPE).run(tmp_path, task=DECAYING)
     else:
-        result = federation(name, RECIPE).run(tmp_path, task=DECAYING, rounds=2, steps=1)
+        case = federation(name, RECIPE, **QUICK.get(name, {}))
+        result = case.run(tmp_path, task=DECAYING, sites=make_sites(PAIR), rounds=2, steps=1)
         assert result.outcome.status == "finished"
 
 
@@ -310,8 +315,9 @@ def test_an_average_of_a_part_of_the_model_is_refused():
     ids=lambda settings: next(iter(settings)),
 )
 def test_the_average_goes_with_other_settings_of_the_updates(tmp_path, settings):
-    result = federation("fedavg", {"ema": 0.6, "warmup_rounds": 1}).run(tmp_path, task=NO_NORMS, **settings)
-    plain = federation("fedavg", {"warmup_rounds": 1}).run(tmp_path / "plain", task=NO_NORMS, **settings)
+    options = {"task": NO_NORMS, "rounds": 2} | settings
+    result = federation("fedavg", {"ema": 0.6, "warmup_rounds": 1}).run(tmp_path, **options)
+    plain = federation("fedavg", {"warmup_rounds": 1}).run(tmp_path / "plain", **options)
     assert result.outcome.status == "finished"
     assert not tensors_equal(global_model(result), global_model(plain))
 

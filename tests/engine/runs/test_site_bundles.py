@@ -31,7 +31,7 @@ BUNDLE = Path(__file__).parents[3] / "bundles" / "medmnist_classification"
 @pytest.fixture(scope="module")
 def cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("cohort") / "sites"
-    make_cohort(out, sites=2, images_per_site=40, classes=4, size=32, seed=1)
+    make_cohort(out, sites=2, images_per_site=20, classes=4, size=12, seed=1)
     datalist = read_datalist(out / "site-02")
     for record, sex in zip(datalist.splits["test"], SEXES, strict=False):
         record["sex"] = sex
@@ -63,9 +63,9 @@ def configs(home: Path, *names: str) -> list[str]:
 def test_numbers_of_the_data_are_written_in(home: Path) -> None:
     for name in ("train.json", "inference.json"):
         content = json.loads((home / "configs" / name).read_text())
-        assert (content["num_classes"], content["in_channels"], content["size"]) == (4, 3, [32, 32])
+        assert (content["num_classes"], content["in_channels"], content["size"]) == (4, 3, [12, 12])
     metadata = json.loads((home / "configs" / "metadata.json").read_text())["network_data_format"]
-    assert metadata["inputs"]["image"]["spatial_shape"] == [32, 32]
+    assert metadata["inputs"]["image"]["spatial_shape"] == [12, 12]
     assert metadata["outputs"]["pred"]["num_channels"] == 4
     assert list(metadata["outputs"]["pred"]["channel_def"].values()) == [
         "lymphocyte",
@@ -85,7 +85,7 @@ def test_the_metadata_speak_of_the_data_of_the_run(home: Path, cohort: Path) -> 
     datalist = read_datalist(cohort / "site-01")
     assert metadata["data_source"] == datalist.name
     assert metadata["network_data_format"]["inputs"]["image"]["modality"] == datalist.modality
-    assert metadata["image_classes"].startswith("3 channels of 32 x 32, ")
+    assert metadata["image_classes"].startswith("3 channels of 12 x 12, ")
     assert metadata["label_classes"] == "one of 4 classes: lymphocyte; neutrophil; eosinophil; monocyte"
     assert "BloodMNIST" not in json.dumps({name: metadata[name] for name in ("description", "pred_classes")})
 

@@ -193,11 +193,11 @@ def test_a_mapping_that_contains_itself_is_refused(tmp_path):
 def test_every_cut_of_a_file_is_refused_with_a_readable_error(tmp_path, is_zip):
     path = tmp_path / "w.pt"
     torch.save({"a.weight": torch.ones(3, 4)}, path, _use_new_zipfile_serialization=is_zip)
-    content = path.read_bytes()
+    content, registry = path.read_bytes(), load_plugins()
     for length in range(0, len(content), 7):
         path.write_bytes(content[:length])
         with pytest.raises(SettingsError) as caught:
-            find(path)
+            find(path, registry)
         assert caught.value.code in ("damaged_file", "unsafe_file", "not_a_state_dict")
 
 
@@ -363,7 +363,7 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
 def finished(tmp_path_factory) -> Path:
     """Return the folder of a finished run over a bundle."""
     home = tmp_path_factory.mktemp("finished")
-    make_cohort(home / "data", sites=2)
+    make_cohort(home / "data", sites=2, images_per_site=20, classes=2, size=8)
     options = {"rounds": 2, "epochs": 1, "seed": 3}
     run("medmnist_classification", home / "data", method="ditto", out=home / "run", progress=False, **options)
     return home

@@ -110,7 +110,7 @@ def test_the_command_shows_the_last_lines(place: Place) -> None:
     Loopback(files).serve(place.offer("shown", rounds=1, steps=1))
     shown = CliRunner().invoke(app, ["audit", str(files[SITE].path)])
     assert shown.exit_code == 0, shown.output
-    assert "shown: step fit of round 1 from server, answered; model: 77 tensors, " in shown.output
+    assert "shown: step fit of round 1 from server, answered; model: 11 tensors, " in shown.output
     last = CliRunner().invoke(app, ["audit", str(files[SITE].path), "--last", "1"])
     assert last.output.splitlines() == shown.output.splitlines()[-2:]
 

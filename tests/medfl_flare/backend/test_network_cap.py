@@ -17,7 +17,7 @@ def test_server_and_site_refuse_a_network_beyond_their_cap(tmp_path: Path) -> No
     loopback = Loopback(place.files("one", {"site-01": {"max_network_mb": 2}}))
     with refused(RefusedError, "network_too_large", network="tiny", site="server", maximum=1024):
         loopback.serve(place.offer(in_channels=10**9))
-    offer = place.offer(in_channels=10**5)  # 7.2 MB: within the server's cap
+    offer = place.offer(in_channels=10**5)  # 14.4 MB: within the server's cap
     service = loopback.services["site-01"]
     reason = unpack(service.answer(pack(Message("hello", {}, offer.to_json()))), Limits()).meta["refused"]
     assert "'site-01' allows networks of at most 2 MB (max_network_mb), and this network is larger" in reason
@@ -28,7 +28,7 @@ def test_the_network_of_another_site_counts_too(tmp_path: Path) -> None:
     place = make_place(tmp_path)
     path = place.bundle / "configs" / "train.json"
     content = json.loads(path.read_text())
-    content["networks"]["wide"] = content["networks"]["tiny"] | {"width": 64}
+    content["networks"]["wide"] = content["networks"]["tiny"] | {"channels": [640], "dense": 64}
     path.write_text(json.dumps(content))
     loopback = Loopback(place.files("two", {"site-01": {"max_network_mb": 2}}))
     service = loopback.services["site-01"]

@@ -17,6 +17,8 @@ from medfl_flare.backend.messages import Limits, unpack
 from medfl_flare.sites.site_file import SiteFile
 from medfl_report.page import write_report
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 PRIVACY = {"unit": "sample", "epsilon": 8.0, "clip": 0.5, "adjacency": "add_remove"}
 RUN = {"privacy": PRIVACY, "network_name": "resnet4", "batch_size": 6, "steps": 2}
 TRAINED = {"site-01": 8, "site-02": 5, "site-03": 8}

@@ -21,6 +21,8 @@ from medfl_report.commands.status import run_status_lines
 from medfl_report.monitor.monitored_folders import MonitoredFolder
 from medfl_report.page import write_report
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 PRIVACY = {"unit": "site", "adjacency": "replace", "epsilon": 50.0, "delta": 1e-5, "clip": 0.5}
 
 

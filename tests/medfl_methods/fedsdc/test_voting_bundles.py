@@ -26,7 +26,7 @@ BUNDLE = Path(__file__).parents[3] / "bundles" / "medmnist_classification"
 @pytest.fixture(scope="module")
 def cohort(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("cohort") / "sites"
-    make_cohort(out, sites=4, images_per_site=24, classes=4, size=28, seed=1)
+    make_cohort(out, sites=4, images_per_site=24, classes=4, size=12, seed=1)
     return out
 
 

@@ -7,6 +7,8 @@ from make_runs import make_run
 
 from medfl.cli.main import main
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 @pytest.fixture
 def report(capsys):

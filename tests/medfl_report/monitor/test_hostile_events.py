@@ -20,6 +20,8 @@ from medfl_report.monitor.run_state import RunState
 from medfl_report.monitor.run_view import make_run_view
 from medfl_report.monitor.terminal_view import render_views
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 LINES = [
     start(0, privacy=Privacy(epsilon=8.0, clip=1.0)), work(1, *SITES), beat(2, "site-1"), done(3, "site-1"),
     missing(4, "site-2", "why"),

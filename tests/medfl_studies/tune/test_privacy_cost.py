@@ -131,7 +131,7 @@ def test_a_total_is_compared_with_all_trials_of_all_rows(load, tmp_path: Path, f
 
 
 def test_a_ledger_without_a_total_allows_any_number_of_trials(load, tmp_path: Path) -> None:
-    load(CHANGES | {"tune__trials": 50, "settings__privacy": PRIVACY | {"ledger": str(tmp_path / "ledger")}})
+    load(CHANGES | {"tune__trials": 8, "settings__privacy": PRIVACY | {"ledger": str(tmp_path / "ledger")}})
 
 
 def test_the_price_counts_every_step_of_every_release() -> None:
