@@ -16,6 +16,8 @@ with the package `itk`, NRRD and MHA files, which follow the rules of NIfTI. A D
   channels and transparent colours are ignored. Colour of 16 bits per channel is refused.
 - Size: each axis is resampled linearly, with an antialiasing filter as wide as the reduction, so that no pixel is
   skipped. The aspect ratio is not preserved and nothing is cropped.
+- Spacing: if an `ImageReading` has a voxel spacing, a volume is instead resampled trilinearly to it before its values
+  are scaled, and then padded with zeros or cropped, symmetrically, to the size.
 
 Messages never name a file, because its name may identify a patient; the caller knows which file it was.
 """
@@ -60,7 +62,17 @@ from medfl.data.readers.pillow_images import (
     open_pillow_image,
     read_pillow_image,
 )
-from medfl.data.readers.volumes import MAX_GZIP_RATIO, SUFFIXES, SpatialGrid, Volume, check_memory, is_flat, voxel_edges
+from medfl.data.readers.volumes import (
+    MAX_GZIP_RATIO,
+    SUFFIXES,
+    SpatialGrid,
+    Volume,
+    check_memory,
+    is_flat,
+    pad_or_crop,
+    resample_to_spacing,
+    voxel_edges,
+)
 from medfl.errors import DataError, SettingsError
 
 IMAGE_SUFFIXES = (*FORMATS, ".dcm", *SUFFIXES, *ITK_SUFFIXES)
@@ -164,7 +176,9 @@ def read_image(
         )
     pixels, is_volume = _read_pixels(source, reading, several_frames=len(size) == 3)
     if is_volume:
-        return _harmonised(_resize_volume(pixels, size, channels), channels, reading)
+        _check_volume_format(size, channels)
+        fit = _resize_volume if reading.spacing is None else pad_or_crop
+        return _harmonised(fit(pixels, size), channels, reading)
     if len(size) != 2:
         raise DataError(
             "wrong_dimensions",
@@ -252,7 +266,8 @@ def _resize_image(pixels: np.ndarray, size: tuple[int, int], channels: int) -> n
     return np.repeat(resized[..., np.newaxis], 3, axis=-1) if channels == 3 and resized.ndim == 2 else resized
 
 
-def _resize_volume(voxels: np.ndarray, size: tuple[int, ...], channels: int) -> np.ndarray:
+def _check_volume_format(size: tuple[int, ...], channels: int) -> None:
+    """Raise if a size or a number of channels is impossible for a volume."""
     if len(size) != 3:
         raise DataError(
             "wrong_dimensions",
@@ -268,6 +283,9 @@ def _resize_volume(voxels: np.ndarray, size: tuple[int, ...], channels: int) -> 
             expected=[1],
             found=channels,
         )
+
+
+def _resize_volume(voxels: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
     planes = np.stack([_resample(plane, (size[1], size[2])) for plane in voxels])
     return _resample(planes.reshape(len(planes), -1), (size[0], size[1] * size[2])).reshape(size)
 
@@ -320,7 +338,7 @@ def _read_series(paths: list[Path], reading: ImageReading) -> np.ndarray:
 
     volume = read_series(paths, reading)
     turned = nibabel.as_closest_canonical(nibabel.Nifti1Image(volume.values, volume.geometry.affine))
-    unit = reading.unit_values(np.asarray(turned.dataobj, dtype=np.float32))
+    unit = _unit_values(Volume(np.asarray(turned.dataobj, dtype=np.float32), turned.affine), reading)
     return 1 - unit if volume.inverted else unit
 
 
@@ -462,8 +480,16 @@ def read_voxels(source: ImageSource) -> Volume:
 
 def _read_volume(path: Path, reading: ImageReading) -> np.ndarray:
     reading.require_units("volume", deep=True)
-    unit = reading.unit_values(read_voxels(path).values)
-    return unit.squeeze() if _is_slice(unit.shape) else unit
+    volume = read_voxels(path)
+    if _is_slice(volume.values.shape):
+        return reading.unit_values(volume.values).squeeze()
+    return _unit_values(volume, reading)
+
+
+def _unit_values(volume: Volume, reading: ImageReading) -> np.ndarray:
+    """Return the values of a volume at the spacing of a reading rule, scaled to [0, 1]."""
+    resampled = volume if reading.spacing is None else resample_to_spacing(volume, reading.spacing)
+    return reading.unit_values(resampled.values)
 
 
 def _is_slice(shape: tuple[int, ...]) -> bool:
