@@ -46,6 +46,7 @@ from medfl.data.readers.dicom_identity import check_identity, is_burned_in, refu
 from medfl.data.readers.dicom_intent import intent_of
 from medfl.data.readers.dicom_series import (
     MAX_VOXELS,
+    DicomVolume,
     ImageSource,
     SeriesFiles,
     check_units,
@@ -334,12 +335,24 @@ def _read_dicom(path: Path, reading: ImageReading) -> np.ndarray:
 
 
 def _read_series(paths: list[Path], reading: ImageReading) -> np.ndarray:
+    series = read_series(paths, reading)
+    unit = _unit_values(_canonical_series(series), reading)
+    return 1 - unit if series.inverted else unit
+
+
+def _canonical_series(series: DicomVolume) -> Volume:
     import nibabel
 
-    volume = read_series(paths, reading)
-    turned = nibabel.as_closest_canonical(nibabel.Nifti1Image(volume.values, volume.geometry.affine))
-    unit = _unit_values(Volume(np.asarray(turned.dataobj, dtype=np.float32), turned.affine), reading)
-    return 1 - unit if volume.inverted else unit
+    return _canonical(nibabel.Nifti1Image(series.values, series.geometry.affine))
+
+
+def _canonical(image: Any) -> Volume:
+    """Return a nibabel image as a volume, float32, rotated to the nearest canonical orientation."""
+    import nibabel
+
+    turned = nibabel.as_closest_canonical(image)
+    values = np.asarray(turned.dataobj, dtype=np.float32)
+    return Volume(values.reshape(values.shape[:3]), np.asarray(turned.affine, dtype=np.float64))
 
 
 def _canonical_grid(shape: tuple[int, ...], affine: np.ndarray) -> SpatialGrid:
@@ -463,19 +476,13 @@ def read_voxels(source: ImageSource) -> Volume:
     Raises:
         DataError: If the file is no volume, or can't be read.
     """
-    import nibabel
-
     if isinstance(source, SeriesFiles) or file_kind(source) == "dicom":
-        series = read_series(source_files(source))
-        volume: Any = nibabel.Nifti1Image(series.values, series.geometry.affine)
-    else:
-        if file_kind(source) != "volume":
-            raise DataError("wrong_dimensions", "expected a volume, got a 2-D image.", expected=3, found=2)
-        volume = _open_volume(source)
+        return _canonical_series(read_series(source_files(source)))
+    if file_kind(source) != "volume":
+        raise DataError("wrong_dimensions", "expected a volume, got a 2-D image.", expected=3, found=2)
+    volume = _open_volume(source)
     with decoding():
-        turned = nibabel.as_closest_canonical(volume)
-        values = np.asarray(turned.dataobj, dtype=np.float32)
-    return Volume(values.reshape(values.shape[:3]), np.asarray(turned.affine, dtype=np.float64))
+        return _canonical(volume)
 
 
 def _read_volume(path: Path, reading: ImageReading) -> np.ndarray:
