@@ -101,8 +101,8 @@ class FolderSpec(TableOptions, ImageSpec):
     A cell of the image column may name the folder of a DICOM series, or its SeriesInstanceUID, StudyInstanceUID,
     AccessionNumber or PatientID, so that no file needs a new name; the slices then become a volume. With several series
     in a folder or study, choose one with --plane, --series-modality and --series-description, for example --plane axial
-    --window lung --size 96x96x32. Volumes with masks are not resized but padded to --size. They keep
-    their spacing, or are resampled to --spacing. A mask on another grid is resampled to the grid of its image.
+    --window lung --size 96x96x32. Volumes with masks are not resized but padded to --size. They keep their spacing, or
+    are resampled to --spacing. A mask on another grid is resampled to the grid of its image.
 
     Example: medfl prep folder images --table labels.csv --image-column file --target class:diagnosis --group-column
     patient --site-column hospital --size 64 --out data/own

@@ -199,7 +199,9 @@ def read_case(
         DataError: If a file can't be read, voxels are not finite, the mask is wrong, a structure is smaller than the
             voxels of the frame, or the size would cut off labelled voxels.
     """
-    import torch  # importing torch takes seconds
+    import torch  # importing torch and MONAI takes seconds
+
+    from medfl.data.transforms.frame import IS_RESAMPLED
 
     with decoding():
         image = case.image if isinstance(case.image, SeriesFiles) else str(case.image)
@@ -210,8 +212,8 @@ def read_case(
         )  # alone, because `Compose` would hide why a file is refused
         if any_structure:
             before[LABEL].copy_(torch.from_numpy(one_structure(before[LABEL].numpy())))
-        is_resampled = bool(before[LABEL].meta.get("is_resampled"))
-        drawn = np.unique(before[LABEL].numpy())
+        is_resampled = bool(before[LABEL].meta.get(IS_RESAMPLED))
+        drawn = np.unique(before[LABEL].numpy()) if frame.spacing is not None else np.zeros(1)
         for step in steps:
             before = step(before)
         after = frame.fit(mask=True)(before)
@@ -219,9 +221,9 @@ def read_case(
     if not np.isfinite(pixels).all():
         raise DataError("not_finite", "voxels are not finite numbers", what="voxels")
     row = masked_row(np.moveaxis(pixels, 0, -1), mask[0], len(structures))
-    gone = sorted(int(value) for value in set(drawn) - set(np.unique(before[LABEL].numpy())) if value)
-    if gone and frame.spacing is not None:
-        raise lost_structure_error(gone, f"{spacing_text(frame.spacing)} mm")
+    gone = np.setdiff1d(drawn[np.isfinite(drawn) & (drawn != 0)], before[LABEL].numpy())
+    if len(gone) and frame.spacing is not None:
+        raise lost_structure_error([int(value) for value in gone], f"{spacing_text(frame.spacing)} mm")
     lost = int((np.asarray(before[LABEL]) != 0).sum() - (mask != 0).sum())
     if lost:
         raise DataError(

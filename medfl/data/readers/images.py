@@ -25,7 +25,6 @@ Messages never name a file, because its name may identify a patient; the caller 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,11 +67,11 @@ from medfl.data.readers.volumes import (
     SUFFIXES,
     SpatialGrid,
     Volume,
+    canonical_volume,
     check_memory,
     is_flat,
     pad_or_crop,
     resample_to_spacing,
-    voxel_edges,
 )
 from medfl.errors import DataError, SettingsError
 
@@ -343,16 +342,7 @@ def _read_series(paths: list[Path], reading: ImageReading) -> np.ndarray:
 def _canonical_series(series: DicomVolume) -> Volume:
     import nibabel
 
-    return _canonical(nibabel.Nifti1Image(series.values, series.geometry.affine))
-
-
-def _canonical(image: Any) -> Volume:
-    """Return a nibabel image as a volume, float32, rotated to the nearest canonical orientation."""
-    import nibabel
-
-    turned = nibabel.as_closest_canonical(image)
-    values = np.asarray(turned.dataobj, dtype=np.float32)
-    return Volume(values.reshape(values.shape[:3]), np.asarray(turned.affine, dtype=np.float64))
+    return canonical_volume(nibabel.Nifti1Image(series.values, series.geometry.affine))
 
 
 def _canonical_grid(shape: tuple[int, ...], affine: np.ndarray) -> SpatialGrid:
@@ -363,17 +353,6 @@ def _canonical_grid(shape: tuple[int, ...], affine: np.ndarray) -> SpatialGrid:
     order = np.argsort(turn[:, 0])
     x, y, z = (int(shape[axis]) for axis in order)
     return SpatialGrid((x, y, z), affine @ nibabel.orientations.inv_ornt_aff(turn, shape[:3]))
-
-
-def resized_spacing(grid: SpatialGrid, size: Sequence[int]) -> tuple[float, float, float]:
-    """Return the voxel spacing (D, H, W), in millimetres, of a volume that `read_image` has resized.
-
-    Args:
-        grid: Grid of the volume before resizing.
-        size: Size after resizing, (D, H, W).
-    """
-    edges = voxel_edges(grid.affine) * np.array(grid.shape) / np.array(size)
-    return float(edges[0]), float(edges[1]), float(edges[2])
 
 
 def _open_volume(path: Path) -> Any:
@@ -482,7 +461,7 @@ def read_voxels(source: ImageSource) -> Volume:
         raise DataError("wrong_dimensions", "expected a volume, got a 2-D image.", expected=3, found=2)
     volume = _open_volume(source)
     with decoding():
-        return _canonical(volume)
+        return canonical_volume(volume)
 
 
 def _read_volume(path: Path, reading: ImageReading) -> np.ndarray:

@@ -101,6 +101,26 @@ def voxel_edges(affine: np.ndarray) -> np.ndarray:
     return edges
 
 
+def canonical_volume(image: Any) -> Volume:
+    """Return a nibabel image as a volume, float32, rotated to the nearest canonical orientation."""
+    import nibabel
+
+    turned = nibabel.as_closest_canonical(image)
+    values = np.asarray(turned.dataobj, dtype=np.float32)
+    return Volume(values.reshape(values.shape[:3]), np.asarray(turned.affine, dtype=np.float64))
+
+
+def resized_spacing(grid: SpatialGrid, size: Sequence[int]) -> tuple[float, float, float]:
+    """Return the voxel spacing (D, H, W), in millimetres, of a volume after it was resized.
+
+    Args:
+        grid: Grid of the volume before resizing.
+        size: Size after resizing, (D, H, W).
+    """
+    edges = voxel_edges(grid.affine) * np.array(grid.shape) / np.array(size)
+    return float(edges[0]), float(edges[1]), float(edges[2])
+
+
 def resampled_shape(shape: Sequence[int], affine: np.ndarray, spacing: Sequence[float]) -> tuple[int, int, int]:
     """Return the smallest number of voxels along each axis that covers a volume after resampling.
 

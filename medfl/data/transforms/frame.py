@@ -111,7 +111,7 @@ class LoadVolumesd(MapTransform):
     Args:
         keys: Keys of the case, `IMAGE` and perhaps `LABEL`.
         structures: Names of the structures in masks that are not NIfTI files, without the background.
-        resample_masks: Whether masks on another grid are resampled to it. NIfTI files with masks are
+        resample_masks: Whether masks on another grid than their image are resampled to it. NIfTI files with masks are
             then read like other volumes, so that their grids may differ.
     """
 

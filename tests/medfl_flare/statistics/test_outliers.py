@@ -79,14 +79,16 @@ def test_one_difference_of_many_comparisons_must_be_larger_than_one_of_few() -> 
         assert bool(made) is found, made
 
 
-def test_of_three_sites_that_all_differ_none_is_an_outlier_but_one_is_whose_others_agree() -> None:
+def test_of_three_sites_one_is_an_outlier_if_the_others_agree_and_all_differ_if_they_do_not() -> None:
     def described(share: float) -> SiteStatistics:
         table = DisclosedCounts(title="labels", names=["a"], counts=[round(10_000 * share)])
         return about(images=10_000, tables=[table])
 
-    for shares, names in (((0.1, 0.3, 0.9), set()), ((0.1, 0.12, 0.5), {"c"}), ((0.1, 0.12, 0.2), set())):
-        made = find_outliers(dict(zip("abc", map(described, shares), strict=True)))
+    for shares, names in (((0.1, 0.12, 0.5), {"c"}), ((0.1, 0.12, 0.2), set()), ((0.1, 0.35, 0.6), {"a", "c"})):
+        known = dict(zip("abc", map(described, shares), strict=True))
+        made = find_outliers(known)
         assert {outlier.site for outlier in made} == names
+    assert StatisticsReport(known, {}, made, "").title == "The 3 sites differ from each other"
 
 
 def test_a_small_site_without_a_class_may_be_chance() -> None:
@@ -129,7 +131,7 @@ def test_copies_are_never_outliers(tmp_path: Path) -> None:
 
 
 def test_other_labels_sizes_shapes_and_names_stand_out(tmp_path: Path) -> None:
-    root = sites(tmp_path, [[60, 50]] * 4 + [[15, 110], [900, 800]], {})
+    root = sites(tmp_path, [[60, 50]] * 4 + [[15, 110], [4500, 4000]], {})
     grid = np.full((100, 9, 8), 100, dtype=np.uint8)
     write_site(
         root / "z", grid, [{"label": int(row > 55)} for row in range(100)], labels={"0": "kind 0", "1": "kind 1"}
@@ -296,9 +298,10 @@ def rate(count: int, draws: int, variation: float, shift: float = 0.0) -> float:
         ("identical sites", 0.0, 0.0, 1000),
         ("sites that vary as assumed (standard deviation of half a relevant difference)", 1.0, 0.0, 1000),
         ("sites that vary twice as much", 2.0, 0.0, 1000),
-        ("one relevant difference away", 0.0, 1.0, 500),
-        ("two relevant differences", 0.0, 2.0, 500),
-        ("three relevant differences", 0.0, 3.0, 500),
+        ("identical sites, two relevant differences away", 0.0, 2.0, 500),
+        ("identical sites, three relevant differences away", 0.0, 3.0, 500),
+        ("sites that vary as assumed, three relevant differences away", 1.0, 3.0, 500),
+        ("sites that vary as assumed, four relevant differences away", 1.0, 4.0, 500),
     ],
 )
 def test_the_documented_rates_of_outliers_are_those_of_a_simulation(
