@@ -159,10 +159,9 @@ def _explain_mismatch(
     patients, names = {row.patient for row in studies}, {row.study for row in studies}
     to_patient, to_study = store.pseudonyms.patient, store.pseudonyms.uid
     if any((to_patient(key) in patients) if by_study else (to_study(key) in names) for key in keys):
-        options = ("--patient-column", "--study-column")
-        given, other = reversed(options) if by_study else options
+        option, wrong = ("--patient-column", "--study-column") if by_study else ("--study-column", "--patient-column")
         kind = "patients" if by_study else "studies"
-        return "other_option", f"The column names {kind}: give it with {other} instead of {given}."
+        return "other_option", f"The column names {kind}: give it with {option} instead of {wrong}."
     if by_study:
         return "unknown", "Check that the column contains the StudyInstanceUID as in the PACS."
     changes: dict[str, tuple[str, Callable[[str], list[str]]]] = {

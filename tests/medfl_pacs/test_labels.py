@@ -117,8 +117,8 @@ def test_tables_that_do_not_fit(store: Path, text: str, columns: list[str], code
 def test_the_error_names_what_an_export_changed_and_no_identifier(stored: str, key: str, cause: str):
     pseudonyms = Pseudonyms(bytes(32))
     studies = [StudyRow(pseudonyms.patient(stored), pseudonyms.uid("1.2"), "CT", 1, "")]
-    found, advice = _explain_mismatch(SimpleNamespace(pseudonyms=pseudonyms), studies, ["999", key], by_study=False)
-    assert found == cause
+    code, advice = _explain_mismatch(SimpleNamespace(pseudonyms=pseudonyms), studies, ["999", key], by_study=False)
+    assert code == cause
     assert "73" not in advice
     assert (
         _explain_mismatch(SimpleNamespace(pseudonyms=pseudonyms), studies, [stored], by_study=True)[0] == "other_option"

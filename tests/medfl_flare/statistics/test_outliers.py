@@ -74,9 +74,9 @@ def test_one_difference_of_many_comparisons_must_be_larger_than_one_of_few() -> 
         table = DisclosedCounts(title="class", names=list("abcde")[:classes], counts=counts)
         return about(images=1000, tables=[table])
 
-    for classes, found in ((1, True), (5, False)):
+    for classes, is_outlier in ((1, True), (5, False)):
         made = find_outliers({name: described(0.9 if name == "d" else 0.7, classes) for name in "abcd"})
-        assert bool(made) is found, made
+        assert bool(made) is is_outlier, made
 
 
 def test_of_three_sites_one_is_an_outlier_if_the_others_agree_and_all_differ_if_they_do_not() -> None:
