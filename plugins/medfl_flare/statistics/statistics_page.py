@@ -101,7 +101,7 @@ def render_markdown(report: StatisticsReport) -> str:
     """Return the report without figures as Markdown."""
     parts = [f"# {as_text(report.title)}", as_text(report.sentence)]
     parts += [f"No statistics of {as_text(site)}: {as_text(why)}" for site, why in report.missing.items()]
-    heads = ("site", "quantity", "value", "median over the others", "distance")
+    heads = ("site", "quantity", "value", "median of others", "distance")
     parts += ["## Outliers", _markdown_table(heads, _outlier_rows(report)) if report.outliers else "None."]
     heads = ("site", "images", "patients", "channels × edges", "spacing in mm")
     parts += ["## Sites", _markdown_table(heads, [row[:5] for row in report.rows])]
