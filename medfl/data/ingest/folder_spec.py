@@ -357,7 +357,7 @@ class FolderSpec(TableOptions, ImageSpec):
             )
         if rule.spacing is None and common_spacing(plan.release.kinds.values()) is None:
             grids = [kind.grid for kind in plan.release.kinds.values() if kind.grid is not None]
-            raise mixed_spacing_error([voxel_edges(grid.affine) for grid in grids])
+            raise mixed_spacing_error(np.array([voxel_edges(grid.affine) for grid in grids]))
         cases = {place: VolumeFiles(item, masks[place]) for place, item in zip(plan.places, plan.items, strict=True)}
         missing = dict(plan.missing)
         for place, case in cases.items():

@@ -232,9 +232,8 @@ def read_case(
     return LoadedItem(row.pixels, row.facts | {MASK_RESAMPLED_KEY: True}) if is_resampled else row
 
 
-def mixed_spacing_error(spacings: Sequence[Sequence[float]] | np.ndarray) -> DataError:
+def mixed_spacing_error(edges: np.ndarray) -> DataError:
     """Return the error for volumes with masks that differ in their spacing, (N, 3), and are not resampled."""
-    edges = np.asarray(spacings)
     lowest, highest = edges.min(axis=0), edges.max(axis=0)
     return DataError(
         "mixed_spacing",

@@ -158,7 +158,9 @@ def pad_or_crop(voxels: np.ndarray, size: Sequence[int]) -> np.ndarray:
     """Return a volume (D, H, W) padded with zeros or cropped, symmetrically, to a size, with MONAI."""
     from monai.transforms import ResizeWithPadOrCrop  # MONAI takes seconds to import
 
-    return np.asarray(ResizeWithPadOrCrop(tuple(size))(voxels[np.newaxis]))[0]
+    transform: Any = ResizeWithPadOrCrop(tuple(size))
+    fitted: np.ndarray = np.asarray(transform(voxels[np.newaxis]))[0]
+    return fitted
 
 
 def check_memory(voxels: int) -> None:
