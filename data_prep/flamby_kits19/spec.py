@@ -26,10 +26,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from medfl.data.ingest.options import Positional
+from medfl.data.ingest.options import Positional, Spacing
 from medfl.data.ingest.published_splits import PublishedSplits, find_table, read_splits, unlike_published
 from medfl.data.ingest.spec import folder_or_top
-from medfl.data.ingest.volume_spec import Spacing, VolumeListing, VolumeSpec, Window
+from medfl.data.ingest.volume_spec import VolumeListing, VolumeSpec
 from medfl.data.ingest.volumes import VolumeFiles
 from medfl.errors import DataError
 from medfl.utils.text import Say
@@ -86,8 +86,8 @@ class FlambyKiTS19(VolumeSpec):
     spacing: Spacing = (1.62, 1.62, 3.22)
     """Voxel edges in millimetres to which all volumes are resampled, for example 2x2x4. The axes run from left to
     right, from back to front, and from feet to head."""
-    window: Window = (-79.0, 304.0)
-    """Two intensities in Hounsfield units, such as -79,304: the first becomes 0, the second 1."""
+    window: str | None = "112.5,383"
+    """Window in Hounsfield units that is mapped to [0, 1]: its name, or LEVEL,WIDTH. The default is -79 to 304."""
     splits: Path | None = None
     """FLamby's table thresholded_sites.csv, if it is not in --source."""
 

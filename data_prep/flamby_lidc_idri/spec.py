@@ -29,10 +29,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from medfl.data.ingest.options import Positional
+from medfl.data.ingest.options import Positional, Spacing
 from medfl.data.ingest.published_splits import PublishedSplits, find_table, read_splits, unlike_published
 from medfl.data.ingest.spec import folder_or_top
-from medfl.data.ingest.volume_spec import Spacing, VolumeListing, VolumeSpec, Window
+from medfl.data.ingest.volume_spec import VolumeListing, VolumeSpec
 from medfl.data.ingest.volumes import VolumeFiles
 from medfl.errors import DataError
 from medfl.utils.text import Say
@@ -96,8 +96,8 @@ class FlambyLidcIdri(VolumeSpec):
     """The folder that FLamby's download_ct_scans.py writes to."""
     spacing: Spacing = (2.0, 2.0, 2.0)
     """Voxel edges in millimetres to which all volumes are resampled, for example 2x2x2; FLamby's are 1x1x1."""
-    window: Window = (-1024.0, 600.0)
-    """Two intensities in Hounsfield units, such as -1024,600: the first becomes 0, the second 1."""
+    window: str | None = "-212,1624"
+    """Window in Hounsfield units that is mapped to [0, 1]: its name, or LEVEL,WIDTH. The default is -1024 to 600."""
     splits: Path | None = None
     """FLamby's table metadata.csv, if it is not in --source."""
 

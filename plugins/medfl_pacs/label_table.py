@@ -72,8 +72,8 @@ def join_labels(
         images: Folder to which the paths in the result are relative. It contains the store.
 
     Raises:
-        DataError: If a column is missing or looks like identifiers, two rows name the same patient or study, no row
-            fits, or the store is outside of `images`.
+        DataError: If a column is missing or looks like identifiers, two rows name the same patient or study, the
+            table contains pseudonyms, no row fits, or the store is outside of `images`.
     """
     keys = table.column(id_column)
     _check_unique(table, id_column, keys)
@@ -88,20 +88,22 @@ def join_labels(
             )
         known = [(row[column], key) for row, key in zip(table.rows, keys, strict=True) if row[column]]
         refuse_identifiers(column, [cell for cell, _ in known], [key for _, key in known])
+    studies = _usable_studies(store)
+    _refuse_pseudonyms(store, table, id_column, keys)
     pseudonym: Callable[[str], str] = store.pseudonyms.uid if by_study else store.pseudonyms.patient
     places = {pseudonym(key): place for place, key in enumerate(keys)}
-    studies = _usable_studies(store)
     named = {row.study: places.get(row.study if by_study else row.patient) for row in studies}
     matched = {place for place in named.values() if place is not None}
     if not matched:
+        cause, advice = _explain_mismatch(store, studies, keys, by_study)
         raise DataError(
             "no_match",
             f"none of the {len(keys)} rows of {table.path} names a {'study' if by_study else 'patient'} of the store "
-            f"'{store.folder}'. Check that '{id_column}' contains "
-            f"{'the StudyInstanceUID' if by_study else 'the PatientID, with all zeros and signs,'} as in the PACS.",
+            f"'{store.folder}' in '{id_column}'. {advice}",
             path=table.path,
             column=id_column,
             total=len(keys),
+            cause=cause,
         )
     counts = LabelCounts(
         labelled=sum(place is not None for place in named.values()),
@@ -124,6 +126,74 @@ def _check_unique(table: CsvTable, id_column: str, keys: Sequence[str]) -> None:
             column=id_column,
             rows=repeated,
         )
+
+
+def _refuse_pseudonyms(store: ImageStore, table: CsvTable, id_column: str, keys: Sequence[str]) -> None:
+    """Raise if a column of original identifiers contains pseudonyms of the store."""
+    known = {name for record in store.journal.series.values() for name in (record.patient, record.study)}
+    rows = [number for number, key in zip(table.numbers, keys, strict=True) if key.strip() in known]
+    if rows:
+        raise DataError(
+            "pseudonyms_as_identifiers",
+            f"'{id_column}' in {table.path} contains pseudonyms of the store '{store.folder}' in {row_list(rows)}, "
+            "expected the hospital's own PatientID or StudyInstanceUID, from which the pseudonyms are computed. Give "
+            "the hospital's table. A table that has the pseudonyms already needs no join: give it to medfl prep folder "
+            "with the column 'folder' of images.csv.",
+            path=table.path,
+            column=id_column,
+            rows=rows,
+        )
+
+
+MAX_ZEROS = 12
+"""Largest number of zeros that are added to a number to find out whether a spreadsheet removed them."""
+
+
+def _explain_mismatch(
+    store: ImageStore, studies: Sequence[StudyRow], keys: Sequence[str], by_study: bool
+) -> tuple[str, str]:
+    """Return why no key names a study or patient of a store, as a code and as advice that contains no key.
+
+    Each likely difference is tried: a column of the other kind, and PatientIDs that a spreadsheet or an export changed.
+    """
+    patients, names = {row.patient for row in studies}, {row.study for row in studies}
+    to_patient, to_study = store.pseudonyms.patient, store.pseudonyms.uid
+    if any((to_patient(key) in patients) if by_study else (to_study(key) in names) for key in keys):
+        option, wrong = ("--patient-column", "--study-column") if by_study else ("--study-column", "--patient-column")
+        kind = "patients" if by_study else "studies"
+        return "other_option", f"The column names {kind}: give it with {option} instead of {wrong}."
+    if by_study:
+        return "unknown", "Check that the column contains the StudyInstanceUID as in the PACS."
+    changes: dict[str, tuple[str, Callable[[str], list[str]]]] = {
+        "leading_zeros": (
+            "With leading zeros they would, so a spreadsheet has removed these. Export the column as text.",
+            lambda key: [key.zfill(len(key) + zeros) for zeros in range(1, MAX_ZEROS + 1)] if key.isdigit() else [],
+        ),
+        "added_zeros": (
+            "Without leading zeros they would. Export the PatientID as it is in the PACS.",
+            lambda key: [key.lstrip("0")],
+        ),
+        "decimal": (
+            "Without '.0' they would, so a program has read them as decimal numbers. Export the column as text.",
+            lambda key: [key.removesuffix(".0")],
+        ),
+        "letter_case": (
+            "With letters of another case they would. Export the PatientID as it is in the PACS.",
+            lambda key: [key.upper(), key.lower()],
+        ),
+        "punctuation": (
+            "Without spaces and signs they would. Export the PatientID as it is in the PACS.",
+            lambda key: ["".join(letter for letter in key if letter.isalnum())],
+        ),
+    }
+    for cause, (advice, changed) in changes.items():
+        if any(to_patient(text) in patients for key in keys for text in changed(key.strip())):
+            return cause, advice
+    return (
+        "unknown",
+        "Check that the column contains the PatientID, with all zeros and signs, as in the PACS, and that the table "
+        "and the store are of the same hospital.",
+    )
 
 
 def _usable_studies(store: ImageStore) -> list[StudyRow]:

@@ -1,4 +1,4 @@
-"""Own CT with masks, from an unsorted folder of DICOM series to the predicted mask of a new series."""
+"""Own CT of two spacings with masks, from an unsorted folder of series to the predicted mask of a new series."""
 
 from __future__ import annotations
 
@@ -25,6 +25,9 @@ from medfl.data.readers.images import read_voxels
 COUNT = 8
 """Number of studies, at two hospitals."""
 
+THICKNESS = (2.0, 2.5)
+"""Distance of the slices, in millimetres, in studies with an even and with an odd number."""
+
 BLANK = dict.fromkeys(("AccessionNumber", "StudyDate", "StudyTime", "StudyID", "PatientBirthDate", "PatientSex"), "")
 
 
@@ -37,7 +40,8 @@ def unsorted(tmp_path: Path) -> tuple[Path, Path]:
         mask[2:6, 4:9, 3 + number % 4 : 11] = 1
         values[mask > 0] = 60
         study = {"StudyInstanceUID": f"2.25.{number + 700}", **BLANK, "SliceThickness": 2}
-        write_series(folder, values, names=f"{number}-{{}}", **study)
+        spacing = (0.5, 0.75, THICKNESS[number % 2])
+        write_series(folder, values, names=f"{number}-{{}}", spacing=spacing, **study)
         write_series(folder, values[:5], names=f"{number}-coronal-{{}}", directions=CORONAL, **study)
         paths = tuple(sorted(folder.glob(f"{number}-[0-9]")))
         if number % 2 and find_spec("highdicom"):
@@ -60,10 +64,12 @@ def test_from_an_unsorted_folder_to_the_mask_of_a_new_series(
         assert status == 0, err
 
     columns = ("--image-column", "study", "--group-column", "patient", "--site-column", "hospital")
-    options = ("--plane", "axial", "--window", "liver", "--size", "16x16x8", "--workers", 1)
+    options = ("--plane", "axial", "--window", "liver", "--spacing", "0.75,0.5,2", "--size", "16x16x10", "--workers", 1)
     words = ("prep", "folder", folder, "--table", table, *columns, "--target", "mask:contours", *options)
     succeed(*words, "--out", tmp_path / "P")
-    assert np.load(tmp_path / "P" / "masks.npy").sum() == sum(4 * 5 * (8 - number % 4) for number in range(COUNT))
+    slices = [4 if number % 2 == 0 else 5 for number in range(COUNT)]  # 8 mm, and 10 mm
+    expected = sum(count * 5 * (8 - number % 4) for number, count in enumerate(slices))
+    assert np.load(tmp_path / "P" / "masks.npy").sum() == expected
     words = ("partition", tmp_path / "P", "--out", tmp_path / "D", "--scheme", "by_site", "--column", "site")
     succeed(*words, "--test-fraction", 0.25, "--server-test", "none")
     words = ("run", "volume_segmentation", "--dataset-dir", tmp_path / "D", "--output-dir", tmp_path / "R")
@@ -76,6 +82,7 @@ def test_from_an_unsorted_folder_to_the_mask_of_a_new_series(
     for path in folder.glob("7-*"):
         shutil.copy(path, tmp_path / "new")
     home = tmp_path / "R" / "sites" / "N"
+    assert json.loads((home / "configs" / "inference.json").read_text())["spacing"] == [0.75, 0.5, 2.0]
     places = {"bundle_root": str(home), "dataset_dir": str(tmp_path / "new"), "output_dir": str(tmp_path / "eval")}
     monai_run(config_file=str(home / "configs" / "inference.json"), **places)
     (path,) = (tmp_path / "eval").rglob("*_mask.nii.gz")  # no mask of the coronal series

@@ -202,4 +202,4 @@ def test_masks_of_volumes_have_the_orientation_of_their_images(medfl: Medfl, tmp
     nifti(tmp_path / "scans" / "1-m.nii.gz", mask, affine=np.eye(4))
     status, _, err = medfl(*words, "--out", tmp_path / "Q")
     assert status == 2
-    assert "it lies on another grid" in err
+    assert "of the mask lies outside of its image, up to 4.5 mm from its edge" in err

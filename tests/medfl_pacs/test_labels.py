@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from dicomweb_server import DicomwebServer, serving_dicomweb
@@ -18,8 +19,8 @@ for package in ("dicomweb_client", "dicomanonymizer"):
     pytest.importorskip(package, reason=f"needs {package}, from the extra pacs")
 
 from medfl_pacs.image_store import open_store  # noqa: E402
-from medfl_pacs.label_table import join_labels  # noqa: E402
-from medfl_pacs.pseudonyms import open_key  # noqa: E402
+from medfl_pacs.label_table import StudyRow, _explain_mismatch, join_labels  # noqa: E402
+from medfl_pacs.pseudonyms import Pseudonyms, open_key  # noqa: E402
 
 PLACES = [Place(1), Place(1, 1, 2), Place(2), Place(2, 2), Place(3)]
 """Patient 1 has two series of one study, patient 2 has two studies."""
@@ -89,7 +90,9 @@ def test_a_study_gets_its_own_labels_in_a_folder_of_stores(medfl, store: Path):
         (CLINIC, ["diagnosis"], "missing_column", {"columns": ["diagnosis"]}),
         (CLINIC.replace("PID;finding", "PID;patient"), ["patient"], "duplicate_name", {"columns": ["patient"]}),
         (CLINIC.replace("X2", "X1"), ["finding"], "duplicate_row", {"rows": [2, 3]}),
-        (CLINIC.replace("PID-7312-", "07312-"), ["finding"], "no_match", {"total": 3}),
+        (CLINIC.replace("PID-7312-", "07312-"), ["finding"], "no_match", {"total": 3, "cause": "unknown"}),
+        (CLINIC.replace("PID-7312-X", "pid-7312-x"), ["finding"], "no_match", {"cause": "letter_case"}),
+        (f"PID;finding\n{Place(1).study_uid};clear\n", ["finding"], "no_match", {"cause": "other_option"}),
     ],
 )
 def test_tables_that_do_not_fit(store: Path, text: str, columns: list[str], code: str, fields: dict):
@@ -99,6 +102,38 @@ def test_tables_that_do_not_fit(store: Path, text: str, columns: list[str], code
     with open_store(store, pseudonyms) as opened, refused(DataError, code, **fields) as error:
         join_labels(opened, read_table(clinic), id_column="PID", by_study=False, columns=columns, images=store)
     assert "7312" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("stored", "key", "cause"),
+    [
+        ("0007312", "7312", "leading_zeros"),
+        ("7312", "0007312", "added_zeros"),
+        ("7312", "7312.0", "decimal"),
+        ("AB7312", "AB-73 12", "punctuation"),
+        ("7312", "7313", "unknown"),
+    ],
+)
+def test_the_error_names_what_an_export_changed_and_no_identifier(stored: str, key: str, cause: str):
+    pseudonyms = Pseudonyms(bytes(32))
+    studies = [StudyRow(pseudonyms.patient(stored), pseudonyms.uid("1.2"), "CT", 1, "")]
+    code, advice = _explain_mismatch(SimpleNamespace(pseudonyms=pseudonyms), studies, ["999", key], by_study=False)
+    assert code == cause
+    assert "73" not in advice
+    assert (
+        _explain_mismatch(SimpleNamespace(pseudonyms=pseudonyms), studies, [stored], by_study=True)[0] == "other_option"
+    )
+
+
+def test_a_table_with_pseudonyms_is_refused_with_the_rows(medfl, store: Path):
+    table, clinic = rows(store / "images.csv"), store.parent / "clinic.csv"
+    for column, option in (("patient", "--patient-column"), ("study", "--study-column")):
+        clinic.write_text(f"PID;finding\nPID-7312-X1;clear\n{table[0][column]};nodule\n")
+        status, _, err = label(medfl, store, option, "PID", "--column", "finding")
+        assert status == 2, err
+        assert "table row 3" in err
+        assert table[0][column] not in err
+        assert "7312" not in err
 
 
 def test_options_that_do_not_fit(medfl, store: Path):

@@ -13,9 +13,10 @@ from medfl.data.ingest.pipeline import core_count
 from medfl.data.ingest.workers import LoadedItem
 from medfl.data.readers.dicom_series import ImageSource
 from medfl.data.readers.image_reading import DEFAULT_READING, ImageReading
-from medfl.data.readers.images import ImageKind, inspect_image, read_image, resized_spacing
+from medfl.data.readers.images import ImageKind, inspect_image, read_image
 from medfl.data.readers.mammogram_image import read_mammogram
 from medfl.data.readers.quiet import quiet_decoders
+from medfl.data.readers.volumes import resized_spacing
 from medfl.data.table import row_list
 from medfl.errors import DataError, SettingsError
 from medfl.utils.progress import progress

@@ -13,8 +13,9 @@ the mammograms of published data sets (`medfl.data.readers.mammogram_image`); th
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,25 +35,30 @@ from medfl.data.ingest.columns.target_option import spellings_text
 from medfl.data.ingest.columns.target_values import NO_TARGET, describe_targets, with_objective
 from medfl.data.ingest.folder_format import choose_format, common_spacing, inspect_images, read_row
 from medfl.data.ingest.image_folder import ImageFolder
-from medfl.data.ingest.labels import LabelledRows, TableColumns, read_rows
+from medfl.data.ingest.labels import LabelledRows, TableColumns, TableOptions, read_rows
 from medfl.data.ingest.masks import add_masks, empty_mask_notes, separate_masks
-from medfl.data.ingest.options import OneOf, Positional, Words, read_edges, size_text
+from medfl.data.ingest.options import OneOf, Positional, Spacing, Words, read_edges, size_text
 from medfl.data.ingest.read_plan import ReadOutcome, ReadPlan, exclusions, unreadable_rows_message
 from medfl.data.ingest.spec import ImageSpec
-from medfl.data.ingest.volumes import VolumeFiles, grid_of, read_case
+from medfl.data.ingest.volumes import (
+    MASK_RESAMPLED_KEY,
+    VolumeFiles,
+    grid_of,
+    mixed_spacing_error,
+    read_case,
+    scale_entries,
+)
 from medfl.data.readers.dicom_identity import IDENTITY_CHECKS
 from medfl.data.readers.dicom_intent import intent_records, report_intents
 from medfl.data.readers.dicom_series import ImageSource, source_files
 from medfl.data.readers.image_reading import DEFAULT_READING, PLANES, SCALES, ImageReading, make_image_reading
 from medfl.data.readers.images import ImageKind
 from medfl.data.readers.mammogram_image import reading_entries
+from medfl.data.readers.volumes import check_memory, resampled_shape, voxel_edges
 from medfl.data.table import read_table, row_list
 from medfl.errors import DataError, SettingsError
 from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say, visible
-
-UNSTATED = "not stated"
-"""Licence of a data set for which the user gave none."""
 
 NO_GROUPS_WARNING = (
     "warning: without --group-column each image counts as a patient of its own: "
@@ -80,7 +86,7 @@ def _serialize_size(size: tuple[int, ...]) -> int | str:
     return size_text(size)
 
 
-class FolderSpec(ImageSpec):
+class FolderSpec(TableOptions, ImageSpec):
     """Your own image files with a table of targets. File names and patient identifiers are not kept.
 
     --target states what is learned: class:diagnosis, multilabel:effusion,nodule (yes, no, or empty where a finding was
@@ -95,7 +101,8 @@ class FolderSpec(ImageSpec):
     A cell of the image column may name the folder of a DICOM series, or its SeriesInstanceUID, StudyInstanceUID,
     AccessionNumber or PatientID, so that no file needs a new name; the slices then become a volume. With several series
     in a folder or study, choose one with --plane, --series-modality and --series-description, for example --plane axial
-    --window lung --size 96x96x32. Volumes with masks are not resized: they keep their spacing and are padded to --size.
+    --window lung --size 96x96x32. Volumes with masks are not resized but padded to --size. They keep their spacing, or
+    are resampled to --spacing. A mask on another grid is resampled to the grid of its image.
 
     Example: medfl prep folder images --table labels.csv --image-column file --target class:diagnosis --group-column
     patient --site-column hospital --size 64 --out data/own
@@ -125,22 +132,6 @@ class FolderSpec(ImageSpec):
     """Suffix of the mask files' names, instead of --target: _mask takes scan_mask.png as mask of scan.png."""
     structures: Words = (DEFAULT_STRUCTURE,)
     """Names of the structures in the masks, in the order of their values from 1; in DICOM masks, names of segments."""
-    missing: tuple[str, ...] | None = None
-    """Word that marks a missing value, beside empty cells and NA; may be repeated."""
-    skip_missing_target: bool = False
-    """Leave out rows without a target; the data list and the report contain their number."""
-    group_column: str | None = None
-    """Column with the patient; its content is not kept."""
-    site_column: str | None = None
-    """Column with the site; kept as 'site'."""
-    split_column: str | None = None
-    """Column with the split: train, val or test."""
-    keep_column: tuple[str, ...] | None = None
-    """Further column to keep; may be repeated."""
-    name: str | None = None
-    """Name of the data set; by default the name of the folder --out."""
-    licence: str = UNSTATED
-    """Terms of use to record in the data list."""
     channels: int | None = None
     """Number of channels, 1 or 3; by default 3 if any image is in colour."""
     crop_breast: bool = False
@@ -155,6 +146,9 @@ class FolderSpec(ImageSpec):
     """Map this window to [0, 1]: lung, mediastinum, soft-tissue, liver, bone or brain (CT), or LEVEL,WIDTH in HU."""
     scale: Annotated[str, OneOf(SCALES)] = "range"
     """Without --window, scale each image by its range or percentiles (MR), or PET by SUV: range, percentiles, suv."""
+    spacing: Spacing = None
+    """Resample volumes, and their masks, to these millimetres, as 1x1x2.5, and pad or crop them to --size. The axes run
+    from left to right, back to front and feet to head."""
     plane: Annotated[str | None, OneOf(PLANES)] = None
     """Of several DICOM series, take the one with slices in this plane: axial, coronal or sagittal."""
     series_modality: str | None = None
@@ -169,16 +163,7 @@ class FolderSpec(ImageSpec):
 
     def columns(self) -> TableColumns:
         """Return the column names of the table."""
-        return TableColumns(
-            image=self.image_column,
-            target=self.target,
-            group=self.group_column,
-            site=self.site_column,
-            split=self.split_column,
-            keep=tuple(self.keep_column or ()),
-            missing=tuple(self.missing or ()),
-            skip_missing=self.skip_missing_target,
-        )
+        return self.table_columns(self.image_column, self.target)
 
     def reading(self) -> dict[str, bool] | None:
         """Return the reading options of mammograms (`READING`), or None if none is set."""
@@ -197,13 +182,14 @@ class FolderSpec(ImageSpec):
             plane=self.plane or "",
             modality=self.series_modality or "",
             description=self.series_description or "",
+            spacing=self.spacing,
         )
         if self.reading() is not None and rule != DEFAULT_READING:
             raise SettingsError(
                 "conflicting_settings",
-                "--crop-breast, --align and --voi read 2-D mammograms, which have no --window, --scale or series. "
-                "Leave out one group of options.",
-                settings=["crop_breast", "align", "voi", "window", "scale", "plane", "series_modality"],
+                "--crop-breast, --align and --voi read 2-D mammograms, which have no --window, --scale, --spacing "
+                "or series. Leave out one group of options.",
+                settings=["crop_breast", "align", "voi", "window", "scale", "spacing", "plane", "series_modality"],
             )
         return rule
 
@@ -217,8 +203,7 @@ class FolderSpec(ImageSpec):
 
     def credits(self) -> list[str]:
         """Return the lines about the terms of use that ``medfl prep`` shows first."""
-        hint = " (state it with --licence TEXT)" if self.licence == UNSTATED else ""
-        return [f"{self.title()}: licence {self.licence}{hint}"]
+        return [self.credit(self.title())]
 
     def find(self) -> tuple[LabelledRows, list[ImageSource | DataError]]:
         """Find the images: return the rows of the table, and the file or series of each, or why there is none.
@@ -312,6 +297,8 @@ class FolderSpec(ImageSpec):
             )
         numbered = {rows.numbers[place]: kind for place, kind in kinds.items()}
         form = choose_format(numbered, self.size, self.channels, self.reading(), rule)
+        if rule.spacing is not None:
+            _check_resampled(kinds.values(), form.size, rule.spacing, say)
         warnings = [*report_intents([kind.intent for kind in kinds.values()], say), *rows.targets.warnings]
         for sentence in rows.targets.warnings:
             say(f"note: {sentence}")
@@ -368,17 +355,14 @@ class FolderSpec(ImageSpec):
                 "out --scale.",
                 settings=["scale", "target"],
             )
-        if common_spacing(plan.release.kinds.values()) is None:
-            raise DataError(
-                "mixed_spacing",
-                "expected volumes of one voxel spacing, because distances of masks are in millimetres; got several. "
-                "Resample the volumes with their masks, or prepare each spacing as a data set of its own.",
-            )
+        if rule.spacing is None and common_spacing(plan.release.kinds.values()) is None:
+            grids = [kind.grid for kind in plan.release.kinds.values() if kind.grid is not None]
+            raise mixed_spacing_error(np.array([voxel_edges(grid.affine) for grid in grids]))
         cases = {place: VolumeFiles(item, masks[place]) for place, item in zip(plan.places, plan.items, strict=True)}
         missing = dict(plan.missing)
         for place, case in cases.items():
             try:
-                grid_of(case, channels=1)
+                grid_of(case, channels=1, resample_masks=True)
             except DataError as error:
                 missing[place] = str(error)
         places = [place for place in plan.places if place not in missing]
@@ -390,8 +374,7 @@ class FolderSpec(ImageSpec):
                 count=len(missing),
                 total=plan.count(),
             )
-        window = _window_of(rule)
-        frame = Frame((plan.shape[0], plan.shape[1], plan.shape[2]), None, window)
+        frame = Frame((plan.shape[0], plan.shape[1], plan.shape[2]), rule.spacing, rule.window)
         return replace(
             plan,
             items=[cases[place] for place in places],
@@ -403,6 +386,7 @@ class FolderSpec(ImageSpec):
                 frame=frame,
                 structures=("background", *self.structures),
                 any_structure=self.structures == (DEFAULT_STRUCTURE,),
+                resample_masks=True,
             ),
             shape=(*frame.size, 2),
             dtype=np.float32,
@@ -434,18 +418,22 @@ class FolderSpec(ImageSpec):
                 )
         entries = self.image_reading().entries() if reading is None else reading_entries(reading)
         kinds = [contents.kinds[place] for place in outcome.kept]
-        if targets.kind != "mask" and (spacing := common_spacing(kinds, outcome.plan.shape)) is not None:
+        has_masks, warnings = targets.kind == "mask", contents.warnings
+        spacing = self.image_reading().spacing or common_spacing(kinds, None if has_masks else outcome.plan.shape)
+        if spacing is not None and not has_masks:
             entries |= {"spacing": list(spacing)}
-        if targets.kind == "mask" and any(kind.grid is not None for kind in kinds):
-            window = _window_of(self.image_reading())
-            words = entries["intensities"] if window else "each channel of a volume: mean 0, SD 1"
-            entries |= {"intensities": words, "window": window}
+        if has_masks and any(kind.grid is not None for kind in kinds):
+            entries |= scale_entries(self.image_reading())
+            if resampled := sum(MASK_RESAMPLED_KEY in facts for facts in outcome.facts):
+                note = f"{resampled} of {len(kinds)} masks were resampled to the grid of their image (nearest voxel)"
+                say(f"note: {note}")
+                warnings = [*warnings, note]
         intents = intent_records([kind.intent for kind in kinds])
         records: list[CaseRecord] = [
             make_record(
                 {**targets.entries[place], "subject_id": rows.subjects[place], **rows.others[place], **intent, **held}
             )
-            for place, intent, held in zip(outcome.kept, intents, outcome.facts, strict=True)
+            for place, intent, held in zip(outcome.kept, intents, _case_facts(outcome), strict=True)
         ]
         reasons = Counter(outcome.reasons.values())
         datalist = self.make_datalist(
@@ -455,14 +443,14 @@ class FolderSpec(ImageSpec):
             [rows.splits[place] for place in outcome.kept],
             licence=self.licence,
             exclusions=exclusions({**dict(reasons.most_common()), NO_TARGET: rows.left_out}),
-            warnings=contents.warnings,
+            warnings=warnings,
             **targets.extra,
             **entries,
         )
-        if targets.kind == "mask":
+        if has_masks:
             for line in empty_mask_notes(datalist):
                 say(line)
-            return add_masks(datalist, ("background", *self.structures), common_spacing(kinds))
+            return add_masks(datalist, ("background", *self.structures), spacing)
         for line in describe_targets(targets, records):
             say(line)
         return with_objective(datalist, targets.objective)
@@ -473,6 +461,33 @@ class FolderSpec(ImageSpec):
             separate_masks(folder)
 
 
-def _window_of(rule: ImageReading) -> tuple[float, float] | None:
-    """Return the values that become 0 and 1 in volumes with masks; None if each is scaled to mean 0 and deviation 1."""
-    return (rule.low, rule.high) if rule.scale == "window" else None
+def _case_facts(outcome: ReadOutcome) -> list[dict[str, Any]]:
+    """Return the metadata of each row for its record, without the key that only counts resampled masks."""
+    return [{key: value for key, value in facts.items() if key != MASK_RESAMPLED_KEY} for facts in outcome.facts]
+
+
+def _check_resampled(kinds: Iterable[ImageKind], size: Sequence[int], spacing: Sequence[float], say: Say) -> None:
+    """Check that images can be resampled, and say how many will be cropped.
+
+    Args:
+        kinds: Kinds of the images.
+        size: Size of the images in the array.
+        spacing: Voxel spacing to which they are resampled, in millimetres.
+        say: Receives a note if volumes will be cropped.
+
+    Raises:
+        SettingsError: If the images are 2-D.
+        DataError: If the memory does not suffice.
+    """
+    shapes = [resampled_shape(kind.grid.shape, kind.grid.affine, spacing) for kind in kinds if kind.grid is not None]
+    if not shapes:
+        raise SettingsError(
+            "data_not_supported",
+            "--spacing resamples volumes, got 2-D images. Leave it out.",
+            feature="spacing",
+            found="2-D images",
+        )
+    check_memory(max(map(math.prod, shapes)))
+    if cropped := sum(any(edge > limit for edge, limit in zip(shape, size, strict=True)) for shape in shapes):
+        largest = "x".join(str(max(edges)) for edges in zip(*shapes, strict=True))
+        say(f"note: {cropped} volumes are larger than --size and are cropped at their edges; --size {largest} fits all")

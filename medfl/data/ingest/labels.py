@@ -6,6 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pydantic import BaseModel, ConfigDict
+
 from medfl.data.datalists import INTENT_KEY
 from medfl.data.ingest.columns.cells import missing_cells
 from medfl.data.ingest.columns.identifier_guard import refuse_identifiers
@@ -24,6 +26,9 @@ SPLIT_WORDS = {
     "test": "test",
 }
 """Maps each word that a split column may contain, in lower case, to the split that it means."""
+
+UNSTATED = "not stated"
+"""Licence of a data set for which the user gave none."""
 
 _RESERVED_KEYS = ("image", "label", "subject_id", "site", INTENT_KEY, TARGET_KEY, MASK_STRUCTURES_KEY)
 """Record keys that medfl writes itself, so that no kept column may have their name."""
@@ -87,6 +92,53 @@ class TableColumns:
         targets = () if option is None else option.words
         named = (self.image, *targets, self.group, self.site, self.split, *self.keep)
         return [column for column in named if column is not None]
+
+
+class TableOptions(BaseModel):
+    """Options of specs for a hospital's own table: names of its columns, and facts about the data set."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+    """Settings of pydantic: help texts come from docstrings."""
+
+    missing: tuple[str, ...] | None = None
+    """Word that marks a missing value, beside empty cells and NA; may be repeated."""
+    skip_missing_target: bool = False
+    """Leave out rows without a target; the data list and the report contain their number."""
+    group_column: str | None = None
+    """Column with the patient; its content is not kept."""
+    site_column: str | None = None
+    """Column with the site; kept as 'site'."""
+    split_column: str | None = None
+    """Column with the split: train, val or test."""
+    keep_column: tuple[str, ...] | None = None
+    """Further column to keep for the report, such as sex; may be repeated."""
+    name: str | None = None
+    """Name of the data set; by default the name of the folder --out."""
+    licence: str = UNSTATED
+    """Terms of use to record in the data list."""
+
+    def table_columns(self, image: str | None, target: str | None) -> TableColumns:
+        """Return the column names of the table.
+
+        Args:
+            image: Column with the path of the image file; None for a table without images.
+            target: Text of the option ``--target``, or None.
+        """
+        return TableColumns(
+            image=image,
+            target=target,
+            group=self.group_column,
+            site=self.site_column,
+            split=self.split_column,
+            keep=tuple(self.keep_column or ()),
+            missing=tuple(self.missing or ()),
+            skip_missing=self.skip_missing_target,
+        )
+
+    def credit(self, title: str) -> str:
+        """Return the line with the terms of use that ``medfl prep`` shows first."""
+        hint = " (state it with --licence TEXT)" if self.licence == UNSTATED else ""
+        return f"{title}: licence {self.licence}{hint}"
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ A spec is a model whose fields are the options of one data set, that is, of the 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection
 from typing import Annotated, Any
@@ -126,6 +127,37 @@ def OneOf(known: Collection[str]) -> AfterValidator:  # noqa: N802
 
     return AfterValidator(check)
 
+
+def _read_spacing(text: Any) -> Any:
+    """Convert text such as 1x1x2.5, 1,1,2.5 or 2 to three numbers; other types are returned unchanged."""
+    if not isinstance(text, str):
+        return text
+    try:
+        edges = tuple(float(word) for word in re.split(r"[x,\s]+", text.strip()))
+        return edges * 3 if len(edges) == 1 else edges
+    except ValueError:
+        raise SettingsError(
+            "invalid_value",
+            f"expected three lengths in millimetres such as 1x1x2.5 for --spacing, got '{text}'",
+            setting="spacing",
+            found=text,
+        ) from None
+
+
+def _check_spacing(spacing: tuple[float, ...] | None) -> tuple[float, ...] | None:
+    if spacing is not None and (len(spacing) != 3 or not all(0 < edge < math.inf for edge in spacing)):
+        raise SettingsError(
+            "setting_out_of_range",
+            f"expected three lengths in millimetres above 0 for --spacing, got {spacing}",
+            setting="spacing",
+            count=3,
+            found=spacing,
+        )
+    return spacing
+
+
+Spacing = Annotated[tuple[float, ...] | None, BeforeValidator(_read_spacing), AfterValidator(_check_spacing)]
+"""Field type for a voxel spacing in millimetres along each axis: 1x1x2.5 or 1,1,2.5, or one number for all axes."""
 
 HeightWidth = Annotated[
     tuple[int, int],

@@ -7,7 +7,6 @@ and the voxel size along each axis.
 
 from __future__ import annotations
 
-import re
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,11 +21,21 @@ from pydantic import BeforeValidator
 from medfl.data.datalists import Datalist
 from medfl.data.ingest.labels import number_subjects
 from medfl.data.ingest.masks import MASK_STRATA, add_masks, empty_mask_notes, separate_masks
-from medfl.data.ingest.options import CommaSeparated, Positional, read_edges
+from medfl.data.ingest.options import Positional, Spacing, read_edges
 from medfl.data.ingest.pipeline import QUARANTINE
 from medfl.data.ingest.read_plan import ReadOutcome, ReadPlan, exclusions
 from medfl.data.ingest.spec import ImageSpec
-from medfl.data.ingest.volumes import GRID_TOLERANCE, VolumeFiles, VolumeGrid, grid_of, read_case
+from medfl.data.ingest.volumes import (
+    GRID_TOLERANCE,
+    VolumeFiles,
+    VolumeGrid,
+    grid_of,
+    mixed_spacing_error,
+    read_case,
+    scale_entries,
+    spacing_text,
+)
+from medfl.data.readers.image_reading import make_image_reading
 from medfl.errors import DataError, SettingsError
 from medfl.records.datalist import CaseRecord, make_record
 from medfl.utils.text import Say, first_names
@@ -73,26 +82,6 @@ class _PlannedVolumes:
     spacing: tuple[float, ...]
 
 
-def _read_numbers(text: Any) -> Any:
-    """Convert text such as 1x1x2.5 or -100,240 to a tuple of numbers; other types are returned unchanged."""
-    if not isinstance(text, str):
-        return text
-    words = [word for word in re.split(r"[x,\s]+", text.strip()) if word]
-    try:
-        return tuple(map(float, words))
-    except ValueError:
-        raise SettingsError(
-            "invalid_value", f"expected numbers such as 1x1x2.5 or -100,240, got '{text}'", found=text
-        ) from None
-
-
-Spacing = Annotated[tuple[float, ...] | None, BeforeValidator(_read_numbers)]
-"""Field type for millimetres along each axis, as 1x1x2.5."""
-
-Window = Annotated[tuple[float, ...] | None, BeforeValidator(_read_numbers), CommaSeparated()]
-"""Field type for two intensities, as -100,240."""
-
-
 class VolumeSpec(ImageSpec):
     """Base class for data sets of volumes with masks, brought onto one grid (`medfl.data.transforms.frame.Frame`).
 
@@ -120,8 +109,9 @@ class VolumeSpec(ImageSpec):
     """Size of the volumes in the array, DxHxW; by default the smallest multiples of 16 that contain all volumes."""
     spacing: Spacing = None
     """Resample all volumes to these millimetres, as 1x1x2; by default they keep their spacing, which must be equal."""
-    window: Window = None
-    """Lowest and highest intensity, mapped to 0 and 1, as -100,240; by default each volume is normalised by itself."""
+    window: str | None = None
+    """Map this window to [0, 1]: lung, mediastinum, soft-tissue, liver, bone or brain (CT), or LEVEL,WIDTH in the unit
+    of the files; by default each volume is normalised by itself."""
 
     @abstractmethod
     def volumes(self, files: Any, say: Say) -> VolumeListing:
@@ -157,7 +147,7 @@ class VolumeSpec(ImageSpec):
             )
         spacing = self._spacing(grids)
         frame = self._frame(grids, spacing)
-        say(f"note: volumes become {'x'.join(map(str, frame.size))} voxels of {_spacing_text(spacing)} mm")
+        say(f"note: volumes become {'x'.join(map(str, frame.size))} voxels of {spacing_text(spacing)} mm")
         return ReadPlan(
             items=[volumes.cases[place] for place in grids],
             places=list(grids),
@@ -192,8 +182,7 @@ class VolumeSpec(ImageSpec):
             None if volumes.splits is None else [volumes.splits[place] for place in outcome.kept],
             licence=volumes.licence,
             **volumes.extra,
-            intensities=f"window {self.window} to [0, 1]" if self.window else "each channel of a volume: mean 0, SD 1",
-            window=self.window,
+            **scale_entries(make_image_reading(window=self.window)),
             exclusions=exclusions(dict(Counter(outcome.reasons.values()).most_common())),
         )
         for line in empty_mask_notes(datalist):
@@ -207,27 +196,20 @@ class VolumeSpec(ImageSpec):
     def _frame(self, grids: Mapping[int, VolumeGrid], spacing: Sequence[float]) -> Frame:
         from medfl.data.transforms.frame import Frame  # MONAI takes seconds to import
 
-        for what, values, count in (("size", self.size, 3), ("spacing", self.spacing, 3), ("window", self.window, 2)):
-            if values is not None and (len(values) != count or (what != "window" and min(values) <= 0)):
-                raise SettingsError(
-                    "setting_out_of_range",
-                    f"expected {count} numbers for --{what}, above 0 if they are lengths, got {values}",
-                    setting=what,
-                    count=count,
-                    found=values,
-                )
-        if self.window is not None and self.window[0] >= self.window[1]:
+        if self.size is not None and (len(self.size) != 3 or min(self.size) < 1):
             raise SettingsError(
-                "reversed_range",
-                f"expected the lower end first in --window, got {self.window}.",
-                setting="window",
-                found=self.window,
+                "setting_out_of_range",
+                f"expected three edges >= 1 for --size, got {self.size}",
+                setting="size",
+                count=3,
+                found=self.size,
             )
+        window = make_image_reading(window=self.window).window
         shapes = np.array([grid.shape for grid in grids.values()])
         edges = np.array([grid.spacing for grid in grids.values()])
         largest = np.ceil(shapes * edges / np.array(spacing) - GRID_TOLERANCE if self.spacing else shapes).max(axis=0)
         size = self.size or tuple(int(-(-edge // EDGE_DIVISOR) * EDGE_DIVISOR) for edge in largest)
-        return Frame(size, self.spacing, None if self.window is None else (self.window[0], self.window[1]))
+        return Frame(size, self.spacing, window)
 
     def _spacing(self, grids: Mapping[int, VolumeGrid]) -> tuple[float, ...]:
         """Return the common spacing in the array.
@@ -240,13 +222,7 @@ class VolumeSpec(ImageSpec):
         edges = np.array([grid.spacing for grid in grids.values()])
         lowest, highest = edges.min(axis=0), edges.max(axis=0)
         if (highest - lowest > GRID_TOLERANCE * highest).any():
-            raise DataError(
-                "mixed_spacing",
-                f"expected volumes of one spacing, got {_spacing_text(lowest)} to {_spacing_text(highest)} mm. "
-                f"Resample them: --spacing {_spacing_text(np.median(edges, axis=0))} is the median.",
-                minimum=lowest.tolist(),
-                maximum=highest.tolist(),
-            )
+            raise mixed_spacing_error(edges)
         return tuple(float(round(edge, 4)) for edge in np.median(edges, axis=0))
 
     def _unreadable_cases_message(self, reasons: Mapping[int, str], volumes: VolumeListing) -> str:
@@ -271,7 +247,3 @@ def _read_grids(volumes: VolumeListing) -> tuple[dict[int, VolumeGrid], dict[int
         except DataError as error:
             missing[place] = str(error)
     return grids, missing
-
-
-def _spacing_text(edges: Sequence[float] | np.ndarray) -> str:
-    return "x".join(f"{edge:.4g}" for edge in edges)

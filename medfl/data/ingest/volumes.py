@@ -19,8 +19,10 @@ from medfl.data.ingest.masks import masked_row
 from medfl.data.ingest.workers import LoadedItem
 from medfl.data.readers.dicom_header import decoding
 from medfl.data.readers.dicom_series import ImageSource, SeriesFiles, source_files
+from medfl.data.readers.image_reading import ImageReading
 from medfl.data.readers.images import volume_grid
 from medfl.data.readers.itk_files import ITK_SUFFIXES
+from medfl.data.readers.mask_placement import lost_structure_error
 from medfl.data.readers.segmentations import one_structure
 from medfl.data.readers.volumes import MAX_VOXELS, SUFFIXES, voxel_edges
 from medfl.errors import DataError
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 
 IMAGE, LABEL = "image", "label"
 """Keys of a case in MONAI transforms: `IMAGE` for the volume, `LABEL` for its mask."""
+
+MASK_RESAMPLED_KEY = "mask_resampled"
+"""Key in the metadata of a row whose mask was resampled to the grid of its image."""
 
 GRID_TOLERANCE = 0.01
 """Largest distance, in millimetres, between a corner of an image's grid and the same corner of its mask's grid.
@@ -89,21 +94,22 @@ class VolumeGrid:
     spacing: tuple[float, ...]
 
 
-def grid_of(case: VolumeFiles, channels: int) -> VolumeGrid:
+def grid_of(case: VolumeFiles, channels: int, resample_masks: bool = False) -> VolumeGrid:
     """Return the grid of a case from the headers of its files. Voxels are not read.
 
     Args:
         case: Files of the case.
         channels: Number of channels that the volume must have.
+        resample_masks: Whether masks on another grid are resampled; otherwise they are refused.
 
     Raises:
         DataError: If a file is missing or damaged, the number of channels is wrong, or image and mask have different
-            grids. The grid of a mask that is no NIfTI file is checked when it is read.
+            grids. The grid of a mask that is resampled, or no NIfTI file, is checked when it is read.
     """
     import nibabel
     from nibabel.spatialimages import SpatialImage
 
-    if not case.is_nifti:
+    if resample_masks or not case.is_nifti:
         return _canonical_grid_of(case, channels)
     assert isinstance(case.image, Path)
 
@@ -153,7 +159,7 @@ def grid_of(case: VolumeFiles, channels: int) -> VolumeGrid:
 
 
 def _canonical_grid_of(case: VolumeFiles, channels: int) -> VolumeGrid:
-    """Return the grid of a case of which not both files are NIfTI files."""
+    """Return the grid of a case whose mask is checked when it is read."""
     for path, what in ((source_files(case.image)[0], "image"), (case.mask, "mask")):
         if not path.is_file():
             raise DataError("missing_file", f"there is no file of the {what}", what=what)
@@ -166,7 +172,14 @@ def _canonical_grid_of(case: VolumeFiles, channels: int) -> VolumeGrid:
     return VolumeGrid(grid.shape, (d, h, w))
 
 
-def read_case(case: VolumeFiles, frame: Frame, structures: Sequence[str], *, any_structure: bool = False) -> LoadedItem:
+def read_case(
+    case: VolumeFiles,
+    frame: Frame,
+    structures: Sequence[str],
+    *,
+    any_structure: bool = False,
+    resample_masks: bool = False,
+) -> LoadedItem:
     """Read a volume and its mask, and bring both onto the grid of a frame.
 
     Args:
@@ -175,26 +188,32 @@ def read_case(case: VolumeFiles, frame: Frame, structures: Sequence[str], *, any
         structures: Names of the structures by their numbers; the first one is the background.
         any_structure: Whether there is one structure, with any name in a DICOM file, or any value in other masks
             (`medfl.data.readers.segmentations.one_structure`).
+        resample_masks: Whether a mask on another grid is resampled to the grid of its image; otherwise it is refused.
 
     Returns:
         The case as one row of the array that contains all cases: shape (D, H, W, C + 1), float32, with the C image
-        channels and then the mask. Its metadata list the numbers of the structures that occur.
+        channels and then the mask. Its metadata list the numbers of the structures that occur, and contain
+        `MASK_RESAMPLED_KEY` if the mask was resampled to the grid of its image.
 
     Raises:
-        DataError: If a file can't be read, voxels are not finite, the mask is wrong, or the size would cut off labelled
-            voxels.
+        DataError: If a file can't be read, voxels are not finite, the mask is wrong, a structure is smaller than the
+            voxels of the frame, or the size would cut off labelled voxels.
     """
-    import torch  # importing torch takes seconds
+    import torch  # importing torch and MONAI takes seconds
+
+    from medfl.data.transforms.frame import IS_RESAMPLED
 
     with decoding():
         image = case.image if isinstance(case.image, SeriesFiles) else str(case.image)
         names = () if any_structure else tuple(structures[1:])
-        load, *steps = frame.read(mask=True, structures=names).transforms
+        load, *steps = frame.read(mask=True, structures=names, resample_masks=resample_masks).transforms
         before = load(
             {IMAGE: image, LABEL: str(case.mask)}
         )  # alone, because `Compose` would hide why a file is refused
         if any_structure:
             before[LABEL].copy_(torch.from_numpy(one_structure(before[LABEL].numpy())))
+        is_resampled = bool(before[LABEL].meta.get(IS_RESAMPLED))
+        drawn = np.unique(before[LABEL].numpy()) if frame.spacing is not None else np.zeros(1)
         for step in steps:
             before = step(before)
         after = frame.fit(mask=True)(before)
@@ -202,9 +221,40 @@ def read_case(case: VolumeFiles, frame: Frame, structures: Sequence[str], *, any
     if not np.isfinite(pixels).all():
         raise DataError("not_finite", "voxels are not finite numbers", what="voxels")
     row = masked_row(np.moveaxis(pixels, 0, -1), mask[0], len(structures))
+    gone = np.setdiff1d(drawn[np.isfinite(drawn) & (drawn != 0)], before[LABEL].numpy())
+    if len(gone) and frame.spacing is not None:
+        raise lost_structure_error([int(value) for value in gone], f"{spacing_text(frame.spacing)} mm")
     lost = int((np.asarray(before[LABEL]) != 0).sum() - (mask != 0).sum())
     if lost:
         raise DataError(
             "cropped_mask", f"the size would cut off {lost} labelled voxels: give a larger --size", count=lost
         )
-    return row
+    return LoadedItem(row.pixels, row.facts | {MASK_RESAMPLED_KEY: True}) if is_resampled else row
+
+
+def mixed_spacing_error(edges: np.ndarray) -> DataError:
+    """Return the error for volumes with masks that differ in their spacing, (N, 3), and are not resampled."""
+    lowest, highest = edges.min(axis=0), edges.max(axis=0)
+    return DataError(
+        "mixed_spacing",
+        "expected volumes of one spacing, because distances of masks are in millimetres, got "
+        f"{spacing_text(lowest)} to {spacing_text(highest)} mm. Resample them: --spacing "
+        f"{spacing_text(np.median(edges, axis=0))} is the median.",
+        minimum=lowest.tolist(),
+        maximum=highest.tolist(),
+    )
+
+
+def spacing_text(edges: Sequence[float] | np.ndarray) -> str:
+    """Return a voxel spacing as users write it, for example 1x1x2.5."""
+    return "x".join(f"{edge:.4g}" for edge in edges)
+
+
+def scale_entries(reading: ImageReading) -> dict[str, Any]:
+    """Return the data list entries with the scale of volumes with masks, as `Frame` applies it.
+
+    Args:
+        reading: Rule whose window is used; without one, each channel of a volume gets mean 0 and standard deviation 1.
+    """
+    words = reading.describe() if reading.window else "each channel of a volume: mean 0, SD 1"
+    return {"intensities": words, "window": reading.window}

@@ -6,9 +6,12 @@
 - Bits above those in use (12 of 16) are dropped; signed values keep their sign.
 - Padding: pixels with the padding value, or in the padding range, that the header declares become as dark as the
   darkest other pixel. They do not count for the extent or any other range.
+- Compressed pixels state their own size, and it must agree with the header: decoders believe the compressed pixels, so
+  that a small file could fill the memory.
 - Laterality, view, orientation of the patient and presentation intent are kept. Nothing else about the patient is kept.
 
-Source: DICOM PS3.3 C.7.6.3 (pixels), C.7.5.1.1.2 (padding), C.11.1 (modality), C.11.2 (VOI), C.8.11 (mammography).
+Sources: DICOM PS3.3 C.7.6.3 (pixels), C.7.5.1.1.2 (padding), C.11.1 (modality), C.11.2 (VOI), C.8.11 (mammography);
+ITU-T T.81 and T.87 (JPEG, JPEG-LS: frame header), T.800 (JPEG 2000: image and tile size).
 """
 
 from __future__ import annotations
@@ -20,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from medfl.data.readers.compressed_size import check_compressed_size
 from medfl.data.readers.dicom_header import decoding, open_dicom
 from medfl.data.readers.dicom_identity import check_identity, is_burned_in
 from medfl.data.readers.dicom_intent import INTENT_NOT_STATED, intent_of
@@ -51,6 +53,11 @@ _VIEW_CODES = {
     "399352003": "LM",
 }
 """Maps codes of ``ViewCodeSequence`` (SNOMED) to views."""
+
+_JPEG_START, _J2K_START = b"\xff\xd8", b"\xff\x4f\xff\x51"
+
+_FRAME_HEADERS = (*range(0xC0, 0xC4), *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0), 0xF7)
+"""Second bytes of the markers before which a JPEG or JPEG-LS states its size."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +185,7 @@ def _decode_pixels(
         if not syntax.is_compressed:
             options["correct_unused_bits"] = False  # pydicom would copy all pixels for it
         elif not syntax.is_deflated:
-            check_compressed_size(dataset, frame or 0)
+            _check_compressed_size(dataset, frame or 0)
             available = get_decoder(syntax).available_plugins
             options["decoding_plugin"] = next((name for name in _SAFE_DECODERS if name in available), "")
         pixels, _ = get_decoder(syntax).as_array(dataset, **options)
@@ -285,3 +292,43 @@ def _toward_right(dataset: Dataset) -> str:
     orientation = dataset.get("PatientOrientation") or ""
     first = str(orientation if isinstance(orientation, str) else orientation[0])[:1]
     return first if first in ("A", "P") else ""
+
+
+def _check_compressed_size(dataset: Dataset, frame: int) -> None:
+    """Raise if the compressed pixels of a frame state another size or number of samples than the DICOM header.
+
+    Args:
+        dataset: Opened file with encapsulated pixels.
+        frame: Number of the frame, from 0.
+
+    Raises:
+        DataError: If the sizes differ. Other errors mean that the file is damaged.
+    """
+    from pydicom.encaps import get_frame
+
+    frames = int(dataset.get("NumberOfFrames") or 1)
+    stated = _compressed_size(get_frame(dataset.PixelData, frame, number_of_frames=frames))
+    expected = (int(dataset.Rows), int(dataset.Columns), int(dataset.SamplesPerPixel))
+    if stated is not None and stated != expected:
+        raise DataError(
+            "wrong_shape",
+            f"expected {' x '.join(map(str, expected))} samples, as the DICOM header states, its compressed pixels "
+            f"state {' x '.join(map(str, stated))}. Export it again.",
+            expected=list(expected),
+            found=list(stated),
+        )
+
+
+def _compressed_size(content: bytes) -> tuple[int, int, int] | None:
+    """Return the rows, columns and samples that a JPEG, JPEG-LS or JPEG 2000 codestream states; None otherwise."""
+    if content[:4] == _J2K_START:
+        right, bottom, left, top = (int.from_bytes(content[place : place + 4]) for place in (8, 12, 16, 20))
+        return bottom - top, right - left, int.from_bytes(content[40:42])
+    place = 2 if content[:2] == _JPEG_START else len(content)
+    while place + 10 <= len(content) and content[place] == 0xFF:
+        if content[place + 1] in _FRAME_HEADERS:
+            rows, columns = (int.from_bytes(content[start : start + 2]) for start in (place + 5, place + 7))
+            return rows, columns, content[place + 9]
+        is_fill = content[place + 1] == 0xFF
+        place += 1 if is_fill else 2 + int.from_bytes(content[place + 2 : place + 4])
+    return None

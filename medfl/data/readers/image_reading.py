@@ -1,4 +1,4 @@
-"""Rule for reading images: the scale of their grey values, and the DICOM series to take of a study.
+"""Rule for reading images: the scale of their grey values, the spacing of volumes, and the series to take of a study.
 
 A data list stores the rule under `IMAGE_READING_KEY` if it is not the default one, and an exported bundle contains it,
 so that training and inference read a file in the same way.
@@ -14,8 +14,8 @@ The scales map grey values to [0, 1]:
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any, Literal, Self
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from pydantic import Field, ValidationError, model_validator
@@ -77,6 +77,10 @@ class SeriesChoice(Record):
         return self
 
 
+PositiveEdge = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+"""Type of a length in millimetres."""
+
+
 class ImageReading(Record):
     """Rule for reading an image.
 
@@ -86,6 +90,8 @@ class ImageReading(Record):
         high: Value that becomes 1.
         hounsfield: Whether the interval is a named window of CT, so that DICOM files must be CT.
         series: Conditions for the DICOM series.
+        spacing: Voxel spacing in millimetres along D, H and W to which volumes are resampled; they are then padded or
+            cropped to their size. With None, volumes are resized and get the spacing that follows from their size.
         template: Quantiles to which the resized image is matched (`medfl.data.harmonisation`); empty without matching.
     """
 
@@ -94,6 +100,7 @@ class ImageReading(Record):
     high: float = Field(default=1.0, allow_inf_nan=False)
     hounsfield: bool = False
     series: SeriesChoice = SeriesChoice()
+    spacing: tuple[PositiveEdge, PositiveEdge, PositiveEdge] | None = None
     template: Template = ()
 
     @model_validator(mode="after")
@@ -114,6 +121,11 @@ class ImageReading(Record):
                 found=[self.low, self.high],
             )
         return self
+
+    @property
+    def window(self) -> tuple[float, float] | None:
+        """Values that become 0 and 1; None if the scale is not a window."""
+        return (self.low, self.high) if self.scale == "window" else None
 
     def unit_values(self, values: np.ndarray) -> np.ndarray:
         """Return values scaled to [0, 1], float32.
@@ -200,7 +212,7 @@ class ImageReading(Record):
 
 
 DEFAULT_READING = ImageReading()
-"""Rule that scales each image by its own range, and accepts every series."""
+"""Rule that scales each image by its own range, resizes volumes, and accepts every series."""
 
 
 def make_image_reading(
@@ -210,6 +222,7 @@ def make_image_reading(
     plane: str = "",
     modality: str = "",
     description: str = "",
+    spacing: Sequence[float] | None = None,
 ) -> ImageReading:
     """Return the rule that a user describes with options.
 
@@ -219,15 +232,17 @@ def make_image_reading(
         plane: See `SeriesChoice`.
         modality: See `SeriesChoice`.
         description: See `SeriesChoice`.
+        spacing: Voxel spacing (D, H, W) in millimetres; see `ImageReading`.
 
     Raises:
         SettingsError: If an option is invalid, or a window is given with the scale ``percentiles``.
     """
     check_choice("scale", scale, SCALES)
     series = {"plane": plane, "modality": modality.upper(), "description": description}
+    common = {"series": series, "spacing": spacing}
     if window is None:
         low, high = {"range": (0.0, 1.0), "percentiles": PERCENTILES, "suv": SUV_RANGE}[scale]
-        return parse_image_reading({"scale": scale, "low": low, "high": high, "series": series})
+        return parse_image_reading({"scale": scale, "low": low, "high": high, **common})
     if scale == "percentiles" or (scale == "suv" and window in WINDOWS):
         raise SettingsError(
             "conflicting_settings",
@@ -241,7 +256,7 @@ def make_image_reading(
             "low": level - width / 2,
             "high": level + width / 2,
             "hounsfield": window in WINDOWS,
-            "series": series,
+            **common,
         }
     )
 

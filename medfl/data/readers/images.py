@@ -16,6 +16,8 @@ with the package `itk`, NRRD and MHA files, which follow the rules of NIfTI. A D
   channels and transparent colours are ignored. Colour of 16 bits per channel is refused.
 - Size: each axis is resampled linearly, with an antialiasing filter as wide as the reduction, so that no pixel is
   skipped. The aspect ratio is not preserved and nothing is cropped.
+- Spacing: if an `ImageReading` has a voxel spacing, a volume is instead resampled trilinearly to it before its values
+  are scaled, and then padded with zeros or cropped, symmetrically, to the size.
 
 Messages never name a file, because its name may identify a patient; the caller knows which file it was.
 """
@@ -23,7 +25,6 @@ Messages never name a file, because its name may identify a patient; the caller 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ from medfl.data.readers.dicom_identity import check_identity, is_burned_in, refu
 from medfl.data.readers.dicom_intent import intent_of
 from medfl.data.readers.dicom_series import (
     MAX_VOXELS,
+    DicomVolume,
     ImageSource,
     SeriesFiles,
     check_units,
@@ -60,7 +62,17 @@ from medfl.data.readers.pillow_images import (
     open_pillow_image,
     read_pillow_image,
 )
-from medfl.data.readers.volumes import MAX_GZIP_RATIO, SUFFIXES, SpatialGrid, Volume, check_memory, is_flat, voxel_edges
+from medfl.data.readers.volumes import (
+    MAX_GZIP_RATIO,
+    SUFFIXES,
+    SpatialGrid,
+    Volume,
+    canonical_volume,
+    check_memory,
+    is_flat,
+    pad_or_crop,
+    resample_to_spacing,
+)
 from medfl.errors import DataError, SettingsError
 
 IMAGE_SUFFIXES = (*FORMATS, ".dcm", *SUFFIXES, *ITK_SUFFIXES)
@@ -164,7 +176,9 @@ def read_image(
         )
     pixels, is_volume = _read_pixels(source, reading, several_frames=len(size) == 3)
     if is_volume:
-        return _harmonised(_resize_volume(pixels, size, channels), channels, reading)
+        _check_volume_format(size, channels)
+        fit = _resize_volume if reading.spacing is None else pad_or_crop
+        return _harmonised(fit(pixels, size), channels, reading)
     if len(size) != 2:
         raise DataError(
             "wrong_dimensions",
@@ -252,7 +266,8 @@ def _resize_image(pixels: np.ndarray, size: tuple[int, int], channels: int) -> n
     return np.repeat(resized[..., np.newaxis], 3, axis=-1) if channels == 3 and resized.ndim == 2 else resized
 
 
-def _resize_volume(voxels: np.ndarray, size: tuple[int, ...], channels: int) -> np.ndarray:
+def _check_volume_format(size: tuple[int, ...], channels: int) -> None:
+    """Raise if a size or a number of channels is impossible for a volume."""
     if len(size) != 3:
         raise DataError(
             "wrong_dimensions",
@@ -268,6 +283,9 @@ def _resize_volume(voxels: np.ndarray, size: tuple[int, ...], channels: int) -> 
             expected=[1],
             found=channels,
         )
+
+
+def _resize_volume(voxels: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
     planes = np.stack([_resample(plane, (size[1], size[2])) for plane in voxels])
     return _resample(planes.reshape(len(planes), -1), (size[0], size[1] * size[2])).reshape(size)
 
@@ -316,12 +334,15 @@ def _read_dicom(path: Path, reading: ImageReading) -> np.ndarray:
 
 
 def _read_series(paths: list[Path], reading: ImageReading) -> np.ndarray:
+    series = read_series(paths, reading)
+    unit = _unit_values(_canonical_series(series), reading)
+    return 1 - unit if series.inverted else unit
+
+
+def _canonical_series(series: DicomVolume) -> Volume:
     import nibabel
 
-    volume = read_series(paths, reading)
-    turned = nibabel.as_closest_canonical(nibabel.Nifti1Image(volume.values, volume.geometry.affine))
-    unit = reading.unit_values(np.asarray(turned.dataobj, dtype=np.float32))
-    return 1 - unit if volume.inverted else unit
+    return canonical_volume(nibabel.Nifti1Image(series.values, series.geometry.affine))
 
 
 def _canonical_grid(shape: tuple[int, ...], affine: np.ndarray) -> SpatialGrid:
@@ -332,17 +353,6 @@ def _canonical_grid(shape: tuple[int, ...], affine: np.ndarray) -> SpatialGrid:
     order = np.argsort(turn[:, 0])
     x, y, z = (int(shape[axis]) for axis in order)
     return SpatialGrid((x, y, z), affine @ nibabel.orientations.inv_ornt_aff(turn, shape[:3]))
-
-
-def resized_spacing(grid: SpatialGrid, size: Sequence[int]) -> tuple[float, float, float]:
-    """Return the voxel spacing (D, H, W), in millimetres, of a volume that `read_image` has resized.
-
-    Args:
-        grid: Grid of the volume before resizing.
-        size: Size after resizing, (D, H, W).
-    """
-    edges = voxel_edges(grid.affine) * np.array(grid.shape) / np.array(size)
-    return float(edges[0]), float(edges[1]), float(edges[2])
 
 
 def _open_volume(path: Path) -> Any:
@@ -445,25 +455,27 @@ def read_voxels(source: ImageSource) -> Volume:
     Raises:
         DataError: If the file is no volume, or can't be read.
     """
-    import nibabel
-
     if isinstance(source, SeriesFiles) or file_kind(source) == "dicom":
-        series = read_series(source_files(source))
-        volume: Any = nibabel.Nifti1Image(series.values, series.geometry.affine)
-    else:
-        if file_kind(source) != "volume":
-            raise DataError("wrong_dimensions", "expected a volume, got a 2-D image.", expected=3, found=2)
-        volume = _open_volume(source)
+        return _canonical_series(read_series(source_files(source)))
+    if file_kind(source) != "volume":
+        raise DataError("wrong_dimensions", "expected a volume, got a 2-D image.", expected=3, found=2)
+    volume = _open_volume(source)
     with decoding():
-        turned = nibabel.as_closest_canonical(volume)
-        values = np.asarray(turned.dataobj, dtype=np.float32)
-    return Volume(values.reshape(values.shape[:3]), np.asarray(turned.affine, dtype=np.float64))
+        return canonical_volume(volume)
 
 
 def _read_volume(path: Path, reading: ImageReading) -> np.ndarray:
     reading.require_units("volume", deep=True)
-    unit = reading.unit_values(read_voxels(path).values)
-    return unit.squeeze() if _is_slice(unit.shape) else unit
+    volume = read_voxels(path)
+    if _is_slice(volume.values.shape):
+        return reading.unit_values(volume.values).squeeze()
+    return _unit_values(volume, reading)
+
+
+def _unit_values(volume: Volume, reading: ImageReading) -> np.ndarray:
+    """Return the values of a volume at the spacing of a reading rule, scaled to [0, 1]."""
+    resampled = volume if reading.spacing is None else resample_to_spacing(volume, reading.spacing)
+    return reading.unit_values(resampled.values)
 
 
 def _is_slice(shape: tuple[int, ...]) -> bool:

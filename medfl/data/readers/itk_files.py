@@ -46,6 +46,10 @@ _COMPRESSED = re.compile(rb"^[ \t]*compresseddata[ \t]*[=:][ \t]*(true|1)", re.I
 _COMPRESSED_SIZE = re.compile(rb"^[ \t]*compresseddatasize[ \t]*[=:][ \t]*(\d{1,18})", re.IGNORECASE | re.MULTILINE)
 """Pattern of the line of a MetaImage header that states the size of the compressed pixels."""
 
+_NRRD_POSITION = (rb"^space directions:", rb"^space origin:")
+_MHA_POSITION = (rb"^[ \t]*elementspacing\b", rb"^[ \t]*(offset|origin|position)\b")
+"""Patterns of the header lines that together state the position of a NRRD or MetaImage file in space."""
+
 PIECE_BYTES = 1 << 24
 """Number of bytes that are inflated at a time to check compressed pixels."""
 
@@ -60,6 +64,17 @@ def missing_reader_text(path: Path) -> str:
     if not packages or any(find_spec(name) is not None for name in packages):
         return ""
     return f"NRRD and MHA files need another package: {pip_install('itk')}, or save them as NIfTI"
+
+
+def itk_states_position(path: Path) -> bool:
+    """Return whether the header of an NRRD or MHA file states spacing and position; ITK would assume 1 mm and 0.
+
+    Raises:
+        DataError: If the file can't be opened, or its header is not as expected.
+    """
+    header = _read_header(path)
+    lines = _NRRD_POSITION if path.suffix.lower() == ".nrrd" else _MHA_POSITION
+    return all(re.search(line, header, re.IGNORECASE | re.MULTILINE) for line in lines)
 
 
 def open_itk(path: Path, most_voxels: int) -> Nifti1Image:
@@ -79,20 +94,7 @@ def open_itk(path: Path, most_voxels: int) -> Nifti1Image:
     lack = "" if find_spec("itk") else f"NRRD files need another package: {pip_install('itk')}"
     if lack := missing_reader_text(path) or lack:
         raise DataError("missing_package", f"{lack}.", package="itk", extra="itk")
-    check_regular_file(path)
-    try:
-        with path.open("rb") as file:
-            head = file.read(MAX_HEADER_BYTES)
-    except OSError as error:
-        raise unopenable_file_error(error) from None
-    header = (_NRRD_HEADER if path.suffix.lower() == ".nrrd" else _MHA_HEADER).match(head)
-    if header is None:
-        raise DataError(
-            "unsupported_file",
-            "the file is no NRRD or MHA file with its pixels inside: it is damaged, or names another file for them. "
-            "Save both as one file, or as NIfTI.",
-            expected=["NRRD", "MHA"],
-        )
+    header = _read_header(path)
     with decoding():
         reader = _open_reader(path)
         sizes = [int(reader.GetDimensions(axis)) for axis in range(reader.GetNumberOfDimensions())]
@@ -113,10 +115,33 @@ def open_itk(path: Path, most_voxels: int) -> Nifti1Image:
             maximum=most_voxels,
         )
     check_memory(math.prod(sizes))
-    if path.suffix.lower() == ".mha" and _COMPRESSED.search(header[0]):
+    if path.suffix.lower() == ".mha" and _COMPRESSED.search(header):
         with decoding():
-            _check_compressed(path, header[0], math.prod(sizes) * int(reader.GetComponentSize()))
+            _check_compressed(path, header, math.prod(sizes) * int(reader.GetComponentSize()))
     return _read(path, reader)
+
+
+def _read_header(path: Path) -> bytes:
+    """Return the complete header of a file whose pixels follow it.
+
+    Raises:
+        DataError: If the file can't be opened, is of another format, or has its pixels in another file.
+    """
+    check_regular_file(path)
+    try:
+        with path.open("rb") as file:
+            head = file.read(MAX_HEADER_BYTES)
+    except OSError as error:
+        raise unopenable_file_error(error) from None
+    header = (_NRRD_HEADER if path.suffix.lower() == ".nrrd" else _MHA_HEADER).match(head)
+    if header is None:
+        raise DataError(
+            "unsupported_file",
+            "the file is no NRRD or MHA file with its pixels inside: it is damaged, or names another file for them. "
+            "Save both as one file, or as NIfTI.",
+            expected=["NRRD", "MHA"],
+        )
+    return header[0]
 
 
 def _open_reader(path: Path) -> Any:

@@ -7,7 +7,8 @@ Masks of volumes (`read_volume_mask`) are returned on the grid of their image:
 
 - A mask with the same voxel edges, directions and voxel centres as its image, which may cover only a part of it or run
   along its axes in another order, is copied voxel by voxel. A DICOM-SEG often contains only the slices with segments.
-- A mask on another grid is refused, or on request resampled to the nearest voxel.
+- A mask on another grid is refused, or on request resampled to the nearest voxel. Both files must then state their
+  position in space, and no structure may disappear.
 - A voxel is inside an RTSTRUCT contour if its centre is. Where contours of one structure overlap in a slice, the
   overlap is outside (a hole), as in the standard. Contours must lie in slices of the image.
 - A mask that reaches beyond its image is refused, and so is a DICOM mask in another frame of reference.
@@ -30,8 +31,10 @@ import numpy as np
 from medfl.data.readers.dicom_header import MAX_PIXELS, decoding, read_elements
 from medfl.data.readers.dicom_series import MAX_VOXELS, ImageSource, source_files
 from medfl.data.readers.images import file_kind, read_voxels, volume_grid
+from medfl.data.readers.itk_files import ITK_SUFFIXES, itk_states_position
+from medfl.data.readers.mask_placement import VolumeMask, place_mask, refuse_outside
 from medfl.data.readers.pillow_images import FORMATS, read_pillow_image
-from medfl.data.readers.volumes import SpatialGrid, Volume, resample_labels, share_inside, voxel_edges
+from medfl.data.readers.volumes import SUFFIXES, SpatialGrid, Volume
 from medfl.errors import DataError, pip_install
 
 if TYPE_CHECKING:
@@ -54,9 +57,6 @@ _STRUCTURE_SET = "1.2.840.10008.5.1.4.1.1.481.3"
 
 _CLOSED_CONTOURS = ("CLOSED_PLANAR", "CLOSEDPLANAR_XOR")
 """Types of contours that enclose voxels; points and open lines of a structure enclose none."""
-
-GRID_TOLERANCE_MM = 0.05
-"""Largest distance, in millimetres, of a corner of a mask's grid from the voxel grid of its image."""
 
 CONTOUR_TOLERANCE = 0.1
 """Largest distance of a contour's points from the centre of a slice, in slices."""
@@ -122,7 +122,7 @@ def read_segmentation(path: Path) -> np.ndarray:
 
 def read_volume_mask(
     path: Path, image: ImageSource, structures: Sequence[str] = (), *, resample: bool = False
-) -> np.ndarray:
+) -> VolumeMask:
     """Read the mask of a volume on the grid of its image; see the module for the rules.
 
     Args:
@@ -135,12 +135,12 @@ def read_volume_mask(
         resample: Whether a mask on another grid is resampled to the nearest voxel; otherwise it is refused.
 
     Returns:
-        Structure number of each voxel, 0 outside, uint8, (D, H, W): the shape and orientation of
-        `medfl.data.readers.images.read_image` before it resizes the image (`medfl.data.readers.images.volume_grid`).
+        The mask in the shape and orientation of `medfl.data.readers.images.read_image` before it resizes the image
+        (`medfl.data.readers.images.volume_grid`).
 
     Raises:
-        DataError: If the file can't be read, lies on another grid and `resample` is False, reaches beyond its image, or
-            contains none of the structures.
+        DataError: If the file can't be read, reaches beyond its image, or contains none of the structures; if it lies
+            on another grid and `resample` is False, a file does not state its position, or a structure would disappear.
     """
     if len(structures) > MAX_STRUCTURES:
         raise DataError(
@@ -152,7 +152,8 @@ def read_volume_mask(
     grid = volume_grid(image)
     if file_kind(path) == "volume":
         voxels = read_voxels(path)
-        return _place(Volume(_structure_numbers(voxels.values, structures), voxels.affine), grid, resample)
+        mask = Volume(_structure_numbers(voxels.values, structures), voxels.affine)
+        return place_mask(mask, grid, resample, lambda: _check_position(path, image))
     head = read_elements(path, pixels=False)
     with decoding():
         kind = str(head.get("SOPClassUID", ""))
@@ -166,7 +167,7 @@ def read_volume_mask(
         )
     _check_segmentation(head, MAX_VOXELS)
     _check_frame_of_reference(str(head.get("FrameOfReferenceUID") or ""), _frame_of_reference(image))
-    return _place(_read_segments(path, structures), grid, resample)
+    return place_mask(_read_segments(path, structures), grid, resample)
 
 
 def one_structure(values: np.ndarray) -> np.ndarray:
@@ -281,54 +282,30 @@ def _read_segments(path: Path, structures: Sequence[str]) -> Volume:
     return Volume(labels, _LPS_TO_RAS @ np.asarray(geometry.affine))
 
 
-def _place(mask: Volume, grid: SpatialGrid, resample: bool) -> np.ndarray:
-    """Return structure numbers on the grid of an image, uint8."""
-    to_grid = np.linalg.inv(grid.affine) @ mask.affine
-    whole = np.round(to_grid)
-    turn = np.abs(whole[:3, :3])
-    ends = [(0, length - 1) for length in mask.values.shape]
-    corners = np.array([[x, y, z, 1] for x in ends[0] for y in ends[1] for z in ends[2]]).T
-    distances = ((to_grid - whole) @ corners)[:3] * voxel_edges(grid.affine)[:, None]
-    aligned = (turn.sum(axis=0) == 1).all() and (turn.sum(axis=1) == 1).all()
-    aligned = bool(aligned and np.abs(distances).max() <= GRID_TOLERANCE_MM)
-    if not aligned and not resample:
-        raise DataError(
-            "misaligned_mask",
-            "the mask lies on another grid than its image: their voxels differ in size, direction or place. Resample "
-            "the mask to its image, or export both from one series.",
-        )
-    inside = mask.values != 0
-    if inside.any() and share_inside(inside, mask.affine, grid) < 1:
-        raise _outside_error()
-    return _copy(mask.values, whole, grid.shape) if aligned else _resample(mask, grid)
+def _check_position(mask: Path, image: ImageSource) -> None:
+    """Raise if a mask or its image does not state its position in space."""
+    for path, what in ((mask, "mask"), (source_files(image)[0], "image")):
+        if not _states_position(path):
+            raise DataError(
+                "missing_affine",
+                f"the mask lies on another grid than its image, and the {what} does not state its position in space. "
+                "Export the mask on the grid of its image, or both with their positions.",
+                what=what,
+            )
 
 
-def _copy(values: np.ndarray, to_grid: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
-    """Copy structure numbers to a grid; `to_grid` permutes and flips axes and shifts by whole voxels."""
-    source_axes = [int(np.abs(to_grid[axis, :3]).argmax()) for axis in range(3)]
-    signs = [to_grid[axis, source] for axis, source in enumerate(source_axes)]
-    turned = values.transpose(source_axes)
-    turned = np.flip(turned, tuple(axis for axis, sign in enumerate(signs) if sign < 0))
-    labels = np.zeros(shape, dtype=np.uint8)
-    targets, sources = [], []
-    for axis, sign in enumerate(signs):
-        length = turned.shape[axis]
-        start = int(to_grid[axis, 3]) - (length - 1 if sign < 0 else 0)
-        low, high = max(start, 0), min(start + length, shape[axis])
-        targets.append(slice(low, max(low, high)))
-        sources.append(slice(low - start, max(low, high) - start))
-    labels[tuple(targets)] = turned[tuple(sources)]
-    return labels
+def _states_position(path: Path) -> bool:
+    """Return whether the header of a volume file states its position; a DICOM file without one is refused elsewhere."""
+    import nibabel
 
-
-def _resample(mask: Volume, grid: SpatialGrid) -> np.ndarray:
-    """Return the structure number of the nearest voxel of a mask for each voxel of a grid, slab by slab."""
-    labels = np.zeros(grid.shape, dtype=np.uint8)
-    for number in range(grid.shape[0]):
-        affine = grid.affine.copy()
-        affine[:3, 3] += number * grid.affine[:3, 0]
-        labels[number] = resample_labels(mask, SpatialGrid((1, *grid.shape[1:]), affine))[0]
-    return labels
+    name = path.name.lower()
+    if name.endswith(ITK_SUFFIXES):
+        return itk_states_position(path)
+    if not name.endswith(SUFFIXES):
+        return True
+    with decoding():
+        header: Any = nibabel.load(path).header
+        return bool(int(header["qform_code"]) or int(header["sform_code"]))
 
 
 # ---- RTSTRUCT
@@ -336,14 +313,14 @@ def _resample(mask: Volume, grid: SpatialGrid) -> np.ndarray:
 
 def _read_structure_set(
     header: Dataset, grid: SpatialGrid, structures: Sequence[str], frame_of_reference: str, resample: bool
-) -> np.ndarray:
-    """Return the structures of an RTSTRUCT on the grid of an image, uint8."""
+) -> VolumeMask:
+    """Return the structures of an RTSTRUCT on the grid of an image."""
     with decoding():
         regions = list(header.get("StructureSetROISequence") or ())
         names = [str(region.get("ROIName") or "") for region in regions]
         numbers = [int(region.ROINumber) for region in regions]
     places = _numbers_of(names, structures)
-    labels = np.zeros(grid.shape, dtype=np.uint8)
+    labels, is_resampled = np.zeros(grid.shape, dtype=np.uint8), False
     for structure, chosen in enumerate(places, 1):
         for place in chosen:
             with decoding():
@@ -351,8 +328,10 @@ def _read_structure_set(
                     str(regions[place].get("ReferencedFrameOfReferenceUID") or ""), frame_of_reference
                 )
                 contours = list(_contours(header, numbers[place]))
-            labels[_fill(contours, grid, resample)] = structure
-    return labels
+            filled = _fill(contours, grid, resample)
+            labels[filled.values > 0] = structure
+            is_resampled |= filled.is_resampled
+    return VolumeMask(labels, is_resampled)
 
 
 def _contours(header: Dataset, number: int) -> Iterator[np.ndarray]:
@@ -371,27 +350,27 @@ def _contours(header: Dataset, number: int) -> Iterator[np.ndarray]:
                 yield points * [-1, -1, 1]
 
 
-def _fill(contours: Sequence[np.ndarray], grid: SpatialGrid, resample: bool) -> np.ndarray:
-    """Return the voxels inside an odd number of contours of one structure, bool, of the grid's shape."""
+def _fill(contours: Sequence[np.ndarray], grid: SpatialGrid, resample: bool) -> VolumeMask:
+    """Return a mask of the voxels inside an odd number of contours of one structure."""
     from matplotlib.path import Path as Polygon
 
-    inside = np.zeros(grid.shape, dtype=bool)
+    inside, is_resampled = np.zeros(grid.shape, dtype=np.uint8), False
     back = np.linalg.inv(grid.affine)
     for points in contours:
         places = points @ back[:3, :3].T + back[:3, 3]
         axis = int(np.ptp(places, axis=0).argmin())
         number = round(float(places[:, axis].mean()))
-        if np.abs(places[:, axis] - number).max() > (0.5 if resample else CONTOUR_TOLERANCE):
+        distance = np.abs(places[:, axis] - number).max()
+        is_resampled |= bool(distance > CONTOUR_TOLERANCE)
+        if distance > (0.5 if resample else CONTOUR_TOLERANCE):
             raise DataError(
                 "misaligned_mask",
                 "a contour of the RTSTRUCT does not lie in a slice of the image, so it was drawn on another grid. Give "
                 "the series on which it was drawn, or resample it.",
             )
+        refuse_outside(np.where(np.arange(3) == axis, number, places).T, grid)
         others = [other for other in range(3) if other != axis]
         flat = places[:, others]
-        ends = np.array([grid.shape[other] for other in others]) - 0.5
-        if not 0 <= number < grid.shape[axis] or (flat < -0.5).any() or (flat > ends).any():
-            raise _outside_error()
         low, high = np.ceil(flat.min(axis=0)).astype(int), np.floor(flat.max(axis=0)).astype(int) + 1
         rows, columns = np.arange(low[0], high[0]), np.arange(low[1], high[1])
         centres = np.stack(np.meshgrid(rows, columns, indexing="ij"), axis=-1).reshape(-1, 2)
@@ -399,7 +378,7 @@ def _fill(contours: Sequence[np.ndarray], grid: SpatialGrid, resample: bool) -> 
         window: list[Any] = [slice(low[0], high[0]), slice(low[1], high[1])]
         window.insert(axis, number)
         inside[tuple(window)] ^= filled
-    return inside
+    return VolumeMask(inside, is_resampled)
 
 
 def _frame_of_reference(image: ImageSource) -> str:
@@ -420,12 +399,3 @@ def _check_frame_of_reference(mask: str, image: str) -> None:
             "the mask belongs to another DICOM frame of reference than the image, so to another study or patient. Give "
             "the mask of this image.",
         )
-
-
-def _outside_error() -> DataError:
-    """Return the error for a mask that reaches beyond its image."""
-    return DataError(
-        "mask_outside_image",
-        "the mask marks voxels outside of its image, so it belongs to another image or series. Give the mask of this "
-        "image.",
-    )

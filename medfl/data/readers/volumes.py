@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,6 +99,68 @@ def voxel_edges(affine: np.ndarray) -> np.ndarray:
     """Return the edge lengths of a voxel in mm, shape (3,), from an affine (4, 4)."""
     edges: np.ndarray = np.linalg.norm(affine[:3, :3], axis=0)
     return edges
+
+
+def canonical_volume(image: Any) -> Volume:
+    """Return a nibabel image as a volume, float32, rotated to the nearest canonical orientation."""
+    import nibabel
+
+    turned = nibabel.as_closest_canonical(image)
+    values = np.asarray(turned.dataobj, dtype=np.float32)
+    return Volume(values.reshape(values.shape[:3]), np.asarray(turned.affine, dtype=np.float64))
+
+
+def resized_spacing(grid: SpatialGrid, size: Sequence[int]) -> tuple[float, float, float]:
+    """Return the voxel spacing (D, H, W), in millimetres, of a volume after it was resized.
+
+    Args:
+        grid: Grid of the volume before resizing.
+        size: Size after resizing, (D, H, W).
+    """
+    edges = voxel_edges(grid.affine) * np.array(grid.shape) / np.array(size)
+    return float(edges[0]), float(edges[1]), float(edges[2])
+
+
+def resampled_shape(shape: Sequence[int], affine: np.ndarray, spacing: Sequence[float]) -> tuple[int, int, int]:
+    """Return the smallest number of voxels along each axis that covers a volume after resampling.
+
+    Args:
+        shape: Number of voxels along each axis before resampling, (3,).
+        affine: Affine of the volume, (4, 4).
+        spacing: New voxel spacing along each axis in millimetres, (3,).
+    """
+    edges = voxel_edges(affine)
+    x, y, z = (math.ceil(shape[axis] * edges[axis] / spacing[axis] - 0.01) for axis in range(3))
+    return x, y, z
+
+
+def resample_to_spacing(volume: Volume, spacing: Sequence[float]) -> Volume:
+    """Resample a volume trilinearly to a voxel spacing, with MONAI, as `medfl.data.transforms.frame.Frame` does.
+
+    Args:
+        volume: Volume.
+        spacing: New voxel spacing along each axis in millimetres, (3,).
+
+    Raises:
+        DataError: If the memory does not suffice.
+    """
+    import torch  # torch and MONAI take seconds to import
+    from monai.data import MetaTensor
+    from monai.transforms import Spacing
+
+    check_memory(math.prod(resampled_shape(volume.values.shape, volume.affine, spacing)))
+    image = MetaTensor(torch.from_numpy(np.array(volume.values[np.newaxis])), affine=torch.from_numpy(volume.affine))
+    resampled: Any = Spacing(pixdim=tuple(spacing), mode="bilinear")(image)
+    return Volume(resampled[0].numpy(), resampled.affine.numpy())
+
+
+def pad_or_crop(voxels: np.ndarray, size: Sequence[int]) -> np.ndarray:
+    """Return a volume (D, H, W) padded with zeros or cropped, symmetrically, to a size, with MONAI."""
+    from monai.transforms import ResizeWithPadOrCrop  # MONAI takes seconds to import
+
+    transform: Any = ResizeWithPadOrCrop(tuple(size))
+    fitted: np.ndarray = np.asarray(transform(voxels[np.newaxis]))[0]
+    return fitted
 
 
 def check_memory(voxels: int) -> None:

@@ -42,6 +42,9 @@ from medfl.errors import DataError
 IMAGE, LABEL = "image", "label"
 """Keys of a case in MONAI transforms: `IMAGE` for the volume, `LABEL` for its mask."""
 
+IS_RESAMPLED = "is_resampled"
+"""Key in a mask's metadata: whether the mask was on another grid than its image."""
+
 
 @dataclass(frozen=True)
 class Frame:
@@ -69,18 +72,20 @@ class Frame:
     window: tuple[float, float] | None = None
 
     @functools.cache  # noqa: B019  # a handful of frames, of a few numbers each
-    def read(self, mask: bool, structures: tuple[str, ...] = ()) -> Compose:
+    def read(self, mask: bool, structures: tuple[str, ...] = (), resample_masks: bool = False) -> Compose:
         """Return the transform that reads a case and performs steps 1 to 3.
 
         Args:
             mask: Whether the case has `LABEL` in addition to `IMAGE`.
             structures: Names of the structures in masks that are not NIfTI files, without the background; see
                 `medfl.data.readers.segmentations.read_volume_mask`.
+            resample_masks: Whether masks on another grid than their image are resampled to it; `structures` then also
+                apply to NIfTI files.
         """
         keys = [IMAGE, LABEL] if mask else [IMAGE]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # MONAI warns about its own default arguments
-            steps: list[Any] = [LoadVolumesd(keys, structures), EnsureChannelFirstd(keys)]
+            steps: list[Any] = [LoadVolumesd(keys, structures, resample_masks), EnsureChannelFirstd(keys)]
             steps.append(Orientationd(keys, axcodes="RAS"))
         if self.spacing is not None:
             steps.append(Spacingd(keys, pixdim=self.spacing, mode=["bilinear", "nearest"][: len(keys)]))
@@ -106,21 +111,26 @@ class LoadVolumesd(MapTransform):
     Args:
         keys: Keys of the case, `IMAGE` and perhaps `LABEL`.
         structures: Names of the structures in masks that are not NIfTI files, without the background.
+        resample_masks: Whether masks on another grid than their image are resampled to it. NIfTI files with masks are
+            then read like other volumes, so that their grids may differ.
     """
 
-    def __init__(self, keys: Sequence[str], structures: Sequence[str] = ()) -> None:
+    def __init__(self, keys: Sequence[str], structures: Sequence[str] = (), resample_masks: bool = False) -> None:
         super().__init__(keys)
-        self._structures = tuple(structures)
+        self._structures, self._resample_masks = tuple(structures), resample_masks
 
     def __call__(self, data: Mapping[Any, Any]) -> dict[Any, Any]:
         """Return the case with volumes in place of files; their metadata contain the affine and the file name.
+
+        The metadata of a mask that was resampled contain `IS_RESAMPLED`.
 
         Raises:
             DataError: If a file other than a NIfTI file can't be read.
         """
         loaded, reader = dict(data), NibabelReader()
-        is_nifti = all(_is_nifti(data[key]) for key in self.key_iterator(loaded))
-        for key in self.key_iterator(loaded):
+        keys = list(self.key_iterator(loaded))
+        is_nifti = all(_is_nifti(data[key]) for key in keys) and not (self._resample_masks and LABEL in keys)
+        for key in keys:
             if is_nifti:
                 values, meta = reader.get_data(reader.read(data[key]))
             else:
@@ -131,15 +141,16 @@ class LoadVolumesd(MapTransform):
 
     def _read(self, data: Mapping[Any, Any], key: str) -> tuple[np.ndarray, dict[str, Any]]:
         """Return the voxels and the metadata of a volume, or of its mask, of which not both are NIfTI files."""
-        volume = _source(data[IMAGE])
+        volume, flags = _source(data[IMAGE]), {}
         if key == LABEL:
-            values: np.ndarray = read_volume_mask(Path(data[LABEL]), volume, self._structures)
-            affine = volume_grid(volume).affine
+            mask = read_volume_mask(Path(data[LABEL]), volume, self._structures, resample=self._resample_masks)
+            values, affine = mask.values, volume_grid(volume).affine
+            flags = {IS_RESAMPLED: mask.is_resampled}
         else:
             voxels = read_voxels(volume)
             values, affine = voxels.values, voxels.affine
         meta = {"affine": affine, "original_affine": affine, "spatial_shape": np.array(values.shape)}
-        return values, meta | {MetaKeys.SPACE: SpaceKeys.RAS, MetaKeys.ORIGINAL_CHANNEL_DIM: float("nan")}
+        return values, meta | flags | {MetaKeys.SPACE: SpaceKeys.RAS, MetaKeys.ORIGINAL_CHANNEL_DIM: float("nan")}
 
 
 def _source(source: str | ImageSource) -> ImageSource:

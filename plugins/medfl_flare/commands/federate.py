@@ -175,7 +175,7 @@ def statistics(
     typer.echo(report.title)
     for outlier in report.outliers:
         typer.echo(
-            f"  {outlier.site}: {outlier.quantity} is {outlier.value_text}, the median over the sites is "
+            f"  {outlier.site}: {outlier.quantity} is {outlier.value_text}, the median over the others is "
             f"{outlier.median_text}"
         )
     for site, why in report.missing.items():

@@ -170,12 +170,11 @@ def guarantee_text(each: SiteStatistics) -> str:
 
 
 def deviation_text(outlier: Outlier) -> str:
-    """Return the distance of an outlier to the median as text."""
-    return (
-        "differs from most sites"
-        if outlier.deviations == float("inf")
-        else f"{outlier.deviations:.1f} robust deviations"
-    )
+    """Return the distance of an outlier to the median, and its p-value, as text."""
+    if outlier.deviations == float("inf"):
+        return "differs from most sites"
+    p_text = "p < 0.001" if outlier.p_value < 0.001 else f"p = {outlier.p_value:.3f}"
+    return f"{outlier.deviations:.1f} standard errors, {p_text}"
 
 
 def quantile_texts(numbers: DisclosedQuantiles) -> list[str]:

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from medfl.utils.files import write_atomic
 from medfl.utils.formats import as_text, sentence, table_lines
 from medfl_flare.statistics.disclosure import MOMENT_DIGITS
-from medfl_flare.statistics.outliers import MAX_ROBUST_DEVIATIONS, MIN_SITES
+from medfl_flare.statistics.outliers import MIN_SITES, SIGNIFICANCE
 from medfl_flare.statistics.report_content import (
     StatisticsReport,
     deviation_text,
@@ -80,7 +80,7 @@ def render_html(report: StatisticsReport) -> str:
             title=report.title,
             report=report,
             min_sites=MIN_SITES,
-            max_deviations=MAX_ROBUST_DEVIATIONS,
+            significance=SIGNIFICANCE,
             outliers=_outlier_rows(report),
             sites=[row[:5] for row in report.rows],
             rules=_rule_rows(report),
@@ -101,7 +101,7 @@ def render_markdown(report: StatisticsReport) -> str:
     """Return the report without figures as Markdown."""
     parts = [f"# {as_text(report.title)}", as_text(report.sentence)]
     parts += [f"No statistics of {as_text(site)}: {as_text(why)}" for site, why in report.missing.items()]
-    heads = ("site", "quantity", "value", "median over sites", "distance")
+    heads = ("site", "quantity", "value", "median of others", "distance")
     parts += ["## Outliers", _markdown_table(heads, _outlier_rows(report)) if report.outliers else "None."]
     heads = ("site", "images", "patients", "channels × edges", "spacing in mm")
     parts += ["## Sites", _markdown_table(heads, [row[:5] for row in report.rows])]

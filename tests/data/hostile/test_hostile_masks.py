@@ -108,7 +108,7 @@ def test_a_mask_is_refused_or_read(tmp_path, case):
     path = make(tmp_path)
     with silent(), bounded(tmp_path), quiet_decoders():
         if not code:
-            mask = read_volume_mask(path, image, ("liver",))
+            mask = read_volume_mask(path, image, ("liver",)).values
             assert mask.shape == SHAPE
             assert set(np.unique(mask)) <= {0, 1}
             return
@@ -119,6 +119,6 @@ def test_a_mask_is_refused_or_read(tmp_path, case):
 
 def test_without_names_of_structures_each_number_is_one_but_what_is_no_number(tmp_path):
     image = nifti(tmp_path / "image.nii", np.zeros(SHAPE, np.int16))
-    assert read_volume_mask(volume(np.int16(-7))(tmp_path), image).min() == 1
+    assert read_volume_mask(volume(np.int16(-7))(tmp_path), image).values.min() == 1
     with refused(DataError, "not_finite"):
         read_volume_mask(volume(np.float32(np.nan))(tmp_path), image)

@@ -294,11 +294,115 @@ def test_volumes_of_several_spacings_with_masks_are_refused(contoured, tmp_path)
     shutil.rmtree(folder / "SECRET-3")
     write_series(folder / "SECRET-3", HU[3], spacing=(0.5, 0.75, 3.0))
     options = {"images": folder, "table": table, "image_column": "file", "target": "mask:mask", "size": (16, 16, 16)}
-    with refused(DataError, "mixed_spacing"):
+    with refused(DataError, "mixed_spacing", minimum=[0.75, 0.5, 2.0], maximum=[0.75, 0.5, 3.0]):
         prepare_dataset(read_settings(FolderSpec, options, where="the test"), tmp_path / "P", workers=1)
     spec = read_settings(FolderSpec, options | {"scale": "percentiles"}, where="the test")
     with refused(SettingsError, "incompatible_settings"):
         prepare_dataset(spec, tmp_path / "P", workers=1)
+
+
+def ramp(shape, affine):
+    """A volume whose values are 5 times its positions along the axis from back to front, in millimetres."""
+    places = np.stack(np.meshgrid(*map(np.arange, shape), indexing="ij"), axis=-1)
+    return (5 * (places @ affine[:3, :3].T + affine[:3, 3])[..., 1]).astype(np.float32)
+
+
+@pytest.fixture
+def several_spacings(tmp_path):
+    """Three volumes of 24 mm and several spacings with a cube of 12 mm in the middle, the last mask on a finer grid."""
+    folder, cells = tmp_path / "images", []
+    folder.mkdir()
+    for number, edges in enumerate(((1.0, 1.0, 3.0), (2.0, 2.0, 2.0), (1.5, 1.0, 3.0))):
+        for kind, steps in (("", edges), ("_mask", (1.0, 1.0, 1.0) if number == 2 else edges)):
+            shape = tuple(round(24 / step) for step in steps)
+            affine = np.diag([*steps, 1.0])
+            affine[:3, 3] = np.array(steps) / 2 - 12  # the volume is centred at 0
+            values = ramp(shape, affine)
+            if kind:
+                inside = [np.abs(affine[axis, 3] + np.arange(shape[axis]) * steps[axis]) < 6 for axis in range(3)]
+                values = np.ix_(*inside)
+                values, marked = np.zeros(shape, np.uint8), values
+                values[marked] = 1
+            nifti(folder / f"{number}{kind}.nii.gz", values, affine)
+        cells.append(f"{number}.nii.gz")
+    return folder, cells
+
+
+def test_volumes_and_masks_get_one_spacing_as_inference_gives_it(several_spacings, tmp_path):
+    """Prepare by the command: a ramp stays a ramp in millimetres, and a cube of 12 mm has 1.728 ml."""
+    folder, cells = several_spacings
+    table = write_table(tmp_path / "t.csv", [(cell,) for cell in cells], ("file",))
+    words = ["--table", table, "--image-column", "file", "--mask-suffix", "_mask", "--window", "0,100"]
+    words += ["--workers", 1, "--spacing", "2,2,2", "--size", "16x16x16", "--out", tmp_path / "P"]
+    result = CliRunner().invoke(app, ["prep", "folder", str(folder), *map(str, words)])
+    assert result.exit_code == 0, result.output
+    assert "1 of 3 masks were resampled to the grid of their image" in result.output
+    datalist = read_datalist(tmp_path / "P")
+    assert datalist.goal.facts["spacing"] == [2.0, 2.0, 2.0]
+    assert datalist.extra[IMAGE_READING_KEY]["spacing"] == [2.0, 2.0, 2.0]
+    assert any("1 of 3 masks" in warning for warning in datalist.warnings)
+    assert not any("mask_resampled" in record for record in datalist.splits["training"])
+    images, masks = np.load(tmp_path / "P" / "images.npy"), np.load(tmp_path / "P" / "masks.npy")
+    read = volume_transforms((16, 16, 16), datalist.goal.facts["spacing"], datalist.extra["window"])
+    for number, cell in enumerate(cells):
+        (case,) = [each for each in volume_files(folder) if each["image"].endswith(f"/{cell}")]
+        np.testing.assert_allclose(images[number], read(case)["image"][0].numpy(), atol=1e-6)
+        inner = images[number][4:12, 4:12, 4:12] * 100 - 50
+        np.testing.assert_allclose(np.diff(inner, axis=1), 10, atol=1e-3)
+        np.testing.assert_allclose(np.ptp(inner, axis=(0, 2)), 0, atol=1e-3)
+        assert masks[number].sum() * 8 / 1000 == pytest.approx(1.728)
+
+
+def test_a_mask_of_another_place_is_refused_with_its_distance(several_spacings, tmp_path):
+    folder, cells = several_spacings
+    affine = np.diag([1.0, 1, 1, 1])
+    affine[:3, 3] = 10
+    nifti(folder / "2_mask.nii.gz", np.ones((12, 12, 12), np.uint8), affine)
+    table = write_table(tmp_path / "t.csv", [(cell,) for cell in cells], ("file",))
+    options = {"images": folder, "table": table, "image_column": "file", "mask_suffix": "_mask", "size": (16, 16, 16)}
+    spec = read_settings(FolderSpec, options | {"spacing": "2"}, where="the test")
+    assert spec.spacing == (2.0, 2.0, 2.0)
+    with refused(DataError, "unreadable_image", count=1, total=3) as error:
+        prepare_dataset(spec, tmp_path / "P", workers=1)
+    assert "mm from its edge" in str(error.value)
+    coarse = read_settings(FolderSpec, options | {"spacing": "30"}, where="the test")
+    with refused(DataError, "no_readable_image", count=3) as error:
+        prepare_dataset(coarse, tmp_path / "P", workers=1)
+    assert "would remove the structures 1" in str(error.value)
+
+
+@pytest.mark.parametrize("options", [{"window": "0,100"}, {}, {"scale": "percentiles"}])
+def test_volumes_without_masks_get_one_spacing_as_inference_gives_it(several_spacings, tmp_path, options):
+    folder, cells = several_spacings
+    for path in folder.glob("*_mask*"):
+        path.unlink()
+    lines = []
+    options = options | {"spacing": (2.0, 2.0, 2.0), "say": lines.append}
+    own = folder, table_of(tmp_path / "t.csv", cells)
+    images, datalist = prepared(own, tmp_path / "P", size=(16, 10, 14), **options)
+    assert datalist.extra["spacing"] == [2.0, 2.0, 2.0]
+    assert any("3 volumes are larger than --size" in line and "--size 12x12x12 fits all" in line for line in lines)
+    predicted = inferred(folder, datalist, (16, 10, 14))
+    for row, cell in enumerate(cells):
+        np.testing.assert_allclose(predicted[cell], (images[row] - 0.25) / 0.5, atol=1e-6)
+        steps = np.diff(images[row][3:13, 1:9, 2:12], axis=1)
+        assert np.ptp(steps) < 1e-3
+        assert steps.min() > 0
+        assert not images[row][0].any()  # padding
+
+
+def test_a_spacing_is_three_lengths_of_volumes(tmp_path):
+    wrong = {"1x2": "setting_out_of_range", "1x1x0": "setting_out_of_range", "fine": "invalid_value"}
+    for spacing, code in wrong.items():
+        options = {"images": tmp_path, "table": tmp_path, "image_column": "file", "size": 8, "spacing": spacing}
+        with refused(SettingsError, code, setting="spacing"):
+            read_settings(FolderSpec, options, where="the test")
+    (tmp_path / "images").mkdir()
+    for name in ("a.png", "b.png"):
+        picture(tmp_path / "images" / name, np.arange(64, dtype=np.uint8).reshape(8, 8))
+    table = table_of(tmp_path / "t.csv", ["a.png", "b.png"])
+    with refused(SettingsError, "data_not_supported", feature="spacing"):
+        prepare(tmp_path / "images", table, SOME, (8, 8), tmp_path / "P", spacing="1")
 
 
 BOX = (slice(3, 12), slice(4, 9), slice(2, 5))

@@ -15,8 +15,9 @@ from series_maker import AXIAL, CORONAL, SAGITTAL, SPACING, hounsfield, write_en
 
 from medfl.data.readers.dicom_series import SeriesFiles, inspect_series, read_series
 from medfl.data.readers.image_reading import SeriesChoice, make_image_reading
-from medfl.data.readers.images import inspect_image, read_image, resized_spacing, volume_grid
+from medfl.data.readers.images import inspect_image, read_image, volume_grid
 from medfl.data.readers.series_folder import choose_series, find_series
+from medfl.data.readers.volumes import resized_spacing
 from medfl.errors import DataError
 
 HU = hounsfield()

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 from image_makers import dicom, nifti, picture
-from pydicom import Dataset
+from pydicom import Dataset, dcmread
 from pydicom.sequence import Sequence
 from refusals import refused
 from series_maker import hounsfield, write_series
@@ -174,6 +174,83 @@ def test_suv_follows_from_weight_dose_times_and_half_life(tmp_path, changes, fac
     expected = np.clip(CONCENTRATION * factor / 20, 0, 1).transpose(2, 1, 0)[::-1, ::-1]
     np.testing.assert_allclose(unit, expected, rtol=1e-5)
     assert inspect_image(source, reading=make_image_reading(scale="suv")).dims == 3
+
+
+def add_private(source, group, creator, elements):
+    """Add private elements to all slices: maps element numbers to representation and value."""
+    for path in source.paths:
+        dataset = dcmread(path)
+        block = dataset.private_block(group, creator, create=True)
+        for element, (representation, value) in elements.items():
+            block.add_new(element, representation, value)
+        dataset.save_as(path)
+    return source
+
+
+PHILIPS, GE = (0x7053, "Philips PET Private Group"), (0x0009, "GEMS_PETD_01")
+NO_DOSE = {"drug": {"RadionuclideTotalDose": None}}
+BQML_FACTOR = 70e3 / (370e6 * DECAY)
+GE_DOSE = {
+    0x38: ("FL", 400.0),
+    0x39: ("DT", "20200102081014"),
+    0x3B: ("DT", "20200102090000"),
+    0x3C: ("FL", 10.0),
+    0x3D: ("DT", "20200102090500"),
+}
+"""400 MBq of activity 2986 s before the injection, and 10 MBq in the syringe 300 s after it."""
+NET_DOSE = 400e6 * 2 ** (-2986 / 6586.2) - 10e6 * 2 ** (300 / 6586.2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "block", "elements", "factor"),
+    [
+        ({"Units": "CNTS"}, PHILIPS, {0x00: ("DS", "0.001")}, 0.001),
+        ({"Units": "CNTS"}, PHILIPS, {0x00: ("DS", "0.001"), 0x09: ("DS", "7")}, 0.001),
+        ({"Units": "CNTS"}, PHILIPS, {0x00: ("DS", "0"), 0x09: ("DS", "2.5")}, 2.5 * BQML_FACTOR),
+        ({"Units": "CNTS"}, PHILIPS, {0x09: ("UN", b"2.5 ")}, 2.5 * BQML_FACTOR),
+        ({"Units": "CNTS", "DecayCorrection": "ADMIN"}, PHILIPS, {0x09: ("DS", "2.5")}, 2.5 * 70e3 / 370e6),
+        ({}, PHILIPS, {0x00: ("DS", "0.001"), 0x09: ("DS", "7")}, BQML_FACTOR),
+        ({"SeriesTime": "180000"}, GE, {0x0D: ("DT", "20200102100000.50")}, BQML_FACTOR),
+        ({}, GE, {0x0D: ("DT", "20200102120000")}, BQML_FACTOR),
+        (NO_DOSE, GE, GE_DOSE, 70e3 / (NET_DOSE * DECAY)),
+        (NO_DOSE | {"DecayCorrection": "ADMIN"}, GE, {0x38: GE_DOSE[0x38], 0x39: ("DT", "20200102090000"),
+                                                      0x3B: GE_DOSE[0x3B]}, 70e3 / 400e6),
+        ({}, GE, GE_DOSE, BQML_FACTOR),
+    ],
+)  # fmt: skip
+def test_suv_follows_from_private_elements_of_philips_and_ge(tmp_path, changes, block, elements, factor):
+    source = add_private(pet(tmp_path / "pet", CONCENTRATION, **changes), *block, elements)
+    unit = read_image(source, (8, 8, 8), 1, make_image_reading(scale="suv"))
+    expected = np.clip(CONCENTRATION * factor / 20, 0, 1).transpose(2, 1, 0)[::-1, ::-1]
+    np.testing.assert_allclose(unit, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "block", "elements", "name"),
+    [
+        ({"Units": "CNTS"}, PHILIPS, {0x00: ("DS", "0"), 0x09: ("DS", "0")}, "Units"),
+        ({"Units": "CNTS"}, (0x7053, "Other"), {0x00: ("DS", "0.001")}, "Units"),
+        ({"Units": "PROPCPS"}, GE, GE_DOSE, "Units"),
+        ({"Units": "CNTS"}, PHILIPS, {0x00: ("DS", "-1")}, "private element (7053,1000)"),
+        ({"Units": "CNTS", "CorrectedImage": ["DECY"]}, PHILIPS, {0x00: ("DS", "1")}, "CorrectedImage"),
+        ({"Units": "CNTS", "DecayCorrection": "NONE"}, PHILIPS, {0x00: ("DS", "1")}, "DecayCorrection"),
+        (NO_DOSE, GE, {0x38: ("FL", 400.0)}, "private element (0009,103b)"),
+        (NO_DOSE, GE, {**GE_DOSE, 0x38: ("FL", 4e8)}, "RadionuclideTotalDose"),
+        ({"drug": {"RadionuclideTotalDose": 370}}, GE, {}, "RadionuclideTotalDose"),
+    ],
+)
+def test_private_elements_without_a_calibration_are_refused(tmp_path, changes, block, elements, name):
+    source = add_private(pet(tmp_path / "pet", CONCENTRATION, **changes), *block, elements)
+    with refused(DataError, "unusable_suv_header", name=name):
+        inspect_image(source, reading=make_image_reading(scale="suv"))
+
+
+def test_a_factor_of_philips_that_differs_between_slices_is_refused(tmp_path):
+    source = pet(tmp_path / "pet", CONCENTRATION, Units="CNTS")
+    add_private(source, *PHILIPS, {0x00: ("DS", "0.001")})
+    add_private(SeriesFiles(source.paths[:1]), *PHILIPS, {0x00: ("DS", "0.002")})
+    with refused(DataError, "unusable_suv_header", name="private element (7053,1000)"):
+        inspect_image(source, reading=make_image_reading(scale="suv"))
 
 
 def test_a_uniform_body_has_suv_one(tmp_path):

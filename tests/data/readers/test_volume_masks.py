@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import nibabel
 import numpy as np
 import pytest
 from image_makers import dicom, nifti
@@ -14,9 +15,10 @@ from segmentation_maker import segmentation
 from series_maker import AXIAL, CORONAL, SAGITTAL, hounsfield, write_series
 from structure_maker import circle, rectangle, write_structures
 
+from medfl.data.readers import segmentations
 from medfl.data.readers.dicom_series import SeriesFiles, read_series
 from medfl.data.readers.images import read_voxels, volume_grid
-from medfl.data.readers.segmentations import read_volume_mask
+from medfl.data.readers.itk_files import itk_states_position
 from medfl.errors import DataError
 
 SHAPE = (8, 16, 16)
@@ -30,6 +32,10 @@ BLANK |= {"SliceThickness": 2}
 
 def series(folder: Path, shape=SHAPE, **options) -> SeriesFiles:
     return SeriesFiles(tuple(sorted(write_series(folder, hounsfield(shape), **BLANK, **options).iterdir())))
+
+
+def read_volume_mask(*arguments, **options) -> np.ndarray:
+    return segmentations.read_volume_mask(*arguments, **options).values
 
 
 def canonical(mask: np.ndarray) -> np.ndarray:
@@ -74,8 +80,25 @@ def test_a_mask_may_cover_a_part_of_its_image_but_not_reach_beyond(tmp_path):
     read = read_volume_mask(nifti(tmp_path / "part.nii", values[2:14, 3:15, 1:8], part), image, ("a", "b"))
     np.testing.assert_array_equal(read, canonical(MASK))
     part[:3, 3] = (affine @ [9, 3, 1, 1])[:3]
-    with refused(DataError, "mask_outside_image"):
+    with refused(DataError, "mask_outside_image") as error:
         read_volume_mask(nifti(tmp_path / "beyond.nii", values[2:14, 3:15, 1:8], part), image, ("a", "b"))
+    outside = values[9:14, 3:15, 1:8] > 0  # columns 9 to 13 come to lie at 16 to 20 of 0 to 15
+    assert error.value.fields["share"] == pytest.approx(outside.sum() / (values > 0).sum())
+    assert error.value.fields["distance_mm"] == pytest.approx((12 + 7 - 15.5) * 0.75)  # the last marked column is 12
+
+
+def test_an_empty_mask_belongs_to_its_image_if_their_boxes_meet(tmp_path):
+    image = series(tmp_path / "image")
+    affine = read_series(image.paths).geometry.affine
+    for shift, code in ((-12, None), (-20, "mask_outside_image"), (12, None), (20, "mask_outside_image")):
+        moved = affine.copy()
+        moved[:3, 3] = (affine @ [shift, 0, 0, 1])[:3]
+        path = nifti(tmp_path / f"{shift}.nii", np.zeros((16, 16, 8), np.uint8), moved)
+        if code is None:
+            assert not read_volume_mask(path, image).any()
+            continue
+        with refused(DataError, code, distance_mm=pytest.approx((abs(shift) - 15.5) * 0.75)):
+            read_volume_mask(path, image)
 
 
 def test_a_mask_on_another_grid_is_refused_or_resampled_to_the_nearest_voxel(tmp_path):
@@ -93,6 +116,45 @@ def test_a_mask_on_another_grid_is_refused_or_resampled_to_the_nearest_voxel(tmp
     shifted[0, 3] = affine[0, 3] + 0.02  # rounding of positions
     near = read_volume_mask(nifti(tmp_path / "r.nii", values, shifted), image, ("a", "b"))
     np.testing.assert_array_equal(near, canonical(MASK))
+    assert segmentations.read_volume_mask(path, image, ("a", "b"), resample=True).is_resampled
+    assert not segmentations.read_volume_mask(tmp_path / "r.nii", image, ("a", "b"), resample=True).is_resampled
+
+
+def test_a_mask_is_resampled_only_if_both_files_state_their_position_and_no_structure_disappears(tmp_path):
+    image = series(tmp_path / "image")
+    values, affine = in_file_order(image, MASK)
+    fine = affine @ np.array([[0.5, 0, 0, -0.25], [0, 0.5, 0, -0.25], [0, 0, 0.5, -0.25], [0, 0, 0, 1]])
+    finer = values.repeat(2, 0).repeat(2, 1).repeat(2, 2)
+    finer[finer == 2] = 0
+    finer[1, 1, 1] = 2
+    speck = nifti(tmp_path / "speck.nii", finer, fine)
+    with refused(DataError, "lost_structure", structures=[2]):
+        read_volume_mask(speck, image, ("a", "b"), resample=True)
+    unplaced = nibabel.load(nifti(tmp_path / "unplaced.nii", values[:8], np.diag([1, 1, 1, 1.0])))
+    unplaced.header["qform_code"] = unplaced.header["sform_code"] = 0
+    nibabel.save(nibabel.Nifti1Image(np.asarray(unplaced.dataobj), None, unplaced.header), tmp_path / "unplaced.nii")
+    with refused(DataError, "missing_affine", what="mask"):
+        read_volume_mask(tmp_path / "unplaced.nii", image, ("a", "b"), resample=True)
+    with refused(DataError, "missing_affine", what="image"):
+        read_volume_mask(speck, tmp_path / "unplaced.nii", ("a", "b"), resample=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "header", "states"),
+    [
+        (
+            "a.nrrd",
+            "NRRD0004\nspace: left-posterior-superior\nspace directions: (1,0,0)\nspace origin: (0,0,0)\n\n",
+            True,
+        ),
+        ("a.nrrd", "NRRD0004\nspacings: 1 1 1\n\n", False),
+        ("a.mha", "NDims = 3\nOffset = 0 0 0\nElementSpacing = 1 1 1\nElementDataFile = LOCAL\n", True),
+        ("a.mha", "NDims = 3\nElementSpacing = 1 1 1\nElementDataFile = LOCAL\n", False),
+    ],
+)
+def test_headers_of_itk_files_that_state_no_position_are_found(tmp_path, name, header, states):
+    (tmp_path / name).write_text(header)
+    assert itk_states_position(tmp_path / name) is states
 
 
 def test_voxels_that_hold_no_structure_are_refused(tmp_path):

@@ -55,7 +55,7 @@ def write_list(folder, cases):
 
 
 def test_series_and_files_with_any_mask_give_the_same_rows_with_their_spacing(task, tmp_path):
-    spec = Decathlon(source=task, window=(-160.0, 240.0), size=(16, 16, 16))
+    spec = Decathlon(source=task, window="40,400", size=(16, 16, 16))
     prepare(spec, tmp_path / "P", workers=1, say=lambda line: None)
     images, masks = np.load(tmp_path / "P" / "images.npy"), np.load(tmp_path / "P" / "masks.npy")
     datalist = read_datalist(tmp_path / "P")

@@ -55,22 +55,10 @@ def read_answers(
     Raises:
         DataError: If a cell is neither missing nor one of `YES_WORDS` and `NO_WORDS`.
     """
-    answers = [_answer(cell) for cell in cells]
     absent = missing_cells(cells, words)
-    wrong = [
-        row for row, answer, is_absent in zip(numbers, answers, absent, strict=True) if answer is None and not is_absent
-    ]
-    if wrong:
-        raise DataError(
-            "invalid_answer",
-            f"expected 1 or 0 (yes or no) in the column '{column}', or an empty cell where it is not known, "
-            f"{len(wrong)} of {len(cells)} rows hold something else: {row_list(wrong)}. Correct them. A word that "
-            "means 'not assessed' is named with --missing WORD.",
-            column=column,
-            rows=wrong,
-            total=len(cells),
-        )
-    return [None if is_absent else answer for answer, is_absent in zip(answers, absent, strict=True)]
+    answers = [None if is_absent else _answer(cell) for cell, is_absent in zip(cells, absent, strict=True)]
+    _refuse_unreadable(column, numbers, answers, absent, "invalid_answer", "1 or 0 (yes or no)")
+    return answers
 
 
 def read_numbers(
@@ -101,19 +89,7 @@ def read_numbers(
         )
     mark = "," if with_comma else "."
     values = [None if is_absent else _parse(cell, mark) for cell, is_absent in zip(cells, absent, strict=True)]
-    wrong = [
-        row for row, value, is_absent in zip(numbers, values, absent, strict=True) if value is None and not is_absent
-    ]
-    if wrong:
-        raise DataError(
-            "invalid_number",
-            f"expected a number in each row of the column '{column}', or an empty cell where it is not known, "
-            f"{len(wrong)} of {len(cells)} rows hold something else: {row_list(wrong)}. Correct them. A word that "
-            "means 'not known' is named with --missing WORD.",
-            column=column,
-            rows=wrong,
-            total=len(cells),
-        )
+    _refuse_unreadable(column, numbers, values, absent, "invalid_number", "a number")
     return values
 
 
@@ -121,6 +97,38 @@ def is_number_column(cells: Sequence[str]) -> bool:
     """Return True if the cells, none of them missing, are numbers with one kind of decimal mark."""
     mark = "," if any("," in cell for cell in cells) else "."
     return bool(cells) and all(_parse(cell, mark) is not None for cell in cells)
+
+
+def _refuse_unreadable(
+    column: str,
+    numbers: Sequence[int],
+    values: Sequence[float | None],
+    absent: Sequence[bool],
+    code: str,
+    expected: str,
+) -> None:
+    """Raise if a cell is not missing and has no value.
+
+    Args:
+        column: Name of the column.
+        numbers: Table row of each cell.
+        values: Value of each cell; None if it has none.
+        absent: Whether each cell is missing.
+        code: Code of the error.
+        expected: Expected content of a cell.
+    """
+    cells = zip(numbers, values, absent, strict=True)
+    wrong = [row for row, value, is_absent in cells if value is None and not is_absent]
+    if wrong:
+        raise DataError(
+            code,
+            f"expected {expected} in each row of the column '{column}', or an empty cell where it is not known, "
+            f"{len(wrong)} of {len(values)} rows hold something else: {row_list(wrong)}. Correct them. A word that "
+            "means 'not known' or 'not assessed' is named with --missing WORD.",
+            column=column,
+            rows=wrong,
+            total=len(values),
+        )
 
 
 def _answer(cell: str) -> float | None:

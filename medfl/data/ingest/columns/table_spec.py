@@ -21,7 +21,7 @@ from medfl.data.ingest.checkpoint import ARRAY_FILE
 from medfl.data.ingest.columns.feature_types import choose_columns
 from medfl.data.ingest.columns.target_option import KINDS, spellings_text
 from medfl.data.ingest.columns.target_values import NO_TARGET, describe_targets, with_objective
-from medfl.data.ingest.labels import LabelledRows, TableColumns, read_rows
+from medfl.data.ingest.labels import LabelledRows, TableOptions, read_rows
 from medfl.data.ingest.options import Positional, Words
 from medfl.data.ingest.read_plan import exclusions
 from medfl.data.ingest.spec import WholeSpec
@@ -31,14 +31,11 @@ from medfl.records.datalist import CaseRecord, make_record
 from medfl.records.feature_columns import FeatureColumns
 from medfl.utils.text import Say, first_names
 
-UNSTATED = "not stated"
-"""Licence of a data set for which the user gave none."""
-
 NO_GROUPS_WARNING = "warning: without --group-column each row counts as a patient of its own"
 """Warning if the table has no patient column."""
 
 
-class TableSpec(WholeSpec):
+class TableSpec(TableOptions, WholeSpec):
     """Your own table of numbers and categories, such as clinical data. Names, dates and record numbers are refused.
 
     --target states what is learned: class:outcome, multilabel:effusion,nodule (yes, no, or empty where a finding was
@@ -73,22 +70,6 @@ class TableSpec(WholeSpec):
     """Column that is no feature; may be repeated. Needed only without --number and --category."""
     columns: Path | None = None
     """File columns.json of the site that prepared its table first, instead of --number and --category."""
-    missing: tuple[str, ...] | None = None
-    """Word that marks a missing value, beside empty cells and NA; may be repeated."""
-    skip_missing_target: bool = False
-    """Leave out rows without a target; the data list and the report contain their number."""
-    group_column: str | None = None
-    """Column with the patient; its content is not kept."""
-    site_column: str | None = None
-    """Column with the site; kept as 'site'."""
-    split_column: str | None = None
-    """Column with the split: train, val or test."""
-    keep_column: tuple[str, ...] | None = None
-    """Further column to keep for the report, such as sex; may be repeated. It may also be a feature."""
-    name: str | None = None
-    """Name of the data set; by default the name of the folder --out."""
-    licence: str = UNSTATED
-    """Terms of use to record in the data list."""
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
@@ -113,16 +94,7 @@ class TableSpec(WholeSpec):
                 settings=["columns", "number", "category"],
             )
         missing = tuple(self.missing or ())
-        options = TableColumns(
-            image=None,
-            target=self.target,
-            group=self.group_column,
-            site=self.site_column,
-            split=self.split_column,
-            keep=tuple(self.keep_column or ()),
-            missing=missing,
-            skip_missing=self.skip_missing_target,
-        )
+        options = self.table_columns(image=None, target=self.target)
         rows = read_rows(read_table(self.table), options)
         if rows.targets.kind == "mask":
             raise SettingsError(
@@ -142,8 +114,7 @@ class TableSpec(WholeSpec):
     def make(self, out: Path, *, force: bool, workers: int | None, require_complete: bool, say: Say) -> Datalist:
         """Write the pooled data set; arguments as in `medfl.data.ingest.prepare.prepare`."""
         title = self.name or out.absolute().name
-        hint = " (state it with --licence TEXT)" if self.licence == UNSTATED else ""
-        say(f"{title}: licence {self.licence}{hint}")
+        say(self.credit(title))
         if self.group_column is None:
             say(NO_GROUPS_WARNING)
         rows, columns, table = self.read()
