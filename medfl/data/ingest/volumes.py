@@ -188,7 +188,9 @@ def read_case(
         structures: Names of the structures by their numbers; the first one is the background.
         any_structure: Whether there is one structure, with any name in a DICOM file, or any value in other masks
             (`medfl.data.readers.segmentations.one_structure`).
-        resample_masks: Whether a mask on another grid is resampled to the grid of its image; otherwise it is refused.
+        resample_masks: Whether a mask on another grid is resampled to the grid of its image, as in own files. A
+            structure that no voxel of the frame shows is then refused. Otherwise a mask on another grid is refused, and
+            structures may vanish, as in the recipes of published releases.
 
     Returns:
         The case as one row of the array that contains all cases: shape (D, H, W, C + 1), float32, with the C image
@@ -196,8 +198,8 @@ def read_case(
         `MASK_RESAMPLED_KEY` if the mask was resampled to the grid of its image.
 
     Raises:
-        DataError: If a file can't be read, voxels are not finite, the mask is wrong, a structure is smaller than the
-            voxels of the frame, or the size would cut off labelled voxels.
+        DataError: If a file can't be read, voxels are not finite, the mask is wrong, a structure would vanish, or the
+            size would cut off labelled voxels.
     """
     import torch  # importing torch and MONAI takes seconds
 
@@ -213,7 +215,7 @@ def read_case(
         if any_structure:
             before[LABEL].copy_(torch.from_numpy(one_structure(before[LABEL].numpy())))
         is_resampled = bool(before[LABEL].meta.get(IS_RESAMPLED))
-        drawn = np.unique(before[LABEL].numpy()) if frame.spacing is not None else np.zeros(1)
+        drawn = np.unique(before[LABEL].numpy())
         for step in steps:
             before = step(before)
         after = frame.fit(mask=True)(before)
@@ -222,7 +224,7 @@ def read_case(
         raise DataError("not_finite", "voxels are not finite numbers", what="voxels")
     row = masked_row(np.moveaxis(pixels, 0, -1), mask[0], len(structures))
     gone = np.setdiff1d(drawn[np.isfinite(drawn) & (drawn != 0)], before[LABEL].numpy())
-    if len(gone) and frame.spacing is not None:
+    if resample_masks and len(gone) and frame.spacing is not None:
         raise lost_structure_error([int(value) for value in gone], f"{spacing_text(frame.spacing)} mm")
     lost = int((np.asarray(before[LABEL]) != 0).sum() - (mask != 0).sum())
     if lost:
