@@ -441,13 +441,35 @@ def test_a_lost_connection_stops_after_a_few_attempts(tmp_path: Path, contents: 
 
 
 def test_too_many_refusals_in_a_row_stop(tmp_path: Path):
-    contents = Corpus(patients=1, series=1, instances=20, size=2).content()
+    contents = Corpus(patients=2, series=2, instances=5, size=2).content()
     source = MemorySource(contents)
     for place in contents:
-        source.failures[place.instance_uid] = [DataError("not_dicom", "no")]
-    with refused(DataError, "too_many_refused", count=10):
+        source.failures[place.instance_uid] = [DataError("pacs_server_error", "no")] * 4
+    with refused(DataError, "too_many_refused", count=11):
         fetch(tmp_path / "store", source)
-    assert sum(source.retrieved.values()) == 10
+    attempts = 1 + len(retrieval.RETRY_SECONDS)
+    assert sum(source.retrieved.values()) == 10 * attempts + 1, "requests are no longer repeated when many have failed"
+
+
+def test_one_damaged_series_does_not_stop_the_retrieval(tmp_path: Path):
+    contents = Corpus(patients=1, series=2, instances=20, size=2).content()
+    source = MemorySource(contents)
+    for place in contents:
+        if place.series == 1:
+            source.failures[place.instance_uid] = [DataError("not_dicom", "no")] * 9
+    assert fetch(tmp_path / "store", source) == RetrievalCounts(series=2, stored=20, refused=20)
+    assert fetch(tmp_path / "store", source) == RetrievalCounts(series=2, present=20, refused=20)
+
+
+def test_images_with_an_identity_in_the_pixels_do_not_stop_the_retrieval(tmp_path: Path):
+    contents = {}
+    for patient in range(1, 13):
+        dataset = plain_instance(Place(patient))
+        dataset.PixelData = b"PID-7312-X" + dataset.PixelData[10:]
+        dataset.PatientID = "PID-7312-X"
+        contents[Place(patient)] = content_of(dataset)
+    contents[Place(20)] = content_of(plain_instance(Place(20)))
+    assert fetch(tmp_path / "store", MemorySource(contents)) == RetrievalCounts(series=13, stored=1, refused=12)
 
 
 def test_a_store_has_one_key_and_one_set_of_settings(tmp_path: Path, contents: dict[Place, bytes]):
