@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 TRANSIENT_CODES = ("pacs_unreachable", "pacs_timeout", "pacs_server_error")
 """Codes of errors that a later attempt may not meet."""
 
+MAX_RESULTS = 1_000_000
+"""Maximum number of results of a search."""
+
 MASK_CLASSES = ("Segmentation Storage", "RT Structure Set Storage")
 """Names of the SOP classes that hold masks, which are stored in addition to images."""
 
@@ -105,6 +108,16 @@ def malformed_answer(cause: str) -> DataError:
         "pacs_malformed_answer",
         f"The PACS gave a malformed answer: {cause}. Check that the address and port belong to a DICOM service.",
         cause=cause,
+    )
+
+
+def too_many_results() -> DataError:
+    """Return the error for a search with more than `MAX_RESULTS` results."""
+    return DataError(
+        "too_many_results",
+        f"The PACS gives more than {MAX_RESULTS:,} results for one search. Use more search keys, such as a shorter "
+        "StudyDate.",
+        maximum=MAX_RESULTS,
     )
 
 
