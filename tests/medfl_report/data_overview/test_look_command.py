@@ -163,6 +163,18 @@ def test_hostile_names_become_plain_text(tmp_path, look):
     assert "\x1b" not in printed
 
 
+def test_similar_names_of_sites_lose_no_image(tmp_path):
+    images = np.random.default_rng(0).integers(0, 255, (8, 8, 8), dtype=np.uint8)
+    np.save(tmp_path / "images.npy", images)
+    names = ("A", "$A", "", "not known")
+    records = [{"image": row, "label": 0, **({"site": names[row % 4]} if names[row % 4] else {})} for row in range(8)]
+    lists = {"name": "data", "image_array": "images.npy", "num_classes": 2, "training": records}
+    (tmp_path / "datalist.json").write_text(json.dumps(lists))
+    data = read_images(tmp_path)
+    assert sorted(case.row for case in data.cases) == list(range(8))
+    assert sorted(sum(case.site == site for case in data.cases) for site in data.sites) == [2, 2, 4]
+
+
 def test_findings_and_numbers_are_shown_and_counted(tmp_path):
     rng = np.random.default_rng(0)
     np.save(tmp_path / "images.npy", rng.integers(0, 255, (4, 8, 8), dtype=np.uint8))
