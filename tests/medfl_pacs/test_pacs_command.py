@@ -58,6 +58,13 @@ def test_images_are_retrieved_once(fetch, server: DicomwebServer, tmp_path: Path
     assert set(server.retrieved.values()) == {1}
 
 
+def test_no_key_is_created_for_an_existing_store(fetch, server: DicomwebServer, medfl, tmp_path: Path):
+    fetch(server.url)
+    other = ("--out", tmp_path / "store", "--key", tmp_path / "typo")
+    status, _, err = medfl("pacs", "dicomweb", server.url, "--query", QUERY, *other)
+    assert (status, "There is no key" in err, (tmp_path / "typo").exists()) == (2, True, False)
+
+
 def test_wildcards_are_sent_as_they_are(fetch, server: DicomwebServer, monkeypatch: pytest.MonkeyPatch):
     lines: list[str] = []
     monkeypatch.setattr(server, "answer", lambda path: (200, b"[]"))
