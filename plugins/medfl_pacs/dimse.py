@@ -377,7 +377,7 @@ def _transfer_syntaxes() -> list[str]:
 
 
 def _tls_context(tls: DimseTls, *, is_server: bool = False) -> ssl.SSLContext:
-    """Return the settings of TLS. Both sides must show a certificate of a trusted authority to a server of medfl.
+    """Return the settings of TLS. As client and as server, medfl demands a trusted certificate of the PACS.
 
     Args:
         tls: Files for TLS.

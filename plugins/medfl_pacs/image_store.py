@@ -80,7 +80,9 @@ class ImageStore:
         return None
 
     def add(self, reference: InstanceReference, dataset: Dataset) -> Status:
-        """Pseudonymise an instance and write it to the disk. Refuse it if it can't be read or is another one.
+        """Pseudonymise an instance and write it to the store.
+
+        The instance is refused if it can't be read, or if its UIDs are not the requested ones.
 
         Args:
             reference: The requested instance.
@@ -188,7 +190,7 @@ class ImageStore:
             self._record_absence(former)
 
     def settle_reference(self, series: SeriesReference) -> None:
-        """Settle a series of the PACS (`settle`)."""
+        """Move a complete series of the PACS to its folder, and record it; see `settle`."""
         self.settle(self._uid(series.study_uid), self._uid(series.series_uid))
 
     def is_kept(self, record: InstanceRecord) -> bool:

@@ -49,7 +49,7 @@ Answer = TypeVar("Answer")
 
 @dataclass
 class RetrievalCounts:
-    """Numbers of a retrieval.
+    """Numbers of series and instances in a retrieval.
 
     Attributes:
         series: Series that the search selected.

@@ -12,7 +12,7 @@ Place = Literal["images", "quarantine"]
 
 
 class StoreFile(FileRecord):
-    """Settings of a store, which all commands for it must share.
+    """Settings of a store. A command with other settings for the same store is refused.
 
     Attributes:
         key: Fingerprint of the site's key.
