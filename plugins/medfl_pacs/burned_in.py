@@ -13,8 +13,12 @@ import numpy as np
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-RISKY_MODALITIES = ("US", "IVUS", "XA", "RF", "OT", "ES", "XC", "GM", "DG", "HC", "DOC", "ECG", "EPS")
-"""Modalities whose images often contain text: ultrasound, angiography, fluoroscopy, endoscopy, photographs, others."""
+RISKY_MODALITIES = (
+    *("US", "IVUS", "XA", "RF", "OT", "ES", "XC", "GM", "DG", "HC", "DOC", "ECG", "EPS"),
+    *("EC", "CD", "DD", "CF", "DF", "VF", "DS"),
+)
+"""Modalities whose images often contain text: ultrasound, angiography, fluoroscopy, endoscopy, photographs, others. The
+second line has retired names of ultrasound, fluoroscopy and angiography."""
 
 CHECKED_FRAMES = 3
 """Number of frames of an image that are searched for text: the first, the middle, and the last."""
@@ -44,12 +48,12 @@ def burned_in_signs(dataset: Dataset) -> tuple[str, ...]:
     Returns:
         Names of the signs; empty if there is none. ``unreadable_pixels`` means that the pixels could not be searched.
     """
-    modality = str(dataset.get("Modality") or "")
+    modality = _code(dataset, "Modality")
     image_type = {str(value).upper() for value in _values(dataset.get("ImageType"))}
-    signs = [f"modality_{modality}"] if modality in RISKY_MODALITIES else []
-    if str(dataset.get("BurnedInAnnotation") or "") == "YES":
+    signs = [f"modality_{modality or 'unknown'}"] if not modality or modality in RISKY_MODALITIES else []
+    if _code(dataset, "BurnedInAnnotation") == "YES":
         signs.append("declared")
-    if str(dataset.get("RecognizableVisualFeatures") or "") == "YES":
+    if _code(dataset, "RecognizableVisualFeatures") == "YES":
         signs.append("recognizable_features")
     if "Secondary Capture" in _class_name(dataset) or dataset.get("ConversionType") is not None:
         signs.append("secondary_capture")
@@ -105,6 +109,11 @@ def _has_bright_text(image: np.ndarray, distance: float) -> bool:
     is_text_row = (runs >= MIN_RUNS) & (pixels <= MAX_RUN * runs) & (continued >= MIN_COHERENCE * pixels)
     rows = np.convolve(is_text_row, np.ones(MIN_TEXT_ROWS, int), "valid")
     return bool((rows == MIN_TEXT_ROWS).any())
+
+
+def _code(dataset: Dataset, keyword: str) -> str:
+    """Return a coded value in upper case, as the standard demands; empty if there is none."""
+    return str(dataset.get(keyword) or "").strip().upper()
 
 
 def _class_name(dataset: Dataset) -> str:

@@ -2,8 +2,9 @@
 
 The actions of `medfl_pacs.profile_actions` apply with two options of PS3.15: longitudinal temporal information with
 modified dates, and, if chosen, patient characteristics. Rules on value representations cover elements that the table
-does not list: other UIDs become pseudonyms, other dates move, other names and free texts are removed. Private elements,
-elements that the dictionary does not know, and elements of a wrong representation are removed.
+does not list: other UIDs become pseudonyms, other dates move, and elements that may contain any text are removed
+(`_may_contain_anything`). Private elements, elements that the dictionary does not know, and elements of a wrong
+representation are removed. Overlays are removed, also those in unused bits of the pixel data.
 
 Afterwards, texts that repeat an identifying value of the same data set are emptied. If the pixel data repeat one, the
 data set is refused.
@@ -17,6 +18,8 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from medfl.errors import DataError
 from medfl.version import __version__
 from medfl_pacs.profile_actions import EDITION, Action, load_actions
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
 
 PATIENT_GROUP = 0x0010
 """Group of the elements on the patient. Their dates do not move: they are emptied or removed."""
+
+PIXEL_GROUPS = (0x0028, 0x7FE0)
+"""Groups of the pixel data, their lookup tables and colour profiles; bytes in other groups are removed."""
 
 DATES, FREE_TEXTS = ("DA", "DT"), ("PN", "AE", "LT", "ST", "UT", "UC", "UR")
 """Value representations of dates, and of names, machines and free texts."""
@@ -146,11 +152,12 @@ def deidentify(dataset: Dataset, pseudonyms: Pseudonyms, *, keep_characteristics
         The patient.
 
     Raises:
-        DataError: If the pixel data contain an identifying value as text.
+        DataError: If the pixel data contain an identifying value as text, or an overlay that can't be removed.
     """
     from pydicom.dataset import FileMetaDataset
 
     patient = patient_of(dataset, pseudonyms)
+    _clear_overlay_bits(dataset)
     values = _IdentifyingValues()
     cleaner = _Cleaner(pseudonyms, patient, keep_characteristics, values)
     cleaner.clean(dataset)
@@ -245,7 +252,7 @@ class _Cleaner:
 
         if element.VR == "SQ":
             return self._clean_items(element)
-        if element.VR in FREE_TEXTS:
+        if _may_contain_anything(element):
             self.values.remember(element)
             return False
         if element.VR == "UI" and any(value and str(value) not in UID_dictionary for value in _values_of(element)):
@@ -293,6 +300,58 @@ class _Cleaner:
                     "its pixel data or another block of bytes contain the patient's name, a number or another "
                     "identifying value as text. Export the image again without it.",
                 )
+
+
+def _may_contain_anything(element: DataElement) -> bool:
+    """Return True if an element that the profile does not list may contain any text.
+
+    That holds for names, machines and free texts; for short texts on the patient, or of older editions of the standard,
+    such as retired order numbers, which the table does not cover; for overlays; and for bytes other than pixels.
+    """
+    from pydicom.datadict import dictionary_is_retired
+
+    group = element.tag.group
+    if element.VR in FREE_TEXTS or _is_overlay_group(group):
+        return True
+    if element.VR in BINARY:
+        return group not in PIXEL_GROUPS
+    return element.VR in SHORT_TEXTS and (group == PATIENT_GROUP or dictionary_is_retired(element.tag))
+
+
+def _is_overlay_group(group: int) -> bool:
+    """Return True for the groups 6000 to 60FF."""
+    return group & 0xFF00 == 0x6000
+
+
+def _clear_overlay_bits(dataset: Dataset) -> None:
+    """Set the bits of the pixel data in which old devices store overlays to 0, in place.
+
+    Such an overlay has no data of its own: its bit lies above or below the bits of the pixel values.
+
+    Raises:
+        DataError: If the pixel data are compressed, or the bit belongs to the pixel values.
+    """
+    allocated = int(dataset.get("BitsAllocated") or 0)
+    bits = 0
+    for tag in [tag for tag in list(dataset.keys()) if _is_overlay_group(tag.group) and tag.element == 0x0102]:
+        group = tag.group << 16
+        is_embedded = group | 0x3000 not in dataset and group | 0x0100 in dataset
+        if is_embedded and allocated > 1 and dataset[group | 0x0100].value == allocated:
+            bits |= 1 << int(dataset[tag].value)
+    if not bits or "PixelData" not in dataset:
+        return
+    stored = int(dataset.BitsStored)
+    values = ((1 << stored) - 1) << (int(dataset.HighBit) + 1 - stored)
+    syntax = dataset.file_meta.TransferSyntaxUID
+    if syntax.is_encapsulated or allocated not in (8, 16, 32) or bits & values or bits >> allocated:
+        raise DataError(
+            "overlay_in_pixels",
+            "its pixel data contain an overlay that can't be removed, because they are compressed or the overlay has "
+            "a bit of the pixel values. Export the image again without overlays.",
+        )
+    kind = np.dtype(f"u{allocated // 8}").newbyteorder("<" if syntax.is_little_endian else ">")
+    pixels = np.frombuffer(dataset.PixelData, kind)
+    dataset.PixelData = (pixels & ~kind.type(bits)).astype(kind).tobytes()
 
 
 def _readable_element(dataset: Dataset, tag: Any) -> DataElement | None:

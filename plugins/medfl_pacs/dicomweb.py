@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from medfl.errors import DataError, SettingsError, StoreError
-from medfl_pacs.pacs_source import InstanceReference, SeriesReference, checked_uid, malformed_answer
+from medfl_pacs.pacs_source import (
+    MAX_RESULTS,
+    InstanceReference,
+    SeriesReference,
+    checked_uid,
+    malformed_answer,
+    too_many_results,
+)
 from medfl_pacs.profile_actions import missing_package
 from medfl_pacs.query import Query
 
@@ -26,6 +33,9 @@ PAGE = 200
 
 TIMEOUT_SECONDS = 60.0
 """Maximum seconds to wait for a connection, and between two parts of an answer."""
+
+MAX_ANSWER_BYTES = 4 << 30
+"""Maximum size of an answer in bytes, after decompression. An answer is kept in memory."""
 
 _STUDY, _SERIES, _INSTANCE, _CLASS = "0020000D", "0020000E", "00080018", "00080016"
 
@@ -129,6 +139,8 @@ class DicomwebSource:
             new = {uid: entry for entry in page if (uid := _value(entry, key)) not in entries}
             entries |= new
             offset += len(page)
+            if len(entries) > MAX_RESULTS:
+                raise too_many_results()
             if not new:  # also if the server ignores the offset and repeats its first page
                 return list(entries.values())
 
@@ -139,6 +151,8 @@ class DicomwebSource:
 
         try:
             yield
+        except DataError:  # of `_new_session`
+            raise
         except requests.exceptions.SSLError:
             raise DataError(
                 "pacs_tls",
@@ -232,6 +246,32 @@ def _new_session(credentials: Credentials) -> Any:
             prepared = super().prepare_request(request)
             prepared.url = str(prepared.url).replace("%2A", "*").replace("%3F", "?")
             return prepared
+
+        def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
+            """Send a request. Refuse redirects, which may lead to a server without encryption, and endless answers.
+
+            Raises:
+                DataError: If the server redirects the request, or the answer is larger than `MAX_ANSWER_BYTES`.
+            """
+            response = super().send(request, **{**options, "stream": True, "allow_redirects": False})
+            if response.is_redirect:
+                response.close()
+                raise DataError(
+                    "pacs_redirected",
+                    "The server redirects requests to another address. Give the final address of the DICOM service.",
+                )
+            content = bytearray()
+            for part in response.iter_content(1 << 20):
+                content += part
+                if len(content) > MAX_ANSWER_BYTES:
+                    response.close()
+                    raise DataError(
+                        "pacs_answer_too_large",
+                        f"expected an answer of at most {MAX_ANSWER_BYTES:,} bytes, the server sends more.",
+                        maximum=MAX_ANSWER_BYTES,
+                    )
+            response._content = bytes(content)
+            return response
 
     session = Session()
     session.trust_env = False  # a ~/.netrc would replace the credentials

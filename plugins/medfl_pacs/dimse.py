@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from medfl.errors import DataError, SettingsError
-from medfl_pacs.pacs_source import InstanceReference, SeriesReference, checked_uid, is_stored_class
+from medfl_pacs.pacs_source import (
+    MAX_RESULTS,
+    InstanceReference,
+    SeriesReference,
+    checked_uid,
+    is_stored_class,
+    malformed_answer,
+    too_many_results,
+)
 from medfl_pacs.profile_actions import missing_package
 from medfl_pacs.query import Query
 
@@ -71,7 +80,7 @@ class DimseSource:
         tls: Files for TLS; None uses no TLS.
 
     Raises:
-        SettingsError: If the address is invalid or a package is missing.
+        SettingsError: If the address or a file for TLS is invalid, or a package is missing.
         DataError: If the port for C-MOVE is in use.
     """
 
@@ -95,7 +104,7 @@ class DimseSource:
         self._received: list[Dataset] = []
         self._expected_uid = ""
         self._associations: dict[str, Any] = {}
-        self._server = self._start_server() if address.method == "move" else None
+        self._server = self._start_server(tls) if address.method == "move" else None
 
     def find_studies(self) -> list[str]:
         """Return the UIDs of the selected studies."""
@@ -136,14 +145,15 @@ class DimseSource:
         )
         self._received.clear()
         self._expected_uid = instance.instance_uid
-        if self.address.method == "move":
-            association = self._associate("move", [_context(_model("Move"))])
-            answers = association.send_c_move(identifier, self.address.own_aet, _model("Move"))
-        else:
-            contexts, roles = _storage_contexts(instance.class_uid)
-            association = self._associate(f"get {instance.class_uid}", [_context(_model("Get")), *contexts], roles)
-            answers = association.send_c_get(identifier, _model("Get"))
-        self._wait_for_last(answers)
+        with self._translated_errors():
+            if self.address.method == "move":
+                association = self._associate("move", [_context(_model("Move"))])
+                answers = association.send_c_move(identifier, self.address.own_aet, _model("Move"))
+            else:
+                contexts, roles = _storage_contexts(instance.class_uid)
+                association = self._associate(f"get {instance.class_uid}", [_context(_model("Get")), *contexts], roles)
+                answers = association.send_c_get(identifier, _model("Get"))
+            self._wait_for_last(answers)
         for dataset in self._received:
             return dataset
         raise DataError(
@@ -164,14 +174,34 @@ class DimseSource:
 
     def _find(self, level: str, keys: Mapping[str, str]) -> list[Dataset]:
         """Return the answers to a C-FIND request."""
-        association = self._associate("find", [_context(_model("Find"))])
-        answers = []
-        status = None
-        for status, answer in association.send_c_find(_identifier(level, keys), _model("Find")):
-            if status and status.Status in _PENDING and answer is not None:
-                answers.append(answer)
+        answers: list[Dataset] = []
+        status = error = None
+        with self._translated_errors():
+            association = self._associate("find", [_context(_model("Find"))])
+            responses = association.send_c_find(_identifier(level, keys), _model("Find"))
+            for status, answer in responses:
+                if status and status.Status in _PENDING:
+                    if answer is None:
+                        error = malformed_answer("a search result can't be read")
+                        break
+                    answers.append(answer)
+                    if len(answers) > MAX_RESULTS:
+                        error = too_many_results()
+                        break
+            responses.close()  # releases the lock of the association
+        if error is not None:
+            association.abort()
+            raise error
         self._check_last(status)
         return answers
+
+    @contextlib.contextmanager
+    def _translated_errors(self) -> Iterator[None]:
+        """Convert the exception of pynetdicom on a connection that was cut before a request into a DataError."""
+        try:
+            yield
+        except RuntimeError:
+            raise self._unreachable() from None
 
     def _wait_for_last(self, answers: Any) -> None:
         """Wait for the last answer to a C-GET or C-MOVE request, and check its status."""
@@ -249,17 +279,21 @@ class DimseSource:
         self._received.append(dataset)
         return _SUCCESS
 
-    def _start_server(self) -> Any:
-        """Start to listen for instances, which only the PACS may send."""
+    def _start_server(self, tls: DimseTls | None) -> Any:
+        """Start to listen for instances, which only the PACS may send, with TLS if the requests use it."""
         from pynetdicom import evt
 
         for name in _stored_classes():
             self._entity.add_supported_context(name, _transfer_syntaxes())
         self._entity.require_called_aet = True
         self._entity.require_calling_aet = [self.address.aet]
+        context = None if tls is None else _tls_context(tls, is_server=True)
         try:
             return self._entity.start_server(
-                ("", self.address.own_port), block=False, evt_handlers=[(evt.EVT_C_STORE, self._store)]
+                ("", self.address.own_port),
+                block=False,
+                evt_handlers=[(evt.EVT_C_STORE, self._store)],
+                ssl_context=context,
             )
         except OSError as error:
             raise DataError(
@@ -342,14 +376,27 @@ def _transfer_syntaxes() -> list[str]:
     return list(dict.fromkeys([*first, *map(str, ALL_TRANSFER_SYNTAXES)]))
 
 
-def _tls_context(tls: DimseTls) -> ssl.SSLContext:
-    """Return the settings of TLS.
+def _tls_context(tls: DimseTls, *, is_server: bool = False) -> ssl.SSLContext:
+    """Return the settings of TLS. As client and as server, medfl demands a trusted certificate of the PACS.
+
+    Args:
+        tls: Files for TLS.
+        is_server: Whether the PACS opens the connection, as in a C-MOVE.
 
     Raises:
-        SettingsError: If a file is missing or is no certificate or key.
+        SettingsError: If a file is missing or is no certificate or key, or a server has no certificate.
     """
+    if is_server and tls.certificate is None:
+        raise SettingsError(
+            "missing_option",
+            "--method move with --tls needs --certificate: the PACS sends images over a connection that it opens to "
+            "medfl. Give medfl's certificate, or use --method get.",
+            option="--certificate",
+        )
+    purpose = ssl.Purpose.CLIENT_AUTH if is_server else ssl.Purpose.SERVER_AUTH
     try:
-        context = ssl.create_default_context(cafile=str(tls.ca) if tls.ca else None)
+        context = ssl.create_default_context(purpose, cafile=str(tls.ca) if tls.ca else None)
+        context.verify_mode = ssl.CERT_REQUIRED
         if tls.certificate is not None:
             context.load_cert_chain(tls.certificate, tls.certificate_key)
     except (OSError, ssl.SSLError):

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from medfl.errors import DataError, SettingsError, StoreError
+from medfl.errors import DamagedError, DataError, SettingsError, StoreError
 from medfl.utils.files import private_files, write_atomic
 from medfl.utils.locks import LOCK_FILE, hold_lock
 from medfl_pacs.burned_in import burned_in_signs
@@ -30,7 +30,7 @@ from medfl_pacs.pacs_source import InstanceReference, SeriesReference, is_stored
 from medfl_pacs.profile_actions import EDITION
 from medfl_pacs.pseudonyms import Pseudonyms
 from medfl_pacs.store_journal import StoreJournal
-from medfl_pacs.store_records import InstanceRecord, Place, SeriesRecord, StoreFile
+from medfl_pacs.store_records import DecisionRecord, InstanceRecord, Place, SeriesRecord, StoreFile
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -80,7 +80,9 @@ class ImageStore:
         return None
 
     def add(self, reference: InstanceReference, dataset: Dataset) -> Status:
-        """Pseudonymise an instance and write it to the disk. Refuse it if it can't be read or is another one.
+        """Pseudonymise an instance and write it to the store.
+
+        The instance is refused if it can't be read, or if its UIDs are not the requested ones.
 
         Args:
             reference: The requested instance.
@@ -125,45 +127,105 @@ class ImageStore:
         self.journal.append(self._record(reference, "refused", reason=code))
         return "refused"
 
-    def settle(self, study: str, series: str, *, again: bool = False) -> None:
-        """Move a complete series to its folder, and record it.
+    def keep(self, record: InstanceRecord) -> None:
+        """Record a person's decision to keep an instance in spite of its findings."""
+        if not self.is_kept(record):
+            decision = DecisionRecord(
+                series=record.series, instance=record.instance, decision="keep", findings=record.findings
+            )
+            self.journal.append(decision)
+
+    def delete(self, record: InstanceRecord) -> None:
+        """Delete an instance, as a person has decided. It is not retrieved again.
+
+        The file is deleted before the journal says so: after a crash, the decision is applied again.
+
+        Raises:
+            StoreError: If the file can't be deleted.
+        """
+        path = self.find_file(record)
+        try:
+            if path is not None:
+                path.unlink()
+        except OSError as error:
+            raise StoreError(
+                "unwritable_file",
+                f"Could not delete '{path}': {error.strerror}. Change the permissions, and repeat the command.",
+                path=path,
+                reason=error.strerror,
+            ) from None
+        self.journal.append(record.model_copy(update={"status": "deleted"}))
+
+    def settle(self, study: str, series: str, *, keep_suspected: bool = False) -> None:
+        """Move a complete series to its folder, and record it. Do nothing if the record is up to date.
 
         Args:
             study: Pseudonym of the study.
             series: Pseudonym of the series.
-            again: Whether to decide again about a series that is recorded, after a review.
+            keep_suspected: Whether the series may be used without a review, as with `keep_burned_in`.
         """
         records = self.journal.instances.get(series, {}).values()
         stored = [record for record in records if record.status == "stored"]
         former = self.journal.series.get(series)
         if not stored:
-            if former is not None and former.images:
-                self.journal.append(former.model_copy(update={"images": 0}))
+            self._record_absence(former)
             return
         is_refused = any(record.status == "refused" and not self.is_kept(record) for record in records)
         is_suspected = any(record.signs and not self.is_kept(record) for record in stored)
-        place: Place = "quarantine" if is_refused or (is_suspected and not self.keep_burned_in) else "images"
-        is_complete = former is not None and former.images == len(stored) and former.place == place
-        if is_complete and not again and not (self.folder / INCOMING / study / series).exists():
-            return
-        self._move(study, series, place)
+        may_be_suspected = self.keep_burned_in or keep_suspected
+        place: Place = "quarantine" if is_refused or (is_suspected and not may_be_suspected) else "images"
         burned_in: Literal["no", "suspected", "reviewed"] = "no"
         if any(record.signs for record in stored):
             burned_in = "suspected" if is_suspected else "reviewed"
         refused = sum(record.status == "refused" for record in records)
-        self.journal.append(self._describe(study, series, place, burned_in, refused))
+        expected = (len(stored), place, burned_in, refused)
+        is_current = former and (former.images, former.place, former.burned_in, former.refused) == expected
+        if is_current and not (self.folder / INCOMING / study / series).exists():
+            return
+        self._move(study, series, place, {record.instance for record in stored})
+        headers = self._headers(self.folder / place / study / series)
+        if headers:
+            self.journal.append(self._describe(headers, study, series, place, burned_in, refused))
+        else:
+            self._record_absence(former)
 
     def settle_reference(self, series: SeriesReference) -> None:
-        """Settle a series of the PACS (`settle`)."""
+        """Move a complete series of the PACS to its folder, and record it; see `settle`."""
         self.settle(self._uid(series.study_uid), self._uid(series.series_uid))
 
     def is_kept(self, record: InstanceRecord) -> bool:
-        """Return True if a person has decided to keep an instance in spite of its signs or refusal."""
+        """Return True if a person has decided to keep an instance in spite of all its present findings."""
         decision = self.journal.decisions.get(record.instance)
-        return decision is not None and decision.decision == "keep"
+        return decision is not None and decision.decision == "keep" and set(record.findings) <= set(decision.findings)
+
+    def _record_absence(self, former: SeriesRecord | None) -> None:
+        """Record that a series has no files any more, because all were deleted."""
+        if former is not None and former.images:
+            self.journal.append(former.model_copy(update={"images": 0}))
+
+    def _headers(self, folder: Path) -> list[Dataset]:
+        """Return the headers of the files of a series, in the order of their names.
+
+        Raises:
+            DamagedError: If a file can't be read.
+        """
+        from pydicom import dcmread
+
+        headers: list[Dataset] = []
+        for path in sorted(folder.glob("*.dcm")):
+            try:
+                headers.append(dcmread(path, stop_before_pixels=True))
+            except Exception:  # pydicom raises many kinds
+                raise DamagedError(
+                    "damaged_file",
+                    f"'{path}' can't be read. Delete it; the next retrieval gets it again.",
+                    path=path,
+                ) from None
+        return headers
 
     def _describe(
         self,
+        headers: Sequence[Dataset],
         study: str,
         series: str,
         place: Place,
@@ -171,17 +233,13 @@ class ImageStore:
         refused: int,
     ) -> SeriesRecord:
         """Return the record of a series from the headers of its files."""
-        from pydicom import dcmread
-
-        folder = self.folder / place / study / series
-        headers = [dcmread(path, stop_before_pixels=True) for path in sorted(folder.glob("*.dcm"))]
         geometry = read_geometry(headers)
         first = headers[0]
         return SeriesRecord(
             patient=str(first.PatientID),
             study=study,
             series=series,
-            folder=folder.relative_to(self.folder).as_posix(),
+            folder=f"{place}/{study}/{series}",
             modality=str(first.get("Modality") or ""),
             plane=geometry.plane,
             images=len(headers),
@@ -194,8 +252,11 @@ class ImageStore:
             refused=refused,
         )
 
-    def _move(self, study: str, series: str, place: Place) -> None:
-        """Move all files of a series to a folder. Repeating it after a crash moves the remaining files.
+    def _move(self, study: str, series: str, place: Place, instances: Collection[str]) -> None:
+        """Move the files of a series to a folder. Repeating it after a crash moves the remaining files.
+
+        Files of other instances than `instances` are deleted: their signs are not in the journal, because a crash
+        prevented that. The next retrieval gets them again.
 
         Raises:
             StoreError: If a file can't be moved.
@@ -203,11 +264,14 @@ class ImageStore:
         target = self.folder / place / study / series
         try:
             target.mkdir(parents=True, exist_ok=True)
-            for other in {INCOMING, IMAGES, QUARANTINE} - {place}:
+            for other in (INCOMING, IMAGES, QUARANTINE):
                 folder = self.folder / other / study / series
                 for path in sorted(folder.glob("*.dcm")):
-                    os.replace(path, target / path.name)
-                for empty in (folder, folder.parent):
+                    if path.stem not in instances:
+                        path.unlink()
+                    elif other != place:
+                        os.replace(path, target / path.name)
+                for empty in (folder, folder.parent) if other != place else ():
                     with contextlib.suppress(OSError):  # other files or series are still there
                         empty.rmdir()
         except OSError as error:
@@ -290,10 +354,12 @@ def open_store(
     settings = StoreFile(key=pseudonyms.fingerprint(), edition=EDITION, keep_characteristics=keep_characteristics)
     path = folder / StoreFile.NAME
     with locked_store(folder):
-        _delete_unfinished(folder)
+        for unfinished in folder.glob(f".{StoreFile.NAME}.*.tmp"):  # of a process that was killed
+            unfinished.unlink()
         if path.exists():
             _check_settings(folder, StoreFile.read(path), settings)
-        elif any(entry.name != LOCK_FILE for entry in folder.iterdir()):  # unfinished files are deleted above
+            _delete_unfinished(folder)
+        elif any(entry.name != LOCK_FILE for entry in folder.iterdir()):
             raise DataError(
                 "folder_not_empty",
                 f"'{folder}' is neither empty nor a store. Choose another folder with --out.",

@@ -69,7 +69,7 @@ class Pace:
         hours: Hours in which requests are allowed; None allows all.
         say: Function that receives a line if the wait is for the hours.
         now: Function that returns the local time.
-        clock: Function that returns seconds of a clock that never goes back.
+        clock: Function that returns the seconds of a monotonic clock.
         sleep: Function that waits a number of seconds.
     """
 

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from pydicom import Dataset
 
 TRANSIENT_CODES = ("pacs_unreachable", "pacs_timeout", "pacs_server_error")
-"""Codes of errors that a later attempt may not meet."""
+"""Codes of errors after which the same request may succeed later."""
+
+MAX_RESULTS = 1_000_000
+"""Maximum number of results of a search."""
 
 MASK_CLASSES = ("Segmentation Storage", "RT Structure Set Storage")
 """Names of the SOP classes that hold masks, which are stored in addition to images."""
@@ -26,7 +29,12 @@ _UID = re.compile(r"[0-9.]{1,64}")
 
 @dataclass(frozen=True)
 class SeriesReference:
-    """Original UIDs of a series in the PACS. They are never written or shown."""
+    """Original UIDs of a series in the PACS. They must not reach a file, a message or a log.
+
+    Attributes:
+        study_uid: Study instance UID.
+        series_uid: Series instance UID.
+    """
 
     study_uid: str
     series_uid: str
@@ -34,12 +42,12 @@ class SeriesReference:
 
 @dataclass(frozen=True)
 class InstanceReference:
-    """Original UIDs of an instance in the PACS. They are never written or shown.
+    """Original UIDs of an instance in the PACS. They must not reach a file, a message or a log.
 
     Attributes:
         series: The series.
         instance_uid: SOP instance UID.
-        class_uid: SOP class UID; empty if the PACS does not tell it.
+        class_uid: SOP class UID; empty if the PACS does not state it.
     """
 
     series: SeriesReference
@@ -88,7 +96,7 @@ def is_stored_class(class_uid: str) -> bool:
 
 
 def checked_uid(value: object) -> str:
-    """Return a UID of an answer of the PACS.
+    """Return a UID from the PACS's answer as text, after a check of its characters.
 
     Raises:
         DataError: If the value is no UID. The message does not contain it.
@@ -105,6 +113,16 @@ def malformed_answer(cause: str) -> DataError:
         "pacs_malformed_answer",
         f"The PACS gave a malformed answer: {cause}. Check that the address and port belong to a DICOM service.",
         cause=cause,
+    )
+
+
+def too_many_results() -> DataError:
+    """Return the error for a search with more than `MAX_RESULTS` results."""
+    return DataError(
+        "too_many_results",
+        f"The PACS gives more than {MAX_RESULTS:,} results for one search. Use more search keys, such as a shorter "
+        "StudyDate.",
+        maximum=MAX_RESULTS,
     )
 
 

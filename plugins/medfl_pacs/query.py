@@ -24,7 +24,11 @@ SERIES_KEYWORDS = (
 )
 """Keywords that select series; all others select studies."""
 
-_UNSUPPORTED = ("SQ", "OB", "OW", "OB or OW", "US or OW", "US or SS or OW", "UN", "OF", "OD", "OL", "OV")
+_UNSUPPORTED = (
+    *("US", "SS", "UL", "SL", "UV", "SV", "FL", "FD", "AT"),
+    *("SQ", "OB", "OW", "OB or OW", "US or OW", "US or SS or OW", "UN", "OF", "OD", "OL", "OV"),
+)
+"""Value representations of elements that no PACS searches."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +51,8 @@ def parse_query(text: str) -> Query:
         text: ``KEYWORD=VALUE`` pairs, separated by commas. A value may contain commas.
 
     Raises:
-        SettingsError: If a pair has no value, is unknown, or is given twice. Messages contain keywords but no values,
-            which may identify a patient.
+        SettingsError: If a pair has no value or a wrong one, is unknown, or is given twice. Messages contain keywords
+            but no values, which may identify a patient.
     """
     from pydicom.datadict import dictionary_VR, keyword_dict, tag_for_keyword
 
@@ -71,6 +75,13 @@ def parse_query(text: str) -> Query:
                 "unknown_search_key",
                 f"unknown search key '{keyword}': expected a DICOM keyword of one value. "
                 f"{did_you_mean(keyword, known, 'The DICOM dictionary (PS3.6)')}",
+                keyword=keyword,
+            )
+        if dictionary_VR(tag) in ("IS", "DS") and re.fullmatch(r"[+-]?\d+(\.\d+)?", value) is None:
+            raise SettingsError(
+                "invalid_query",
+                f"Search key {number}, '{keyword}': expected a number without wildcards.",
+                number=number,
                 keyword=keyword,
             )
         if keyword in study or keyword in series:

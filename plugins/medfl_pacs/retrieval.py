@@ -33,13 +33,14 @@ from medfl_pacs.store_tables import write_tables
 RETRY_SECONDS = (2.0, 10.0, 30.0)
 """Seconds to wait before each new attempt after a failure that may pass."""
 
-MAX_CONSECUTIVE_REFUSALS = 10
-"""Number of refused instances in a row after which the retrieval stops, because all answers seem to be wrong."""
+MAX_CONSECUTIVE_REFUSALS, MIN_REFUSED_SERIES = 10, 3
+"""Number of instances in a row that the PACS did not deliver, and number of their series, from which on the retrieval
+stops, because all answers seem to be wrong. A single damaged series does not stop it."""
 
 SERIES_BETWEEN_TABLES = 100
 """Number of series after which the tables are written during a retrieval."""
 
-_REFUSAL_CODES = ("not_dicom", "pacs_refused_request", "pacs_server_error")
+_REFUSAL_CODES = ("not_dicom", "pacs_refused_request", "pacs_server_error", "pacs_answer_too_large")
 """Codes of errors that concern one instance; others stop the retrieval."""
 
 Answer = TypeVar("Answer")
@@ -48,7 +49,7 @@ Answer = TypeVar("Answer")
 
 @dataclass
 class RetrievalCounts:
-    """Numbers of a retrieval.
+    """Numbers of series and instances in a retrieval.
 
     Attributes:
         series: Series that the search selected.
@@ -81,7 +82,7 @@ class Retrieval:
     def __init__(self, source: PacsSource, store: ImageStore, pace: Pace, say: Say) -> None:
         self.source, self.store, self.pace, self.say = source, store, pace, say
         self.counts = RetrievalCounts()
-        self._consecutive_refusals = 0
+        self._undelivered: list[SeriesReference] = []  # series of the instances refused since the last delivery
 
     def run(self) -> RetrievalCounts:
         """Retrieve everything that the search selects.
@@ -135,21 +136,26 @@ class Retrieval:
                 if error.code not in _REFUSAL_CODES:
                     raise
                 status = self.store.refuse(instance, error.code)
+                self._undelivered.append(instance.series)
             else:
                 status = self.store.add(instance, dataset)
+                self._undelivered.clear()
         setattr(self.counts, status, getattr(self.counts, status) + 1)
-        self._consecutive_refusals = self._consecutive_refusals + 1 if status == "refused" else 0
-        if self._consecutive_refusals >= MAX_CONSECUTIVE_REFUSALS:
+        if self._is_failing() and len(set(self._undelivered)) >= MIN_REFUSED_SERIES:
             raise DataError(
                 "too_many_refused",
-                f"{MAX_CONSECUTIVE_REFUSALS} instances in a row could not be retrieved or read. Check that the address "
-                "belongs to a DICOM service and that the user may retrieve images, then repeat the command.",
-                count=MAX_CONSECUTIVE_REFUSALS,
+                f"{len(self._undelivered)} instances in a row could not be retrieved. Check that the address belongs "
+                "to a DICOM service and that the user may retrieve images, then repeat the command.",
+                count=len(self._undelivered),
             )
 
+    def _is_failing(self) -> bool:
+        """Return True if many instances in a row were not delivered."""
+        return len(self._undelivered) >= MAX_CONSECUTIVE_REFUSALS
+
     def _request(self, request: Callable[[], Answer]) -> Answer:
-        """Send a request when the pace allows it. Repeat it after failures that may pass."""
-        for seconds in RETRY_SECONDS:
+        """Send a request when the pace allows it. Repeat it after failures that may pass, unless many have failed."""
+        for seconds in () if self._is_failing() else RETRY_SECONDS:
             self.pace.wait()
             try:
                 return request()

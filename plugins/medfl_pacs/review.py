@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from medfl.errors import StoreError
-from medfl_pacs.image_store import ImageStore
-from medfl_pacs.store_records import DecisionRecord
+from medfl_pacs.image_store import IMAGES, ImageStore
 from medfl_pacs.store_tables import REVIEW_TABLE, read_decisions, review_instances, write_tables
 
 
@@ -30,6 +28,8 @@ class ReviewCounts:
 def apply_review(store: ImageStore) -> ReviewCounts:
     """Delete the instances with the decision ``delete``, and move completely decided series to ``images``.
 
+    Undecided series that `--keep-burned-in` put into ``images`` stay there.
+
     Args:
         store: The opened store; its ``review.csv`` contains the decisions.
 
@@ -39,31 +39,19 @@ def apply_review(store: ImageStore) -> ReviewCounts:
     """
     entered = read_decisions(store.folder / REVIEW_TABLE)
     kept = deleted = undecided = 0
-    before = {name for name, record in store.journal.series.items() if record.place == "images"}
+    before = {name for name, record in store.journal.series.items() if record.place == IMAGES}
     for series in list(store.journal.series.values()):
         for record in list(review_instances(store, series)):
-            decision = entered.get(record.instance)
+            decision = entered.get((record.instance, record.findings_text))
             if decision == "keep":
-                store.journal.append(DecisionRecord(series=record.series, instance=record.instance, decision="keep"))
+                store.keep(record)
                 kept += 1
             elif decision == "delete":
-                path = store.find_file(record)
-                store.journal.append(record.model_copy(update={"status": "deleted"}))
-                try:
-                    if path is not None:
-                        path.unlink()
-                except OSError as error:
-                    raise StoreError(
-                        "unwritable_file",
-                        f"Could not delete '{path}': {error.strerror}. Change the permissions, delete the file, and "
-                        "repeat the command.",
-                        path=path,
-                        reason=error.strerror,
-                    ) from None
+                store.delete(record)
                 deleted += 1
             else:
                 undecided += 1
-        store.settle(series.study, series.series, again=True)
+        store.settle(series.study, series.series, keep_suspected=series.place == IMAGES)
     write_tables(store)
-    after = {name for name, record in store.journal.series.items() if record.place == "images" and record.images}
+    after = {name for name, record in store.journal.series.items() if record.place == IMAGES and record.images}
     return ReviewCounts(kept=kept, deleted=deleted, undecided=undecided, released=len(after - before))

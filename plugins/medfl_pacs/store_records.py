@@ -12,7 +12,7 @@ Place = Literal["images", "quarantine"]
 
 
 class StoreFile(FileRecord):
-    """Settings of a store, which all commands for it must share.
+    """Settings of a store. A command with other settings for the same store is refused.
 
     Attributes:
         key: Fingerprint of the site's key.
@@ -47,6 +47,16 @@ class InstanceRecord(Record):
     status: Literal["stored", "skipped", "refused", "deleted"]
     reason: str = ""
     signs: tuple[str, ...] = ()
+
+    @property
+    def findings(self) -> tuple[str, ...]:
+        """Reasons for a person to look at the instance: its signs of burned-in text, or ``refused``."""
+        return ("refused",) if self.status == "refused" else self.signs
+
+    @property
+    def findings_text(self) -> str:
+        """The signs and the reason for a refusal, as ``review.csv`` shows them."""
+        return " ".join((*self.signs, self.reason)).strip()
 
 
 class SeriesRecord(Record):
@@ -97,11 +107,13 @@ class DecisionRecord(Record):
         series: Series.
         instance: Instance.
         decision: ``keep`` or ``delete``.
+        findings: Findings on the instance at the time of the decision (`InstanceRecord.findings`).
     """
 
     series: str
     instance: str
     decision: Literal["keep", "delete"]
+    findings: tuple[str, ...] = ()
 
 
 class JournalLine(Record):

@@ -51,17 +51,18 @@ def review_instances(store: ImageStore, series: SeriesRecord) -> Iterator[Instan
             yield record
 
 
-def read_decisions(path: Path) -> dict[str, str]:
+def read_decisions(path: Path) -> dict[tuple[str, str], str]:
     """Read the decisions in ``review.csv``, also if a spreadsheet has saved it with semicolons.
 
     Args:
         path: Path of the table; it may not exist.
 
     Returns:
-        Maps instances to ``keep``, ``delete`` or an empty text.
+        Maps an instance and the text of its findings to ``keep``, ``delete`` or an empty text. A decision about other
+        findings, such as a refusal before the image could be retrieved, does not apply.
 
     Raises:
-        DataError: If the table has no columns ``instance`` and ``decision``, or a decision is unknown.
+        DataError: If the table has no columns ``instance``, ``signs`` and ``decision``, or a decision is unknown.
     """
     if not path.exists():
         return {}
@@ -73,13 +74,14 @@ def read_decisions(path: Path) -> dict[str, str]:
         ) from None
     head = text.partition("\n")[0]
     rows = csv.DictReader(io.StringIO(text), delimiter=";" if ";" in head else "\t" if "\t" in head else ",")
-    if not {"instance", "decision"} <= set(rows.fieldnames or ()):
+    if not {"instance", "signs", "decision"} <= set(rows.fieldnames or ()):
         raise DataError(
             "unreadable_review",
-            f"'{path}' has no columns 'instance' and 'decision'. Delete the file; the next command writes it again.",
+            f"'{path}' has no columns 'instance', 'signs' and 'decision'. Delete the file; the next command writes it "
+            "again.",
             path=path,
         )
-    decisions: dict[str, str] = {}
+    decisions: dict[tuple[str, str], str] = {}
     for number, row in enumerate(rows, 2):
         decision = (row["decision"] or "").strip().lower()
         if decision not in ("", *DECISIONS):
@@ -89,16 +91,15 @@ def read_decisions(path: Path) -> dict[str, str]:
                 path=path,
                 row=number,
             )
-        decisions[(row["instance"] or "").strip()] = decision
+        decisions[(row["instance"] or "").strip(), (row["signs"] or "").strip()] = decision
     return decisions
 
 
 def _review_row(
-    store: ImageStore, series: SeriesRecord, instance: InstanceRecord, entered: Mapping[str, str]
+    store: ImageStore, series: SeriesRecord, instance: InstanceRecord, entered: Mapping[tuple[str, str], str]
 ) -> tuple[str, ...]:
     """Return the row of ``review.csv`` for an instance."""
     path = store.find_file(instance)
-    made = store.journal.decisions.get(instance.instance)
     return (
         series.patient,
         series.study,
@@ -106,8 +107,8 @@ def _review_row(
         instance.instance,
         "" if path is None else path.relative_to(store.folder).as_posix(),
         series.modality,
-        " ".join((*instance.signs, *([instance.reason] if instance.reason else ()))),
-        entered.get(instance.instance) or ("" if made is None else made.decision),
+        instance.findings_text,
+        entered.get((instance.instance, instance.findings_text)) or ("keep" if store.is_kept(instance) else ""),
     )
 
 

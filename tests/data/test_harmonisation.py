@@ -152,6 +152,16 @@ def test_what_cannot_be_harmonised_is_refused(tmp_path):
     assert error.value.code == "wrong_template_channels"
 
 
+@pytest.mark.parametrize("span", [None, [0, 0]])
+def test_a_report_without_sites_or_with_an_empty_span_is_no_template(tmp_path, span):
+    numbers = [{"title": f"brightness at {level:.0%}", "quantiles": [0, 1, 2, 3, 4], "span": span} for level in LEVELS]
+    path = tmp_path / "statistics.json"
+    path.write_text(json.dumps({"sites": {"a": {"numbers": numbers}} if span else {}}))
+    with pytest.raises(DataError) as error:
+        read_template(path, 1)
+    assert error.value.code == "wrong_template_file"
+
+
 @pytest.mark.parametrize(
     "template", [[[0.1, 0.2, 0.3]], [[0.5, 0.4, 0.6, 0.7, 0.8]], [[0, 0, 0, 0, 2]], [[0.5] * 5], [[0, 0, 0, 0, "x"]]]
 )

@@ -37,7 +37,7 @@ class DicomwebServer:
     """Instances and faults.
 
     `authorization` is the required header. `answer` replaces the answer to a path: it returns status and body, or None
-    for the ordinary answer; the body of a status 200 is sent as it is.
+    for the ordinary answer; the body of a status 200 is sent as it is, that of a redirect is the new address.
     """
 
     contents: Mapping[Place | StoredFile, bytes]
@@ -129,6 +129,8 @@ def serving_dicomweb(server: DicomwebServer, tls: ssl.SSLContext | None = None) 
         def reply(self, status: int, body: bytes, kind: str) -> None:
             self.send_response(status)
             self.send_header("Content-Type", kind)
+            if 300 <= status < 400:
+                self.send_header("Location", body.decode())
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)

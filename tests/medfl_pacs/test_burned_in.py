@@ -58,6 +58,22 @@ def test_signs_of_the_header():
     assert burned_in_signs(dataset) == expected
 
 
+@pytest.mark.parametrize(
+    ("keyword", "value", "sign"),
+    [
+        ("BurnedInAnnotation", "yes", "declared"),
+        ("RecognizableVisualFeatures", "Yes", "recognizable_features"),
+        ("Modality", "us", "modality_US"),
+        ("Modality", "EC", "modality_EC"),  # retired name of ultrasound
+        ("Modality", None, "modality_unknown"),
+    ],
+)
+def test_signs_in_values_that_break_the_standard(keyword: str, value: str | None, sign: str):
+    dataset = plain_instance(Place())
+    dataset.add_new(keyword, "CS", value)
+    assert burned_in_signs(dataset) == (sign,)
+
+
 def test_a_declaration_does_not_outweigh_the_modality():
     dataset = plain_instance(Place(), modality="US")
     dataset.BurnedInAnnotation = "NO"

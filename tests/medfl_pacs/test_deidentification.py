@@ -181,6 +181,61 @@ def test_the_table_has_every_kind_of_action():
     assert len(table.by_tag) > 600
 
 
+def test_unlisted_texts_of_the_patient_retired_numbers_and_blocks_of_bytes_are_removed():
+    original = plain_instance(Place())
+    elements = (
+        (0x00100033, "LO", "1380-11-20"),  # birth date in another calendar
+        (0x00401007, "SH", "ORDER777"),  # retired order numbers
+        (0x00402006, "SH", "PLACER77"),
+        (0x04000520, "OB", b"PDFPDF"),
+        (0x00686300, "OB", b"HPGLQQ"),
+        (0x54001010, "OW", b"WAVEQQ"),
+        (0x60000022, "LO", "about Mr Q"),
+        (0x60001500, "LO", "label of Q"),
+    )
+    for tag, representation, value in elements:
+        original.add_new(tag, representation, value)
+    original.RedPaletteColorLookupTableData = b"palette!"
+    dataset, content = pseudonymise(original)
+    assert [tag for tag, _, _ in elements if tag in dataset] == []
+    assert [
+        value for _, _, value in elements if (value if isinstance(value, bytes) else value.encode()) in content
+    ] == []
+    assert (dataset.RedPaletteColorLookupTableData, dataset.PixelData) == (b"palette!", original.PixelData)
+
+
+def overlaid(bit: int) -> Dataset:
+    """An image of 12 bits with an overlay in another bit, as old devices write it."""
+    dataset = plain_instance(Place())
+    pixels = np.frombuffer(dataset.PixelData, np.uint16) | np.uint16(1 << bit)
+    dataset.PixelData = pixels.tobytes()
+    dataset.add_new(0x60020010, "US", 16)
+    dataset.add_new(0x60020011, "US", 16)
+    dataset.add_new(0x60020100, "US", 16)
+    dataset.add_new(0x60020102, "US", bit)
+    return dataset
+
+
+@pytest.mark.parametrize("syntax", [pydicom.uid.ExplicitVRLittleEndian, pydicom.uid.ExplicitVRBigEndian])
+def test_overlays_in_unused_bits_are_cleared(syntax: pydicom.uid.UID):
+    expected, original = plain_instance(Place()).pixel_array, overlaid(14)
+    if not syntax.is_little_endian:
+        original.PixelData = np.frombuffer(original.PixelData, "<u2").astype(">u2").tobytes()
+    original.file_meta.TransferSyntaxUID = syntax
+    copied = Dataset()  # a FileDataset has the byte order of its file
+    copied.update(original)
+    copied.file_meta = original.file_meta
+    dataset, _ = pseudonymise(copied)
+    kind = "<u2" if syntax.is_little_endian else ">u2"
+    assert np.array_equal(np.frombuffer(dataset.PixelData, kind).reshape(16, 16), expected)
+    assert not any(element.tag.group & 0xFF00 == 0x6000 for element in dataset)
+
+
+def test_an_overlay_in_the_bits_of_the_values_is_refused():
+    with refused(DataError, "overlay_in_pixels"):
+        pseudonymise(overlaid(3))
+
+
 SAMPLES = ("CT_small", "MR_small_RLE", "MR_small_bigendian", "693_J2KI", "examples_palette", "liver_1frame")
 
 

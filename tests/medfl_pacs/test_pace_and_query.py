@@ -109,6 +109,9 @@ def test_search_keys_belong_to_studies_or_series():
         ("=3", "invalid_query"),
         ("StudyDat=20200101", "unknown_search_key"),
         ("PixelData=1", "unknown_search_key"),
+        ("Rows=512", "unknown_search_key"),
+        ("SeriesNumber=abc", "invalid_query"),
+        ("PatientWeight=7*", "invalid_query"),
         ("StudyDate=1,StudyDate=2", "repeated_search_key"),
     ],
 )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import datetime
-import ipaddress
 import logging
 import socket
 import ssl
@@ -18,6 +16,8 @@ from pacs_images import ROOT, SECRETS, Corpus, Place, content_of, plain_instance
 
 for package in ("dicomweb_client", "dicomanonymizer", "pynetdicom"):
     pytest.importorskip(package, reason=f"needs {package}, from the extra pacs")
+
+from medfl_pacs import dicomweb  # noqa: E402
 
 QUERY = "StudyDate=20200101-20201231"
 
@@ -56,6 +56,13 @@ def test_images_are_retrieved_once(fetch, server: DicomwebServer, tmp_path: Path
     status, out, _ = fetch(server.url)
     assert "0 images retrieved, 4 were there already" in out
     assert set(server.retrieved.values()) == {1}
+
+
+def test_no_key_is_created_for_an_existing_store(fetch, server: DicomwebServer, medfl, tmp_path: Path):
+    fetch(server.url)
+    other = ("--out", tmp_path / "store", "--key", tmp_path / "typo")
+    status, _, err = medfl("pacs", "dicomweb", server.url, "--query", QUERY, *other)
+    assert (status, "There is no key" in err, (tmp_path / "typo").exists()) == (2, True, False)
 
 
 def test_wildcards_are_sent_as_they_are(fetch, server: DicomwebServer, monkeypatch: pytest.MonkeyPatch):
@@ -131,6 +138,24 @@ def test_malformed_answers(fetch, server: DicomwebServer, answer, text: str):
     assert (status, text in err) == (2, True), err
 
 
+def test_redirects_are_refused(fetch, server: DicomwebServer):
+    target = server.url.replace("dicom-web", "other/studies?limit=200&offset=0")
+    server.answer = lambda path: (302, target.encode()) if path.endswith("/dicom-web/studies") else None
+    status, _, err = fetch(server.url)
+    assert (status, "Give the final address" in err) == (2, True), err
+
+
+def test_endless_answers_are_refused(fetch, server: DicomwebServer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(dicomweb, "MAX_ANSWER_BYTES", 5000)
+    large = Place(1, 1, 1, 1)
+    server.contents = {**server.contents, large: content_of(plain_instance(large, size=64))}
+    status, out, _ = fetch(server.url)
+    assert (status, "3 images retrieved" in out, "1 images refused" in out) == (0, True, True)
+    monkeypatch.setattr(dicomweb, "MAX_RESULTS", 1)
+    status, _, err = fetch(server.url)
+    assert (status, "results for one search" in err) == (2, True), err
+
+
 def test_an_answer_that_is_no_dicom_is_refused_and_retried_later(fetch, server: DicomwebServer, tmp_path: Path):
     server.answer = fails(200, b"Qwertzuiop", Place().instance_uid)
     status, out, _ = fetch(server.url)
@@ -155,30 +180,6 @@ def test_an_unreachable_server(fetch):
 def test_a_server_without_tls(fetch, server: DicomwebServer):
     status, _, err = fetch(server.url.replace("http:", "https:"))
     assert (status, "No secure connection" in err or "No connection" in err) == (2, True)
-
-
-@pytest.fixture
-def certificates(tmp_path: Path) -> Path:
-    """A folder with a server's and a client's certificate, both self-signed, and their keys."""
-    x509 = pytest.importorskip("cryptography.x509", reason="needs cryptography, from the extra secure")
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    folder = tmp_path / "certificates"
-    folder.mkdir()
-    now = datetime.datetime.now(datetime.UTC)
-    for name in ("server", "client"):
-        key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-        builder = x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number())
-        builder = builder.not_valid_before(now - datetime.timedelta(1)).not_valid_after(now + datetime.timedelta(1))
-        address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-        builder = builder.add_extension(address, False).add_extension(x509.BasicConstraints(True, None), True)
-        certificate = builder.sign(key, hashes.SHA256())
-        (folder / f"{name}.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-        private = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-        (folder / f"{name}.key").write_bytes(key.private_bytes(*private))
-    return folder
 
 
 def test_certificates_of_server_and_client(fetch, server: DicomwebServer, certificates: Path):

@@ -286,6 +286,102 @@ def test_decisions_survive_another_retrieval_and_a_spreadsheet(tmp_path: Path):
     assert [row["decision"] for row in rows(folder / "review.csv")] == ["keep", ""]
 
 
+def test_a_decision_about_a_refusal_does_not_release_the_image_that_is_retrieved_later(tmp_path: Path):
+    contents = Corpus(patients=1, series=1, instances=2, modality="US").content()
+    folder, source = tmp_path / "store", MemorySource(contents)
+    source.failures[Place(1, 1, 1, 2).instance_uid] = [DataError("not_dicom", "no")]
+    fetch(folder, source)
+    decide(folder, "keep", "keep")
+    with open_store(folder, PSEUDONYMS) as opened:
+        assert apply_review(opened).released == 1
+    assert fetch(folder, source).stored == 1
+    assert rows(folder / "images.csv") == []
+    assert [row["decision"] for row in rows(folder / "review.csv")] == ["keep", ""]
+    with open_store(folder, PSEUDONYMS) as opened:
+        counts = apply_review(opened)
+    assert (counts.kept, counts.undecided, counts.released) == (1, 1, 0)
+
+
+def test_a_review_leaves_undecided_series_where_they_are(tmp_path: Path):
+    contents = Corpus(patients=2, series=1, instances=1, modality="US").content()
+    folder = tmp_path / "store"
+    fetch(folder, MemorySource(contents), keep_burned_in=True)
+    decide(folder, "keep", "")
+    size = (folder / "journal.jsonl").stat().st_size
+    with open_store(folder, PSEUDONYMS) as opened:
+        apply_review(opened)
+    assert sorted(row["burned_in"] for row in rows(folder / "images.csv")) == ["reviewed", "suspected"]
+    grown = (folder / "journal.jsonl").stat().st_size
+    assert grown > size
+    with open_store(folder, PSEUDONYMS) as opened:
+        apply_review(opened)
+    assert (folder / "journal.jsonl").stat().st_size == grown, "a second review changes nothing"
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_killed_review_never_releases_a_deleted_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool):
+    contents = Corpus(patients=1, series=1, instances=2, modality="US").content()
+    folder = tmp_path / "store"
+    fetch(folder, MemorySource(contents))
+    decide(folder, "delete", "keep")
+    bad = rows(folder / "review.csv")[0]["instance"]
+    real = Path.unlink
+
+    def killed(path: Path, *arguments: object, **options: object) -> None:
+        if path.stem == bad:
+            if after:
+                real(path)
+            raise Killed
+        real(path, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", killed)
+        with pytest.raises(Killed), open_store(folder, PSEUDONYMS) as opened:
+            apply_review(opened)
+    with open_store(folder, PSEUDONYMS) as opened:
+        assert apply_review(opened).released == 1
+    assert [row["images"] for row in rows(folder / "images.csv")] == ["1"]
+    assert not list(folder.rglob(f"{bad}.dcm"))
+    assert fetch(folder, MemorySource(contents)).stored == 0
+
+
+def test_a_file_without_a_line_in_the_journal_is_not_released(tmp_path: Path, contents: dict[Place, bytes]):
+    """A retrieval was killed between file and journal, and the PACS has deleted the instance since."""
+    folder = tmp_path / "store"
+    fetch(folder, MemorySource(contents))
+    stray = folder / "incoming" / Path(rows(folder / "images.csv")[0]["folder"]).relative_to("images") / "2.25.1.dcm"
+    stray.parent.mkdir(parents=True)
+    stray.write_bytes(next(folder.rglob("*.dcm")).read_bytes())
+    before = (folder / "images.csv").read_text()
+    fetch(folder, MemorySource(contents))
+    assert not list(folder.rglob("2.25.1.dcm"))
+    assert (folder / "images.csv").read_text() == before
+
+
+def test_a_series_that_was_deleted_by_hand_leaves_the_table(tmp_path: Path):
+    contents = Corpus(patients=1, series=1, instances=2, modality="US").content()
+    folder = tmp_path / "store"
+    fetch(folder, MemorySource(contents))
+    decide(folder, "keep", "keep")
+    for path in (folder / "quarantine").rglob("*.dcm"):
+        path.unlink()
+    with open_store(folder, PSEUDONYMS) as opened:
+        assert apply_review(opened).released == 0
+    assert rows(folder / "images.csv") == []
+    assert fetch(folder, MemorySource(contents)).stored == 2
+    assert [row["images"] for row in rows(folder / "images.csv")] == ["2"]
+
+
+def test_a_damaged_file_of_the_store_is_named(tmp_path: Path):
+    contents = Corpus(patients=1, series=1, instances=1, modality="US").content()
+    folder = tmp_path / "store"
+    fetch(folder, MemorySource(contents))
+    decide(folder, "keep")
+    next(folder.rglob("*.dcm")).write_bytes(b"no DICOM")
+    with refused(DamagedError, "damaged_file"), open_store(folder, PSEUDONYMS) as opened:
+        apply_review(opened)
+
+
 def test_an_unknown_decision_is_refused(tmp_path: Path):
     folder = tmp_path / "store"
     fetch(folder, MemorySource(Corpus(patients=1, series=1, instances=1, modality="US").content()))
@@ -345,13 +441,35 @@ def test_a_lost_connection_stops_after_a_few_attempts(tmp_path: Path, contents: 
 
 
 def test_too_many_refusals_in_a_row_stop(tmp_path: Path):
-    contents = Corpus(patients=1, series=1, instances=20, size=2).content()
+    contents = Corpus(patients=2, series=2, instances=5, size=2).content()
     source = MemorySource(contents)
     for place in contents:
-        source.failures[place.instance_uid] = [DataError("not_dicom", "no")]
-    with refused(DataError, "too_many_refused", count=10):
+        source.failures[place.instance_uid] = [DataError("pacs_server_error", "no")] * 4
+    with refused(DataError, "too_many_refused", count=11):
         fetch(tmp_path / "store", source)
-    assert sum(source.retrieved.values()) == 10
+    attempts = 1 + len(retrieval.RETRY_SECONDS)
+    assert sum(source.retrieved.values()) == 10 * attempts + 1, "requests are no longer repeated when many have failed"
+
+
+def test_one_damaged_series_does_not_stop_the_retrieval(tmp_path: Path):
+    contents = Corpus(patients=1, series=2, instances=20, size=2).content()
+    source = MemorySource(contents)
+    for place in contents:
+        if place.series == 1:
+            source.failures[place.instance_uid] = [DataError("not_dicom", "no")] * 9
+    assert fetch(tmp_path / "store", source) == RetrievalCounts(series=2, stored=20, refused=20)
+    assert fetch(tmp_path / "store", source) == RetrievalCounts(series=2, present=20, refused=20)
+
+
+def test_images_with_an_identity_in_the_pixels_do_not_stop_the_retrieval(tmp_path: Path):
+    contents = {}
+    for patient in range(1, 13):
+        dataset = plain_instance(Place(patient))
+        dataset.PixelData = b"PID-7312-X" + dataset.PixelData[10:]
+        dataset.PatientID = "PID-7312-X"
+        contents[Place(patient)] = content_of(dataset)
+    contents[Place(20)] = content_of(plain_instance(Place(20)))
+    assert fetch(tmp_path / "store", MemorySource(contents)) == RetrievalCounts(series=13, stored=1, refused=12)
 
 
 def test_a_store_has_one_key_and_one_set_of_settings(tmp_path: Path, contents: dict[Place, bytes]):
@@ -370,6 +488,11 @@ def test_a_folder_with_other_files_and_a_store_in_use_are_refused(tmp_path: Path
     (tmp_path / "file").touch()
     with refused(DataError, "folder_not_empty"), open_store(tmp_path, PSEUDONYMS):
         pass
+    foreign = tmp_path / ".document.tmp"
+    foreign.touch()
+    with refused(DataError, "folder_not_empty"), open_store(tmp_path, PSEUDONYMS):
+        pass
+    assert foreign.exists(), "files of other programs stay"
     folder = tmp_path / "store"
     with open_store(folder, PSEUDONYMS), refused(StoreError, "store_in_use"), open_store(folder, PSEUDONYMS):
         pass

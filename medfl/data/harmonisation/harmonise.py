@@ -83,8 +83,9 @@ def read_template(path: Path, channels: int) -> Template:
             template = parse_image_reading(content[IMAGE_READING_KEY]).template
             values = np.array(template)
         else:
-            values = np.mean([_site_quantiles(site, each, channels) for site, each in content["sites"].items()], axis=0)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            sites = [_site_quantiles(site, each, channels) for site, each in content["sites"].items()]
+            values = np.stack(sites).mean(axis=0)  # a ValueError without sites
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError):
         raise DataError(
             "wrong_template_file",
             f"expected statistics.json of medfl federate statistics, or datalist.json of a harmonised data set, at "

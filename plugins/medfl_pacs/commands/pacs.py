@@ -271,16 +271,23 @@ def _open_existing(store: Path, key: Path) -> Iterator[ImageStore]:
         raise DataError(
             "no_store", f"'{store}' is not a store of `medfl pacs`: it has no {StoreFile.NAME}.", path=store
         )
+    _require_key(store, key)
+    settings = StoreFile.read(store / StoreFile.NAME)
+    pseudonyms, _ = open_key(key, store)
+    with open_store(store, pseudonyms, keep_characteristics=settings.keep_characteristics) as opened:
+        yield opened
+
+
+def _require_key(store: Path, key: Path) -> None:
+    """Raise a DataError if the key of a store does not exist. A new key would not fit the store."""
+    from medfl.errors import DataError
+
     if not key.expanduser().exists():
         raise DataError(
             "no_key",
             f"There is no key '{key}'. Name the key with which the store '{store}' was made with --key.",
             path=key,
         )
-    settings = StoreFile.read(store / StoreFile.NAME)
-    pseudonyms, _ = open_key(key, store)
-    with open_store(store, pseudonyms, keep_characteristics=settings.keep_characteristics) as opened:
-        yield opened
 
 
 def _retrieve(
@@ -298,6 +305,7 @@ def _retrieve(
     from medfl_pacs.profile_actions import load_actions
     from medfl_pacs.pseudonyms import open_key
     from medfl_pacs.retrieval import Retrieval
+    from medfl_pacs.store_records import StoreFile
 
     def say(line: str) -> None:
         typer.echo(line, err=True)
@@ -305,6 +313,8 @@ def _retrieve(
     try:
         load_actions()  # fails before the first request if the package is missing
         pace = Pace(per_second, parse_hours(hours) if hours else None, say)
+        if (out / StoreFile.NAME).is_file():
+            _require_key(out, key)
         pseudonyms, is_new = open_key(key, out)
         if is_new:
             say(f"created the key {key}: keep a copy, and never give it away; without it the store can't be continued")

@@ -159,6 +159,7 @@ def read_images(folder: Path, scanner_column: str | None = None) -> DataSetImage
     sites: dict[str, SiteImages] = {}
     for number, (title, (place, datalist)) in enumerate(lists.items()):
         site = inert_name(title, f"site {number + 1}")
+        site = f"{site} ({number + 1})" if site in sites else site  # another name may be the replacement of this one
         sites[site] = _open_site(place, datalist, site)
         for split in SPLITS:
             cases += _read_cases(site, split, datalist, column, patients, len(sites[site].images))
@@ -184,7 +185,7 @@ def _check_forms(folder: Path, sites: Mapping[str, SiteImages]) -> None:
 
 def _split_by_site(folder: Path, datalist: Datalist) -> dict[str, tuple[Path, Datalist]]:
     """Return a data list for each site that the records name; records without a site form one site."""
-    names = {entry_text(record, "site") or "" for split in SPLITS for record in datalist.splits.get(split, [])}
+    names = {entry_text(record, "site") or UNKNOWN for split in SPLITS for record in datalist.splits.get(split, [])}
     if len(names) > MAX_SITES:
         raise DataError(
             "too_many_groups",
@@ -196,11 +197,11 @@ def _split_by_site(folder: Path, datalist: Datalist) -> dict[str, tuple[Path, Da
     parts = {}
     for site in sorted(names):
         splits = {
-            split: [record for record in records if (entry_text(record, "site") or "") == site]
+            split: [record for record in records if (entry_text(record, "site") or UNKNOWN) == site]
             for split, records in datalist.splits.items()
         }
         own = Datalist(**{**vars(datalist), "splits": splits})
-        parts[site or ("all images" if len(names) == 1 else UNKNOWN)] = (folder, own)
+        parts["all images" if names == {UNKNOWN} else site] = (folder, own)
     return parts
 
 

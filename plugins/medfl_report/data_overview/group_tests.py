@@ -45,7 +45,7 @@ class GroupDifference:
         feature: Index of the feature.
         larger: True if the group has larger numbers.
         others: Names of the other groups from which it differs.
-        compared: Number of other groups with which it was compared.
+        compared: Number of other groups with at least `MIN_PATIENTS` patients, with which the group was compared.
         superiority: Probability that a random patient of the group has a larger number (a smaller one if not `larger`)
             than a random patient of `others`; ties count half. Mean over `others`.
         median: Median over the patients of the group.

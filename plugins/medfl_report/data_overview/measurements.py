@@ -106,9 +106,11 @@ def measure_images(data: DataSetImages) -> ImageMeasurements:
     spatial = channels = 1
     for pixels in data.batches():
         spatial, channels = pixels.ndim - 2, pixels.shape[-1]
-        values.append(np.concatenate([_tones(pixels) / (high - low), _detail(pixels), _frame(pixels, high - low)], 1))
-        if channels == len(COLOUR_FEATURES):
-            values[-1] = np.concatenate([values[-1], _colours(pixels)], axis=1)
+        with np.errstate(invalid="ignore", over="ignore"):  # values that are not finite, a fault of the image
+            parts = [_tones(pixels) / (high - low), _detail(pixels), _frame(pixels, high - low)]
+            if channels == len(COLOUR_FEATURES):
+                parts.append(_colours(pixels))
+        values.append(np.concatenate(parts, axis=1))
         histograms.append(_histograms(pixels, low, high))
         thumbnails.append(make_thumbnails(pixels))
         flat = pixels.reshape(len(pixels), -1)
@@ -116,6 +118,7 @@ def measure_images(data: DataSetImages) -> ImageMeasurements:
         constant.append(flat.max(axis=1) == flat.min(axis=1))
     features = FEATURES + FRAME_FEATURES[spatial] + (COLOUR_FEATURES if channels == len(COLOUR_FEATURES) else ())
     numbers = np.round(np.concatenate(values), 3)  # rounding noise of normalised images is no difference
+    numbers[~np.isfinite(numbers).all(axis=1)] = np.nan
     faults = _find_faults(numbers, np.concatenate(clipped), np.concatenate(constant))
     return ImageMeasurements(features, numbers, np.concatenate(histograms), edges, np.concatenate(thumbnails), faults)
 

@@ -26,12 +26,11 @@ MAX_NAMES = 4
 
 @dataclass(frozen=True)
 class RatedPair:
-    """Two near-duplicates and how serious that is.
+    """Two near-duplicates and the severity of their similarity.
 
     Attributes:
         pair: Positions and correlation.
-        kind: One of `PAIR_KINDS`: whether the images have different targets, are in different splits, or belong to
-            different patients.
+        kind: Severity, one of `PAIR_KINDS`.
     """
 
     pair: SimilarPair
@@ -132,7 +131,7 @@ class DataOverview:
 
 
 def look_at(data: DataSetImages) -> DataOverview:
-    """Measure all images of a data set, find faults and near-duplicates, and compare sites and scanners.
+    """Measure the images of a data set, find faulty images and near-duplicates, and compare sites and scanners.
 
     Comparisons use training images only. Faults and near-duplicates are found in all splits.
     """

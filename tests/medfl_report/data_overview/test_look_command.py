@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import stat
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -90,13 +91,18 @@ def test_values_that_are_no_numbers_are_a_fault(tmp_path):
     rng = np.random.default_rng(0)
     images = rng.normal(size=(12, 8, 8, 8)).astype(np.float32)
     images[3, 2, 2, 2], images[5] = np.nan, images[5] * 1e-4
+    images[7, 0, 0, 1] = np.inf
     np.save(tmp_path / "images.npy", images)
     records = [{"image": row, "label": row % 2, "subject_id": f"s{row}"} for row in range(12)]
     (tmp_path / "datalist.json").write_text(
         json.dumps({"name": "volumes", "image_array": "images.npy", "num_classes": 2, "training": records})
     )
-    faults = measure_images(read_images(tmp_path)).faults
-    assert faults == {3: ["not_finite"], 5: ["faint"]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # numpy's warnings would reach the user
+        measured = measure_images(read_images(tmp_path))
+    assert measured.faults == {3: ["not_finite"], 5: ["faint"], 7: ["not_finite"]}
+    assert np.flatnonzero(np.isnan(measured.values).any(axis=1)).tolist() == [3, 7]
+    assert np.isnan(measured.values[[3, 7]]).all()
     assert set(FAULTS) >= {"not_finite", "faint"}
 
 
@@ -155,6 +161,18 @@ def test_hostile_names_become_plain_text(tmp_path, look):
     assert status == 0
     assert "<script" not in (tmp_path / "look.html").read_text()
     assert "\x1b" not in printed
+
+
+def test_similar_names_of_sites_lose_no_image(tmp_path):
+    images = np.random.default_rng(0).integers(0, 255, (8, 8, 8), dtype=np.uint8)
+    np.save(tmp_path / "images.npy", images)
+    names = ("A", "$A", "", "not known")
+    records = [{"image": row, "label": 0, **({"site": names[row % 4]} if names[row % 4] else {})} for row in range(8)]
+    lists = {"name": "data", "image_array": "images.npy", "num_classes": 2, "training": records}
+    (tmp_path / "datalist.json").write_text(json.dumps(lists))
+    data = read_images(tmp_path)
+    assert sorted(case.row for case in data.cases) == list(range(8))
+    assert sorted(sum(case.site == site for case in data.cases) for site in data.sites) == [2, 2, 4]
 
 
 def test_findings_and_numbers_are_shown_and_counted(tmp_path):
