@@ -52,7 +52,7 @@ class TrainingPosition:
 
 
 class TrainingPart(Protocol):
-    """Object that a training changes besides its model, such as a second model."""
+    """Object that a training changes, such as its model with the optimiser, or a second model."""
 
     def training_state(self) -> Tensors:
         """Return the object's state as named tensors."""
@@ -64,7 +64,7 @@ class TrainingPart(Protocol):
 
 
 class ModelPart:
-    """A further model of a training with its optimiser; implements `TrainingPart`.
+    """A model of a training with its optimiser; implements `TrainingPart`.
 
     Args:
         model: The model.

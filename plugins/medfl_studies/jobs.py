@@ -126,9 +126,9 @@ class RunJob:
             before = JobIdentity.read(self.folder / JobIdentity.NAME).to_json()
         except StoreError:
             return None
-        now = self.identity().to_json()
         if self.status() != "finished":
             return None
+        now = self.identity().to_json()  # reads the data lists
         names = (before.keys() | now.keys()) - {"commit"}
         return sorted(name.replace("_", " ") for name in names if before.get(name) != now.get(name))
 
