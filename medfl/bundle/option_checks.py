@@ -61,6 +61,9 @@ FEDERATION = {
 }
 """Maps each id that a federation needs, besides the ids that MONAI requires, to its description."""
 
+IDS_WITH_NAMES = ("metrics", "allow_leaks", "allow_changes")
+"""Ids whose value is a list of names."""
+
 
 def check_options(parser: ConfigParser, options: Meta, elsewhere: Collection[str] = ()) -> None:
     """Raise if an option names no id or setting, or has no effect in a federation, or names an unknown network.
@@ -80,7 +83,7 @@ def check_options(parser: ConfigParser, options: Meta, elsewhere: Collection[str
     for option in options:
         name = bare_name(option)
         top = name.partition("#")[0]
-        if problem := _problem(parser, name) or _ambiguity(parser, option, top, stock):
+        if problem := _problem(parser, name, options) or _ambiguity(parser, option, top, stock):
             problems.append(problem)
         elif stock is not None and top not in {*OVERLAY_IDS, *elsewhere, *settings}:
             if not stock.has_effect(name):
@@ -108,11 +111,10 @@ def apply_options(parser: ConfigParser, options: Meta) -> None:
 
     Args:
         parser: Parser that has read the configuration files.
-        options: Maps each id or setting to its value. ``metrics`` takes a single name as well as a list of names.
+        options: Maps each id or setting to its value. Those in `IDS_WITH_NAMES` take a single name as well as a list.
     """
-    metrics = options.get("metrics")
-    if isinstance(metrics, str) and metrics[:1] not in {*"$@%"}:
-        options = options | {"metrics": [metrics]}
+    single = {name: options[name] for name in IDS_WITH_NAMES if isinstance(options.get(name), str)}
+    options = options | {name: [value] for name, value in single.items() if value[:1] not in {*"$@%"}}
     ids = options_to_ids(options, parser.get())
     parser.update(pairs=ids)
     if (stock := _used_at_sites(parser)) is not None:
@@ -242,8 +244,11 @@ def check_ids(parser: ConfigParser, properties: Mapping[str, Mapping[str, Any]],
         )
 
 
-def _problem(parser: ConfigParser, name: str) -> SettingsError | None:
-    """Return an error if an option names no id, setting or part; otherwise None."""
+def _problem(parser: ConfigParser, name: str, options: Meta) -> SettingsError | None:
+    """Return an error if an option names no id, setting or part; otherwise None.
+
+    If another option replaces the ``_target_`` of a component, the arguments of the new target are its parts.
+    """
     top, *rest = name.split("#")
     settings = setting_values(parser.get())
     known = [*(key for key in parser.get() if not key.startswith("_")), *settings]
@@ -263,6 +268,8 @@ def _problem(parser: ConfigParser, name: str) -> SettingsError | None:
         if isinstance(parent, list) and part.isdigit() and int(part) < len(parent):
             parent = parent[int(part)]
         elif isinstance(parent, Mapping):
+            if target := options.get(f"{path}#_target_"):
+                parent = {**parent, "_target_": target}
             names = list(run_fields()) if path == SETTINGS_ID else _parts_of_setting(path) or _parts(parent)
             if names is not None and part not in names:
                 hint = did_you_mean(part, names, "medfl run --help-settings" if path == SETTINGS_ID else "")

@@ -173,7 +173,7 @@ def raise_leaks(leaks: Sequence[Leak], allow: Sequence[str] = ()) -> list[str]:
             "patients or images occur in two places that must not share any:\n"
             + "\n".join(line for kind in kinds for line in _lines_of_kind(kind, refused))
             + "\nMake the sites again with `medfl partition`, which keeps a patient's images and identical images "
-            f'together; or allow this by name (a run takes --allow_leaks "{kinds}"), and the report will say so.',
+            f'together; or allow this by name (a run takes --allow-leaks "{kinds}"), and the report will say so.',
             kinds=kinds,
             leaks=[[leak.kind, leak.count, *leak.between] for leak in refused],
         )

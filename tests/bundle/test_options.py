@@ -45,6 +45,21 @@ def test_known_options_pass(parser: ConfigParser, name: str) -> None:
     check_options(parser, {name: 1})
 
 
+def test_a_replaced_component_has_the_arguments_of_the_new_target(parser: ConfigParser) -> None:
+    replaced = {"optimizer#_target_": "torch.optim.AdamW"}
+    check_options(parser, replaced | {"optimizer#betas": [0.8, 0.9]})
+    with refused(SettingsError, "unknown_option", path="optimizer", part="centered"):
+        check_options(parser, replaced | {"optimizer#centered": True})
+
+
+@pytest.mark.parametrize("name", ["metrics", "allow_leaks", "allow_changes"])
+def test_a_single_name_becomes_a_list(parser: ConfigParser, name: str) -> None:
+    apply_options(parser, {name: "pixels"})
+    assert parser[name] == ["pixels"]
+    apply_options(parser, {name: ["subjects", "pixels"]})
+    assert parser[name] == ["subjects", "pixels"]
+
+
 @pytest.mark.parametrize(
     ("name", "fields", "hint"),
     [

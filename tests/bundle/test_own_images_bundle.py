@@ -133,8 +133,9 @@ def test_grey_images_that_are_not_square(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "sites" / "site-01" / "predictions.csv").exists()
 
 
-def test_the_small_network_needs_no_weights(tmp_path: Path) -> None:
-    options = {"network_name": "resnet10", "rounds": 1, "epochs": 1, "width": 4, "progress": False}
+@pytest.mark.parametrize("network", ["resnet10", "convnet"])
+def test_small_networks_need_no_weights(tmp_path: Path, network: str) -> None:
+    options = {"network_name": network, "rounds": 1, "epochs": 1, "width": 4, "progress": False}
     medfl.run(NAME, cohort(tmp_path / "data", classes=2), out=tmp_path / "run", **options)
     run = RunFile.read(tmp_path / "run" / "run.json")
     assert run.identity.task.start is None

@@ -185,7 +185,7 @@ def test_leaks_are_refused_together_without_naming_anybody(cohort):
     text = str(error.value)
     assert "subjects: 1 in both site-01/training and site-01/test" in text
     assert "pixels: 1 identical image in both site-01/training and global/test" in text
-    assert "allow this by name (a run takes --allow_leaks \"['subjects', 'pixels']\")" in text
+    assert "allow this by name (a run takes --allow-leaks \"['subjects', 'pixels']\")" in text
     assert secret not in f"{text}{error.value.fields}"
 
 
