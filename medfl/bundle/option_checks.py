@@ -113,8 +113,10 @@ def apply_options(parser: ConfigParser, options: Meta) -> None:
         parser: Parser that has read the configuration files.
         options: Maps each id or setting to its value. Those in `IDS_WITH_NAMES` take a single name as well as a list.
     """
-    single = {name: options[name] for name in IDS_WITH_NAMES if isinstance(options.get(name), str)}
-    options = options | {name: [value] for name, value in single.items() if value[:1] not in {*"$@%"}}
+    for name in IDS_WITH_NAMES:
+        value = options.get(name)
+        if isinstance(value, str) and value[:1] not in {*"$@%"}:
+            options = options | {name: [value]}
     ids = options_to_ids(options, parser.get())
     parser.update(pairs=ids)
     if (stock := _used_at_sites(parser)) is not None:
@@ -255,8 +257,8 @@ def _problem(parser: ConfigParser, name: str, options: Meta) -> SettingsError | 
     if top not in known:
         owners = [key for key, part in parser.get().items() if top in _names(part)]
         if owners and not rest:
-            options = " or ".join(f"'{option_of_id(f'{owner}#{top}')}'" for owner in owners)
-            hint = f"Did you mean {options}? `{LIST_OPTIONS}` lists all options."
+            meant = " or ".join(f"'{option_of_id(f'{owner}#{top}')}'" for owner in owners)
+            hint = f"Did you mean {meant}? `{LIST_OPTIONS}` lists all options."
         else:
             hint = did_you_mean(option_of_id(top), map(option_of_id, known), LIST_OPTIONS)
         text = f"Unknown option '{option_of_id(name)}'. {hint}"

@@ -67,7 +67,7 @@ def load_study(
     source: Path | None = None,
     out: Path | None = None,
     scale: str = FULL_SCALE,
-    seeds: int | None = None,
+    seeds: int | list[int] | None = None,
     workers: int | None = None,
     data: Sequence[str] = (),
 ) -> CheckedStudy:
@@ -78,7 +78,7 @@ def load_study(
         source: Folder of the source data; None means the folder in the environment variable ``MEDFL_DATA``.
         out: Output folder; None means `default_output_dir`.
         scale: One of the study's scales, or ``full``.
-        seeds: Number of seeds that replaces the study's seeds, >= 1.
+        seeds: Number of seeds that replaces the study's seeds, >= 1, or a list of seeds.
         workers: Number of processes that train sites, in each run.
         data: Names of the study's data sets to use; empty means all.
 

@@ -19,13 +19,15 @@ RESERVED_SETTINGS = ("bundle_root", "dataset_dir", "output_dir", "method", "meth
 """Options of a run that the study sets itself, so that a study file must not set them."""
 
 
-def read_study(path: Path, scale: str = FULL_SCALE, seeds: int | None = None, data: Sequence[str] = ()) -> Study:
+def read_study(
+    path: Path, scale: str = FULL_SCALE, seeds: int | list[int] | None = None, data: Sequence[str] = ()
+) -> Study:
     """Read a study file at a scale.
 
     Args:
         path: Study file.
         scale: Name of one of its scales; ``full`` leaves the file unchanged.
-        seeds: Number of seeds that replaces the file's seeds, >= 1.
+        seeds: Number of seeds that replaces the file's seeds, >= 1, or a list of seeds.
         data: Names of the data sets to use; empty means all.
 
     Raises:
@@ -77,6 +79,26 @@ def read_study(path: Path, scale: str = FULL_SCALE, seeds: int | None = None, da
     _check_seeds(study)
     _check_options(study)
     return study
+
+
+def choose_seeds(number: int | None, seeds: Sequence[int] | None) -> int | list[int] | None:
+    """Return the seeds that a user chose with the options ``--seeds`` and ``--seed``; None for the study's seeds.
+
+    Args:
+        number: Number of seeds, >= 1.
+        seeds: Single seeds.
+
+    Raises:
+        SettingsError: If both are given.
+    """
+    if number is not None and seeds:
+        raise SettingsError(
+            "incompatible_settings",
+            f"Expected either --seeds N, for the seeds 0 to N-1, or --seed for single seeds, got --seeds {number} and "
+            f"{' '.join(f'--seed {seed}' for seed in seeds)}.",
+            settings=["seeds", "seed"],
+        )
+    return list(seeds) if seeds else number
 
 
 def _with_image_size(data: DataSet, size: int | None) -> DataSet:

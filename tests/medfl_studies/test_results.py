@@ -6,6 +6,7 @@ import gzip
 import json
 import random
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -148,23 +149,28 @@ def test_recorded_runs_give_the_same_scores_predictions_and_comparison(ended, co
     assert compare(results.runs, labels=labels).equals(compare(runs, labels=labels))
 
 
+def write_search(folder: Path, split: str, is_finished: bool = True) -> None:
+    """Write the record of a search with three trials, of which the last one repeats the second."""
+    definition = {"study": {}, "bundle": "b", "metric": "auc", "optuna": "4"}
+    trials = [Trial(number=number, parameters={"lr": 0.1 * number}) for number in range(3)]
+    results = tuple(
+        TrialResult(row=ROW, trial=trial, run=min(trial.number, 1), status="finished", score=0.5, seconds=2.0)
+        for trial in trials
+    )
+    outcome = SearchOutcome(trials=3, rounds=1, score="mean", seed=0, winners={ROW: 1}, prices=())
+    record = SearchRecord(
+        definition=SearchDefinition(split=split, **definition),
+        results=results,
+        outcome=outcome if is_finished else None,
+    )
+    (folder / split).mkdir(parents=True)
+    record.write(folder / split / SearchRecord.NAME)
+
+
 def test_trials_of_nested_searches_are_kept(collected, tmp_path: Path) -> None:
     """Each finished search counts once, a repeated trial costs nothing, and unfinished searches are left out."""
-    definition = {"study": {}, "bundle": "b", "metric": "auc", "optuna": "4"}
-    for split, ended_search in (("seed-0", True), ("seed-1", True), ("seed-2", False)):
-        trials = [Trial(number=number, parameters={"lr": 0.1 * number}) for number in range(3)]
-        results = tuple(
-            TrialResult(row=ROW, trial=trial, run=min(trial.number, 1), status="finished", score=0.5, seconds=2.0)
-            for trial in trials
-        )
-        outcome = SearchOutcome(trials=3, rounds=1, score="mean", seed=0, winners={ROW: 1}, prices=())
-        record = SearchRecord(
-            definition=SearchDefinition(split=split, **definition),
-            results=results,
-            outcome=outcome if ended_search else None,
-        )
-        (tmp_path / split).mkdir()
-        record.write(tmp_path / split / SearchRecord.NAME)
+    for split, is_finished in (("seed-0", True), ("seed-1", True), ("seed-2", False)):
+        write_search(tmp_path, split, is_finished)
     write_table(collected / TRIALS, collect_trials(tmp_path))
     results = read_results(collected)
     assert results.trials.groupby("split")["chosen"].apply(list).to_dict() == dict.fromkeys(
@@ -293,6 +299,70 @@ def test_the_command_collects_a_part_and_counts_what_is_left_out(ended, tmp_path
     assert "left out" not in capsys.readouterr().out
     raw = RawResults.read(tmp_path / "raw" / RawResults.NAME)
     assert [(run.row, run.seed) for run in raw.runs] == [(ROW, 0)]
+
+
+def moved(ended: SimpleNamespace, out: Path, seeds: Sequence[int]) -> Path:
+    """Return a copy of the study's output folder with the runs of some seeds alone."""
+    shutil.copytree(ended.out, out)
+    for folder in out.glob("runs/*/*/seed-*"):
+        if int(folder.name.removeprefix("seed-")) not in seeds:
+            shutil.rmtree(folder)
+    return out
+
+
+def test_parts_that_are_added_one_after_the_other_give_the_raw_results_of_the_whole_study(ended, collected, tmp_path):
+    for seed in (1, 0):
+        out = moved(ended, tmp_path / f"out-{seed}", [seed])
+        part = StudyPart(seeds=[seed])
+        collect_study(ended.file, tmp_path / "added", out, ended.source, part, add=True)
+    part = StudyPart(rows=[ROW])
+    added = collect_study(ended.file, tmp_path / "added", ended.out, ended.source, part, add=True).folder
+    names = sorted(path.name for path in collected.iterdir())
+    assert sorted(path.name for path in added.iterdir()) == names
+    assert all((added / name).read_bytes() == (collected / name).read_bytes() for name in names)
+
+
+def test_searches_are_added_once(ended, tmp_path):
+    for seed in (0, 1, 1):
+        out = tmp_path / f"out-{seed}"
+        if not out.exists():
+            write_search(moved(ended, out, [seed]), f"seed-{seed}")
+        collect_study(ended.file, tmp_path / "raw", out, ended.source, StudyPart(seeds=[seed]), add=True)
+    assert list(read_results(tmp_path / "raw").trials["split"]) == ["seed-0"] * 3 + ["seed-1"] * 3
+
+
+def test_runs_that_are_added_later_are_no_longer_unfinished(ended, tmp_path):
+    raw = collect_study(ended.file, tmp_path / "raw", moved(ended, tmp_path / "one", [0]), ended.source).raw
+    assert [(run.row, run.seed) for run in raw.unfinished] == [("alone", 1), (ROW, 1)]
+    out = moved(ended, tmp_path / "two", [1])
+    part = StudyPart(rows=["alone"], seeds=[1])
+    raw = collect_study(ended.file, tmp_path / "raw", out, ended.source, part, add=True).raw
+    assert [(run.row, run.seed) for run in raw.runs] == [("alone", 0), (ROW, 0), ("alone", 1)]
+    assert [(run.row, run.seed) for run in raw.unfinished] == [(ROW, 1)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "digits", "code", "fields"),
+    [
+        ({}, 8, "other_results", {"setting": "digits"}),
+        ({"settings__rounds": 5}, 9, "other_run", {"options": ["rounds"]}),
+        ({"rows": {"beside": {"method": "local"}}, "baseline": None}, 9, "other_results", {"setting": "run"}),
+    ],
+)
+def test_runs_of_another_study_are_not_joined(ended, tmp_path, changes, digits, code, fields):
+    collect_study(ended.file, tmp_path / "raw", ended.out, ended.source)
+    before = (tmp_path / "raw" / RawResults.NAME).read_bytes()
+    file = tmp_path / "small.yaml"
+    study = changed(SMALL, changes)
+    file.write_text(yaml.safe_dump(study, sort_keys=False))
+    out = tmp_path / "out"
+    for job in expand_study(read_study(file), tmp_path / "bundle", ended.source, out):
+        write_run(job.folder, job.options | {"dataset_dir": str(job.dataset_dir)}, "finished")
+    with pytest.raises(StoreError) as error:
+        collect_study(file, tmp_path / "raw", out, ended.source, digits=digits, add=True)
+    assert error.value.code == code
+    assert {name: error.value.fields[name] for name in fields} == fields
+    assert (tmp_path / "raw" / RawResults.NAME).read_bytes() == before
 
 
 # ---- scores by round

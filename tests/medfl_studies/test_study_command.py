@@ -79,6 +79,12 @@ def test_a_dry_run_prints_the_commands_and_writes_nothing(folder: Path, medfl) -
     assert sorted(folder.rglob("*")) == before
 
 
+def test_single_seeds_can_be_chosen(folder: Path, medfl) -> None:
+    done = medfl("study", folder / "study.yaml", "--dry-run", "--seed", 7, "--seed", 3)
+    lines = [shlex.split(line) for line in done.out.splitlines()]
+    assert [line[line.index("--seed") + 1] for line in lines] == ["7", "7", "3", "3"]
+
+
 def test_several_studies_are_all_checked_first_and_have_a_folder_each(
     folder: Path, medfl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,6 +118,8 @@ def test_a_failure_ends_with_status_1_and_names_the_run(folder: Path, medfl, mon
         (("--scale", "cpuu"), "Did you mean 'cpu'? Known: cpu, full."),
         (("--source", "nowhere"), "expected the source folder at 'nowhere'"),
         (("--seeds", 0), "--seeds"),
+        (("--seeds", 2, "--seed", 5), "Expected either --seeds N"),
+        (("--seed", 5, "--seed", 5), "all distinct"),
     ],
 )
 def test_mistakes_end_with_a_message_and_status_2(folder: Path, medfl, options: tuple, message: str) -> None:

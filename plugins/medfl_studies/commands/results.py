@@ -43,6 +43,9 @@ def collect(
     ] = None,
     scale: Annotated[str, typer.Option(help="Scale of the study.")] = "full",
     seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds.", show_default="as in the study")] = None,
+    seed: Annotated[
+        list[int] | None, typer.Option(min=0, help="Seed to collect; can be repeated.", show_default="all")
+    ] = None,
     data: Annotated[
         list[str] | None, typer.Option(help="Data set of the study to collect; can be repeated.", show_default="all")
     ] = None,
@@ -52,6 +55,9 @@ def collect(
     digits: Annotated[
         int, typer.Option(min=1, max=17, help="Significant digits of predictions; run folders have 9.")
     ] = 9,
+    add: Annotated[
+        bool, typer.Option("--add", help="Keep runs of the earlier raw results that are not in the output folder.")
+    ] = False,
     note: Annotated[
         list[str] | None, typer.Option(help="Sentence about the origin of the runs; can be repeated.")
     ] = None,
@@ -61,7 +67,8 @@ def collect(
 
     Give the study file and the options that `medfl study` had. The scores are the final ones, and those on test images
     by round. The files contain no name, date or identifier of the source. A data set without a stated licence is
-    refused. Earlier raw results of the study are replaced. Afterwards, `medfl results render` generates the pages.
+    refused. Earlier raw results of the study are replaced; with --add, only those of the same runs, so that parts of a
+    study can be run on several machines. Afterwards, `medfl results render` generates the pages.
 
     Example: medfl results collect studies/pretrained_breast.yaml
     """
@@ -69,10 +76,11 @@ def collect(
     from medfl_studies.results.check_pages import update_sums
     from medfl_studies.results.collect import StudyPart, collect_study
     from medfl_studies.results.pages import RAW
+    from medfl_studies.study_reader import choose_seeds
 
     place = into or docs / RAW / file.stem
-    part = StudyPart(scale, seeds, data or (), row or ())
-    collected = collect_study(file, place, out, source, part, digits, note or ())
+    part = StudyPart(scale, choose_seeds(seeds, seed), data or (), row or ())
+    collected = collect_study(file, place, out, source, part, digits, note or (), add)
     files = sorted(path for path in place.iterdir() if path.is_file())
     if place.resolve().is_relative_to(docs.resolve()):
         update_sums(docs, files, removed_below=place)

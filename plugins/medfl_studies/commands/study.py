@@ -41,6 +41,9 @@ def command(
     ] = None,
     scale: Annotated[str, typer.Option(help="Scale of the study; `full` leaves the file unchanged.")] = "full",
     seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds.", show_default="as in the study")] = None,
+    seed: Annotated[
+        list[int] | None, typer.Option(min=0, help="Seed to use; can be repeated.", show_default="as in the study")
+    ] = None,
     data: Annotated[
         list[str] | None, typer.Option(help="Data set of the study to use; can be repeated.", show_default="all")
     ] = None,
@@ -84,10 +87,12 @@ def command(
     Example: medfl study studies/medmnist_quick.yaml --source downloads --scale cpu --jobs 2
     """
     from medfl_studies.study import list_commands, load_study
+    from medfl_studies.study_reader import choose_seeds
 
+    chosen = choose_seeds(seeds, seed)
     places = [out / file.stem if out and len(files) > 1 else out for file in files]
     studies = [
-        load_study(file, source, place, scale, seeds, workers, data or ())
+        load_study(file, source, place, scale, chosen, workers, data or ())
         for file, place in zip(files, places, strict=True)
     ]
     for prepared in studies:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,9 +33,11 @@ from medfl_studies.results.recorded_study import (
     RUN_KEYS,
     SCORE_COLUMNS,
     SCORES,
+    StudyResults,
     compare_scores,
     read_results,
     round_rows,
+    run_name,
     score_rows,
 )
 from medfl_studies.results.trials_table import TRIALS, collect_trials
@@ -53,6 +55,9 @@ MAX_ROUNDING_ERROR = 5e-4
 UNSTATED_LICENCES = ("", "unknown")
 """Texts in a data list that state no licence."""
 
+_RunKey = tuple[str, str, int, int | None]
+"""Data set, row, seed and fold of a run."""
+
 
 @dataclass(frozen=True)
 class StudyPart:
@@ -60,13 +65,13 @@ class StudyPart:
 
     Attributes:
         scale: Scale of the study.
-        seeds: Number of seeds that replaces the study's seeds, >= 1; None for the study's seeds.
+        seeds: Number of seeds that replaces the study's seeds, >= 1, or a list of seeds; None for the study's seeds.
         data: Names of the data sets; empty means all.
         rows: Names of the rows; empty means all.
     """
 
     scale: str = FULL_SCALE
-    seeds: int | None = None
+    seeds: int | list[int] | None = None
     data: Sequence[str] = ()
     rows: Sequence[str] = ()
 
@@ -90,6 +95,25 @@ class Collected:
     size: int
 
 
+@dataclass(frozen=True)
+class _StudyRuns:
+    """Runs of a study with results, and where they come from.
+
+    Attributes:
+        runs: Each run, with its scores and predictions, in the order of the study.
+        data: Maps each data set with runs to its licence and citation, in the order of the study.
+        rows: Names of the rows, in the order of the study.
+        unfinished: Runs without results.
+        trials: Trials of the searches that chose the settings, with `TRIAL_COLUMNS`.
+    """
+
+    runs: list[tuple[KeptRun, RunRecord]]
+    data: dict[str, KeptDataSet]
+    rows: tuple[str, ...]
+    unfinished: tuple[UnfinishedRun, ...]
+    trials: pd.DataFrame
+
+
 def collect_study(
     file: Path,
     into: Path,
@@ -97,7 +121,8 @@ def collect_study(
     source: Path | None = None,
     part: StudyPart = WHOLE_STUDY,
     digits: int = DIGITS,
-    notes: Sequence[str] = (),
+    notes: Iterable[str] = (),
+    add: bool = False,
 ) -> Collected:
     """Write the raw results of a study from its output folder, and replace earlier raw results in the folder.
 
@@ -109,40 +134,31 @@ def collect_study(
         part: Scale, seeds, data sets and rows to collect. Other runs are neither kept nor listed as unfinished.
         digits: Number of significant digits of predictions, >= 1.
         notes: Sentences about the origin of the runs.
+        add: Whether to keep those runs of earlier raw results that have no folder here. They need the same options as
+            in the study file.
 
     Raises:
         DataError: If a data set states no licence.
         SettingsError: If the study has no such scale, data set or row.
-        StoreError: If no run has ended, a run has other options than in the study file, or the rounding of the
-            predictions changes a score by more than `MAX_ROUNDING_ERROR`.
+        StoreError: If no run has ended, a run has other options than in the study file, the rounding of the
+            predictions changes a score by more than `MAX_ROUNDING_ERROR`, or the earlier raw results have another scale
+            or number of digits.
         MedflError: If the study file or a run folder can't be read.
     """
     source = find_source(source)
     study, _ = find_weights(read_study(file, part.scale, part.seeds, part.data), source)
     study = _with_rows(study, part.rows, file)
     place = (out or default_output_dir(study, part.scale)).absolute()
-    jobs = expand_study(study, file.parent / study.bundle, source, place)
-    ended = [job for job in jobs if job.status() in ENDED_STATUSES]
-    if not ended:
-        raise StoreError(
-            "no_run", f"No run of '{study.name}' has ended in '{place}'. Give the folder with --out.", path=place
-        )
-    runs = {job: read_run(job.folder) for job in ended}
-    data = {name: _describe_data(name, [job for job in ended if job.data == name]) for name in _names(study, ended)}
-    new = into.with_name(f".{into.name}.part")
-    shutil.rmtree(new, ignore_errors=True)
-    for name in data:
-        table = _prediction_table({job: run for job, run in runs.items() if job.data == name})
-        if not table.empty:
-            predictions = f"predictions-{slug(name)}.csv.gz"
-            write_table(new / predictions, table, digits)
-            data[name] = data[name].model_copy(update={"predictions": predictions})
-    kept = {job: _keep_run(job, run) for job, run in runs.items()}
-    lines = [line for job, run in runs.items() for line in score_rows(kept[job], run)]
-    write_table(new / SCORES, pd.DataFrame(lines, columns=list(SCORE_COLUMNS)).astype({"fold": "Int64"}))
-    write_table(new / ROUNDS, pd.concat([round_rows(kept[job], run) for job, run in runs.items()]))
-    if not (trials := collect_trials(place)).empty:
-        write_table(new / TRIALS, trials)
+    bundle = file.parent / study.bundle
+    new_runs = _find_runs(study, expand_study(study, bundle, source, place), place)
+    if add and (into / RawResults.NAME).is_file():
+        earlier = read_results(into)
+        whole = read_study(file, part.scale)
+        whole = whole.model_copy(update={"seeds": sorted({kept.seed for kept in earlier.raw.runs})})
+        whole, _ = find_weights(whole, source)
+        _check_earlier(earlier, part.scale, digits, expand_study(whole, bundle, source, place))
+        new_runs = _join(new_runs, earlier, whole)
+        notes = dict.fromkeys((*earlier.raw.notes, *notes))
     text = file.read_text(encoding="utf-8")
     raw = RawResults(
         study=study.name,
@@ -151,19 +167,149 @@ def collect_study(
         scale=part.scale,
         collected_with=CodeVersion(medfl=__version__, commit=current_commit()),
         digits=digits,
-        data=data,
+        data=new_runs.data,
+        rows=new_runs.rows,
+        baseline=study.baseline if study.baseline in new_runs.rows else None,
+        runs=tuple(kept for kept, _ in new_runs.runs),
+        unfinished=new_runs.unfinished,
+        notes=tuple(notes),
+    )
+    raw = _write_results(raw, new_runs, into)
+    return Collected(into, raw, bytes_in(into))
+
+
+def _find_runs(study: Study, jobs: Sequence[RunJob], out: Path) -> _StudyRuns:
+    """Return the ended runs in the output folder of a study.
+
+    Raises:
+        StoreError: If no run has ended, or a run has other options than in the study file.
+    """
+    ended = [job for job in jobs if job.status() in ENDED_STATUSES]
+    if not ended:
+        raise StoreError(
+            "no_run", f"No run of '{study.name}' has ended in '{out}'. Give the folder with --out.", path=out
+        )
+    names = [name for name in study.data if any(job.data == name for job in ended)]
+    records = {job: read_run(job.folder) for job in ended}
+    return _StudyRuns(
+        runs=[(_keep_run(job, record), record) for job, record in records.items()],
+        data={name: _describe_data(name, [job for job in ended if job.data == name]) for name in names},
         rows=tuple(study.rows),
-        baseline=study.baseline if study.baseline in study.rows else None,
-        runs=tuple(kept.values()),
         unfinished=tuple(
             UnfinishedRun(data=job.data, row=job.row, seed=job.seed, fold=job.fold, status=job.status())
             for job in jobs
-            if job not in runs
+            if job not in records
         ),
-        notes=tuple(notes),
+        trials=collect_trials(out),
     )
+
+
+def _check_earlier(earlier: StudyResults, scale: str, digits: int, jobs: Sequence[RunJob]) -> None:
+    """Check that new runs can be added to earlier raw results.
+
+    Args:
+        earlier: The earlier raw results.
+        scale: Scale of the new runs.
+        digits: Number of significant digits of the new predictions.
+        jobs: All runs of the study file with the seeds of the earlier runs.
+
+    Raises:
+        StoreError: If the earlier raw results have another scale or number of digits, or a run that is not in the
+            study file or has other options there.
+    """
+    raw, place = earlier.raw, earlier.folder
+    for name, before, now in (("scale", raw.scale, scale), ("digits", raw.digits, digits)):
+        if before != now:
+            raise StoreError(
+                "other_results",
+                f"The raw results in '{place}' have --{name} {before}, got --{name} {now}. Give the same, or collect "
+                "without --add, which replaces them.",
+                path=place,
+                setting=name,
+            )
+    by_key = {_key(job): job for job in jobs}
+    for kept in raw.runs:
+        job = by_key.get(_key(kept))
+        if job is None:
+            raise StoreError(
+                "other_results",
+                f"The raw results in '{place}' have a run that is not in the study file: {kept.data}, {kept.row}, "
+                f"{run_name(kept)}. Collect without --add, which replaces them.",
+                path=place,
+                setting="run",
+            )
+        _check_options(kept.job, job, f"'{place}': {kept.data}, {kept.row}, {run_name(kept)}")
+
+
+def _join(new_runs: _StudyRuns, earlier: StudyResults, study: Study) -> _StudyRuns:
+    """Return new runs with the earlier ones that were not found again, in the order of the study.
+
+    Args:
+        new_runs: The new runs.
+        earlier: The earlier raw results.
+        study: The study with all data sets and rows.
+    """
+    places: dict[_RunKey, tuple[KeptRun, RunRecord]] = {
+        _key(kept): (kept, record) for kept, record in zip(earlier.raw.runs, earlier.runs, strict=True)
+    }
+    places |= {_key(kept): (kept, record) for kept, record in new_runs.runs}
+    data_order, row_order = list(study.data), list(study.rows)
+
+    def position(run: tuple[KeptRun, RunRecord]) -> tuple[int, int, int, int]:
+        kept = run[0]
+        fold = -1 if kept.fold is None else kept.fold
+        return data_order.index(kept.data), kept.seed, fold, row_order.index(kept.row)
+
+    described = dict(earlier.raw.data)
+    for name, kept in new_runs.data.items():
+        errors = {} if name not in described else described[name].model_dump(include={"rounding_error", "score_error"})
+        described[name] = kept.model_copy(update=errors)
+    unfinished = {_key(run): run for run in (*earlier.raw.unfinished, *new_runs.unfinished)}
+    trials = earlier.trials
+    if not new_runs.trials.empty:
+        searched = set(zip(new_runs.trials["split"], new_runs.trials["row"], strict=True))
+        again = [key in searched for key in zip(trials["split"], trials["row"], strict=True)]
+        trials = pd.concat([trials[[not repeated for repeated in again]], new_runs.trials], ignore_index=True)
+    return _StudyRuns(
+        runs=sorted(places.values(), key=position),
+        data={name: described[name] for name in data_order if name in described},
+        rows=tuple(row for row in row_order if row in {*earlier.raw.rows, *new_runs.rows}),
+        unfinished=tuple(run for key, run in unfinished.items() if key not in places),
+        trials=trials,
+    )
+
+
+def _key(run: RunJob | KeptRun | UnfinishedRun) -> _RunKey:
+    """Return data set, row, seed and fold of a run."""
+    return run.data, run.row, run.seed, run.fold
+
+
+def _write_results(raw: RawResults, study_runs: _StudyRuns, into: Path) -> RawResults:
+    """Write all files of the raw results and replace those in the folder.
+
+    Returns:
+        The raw results with the names of the files of predictions and the errors of rounding.
+
+    Raises:
+        StoreError: If the rounding of the predictions changes a score by more than `MAX_ROUNDING_ERROR`.
+    """
+    new = into.with_name(f".{into.name}.part")
+    shutil.rmtree(new, ignore_errors=True)
+    data = {}
+    for name, kept in raw.data.items():
+        table = _prediction_table([run for run in study_runs.runs if run[0].data == name])
+        predictions = None if table.empty else f"predictions-{slug(name)}.csv.gz"
+        if predictions is not None:
+            write_table(new / predictions, table, raw.digits)
+        data[name] = kept.model_copy(update={"predictions": predictions})
+    raw = raw.model_copy(update={"data": data})
+    lines = [line for kept, record in study_runs.runs for line in score_rows(kept, record)]
+    write_table(new / SCORES, pd.DataFrame(lines, columns=list(SCORE_COLUMNS)).astype({"fold": "Int64"}))
+    write_table(new / ROUNDS, pd.concat([round_rows(kept, record) for kept, record in study_runs.runs]))
+    if not study_runs.trials.empty:
+        write_table(new / TRIALS, study_runs.trials)
     raw.write(new / RawResults.NAME)
-    raw = _measure_errors(new, raw, list(runs.values()))
+    raw = _measure_errors(new, raw, [record for _, record in study_runs.runs])
     raw.write(new / RawResults.NAME)
     for path in [
         *(into / name for name in (RawResults.NAME, SCORES, ROUNDS, TRIALS)),
@@ -173,7 +319,7 @@ def collect_study(
     for path in sorted(new.iterdir()):
         write_atomic(into / path.name, path.read_bytes())
     shutil.rmtree(new)
-    return Collected(into, raw, bytes_in(into))
+    return raw
 
 
 def _with_rows(study: Study, rows: Sequence[str], file: Path) -> Study:
@@ -194,11 +340,6 @@ def _with_rows(study: Study, rows: Sequence[str], file: Path) -> Study:
     return study.model_copy(
         update={"rows": {name: row for name, row in study.rows.items() if not rows or name in rows}}
     )
-
-
-def _names(study: Study, jobs: Sequence[RunJob]) -> list[str]:
-    """Return the names of the data sets with ended runs, in the order of the study file."""
-    return [name for name in study.data if any(job.data == name for job in jobs)]
 
 
 def _describe_data(name: str, jobs: Sequence[RunJob]) -> KeptDataSet:
@@ -243,18 +384,7 @@ def _keep_run(job: RunJob, run: RunRecord) -> KeptRun:
     """
     path = job.folder / JobIdentity.NAME
     identity = JobIdentity.read(path) if path.is_file() else None
-    expected = json.loads(json.dumps(job.options))
-    if identity is not None and identity.options != expected:
-        changed = sorted(
-            key for key in identity.options.keys() | expected.keys() if identity.options.get(key) != expected.get(key)
-        )
-        raise StoreError(
-            "other_run",
-            f"The run in '{job.folder}' has other options than the study file: {', '.join(changed)}. Give the study "
-            "file, and the scale, that the runs were made with.",
-            path=job.folder,
-            options=changed,
-        )
+    _check_options(identity, job, f"'{job.folder}'")
     origin = run.run.provenance
     shortened = origin.model_copy(update={"settings": {}, "data": origin.data.model_copy(update={"folder": None})})
     assert run.summary is not None  # the run has ended
@@ -269,14 +399,36 @@ def _keep_run(job: RunJob, run: RunRecord) -> KeptRun:
     )
 
 
-def _prediction_table(runs: dict[RunJob, RunRecord]) -> pd.DataFrame:
+def _check_options(identity: JobIdentity | None, job: RunJob, place: str) -> None:
+    """Raise StoreError if a run was made with other options than in the study file.
+
+    Args:
+        identity: Options of the run; None if they are unknown.
+        job: The run in the study file.
+        place: Place of the run, for the message.
+    """
+    expected = json.loads(json.dumps(job.options))
+    if identity is not None and identity.options != expected:
+        changed = sorted(
+            key for key in identity.options.keys() | expected.keys() if identity.options.get(key) != expected.get(key)
+        )
+        raise StoreError(
+            "other_run",
+            f"The run in {place} has other options than the study file: {', '.join(changed)}. Give the study file, "
+            "and the scale, that the runs were made with.",
+            place=place,
+            options=changed,
+        )
+
+
+def _prediction_table(runs: Sequence[tuple[KeptRun, RunRecord]]) -> pd.DataFrame:
     """Return the predictions of the exported models for the test images of all sites, in a fixed order."""
     parts = []
-    for job, run in sorted(runs.items(), key=lambda item: (item[0].row, item[0].seed, item[0].fold or 0)):
+    for kept, run in sorted(runs, key=lambda item: (item[0].row, item[0].seed, item[0].fold or 0)):
         for site in sorted(read_prediction_sets(run)):
             table = run.predictions(site)
             assert table is not None  # the site has a test set
-            head = {"data": job.data, "row": job.row, "seed": job.seed, "fold": job.fold, "site": site}
+            head = {"data": kept.data, "row": kept.row, "seed": kept.seed, "fold": kept.fold, "site": site}
             head |= {"split": "test", "model": run.exported_kind(site)}
             content = table.rename(columns={"row": "image"}).sort_values("image", kind="stable")
             parts.append(pd.DataFrame(head, index=content.index).join(content))
@@ -288,10 +440,15 @@ def _prediction_table(runs: dict[RunJob, RunRecord]) -> pd.DataFrame:
 def _measure_errors(folder: Path, raw: RawResults, runs: Sequence[RunRecord]) -> RawResults:
     """Return the record with the largest errors of the scores of the written predictions, for each data set.
 
+    The errors of earlier runs, whose predictions were rounded before, are in the record already.
+
     Raises:
         StoreError: If the rounding of the predictions changes a score by more than `MAX_ROUNDING_ERROR`.
     """
-    errors = {name: {"rounding_error": 0.0, "score_error": 0.0} for name in raw.data}
+    errors = {
+        name: {"rounding_error": kept.rounding_error, "score_error": kept.score_error}
+        for name, kept in raw.data.items()
+    }
     results = read_results(folder)
     for original, kept, recorded in zip(runs, raw.runs, results.runs, strict=True):
         exact = {(score.site, score.metric): score for score in compare_scores(kept, original)}
