@@ -3,7 +3,7 @@
 Each site has eight rows of a table with 13 columns, six for training and two for the test. The network is one linear
 layer, so almost all of the time is medfl's own work: requests, messages, hashes, state on disk with fsync, rows of
 metrics, evaluation. By default all sites take part in each round (`--fraction`). With `--images`, a row is an image of
-28 pixels, and the network is the four-layer CNN with 2.3 MB of weights.
+28 pixels, and the network has two convolutions, two linear layers and 2.3 MB of weights.
 
     python benchmarks/many_sites.py --sites 100 10000
     python benchmarks/many_sites.py --sites 2 --rounds 1000
@@ -29,7 +29,7 @@ from medfl.engine.evaluation import MetricRow
 from medfl.engine.plan import MethodChoice
 from medfl.engine.runs.simulation import Callbacks, RunData, SimulatedRun, Simulation, simulate
 from medfl.engine.site import Splits
-from medfl.networks.cnn import CNN4
+from medfl.networks.convnet import ConvNet
 from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
 from medfl.settings import Execution, Settings
@@ -111,8 +111,8 @@ def measure(number: int, options: argparse.Namespace) -> dict[str, float]:
     """Run the method once with the given number of sites and return the figures by name."""
     sites, registry = make_sites(number, options.images), load_plugins()
     task = Task(
-        {"linear": lambda: nn.Linear(COLUMNS, 2), "cnn4": lambda: CNN4(3, 2)},
-        "cnn4" if options.images else "linear",
+        {"linear": lambda: nn.Linear(COLUMNS, 2), "cnn": lambda: ConvNet(3, 2, dense=180, padding=1)},
+        "cnn" if options.images else "linear",
         nn.CrossEntropyLoss(),
         lambda parameters: torch.optim.SGD(parameters, lr=0.01),
         Multiclass(2),
