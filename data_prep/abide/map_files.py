@@ -32,8 +32,8 @@ def read_map(path: Path, grid: SpatialGrid) -> np.ndarray:
         Array of the grid's shape, float32.
 
     Raises:
-        DataError: If the file can't be read, its values are not finite or constant, or the brain lies outside of the
-            grid.
+        DataError: If the file can't be read, a value is not finite, or all voxels of the brain are equal. Also if less
+            than the share `MIN_SHARE_INSIDE` of the brain lies inside the grid.
     """
     volume = read_volume(path)
     values = normalised(volume.values)
@@ -47,7 +47,7 @@ def read_map(path: Path, grid: SpatialGrid) -> np.ndarray:
 
 
 def normalised(values: np.ndarray) -> np.ndarray:
-    """Normalise the voxels of a map that are not 0 to mean 0 and standard deviation 1; the other voxels stay 0.
+    """Scale the non-zero voxels of a map to mean 0 and standard deviation 1; the other voxels stay 0.
 
     Args:
         values: Map of any shape.
@@ -56,7 +56,7 @@ def normalised(values: np.ndarray) -> np.ndarray:
         Array of the same shape, float32.
 
     Raises:
-        DataError: If values are not finite, or all values that are not 0 are equal.
+        DataError: If a value is not finite, no voxel differs from 0, or all non-zero voxels are equal.
     """
     if not np.isfinite(values).all():
         raise DataError("not_finite", "the map has values that are not finite (NaN or infinite)")

@@ -41,7 +41,7 @@ NO_PATIENTS_WARNING = (
     "warning: {} does not state which cells are of one patient: each image counts as a patient of its own, and "
     "cells of one patient may be at several sites and in several splits"
 )
-"""Warning, with a place for the release's name, that patients are unknown; given for every release."""
+"""Warning that patients are unknown, given for every release. ``{}`` stands for the name of the release."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,8 @@ class CellCohort:
     """Cells to read from all releases, and the numbers to report about them.
 
     Attributes:
-        cells: Maps the index of each image to its cell.
+        cells: Maps the index of each image in the read plan to its cell. Quarantined images have the first indices and
+            no cell.
         labels: Label map: the class of each cell type of each release.
         left_out: Maps each exclusion reason to its number of images.
         deviations: Sentences about differences between the releases and their published numbers of images.
@@ -108,7 +109,7 @@ class CellSpec(ImageSpec):
         """
 
     def keeps_copies(self) -> bool:
-        """Return whether byte-identical copies are kept; copies are then one subject, and in training."""
+        """Return whether byte-identical copies are kept. Copies of a file form one subject of the training split."""
         return False
 
     def credits(self) -> list[str]:
@@ -126,7 +127,7 @@ class CellSpec(ImageSpec):
         return labels, [release.find(folder) for release, folder in self.releases()]
 
     def plan_reading(self, files: tuple[LabelMap, list[CellListing]], say: Say) -> ReadPlan:
-        """Plan to read all cells that have a class. Indices of excluded images precede those of the cells."""
+        """Plan to read all cells that have a class. Quarantined images have the first indices, and the cells follow."""
         labels, listings = files
         deviations = _deviations([release for release, _ in self.releases()], listings, say)
         cells, left_out = _select_cells(listings, labels, say)
@@ -148,7 +149,7 @@ class CellSpec(ImageSpec):
         )
 
     def rows_to_drop(self, outcome: ReadOutcome, say: Say) -> dict[int, str]:
-        """Select byte-identical copies to remove from the array after reading; none if copies are kept.
+        """Select the rows of byte-identical copies to remove from the array after reading; none if copies are kept.
 
         Returns:
             Maps each row to remove to the reason.

@@ -58,7 +58,7 @@ NO_IMAGE, NO_MASK = "there is no file of the image", "there is no file of the ma
 """Exclusion reasons of rows of the table: `NO_IMAGE` without an image, `NO_MASK` without a mask that is needed."""
 
 NO_LESION = "the image is normal, without a benign or malignant lesion"
-"""Exclusion reason of a row without a pathology, if the target is the pathology."""
+"""Exclusion reason of a row whose pathology is ``normal``, if the target is the pathology."""
 
 
 class BreastUltrasound(ImageSpec):
@@ -95,7 +95,7 @@ class BreastUltrasound(ImageSpec):
         return read_release(self.source)
 
     def plan_reading(self, files: UltrasoundRelease, say: Say) -> ReadPlan:
-        """Plan to read all images of the table that have a file and the target: a mask file, or a pathology."""
+        """Plan to read each image of the table that has a file and a target: a mask file, or a lesion."""
         masked, pathologies = self.target == "mask", files.table.column("pathology")
         images: dict[int, UltrasoundImage] = {}
         missing: dict[int, str] = {}

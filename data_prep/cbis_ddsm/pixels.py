@@ -30,13 +30,12 @@ _MASK_SHARE = 0.99
 
 @dataclass(frozen=True)
 class CbisFilm:
-    """Files of one image (a film, or the crop of a lesion), and the identity that the files' headers may have.
+    """Files of one image (a whole film, or the crop of a lesion), and the identifiers that their headers must have.
 
     Attributes:
         files: Candidate files: one file, or the crop and the mask of a lesion in any order.
-        series: Series UIDs that the files' headers may have.
-        names: Names of the patient and the images in the release, which headers may have. They are pseudonyms and
-            identify no one.
+        series: Accepted series UIDs. A header with another UID is an error.
+        names: Pseudonyms of the patient and the images in the release. A header that contains them identifies no one.
         laterality: ``left`` or ``right``.
         crop: Whether the image is the crop of a lesion; otherwise it is a whole mammogram.
     """
@@ -76,11 +75,13 @@ def read_image(options: CbisReadOptions, film: CbisFilm) -> LoadedItem:
     """Read one image; `medfl.data.readers.mammograms` describes the processing of its pixels.
 
     Returns:
-        Row of the array. The metadata contain ``burned_in`` if names may be burned into the pixels, ``identifying`` if
-        the header may identify the patient, and ``intent`` if the header states a presentation intent.
+        Image with height and width `options.size`, and its metadata. The metadata contain ``burned_in`` if names may
+        be burned into the pixels, ``identifying`` if the header may identify the patient, and ``intent`` if the header
+        states a presentation intent.
 
     Raises:
-        DataError: If the image can't be read, or contradicts the tables.
+        DataError: If the image can't be read, belongs to another series, or its series does not contain exactly one
+            image. Also if the header may identify the patient and `options.check` is ``refuse``.
     """
     files = distinct_files(film.files) if len(film.files) > 1 else list(film.files)
     image = _read_crop(files, film, options) if film.crop else _read_mammogram(files, film, options)

@@ -56,7 +56,7 @@ SPLIT_OPTIONS = ("auto", "official", "none")
 ``none``: all images in training."""
 
 NO_FILE = "there is no image file"
-"""Exclusion reason of an image in the table."""
+"""Exclusion reason of an image that the table lists but that has no file."""
 
 TOO_FEW_IMAGES = "there are too few images of the person"
 """Exclusion reason of an image whose person has fewer images than `CelebA.min_images`."""

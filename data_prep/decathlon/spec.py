@@ -51,7 +51,7 @@ class Decathlon(VolumeSpec):
     dataset = "decathlon"
     """Name of the data set, as users type it."""
     terms = RECORDS[0].licence
-    """Terms of use, which the user sees before reading starts and the data list states."""
+    """Terms of use of the ten official tasks. Users and the data list see the licence in ``dataset.json`` instead."""
     citation = CITATION
     """Publications to cite, which the user sees before reading starts and the data list states."""
     listing = TASK_FILE

@@ -11,7 +11,7 @@ from medfl_datasets.flamby_lidc_idri.spec import IMAGE_FILE, MASK_FILE, OFFICIAL
 
 
 def write_release(folder: Path, count: int = 2, seed: int = 0) -> Path:
-    """Write a release: a dense nodule in each volume of about 14 voxels of 1 mm, except in the first.
+    """Write a release with volumes of about 14 x 14 x 12 voxels of 1 mm; all but the first have a dense nodule.
 
     Args:
         folder: Target folder; created if needed.
@@ -25,7 +25,7 @@ def write_release(folder: Path, count: int = 2, seed: int = 0) -> Path:
     import nibabel
 
     rng = np.random.default_rng(seed_of(seed, "flamby_lidc_idri phantom"))
-    lines = [f"SeriesInstanceUID,Manufacturer,Split\n1.3.SECRET.{999},0,train"]
+    lines = ["SeriesInstanceUID,Manufacturer,Split\n1.3.SECRET.999,0,train"]
     for number in range(count * len(OFFICIAL_COUNTS)):
         shape = (14 + number % 3, 14, 12 + number % 2)
         middle = np.array(shape)[:, None, None, None] / 2

@@ -211,10 +211,10 @@ def recall(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def specificity(matrix: torch.Tensor) -> torch.Tensor:
-    """Compute TN / (TN + FP): images of other classes not predicted as a class / all images of other classes.
+    """Compute TN / (TN + FP): the share of the images of other classes that are not predicted as the class.
 
     For two classes, it is the share of correctly predicted negatives (class 0). For more classes, it is the unweighted
-    mean over the classes that occur in the labels, each against the rest; a class with all images is left out.
+    mean over the classes that occur in the labels, each against the rest; a class that contains all images is left out.
 
     Args:
         matrix: Confusion matrices (..., C, C).

@@ -50,7 +50,8 @@ class TrainingParts:
     """Components that all sites train with, built from the bundle's configuration.
 
     Attributes:
-        network: Function that builds a new network on the CPU, with the initial weights of its constructor.
+        network: Function that builds a new network on the CPU, with the initial weights of its constructor. Parameters
+            that the bundle's optimizer does not contain are frozen.
         loss: Function that maps the network's outputs and the targets to a scalar.
         optimizer: Function that builds an optimizer like the bundle's for given parameters.
         amp: Whether the bundle trains in mixed precision.
@@ -70,12 +71,14 @@ class TrainingParts:
 
 
 class AdoptedBundle:
-    """An adopted bundle that was reviewed. It reads the configurations, and builds components, which runs their code.
+    """Reader of an adopted bundle's configurations, which builds their components.
+
+    Building runs the bundle's code: review it first. The constructor appends the bundle's folder to ``sys.path``.
 
     Args:
         root: Folder of the adopted bundle.
-        overrides: Maps ids of the bundle's configurations to values that replace those in the files, as on the command
-            line; or the same mapping as JSON text. Entries whose id is defined by the overlay are ignored.
+        overrides: Maps ids of the bundle's configurations to values that replace the values in the files, as on the
+            command line; or the same mapping as JSON text. Entries whose id is defined by the overlay are ignored.
 
     Attributes:
         root: Folder of the adopted bundle, as an absolute path.
@@ -151,7 +154,8 @@ class AdoptedBundle:
         The configuration contains the overrides and, if given, the site's folder.
 
         Args:
-            folder: Folder of a site, which replaces the value of the id ``dataset_dir``; None keeps the bundle's value.
+            folder: Folder of a site, which replaces the value of the id ``dataset_dir`` and the folder of the lists of
+                cases; None keeps the bundle's values.
             device: Value of the id ``device``, as torch names devices.
             kind: `TRAIN` or `EVALUATE`, the configuration to return.
         """
@@ -205,7 +209,8 @@ class AdoptedBundle:
         Transforms are not among them, as they may depend on a site's folder (`medfl_adopt.site.AdoptedSite`).
 
         Raises:
-            SettingsError: If the bundle's code fails, or its optimizer has several groups of parameters.
+            SettingsError: If the bundle's code fails, or the network is no module. Also if the optimizer has several
+                groups of parameters, or parameters outside of the network.
         """
         parser = self.parser()
         built = {name: self.build(parser, self.ids[name]) for name in _BUILT_PARTS}

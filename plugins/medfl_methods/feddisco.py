@@ -71,7 +71,7 @@ class FedDisco(Averaging):
         "size": MetaField("private", Count),
         "label_counts": MetaField("needed", list_of(Count, "classes"), after=("fit",)),
     }
-    """Mapping from each metadata key of a reply to its type and its disclosure under a privacy setting."""
+    """Mapping from each metadata key of a reply to its type and its rule under a privacy setting."""
     reduces_to: ClassVar[tuple[ReducesTo, ...]] = (ReducesTo("fedavg", {"a": 0.0, "b": 0.0}),)
 
     a: float = Field(0.5, ge=0, allow_inf_nan=False)
@@ -93,9 +93,9 @@ class FedDisco(Averaging):
 
 
 def disco_weights(sizes: Mapping[str, int], distances: Mapping[str, float], a: float, b: float) -> dict[str, float]:
-    """Compute each site's weight max(0, n - a d + b), times the total number of images; n is the site's share.
+    """Compute each site's weight, total * max(0, n - a d + b); n is the site's share of all images.
 
-    The factor cancels in the normalisation. With it, a = b = 0 returns exactly the sizes.
+    The total cancels when the weights are normalised. With a = b = 0 the weights are exactly the sizes.
 
     Args:
         sizes: Mapping from each site to its number of training images.

@@ -44,14 +44,14 @@ def check_data(study: Study, source: Path | None, out: Path, registry: Registry,
         study: The study.
         source: Folder of the source data, or None.
         out: Output folder of the study.
-        registry: Registry with the partition schemes.
+        registry: Registry with the data sets and partition schemes.
         adopted: Whether the bundle is adopted. The sites of an adopted bundle have no medfl data lists.
 
     Raises:
         DataError: If data are missing.
-        SettingsError: If a partition is not possible.
-        PluginError: If a scheme is unknown.
-        StoreError: If an existing partition was made with other settings.
+        SettingsError: If an option is not valid, or a partition is not possible.
+        PluginError: If a data set or a scheme is unknown.
+        StoreError: If an existing pooled data set or partition was made with other settings.
     """
     for name, data in study.data.items():
         if data.partition is not None:
@@ -80,7 +80,7 @@ def make_data(study: Study, source: Path | None, out: Path, registry: Registry, 
         study: A study that `check_data` accepted.
         source: Folder of the source data.
         out: Output folder of the study.
-        registry: Registry with the partition schemes.
+        registry: Registry with the data sets and partition schemes.
         say: Callback that receives a line for each step, licences and warnings.
     """
     for name, data in study.data.items():
@@ -126,34 +126,40 @@ def find_release(name: str, prep: PreparationSpec, source: Path | None, registry
 
 
 def _check_prep(name: str, prep: PreparationSpec, source: Path | None, pool: Path, registry: Registry) -> None:
-    """Check the options of a preparation, and the release unless the pooled data set exists."""
-    resolve_preparation(prep, registry)
+    """Check the options of a preparation, and the pooled data set if it exists or the release if it doesn't."""
+    wanted = resolve_preparation(prep, registry)
     if not (pool / DATALIST_FILE).is_file():
         find_release(name, prep, source, registry).check_release()
+    else:
+        _check_existing_pool(pool, wanted, registry)
 
 
 def _ensure_pool(
     name: str, prep: PreparationSpec, source: Path | None, pool: Path, registry: Registry, say: Say
 ) -> Path:
     """Return the folder of the pooled data set; prepare it first if it does not exist."""
-    wanted, path = resolve_preparation(prep, registry), pool.with_name(PoolPreparation.NAME)
+    wanted = resolve_preparation(prep, registry)
     if not (pool / DATALIST_FILE).is_file():
         options = "".join(f", {key} {value}" for key, value in wanted.options.items() if value is not None)
         say(f"prep: dataset {wanted.dataset}{options} -> {pool}")
         spec = find_release(name, prep, source, registry)
         pool.parent.mkdir(parents=True, exist_ok=True)
-        wanted.write(path)
+        wanted.write(pool.with_name(PoolPreparation.NAME))
         prepare(spec, pool, say=say)
-    elif path.is_file():
-        _check_preparation(pool, PoolPreparation.read(path), wanted, registry.dataset(prep.dataset))
+    else:
+        _check_existing_pool(pool, wanted, registry)
     return pool
 
 
-def _check_preparation(pool: Path, before: PoolPreparation, wanted: PoolPreparation, kind: type[DatasetSpec]) -> None:
-    """Raise StoreError if a pooled data set was prepared with other options.
+def _check_existing_pool(pool: Path, wanted: PoolPreparation, registry: Registry) -> None:
+    """Raise StoreError if a pooled data set was prepared with other options; without a record of them, do nothing.
 
     An option that its record does not contain had its default value: a data set may get new options.
     """
+    path, kind = pool.with_name(PoolPreparation.NAME), registry.dataset(wanted.dataset)
+    if not path.is_file():
+        return
+    before = PoolPreparation.read(path)
     now = {"dataset": wanted.dataset, **wanted.options}
     earlier = {**option_defaults(kind), "dataset": before.dataset, **before.options}
     changed = [key for key in now if earlier.get(key) != now[key]]

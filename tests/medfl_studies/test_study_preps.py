@@ -82,6 +82,8 @@ def test_a_pool_that_was_prepared_in_another_way_is_refused(source, tmp_path):
     make("full")
     with refused(StoreError, "other_preparation", found={"size": 12}, expected={"size": 8}):
         make("cpu")
+    with refused(StoreError, "other_preparation", found={"size": 12}, expected={"size": 8}):
+        check_data(read_study(study_file(tmp_path), "cpu"), source, tmp_path / "out", REGISTRY)
 
 
 def test_a_release_or_an_atlas_that_is_not_there_is_reported_before_anything_is_made(source, tmp_path):

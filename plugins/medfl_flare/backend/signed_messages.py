@@ -3,9 +3,9 @@
 The sender signs with the private key of its startup kit, the folder with which it connects to the federation.
 The server relays peer messages and is not trusted with their content. A signed peer message consists of a prefix, the
 sender's certificate, a signature and the packed message. The signature covers the run, the sender, the receiver and the
-SHA-256 of the packed message, which contains the step and the use. So the server can't alter a message, forge one,
-replay one from another run, or redirect one to another site. Delivering the same message twice has no effect: the
-receiver stores it once. On a single machine no one relays messages, and they are not signed.
+SHA-256 of the packed message, which contains the step and the message's purpose. So the server can't alter a message,
+forge one, replay one from another run, or redirect one to another site. Delivering the same message twice has no
+effect: the receiver stores it once. On a single machine no one relays messages, and they are not signed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PREFIX = b"medfl signed peer message 1\0"
 """First bytes of every signed peer message; the number is the version of the format."""
 
 PURPOSE = "peer message"
-"""Purpose of the signatures (`medfl.privacy.signatures`)."""
+"""Purpose that each signature covers, so that a signature for another purpose is rejected."""
 
 _LENGTH_BYTES = 2
 """Size of a length field in bytes."""
@@ -39,7 +39,7 @@ class PeerMessageSigner:
         self._signer = signer
         self._run = hashlib.sha256(json.dumps(run, sort_keys=True).encode()).hexdigest()
 
-    def close(self, blob: bytes, to: str) -> bytes:
+    def sign(self, blob: bytes, to: str) -> bytes:
         """Return a packed message with a signature for one receiver.
 
         Args:
@@ -50,25 +50,25 @@ class PeerMessageSigner:
         parts = (self._signer.certificate, signature)
         return b"".join([PREFIX, *(len(part).to_bytes(_LENGTH_BYTES) + part for part in parts), blob])
 
-    def open(self, sealed: bytes, sender: str) -> bytes:
-        """Verify a signed peer message and return the packed message in it. The bytes are untrusted.
+    def verify(self, signed: bytes, sender: str) -> bytes:
+        """Verify a signed peer message, whose bytes are untrusted, and return the packed message in it.
 
         Args:
-            sealed: Received bytes.
+            signed: Received bytes.
             sender: Name of the sender, as the transport reports it.
 
         Raises:
-            RefusedError: If that site did not sign the message for this site and this run.
+            RefusedError: If the message is unsigned or incomplete, or `sender` did not sign it for this site and run.
         """
-        if not sealed.startswith(PREFIX):
+        if not signed.startswith(PREFIX):
             raise RefusedError(
                 "missing_signature",
                 f"expected a peer message that is signed by '{sender}', got one without a signature",
                 site=sender,
             )
-        certificate, start = _read_part(sealed, len(PREFIX))
-        signature, start = _read_part(sealed, start)
-        blob = sealed[start:]
+        certificate, start = _read_part(signed, len(PREFIX))
+        signature, start = _read_part(signed, start)
+        blob = signed[start:]
         self._signer.verify(
             PURPOSE, self._signed_bytes(sender, self._signer.name, blob), signature, certificate, sender
         )
@@ -79,10 +79,10 @@ class PeerMessageSigner:
         return json.dumps([self._run, sender, to, hashlib.sha256(blob).hexdigest()]).encode()
 
 
-def _read_part(sealed: bytes, start: int) -> tuple[bytes, int]:
+def _read_part(signed: bytes, start: int) -> tuple[bytes, int]:
     """Return the part that follows a length field at `start`, and the position of the next part."""
     begin = start + _LENGTH_BYTES
-    length = int.from_bytes(sealed[start:begin])
-    if len(sealed) < begin + length or length > MAX_CERTIFICATE:
+    length = int.from_bytes(signed[start:begin])
+    if len(signed) < begin + length or length > MAX_CERTIFICATE:
         raise RefusedError("truncated_peer_message", "expected a signed peer message, got an incomplete one")
-    return sealed[begin : begin + length], begin + length
+    return signed[begin : begin + length], begin + length

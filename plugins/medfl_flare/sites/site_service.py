@@ -86,7 +86,7 @@ class SiteService:
         self._file, self._post, self._send_beat = site_file, post, beat
         self._limits = Limits(max_bytes=site_file.max_message_mb * 10**6)
         self._signer = signer
-        self._seal: PeerMessageSigner | None = None
+        self._peer_signer: PeerMessageSigner | None = None
         self._opened: OfferedRun | None = None
         self._run: SiteRun | None = None
         self._evaluation: OpenedEvaluation | None = None
@@ -157,7 +157,7 @@ class SiteService:
         try:
             if self._run is None:
                 raise RefusedError("run_not_started", "no run has begun at this site")
-            opened = blob if self._seal is None else self._seal.open(blob, sender)
+            opened = blob if self._peer_signer is None else self._peer_signer.verify(blob, sender)
             self._run.receive(sender, unpack(opened, self._limits))
         except MedflError as error:
             logger.warning("A peer message of '%s' was refused: %s", sender, error)
@@ -250,7 +250,7 @@ class SiteService:
                 PeerMessageSigner,  # needs packages that are installed with NVFlare
             )
 
-            self._seal = PeerMessageSigner(self._signer, offer.to_json())
+            self._peer_signer = PeerMessageSigner(self._signer, offer.to_json())
         assignment = self._opened.assignment
         profile = (
             disclosed_profile(self._file, assignment) if assignment is not None and assignment.asks_sites else None
@@ -320,7 +320,9 @@ class SiteService:
         patience = PEER_MESSAGE_TIME_SHARE * self._opened.offer.reply_timeout
         blob = pack(Message("peer_message", peer_message.tensors, meta))
         return self._post(
-            peer_message.to, blob if self._seal is None else self._seal.close(blob, peer_message.to), patience
+            peer_message.to,
+            blob if self._peer_signer is None else self._peer_signer.sign(blob, peer_message.to),
+            patience,
         )
 
 

@@ -4,9 +4,10 @@ A cell with 1 to ``min_count - 1`` cases is rare and is never shown. As the tota
 order of the table are suppressed with it:
 
 * Cells form pairs; an odd last cell makes a group of three. A pair with a rare cell is suppressed as a whole.
-* While fewer than ``2 * min_count`` cases are suppressed in this way, the next pair is suppressed, too.
+* Starting at each such pair, the following pairs are suppressed until this sequence of pairs has at least
+  ``2 * min_count`` cases. After the last pair, the sequence continues with the first.
 * A table with fewer than ``2 * min_count`` cases in total is suppressed as a whole.
-* Other empty cells are shown: they describe no patient.
+* An empty cell in a pair that is not suppressed is shown: it describes no patient.
 
 The set of suppressed cells depends only on which pairs contain a rare cell, and on sums that the total reveals anyway.
 So even a reader who knows this rule can't exclude any number from 1 to ``min_count - 1`` for a rare cell;
@@ -48,7 +49,8 @@ def suppress_counts(counts: Sequence[int], min_count: int) -> list[int | None]:
 def disclosable_levels(cases: int, levels: Sequence[float], min_count: int) -> list[float]:
     """Return the levels whose quantiles may be shown: levels with `min_count` cases on each side.
 
-    So no shown quantile is the value of a single case.
+    So no shown quantile is one of the `min_count` smallest or largest values. It can be the value of a single case: the
+    median of an odd number of cases is the value of the middle one.
 
     Args:
         cases: Number of cases.

@@ -41,9 +41,9 @@ class FedFed(FeatureSharing):
     Epochs are counted from 1 in each round, so with one epoch in a round the weight is always ten times
     `reconstruction`. Sites that differ from the others use other weights (`site_weights`).
 
-    After stage 1 each site sends two copies of each residual under different noise. A batch of stage 2 contains a
-    site's own images and equally many images of each copy. Two copies reveal more than one; the privacy statement
-    covers both together.
+    After stage 1 each site sends a noised copy of each residual for each value of `noise_std`, two by default. A batch
+    of stage 2 contains a site's own images and equally many images of each copy. Several copies reveal more than one;
+    the privacy statement covers them together.
 
     Update rule:
         A generator q reconstructs an image x. The residual x - q(x) keeps the features that the classifier f needs. In
@@ -56,15 +56,15 @@ class FedFed(FeatureSharing):
         Each epoch has three passes over a site's images: the classifier on mixed images (mixup), the generator on
         images composed of crops of several images (mosaic), and both networks on this loss.
 
-    When to use it: Use it as the method that FedTPF is compared with, or if classes are unevenly distributed over sites
+    When to use it: Use it as the baseline of FedTPF, or if classes are unevenly distributed over sites
     and the sites may share noised residuals of their images. Without ``clip`` there is no differential privacy, even
     with noise.
 
     Attributes:
         noise_std: Standard deviation of the noise of each copy, > 0, in units of images in [0, 1], also for Laplace
             noise. The released code adds the same noise to all images of a batch; here each image has its own noise.
-        curriculum: Whether reconstruction has 10 times its weight before the round's tenth epoch and 5 times before its
-            twentieth; for mosaic images before the hundredth and the two hundredth.
+        curriculum: Whether reconstruction has 10 times its weight in epochs 1 to 9 of a round, and 5 times in epochs 10
+            to 19. For mosaic images the limits are 99 and 199.
         site_weights: Whether some sites use other weights. A site with fewer than a fifth of the sites' mean number of
             images uses 5 times `reconstruction` and half of `kl`. A larger site with more than 70 % of its images in
             one class uses 5 times `kl`, `ce` and `x_ce`, and no mosaic.
@@ -190,7 +190,7 @@ class FedFed(FeatureSharing):
 
         Args:
             epoch: Number of the epoch in this round, from 0.
-            until: Epoch in which the larger weight halves; after twice as many epochs it is the usual weight.
+            until: Epoch, counted from 1, in which the factor changes from 10 to 5. From epoch 2 * `until` on it is 1.
         """
         number = epoch + 1  # the released code counts from 1
         factor = 1 if not self.curriculum or number >= 2 * until else 10 if number < until else 5

@@ -55,8 +55,8 @@ class DistillationStage:
         rounds: Numbers of the completed rounds, increasing.
         accuracy: Mapping from each site to a mapping from round to the accuracy of the global generator and classifier
             on its validation images, in [0, 1]. Rounds without an accuracy are left out.
-        weights: Mapping from each site to a mapping from round to the factor by which freezing reduces the site's
-            weight in the average of generator and classifier, in [0, 1].
+        weights: Mapping from each site to a mapping from round to a factor in [0, 1]. The factor reduces the weight of
+            a frozen site when the networks of the sites are averaged.
         frozen: Mapping from each frozen site to the round in which it stopped training generator and classifier.
         threshold: Accuracy that every site must reach for the stage to end before its last round, or None.
         errors: Mapping from each site to the mean squared errors of the last generator and of the mean image, on the
@@ -80,10 +80,10 @@ class DistillationStage:
 
 
 def read_stage(sharing: Meta) -> DistillationStage:
-    """Read the course of stage 1 from a run's findings; missing entries are left out.
+    """Read the course of stage 1 from the metadata that a run recorded; missing entries are left out.
 
     Args:
-        sharing: Findings' metadata under the key ``sharing``.
+        sharing: Value of the key ``sharing`` of the recorded metadata.
     """
     history = sorted(sharing.get("history") or [], key=lambda entry: int(entry["round"]))
     return DistillationStage(
@@ -148,7 +148,7 @@ def _sites_below_threshold(stage: DistillationStage) -> str:
 
 
 def describe_freezing(stage: DistillationStage) -> str:
-    """Return a sentence on the sites that froze, or an empty string if the method has no freezing."""
+    """Return a sentence on the sites that froze, or an empty string if no site froze and the run has no threshold."""
     if not stage.frozen:
         return "" if stage.threshold is None else "No site froze its generator and classifier."
     start = f"{count(len(stage.frozen), 'site')} froze"
@@ -303,10 +303,11 @@ def stages_figure(
 
 
 def diverging_layer(levels: np.ndarray) -> str:
-    """Draw a map of colour levels as SVG in `DIVERGING_COLOURS`, with the most frequent level as background.
+    """Return SVG paths that draw a map in `DIVERGING_COLOURS`, with the most frequent level as background.
 
     Args:
-        levels: Whole numbers, 0 for the value 0, from `medfl_report.rasters.overlay_levels`; shape (rows, columns).
+        levels: Integers from -`STEPS` to `STEPS`, 0 for the value 0, from `medfl_report.rasters.overlay_levels`; shape
+            (rows, columns).
     """
     ground = int(np.bincount((levels + STEPS).ravel()).argmax())
     height, width = levels.shape

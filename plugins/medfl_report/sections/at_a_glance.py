@@ -91,7 +91,7 @@ def _unknown_patients(data: ReportData) -> str:
     sets = [item for by_site in data.predictions.values() for item in by_site.items()]
     without = {site for site, test_set in sets if test_set.patients is None}
     sites = {site for site, _ in sets}
-    if sites and not without:
+    if not without:
         return ""
     if without < sites:
         return f"; patient numbers are known at {len(sites - without)} of {count(len(sites), 'site')}"
@@ -139,7 +139,7 @@ def _effect(row: MethodRow, gain: ComparisonRow, reference: Interval | None) -> 
 
 
 def _counts(rows: Sequence[MethodRow]) -> list[str]:
-    """Return how many methods are better, worse, and without a clear difference, with the names of the former."""
+    """Return a sentence on the methods that are better than the reference, and one on those that are worse."""
     effects = {row.label: row.difference.effect for row in rows if row.difference is not None}
     texts = []
     for word in (BETTER, WORSE):

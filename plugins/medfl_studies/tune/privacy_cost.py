@@ -123,6 +123,9 @@ def with_privacy_ledgers(study: Study, out: Path) -> Study:
 def check_privacy_budget(study: Study, trials: int, rounds: int, adopted: bool, bundle: Path) -> None:
     """Check that the privacy settings of the study allow a search; raise SettingsError if not.
 
+    The total epsilon is checked for rows with a ledger whose number of releases is known in advance. Earlier charges of
+    the ledgers are at the sites and not counted here; each trial checks them.
+
     Args:
         study: Study with one data set.
         trials: Number of trials of each row.

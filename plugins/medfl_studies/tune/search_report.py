@@ -36,7 +36,9 @@ SAMPLER_DESCRIPTIONS = {
 
 
 def write_search_reports(searches: Sequence[Search], results: Sequence[SearchResult]) -> list[Path]:
-    """Write all files of the searches of a study, which have ended.
+    """Write the reports of the finished searches of a study.
+
+    The tuned study file goes to the output folder, and the other files to the folder of each search.
 
     Args:
         searches: The searches, one for each split of a nested study.
@@ -82,7 +84,10 @@ def follow_up_command(search: Search) -> str:
 
 
 def build_tuned_study(searches: Sequence[Search], results: Sequence[SearchResult]) -> Study:
-    """Return the study at its scale, with the best settings in its rows; in each split, if the study is nested."""
+    """Return the study with its image sizes fixed and the best settings in its rows.
+
+    In a nested search, each split (a seed or fold) has its own settings.
+    """
     search = searches[0]
     study, rows = search.study, dict(search.study.rows)
     for searched, search_result in zip(searches, results, strict=True):
@@ -176,7 +181,10 @@ def _notes_markdown(search: Search, search_result: SearchResult) -> str:
         chosen = "The guarantee does not cover the selection of the best trial by validation scores."
         lines.append(f"{describe_privacy_cost(cost)} {ledgers} {chosen}")
     if len(search_result.privacy_costs) > 1:
-        lines.append("These guarantees are of different kinds for the same data; their costs add up.")
+        lines.append(
+            "These guarantees are of different kinds for the same data. The data pay for all of them, but the epsilons "
+            "can't be added."
+        )
     return "\n".join(f"- {line}" for line in lines) + "\n"
 
 

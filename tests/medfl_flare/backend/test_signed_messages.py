@@ -38,10 +38,10 @@ def signers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Signer]:
     return made | {"stranger": read_signer(Root().kit(folder / "stranger", SITES[0]))}
 
 
-def blob_of(sealed: bytes, signer: Signer) -> tuple[bytes, bytes]:
+def blob_of(signed: bytes, signer: Signer) -> tuple[bytes, bytes]:
     """Return the bytes in front of the packed message, and the packed message."""
     start = len(PREFIX) + 2 + len(signer.certificate) + 2 + 256
-    return sealed[:start], sealed[start:]
+    return signed[:start], signed[start:]
 
 
 def changed(blob: bytes, change: Callable[[Any], None]) -> bytes:
@@ -66,37 +66,37 @@ def another_owner(message: Any) -> None:
 def test_a_dishonest_server_can_alter_make_and_move_nothing_and_the_run_has_the_bits_of_one_machine(
     place: Place, signers: dict[str, Signer], tmp_path: Path
 ) -> None:
-    files, offer = place.files("sealed"), place.offer("sealed", rounds=1, **CHEAP)
+    files, offer = place.files("signed"), place.offer("signed", rounds=1, **CHEAP)
     other_run = offer.to_json() | {"run": "other"}
     tried: dict[str, tuple[str | None, str]] = {}
 
-    def attack(sender: str, to: str, sealed: bytes) -> bytes:
+    def attack(sender: str, to: str, signed: bytes) -> bytes:
         """Deliver every message that a dishonest server could send, before the honest one."""
         third, own = next(site for site in SITES if site not in (sender, to)), signers[sender]
-        head, blob = blob_of(sealed, own)
+        head, blob = blob_of(signed, own)
         forged: dict[str, tuple[str, str, bytes, str]] = {
             "altered": (to, sender, head + changed(blob, one_number), NOT_FITTING),
             "moved to another step": (to, sender, head + changed(blob, later), NOT_FITTING),
             "of another owner": (to, sender, head + changed(blob, another_owner), NOT_FITTING),
-            "for another site": (third, sender, sealed, NOT_FITTING),
-            "in another's name": (to, third, sealed, f"the certificate of '{third}', got the one of '{sender}'"),
+            "for another site": (third, sender, signed, NOT_FITTING),
+            "in another's name": (to, third, signed, f"the certificate of '{third}', got the one of '{sender}'"),
             "without a signature": (to, sender, blob, "signed by '{sender}', got one without a signature"),
-            "cut off": (to, sender, sealed[: len(PREFIX) + 100], "got an incomplete one"),
-            "of another run": (to, sender, PeerMessageSigner(own, other_run).close(blob, to), NOT_FITTING),
+            "cut off": (to, sender, signed[: len(PREFIX) + 100], "got an incomplete one"),
+            "of another run": (to, sender, PeerMessageSigner(own, other_run).sign(blob, to), NOT_FITTING),
             "by the server": (
-                to, sender, PeerMessageSigner(signers["localhost"], offer.to_json()).close(blob, to),
+                to, sender, PeerMessageSigner(signers["localhost"], offer.to_json()).sign(blob, to),
                 "certificate of '{sender}', got the one of 'localhost'",
             ),
             "by a stranger": (
                 to, SITES[0] if to != SITES[0] else SITES[1],
-                PeerMessageSigner(signers["stranger"], offer.to_json()).close(blob, to),
+                PeerMessageSigner(signers["stranger"], offer.to_json()).sign(blob, to),
                 "by this project's root, got one by another root|got the one of 'site-01'",
             ),
         }  # fmt: skip
         for what, (receiver, name, brought, why) in forged.items():
             refusal = loopback.services[receiver].receive(name, brought)
             tried[f"{what}, {sender} to {to}"] = refusal, why.format(sender=name)
-        return sealed
+        return signed
 
     loopback = Loopback(files, tamper_peer_message=attack, signers=signers)
     folder, progress = loopback.serve(offer)
@@ -106,7 +106,7 @@ def test_a_dishonest_server_can_alter_make_and_move_nothing_and_the_run_has_the_
         assert refusal is not None, what
         assert re.search(why, refusal), (what, refusal)
     place.local(offer, files, tmp_path / "local")
-    expected, actual = snapshot(tmp_path / "local"), digests(folder, files, "sealed")
+    expected, actual = snapshot(tmp_path / "local"), digests(folder, files, "signed")
     assert actual == {name: expected[name] for name in actual}
 
 
@@ -116,16 +116,16 @@ def test_peer_messages_that_were_kept_from_an_earlier_run_are_refused_in_the_nex
     kept: dict[tuple[str, str, int], bytes] = {}
     files, refusals = place.files("kept", {}), []
 
-    def step_of(sender: str, sealed: bytes) -> int:
-        return int(unpack(blob_of(sealed, signers[sender])[1], LIMITS).meta["step"])
+    def step_of(sender: str, signed: bytes) -> int:
+        return int(unpack(blob_of(signed, signers[sender])[1], LIMITS).meta["step"])
 
-    def keep(sender: str, to: str, sealed: bytes) -> bytes:
-        kept[sender, to, step_of(sender, sealed)] = sealed
-        return sealed
+    def keep(sender: str, to: str, signed: bytes) -> bytes:
+        kept[sender, to, step_of(sender, signed)] = signed
+        return signed
 
-    def replay(sender: str, to: str, sealed: bytes) -> bytes:
-        refusals.append(second.services[to].receive(sender, kept[sender, to, step_of(sender, sealed)]))
-        return sealed
+    def replay(sender: str, to: str, signed: bytes) -> bytes:
+        refusals.append(second.services[to].receive(sender, kept[sender, to, step_of(sender, signed)]))
+        return signed
 
     first = Loopback(files, tamper_peer_message=keep, signers=signers)
     assert first.serve(place.offer("first", rounds=1, **CHEAP))[1].state == "finished"
@@ -141,16 +141,16 @@ def test_a_peer_message_that_comes_twice_is_stored_once(signers: dict[str, Signe
     """The sender repeats a message if the acknowledgement was lost, so a duplicate is not refused."""
     run: Meta = {"run": "one"}
     north, south = PeerMessageSigner(signers["site-01"], run), PeerMessageSigner(signers["site-02"], run)
-    sealed = north.close(b"content", "site-02")
-    assert south.open(sealed, "site-01") == south.open(sealed, "site-01") == b"content"
+    signed = north.sign(b"content", "site-02")
+    assert south.verify(signed, "site-01") == south.verify(signed, "site-01") == b"content"
 
 
 def test_where_a_server_forges_a_sites_peer_messages_that_site_counts_as_missing(
     place: Place, signers: dict[str, Signer], caplog: pytest.LogCaptureFixture
 ) -> None:
-    def forge(sender: str, to: str, sealed: bytes) -> bytes:
-        head, blob = blob_of(sealed, signers[sender])
-        return head + changed(blob, one_number) if sender == SITES[0] else sealed
+    def forge(sender: str, to: str, signed: bytes) -> bytes:
+        head, blob = blob_of(signed, signers[sender])
+        return head + changed(blob, one_number) if sender == SITES[0] else signed
 
     loopback = Loopback(place.files("forged"), tamper_peer_message=forge, signers=signers)
     _, progress = loopback.serve(place.offer("forged", rounds=1, min_replies=1, **CHEAP))
