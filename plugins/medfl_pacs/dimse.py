@@ -97,7 +97,8 @@ class DimseSource:
                     title=title,
                 )
         self.address, self.query = address, query
-        self._tls = None if tls is None else (_tls_context(tls), address.host)
+        self._tls_failures: list[ssl.SSLError] = []  # of the newest connection
+        self._tls = None if tls is None else (_watched(_tls_context(tls), self._tls_failures), address.host)
         self._entity = pynetdicom.AE(ae_title=address.own_aet)
         self._entity.acse_timeout = self._entity.connection_timeout = TIMEOUT_SECONDS
         self._entity.dimse_timeout = self._entity.network_timeout = TIMEOUT_SECONDS
@@ -235,6 +236,7 @@ class DimseSource:
                 del self._associations[former]
                 if association.is_established:
                     association.release()
+        self._tls_failures.clear()
         try:
             association = self._entity.associate(
                 self.address.host,
@@ -255,7 +257,7 @@ class DimseSource:
                 host=self._place(),
             )
         if not association.is_established:
-            raise self._unreachable()
+            raise self._untrusted(self._tls_failures[0]) if self._tls_failures else self._unreachable()
         if not any(context.abstract_syntax == contexts[0].abstract_syntax for context in association.accepted_contexts):
             association.release()
             raise DataError(
@@ -311,6 +313,18 @@ class DimseSource:
             f"No connection to {self._place()}, or it was cut. Check host, port and --tls, and that the PACS knows the "
             f"title {self.address.own_aet}; repeat the command to continue.",
             host=self._place(),
+        )
+
+    def _untrusted(self, failure: ssl.SSLError) -> DataError:
+        """Return the error for a connection that failed in TLS."""
+        cause = str(getattr(failure, "verify_message", "") or failure.reason or "no answer")
+        return DataError(
+            "pacs_tls",
+            f"No secure connection to {self._place()} ({cause}): its certificate is not trusted, the client "
+            "certificate is missing or refused, or the port has no TLS. Name the hospital's certificate authority with "
+            "--ca, and the client certificate with --certificate.",
+            host=self._place(),
+            cause=cause,
         )
 
     def _place(self) -> str:
@@ -404,4 +418,33 @@ def _tls_context(tls: DimseTls, *, is_server: bool = False) -> ssl.SSLContext:
             "invalid_certificate",
             "A file of --ca, --certificate or --certificate-key can't be read as a certificate or key in PEM form.",
         ) from None
+    return context
+
+
+def _watched(context: ssl.SSLContext, failures: list[ssl.SSLError]) -> ssl.SSLContext:
+    """Make a client's context append the failures of its connections to a list, in place. Return the context.
+
+    pynetdicom only logs them. With TLS 1.3, a server refuses a client after the handshake, in its first answer.
+    """
+
+    class WatchedSocket(ssl.SSLSocket):
+        """Socket that records the failures of its handshake and of its first answer."""
+
+        def do_handshake(self, block: bool = False) -> None:
+            with record():
+                super().do_handshake(block)
+
+        def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
+            with record():
+                return super().recv(buflen, flags)
+
+    @contextlib.contextmanager
+    def record() -> Iterator[None]:
+        try:
+            yield
+        except ssl.SSLError as failure:
+            failures.append(failure)
+            raise
+
+    context.sslsocket_class = WatchedSocket
     return context

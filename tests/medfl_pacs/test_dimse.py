@@ -78,6 +78,13 @@ def test_a_connection_that_is_cut_before_a_request_is_reported(source: DimseSour
         source.find_studies()
 
 
+def test_a_port_without_tls_is_refused_with_tls(source: DimseSource, certificates: Path):
+    encrypted = DimseSource(source.address, QUERY, DimseTls(certificates / "server.pem"))
+    with refused(DataError, "pacs_tls", host=f"127.0.0.1:{source.address.port}"):
+        encrypted.find_studies()
+    encrypted.close()
+
+
 def test_images_of_a_c_move_are_received_with_tls_only(certificates: Path):
     files = DimseTls(certificates / "client.pem", certificates / "server.pem", certificates / "server.key")
     address = DimseAddress("127.0.0.1", free_port(), "PACS", method="move", own_port=free_port())
