@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 TIMEOUT_SECONDS = 60.0
 """Maximum seconds to wait for an association, and for the next message."""
 
+HANDSHAKE_SECONDS = 10.0
+"""Maximum seconds of a TLS handshake at the port for C-MOVE. It receives one connection at a time until then."""
+
 MAX_CONTEXTS = 126
 """Maximum number of storage contexts of an association; the protocol permits 128 contexts."""
 
@@ -289,7 +292,7 @@ class DimseSource:
             self._entity.add_supported_context(name, _transfer_syntaxes())
         self._entity.require_called_aet = True
         self._entity.require_calling_aet = [self.address.aet]
-        context = None if tls is None else _tls_context(tls, is_server=True)
+        context = None if tls is None else _impatient(_tls_context(tls, is_server=True))
         try:
             return self._entity.start_server(
                 ("", self.address.own_port),
@@ -418,6 +421,24 @@ def _tls_context(tls: DimseTls, *, is_server: bool = False) -> ssl.SSLContext:
             "invalid_certificate",
             "A file of --ca, --certificate or --certificate-key can't be read as a certificate or key in PEM form.",
         ) from None
+    return context
+
+
+def _impatient(context: ssl.SSLContext) -> ssl.SSLContext:
+    """Limit the handshakes of a server's context to `HANDSHAKE_SECONDS`, in place. Return the context.
+
+    Otherwise a peer that connects and stays silent would block the port.
+    """
+
+    class ImpatientSocket(ssl.SSLSocket):
+        """Socket whose handshake has a timeout."""
+
+        def do_handshake(self, block: bool = False) -> None:
+            self.settimeout(HANDSHAKE_SECONDS)
+            super().do_handshake(block)
+            self.settimeout(None)
+
+    context.sslsocket_class = ImpatientSocket
     return context
 
 
