@@ -323,9 +323,9 @@ class DimseSource:
         cause = str(getattr(failure, "verify_message", "") or failure.reason or "no answer")
         return DataError(
             "pacs_tls",
-            f"No secure connection to {self._place()} ({cause}): its certificate is not trusted, the client "
-            "certificate is missing or refused, or the port has no TLS. Name the hospital's certificate authority with "
-            "--ca, and the client certificate with --certificate.",
+            f"No secure connection to {self._place()} ({cause}): the certificate of the PACS is not trusted or does "
+            "not name this host, medfl's client certificate is missing or refused, or the port has no TLS. Name the "
+            "hospital's certificate authority with --ca, and the client certificate with --certificate.",
             host=self._place(),
             cause=cause,
         )
