@@ -10,10 +10,12 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from dicomweb_server import FolderServer, serving_dicomweb
 from feature_commands import skip_without_commands_of
 from orthanc import is_orthanc_installed
+from PIL import Image
 from warm import warm_commands
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -74,6 +76,31 @@ def test_a_tutorial_runs_unchanged(page: Path, shell: Path) -> None:
     if "Orthanc" in text and not is_orthanc_installed():
         pytest.skip("Orthanc with its DICOMweb plugin is not installed (apt-get install orthanc orthanc-dicomweb)")
     perform(page, shell)
+
+
+@pytest.mark.slow
+def test_hospitals_that_were_prepared_one_by_one_make_a_federation(shell: Path) -> None:
+    section = (DOCS / "data.md").read_text(encoding="utf-8").split("### Hospitals that were prepared one by one\n")[1]
+    blocks = FENCED.findall(section.split("\n### ")[0])
+    skip_without_commands_of(blocks[0][1])
+    for number, name in enumerate(("north", "south", "west")):
+        images = np.random.default_rng(number).integers(0, 256, (20, 16, 16), np.uint8)
+        images[1::2] //= 4
+        (shell / "scans" / name).mkdir(parents=True)
+        for image, values in enumerate(images):
+            Image.fromarray(values).save(shell / "scans" / name / f"{image}.png")
+        lines = [f"{image}.png,{('benign', 'malignant')[image % 2]},p{image}" for image in range(20)]
+        (shell / f"{name}.csv").write_text("\n".join(["file,diagnosis,patient", *lines]), encoding="utf-8")
+        prepare = f"medfl prep folder scans/{name} --table {name}.csv --image-column file --target class:diagnosis"
+        perform(DOCS / "data.md", shell, [("sh", f"{prepare} --group-column patient --size 16 --out pooled/{name}")])
+    perform(DOCS / "data.md", shell, blocks)
+    scores = (shell / "runs" / "hospitals" / "metrics.csv").read_text(encoding="utf-8").splitlines()
+    assert {line.split(",")[1] for line in scores if line.startswith("5,")} >= {"north", "south", "west"}
+    assert sorted(path.name for path in (shell / "runs" / "hospitals" / "sites").iterdir()) == [
+        "north",
+        "south",
+        "west",
+    ]
 
 
 PACS_URL = "http://127.0.0.1:18042/dicom-web"

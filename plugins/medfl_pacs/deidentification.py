@@ -1,10 +1,11 @@
 """Pseudonymise a DICOM data set: apply the confidentiality profile at every nesting depth.
 
-The actions of `medfl_pacs.profile_actions` apply with two options of PS3.15: longitudinal temporal information with
-modified dates, and, if chosen, patient characteristics. Rules on value representations cover elements that the table
-does not list: other UIDs become pseudonyms, other dates move, and elements that may contain any text are removed
-(`_may_contain_anything`). Private elements, elements that the dictionary does not know, and elements of a wrong
-representation are removed. Overlays are removed, also those in unused bits of the pixel data.
+The actions of `medfl_pacs.profile_actions` apply with options of PS3.15: longitudinal temporal information with
+modified dates, the safe private elements that SUV needs (`SAFE_PRIVATE`), and, if chosen, patient characteristics.
+Rules on value representations cover elements that the table does not list: other UIDs become pseudonyms, other dates
+move, and elements that may contain any text are removed (`_may_contain_anything`). All other private elements, elements
+that the dictionary does not know, and elements of a wrong representation are removed. Overlays are removed, also those
+in unused bits of the pixel data.
 
 Afterwards, texts that repeat an identifying value of the same data set are emptied. If the pixel data repeat one, the
 data set is refused.
@@ -14,7 +15,9 @@ from __future__ import annotations
 
 import datetime
 import io
+import math
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +52,16 @@ NUMBERS = ("DS", "IS", "US", "SS", "UL", "SL", "FL", "FD", "UV", "SV", "US or SS
 CHARACTERISTICS = {0x00100040, 0x00101010, 0x00101020, 0x00101030}
 """Tags of sex, age, size and weight, which the option on patient characteristics keeps."""
 
+PHILIPS_GROUP, PHILIPS_CREATOR = 0x7053, "Philips PET Private Group"
+"""Group and creator of the private elements of Philips PET."""
+
+SAFE_PRIVATE = (0x00, 0x09)
+"""Elements of this group that are kept: the factors from rescaled values to SUV and to activity per volume.
+
+PS3.15 lists them as safe (table E.3.10-1). Of the elements on that list, only these are needed to read images. The
+elements from which SUV of GE can follow are times and activities, and not on that list.
+"""
+
 MAX_AGE_YEARS = 89
 """Oldest age in years that is kept; older patients are recorded as 90."""
 
@@ -65,6 +78,7 @@ _CODES = {
     "113100": "Basic Application Confidentiality Profile",
     "113107": "Retain Longitudinal Temporal Information Modified Dates Option",
     "113108": "Retain Patient Characteristics Option",
+    "113111": "Retain Safe Private Option",
 }
 """Codes of the profile and its options (PS3.16, context group 7050)."""
 
@@ -157,13 +171,16 @@ def deidentify(dataset: Dataset, pseudonyms: Pseudonyms, *, keep_characteristics
     from pydicom.dataset import FileMetaDataset
 
     patient = patient_of(dataset, pseudonyms)
+    factors = _philips_factors(dataset)
     _clear_overlay_bits(dataset)
     values = _IdentifyingValues()
     cleaner = _Cleaner(pseudonyms, patient, keep_characteristics, values)
     cleaner.clean(dataset)
     cleaner.empty_repetitions(dataset)
     dataset.PatientID = dataset.PatientName = patient.pseudonym
-    _declare(dataset, keep_characteristics)
+    _add_philips_factors(dataset, factors)
+    options = {"113108": keep_characteristics, "113111": bool(factors)}
+    _declare(dataset, [code for code in _CODES if options.get(code, True)])
     meta = FileMetaDataset()
     meta.MediaStorageSOPClassUID = dataset.SOPClassUID
     meta.MediaStorageSOPInstanceUID = dataset.SOPInstanceUID
@@ -423,17 +440,44 @@ def _dummy_value(representation: str) -> Any:
     return {"AS": "000Y", "DA": "19000101", "DT": "19000101", "TM": "000000"}.get(representation, "ANONYMIZED")
 
 
-def _declare(dataset: Dataset, keep_characteristics: bool) -> None:
-    """Record in a data set, in place, how it was de-identified."""
+def _philips_factors(dataset: Dataset) -> dict[int, float]:
+    """Return the numbers in the elements `SAFE_PRIVATE` by element; without those that are missing or no number."""
+    factors: dict[int, float] = {}
+    for element in SAFE_PRIVATE:
+        try:
+            number = float(dataset.private_block(PHILIPS_GROUP, PHILIPS_CREATOR)[element].value)
+        except Exception:  # pydicom raises many kinds; the value is dropped and never shown
+            continue
+        if math.isfinite(number):
+            factors[element] = number
+    return factors
+
+
+def _add_philips_factors(dataset: Dataset, factors: dict[int, float]) -> None:
+    """Write Philips' factors anew into a data set without private elements, in place."""
+    from pydicom.valuerep import DSfloat
+
+    if factors:
+        dataset.add_new((PHILIPS_GROUP, 0x0010), "LO", PHILIPS_CREATOR)
+    for element, number in factors.items():
+        dataset.add_new((PHILIPS_GROUP, 0x1000 + element), "DS", DSfloat(number, auto_format=True))
+
+
+def _declare(dataset: Dataset, codes: Collection[str]) -> None:
+    """Record in a data set, in place, how it was de-identified.
+
+    Args:
+        dataset: The data set.
+        codes: Keys of `_CODES`: the profile and the options that were used.
+    """
     from pydicom import Dataset, Sequence
 
-    codes = []
-    for value, meaning in _CODES.items():
-        if value != "113108" or keep_characteristics:
-            code = Dataset()
-            code.CodeValue, code.CodingSchemeDesignator, code.CodeMeaning = value, "DCM", meaning
-            codes.append(code)
+    items = []
+    for value in codes:
+        code = Dataset()
+        code.CodeValue, code.CodingSchemeDesignator, code.CodeMeaning = value, "DCM", _CODES[value]
+        items.append(code)
     dataset.PatientIdentityRemoved = "YES"
     dataset.DeidentificationMethod = f"medfl {__version__}, PS3.15 {EDITION}"
-    dataset.DeidentificationMethodCodeSequence = Sequence(codes)
+    dataset.DeidentificationMethodCodeSequence = Sequence(items)
     dataset.LongitudinalTemporalInformationModified = "MODIFIED"

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 TIMEOUT_SECONDS = 60.0
 """Maximum seconds to wait for an association, and for the next message."""
 
+HANDSHAKE_SECONDS = 10.0
+"""Maximum seconds of a TLS handshake at the port for C-MOVE. It receives one connection at a time until then."""
+
 MAX_CONTEXTS = 126
 """Maximum number of storage contexts of an association; the protocol permits 128 contexts."""
 
@@ -97,7 +100,8 @@ class DimseSource:
                     title=title,
                 )
         self.address, self.query = address, query
-        self._tls = None if tls is None else (_tls_context(tls), address.host)
+        self._tls_failures: list[ssl.SSLError] = []  # of the newest connection
+        self._tls = None if tls is None else (_watched(_tls_context(tls), self._tls_failures), address.host)
         self._entity = pynetdicom.AE(ae_title=address.own_aet)
         self._entity.acse_timeout = self._entity.connection_timeout = TIMEOUT_SECONDS
         self._entity.dimse_timeout = self._entity.network_timeout = TIMEOUT_SECONDS
@@ -235,6 +239,7 @@ class DimseSource:
                 del self._associations[former]
                 if association.is_established:
                     association.release()
+        self._tls_failures.clear()
         try:
             association = self._entity.associate(
                 self.address.host,
@@ -255,7 +260,7 @@ class DimseSource:
                 host=self._place(),
             )
         if not association.is_established:
-            raise self._unreachable()
+            raise self._untrusted(self._tls_failures[0]) if self._tls_failures else self._unreachable()
         if not any(context.abstract_syntax == contexts[0].abstract_syntax for context in association.accepted_contexts):
             association.release()
             raise DataError(
@@ -287,7 +292,7 @@ class DimseSource:
             self._entity.add_supported_context(name, _transfer_syntaxes())
         self._entity.require_called_aet = True
         self._entity.require_calling_aet = [self.address.aet]
-        context = None if tls is None else _tls_context(tls, is_server=True)
+        context = None if tls is None else _impatient(_tls_context(tls, is_server=True))
         try:
             return self._entity.start_server(
                 ("", self.address.own_port),
@@ -311,6 +316,18 @@ class DimseSource:
             f"No connection to {self._place()}, or it was cut. Check host, port and --tls, and that the PACS knows the "
             f"title {self.address.own_aet}; repeat the command to continue.",
             host=self._place(),
+        )
+
+    def _untrusted(self, failure: ssl.SSLError) -> DataError:
+        """Return the error for a connection that failed in TLS."""
+        cause = str(getattr(failure, "verify_message", "") or failure.reason or "no answer")
+        return DataError(
+            "pacs_tls",
+            f"No secure connection to {self._place()} ({cause}): the certificate of the PACS is not trusted or does "
+            "not name this host, medfl's client certificate is missing or refused, or the port has no TLS. Name the "
+            "hospital's certificate authority with --ca, and the client certificate with --certificate.",
+            host=self._place(),
+            cause=cause,
         )
 
     def _place(self) -> str:
@@ -404,4 +421,51 @@ def _tls_context(tls: DimseTls, *, is_server: bool = False) -> ssl.SSLContext:
             "invalid_certificate",
             "A file of --ca, --certificate or --certificate-key can't be read as a certificate or key in PEM form.",
         ) from None
+    return context
+
+
+def _impatient(context: ssl.SSLContext) -> ssl.SSLContext:
+    """Limit the handshakes of a server's context to `HANDSHAKE_SECONDS`, in place. Return the context.
+
+    Otherwise a peer that connects and stays silent would block the port.
+    """
+
+    class ImpatientSocket(ssl.SSLSocket):
+        """Socket whose handshake has a timeout."""
+
+        def do_handshake(self, block: bool = False) -> None:
+            self.settimeout(HANDSHAKE_SECONDS)
+            super().do_handshake(block)
+            self.settimeout(None)
+
+    context.sslsocket_class = ImpatientSocket
+    return context
+
+
+def _watched(context: ssl.SSLContext, failures: list[ssl.SSLError]) -> ssl.SSLContext:
+    """Make a client's context append the failures of its connections to a list, in place. Return the context.
+
+    pynetdicom only logs them. With TLS 1.3, a server refuses a client after the handshake, in its first answer.
+    """
+
+    class WatchedSocket(ssl.SSLSocket):
+        """Socket that records the failures of its handshake and of its first answer."""
+
+        def do_handshake(self, block: bool = False) -> None:
+            with record():
+                super().do_handshake(block)
+
+        def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
+            with record():
+                return super().recv(buflen, flags)
+
+    @contextlib.contextmanager
+    def record() -> Iterator[None]:
+        try:
+            yield
+        except ssl.SSLError as failure:
+            failures.append(failure)
+            raise
+
+    context.sslsocket_class = WatchedSocket
     return context

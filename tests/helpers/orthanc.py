@@ -11,7 +11,7 @@ import socket
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,16 +20,26 @@ import pytest
 PLUGIN = Path("/usr/share/orthanc/plugins/libOrthancDicomWeb.so")
 START_SECONDS = 30.0
 
+TOKEN_FILTER = """function IncomingHttpRequestFilter(method, uri, ip, username, httpHeaders)
+  return httpHeaders['authorization'] == 'Bearer %s'
+end
+"""
+"""Script of Orthanc that refuses requests without a bearer token."""
+
 
 @dataclass(frozen=True)
 class Orthanc:
-    """A running server. `peer_port` is the port at which it sends images after a C-MOVE to MEDFL."""
+    """A running server. `peer_port` is the port at which it sends images after a C-MOVE to MEDFL.
+
+    With a `token`, it expects this bearer token instead of the user and the password.
+    """
 
     http_port: int
     dicom_port: int
     peer_port: int
     user: str
     password: str
+    token: str | None = None
 
     @property
     def url(self) -> str:
@@ -41,8 +51,8 @@ class Orthanc:
 
     def request(self, path: str, content: bytes | None = None) -> bytes:
         request = urllib.request.Request(f"http://127.0.0.1:{self.http_port}{path}", content)
-        token = base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
-        request.add_header("Authorization", f"Basic {token}")
+        basic = base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
+        request.add_header("Authorization", f"Bearer {self.token}" if self.token else f"Basic {basic}")
         with urllib.request.urlopen(request, timeout=20) as answer:
             return answer.read()
 
@@ -62,12 +72,21 @@ def _program() -> str:
 
 
 @contextlib.contextmanager
-def running_orthanc(folder: Path) -> Iterator[Orthanc]:
-    """Start Orthanc, or skip the test with a reason."""
+def running_orthanc(
+    folder: Path, dicom_tls: Mapping[str, object] | None = None, token: str | None = None
+) -> Iterator[Orthanc]:
+    """Start Orthanc, or skip the test with a reason.
+
+    Args:
+        folder: New folder for its files.
+        dicom_tls: Configuration that adds TLS to DIMSE, in both directions.
+        token: Bearer token of HTTP, which replaces the user and the password.
+    """
     if not is_orthanc_installed():
         pytest.skip("Orthanc with its DICOMweb plugin is not installed (apt-get install orthanc orthanc-dicomweb)")
-    server = Orthanc(free_port(), free_port(), free_port(), "reader", "a secret password")
+    server = Orthanc(free_port(), free_port(), free_port(), "reader", "a secret password", token)
     allow = {"AllowEcho": True, "AllowFind": True, "AllowGet": True, "AllowMove": True, "AllowStore": True}
+    modality = {"AET": "MEDFL", "Host": "127.0.0.1", "Port": server.peer_port, "UseDicomTls": bool(dicom_tls), **allow}
     settings = {
         "Name": "test",
         "StorageDirectory": str(folder / "db"),
@@ -77,13 +96,17 @@ def running_orthanc(folder: Path) -> Iterator[Orthanc]:
         "DicomPort": server.dicom_port,
         "DicomAet": "ORTHANC",
         "RemoteAccessAllowed": True,
-        "AuthenticationEnabled": True,
+        "AuthenticationEnabled": token is None,
         "RegisteredUsers": {server.user: server.password},
-        "DicomModalities": {"medfl": {"AET": "MEDFL", "Host": "127.0.0.1", "Port": server.peer_port, **allow}},
+        "DicomModalities": {"medfl": modality},
         "DicomWeb": {"Enable": True, "Root": "/dicom-web/"},
         "StableAge": 1,
+        **(dicom_tls or {}),
     }
     folder.mkdir(parents=True, exist_ok=True)
+    if token is not None:
+        settings["LuaScripts"] = [str(folder / "token.lua")]
+        (folder / "token.lua").write_text(TOKEN_FILTER % token)
     path = folder / "orthanc.json"
     path.write_text(json.dumps(settings))
     with (folder / "log").open("wb") as log:

@@ -15,6 +15,7 @@ from pydicom.data import get_testdata_file
 from refusals import refused
 
 from medfl.data.readers.dicom_identity import check_identity
+from medfl.data.readers.suv import suv_factor
 from medfl.errors import DataError
 
 pytest.importorskip("dicomanonymizer", reason="needs dicom-anonymizer, from the extra pacs")
@@ -104,6 +105,78 @@ def test_characteristics_are_kept_only_on_request():
     kept, _ = pseudonymise(original, keep_characteristics=True)
     assert (kept.PatientSex, kept.PatientAge, kept.PatientWeight, kept.PatientSize) == ("F", "090Y", 71.5, 1.75)
     assert [item.CodeValue for item in kept.DeidentificationMethodCodeSequence] == ["113100", "113107", "113108"]
+
+
+def pet_of_philips() -> Dataset:
+    """A PET slice of Philips in counts, with its two factors among other private elements, also nested."""
+    dataset = secret_instance()
+    dataset.Modality, dataset.Units, dataset.DecayCorrection = "PT", "CNTS", "START"
+    dataset.CorrectedImage = ["ATTN", "DECY"]
+    dataset.PatientWeight = 70
+    other = dataset.private_block(0x7053, "Qwertzuiop device", create=True)
+    other.add_new(0x00, "DS", "17")
+    block = dataset.private_block(0x7053, "Philips PET Private Group", create=True)
+    for element, representation, value in (
+        (0x00, "DS", "0.000552734"),
+        (0x01, "LO", "Private remark"),
+        (0x03, "ST", "Private remark"),
+        (0x09, "DS", "2.5"),
+        (0x0F, "UL", 19610203),
+    ):
+        block.add_new(element, representation, value)
+    nested_block = dataset.ReferencedImageSequence[0].private_block(0x7053, "Philips PET Private Group", create=True)
+    nested_block.add_new(0x00, "DS", "7312")
+    return dataset
+
+
+@pytest.mark.parametrize("syntax", [pydicom.uid.ExplicitVRLittleEndian, pydicom.uid.ImplicitVRLittleEndian])
+def test_suv_of_philips_is_kept_and_no_other_private_element(syntax: pydicom.uid.UID):
+    original = pet_of_philips()
+    original.file_meta.TransferSyntaxUID = syntax
+    dataset, content = pseudonymise(original)
+    private = {int(element.tag): element.value for element in dataset.iterall() if element.tag.is_private}
+    assert private == {0x70530010: "Philips PET Private Group", 0x70531000: 0.000552734, 0x70531009: 2.5}
+    assert suv_factor([dataset]) == suv_factor([original]) == 0.000552734
+    assert [secret for secret in (*SECRETS, ROOT) if secret.lower().encode() in content.lower()] == []
+    assert [item.CodeValue for item in dataset.DeidentificationMethodCodeSequence] == ["113100", "113107", "113111"]
+    assert check_identity(dataset) == []
+
+
+@pytest.mark.parametrize(
+    ("creator", "representation", "value"),
+    [
+        ("Philips PET Private Group", "LO", "Private remark"),
+        ("Philips PET Private Group", "UN", b"Private remark"),
+        ("Philips PET Private Group", "DS", ["1", "2"]),
+        ("Philips PET Private Group", "FD", float("nan")),
+        ("Philips PET Private Group", "DS", ""),
+        ("Philips PET", "DS", "0.001"),
+    ],
+)
+def test_other_values_and_creators_are_no_factors_of_philips(creator: str, representation: str, value: object):
+    original = plain_instance(Place())
+    original.private_block(0x7053, creator, create=True).add_new(0x00, representation, value)
+    dataset, content = pseudonymise(original)
+    assert not any(element.tag.is_private for element in dataset.iterall())
+    assert (b"Private remark" in content, b"Philips" in content) == (False, False)
+    assert len(dataset.DeidentificationMethodCodeSequence) == 2
+
+
+def test_suv_of_other_scanners_follows_from_the_kept_characteristics():
+    original = pet_of_philips()
+    drug = Dataset()
+    drug.RadionuclideTotalDose, drug.RadionuclideHalfLife = 370e6, 6586.2
+    drug.RadiopharmaceuticalStartTime = "090000"
+    original.Units, original.RadiopharmaceuticalInformationSequence = "BQML", pydicom.Sequence([drug])
+    original.SeriesDate = original.AcquisitionDate = "20200318"
+    original.SeriesTime = original.AcquisitionTime = "100000"
+    original.private_block(0x0009, "GEMS_PETD_01", create=True).add_new(0x0D, "DT", "20200318100000")
+    expected = 70e3 / (370e6 * 2 ** (-3600 / 6586.2))
+    dataset, _ = pseudonymise(original, keep_characteristics=True)
+    assert suv_factor([dataset]) == suv_factor([original]) == pytest.approx(expected)
+    assert not any(element.tag.group == 0x0009 for element in dataset)
+    with refused(DataError, "unusable_suv_header", name="PatientWeight"):
+        suv_factor([pseudonymise(original)[0]])
 
 
 def test_geometry_and_windows_are_kept():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,7 +79,15 @@ def test_a_connection_that_is_cut_before_a_request_is_reported(source: DimseSour
         source.find_studies()
 
 
-def test_images_of_a_c_move_are_received_with_tls_only(certificates: Path):
+def test_a_port_without_tls_is_refused_with_tls(source: DimseSource, certificates: Path):
+    encrypted = DimseSource(source.address, QUERY, DimseTls(certificates / "server.pem"))
+    with refused(DataError, "pacs_tls", host=f"127.0.0.1:{source.address.port}"):
+        encrypted.find_studies()
+    encrypted.close()
+
+
+def test_images_of_a_c_move_are_received_with_tls_only(certificates: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(dimse, "HANDSHAKE_SECONDS", 0.2)
     files = DimseTls(certificates / "client.pem", certificates / "server.pem", certificates / "server.key")
     address = DimseAddress("127.0.0.1", free_port(), "PACS", method="move", own_port=free_port())
     with refused(SettingsError, "missing_option", option="--certificate"):
@@ -92,10 +101,12 @@ def test_images_of_a_c_move_are_received_with_tls_only(certificates: Path):
         known = ssl.create_default_context(cafile=certificates / "server.pem")
         known.load_cert_chain(certificates / "client.pem", certificates / "client.key")
         established = []
+        silent = socket.create_connection(("127.0.0.1", address.own_port))
         for tls in (None, (stranger, "127.0.0.1"), (known, "127.0.0.1")):
             association = entity.associate("127.0.0.1", address.own_port, ae_title="MEDFL", tls_args=tls)
             established.append(association.is_established)
             association.abort()
+        silent.close()
         assert established == [False, False, True]
     finally:
         source.close()
