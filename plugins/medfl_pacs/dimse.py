@@ -101,7 +101,7 @@ class DimseSource:
                 )
         self.address, self.query = address, query
         self._tls_failures: list[ssl.SSLError] = []  # of the newest connection
-        self._tls = None if tls is None else (_watched(_tls_context(tls), self._tls_failures), address.host)
+        self._tls = None if tls is None else (_record_failures(_tls_context(tls), self._tls_failures), address.host)
         self._entity = pynetdicom.AE(ae_title=address.own_aet)
         self._entity.acse_timeout = self._entity.connection_timeout = TIMEOUT_SECONDS
         self._entity.dimse_timeout = self._entity.network_timeout = TIMEOUT_SECONDS
@@ -292,7 +292,7 @@ class DimseSource:
             self._entity.add_supported_context(name, _transfer_syntaxes())
         self._entity.require_called_aet = True
         self._entity.require_calling_aet = [self.address.aet]
-        context = None if tls is None else _impatient(_tls_context(tls, is_server=True))
+        context = None if tls is None else _limit_handshakes(_tls_context(tls, is_server=True))
         try:
             return self._entity.start_server(
                 ("", self.address.own_port),
@@ -424,7 +424,7 @@ def _tls_context(tls: DimseTls, *, is_server: bool = False) -> ssl.SSLContext:
     return context
 
 
-def _impatient(context: ssl.SSLContext) -> ssl.SSLContext:
+def _limit_handshakes(context: ssl.SSLContext) -> ssl.SSLContext:
     """Limit the handshakes of a server's context to `HANDSHAKE_SECONDS`, in place. Return the context.
 
     Otherwise a peer that connects and stays silent would block the port.
@@ -442,7 +442,7 @@ def _impatient(context: ssl.SSLContext) -> ssl.SSLContext:
     return context
 
 
-def _watched(context: ssl.SSLContext, failures: list[ssl.SSLError]) -> ssl.SSLContext:
+def _record_failures(context: ssl.SSLContext, failures: list[ssl.SSLError]) -> ssl.SSLContext:
     """Make a client's context append the failures of its connections to a list, in place. Return the context.
 
     pynetdicom only logs them. With TLS 1.3, a server refuses a client after the handshake, in its first answer.
