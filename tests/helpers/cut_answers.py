@@ -1,4 +1,4 @@
-"""A TCP relay that cuts connections while the answer to a chosen request is on its way, and the site's part of it."""
+"""A TCP relay that cuts connections before the answer to a chosen request, and the component of a site that arms it."""
 
 from __future__ import annotations
 
@@ -18,78 +18,76 @@ CALLS = {"get": "pull_task", "submit": "submit_update"}
 
 
 class CuttingRelay:
-    """Relay to a server. Once armed, it discards the answer to the next request of each connection and then cuts it.
+    """Relay to a server. Once armed, it cuts every connection as soon as its next request has passed.
 
-    After each cut it refuses some new connections.
-
-    Args:
-        port: Port of the server.
-        refusals: Number of new connections that it refuses after each cut.
+    The answer is then lost, or the server has no connection for it. After a cut the relay refuses one new connection.
 
     Attributes:
         cuts: Number of connections that it cut.
-        refused: Number of connections that it refused.
     """
 
-    def __init__(self, port: int, refusals: int = 0) -> None:
-        self._port, self._refusals, self._left, self._lock = port, refusals, 0, threading.Lock()
-        self._open: set[_Doom] = set()
-        self.cuts = self.refused = 0
+    def __init__(self, port: int) -> None:
+        self._port, self._lock = port, threading.Lock()
+        self._open: set[_RelayedConnection] = set()
+        self._refusals = self.cuts = 0
 
     def arm(self, connection: socket.socket) -> None:
-        """Arm the relay for all connections, and acknowledge it."""
+        """Arm the relay for all its connections, and acknowledge that over the given one."""
         with self._lock:
-            for doom in self._open:
-                doom.is_armed = True
+            for relayed in self._open:
+                relayed.is_armed = True
         connection.sendall(b"\n")
 
     def __call__(self, connection: socket.socket) -> None:
+        """Pass on what comes over a connection, until one side or the relay ends it."""
         with self._lock:
-            refused, self._left = self._left > 0, max(self._left - 1, 0)
-            self.refused += refused
-        if refused:
+            is_refused, self._refusals = self._refusals > 0, max(self._refusals - 1, 0)
+        if is_refused:
             return
-        doom = _Doom()
         with socket.create_connection(("127.0.0.1", self._port)) as server:
+            relayed = _RelayedConnection(connection, server)
             with self._lock:
-                self._open.add(doom)
-            sides = ((connection, server, doom.passes_request), (server, connection, doom.passes_answer))
-            threads = [threading.Thread(target=_pass_on, args=side, daemon=True) for side in sides]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+                self._open.add(relayed)
+            relayed.pass_on()
         with self._lock:
-            self._open.discard(doom)
-            if doom.is_cut:
-                self.cuts, self._left = self.cuts + 1, self._refusals
+            self._open.discard(relayed)
+            if relayed.is_cut:
+                self.cuts, self._refusals = self.cuts + 1, 1
 
 
 @dataclass(eq=False)
-class _Doom:
-    """State of a connection: armed, then with a request that passed, then cut."""
+class _RelayedConnection:
+    """A connection of a site and the relay's own connection to the server."""
 
+    site: socket.socket
+    server: socket.socket
     is_armed: bool = False
-    has_request: bool = False
     is_cut: bool = False
 
-    def passes_request(self) -> bool:
-        self.has_request = self.is_armed
-        return not self.is_cut
+    def pass_on(self) -> None:
+        threads = [threading.Thread(target=pass_, daemon=True) for pass_ in (self._pass_requests, self._pass_answers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
 
-    def passes_answer(self) -> bool:
-        self.is_cut = self.is_armed and self.has_request
-        return not self.is_cut
-
-
-def _pass_on(source: socket.socket, target: socket.socket, passes: Callable[[], bool]) -> None:
-    """Pass on the bytes of one direction until one side ends it or `passes` returns False."""
-    with contextlib.suppress(OSError):
-        while (part := source.recv(CHUNK)) and passes():
-            target.sendall(part)
-    for side in (source, target):
+    def _pass_requests(self) -> None:
         with contextlib.suppress(OSError):
-            side.shutdown(socket.SHUT_RDWR)
+            while not self.is_cut and (part := self.site.recv(CHUNK)):
+                self.is_cut = self.is_armed  # before the server can answer
+                self.server.sendall(part)
+        self._close()
+
+    def _pass_answers(self) -> None:
+        with contextlib.suppress(OSError):
+            while (part := self.server.recv(CHUNK)) and not self.is_cut:
+                self.site.sendall(part)
+        self._close()
+
+    def _close(self) -> None:
+        for side in (self.site, self.server):
+            with contextlib.suppress(OSError):
+                side.shutdown(socket.SHUT_RDWR)
 
 
 class CutSignal(FLComponent):  # type: ignore[misc]

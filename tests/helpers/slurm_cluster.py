@@ -54,7 +54,8 @@ KillWait=2
 MinJobAge=300
 ReturnToService=2
 SchedulerParameters=batch_sched_delay=0,sched_min_interval=100000,bf_interval=2
-NodeName={host} NodeAddr=127.0.0.1 Port={node_port} CPUs={cpus} RealMemory=4000 State=UNKNOWN
+GresTypes=gpu
+NodeName={host} NodeAddr=127.0.0.1 Port={node_port} CPUs={cpus} RealMemory=4000 Gres=gpu:1 State=UNKNOWN
 PartitionName=low Nodes=ALL Default=YES PriorityTier=1 DefMemPerCPU=100 MaxTime=60 State=UP
 PartitionName=high Nodes=ALL PriorityTier=10 PreemptMode=OFF DefMemPerCPU=100 State=UP
 """
@@ -179,6 +180,7 @@ def _start(cluster: SlurmCluster) -> None:
         else "AccountingStorageType=accounting_storage/none",
     )
     (folder / "slurm.conf").write_text(text)
+    (folder / "gres.conf").write_text("Name=gpu File=/dev/null\n")  # a device that every machine has stands for a GPU
     files = ["key-file", "socket", "pid-file", "log-file", "seed-file"]
     options = [f"--{name}={folder}/munge/{name.partition('-')[0]}" for name in files]
     _start_daemon(cluster, ["munged", "--foreground", "--force", *options])

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpu_stub import use_made_up_gpus
 from kits_and_offers import offer
 
 from medfl.errors import SettingsError
@@ -17,14 +18,6 @@ from medfl_flare.records.gpu_request import GpuRequest, requested_gpus
 from medfl_flare.submit import read_gpu_request
 
 TWO = GpuRequest(count=2, memory_gib=8)
-
-NVIDIA_SMI = """#!/bin/sh
-case "$1" in
-*index*) printf 'index\\n0\\n1\\n' ;;
-*) printf 'memory\\n16384 MiB\\n16384 MiB\\n' ;;
-esac
-"""
-"""Program that answers NVFlare's questions about the GPUs of a machine."""
 
 
 def job_meta(folder: Path, gpus: GpuRequest | None, **overrides: Any) -> dict[str, Any]:
@@ -36,12 +29,7 @@ def job_meta(folder: Path, gpus: GpuRequest | None, **overrides: Any) -> dict[st
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put a machine with two GPUs of 16 GiB in place of this one: NVFlare reads them from ``nvidia-smi``."""
     pytest.importorskip("nvflare")
-    program = tmp_path / "bin" / "nvidia-smi"
-    program.parent.mkdir()
-    program.write_text(NVIDIA_SMI)
-    program.chmod(0o700)
-    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    use_made_up_gpus(tmp_path, monkeypatch)
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 
 
@@ -94,8 +82,8 @@ def test_a_site_grants_gpus_up_to_its_own_limit_and_again_after_the_job(tmp_path
 
     small = GPUResourceManager(num_of_gpus=2, mem_per_gpu_in_GiB=4, expiration_period=300)
     assert small.check_resources(need, context) == (False, "")
-    one = GPUResourceManager(num_of_gpus=1, mem_per_gpu_in_GiB=12, expiration_period=300)
-    assert one.check_resources(need, context) == (False, "")
+    single = GPUResourceManager(num_of_gpus=1, mem_per_gpu_in_GiB=12, expiration_period=300)
+    assert single.check_resources(need, context) == (False, "")
     with pytest.raises(ValueError, match="exceeds available GPUs: 2"):
         GPUResourceManager(num_of_gpus=3, mem_per_gpu_in_GiB=12)
 

@@ -49,15 +49,12 @@ def test_a_run_survives_a_proxy_that_cuts_connections(running: OneSite) -> None:
     assert proxy.passed >= LARGE * MESSAGE
 
 
-LOST = ("submit 1", "get 20", "submit 3", "submit 4")
-"""Requests of the site's job whose answers are lost: for a task, and with the results of tasks."""
+LOST = ("submit 1", "get 20", "submit 3", "submit 5")
+"""Requests of the site's job whose answers are lost: the results of tasks, and a request for a task."""
 
 
 def test_lost_answers_are_asked_for_again(running: OneSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The connection is cut while an answer is on its way. The site repeats the request after a while.
-
-    That takes `medfl_flare.provision.ANSWER_SECONDS`; here the site's own file has fewer.
-    """
+    """With NVFlare's own `communication_timeout` the site waits for each lost answer for 300 s; here for 5 s."""
     from cut_answers import CuttingRelay
 
     def lose(resources: dict[str, Any]) -> None:
@@ -66,13 +63,15 @@ def test_lost_answers_are_asked_for_again(running: OneSite, monkeypatch: pytest.
         resources["class_allow_list"].append(component["path"])
         resources["client"]["communication_timeout"] = 5.0
 
-    relay = CuttingRelay(running.port, refusals=1)
+    relay = CuttingRelay(running.port)
     monkeypatch.setenv("PYTHONPATH", f"{HELPERS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     with lines.listening(relay) as port, lines.listening(relay.arm) as signals:
         running.behind(port)
         running.change_resources(lose)
         summary = running.run("lost")
     assert (summary["status"], summary["unavailable_reasons"]) == ("finished", {})
-    (log,) = (path for path in running.kits[SITE].glob("*/log.txt") if "invoking task executor" in path.read_text())
-    assert relay.cuts >= len(LOST) <= relay.refused
+    assert relay.cuts >= len(LOST)
+    logs = [path.read_text() for path in running.kits[SITE].glob("*/log.txt")]
+    repeated = max(log.count("failed to send task result to server - will try again") for log in logs)
+    assert 1 <= repeated < len(LOST), "each answer that NVFlare did not repair was asked for once"
     assert running.has_bits_of_one_machine("lost")

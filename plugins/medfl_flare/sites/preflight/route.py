@@ -26,6 +26,9 @@ GRPC_SCHEMES = ("grpc", "agrpc", "nagrpc")
 GRPC_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
 """Environment variables from which gRPC takes its proxy, in order of precedence."""
 
+GRPC_EXCLUDED = "no_grpc_proxy"
+"""Environment variable with hosts that gRPC reaches without a proxy, in lower case only."""
+
 PROXY_VARIABLES = (*GRPC_VARIABLES, "HTTPS_PROXY")
 """Environment variables that may name a proxy."""
 
@@ -83,7 +86,7 @@ def proxy_for(address: ServerAddress) -> tuple[str, str] | None:
     Return None if no variable names a proxy, or if the variable ``no_proxy`` excludes the server. For gRPC,
     ``no_grpc_proxy`` replaces ``no_proxy`` if it is set.
     """
-    own = os.environ.get("no_grpc_proxy") if address.scheme in GRPC_SCHEMES else None
+    own = os.environ.get(GRPC_EXCLUDED) if address.scheme in GRPC_SCHEMES else None
     excluded = urllib.request.proxy_bypass(address.host) if own is None else _ends_with_any(address.host, own)
     if excluded:
         return None
