@@ -1,4 +1,4 @@
-"""A TCP relay that loses the answer to a chosen request and cuts the connection, and a site's component that tells it."""
+"""A TCP relay that loses answers to chosen requests and cuts the connections, and a site's component that tells it."""
 
 from __future__ import annotations
 
