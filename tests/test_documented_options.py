@@ -23,7 +23,7 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted(ROOT.glob("bundles/*/docs/*.md")),
 ]
-OF_WORKFLOW = {"kit", "reply_timeout", "tracking", "run_name", "logging_file"}
+OF_WORKFLOW = {"kit", "reply_timeout", "gpus", "gpu_memory_gib", "tracking", "run_name", "logging_file"}
 """Options of `medfl.workflow.FederatedWorkflow`, whose import takes seconds, and of a submission."""
 
 TAKES_SETTINGS = {("run",), ("federate", "submit")}

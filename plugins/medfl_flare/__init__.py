@@ -45,6 +45,8 @@ def medfl_backends() -> list[BackendRecord]:
             {
                 "kit": ("Folder of the researcher's startup kit (`medfl federate provision`).", None),
                 "reply_timeout": ("Seconds without progress after which a site is unavailable.", REPLY_TIMEOUT),
+                "gpus": ("GPUs that each site must grant to the run; 0 requests none.", 0),
+                "gpu_memory_gib": ("Free memory of each of these GPUs, in GiB of 2^30 bytes.", 0),
             },
         )
     ]

@@ -17,6 +17,7 @@ from medfl.errors import MedflError
 from medfl.types import Meta
 from medfl_flare.backend.protocol_messages import KNOWN_BYTES_KEY, PROGRESS_COMMAND
 from medfl_flare.kit import LOG_FILE_NAME
+from medfl_flare.records.gpu_request import requested_gpus
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +28,16 @@ RETRY_SECONDS = 2.0
 """Seconds between two attempts to reach the server, and between two checks of a condition at the server."""
 COMPLETED = "FINISHED:COMPLETED"
 """NVFlare's status of a job that ended by itself."""
+
+SCHEDULE_ENTRIES = {"SUBMITTED": 1, "FINISHED:CAN_NOT_SCHEDULE": 2}
+"""Maps NVFlare's status of a job that did not start to the number of last entries of its history that give the reason.
+The last entry of a job that NVFlare gave up is the number of attempts."""
+
+GPU_ADVICE = (
+    "The resource manager in a site's local/resources.json grants free GPUs up to its own limits: wait until other "
+    "jobs have ended, request less, or ask the site."
+)
+"""Advice for a job that waits for GPUs, or waited in vain."""
 
 UNREACHABLE = ("NoConnection", "SessionClosed", "SessionExpired")
 """NVFlare's errors after which a new session may succeed."""
@@ -124,14 +135,18 @@ class Connection:
             return True
 
     def end_reason(self, job: str) -> str:
-        """Return a sentence with NVFlare's reason for a job's end or delay."""
+        """Return NVFlare's reason for a job's end or delay, in one or two sentences."""
         meta = self._call_session("get_job_meta", job)
-        if meta.get("status") == "FINISHED:ABORTED":
+        status = meta.get("status")
+        if status == "FINISHED:ABORTED":
             return "the job was aborted."
-        waits = meta.get("status") in ("SUBMITTED", "FINISHED:CAN_NOT_SCHEDULE")
-        reasons = [*(meta.get("schedule_history") or [])[-1:]] if waits else meta.get("job_deploy_detail") or []
-        refused = [str(text) for text in reasons if not str(text).endswith(": OK")]
-        return f"NVFlare reports {meta.get('status')}" + (f": {'; '.join(refused)}." if refused else ".")
+        if status not in SCHEDULE_ENTRIES:
+            reasons = [text for text in meta.get("job_deploy_detail") or [] if not str(text).endswith(": OK")]
+        else:
+            reasons = (meta.get("schedule_history") or [])[-SCHEDULE_ENTRIES[status] :]
+        sentence = f"NVFlare reports {status}" + (f": {'; '.join(map(str, reasons))}." if reasons else ".")
+        gpus = requested_gpus(meta) if status in SCHEDULE_ENTRIES else None
+        return sentence if gpus is None else f"{sentence} The run requests {gpus} of each site. {GPU_ADVICE}"
 
     def progress(self, job: str, after: int = 0) -> ProgressResponse:
         """Return the response of a job to a request for its progress.

@@ -24,6 +24,7 @@ from medfl_flare.federated_evaluation.evaluation_request import EvaluationReques
 from medfl_flare.federated_statistics.statistics_request import StatisticsRequest
 from medfl_flare.observers import OBSERVED_FILE_NAME
 from medfl_flare.provision import ALLOWED_CLASSES
+from medfl_flare.records.gpu_request import GpuRequest
 from medfl_flare.records.offer import Offer
 
 POLL_SECONDS = 0.2
@@ -37,13 +38,20 @@ WEIGHTS_FILE_NAME = "model.safetensors"
 """Name of the file of weights in the job of an evaluation, beside the server's configuration."""
 
 
-def write_job(offer: Offer | StatisticsRequest | EvaluationRequest, folder: Path, weights: bytes | None = None) -> Path:
+def write_job(
+    offer: Offer | StatisticsRequest | EvaluationRequest,
+    folder: Path,
+    weights: bytes | None = None,
+    gpus: GpuRequest | None = None,
+) -> Path:
     """Write the folder of a job.
 
     Args:
         offer: Offer of a run, or request for federated statistics or for an evaluation; it must name its sites.
         folder: Parent of the job's folder; it must exist.
         weights: Content of the file of weights of an evaluation, in the format of safetensors; None for other jobs.
+        gpus: GPUs that each site must grant before the job starts. Without the setting ``min_replies`` all sites must
+            grant them, and with it as many as it says.
 
     Returns:
         The job's folder, named like the run.
@@ -53,8 +61,8 @@ def write_job(offer: Offer | StatisticsRequest | EvaluationRequest, folder: Path
     """
     if not offer.sites:
         raise SettingsError("no_sites", "expected the names of the job's sites, got none")
-    meta = offer.to_json()
-    for text in _strings_in(meta):
+    content = offer.to_json()
+    for text in _strings_in(content):
         if "{" in text or "}" in text:
             raise SettingsError(
                 "unsupported_character",
@@ -62,17 +70,19 @@ def write_job(offer: Offer | StatisticsRequest | EvaluationRequest, folder: Path
                 value=text,
             )
     job = folder / offer.run
-    workflow = {"id": TASK_NAME, "path": ALLOWED_CLASSES["server"], "args": {"offer": meta}}
+    workflow = {"id": TASK_NAME, "path": ALLOWED_CLASSES["server"], "args": {"offer": content}}
     executor = {"tasks": [TASK_NAME], "executor": {"path": ALLOWED_CLASSES["client"], "args": {}}}
-    _write(
-        job / "meta.json",
-        {
-            "name": offer.run,
-            "min_clients": 1,
-            "resource_spec": {},
-            "deploy_map": {"app_server": [SERVER], "app_site": offer.sites},
-        },
-    )
+    meta = {
+        "name": offer.run,
+        "min_clients": 1,
+        "resource_spec": {},
+        "deploy_map": {"app_server": [SERVER], "app_site": offer.sites},
+    }
+    if gpus is not None:
+        least = offer.overrides.get("min_replies") if isinstance(offer, Offer) else None
+        meta |= {"min_clients": least} if isinstance(least, int) else {"mandatory_clients": offer.sites}
+        meta["resource_spec"] = gpus.resource_spec(offer.sites)
+    _write(job / "meta.json", meta)
     polling = {"task_request_interval": POLL_SECONDS}
     _write(
         job / "app_server" / "config" / "config_fed_server.json",

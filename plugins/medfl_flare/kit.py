@@ -55,7 +55,10 @@ default is 900."""
 PORT_SECONDS = 15.0
 """Seconds that a server's port may still be in use, by connections to a killed server, before the start fails."""
 
-PID_FILES = ("shutdown.fl", "pid.fl", "daemon_pid.fl", "restart.fl")
+SHUTDOWN_FILE = "shutdown.fl"
+"""Name of the file in a kit that tells NVFlare's script not to restart the process."""
+
+PID_FILES = (SHUTDOWN_FILE, "pid.fl", "daemon_pid.fl", "restart.fl")
 """Names of NVFlare's files in a kit with the ids of running processes. NVFlare's script ends at once if any process has
 a recorded id, so the files of dead processes must be removed before a start."""
 
@@ -305,7 +308,7 @@ def stop(kit: Path, patience: float = 20.0) -> bool:
     read_kit_kind(kit)
     if not processes(kit):
         return False
-    subprocess.run([str(kit / "startup" / "stop_fl.sh")], input="y", text=True, capture_output=True, check=False)
+    (kit / SHUTDOWN_FILE).touch()  # as NVFlare's stop_fl.sh does, which not every kit has
     for signal_ in (signal.SIGTERM, signal.SIGKILL):
         for process in processes(kit):
             _send_signal(process, signal_)

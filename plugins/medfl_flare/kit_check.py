@@ -17,6 +17,10 @@ Check = tuple[str, Callable[[], str]]
 """Name of a check, and a function that returns the finding or raises an error."""
 
 
+START_SCRIPTS = ("sub_start.sh", "start_docker.sh")
+"""NVFlare's scripts of which a kit needs one: for processes of this machine or of Slurm, or for Docker's containers."""
+
+
 def kit_checks(kit: Path, site: str | None) -> list[Check]:
     """Return the checks of a startup kit.
 
@@ -35,8 +39,10 @@ def kit_checks(kit: Path, site: str | None) -> list[Check]:
 
 def _check_files(kit: Path, who: str) -> str:
     """Check that the kit is complete."""
-    wanted = [f"fed_{who}.json", f"{who}.crt", f"{who}.key", "rootCA.pem", "start.sh"]
+    wanted = [f"fed_{who}.json", f"{who}.crt", f"{who}.key", "rootCA.pem"]
     missing = [f"startup/{name}" for name in wanted if not (kit / "startup" / name).is_file()]
+    if not any((kit / "startup" / name).is_file() for name in START_SCRIPTS):
+        missing.append(f"startup/{START_SCRIPTS[0]}")
     if _resources_path(kit) is None:
         missing.append("local/resources.json")
     if missing:

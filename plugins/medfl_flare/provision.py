@@ -44,6 +44,11 @@ By default NVFlare has 16 MB in transit and sends all of it again after 5 s with
 below 25 Mbit/s can't acknowledge in that time: a model took five times as long as the connection needs. NVFlare still
 treats 60 s without any acknowledgement as an interrupted connection and sends the message again."""
 
+ANSWER_SECONDS = 30.0
+"""Seconds that a site waits for the answer to its request for a task, or to a task's result, before it repeats the
+message. Both are small; medfl's models travel in other messages. NVFlare's default is 300, and the answer is lost if a
+connection is cut before it arrives."""
+
 CA_FOLDER_NAME = "ca"
 """Name of the folder beside the kits with the root certificate and its private key."""
 SITE_FILE_TEMPLATE = """# Folders of this participant, and its permissions for runs; docs/deploy.md explains every key.
@@ -314,7 +319,9 @@ def prepare_kit(kit: Path, project: Project, participant: str, researcher: str =
     is_server = participant == project.server
     local = kit / "local"
     resources = json.loads((local / "resources.json.default").read_text())
-    write_json(local / "resources.json", with_allowed_class(resources, is_server=is_server))
+    resources = with_allowed_class(resources, is_server=is_server)
+    for name in ("resources.json", "resources.json.default"):  # `nvflare deploy prepare` starts from the default
+        write_json(local / name, resources)
     write_json(local / "authorization.json", role_rights(is_server=is_server, researcher=researcher))
     write_json(local / COMM_CONFIG, STREAMING_SETTINGS)
     name, data = ("server", "/data/public") if is_server else (participant, f"/data/{participant}")
@@ -325,16 +332,17 @@ def with_allowed_class(resources: Meta, *, is_server: bool) -> Meta:
     """Return NVFlare's settings of a participant with medfl's class in the list of classes that a job may name.
 
     Args:
-        resources: Content of ``resources.json.default``. All other settings are kept except three: waiting jobs are
-            checked every second, a site without a heartbeat for a minute is unavailable, and no site sends its error
-            log to the server.
+        resources: Content of ``resources.json.default``. All other settings are kept except four: waiting jobs are
+            checked every second, a site without a heartbeat for a minute is unavailable, no site sends its error log to
+            the server, and a site repeats a request for a task, or a task's result, after `ANSWER_SECONDS`.
         is_server: Whether the settings are the server's.
     """
     line = ALLOWED_CLASSES["server" if is_server else "client"]
     listed = [*(name for name in resources.get("class_allow_list", []) if name != line), line]
     changed = resources | {"class_allow_list": listed}
     if not is_server:
-        return changed | {"allow_log_streaming": False}
+        client = resources.get("client", {}) | {"communication_timeout": ANSWER_SECONDS}
+        return changed | {"allow_log_streaming": False, "client": client}
     scheduling = {"min_schedule_interval": 1.0, "max_schedule_interval": 10.0}
     changed["components"] = [
         part | {"args": part["args"] | scheduling} if part["id"] == "job_scheduler" else part

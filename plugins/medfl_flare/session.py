@@ -22,6 +22,7 @@ from medfl_flare.follow import FollowedJob, follow
 from medfl_flare.job_folder import copy_result, read_summary, write_job
 from medfl_flare.kit import read_admin_kit
 from medfl_flare.observers import keep_tracking, show_results
+from medfl_flare.records.gpu_request import GpuRequest
 from medfl_flare.records.offer import Offer
 from medfl_flare.records.submission import SubmissionFile
 
@@ -47,12 +48,14 @@ class Submission:
         kit: The researcher's startup kit.
         output_dir: The local run folder, for the results.
         tracking: Value of MONAI's ``--tracking``, for observers on this machine.
+        gpus: GPUs that each site must grant to the run's job; None requests none.
     """
 
     offer: Offer
     kit: Path
     output_dir: Path
     tracking: Meta = field(default_factory=dict)
+    gpus: GpuRequest | None = None
 
 
 def connect(kit: Path) -> Connection:
@@ -109,7 +112,7 @@ def resume(output_dir: Path, opener: Callable[[Path], Connection] = connect) -> 
         MedflError: As for `submit`.
     """
     before = read_submission(output_dir)
-    _run(Submission(before.offer, Path(before.kit), output_dir), opener, waiting=True)
+    _run(Submission(before.offer, Path(before.kit), output_dir, gpus=before.gpus), opener, waiting=True)
 
 
 def stop(output_dir: Path, opener: Callable[[Path], Connection] = connect) -> bool:
@@ -189,8 +192,9 @@ def _run(submission: Submission, opener: Callable[[Path], Connection], *, waitin
         if job is not None:
             _abort_lost_job(connection, job, out)
         offer = with_sites(offer, connection, waiting=waiting)
-        job = _submit_job(connection, offer)
-        SubmissionFile(offer=offer, kit=str(kit.resolve()), jobs=(*jobs, job)).write(out / SubmissionFile.NAME)
+        job = _submit_job(connection, offer, submission.gpus)
+        record = SubmissionFile(offer=offer, kit=str(kit.resolve()), jobs=(*jobs, job), gpus=submission.gpus)
+        record.write(out / SubmissionFile.NAME)
         logger.info("Submitted run '%s' as job %s to %s.", offer.run, job, ", ".join(offer.sites))
         _finish(connection, _follow(connection, job, out), out)
 
@@ -272,10 +276,10 @@ def with_sites(offer: Offer, connection: Connection, *, waiting: bool) -> Offer:
     return offer if offer.sites else offer.with_sites(sorted(connected))
 
 
-def _submit_job(connection: Connection, offer: Offer) -> str:
+def _submit_job(connection: Connection, offer: Offer, gpus: GpuRequest | None) -> str:
     """Write the job of an offer, submit it and return its id."""
     with tempfile.TemporaryDirectory(prefix="medfl-job-") as folder:
-        return connection.submit(write_job(offer, Path(folder)))
+        return connection.submit(write_job(offer, Path(folder), gpus=gpus))
 
 
 def _follow(connection: Connection, job: str, out: Path) -> FollowedJob:

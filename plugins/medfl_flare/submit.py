@@ -18,16 +18,19 @@ from medfl.engine.runs.setting_ids import bare_name
 from medfl.engine.runs.start_source import portable_source
 from medfl.errors import SettingsError
 from medfl.plugins import load_plugins
+from medfl.settings import read_settings
 from medfl.types import Meta
 from medfl_flare import REPLY_TIMEOUT
 from medfl_flare.offer import make_offer
 from medfl_flare.offered_bundle import offered_ids
+from medfl_flare.records.gpu_request import GpuRequest
 from medfl_flare.session import Submission, submit
 
 LOCAL_OPTIONS = frozenset(
-    {"backend", "bundle_root", "dataset_dir", "output_dir", "sites", "given_by", "kit", "reply_timeout", *TRACKING_IDS}
+    {"backend", "bundle_root", "dataset_dir", "output_dir", "sites", "given_by", "kit", "reply_timeout"}
+    | {"gpus", "gpu_memory_gib", *TRACKING_IDS}
 )
-"""Options that concern only this machine, or that have a separate field in the offer."""
+"""Options that concern only this machine, or that have a separate field in the offer or in the job."""
 
 
 class FlareLauncher:
@@ -87,4 +90,12 @@ def read_submission(parser: ConfigParser, files: str | Sequence[str], options: M
     sites, timeout = values.get("sites") or (), int(values.get("reply_timeout") or REPLY_TIMEOUT)
     offer = make_offer(root, sent, out.name, sites, timeout)
     tracking = read_tracking(parser.get_parsed_content("save_execute_config", default=None), out)
-    return Submission(offer, Path(str(values["kit"])).absolute(), out, tracking)
+    return Submission(offer, Path(str(values["kit"])).absolute(), out, tracking, read_gpu_request(values))
+
+
+def read_gpu_request(values: Meta) -> GpuRequest | None:
+    """Return the GPUs that the options request of each site, or None."""
+    count, memory = values.get("gpus", 0), values.get("gpu_memory_gib", 0)
+    if count == 0 and memory == 0:
+        return None
+    return read_settings(GpuRequest, {"count": count, "memory_gib": memory}, "--gpus and --gpu-memory-gib")

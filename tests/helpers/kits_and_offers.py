@@ -34,8 +34,7 @@ def make_kit(folder: Path, kind: str, script: str) -> Path:
         "admin": {"admin": {"username": "me@hospital.org", "host": "localhost", "port": 8002}},
     }[kind]
     (folder / "startup" / f"fed_{kind}.json").write_text(json.dumps(content))
-    for name, text in {"sub_start.sh": script, "stop_fl.sh": "exit 0\n"}.items():
-        path = folder / "startup" / name
-        path.write_text("#!/bin/sh\n" + text)
-        path.chmod(0o700)
+    path = folder / "startup" / "sub_start.sh"
+    path.write_text("#!/bin/sh\n" + script)
+    path.chmod(0o700)
     return folder

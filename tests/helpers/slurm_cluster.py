@@ -20,6 +20,7 @@ from medfl_studies.records.slurm_files import SlurmBatch
 
 START_SECONDS = 60.0
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol", "sinfo")
+ACCOUNTING_PROGRAMS = ("slurmdbd", "mariadbd", "mariadb-install-db", "my_print_defaults", "sacct")
 PATH = f"{os.environ.get('PATH', '')}{os.pathsep}/usr/sbin{os.pathsep}/sbin"
 
 CONFIGURATION = """\
@@ -47,15 +48,38 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 MpiDefault=none
 JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
+{accounting}
 SwitchType=switch/none
 KillWait=2
 MinJobAge=300
 ReturnToService=2
 SchedulerParameters=batch_sched_delay=0,sched_min_interval=100000,bf_interval=2
-NodeName={host} NodeAddr=127.0.0.1 Port={node_port} CPUs={cpus} RealMemory=4000 State=UNKNOWN
+GresTypes=gpu
+NodeName={host} NodeAddr=127.0.0.1 Port={node_port} CPUs={cpus} RealMemory=4000 Gres=gpu:1 State=UNKNOWN
 PartitionName=low Nodes=ALL Default=YES PriorityTier=1 DefMemPerCPU=100 MaxTime=60 State=UP
 PartitionName=high Nodes=ALL PriorityTier=10 PreemptMode=OFF DefMemPerCPU=100 State=UP
+"""
+
+ACCOUNTING = """\
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=127.0.0.1
+AccountingStoragePort={port}
+AccountingStoragePass={folder}/munge/socket"""
+
+DATABASE_CONFIGURATION = """\
+DbdHost=localhost
+DbdAddr=127.0.0.1
+DbdPort={port}
+SlurmUser={user}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket
+PidFile={folder}/slurmdbd.pid
+LogFile={folder}/slurmdbd.log
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort={database_port}
+StorageUser=slurm
+StoragePass=slurm
 """
 
 
@@ -65,6 +89,7 @@ class SlurmCluster:
 
     folder: Path
     cpus: int
+    has_accounting: bool = False
     daemons: list[subprocess.Popen] = field(default_factory=list)
 
     @property
@@ -113,12 +138,20 @@ def wait_until(reached: Callable[[], object], seconds: float = 300.0, step: floa
 
 
 @contextlib.contextmanager
-def running_slurm(folder: Path, cpus: int = 8) -> Iterator[SlurmCluster]:
-    """Start a cluster, or skip the test with a reason. The configuration claims `cpus` cores."""
-    missing = [program for program in PROGRAMS if shutil.which(program, path=PATH) is None]
+def running_slurm(folder: Path, cpus: int = 8, *, accounting: bool = False) -> Iterator[SlurmCluster]:
+    """Start a cluster, or skip the test with a reason.
+
+    Args:
+        folder: Folder for all files of the cluster.
+        cpus: Number of cores that the configuration claims.
+        accounting: Whether slurmdbd records jobs in a database, so that ``sacct`` shows them.
+    """
+    programs = (*PROGRAMS, *(ACCOUNTING_PROGRAMS if accounting else ()))
+    missing = [program for program in programs if shutil.which(program, path=PATH) is None]
     if missing:
-        pytest.skip(f"Slurm is not installed (apt-get install slurm-wlm munge): no {', '.join(missing)}")
-    cluster = SlurmCluster(folder, cpus)
+        packages = "slurm-wlm munge" + (" slurmdbd mariadb-server-core mariadb-client-core" if accounting else "")
+        pytest.skip(f"Slurm is not installed (apt-get install {packages}): no {', '.join(missing)}")
+    cluster = SlurmCluster(folder, cpus, accounting)
     try:
         _start(cluster)
         yield cluster
@@ -134,7 +167,7 @@ def _start(cluster: SlurmCluster) -> None:
     key = folder / "munge" / "key"
     key.write_bytes(os.urandom(1024))
     key.chmod(0o600)
-    (controller_port, node_port), host = _free_ports(2), socket.gethostname().split(".")[0]
+    (controller_port, node_port, database_port), host = _free_ports(3), socket.gethostname().split(".")[0]
     text = CONFIGURATION.format(
         host=host,
         folder=folder,
@@ -142,15 +175,48 @@ def _start(cluster: SlurmCluster) -> None:
         controller_port=controller_port,
         node_port=node_port,
         cpus=cluster.cpus,
+        accounting=ACCOUNTING.format(port=database_port, folder=folder)
+        if cluster.has_accounting
+        else "AccountingStorageType=accounting_storage/none",
     )
     (folder / "slurm.conf").write_text(text)
+    (folder / "gres.conf").write_text("Name=gpu File=/dev/null\n")  # a device that every machine has stands for a GPU
     files = ["key-file", "socket", "pid-file", "log-file", "seed-file"]
     options = [f"--{name}={folder}/munge/{name.partition('-')[0]}" for name in files]
     _start_daemon(cluster, ["munged", "--foreground", "--force", *options])
     _wait_for(cluster, lambda: (folder / "munge" / "socket").exists())
+    if cluster.has_accounting:
+        _start_accounting(cluster, database_port)
     _start_daemon(cluster, ["slurmctld", "-D", "-f", f"{folder}/slurm.conf"])
     _start_daemon(cluster, ["slurmd", "-D", "-f", f"{folder}/slurm.conf", "-N", host])
     _wait_for(cluster, lambda: "idle" in _node_state(cluster))
+
+
+def _start_accounting(cluster: SlurmCluster, port: int) -> None:
+    """Start a database and slurmdbd, which listens at a port."""
+    folder, user, (database_port,) = cluster.folder, getpass.getuser(), _free_ports(1)
+    data, options = folder / "database", ["--no-defaults", f"--datadir={folder}/database", f"--user={user}"]
+    install = ["mariadb-install-db", *options, "--auth-root-authentication-method=normal", "--skip-test-db"]
+    subprocess.run(install, check=True, capture_output=True, timeout=300, env=os.environ | cluster.variables)
+    grants = folder / "grants.sql"
+    account = "slurm@'127.0.0.1'"
+    grants.write_text(f"CREATE USER {account} IDENTIFIED BY 'slurm';\nGRANT ALL ON *.* TO {account};\n")
+    own = [f"--socket={data}/socket", f"--pid-file={data}/pid", f"--init-file={grants}", "--skip-name-resolve"]
+    _start_daemon(cluster, ["mariadbd", *options, *own, f"--port={database_port}", "--bind-address=127.0.0.1"])
+    _wait_for(cluster, lambda: _listens(database_port))
+    configuration = folder / "slurmdbd.conf"
+    configuration.write_text(
+        DATABASE_CONFIGURATION.format(port=port, user=user, folder=folder, database_port=database_port)
+    )
+    configuration.chmod(0o600)
+    _start_daemon(cluster, ["slurmdbd", "-D"])
+    _wait_for(cluster, lambda: _listens(port))
+
+
+def _listens(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+        return True
+    return False
 
 
 def _node_state(cluster: SlurmCluster) -> str:
@@ -189,7 +255,7 @@ def _wait_for(cluster: SlurmCluster, reached: Callable[[], bool]) -> None:
 
 
 def _stop(cluster: SlurmCluster) -> None:
-    if len(cluster.daemons) == 3:
+    if len(cluster.daemons) == (5 if cluster.has_accounting else 3):
         subprocess.run(["scancel", "--me"], capture_output=True, env=os.environ | cluster.variables, timeout=60)
         with contextlib.suppress(AssertionError, subprocess.SubprocessError):
             ended = ("CANCELLED", "COMPLETED", "FAILED", "TIMEOUT")

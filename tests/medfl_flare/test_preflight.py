@@ -33,7 +33,7 @@ USAGE = namedtuple("Usage", "total used free")
 @pytest.fixture(autouse=True)
 def no_proxy_and_little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
-        if name.lower() in {*route.GRPC_VARIABLES, "no_proxy", "all_proxy"}:
+        if name.lower() in {*route.GRPC_VARIABLES, "no_proxy", "no_grpc_proxy", "all_proxy"}:
             monkeypatch.delenv(name)
     monkeypatch.setattr("medfl_flare.sites.preflight.server.ALERT_SECONDS", 0.3)
 
@@ -293,6 +293,10 @@ def test_which_scheme_takes_a_proxy_is_reported(
         assert proxy.asked_for == [f"localhost:{port}"] * 2
         monkeypatch.setenv("no_proxy", "localhost")
         assert "no proxy is configured" in looks(grpc)["port"]
+        monkeypatch.setenv("no_grpc_proxy", "elsewhere.org")  # gRPC then ignores no_proxy
+        assert "through the proxy of https_proxy" in looks(grpc)["port"]
+        monkeypatch.setenv("no_grpc_proxy", "elsewhere.org, host")
+        assert "no proxy is configured" in looks(grpc)["port"]
 
 
 def test_a_proxy_that_refuses_is_named_with_its_status(
@@ -303,7 +307,7 @@ def test_a_proxy_that_refuses_is_named_with_its_status(
         check = dict(server_checks(kit_for(generations[0], 9, tmp_path, "grpc")))["port"]
         with refused(NoRouteError, "proxy_refused", proxy=f"127.0.0.1:{at}", status="407") as caught:
             check()
-    assert "give user and password in its URL" in str(caught.value)
+    assert "give the right user and password in its URL" in str(caught.value)
 
 
 def test_a_closed_way_that_only_a_proxy_would_open_is_named(

@@ -12,7 +12,15 @@ import pytest
 from refusals import refused
 
 from medfl.errors import RefusedError, SettingsError
-from medfl_flare.provision import ALLOWED_CLASSES, RIGHTS, Project, provision, role_rights, with_allowed_class
+from medfl_flare.provision import (
+    ALLOWED_CLASSES,
+    ANSWER_SECONDS,
+    RIGHTS,
+    Project,
+    provision,
+    role_rights,
+    with_allowed_class,
+)
 from medfl_flare.sites.site_file import BundleEntry, MinimumPrivacy, SiteFile
 
 ONE = Project("localhost", ("site-01",), "me@hospital.org", port=8112)
@@ -81,13 +89,17 @@ def test_no_one_else_can_read_a_kit_or_the_root_key(kits: dict[str, Path]) -> No
 def test_a_kit_allows_medfls_class_beside_nvflares_and_nothing_more(kits: dict[str, Path]) -> None:
     for name, who in {"localhost": "server", "site-02": "client"}.items():
         local = kits[name] / "local"
-        default = json.loads((local / "resources.json.default").read_text())
         resources = json.loads((local / "resources.json").read_text())
-        assert resources["class_allow_list"] == [*default["class_allow_list"], ALLOWED_CLASSES[who]]
+        assert json.loads((local / "resources.json.default").read_text()) == resources
+        *others, own = resources["class_allow_list"]
+        assert own == ALLOWED_CLASSES[who]
+        assert all(name.startswith("nvflare.") for name in others)
         assert resources["class_list_enforcement_mode"] == "enforce"
-        assert [part["id"] for part in resources["components"]] == [part["id"] for part in default["components"]]
+        assert {part["path"].partition(".")[0] for part in resources["components"]} == {"nvflare"}
         assert json.loads((local / "authorization.json").read_text()) == role_rights(is_server=who == "server")
-    assert json.loads((kits["site-02"] / "local" / "resources.json").read_text())["allow_log_streaming"] is False
+    site = json.loads((kits["site-02"] / "local" / "resources.json").read_text())
+    assert site["allow_log_streaming"] is False
+    assert site["client"] == {"compression": "Gzip", "retry_timeout": 30, "communication_timeout": ANSWER_SECONDS}
 
 
 def test_the_sites_file_names_the_site_and_allows_nothing_yet(kits: dict[str, Path]) -> None:

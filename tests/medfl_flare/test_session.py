@@ -18,7 +18,9 @@ from medfl.errors import MedflError, SettingsError, StoreError
 from medfl_flare import connection, session
 from medfl_flare import follow as following
 from medfl_flare.connection import Connection
+from medfl_flare.records.gpu_request import GpuRequest
 from medfl_flare.records.submission import SubmissionFile
+from medfl_flare.session import Submission
 
 DONE = "FINISHED:COMPLETED"
 
@@ -152,7 +154,8 @@ def test_a_run_is_submitted_followed_and_fetched(place: SimpleNamespace, caplog:
     assert (place.out / "metrics.csv").read_text() == "round\n"
     assert (place.out / "report.html").read_text() == "finished"
     submission = SubmissionFile.read(place.out / "submission.json")
-    assert submission.to_json() == {"offer": flare.submitted[0], "kit": str(place.kit), "jobs": ["job-1"]}
+    assert (submission.offer.to_json(), submission.kit) == (flare.submitted[0], str(place.kit))
+    assert (submission.jobs, submission.gpus) == (("job-1",), None)
     assert "round 2 of 2" in caplog.text
     text = "validation images, mean over the sites, personal models if there are any: accuracy 0.500"
     assert text in caplog.text
@@ -307,6 +310,27 @@ def test_sites_that_come_back_one_by_one_are_waited_for(
     session.resume(place.out, opens(flare))
     assert "Waiting for them, at most 60 s" in caplog.text
     assert "Not connected" not in caplog.text
+
+
+def test_a_job_without_the_requested_gpus_says_which_site_lacks_what(place: SimpleNamespace) -> None:
+    """NVFlare's words about the last attempt name the site; the last entry of its history only counts the attempts."""
+
+    class Scarce(Flare):
+        def get_job_meta(self, job: str) -> dict:
+            site = "required sites: ['site-02'] don't have enough resources"
+            history = ["1: another reason", f"2: {site}", "3: exceeded max schedule count 10"]
+            spec = GpuRequest(count=2, memory_gib=8).resource_spec(self.sites)
+            return super().get_job_meta(job) | {"schedule_history": history, "resource_spec": spec}
+
+    flare = Scarce(["FINISHED:CAN_NOT_SCHEDULE"])
+    submission = Submission(offer(), place.kit, place.out, gpus=GpuRequest(count=2, memory_gib=8))
+    with refused(MedflError, "run_failed") as caught:
+        session.submit(submission, opens(flare))
+    reason = caught.value.fields["reason"]
+    assert "['site-02'] don't have enough resources" in reason
+    assert "The run requests 2 GPUs with 8 GiB each of each site" in reason
+    assert "another reason" not in reason
+    assert session.read_submission(place.out).gpus == submission.gpus
 
 
 def test_other_errors_of_the_server_become_errors_with_advice(place: SimpleNamespace) -> None:

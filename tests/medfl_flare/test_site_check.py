@@ -260,7 +260,8 @@ def root() -> Any:
 def kit(ready: Path, root: Any) -> Path:
     folder: Path = root.kit(ready / "kit", "site-01", days=(-400, 30.1))
     (folder / "local").mkdir()
-    for name, content in {"fed_client.json": json.dumps({"servers": [{"identity": "server"}]}), "start.sh": ""}.items():
+    client = json.dumps({"servers": [{"identity": "server"}]})
+    for name, content in {"fed_client.json": client, "sub_start.sh": ""}.items():
         (folder / "startup" / name).write_text(content)
     (folder / "startup" / "client.key").chmod(0o600)
     (folder / "local" / "resources.json.default").write_text(

@@ -13,6 +13,7 @@ from medfl.bundle.bundle_folders import bundle_hash, shipped_bundles
 from medfl.cli.main import main
 from medfl.testing.synthetic import make_cohort
 from medfl_flare import submit
+from medfl_flare.records.gpu_request import GpuRequest
 from medfl_flare.session import Submission
 
 BUNDLE = "medmnist_classification"
@@ -49,6 +50,13 @@ def test_what_is_submitted(tmp_path: Path, submitted: list[Submission]) -> None:
         "image_reading": None,
     }
     assert not (tmp_path / "one").exists()
+
+
+def test_requested_gpus_belong_to_the_job_and_not_to_the_run(tmp_path: Path, submitted: list[Submission]) -> None:
+    words = ("--backend", "flare", "--kit", tmp_path / "kit", "--output-dir", tmp_path / "one")
+    assert run(*words, "--gpus", 2, "--gpu-memory-gib", 8) == run(*words) == 0
+    assert [submission.gpus for submission in submitted] == [GpuRequest(count=2, memory_gib=8), None]
+    assert submitted[0].offer == submitted[1].offer
 
 
 def test_facts_come_from_data_at_hand(tmp_path: Path, submitted: list[Submission]) -> None:

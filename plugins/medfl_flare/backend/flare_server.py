@@ -12,6 +12,7 @@ them can't read them. A Shareable contains only bytes, numbers and strings.
 
 from __future__ import annotations
 
+import json
 import logging
 import secrets
 import time
@@ -35,6 +36,7 @@ from medfl_flare.backend.heartbeat import SilenceTimer
 from medfl_flare.backend.message_checks import Limits
 from medfl_flare.backend.message_transfer import MessageTransfer
 from medfl_flare.backend.protocol_messages import KNOWN_BYTES_KEY, PROGRESS_COMMAND, TASK_NAME
+from medfl_flare.records.gpu_request import GpuRequest, requested_gpus
 
 logger = logging.getLogger(__name__)
 
@@ -82,10 +84,13 @@ class FlareTransport:
         controller: Controller that sends the tasks.
         fl_ctx: Context of the controller's flow.
         abort_signal: Signal that is triggered when the job must stop.
+        gpus: GPUs that the job requested of each site. NVFlare starts no job at a site that did not grant them.
     """
 
-    def __init__(self, controller: Controller, fl_ctx: FLContext, abort_signal: Signal) -> None:
-        self._controller, self._fl_ctx, self._abort = controller, fl_ctx, abort_signal
+    def __init__(
+        self, controller: Controller, fl_ctx: FLContext, abort_signal: Signal, gpus: GpuRequest | None = None
+    ) -> None:
+        self._controller, self._fl_ctx, self._abort, self._gpus = controller, fl_ctx, abort_signal, gpus
         self._connected_sites = {client.name for client in fl_ctx.get_engine().get_clients()}
         self._silence = SilenceTimer((), 1.0)
         self._heartbeat_handler: Callable[[str, bytes], bool] = lambda site, blob: False
@@ -150,7 +155,8 @@ class FlareTransport:
             StoppedError: If the job must stop.
             StoreError: If a reply can't be written at the server.
         """
-        failed = {site: "is not connected" for site in requests if site not in self._connected_sites}
+        absence = "is not connected" + (f", or did not grant {self._gpus}" if self._gpus else "")
+        failed = {site: absence for site in requests if site not in self._connected_sites}
         self._folder.mkdir(parents=True, exist_ok=True)
         tokens = {site: secrets.token_hex(16) for site in requests if site not in failed}
         transfers = {
@@ -259,7 +265,8 @@ class FlareController(Controller):  # type: ignore[misc]
         workspace = fl_ctx.get_engine().get_workspace()
         self.config = Path(workspace.get_app_config_dir(fl_ctx.get_job_id())).absolute()
         result = Path(workspace.get_run_dir(fl_ctx.get_job_id())).absolute() / "medfl"
-        transport = FlareTransport(self, fl_ctx, abort_signal)
+        meta = json.loads(Path(workspace.get_job_meta_path(fl_ctx.get_job_id())).read_text(encoding="utf-8"))
+        transport = FlareTransport(self, fl_ctx, abort_signal, requested_gpus(meta))
         self.federate(transport, Path(workspace.get_site_config_dir()).absolute(), result)
 
     def stop_controller(self, fl_ctx: FLContext) -> None:

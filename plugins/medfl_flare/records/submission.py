@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, JsonValue, TypeAdapter, ValidationError
 
 from medfl.records.record import FileRecord, Record
+from medfl_flare.records.gpu_request import GpuRequest
 from medfl_flare.records.offer import Offer
 
 
@@ -21,6 +22,7 @@ class SubmissionFile(FileRecord):
         offer: The offer of the run.
         kit: Folder of the researcher's startup kit.
         jobs: Ids of the jobs so far, the newest last.
+        gpus: GPUs that each site must grant to the run's jobs; None requests none.
     """
 
     NAME: ClassVar[str] = "submission.json"
@@ -32,6 +34,7 @@ class SubmissionFile(FileRecord):
     offer: Offer
     kit: str
     jobs: tuple[str, ...]
+    gpus: GpuRequest | None = None
 
 
 class ObserverState(FileRecord):

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import socket
+import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import lines
 import pytest
-from loopback import write_site_file
-
-from medfl.bundle.bundle_folders import shipped_bundles
-from medfl.testing.synthetic import make_cohort
-from medfl_flare import kit as kits
-from medfl_flare.offer import make_offer
-from medfl_flare.provision import Project, provision
-from medfl_flare.session import Submission, submit
+from one_site import SITE, OneSite, one_site
 
 pytestmark = [pytest.mark.flare, pytest.mark.slow]
 
-SITE, ME, BUNDLE = "site-01", "me@hospital.org", "medmnist_classification"
+HELPERS = Path(__file__).parents[2] / "helpers"
 MESSAGE = 6_650_000
 """Size in bytes of a message with the bundle's network."""
 
@@ -29,73 +21,56 @@ LARGE = 4
 """Number of such messages in a run of one round: request, reply, model to score and model to install."""
 
 
-@dataclass
-class Running:
-    """A federation with one site and a running server."""
-
-    root: Path
-    port: int
-    kits: dict[str, Path]
-
-    def behind(self, port: int) -> None:
-        """Let the site reach the server at another port."""
-        path = self.kits[SITE] / "startup" / "fed_client.json"
-        client = json.loads(path.read_text())
-        client["servers"][0]["service"]["target"] = f"localhost:{port}"
-        path.write_text(json.dumps(client))
-
-    def run(self, name: str, proxy: lines.Proxy) -> dict:
-        """Run one round over a connection and return the summary."""
-        with lines.listening(lambda connection: proxy.pipe(connection, ("127.0.0.1", self.port))) as port:
-            self.behind(port)
-            kits.start(self.kits[SITE], restart=False, patience=300)
-            try:
-                facts = {"num_classes": 4, "in_channels": 3, "size": 28, "spatial_dims": 2, "image_reading": None}
-                settings = {"method": "fedavg", "rounds": 1, "steps": 2}
-                offer = make_offer(shipped_bundles()[BUNDLE], settings | facts, name, [SITE], 600)
-                out = self.root / "out" / name
-                submit(Submission(offer, self.kits[ME], out))
-            finally:
-                kits.stop(self.kits[SITE])
-        return json.loads((out / "summary.json").read_text())
-
-
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    root = tmp_path_factory.mktemp("l")
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port = probe.getsockname()[1]
-    made = provision(Project("localhost", (SITE,), ME, port=port), root / "kits")
-    names = {"server": made["localhost"], SITE: made[SITE], ME: made[ME]}
-    make_cohort(root / "data", sites=1, images_per_site=40)
-    for who in ("server", SITE):
-        data = None if who == "server" else root / "data" / SITE
-        entry = {"folder": str(shipped_bundles()[BUNDLE])} | ({} if data is None else {"data": str(data)})
-        own = write_site_file(
-            root / who, who, shipped_bundles()[BUNDLE], data, methods=["fedavg"], **{f"bundles.{BUNDLE}": entry}
-        )
-        (names[who] / "local" / "medfl-site.toml").write_text(own.read_text())
-    kits.start(names["server"], restart=False, patience=300)
-    try:
-        yield Running(root, port, names)
-    finally:
-        kits.stop(names["server"])
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OneSite]:
+    with one_site(tmp_path_factory.mktemp("l")) as running:
+        yield running
 
 
-def test_a_slow_line_carries_each_message_once(running: Running) -> None:
+def run(running: OneSite, name: str, proxy: lines.Proxy) -> dict[str, Any]:
+    """Run one round over a connection and return the summary."""
+    with lines.listening(lambda connection: proxy.pipe(connection, ("127.0.0.1", running.port))) as port:
+        running.behind(port)
+        return running.run(name)
+
+
+def test_a_slow_line_carries_each_message_once(running: OneSite) -> None:
     """NVFlare's defaults repeat data that such a connection has not acknowledged after five seconds."""
     proxy = lines.Proxy(rate=800e3)
-    assert running.run("slow", proxy)["status"] == "finished"
+    assert run(running, "slow", proxy)["status"] == "finished"
     assert LARGE * MESSAGE <= proxy.passed < 1.15 * LARGE * MESSAGE
 
 
-def test_a_run_survives_a_proxy_that_cuts_connections(running: Running) -> None:
-    """The proxy cuts connections while requests arrive.
-
-    A cut at the end of a reply may cost `reply_timeout`, see docs/deploy.md.
-    """
+def test_a_run_survives_a_proxy_that_cuts_connections(running: OneSite) -> None:
+    """The proxy cuts connections while requests arrive."""
     proxy = lines.Proxy(cut=5 * 10**6, cuts=3)
-    summary = running.run("cut", proxy)
+    summary = run(running, "cut", proxy)
     assert (summary["status"], summary["unavailable_reasons"]) == ("finished", {})
     assert proxy.passed >= LARGE * MESSAGE
+
+
+LOST = ("submit 1", "get 20", "submit 3")
+"""Requests of the site's job whose answers are lost: the results of tasks, and a request for a task."""
+
+
+def test_lost_answers_are_asked_for_once_more(running: OneSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With NVFlare's own `communication_timeout` the site waits for each lost answer for 300 s; here for 5 s."""
+    lost_answers = pytest.importorskip("lost_answers")
+
+    def lose(resources: dict[str, Any]) -> None:
+        component = {"id": "loss", "path": "lost_answers.LossSignal", "args": {"port": signals, "requests": LOST}}
+        resources["components"].append(component)
+        resources["class_allow_list"].append(component["path"])
+        resources["client"]["communication_timeout"] = 5.0
+
+    relay = lost_answers.LosingRelay(running.port)
+    monkeypatch.setenv("PYTHONPATH", f"{HELPERS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    with lines.listening(relay) as port, lines.listening(relay.lose) as signals:
+        running.behind(port)
+        running.change_resources(lose)
+        summary = running.run("lost")
+    assert (summary["status"], summary["unavailable_reasons"]) == ("finished", {})
+    assert relay.cuts >= len(LOST)
+    logs = [path.read_text() for path in running.kits[SITE].glob("*/log.txt")]
+    assert max(log.count("failed to send task result to server - will try again") for log in logs) == 2
+    assert running.has_bits_of_one_machine("lost")

@@ -12,6 +12,7 @@ from kits_and_offers import offer
 from refusals import refused
 
 from medfl.errors import StoreError
+from medfl_flare.records.gpu_request import GpuRequest
 from medfl_flare.records.submission import (
     HookCall,
     ObserverState,
@@ -33,7 +34,8 @@ CALLS = [
 
 
 def test_a_submission_is_read_as_it_was_written(tmp_path: Path) -> None:
-    record = SubmissionFile(offer=offer(overrides={"rounds": 2}), kit="/kit", jobs=("job-1", "job-2"))
+    gpus = GpuRequest(count=2, memory_gib=8)
+    record = SubmissionFile(offer=offer(overrides={"rounds": 2}), kit="/kit", jobs=("job-1", "job-2"), gpus=gpus)
     record.write(tmp_path / SubmissionFile.NAME)
     assert SubmissionFile.read(tmp_path / SubmissionFile.NAME) == record
 

@@ -20,11 +20,20 @@ from medfl.errors import MedflError, SettingsError
 TIMEOUT_SECONDS = 10.0
 """Timeout in seconds of each network operation."""
 
+GRPC_SCHEMES = ("grpc", "agrpc", "nagrpc")
+"""NVFlare's names of the schemes that use gRPC."""
+
 GRPC_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
 """Environment variables from which gRPC takes its proxy, in order of precedence."""
 
+GRPC_EXCLUDED = "no_grpc_proxy"
+"""Environment variable with hosts that gRPC reaches without a proxy, in lower case only."""
+
 PROXY_VARIABLES = (*GRPC_VARIABLES, "HTTPS_PROXY")
 """Environment variables that may name a proxy."""
+
+PASSWORD_ADVICE = "give the right user and password in its URL, as in http://USER:PASSWORD@HOST:PORT"
+"""Advice for a proxy that does not accept the user or the password: status 407, and also 401 with some proxies."""
 
 MAX_HEAD_BYTES = 65536
 """Maximum number of bytes of an HTTP response's head."""
@@ -74,16 +83,24 @@ def address_of(kit: Path) -> ServerAddress:
 def proxy_for(address: ServerAddress) -> tuple[str, str] | None:
     """Return the environment variable that names a proxy for the server, and the proxy.
 
-    Return None if no variable names a proxy, or if the variable ``no_proxy`` excludes the server.
+    Return None if no variable names a proxy, or if the variable ``no_proxy`` excludes the server. For gRPC,
+    ``no_grpc_proxy`` replaces ``no_proxy`` if it is set.
     """
-    if urllib.request.proxy_bypass(address.host):
+    own = os.environ.get(GRPC_EXCLUDED) if address.scheme in GRPC_SCHEMES else None
+    excluded = urllib.request.proxy_bypass(address.host) if own is None else _ends_with_any(address.host, own)
+    if excluded:
         return None
     return next(((name, value) for name in PROXY_VARIABLES if (value := os.environ.get(name))), None)
 
 
 def uses_proxy(address: ServerAddress, variable: str) -> bool:
     """Return whether NVFlare uses the proxy that a variable names."""
-    return address.scheme in ("grpc", "agrpc", "nagrpc") and variable in GRPC_VARIABLES
+    return address.scheme in GRPC_SCHEMES and variable in GRPC_VARIABLES
+
+
+def _ends_with_any(host: str, endings: str) -> bool:
+    """Return whether a host name ends with one of the comma-separated endings, as gRPC compares them."""
+    return any(host.endswith(ending) for entry in endings.split(",") if (ending := entry.strip()))
 
 
 def connect_directly(address: ServerAddress) -> socket.socket:
@@ -146,7 +163,7 @@ def connect_through_proxy(proxy: str, address: ServerAddress) -> socket.socket:
     status = head.split(" ", 2)[1] if head.startswith("HTTP/") and " " in head else "unknown, as it sent no HTTP"
     if status != "200":
         connection.close()
-        advice = "give user and password in its URL" if status == "407" else f"have CONNECT to {address} allowed there"
+        advice = PASSWORD_ADVICE if status in ("401", "407") else f"have CONNECT to {address} allowed there"
         raise NoRouteError(
             "proxy_refused", f"the proxy {where} refuses (status {status}); {advice}", proxy=where, status=status
         )
