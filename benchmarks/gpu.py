@@ -46,7 +46,7 @@ from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
 from medfl.settings import Execution, Settings
 from medfl.task import Task
-from medfl.training.loop import pick_device
+from medfl.training.devices import pick_device
 from medfl.utils.wire import digest
 
 TOLERANCE = 1e-3
