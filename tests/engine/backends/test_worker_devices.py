@@ -12,12 +12,14 @@ import torch
 from cuda_stub import Gpu
 from fault_harness import Child, Faults
 from refusals import refused
+from torch import nn
 from toys import PAIR, Toy, builtin, digests, snapshot
 
-from medfl.contract import Replies, Reply, Request, Server, Site
+from medfl.contract import Model, Replies, Reply, Request, Server, Site
 from medfl.engine.backends import local
 from medfl.engine.backends.pool import WorkerPool
 from medfl.errors import MedflError
+from medfl.task import Task
 from medfl.testing.cohort import make_partly_frozen_task, make_sites, make_task
 from medfl.toolkit.averaging import Averaging
 
@@ -56,13 +58,17 @@ def test_a_killed_run_with_devices_continues_with_the_same_bits(number: int, tmp
 
 
 class Recording(Averaging):
-    """Method that writes the process of each training and aggregation, and the devices of the replies, to a file."""
+    """Method that writes the process of each training, evaluation and aggregation to a file, with its device."""
 
     log: str
 
     def execute(self, site: Site, request: Request) -> Reply:
         self._write("train")
         return super().execute(site, request)
+
+    def predictor(self, task: Task, models: list[Model]) -> nn.Module:
+        self._write("evaluate")
+        return super().predictor(task, models)
 
     def aggregate(self, server: Server, replies: Replies) -> None:
         places = sorted({str(tensor.device) for _, reply in replies for tensor in reply.values()})
@@ -74,7 +80,7 @@ class Recording(Averaging):
             file.write(f"{words} {os.environ['TEST_DEVICE']} {os.getpid()}\n")
 
 
-def test_workers_train_on_their_devices_and_the_server_aggregates_on_the_cpu(
+def test_workers_train_and_evaluate_on_their_devices_and_the_server_aggregates_on_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Note the device that each process selects; the task itself computes on the CPU here."""
@@ -86,13 +92,13 @@ def test_workers_train_on_their_devices_and_the_server_aggregates_on_the_cpu(
     log = tmp_path / "log"
     Toy(Recording, log=str(log)).run(tmp_path / "run", devices=("cuda:1", "cuda:0"), rounds=2)
     lines = [line.split() for line in log.read_text().splitlines()]
-    trained = {(device, int(process)) for what, device, process in (line for line in lines if line[0] == "train")}
-    assert {device for device, _ in trained} == {"cuda:0", "cuda:1"}
-    assert len(trained) == 2, "each worker has one device"
-    assert os.getpid() not in {process for _, process in trained}
-    assert {tuple(line) for line in lines if line[0] == "aggregate"} == {
-        ("aggregate", "cpu", "cuda:1", str(os.getpid()))
-    }
+    for activity in ("train", "evaluate"):
+        workers = {(device, int(process)) for what, device, process in (line for line in lines if line[0] == activity)}
+        assert {device for device, _ in workers} == {"cuda:0", "cuda:1"}
+        assert len(workers) == 2, "each worker has one device"
+        assert os.getpid() not in {process for _, process in workers}
+    aggregations = {tuple(line) for line in lines if line[0] == "aggregate"}
+    assert aggregations == {("aggregate", "cpu", "cuda:1", str(os.getpid()))}
 
 
 class _PoolStartedError(Exception):
