@@ -286,8 +286,8 @@ def workers_on_one_device(name: str, device: str, rounds: int, quick: bool, fold
         quick: Whether the workload is small.
         folder: Folder for the runs.
     """
-    one, two = (run_workers(name, device, count, rounds, folder / f"{count} workers", quick) for count in (1, 2))
-    seconds = [median(done["seconds"][1:]) for done in (one, two)]
+    runs = [run_workers(name, device, count, rounds, folder / f"{count} workers", quick) for count in (1, 2)]
+    seconds = [median(outcome["seconds"][1:]) for outcome in runs]
     return {
         f"{name}: round with one worker, seconds": seconds[0],
         f"{name}: round with two workers on one device, seconds": seconds[1],

@@ -115,11 +115,11 @@ def with_worker_devices(execution: Execution) -> Execution:
         if name in chosen and getattr(execution, name) not in (implied, "auto")
     ]
     if contradictions:
-        found = " and ".join(f"{name} {getattr(execution, name)}" for name in contradictions)
+        values = " and ".join(f"{name} {getattr(execution, name)}" for name in contradictions)
         raise SettingsError(
             "incompatible_settings",
             f"devices '{','.join(devices)}' means {len(devices)} workers on '{kinds[0]}', but the run also has "
-            f"{found}. Leave {' and '.join(contradictions)} out.",
+            f"{values}. Leave {' and '.join(contradictions)} out.",
             settings=["devices", *contradictions],
             devices=devices,
         )

@@ -76,9 +76,9 @@ def test_a_child_process_counts_the_gpus(gpu: Gpu) -> None:
     assert (task_device(execution), execution.workers) == ("cuda", 2)
     assert torch.are_deterministic_algorithms_enabled()
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-    asked = {int(line.split()[1]) for line in gpu.calls("cuda")}
-    assert asked
-    assert os.getpid() not in asked
+    processes = {int(line.split()[1]) for line in gpu.calls("cuda")}
+    assert processes
+    assert os.getpid() not in processes
 
 
 @pytest.mark.parametrize("use", ["init", "is_available"])

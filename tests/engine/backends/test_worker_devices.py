@@ -29,10 +29,10 @@ TWO = ("cpu", "cpu")
 @pytest.mark.parametrize("name", ["fedavg", "ditto", "scaffold"])
 def test_workers_with_devices_give_the_bits_of_one_process(name: str, tmp_path: Path) -> None:
     case = builtin(name, balance="loss")
-    one = case.run(tmp_path / "one")
+    single = case.run(tmp_path / "single")
     several = case.run(tmp_path / "several", devices=TWO)
-    assert digests(several) == digests(one)
-    assert snapshot(tmp_path / "several") == snapshot(tmp_path / "one")
+    assert digests(several) == digests(single)
+    assert snapshot(tmp_path / "several") == snapshot(tmp_path / "single")
 
 
 @pytest.mark.parametrize("number", [12, 40])
