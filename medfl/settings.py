@@ -25,7 +25,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from medfl.errors import SettingsError
-from medfl.utils.field_descriptions import Device, PluginName, explain
+from medfl.utils.field_descriptions import Device, PluginName, WorkerDevice, explain
 from medfl.utils.name_patterns import NamePattern
 
 RANDOM_START, BUNDLE_START = "none", "bundle"
@@ -165,9 +165,10 @@ class SecureAggregation(StrictModel):
         return self.threshold
 
 
-def _split_names(value: object) -> object:
-    """Return the names in a text, separated by commas, as a tuple; any other value unchanged."""
-    return tuple(filter(None, (name.strip() for name in value.split(",")))) if isinstance(value, str) else value
+def _split_names(value: Any) -> Any:
+    """Return the names in a text, separated by commas, or in a list, as a tuple; any other value unchanged."""
+    names = (name.strip() for name in value.split(",") if name.strip()) if isinstance(value, str) else value
+    return tuple(names) if isinstance(value, str | list) else value
 
 
 class Lora(StrictModel):
@@ -393,8 +394,8 @@ class Execution(StrictModel):
     """
 
     workers: int = Field(1, ge=1)
-    """Number of processes that train sites; 1 trains in the main process. Several workers use the CPU only. If you set
-    more than 2, at most one worker per site is started."""
+    """Number of processes that train sites; 1 trains in the main process. Several workers use the CPU, unless
+    ``devices`` names GPUs. If you set more than 2, at most one worker per site is started."""
 
     threads: int = Field(1, ge=1)
     """Number of threads of each process."""
@@ -402,6 +403,10 @@ class Execution(StrictModel):
     device: Device = "auto"
     """Device: ``auto`` (a GPU if there is one and ``workers`` is 1, otherwise the CPU), ``cpu``, ``cuda`` or
     ``cuda:N``."""
+
+    devices: Annotated[tuple[WorkerDevice, ...], BeforeValidator(_split_names)] = ()
+    """Devices of the worker processes, one process for each name, in place of ``device`` and ``workers``:
+    ``cuda:0,cuda:1`` uses two GPUs, ``cuda:0,cuda:0`` one for both. The main process computes on the first device."""
 
     cache: Literal["memory", "disk", "none"] = "memory"
     """Cache for the cases of an adopted bundle, as they are before the first random transform: in ``memory``, on
@@ -488,11 +493,7 @@ def read_settings(kind: type[S], values: Mapping[str, Any], where: str, also: Co
 
 
 def _code_of(problem: str) -> str:
-    """Return the error code for a problem.
-
-    Args:
-        problem: Pydantic's error type.
-    """
+    """Return the error code for pydantic's error type."""
     if problem in _CODE_BY_PROBLEM:
         return _CODE_BY_PROBLEM[problem]
     return "wrong_setting_type" if problem.endswith(("_type", "_parsing", "_from_float")) else "invalid_setting"

@@ -224,7 +224,7 @@ class Task:
         Args:
             targets: Targets of the site's training cases, (n, ...).
         """
-        return replace(self, loss=self.objective.balanced_loss(self.loss, targets, self.device))
+        return replace(self, loss=self.objective.balanced_loss(self.loss, targets, "cpu"))
 
     def with_training_of(self, train_part: str, lora: Lora | None = None) -> Task:
         """Return the task whose networks have all parameters frozen that a run doesn't train.
@@ -343,6 +343,8 @@ class Task:
     def load(self, tensors: Tensors, network: str | None = None) -> nn.Module:
         """Return a network with the given tensors on the task's device, in channels-last layout if that is supported.
 
+        The function also moves the task's loss to the device, in place, because a loss may have class weights.
+
         Args:
             tensors: State dict of the network, with or without its frozen tensors.
             network: Name of the network; None uses the task's default.
@@ -353,6 +355,7 @@ class Task:
             model = self.build(network)
         model.load_state_dict(tensors)
         model.to(self.device)
+        self.loss.to(self.device)
         if not suits_channels_last(model):
             return model
         return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

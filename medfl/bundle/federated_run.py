@@ -38,7 +38,7 @@ from medfl.privacy.policy import policy_of
 from medfl.records.run_file import AssignedNetwork, DataOrigin, Provenance
 from medfl.settings import Execution, Settings, read_settings
 from medfl.task import ImageScale, Task
-from medfl.training.loop import pick_device
+from medfl.training.devices import task_device, with_worker_devices
 from medfl.types import PUBLIC, Meta
 from medfl.utils.imports import refuse_other_distribution
 
@@ -268,7 +268,7 @@ class FederatedRun:
         Raises:
             SettingsError: If a setting is unknown or not valid, or settings exclude each other.
         """
-        execution = read_settings(Execution, self.execution, "the execution")
+        execution = with_worker_devices(read_settings(Execution, self.execution, "the execution"))
         settings = read_settings(Settings, self.settings, "the run", also=Execution.model_fields)
         check_names(settings, registry)
         if policy_of(settings).is_private and not execution.open_test and self.source.weights is not None:
@@ -282,8 +282,8 @@ class FederatedRun:
 
     def _make_task(self, settings: Settings, execution: Execution, registry: Registry) -> Task:
         """Return the task to train on the run's device, and warn if its images don't suit the weights to start from."""
-        device = pick_device(execution.device, execution.workers)
-        task = prepare_task(dataclasses.replace(self.task, device=device), settings, registry, self.bundle_root)
+        task = dataclasses.replace(self.task, device=task_device(execution))
+        task = prepare_task(task, settings, registry, self.bundle_root)
         if task.start is not None and isinstance(self.source, ArraySource):
             warn_of_normalisation(task.start, self.mean, self.std)
         return task
@@ -349,7 +349,7 @@ def _limit_workers(execution: Execution, sites: int) -> Execution:
     if execution.workers <= most:
         return execution
     logger.warning("%d workers were requested; %d start, for %d sites.", execution.workers, most, sites)
-    return execution.model_copy(update={"workers": most})
+    return execution.model_copy(update={"workers": most, "devices": execution.devices[:most]})
 
 
 def _run_data(data: Cohort, leaks: Sequence[str], folder: Path) -> RunData:

@@ -31,7 +31,7 @@ from medfl.plugins import load_plugins
 from medfl.settings import Execution, Settings, read_settings
 from medfl.task import ImageScale, Task
 from medfl.toolkit.averaging import Averaging
-from medfl.training.loop import pick_device
+from medfl.training.devices import pick_device
 from medfl.types import Dataset, Meta, Tensors
 from medfl.utils.memory import keep_freed_memory
 from medfl.utils.text import names_and_more

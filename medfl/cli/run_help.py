@@ -72,6 +72,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "output_dir",
         "workers",
         "device",
+        "devices",
     ),
     "Training": (
         "start",

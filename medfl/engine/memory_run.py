@@ -27,7 +27,7 @@ from medfl.errors import SettingsError, StoreError
 from medfl.plugins import Registry
 from medfl.settings import Execution, Settings, read_settings
 from medfl.task import Task
-from medfl.training.loop import pick_device
+from medfl.training.devices import task_device, with_worker_devices
 
 SPLIT_NAMES = ("training", "validation", "test")
 """Names of a site's data sets, in the order in which a caller gives them."""
@@ -69,8 +69,9 @@ def run_in_memory(
         Execution, {name: values.pop(name) for name in Execution.model_fields if name in values}, "the execution"
     )
     settings = read_settings(Settings, values, "the run", also=Execution.model_fields)
+    execution = with_worker_devices(execution)
     data = {name: _splits(name, parts) for name, parts in sites.items()}
-    task = prepare_task(replace(task, device=pick_device(execution.device, execution.workers)), settings, registry)
+    task = prepare_task(replace(task, device=task_device(execution)), settings, registry)
     with contextlib.ExitStack() as stack:
         show = stack.enter_context(round_progress(settings.rounds, task.metrics[0])) if shows_progress else None
 

@@ -55,7 +55,8 @@ def weighted_loss(loss: nn.Module, labels: torch.Tensor, num_classes: int, devic
             setting="balance",
         )
     weighted = copy.deepcopy(loss)
-    weighted.weight = class_weights(labels, num_classes).to(device)
+    vars(weighted).pop("weight", None)
+    weighted.register_buffer("weight", class_weights(labels, num_classes).to(device))  # moves with the loss
     return weighted
 
 

@@ -200,7 +200,7 @@ def site_order_and_workers_have_no_effect(case: Case) -> None:
     with folders(2) as (second, third):
         expected, backwards = bits(case.reference[0]), dict(reversed(make_sites().items()))
         same(expected, bits(case.run(second, sites=backwards)), "sites given in reverse order")
-        if case.device == "cpu":  # worker processes can't use a GPU
+        if case.device == "cpu":  # this process used the GPU, so it can't fork workers
             same(expected, bits(case.run(third, workers=2)), "two workers")
 
 

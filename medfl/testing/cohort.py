@@ -258,6 +258,7 @@ class Case:
         sites: Mapping[str, Splits] | None = None,
         task: Task | None = None,
         workers: int = 1,
+        devices: tuple[str, ...] = (),
         unavailable: Callable[[str, int], bool] = lambda site, step: False,
         make_method: Callable[[], Method] | None = None,
         public: TensorData | None = None,
@@ -274,6 +275,7 @@ class Case:
             sites: Data of each site by name; None uses `make_sites`.
             task: Task of the run; None uses `make_task`.
             workers: Number of processes that train sites.
+            devices: Devices of the worker processes, in place of `workers`.
             unavailable: Function of a site's name and a step number that returns True if the site does not reply.
             make_method: Function that creates the method; None uses the method's own.
             public: Public data of the server; None creates them if the method needs public data.
@@ -299,7 +301,10 @@ class Case:
                 data=RunData(sites=data, server_test=server_test or make_data(10, "global"), public=public),
                 folder=folder,
                 execution=Execution(
-                    workers=workers, feature_cache=feature_cache, checkpoint_minutes=checkpoint_minutes
+                    workers=workers,
+                    devices=devices,
+                    feature_cache=feature_cache,
+                    checkpoint_minutes=checkpoint_minutes,
                 ),
                 simulation=Simulation(
                     unavailable=unavailable, attackers=read_attackers(run_settings.adversaries, self.registry)

@@ -12,7 +12,7 @@ import torch
 
 from medfl.plugins import load_plugins
 from medfl.testing.cohort import Case, folders
-from medfl.training.loop import pick_device
+from medfl.training.devices import pick_device
 from medfl.types import Tensors
 from medfl.utils.wire import tensors_equal
 

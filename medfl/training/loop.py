@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -312,52 +311,3 @@ def _to_batch(loaded: LoadedBatch, device: str, augment: AugmentFunction | None)
         images, targets, regions = augment(images, targets)
     moved = None if regions is None else regions.to(device)
     return Batch(images.to(device), on_device(targets, device), loaded.rows, moved)
-
-
-def pick_device(device: str, workers: int = 1) -> str:
-    """Return the device for a name; ``auto`` is the first GPU, or the CPU without a GPU.
-
-    With several workers the device is the CPU: workers are forked, and CUDA fails in a process that is forked after
-    CUDA was even queried. So CUDA is not queried in that case. A GPU is initialised immediately, because
-    `medfl.utils.rng` seeds only initialised devices. From then on, this process uses torch's deterministic algorithms:
-    the same run on the same kind of GPU gives the same bits. torch warns of an operation without such an algorithm.
-
-    Args:
-        device: ``auto``, ``cpu`` or ``cuda:N``.
-        workers: Number of processes that train sites; 1 is this process.
-
-    Raises:
-        SettingsError: If a GPU is requested but there is none, or there are several workers.
-    """
-    if workers > 1:
-        if device.startswith("cuda"):
-            raise SettingsError(
-                "incompatible_settings",
-                f"device '{device}' and {workers} workers were requested, but worker processes can't use a GPU. Use "
-                "--workers 1 to compute on the GPU, or --device cpu to compute in several processes.",
-                settings=["device", "workers"],
-                device=device,
-                workers=workers,
-            )
-        if device == "auto" and torch.backends.cuda.is_built():
-            logger.info("%d workers compute on the CPU; to use a GPU, set --workers 1.", workers)
-        return "cpu"
-    if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
-        return "cpu"
-    if not torch.cuda.is_available():
-        raise SettingsError(
-            "missing_gpu",
-            f"device '{device}' was requested, but torch finds no GPU. Use --device cpu or auto.",
-            device=device,
-        )
-    _use_deterministic_algorithms()
-    torch.cuda.init()
-    return "cuda:0" if device == "auto" else device
-
-
-def _use_deterministic_algorithms() -> None:
-    """Make torch use deterministic algorithms, and warn where it has none."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
-    torch.backends.cudnn.benchmark = False
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # takes time, and only shows errors of a program

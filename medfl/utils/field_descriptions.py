@@ -149,3 +149,7 @@ PluginName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,62}$")]
 
 Device = Annotated[str, AfterValidator(check_device)]
 """Name of a device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``."""
+
+
+WorkerDevice = Annotated[str, Field(pattern=r"^(cpu|cuda:\d+)$")]
+"""Name of the device of one worker process: ``cpu`` or ``cuda:N``."""

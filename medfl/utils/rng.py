@@ -52,7 +52,7 @@ def seeded_generators(*key: str | int, gpu: bool = True) -> Iterator[None]:
 def _seed_torch(seed: int, gpu: bool = True) -> None:
     """Seed torch's global generators, including GPUs if `gpu` is true and CUDA is initialised.
 
-    CUDA is not initialised and not queried here (see `medfl.training.loop.pick_device`), because it would then fail in
+    CUDA is not initialised and not queried here (see `medfl.training.devices`), because it would then fail in
     processes that are forked later. `torch.manual_seed` would also store a call with its stack for each device that
     might be initialised later; over many rounds that costs much time and memory.
     """

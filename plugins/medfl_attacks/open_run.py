@@ -34,7 +34,7 @@ from medfl.errors import DataError, SettingsError, StoreError
 from medfl.plugins import Registry, load_plugins
 from medfl.settings import Settings
 from medfl.task import ImageScale, Task
-from medfl.training.loop import pick_device
+from medfl.training.devices import pick_device
 from medfl.types import GLOBAL, Dataset, PathLike
 from medfl.utils.text import first_names
 from medfl_attacks.rebuild_task import read_bundle, rebuild_task

@@ -39,7 +39,7 @@ from medfl.plugins import Registry, load_plugins
 from medfl.records.run_file import JoinedSite
 from medfl.settings import Execution, Settings, read_settings
 from medfl.task import ImageScale, Task
-from medfl.training.loop import pick_device
+from medfl.training.devices import pick_device
 from medfl.types import Meta
 from medfl_flare.offer import LocalVersions, bundle_version, find_differences, local_versions
 from medfl_flare.overrides import DATA_DEPENDENT_IDS, check_overrides

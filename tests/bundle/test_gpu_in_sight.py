@@ -19,7 +19,7 @@ from medfl.errors import SettingsError
 from medfl.testing import check_method, suite
 from medfl.testing.cohort import make_sites
 from medfl.testing.synthetic import make_cohort
-from medfl.training.loop import pick_device
+from medfl.training.devices import pick_device
 from medfl.utils.rng import seeded_generators
 
 BUNDLE = Path(__file__).parents[2] / "bundles" / "medmnist_classification"
@@ -91,7 +91,7 @@ def test_a_gpu_and_several_workers_are_refused(
     gpu: Gpu, cohort: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert medfl_run(cohort, tmp_path / "run", workers=2, device="cuda:0") == 2
-    assert "worker processes can't use a GPU. Use --workers 1" in capsys.readouterr().err
+    assert "--devices cuda:0,cuda:0" in capsys.readouterr().err
     assert gpu.calls("cuda") == []
     assert not (tmp_path / "run").exists()
 

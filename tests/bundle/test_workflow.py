@@ -30,7 +30,7 @@ from medfl.settings import Execution, Settings
 from medfl.task import Task
 from medfl.testing.cohort import make_task
 from medfl.testing.synthetic import make_cohort
-from medfl.training.loop import pick_device
+from medfl.training.devices import pick_device
 from medfl.workflow import FederatedWorkflow
 
 BUNDLE = Path(__file__).parents[2] / "bundles" / "medmnist_classification"

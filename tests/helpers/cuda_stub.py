@@ -11,7 +11,10 @@ from typing import Any
 import torch
 
 ASKS = ("is_available", "device_count")
-STARTS = ("init", "_lazy_init", "current_device", "get_device_name", "mem_get_info", "get_rng_state", "set_rng_state")
+STARTS = (
+    *("init", "_lazy_init", "set_device", "current_device", "get_device_name"),
+    *("mem_get_info", "max_memory_reserved", "get_rng_state", "set_rng_state"),
+)
 """Calls of `torch.cuda` that start the driver; a forked process can't make them afterwards."""
 
 QUEUES = ("manual_seed", "manual_seed_all")
@@ -49,6 +52,7 @@ class Gpu:
             patch(torch.cuda, name, self._noting("cuda", name, self._start))
         for name in QUEUES:
             patch(torch.cuda, name, self._noting("queue", name, lambda *_: None))
+        patch(torch.backends.cuda, "is_built", lambda: True)
         patch(torch.cuda, "is_initialized", lambda: self._started == os.getpid())
         for name in ("backward", "grad"):
             patch(torch.autograd, name, self._noting("autograd", name, getattr(torch.autograd, name)))

@@ -1,9 +1,13 @@
 """Local backend: all sites of a federation on this machine.
 
-With one worker, the sites are trained in this process. With more workers, that many processes are forked once. They
+Without workers, the sites are trained in this process. Otherwise one process is forked for each device. The workers
 share the data copy-on-write, and messages are sent as safetensors blobs through pipes. The largest site of a step
-starts first. The evaluation of the previous round fills the gaps; it is divided by site and, on the server's test
-sets, by case. No result depends on which job ends first: replies are aggregated in the order of the sites' names.
+starts first, and a worker that is free gets the next one. The evaluation of the previous round fills the gaps; it is
+divided by site and, on the server's test sets, by case. No result depends on which job ends first: replies are
+aggregated in the order of the sites' names.
+
+Sites are trained, and models are evaluated, on the worker's device. The server aggregates replies on the CPU. If a
+method trains a model at the server, it does so in this process, on the first device.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ from medfl.errors import MedflError
 from medfl.privacy.policy import policy_of
 from medfl.records.progress import Heartbeat, JobEnd, JobStart
 from medfl.training.batches import SCORING, TRAINING
+from medfl.training.devices import MemoryWatch, use_device
 from medfl.training.predict import evaluation_batch
 from medfl.types import NON_SITE_NAMES, Meta, SelfScoringDataset, Tensors
 from medfl.utils import wire
@@ -58,7 +63,8 @@ class LocalBackend:
         viewers: Maps the name of each participant that only has test data, for example the server's test set, to its
             runner. The global model is scored on these data.
         make_method: Factory that returns a new method object.
-        workers: Number of processes, >= 1.
+        devices: Devices of the worker processes, ``cpu`` or ``cuda:N``, one process for each; empty trains in this
+            process.
         threads: Number of threads of each process, >= 1.
         unavailable: Function that returns whether a site is unavailable in a step, given the site's name and the step
             number; for tests and simulations of drop-outs.
@@ -70,7 +76,7 @@ class LocalBackend:
         hosts: dict[str, SiteRunner],
         make_method: MethodFactory,
         viewers: dict[str, SiteRunner] | None = None,
-        workers: int = 1,
+        devices: Sequence[str] = (),
         threads: int = 1,
         unavailable: Callable[[str, int], bool] = lambda site, step: False,
         note: EventListener = ignore_event,
@@ -80,7 +86,10 @@ class LocalBackend:
         self._hides_counts = any(policy_of(host.settings).is_private for host in hosts.values())
         for host in hosts.values():
             host.store.flushes = False  # `step` flushes the files of all sites at once
-        self._pool = WorkerPool(self._run, workers, threads) if workers > 1 else None
+        self._memory_watch = _watch_memory([*hosts.values(), *self.viewers.values()], devices)
+        self._pool = WorkerPool(self._run_watched, devices, threads) if devices else None
+        if devices:
+            use_device(devices[0])  # only now: workers are forked before this process uses a GPU
 
     @property
     def sites(self) -> list[str]:
@@ -244,7 +253,7 @@ class LocalBackend:
         self._note_stage(job, "start")
         try:
             with HeartbeatSender(lambda beat: self._note_stage(job, beat)):
-                result = self._run(job)
+                result = self._run_watched(job)
         except MedflError:
             raise
         except Exception as error:
@@ -264,8 +273,12 @@ class LocalBackend:
                 share = None if self._hides_counts else share
                 self._note(Heartbeat(sites=sites, job=job.name, activity=doing, share=share, has_progressed=moved))
 
+    def _run_watched(self, job: BackendJob) -> JobResult:
+        """Run one job, in a worker or in this process, and watch the memory of its GPU."""
+        with self._memory_watch.watch(job.participants_text):
+            return self._run(job)
+
     def _run(self, job: BackendJob) -> JobResult:
-        """Run one job, in a worker or in this process."""
         match job:
             case StepJob():
                 at = (job.step, job.round, job.digest, job.keep)
@@ -315,6 +328,12 @@ class LocalBackend:
             scores = score_dataset(predictor, runner.data.test, runner.task, runner.settings)
             rows += scores_to_rows(scores, job.round, name, f"{kind}@{job.owner}", "test", "aggregated")
         return rows
+
+
+def _watch_memory(runners: Sequence[SiteRunner], devices: Sequence[str]) -> MemoryWatch:
+    """Return the watcher of the memory in which the runners compute."""
+    device, batch_size = runners[0].task.device, runners[0].settings.batch_size
+    return MemoryWatch(device=device, devices=devices, batch_size=batch_size)
 
 
 def _answer_from_json(result: Meta) -> SiteResult:

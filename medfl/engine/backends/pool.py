@@ -1,8 +1,10 @@
-"""Pool of forked worker processes that run jobs of the local backend.
+"""Pool of forked worker processes that run jobs of the local backend, each on its own device.
 
 A job is a unit of work, such as one site's request or a part of an evaluation (`medfl.engine.backends.jobs`).
 
-Messages between the processes are JSON and safetensors blobs, never pickles.
+Messages between the processes are JSON and safetensors blobs, never pickles. Workers are forks, so that they share
+data, networks and plugins of the parent without copies. CUDA allows that as long as the parent has not used it
+(`medfl.training.devices`). A worker initialises its GPU before its first job.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any, Literal
 
@@ -23,6 +26,7 @@ import torch
 from medfl import errors
 from medfl.engine.backends.jobs import JOB_KINDS, BackendJob, StepJob
 from medfl.errors import MedflError
+from medfl.training.devices import gpu_used_before_workers, is_late_fork, use_device
 from medfl.types import Meta, Tensors
 from medfl.utils import wire
 from medfl.utils.heartbeat import HeartbeatSender, HeartbeatSignal
@@ -51,31 +55,26 @@ def discard_stage(job: BackendJob, stage: Stage) -> None:
     """Discard the stage of a job: a callback for runs whose progress no one follows."""
 
 
-GPU_BEFORE_FORK = (
-    "This process trained or used a GPU before it started workers, and torch can't continue in forked workers then. "
-    "Start the run in a separate process (`medfl run`), use --workers 1, or hide the GPUs: CUDA_VISIBLE_DEVICES=''."
-)
-"""Error message for a process that used a GPU before it forked worker processes."""
-
-
 class WorkerPool:
     """Forked processes that run jobs.
 
     Args:
         run_job: Function that runs one job, in a worker.
-        size: Number of processes.
+        devices: Device of each process, ``cpu`` or ``cuda:N``.
         threads: Number of threads of each process.
         kinds: Classes of the jobs that the workers can receive.
     """
 
-    def __init__(self, run_job: RunJob, size: int, threads: int, kinds: Sequence[type[BackendJob]] = JOB_KINDS) -> None:
+    def __init__(
+        self, run_job: RunJob, devices: Sequence[str], threads: int, kinds: Sequence[type[BackendJob]] = JOB_KINDS
+    ) -> None:
         context = multiprocessing.get_context("fork")
         self._pipes: list[Connection] = []
         self._processes = []
         by_name = {kind.name: kind for kind in kinds}
-        for _ in range(size):
+        for device in devices:
             here, there = context.Pipe()
-            args = (there, list(self._pipes) + [here], run_job, threads, by_name)
+            args = (there, list(self._pipes) + [here], partial(_run_on_device, device, run_job), threads, by_name)
             process = context.Process(target=_serve, args=args, daemon=True)
             process.start()
             there.close()
@@ -219,6 +218,12 @@ def _answer_jobs(pipe: Connection, run_job: RunJob, threads: int, kinds: Mapping
             release_memory()
 
 
+def _run_on_device(device: str, run_job: RunJob, job: BackendJob) -> JobResult:
+    """Run a job in a worker, with the worker's GPU as the current device of its thread."""
+    use_device(device)
+    return run_job(job)
+
+
 def _send_heartbeat(pipe: Connection, beat: HeartbeatSignal) -> None:
     with contextlib.suppress(OSError):  # the parent is dead
         pipe.send_bytes(json.dumps({HEARTBEAT: vars(beat)}).encode())
@@ -229,19 +234,15 @@ def _run_catching_errors(run_job: RunJob, job: BackendJob, blob: bytes) -> JobRe
 
     The keys of such a result are ``error``, ``kind``, ``expected``, ``code``, ``fields`` and ``traceback``.
     """
-    result: Meta
     try:
         return run_job(replace(job, tensors=wire.decode(blob)[0]))
-    except MedflError as error:
-        result = {"error": str(error), "kind": type(error).__name__, "expected": True, "code": error.code}
-        result["fields"] = error.fields
-        result["traceback"] = traceback.format_exc()
     except Exception as error:
-        late = any(words in str(error) for words in ("CUDA in forked subprocess", "fork-based multiprocessing"))
-        result = {"error": GPU_BEFORE_FORK if late else describe_bug(error, job)}
-        result |= {"kind": "SettingsError", "expected": late, "code": "gpu_used_before_workers", "fields": {}}
-        result["traceback"] = traceback.format_exc()
-    return result, {}
+        known = gpu_used_before_workers() if is_late_fork(error) else error
+        result: Meta = {"error": describe_bug(error, job), "expected": False}
+        if isinstance(known, MedflError):
+            result = {"error": str(known), "expected": True, "kind": type(known).__name__}
+            result |= {"code": known.code, "fields": known.fields}
+        return result | {"traceback": traceback.format_exc()}, {}
 
 
 def describe_bug(error: Exception, job: BackendJob) -> str:

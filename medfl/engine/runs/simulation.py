@@ -37,6 +37,7 @@ from medfl.records.run_file import Provenance
 from medfl.records.summary import Summary
 from medfl.settings import Execution, Settings
 from medfl.task import Task
+from medfl.training.devices import worker_devices
 from medfl.types import GLOBAL, POOLED, PUBLIC, SERVER, Dataset
 from medfl.utils.memory import keep_freed_memory
 
@@ -121,7 +122,7 @@ class SimulatedRun:
         settings: Settings that decide the results.
         data: Data of the sites and of the server.
         folder: Path of the run folder.
-        execution: Device, workers and threads.
+        execution: Devices, workers and threads.
         provenance: Origin of the settings, the data and the code, for ``run.json``.
         simulation: Unavailable sites, attackers and secrets.
         callbacks: Functions that the run calls.
@@ -337,7 +338,7 @@ def _backend(
         hosts=hosts,
         make_method=run.plan.make_method,
         viewers=viewers,
-        workers=run.execution.workers,
+        devices=worker_devices(run.execution),
         threads=run.execution.threads,
         unavailable=run.simulation.unavailable,
         note=note,

@@ -24,7 +24,7 @@ from medfl.errors import DataError, RefusedError
 from medfl.records.evaluation import ScoreEstimate
 from medfl.settings import Settings
 from medfl.task import Task
-from medfl.training.loop import pick_device
+from medfl.training.devices import pick_device
 from medfl.types import MODEL_PREFIX, Dataset, Meta, Tensors
 from medfl_flare.backend.message_checks import printable_name
 from medfl_flare.backend.messages import TensorForm, check_tensors, tensor_forms

@@ -27,7 +27,7 @@ from medfl.errors import DataError, MedflError, SettingsError, explain
 from medfl.objectives import Objective
 from medfl.plugins import load_plugins
 from medfl.settings import Execution
-from medfl.training.loop import pick_device
+from medfl.training.devices import pick_device
 from medfl.types import GLOBAL, NON_SITE_NAMES, PUBLIC
 from medfl_flare.kit_check import kit_checks
 from medfl_flare.offer import method_version

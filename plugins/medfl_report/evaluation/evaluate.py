@@ -23,7 +23,7 @@ from medfl.objectives.objective import format_value
 from medfl.records.calibration_evaluation import CalibrationEvaluation
 from medfl.records.evaluation import EvaluatedModel, Evaluation, ScoreEstimate
 from medfl.settings import Settings
-from medfl.training.loop import pick_device
+from medfl.training.devices import pick_device
 from medfl.training.predict import predict
 from medfl.utils.files import sha256_of, write_atomic
 from medfl_report.calibration.evaluation import evaluate_calibration

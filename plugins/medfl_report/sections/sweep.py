@@ -26,7 +26,7 @@ MIN_VALUES = 3
 CROWDED = 25.0
 """Ratio of the axis to the smallest distance of two values above which the values are drawn equidistantly."""
 
-IGNORED = ("seed", "threads", "workers", "device")
+IGNORED = ("seed", "threads", "workers", "device", "devices")
 """Settings in which the runs of a sweep may differ in addition to the varied setting."""
 
 

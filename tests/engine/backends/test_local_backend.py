@@ -98,7 +98,7 @@ def run_job(job: BackendJob) -> JobResult:
 
 @pytest.fixture
 def pool() -> Iterator[WorkerPool]:
-    pool = WorkerPool(run_job, 3, 2, TOYS)
+    pool = WorkerPool(run_job, ["cpu"] * 3, 2, TOYS)
     yield pool
     pool.close()
 
@@ -182,7 +182,7 @@ def test_a_copy_of_a_job_is_what_a_worker_gets() -> None:
 
 
 def test_closing_ends_the_workers() -> None:
-    pool = WorkerPool(run_job, 2, 1, TOYS)
+    pool = WorkerPool(run_job, ["cpu"] * 2, 1, TOYS)
     pids = {result["pid"] for result, _ in pool.run([SumJob(tensors={"x": torch.ones(1)})] * 2)}
     assert len(pids) == 2
     pool.close()
@@ -219,13 +219,13 @@ def backends(tmp_path: Path) -> Iterator[Any]:
     """Return a function that builds local backends in the same folder."""
     made = []
 
-    def make(workers: int = 1) -> LocalBackend:
+    def make(workers: int = 0) -> LocalBackend:
         plan = make_plan(Settings(rounds=2, batch_size=5), sites=list(SIZES))
         hosts = {
             name: SiteRunner(name, data, tmp_path / name, plan, lambda step, peer_message: None)
             for name, data in make_sites(SIZES).items()
         }
-        made.append(LocalBackend(hosts, lambda: Counting(log=str(tmp_path / "log")), workers=workers))
+        made.append(LocalBackend(hosts, lambda: Counting(log=str(tmp_path / "log")), devices=["cpu"] * workers))
         return made[-1]
 
     yield make
@@ -238,7 +238,7 @@ def requests(value: float = 0.0) -> list[Request]:
     return [Request(name, "fit", tensors, {"a": 1}) for name in SIZES]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [0, 2])
 def test_a_request_that_is_sent_again_is_answered_from_disk(workers: int, backends: Any, tmp_path: Path) -> None:
     backend = backends(workers)
     first, unavailable, _ = backend.step(1, 1, requests())
@@ -247,7 +247,7 @@ def test_a_request_that_is_sent_again_is_answered_from_disk(workers: int, backen
     assert lines(tmp_path / "log") == [f"{name} 1" for name in sorted(SIZES)]
     replies = dict(backend.replies(first, []))
     files = {path: path.read_bytes() for path in tmp_path.rglob("*.safetensors")}
-    for again in (backend, backends(1)):  # the same process, and one that was started anew
+    for again in (backend, backends()):  # the same process, and one that was started anew
         answers, _, _ = again.step(1, 1, requests())
         assert [vars(answer) for answer in answers] == [vars(answer) for answer in first]
         assert all(tensors_equal(tensors, replies[name]) for name, tensors in again.replies(answers, []))
@@ -266,7 +266,7 @@ def test_another_request_for_a_step_that_is_done_is_refused(backends: Any, tmp_p
     assert len(lines(tmp_path / "log")) == 3
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [0, 2])
 def test_changes_of_a_request_at_a_site_reach_no_one_else(workers: int, backends: Any, tmp_path: Path) -> None:
     own_requests, backend = requests(), backends(workers)
     sums = {name: float(tensor.double().sum()) for name, tensor in own_requests[0].tensors.items()}
