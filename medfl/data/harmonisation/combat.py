@@ -12,8 +12,8 @@ shrinks both towards their values for the site's other features. Harmonised feat
 
 n is the number of a site's images and d the number of features.
 
-Sources: Johnson, Li, Rabinovic, Biostatistics 2007, for the estimates (parametric priors); Chen et al., Human Brain
-Mapping 2022, for their distributed computation.
+Sources: Johnson, Li, Rabinovic, Biostatistics 2007, for the estimates (parametric priors); Chen et al., NeuroImage
+2022, for their computation from sums of the sites.
 """
 
 from __future__ import annotations
