@@ -274,8 +274,11 @@ class Settings(StrictModel):
 
     feature_views: Annotated[int, Remote] = Field(0, ge=0, le=1000)
     """Number of randomly augmented views of each training image whose features are computed once, if the body of the
-    network is frozen and the bundle augments images. With 0, images are augmented again in each round, which takes much
-    longer."""
+    network is frozen and the bundle augments images. With 0, images are augmented again in each round (slower)."""
+
+    harmonise_features: Literal["none", "combat"] = "none"
+    """Harmonisation of a frozen body's features over the sites, in simulations only: ``none``; or ``combat``, ComBat
+    without covariates."""
 
     min_replies: Annotated[int, Remote] = Field(1, ge=1)
     """Minimum number of replies in a round, or all replies if fewer sites receive a request. With fewer replies the
@@ -346,8 +349,7 @@ class Settings(StrictModel):
     """Robust aggregation rule for runs with faulty or malicious sites; None uses the method's own aggregation."""
 
     secure_aggregation: Annotated[SecureAggregation | None, Remote] = None
-    """Secure aggregation, by which the server learns only the sum of the updates; None sends each update to the
-    server."""
+    """Secure aggregation, by which the server learns only the sum of the updates; None sends it each update."""
 
     adversaries: dict[str, Any] = {}
     """Poisoning attack by some of the sites, in simulations only, for example ``{"attack": "sign_flip", "sites":

@@ -26,6 +26,7 @@ from medfl.engine.evaluation import MetricRow
 from medfl.engine.plan import MethodChoice
 from medfl.engine.runs.console import ends_monai_command, round_progress, show_log, show_scores
 from medfl.engine.runs.export import SiteExport
+from medfl.engine.runs.features.feature_harmonisation import describe_feature_harmonisation
 from medfl.engine.runs.network_assignment import read_assignment
 from medfl.engine.runs.provenance import bundle_values, setting_origins
 from medfl.engine.runs.simulation import Callbacks, RunData, SimulatedRun, Simulation, SimulationResult, simulate
@@ -226,7 +227,7 @@ class FederatedRun:
                 method=method,
                 method_args=self.method_args,
             ),
-            data=self._data_origin(data, changes),
+            data=self._data_origin(data, changes, _harmonisation(data, settings)),
             plugins=dict(sorted(registry.plugins.items())),
             assigned_networks=assigned,
         )
@@ -241,7 +242,7 @@ class FederatedRun:
             simulation=Simulation(attackers=read_attackers(settings.adversaries, registry)),
             callbacks=Callbacks(
                 on_start=lambda: self._notify_start(registry, provenance),
-                export=partial(export, site_export=self._site_export(data)),
+                export=partial(export, site_export=self._site_export(data, provenance.data.harmonisation)),
                 frees_space=True,
             ),
         )
@@ -293,12 +294,13 @@ class FederatedRun:
         assignment = read_assignment(self.network_assignment, registry)
         return {} if assignment is None else assignment.assign(sites, seed)
 
-    def _data_origin(self, data: Cohort, changes: Sequence[str]) -> DataOrigin:
+    def _data_origin(self, data: Cohort, changes: Sequence[str], harmonisation: str) -> DataOrigin:
         """Return the origin of the data for ``run.json``.
 
         Args:
             data: Data of the run.
             changes: Data files that changed since the partition and that the user allowed.
+            harmonisation: Harmonisation of images and features in words; empty without one.
         """
         return DataOrigin(
             name=data.first.source,
@@ -308,7 +310,7 @@ class FederatedRun:
             allowed_changes=tuple(changes),
             label_map=dict(data.label_map),
             fold=drawn_fold(self.dataset_dir),
-            harmonisation=parse_image_reading(data.first.image_reading).describe_template(),
+            harmonisation=harmonisation,
             notes=tuple(sorted({note for site in data.sites.values() for note in site.notes})),
         )
 
@@ -321,7 +323,7 @@ class FederatedRun:
             needs_by_method={record.name: record.needs for record in registry.methods.values()},
         )
 
-    def _site_export(self, data: Cohort) -> SiteExport:
+    def _site_export(self, data: Cohort, harmonisation: str) -> SiteExport:
         """Return the values that each site's exported bundle contains."""
         first = data.first
         return SiteExport(
@@ -335,12 +337,20 @@ class FederatedRun:
             facts={name: site.test_metadata for name, site in data.sites.items()},
             objective=self.task.objective,
             stock=self.source.weights,
+            harmonisation=harmonisation,
         )
 
     def _notify_start(self, registry: Registry, provenance: Provenance) -> None:
         """Notify plugins that the run starts."""
         values = {name: setting.value for name, setting in provenance.settings.items()}
         registry.notify("medfl_run_started", run_folder=str(self.output_dir), settings=values, tracking=self.tracking)
+
+
+def _harmonisation(data: Cohort, settings: Settings) -> str:
+    """Return the harmonisation of the images and of the network's features in words; empty without one."""
+    template = parse_image_reading(data.first.image_reading).describe_template()
+    images = f"images: {template}" if template else ""
+    return "; ".join(filter(None, (images, describe_feature_harmonisation(settings))))
 
 
 def _limit_workers(execution: Execution, sites: int) -> Execution:

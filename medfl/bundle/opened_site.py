@@ -216,6 +216,13 @@ def _check_supported(run: FederatedRun, settings: Settings) -> None:
                 "receiver that decodes. Leave the setting out, or run the federation with `medfl run`.",
                 setting=name,
             )
+    if settings.harmonise_features != "none":
+        raise SettingsError(
+            "unsupported_setting",
+            "MONAI's client interface does not support the setting 'harmonise_features': no message contains the sums "
+            "of the sites. Leave it out, or run the federation with `medfl run`.",
+            setting="harmonise_features",
+        )
     if settings.train_part == LORA and settings.lora.aggregation == "exact":
         raise SettingsError(
             "unsupported_setting",

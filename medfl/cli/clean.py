@@ -85,7 +85,7 @@ def feature_folders(folder: Path) -> list[Path]:
     Raises:
         StoreError: If the run was between machines, or the folder of its data or its ``cache_dir`` is missing.
     """
-    from medfl.engine.runs.feature_cache import feature_files
+    from medfl.engine.runs.features.feature_cache import feature_files
     from medfl.engine.runs.records import read_run
 
     run = read_run(folder)
@@ -123,7 +123,7 @@ def delete_features(cache: Path) -> tuple[int, int]:
     Raises:
         StoreError: If a file can't be deleted.
     """
-    from medfl.engine.runs.feature_cache import feature_files
+    from medfl.engine.runs.features.feature_cache import feature_files
 
     files, freed = feature_files(cache), 0
     try:

@@ -80,6 +80,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "train_part",
         "lora",
         "feature_views",
+        "harmonise_features",
         "loss",
         "lr_decay",
         "optimization",

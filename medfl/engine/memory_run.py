@@ -91,10 +91,11 @@ def run_in_memory(
             callbacks=Callbacks(on_round=after_round, export=_export_predictions),
         )
         result = simulate(run)
-    made = run.method.make()
+    made, of_sites = run.method.make(), {name: result.models_for_images(run, name) for name in result.models}
+    of_server = add_frozen_tensors(made, task, result.outcome.models)
 
     def load_model(site: str | None) -> nn.Module:
-        models = result.outcome.models if site is None else result.models.get(site, {})
+        models = of_server if site is None else of_sites.get(site, {})
         kind = "personal" if site is not None and "personal" in models else "global"
         if kind not in models:
             raise StoreError(
@@ -103,7 +104,7 @@ def run_in_memory(
                 f"'{run.method.name}', sites {', '.join(run.data.sites)}.",
                 site=site,
             )
-        return build_predictor(made, replace(task, device="cpu"), add_frozen_tensors(made, task, models)[kind])
+        return build_predictor(made, replace(task, device="cpu"), models[kind])
 
     return load_model
 
@@ -158,10 +159,9 @@ def _digest(sites: Mapping[str, Splits]) -> str:
 def _export_predictions(run: SimulatedRun, result: SimulationResult) -> None:
     """Write the predictions of each site's model for its test data, for reports and comparisons."""
     method = run.method.make()
-    for site, models in sorted(result.models.items()):
+    for site in sorted(result.models):
+        models = result.models_for_images(run, site)
         model = models.get("personal") or models.get("global")
         if model is not None:
-            predictor = build_predictor(
-                method, run.task, add_frozen_tensors(method, run.task, {"model": model})["model"]
-            )
+            predictor = build_predictor(method, run.task, model)
             write_predictions(run.folder / "sites" / site, predictor, run.data.sites[site], run.task, run.settings, {})

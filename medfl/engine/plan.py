@@ -20,7 +20,7 @@ from medfl.task import Task
 from medfl.types import Dataset, Meta
 from medfl.utils import wire
 
-OMITTED_DEFAULTS = ("optimization", "train_part", "lora", "feature_views")
+OMITTED_DEFAULTS = ("optimization", "train_part", "lora", "feature_views", "harmonise_features")
 """Settings that the identity of a run contains only if they differ from their defaults: a run without them keeps the
 identity, and the noise keys, that it had before these settings existed."""
 

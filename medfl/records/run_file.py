@@ -178,7 +178,7 @@ class DataOrigin(Record):
         allowed_changes: Data files that changed since the partition and that the user allowed in spite of that.
         label_map: Maps each class of the public data to a class of the sites, or to None if it is left out.
         fold: Fold of a cross-validation that is the test set of every site; None without cross-validation.
-        harmonisation: Harmonisation of the images in words; empty without one.
+        harmonisation: Harmonisation of images and features in words; empty without one.
         notes: Sentences of the data lists about the data, such as findings that were not assessed, and the numbers of
             cases that were left out.
     """

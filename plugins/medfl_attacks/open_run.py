@@ -248,13 +248,21 @@ def open_run(
     Raises:
         StoreError: If the folder contains no run or no models, or the task can't be rebuilt.
         DataError: If the data have moved or changed.
-        SettingsError: If the task is not a classification into exclusive classes, or the device is not available.
+        SettingsError: If the task is not a classification into exclusive classes, the run harmonised features, or the
+            device is not available.
         PluginError: If the run's method can't be found.
     """
     folder, data = Path(folder), None if data is None else Path(data)
     record = read_run(folder)
     _check_objective(record)
     where = pick_device(device)
+    if record.settings.harmonise_features != "none":
+        raise SettingsError(
+            "harmonised_features",
+            f"The run in '{folder}' harmonised features: its models were trained on features that each site mapped in "
+            "another way, and attacks give images to them. Attack a run with --harmonise-features none.",
+            path=folder,
+        )
     if record.summary is None:
         raise StoreError(
             "unfinished_run",

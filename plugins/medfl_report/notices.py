@@ -192,13 +192,13 @@ def _starts(groups: Sequence[Group]) -> list[Notice]:
 
 
 def _harmonised(groups: Sequence[Group]) -> list[Notice]:
-    """Return notices about the harmonisation of images before training."""
+    """Return notices about the harmonisation of images or features."""
 
     def words(run: RunRecord) -> Iterator[str]:
         if run.run.provenance.data.harmonisation:
             yield run.run.provenance.data.harmonisation
 
-    return [Notice("info", f"Images of {who} are harmonised: {text}.") for who, text in _about(groups, words)]
+    return [Notice("info", f"Harmonised ({who}): {text}.") for who, text in _about(groups, words)]
 
 
 def _best_rounds(runs: Sequence[NamedRun]) -> list[Notice]:

@@ -1,4 +1,4 @@
-"""Runs on harmonised images: the exported bundle contains the template, and report and card name it."""
+"""Runs on harmonised images and features: exported bundles contain template and map; report and card name them."""
 
 import json
 import shutil
@@ -6,13 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
+import torch
 
 from medfl.bundle.data_fit import check_harmonisation
+from medfl.bundle.exported import load_exported
 from medfl.cli.main import main
 from medfl.data.datalists import read_datalist, write_datalist
-from medfl.data.sites import SiteData
+from medfl.data.sites import SiteData, load_sites
 from medfl.errors import DataError
+from medfl.objectives import Multiclass
 from medfl.testing.synthetic import make_cohort
 
 BUNDLES = Path(__file__).parents[2] / "bundles"
@@ -61,10 +65,11 @@ def cohort(tmp_path_factory) -> Path:
 
 
 @pytest.mark.usefixtures("run_reports")
-def test_the_exported_bundle_report_and_card_name_the_template(cohort, tmp_path):  # a whole run
+def test_exported_bundles_report_and_card_name_template_and_feature_map(cohort, tmp_path):  # a whole run
     pytest.importorskip("medfl_report")
     run = tmp_path / "run"
-    arguments = ["medmnist_classification", "--dataset-dir", str(cohort), "--rounds", "1", "--output-dir", str(run)]
+    arguments = ["own_images", "--dataset-dir", str(cohort), "--rounds", "1", "--epochs", "1", "--output-dir", str(run)]
+    arguments += ["--network-name", "resnet10", "--train-part", "head", "--harmonise-features", "combat"]
     with pytest.raises(SystemExit) as end:
         main(["run", *arguments])
     assert not end.value.code
@@ -74,7 +79,15 @@ def test_the_exported_bundle_report_and_card_name_the_template(cohort, tmp_path)
         assert inference["image_reading"]["template"] == template
     text = json.loads((run / "run.json").read_text())["provenance"]["data"]["harmonisation"]
     assert f"{template[0][0]:.3f}" in text
+    assert "ComBat" in text
     assert text in (run / "report.html").read_text()
+    assert text in (run / "sites" / "site-01" / "docs" / "README.md").read_text()
+    for name, data in load_sites(cohort, Multiclass(4), mean=[0.0], std=[1.0]).items():
+        images, _ = data.test.batch(torch.arange(len(data.test)))
+        with torch.no_grad():
+            outputs = load_exported(run / "sites" / name).eval()(images).softmax(1)
+        written = pd.read_csv(run / "sites" / name / "predictions.csv")[["p0", "p1", "p2", "p3"]]
+        np.testing.assert_allclose(written, outputs, atol=1e-5)  # of the head and harmonised features
     with pytest.raises(SystemExit) as end:
         main(["card", str(run)])
     assert not end.value.code

@@ -126,6 +126,7 @@ def test_a_site_without_training_images_only_scores(files: Files, tmp_path: Path
         ({"method": "fedprox"}, "method_not_supported", {"method": "fedprox", "expected": "fedavg"}),
         ({"privacy": {"epsilon": 1.0, "clip": 1.0}}, "unsupported_setting", {"setting": "privacy"}),
         ({"compression": {"bits": 8}}, "unsupported_setting", {"setting": "compression"}),
+        ({"harmonise_features": "combat"}, "unsupported_setting", {"setting": "harmonise_features"}),
         (
             {"train_part": "lora", "lora": {"aggregation": "exact"}},
             "unsupported_setting",

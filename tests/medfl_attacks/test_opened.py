@@ -11,6 +11,7 @@ import pytest
 import torch
 from attack_runs import make_data, run_bundle
 from refusals import refused
+from run_records import change_json
 
 from medfl.cli.clean import clean
 from medfl.errors import DataError, MedflError, SettingsError, StoreError
@@ -156,6 +157,12 @@ def test_a_folder_without_a_run(tmp_path: Path) -> None:
 def test_an_unfinished_run(copied: Path) -> None:
     (copied / "summary.json").unlink()
     with refused(StoreError, "unfinished_run", path=str(copied)):
+        open_run(copied)
+
+
+def test_a_run_with_harmonised_features(copied: Path) -> None:
+    change_json(copied / "run.json", lambda run: run["identity"]["settings"].update(harmonise_features="combat"))
+    with refused(SettingsError, "harmonised_features", path=str(copied)):
         open_run(copied)
 
 

@@ -162,7 +162,7 @@ def test_what_a_server_may_set_is_what_was_reviewed() -> None:
         "lora",
     }  # fmt: skip
     assert (
-        set(Settings.model_fields) - {"adversaries"}
+        set(Settings.model_fields) - {"adversaries", "harmonise_features"}
         == RUN_IDS - {"method", "method_args", "network_assignment"}
         == reviewed
     )
@@ -201,3 +201,8 @@ def test_what_passes_is_read_by_monai_unchanged(overrides: dict[str, Any]) -> No
 def test_no_server_poisons_a_site():
     with refused(RefusedError, "local_override", setting="adversaries"):
         check_overrides({"adversaries": {"attack": "free_rider", "sites": ["site-1"]}}, {})
+
+
+def test_no_server_harmonises_features_between_machines():
+    with refused(RefusedError, "local_override", setting="harmonise_features"):
+        check_overrides({"harmonise_features": "combat"}, {})

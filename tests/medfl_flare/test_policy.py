@@ -68,6 +68,12 @@ def changed(**change: Any) -> Offer:
     return Offer.from_meta(OFFER.to_json() | change)
 
 
+def test_a_bundle_that_harmonises_features_is_refused_at_sites_and_server() -> None:
+    for file in (site_file(), site_file(site="server")):
+        with refused(RefusedError, "run_not_allowed", problems=["harmonised_features"]):
+            check(file, settings(train_part="head", harmonise_features="combat"))
+
+
 def test_a_run_within_the_file_is_accepted() -> None:
     check(site_file(), settings())
     check(site_file(privacy=PROMISE), settings(privacy=PROMISE | {"clip": 1.0}))

@@ -38,6 +38,7 @@ class SiteExport:
         objective: Objective of the task, for the bundle's metadata; None for a classification into `classes`.
         stock: Paths of the weight files in a stock bundle, which is copied unchanged except for these files. None for a
             bundle of medfl.
+        harmonisation: Harmonisation of images and features in words, for the bundle's documentation; empty without one.
     """
 
     bundle_root: Path
@@ -50,6 +51,7 @@ class SiteExport:
     facts: Mapping[str, CaseMetadata] = field(default_factory=dict)
     objective: Objective | None = None
     stock: Sequence[Path] | None = None
+    harmonisation: str = ""
 
     @property
     def draws(self) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from medfl.contract import Method, Model, PeerMessage
+from medfl.data.harmonisation.combat import FeatureMap
 from medfl.data.pooled import EmptyDataset, pool
 from medfl.engine.adversaries.simulation import AttackedBackend, Attackers, attacked_sites, check_attackers
 from medfl.engine.backend import Backend, EventListener
@@ -24,10 +25,15 @@ from medfl.engine.checks import (
     check_validation,
     warn_of_preset,
 )
-from medfl.engine.evaluation import MetricRow
+from medfl.engine.evaluation import MetricRow, add_frozen_tensors
 from medfl.engine.journal import RunOutcome
 from medfl.engine.plan import MethodChoice, RunPlan, ServerData
-from medfl.engine.runs.feature_cache import cache_features, cache_folder
+from medfl.engine.runs.features.feature_cache import cache_features, cache_folder
+from medfl.engine.runs.features.feature_harmonisation import (
+    check_feature_harmonisation,
+    fold_into_head,
+    harmonise_sites,
+)
 from medfl.engine.runs.lifecycle import RunParticipants, RunWriter, run_federation
 from medfl.engine.runs.summary import count_images
 from medfl.engine.site import SiteOptions, SiteRunner, Splits
@@ -172,12 +178,26 @@ class SimulationResult:
         models: Maps each site to its models by kind (``global``, ``personal``).
         summary: Content of ``summary.json``.
         features: Maps each site to its cached features; empty if the run cached none.
+        feature_maps: Maps each site to the map of its features; empty if the run harmonised none.
     """
 
     outcome: RunOutcome
     models: dict[str, dict[str, Model]]
     summary: Summary
     features: dict[str, SiteFeatures] = field(default_factory=dict)
+    feature_maps: dict[str, FeatureMap] = field(default_factory=dict)
+
+    def models_for_images(self, run: SimulatedRun, site: str) -> dict[str, Model]:
+        """Return the models of a site by kind, with their frozen tensors and the map of the site's features.
+
+        Args:
+            run: The run.
+            site: Name of the site.
+        """
+        models = add_frozen_tensors(run.method.make(), run.task, self.models.get(site, {}))
+        if site not in self.feature_maps:
+            return models
+        return {kind: fold_into_head(model, run.task, self.feature_maps[site]) for kind, model in models.items()}
 
 
 def simulate(run: SimulatedRun) -> SimulationResult:
@@ -216,6 +236,7 @@ class _LocalParticipants(RunParticipants):
         self._hosts: dict[str, SiteRunner] = {}
         self._viewers: dict[str, SiteRunner] = {}
         self._caches_features = False
+        self._feature_maps: dict[str, FeatureMap] = {}
 
     def prepare(self) -> Provenance:
         self._hosts, self._viewers = _hosts(self.run, self.writer)
@@ -236,6 +257,8 @@ class _LocalParticipants(RunParticipants):
     def start(self) -> None:
         for host in self._hosts.values():
             host.check_account()
+        if self.run.settings.harmonise_features == "combat":
+            self._feature_maps = harmonise_sites(self._hosts)
         self.run.callbacks.on_start()
 
     def connect(self, note: EventListener) -> Backend:
@@ -253,7 +276,13 @@ class _LocalParticipants(RunParticipants):
         self._backend.close()
 
     def export(self, outcome: RunOutcome) -> Summary:
-        self.result = SimulationResult(outcome, self._models(outcome), self._summarise(outcome), self._features())
+        self.result = SimulationResult(
+            outcome=outcome,
+            models=self._models(outcome),
+            summary=self._summarise(outcome),
+            features=self._features(),
+            feature_maps=self._feature_maps,
+        )
         self.run.callbacks.export(self.run, self.result)  # it may add to the summary
         return self.result.summary
 
@@ -313,6 +342,7 @@ def check(run: SimulatedRun, method: Method) -> None:
     check_targets(task.objective, data.sites, public)
     images = {site: len(splits.train) for site, splits in data.sites.items() if len(splits.train)}
     check_privacy(settings, method, networks, images, len(images), simulated=True)
+    check_feature_harmonisation(name, method, networks, settings, data.sites)
     if bool(run.settings.adversaries) != (run.simulation.attackers is not None):
         raise SettingsError(
             "attackers_mismatch",

@@ -80,9 +80,7 @@ def export(run: SimulatedRun, result: SimulationResult, site_export: SiteExport)
     for site, models in sorted(result.models.items()):
         if models:
             target, facts = run.folder / "sites" / site, site_export.facts.get(site, {})
-            model = export_site(
-                target, site_export, site, add_frozen_tensors(method, run.task, models), method, weights
-            )
+            model = export_site(target, site_export, site, result.models_for_images(run, site), method, weights)
             task, data = run.task, run.data.sites[site]
             if features := result.features.get(site):  # the same predictions without the frozen body
                 task, data, model = features.task, features.data, exported_model(models)
@@ -322,9 +320,10 @@ def _introduction(site_export: SiteExport, model: Model) -> str:
     """Return the documentation of an exported bundle: a paragraph about the model, then the run bundle's page."""
     readme = site_export.bundle_root / README
     rest = readme.read_text(encoding="utf-8") if readme.is_file() else ""
+    harmonised = f"Harmonised: {site_export.harmonisation}. " if site_export.harmonisation else ""
     return (
         f"# A network '{model.network}' trained by a federation\n\n"
-        f"Data: {site_export.data or 'not stated'}. {describe_names(site_export)}. Network, classes and "
+        f"Data: {site_export.data or 'not stated'}. {describe_names(site_export)}. {harmonised}Network, classes and "
         "image size are written into `configs/`, so that no option is needed for them. The run's report has the scores."
         " Research only: not a medical device.\n\nThe rest of this page is about the bundle from which this one was "
         "exported.\n\n" + rest

@@ -1,7 +1,7 @@
 """Networks whose inputs are the features of their frozen body instead of images.
 
 If only the head of a network learns, the body gives the same features of an image in every round. A run then computes
-the features once (`medfl.engine.runs.feature_cache`) and trains the network of this module on them.
+the features once (`medfl.engine.runs.features.feature_cache`) and trains the network of this module on them.
 """
 
 from __future__ import annotations

@@ -47,6 +47,7 @@ def check_run(site_file: SiteFile, offer: Offer, settings: Settings, method_name
         | _round_problems(site_file, settings)
         | _cross_site_evaluation_problems(site_file, settings)
         | _shared_test_problems(site_file, settings)
+        | _harmonisation_problems(settings)
         | _privacy_problems(site_file.privacy, settings.privacy)
         | _secure_sum_problems(site_file, settings)
         | _metadata_problems(site_file, method)
@@ -274,6 +275,14 @@ def _shared_test_problems(site_file: SiteFile, settings: Settings) -> dict[str, 
         return {}
     text = "The run wants each site's own model scored on a test set that all share (shared_test); allowed: no."
     return {"shared_test_not_allowed": text}
+
+
+def _harmonisation_problems(settings: Settings) -> dict[str, str]:
+    """Check that the bundle's own settings ask for no harmonisation of features, which runs on one machine only."""
+    if settings.harmonise_features == "none":
+        return {}
+    text = "The bundle sets 'harmonise_features', which works for runs on one machine only; expected 'none'."
+    return {"harmonised_features": text}
 
 
 def _metadata_problems(site_file: SiteFile, method: Any) -> dict[str, str]:

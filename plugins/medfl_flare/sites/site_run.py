@@ -21,7 +21,7 @@ from medfl.engine.constant_predictions import find_constant_predictions
 from medfl.engine.evaluation import MetricRow, add_frozen_tensors, build_predictor, score_dataset, scores_to_rows
 from medfl.engine.reply_checks import EVALUATED_MODEL_SCHEMA, check_peer_message
 from medfl.engine.runs.export import SiteExport
-from medfl.engine.runs.feature_cache import cache_features, cache_folder
+from medfl.engine.runs.features.feature_cache import cache_features, cache_folder
 from medfl.engine.runs.lifecycle import REMOTE_LOCK_SECONDS, RunWriter
 from medfl.engine.runs.progress import record_progress
 from medfl.engine.runs.site_bundles import export_site, write_predictions

@@ -164,7 +164,7 @@ class RunFacts(Record):
         best_round: Round with the best validation score; None if the run did not compare rounds.
         server_scores: Scores of the global model without predictions; empty on a site's card.
         start: Sentences on the weights from which the network started; empty if they were random.
-        harmonisation: Harmonisation of the images in words; empty without one.
+        harmonisation: Harmonisation of images and features in words; empty without one.
     """
 
     method: str

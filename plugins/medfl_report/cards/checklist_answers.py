@@ -161,7 +161,7 @@ def _model_answers(facts: CardFacts) -> dict[str, str | None]:
         "title": f"A deep network ({networks}), trained by federated learning ({run.method}).",
         "intended_use": facts.intended_use,
         "preprocessing": "All transforms are in configs/inference.json of this bundle, the same for all groups."
-        + (f" Harmonisation of the images: {run.harmonisation}." if run.harmonisation else ""),
+        + (f" Harmonised: {run.harmonisation}." if run.harmonisation else ""),
         "model": f"Network {networks}: definition in configs/train.json, weights in models.",
         "output": model.output,
         "predictors": "The whole image; no features were selected." if model.takes_images else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ from medfl.settings import Settings
 from medfl.training.predict import Inferer
 from medfl.types import GLOBAL
 from medfl_report.cards.run_bundles import find_bundles, read_bundle_config
+
+logger = logging.getLogger(__name__)
 
 CLASS_METRICS = ("balanced_accuracy", "accuracy", "auc", "recall", "specificity")
 """Metrics that are computed in addition to the bundle's metrics, if the objective has them."""
@@ -112,7 +115,7 @@ class BundleTask:
 
 
 def find_models(target: str) -> FinishedModels:
-    """Return the models that a text names.
+    """Return the models that a text names. Log a warning if their run harmonised features.
 
     Args:
         target: Folder of a run, for its global model or else the models of all its sites; ``RUN#SITE`` for the model of
@@ -124,7 +127,7 @@ def find_models(target: str) -> FinishedModels:
     """
     path, site = split_run_and_site(target)
     if (path / RunFile.NAME).is_file():
-        return _models_of_run(read_run(path), site)
+        return _warn_of_harmonisation(_models_of_run(read_run(path), site))
     if site or not (path / WEIGHTS).is_file() or not (path / CONFIG).is_file():
         raise StoreError(
             "not_a_model",
@@ -132,7 +135,19 @@ def find_models(target: str) -> FinishedModels:
             f"'{CONFIG}' and '{WEIGHTS}', such as RUN/sites/NAME, got '{target}'.",
             path=path,
         )
-    return _models_of_bundle(path)
+    return _warn_of_harmonisation(_models_of_bundle(path))
+
+
+def _warn_of_harmonisation(models: FinishedModels) -> FinishedModels:
+    """Return the models. Log a warning if their run harmonised features, because no map for another site is known."""
+    if models.settings.harmonise_features != "none":
+        logger.warning(
+            "The run harmonised features. %s",
+            "The global model takes the features of all images as they are, although it was trained on harmonised ones."
+            if models.name == GLOBAL
+            else "The model of a site is for images of this site: it maps the features of all images as those.",
+        )
+    return models
 
 
 def _models_of_run(run: RunRecord, site: str) -> FinishedModels:

@@ -15,7 +15,7 @@ from loopback import BUNDLE, SITES, Place
 from refusals import refused
 from remote_cases import local_outcome, mini_place, offered, outcome, outcome_without, serve
 
-from medfl.engine.runs.feature_cache import cache_folder
+from medfl.engine.runs.features.feature_cache import cache_folder
 from medfl.errors import RefusedError
 from medfl.records.run_file import RunFile
 from medfl_flare.backend.messages import Message

@@ -64,6 +64,18 @@ def test_scores_are_those_of_the_predictions(made: Path, tmp_path: Path) -> None
     assert (evaluation.relation.reason, evaluation.relation.shared) == ("nothing_shared", ())
 
 
+@pytest.mark.parametrize(("model", "place_of_map"), [("fedavg", "global model"), ("fedavg#site-01", "model of a site")])
+def test_models_on_harmonised_features_are_evaluated_with_a_warning(
+    place: Path, model: str, place_of_map: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    evaluate(place, run=model, out=place / "plain")
+    assert "harmonised" not in caplog.text
+    settings = {"harmonise_features": "combat"}
+    change_json(place / "fedavg" / RunFile.NAME, lambda content: content["identity"]["settings"].update(settings))
+    evaluate(place, run=model, out=place / "combat")
+    assert place_of_map in caplog.text
+
+
 def test_a_site_of_the_run_has_the_runs_own_scores_and_is_not_external(made: Path) -> None:
     own = made / "fedavg" / "sites" / "site-01" / "predictions.csv"
     for model in ("fedavg", "fedavg#site-01", "fedavg/sites/site-01"):

@@ -12,9 +12,9 @@ from monai.transforms import Compose, RandFlipd
 from refusals import refused
 from torch import nn
 
-from medfl.data.pooled import TensorData
-from medfl.engine.runs import feature_cache
-from medfl.engine.runs.feature_cache import FeatureExtractor
+from medfl.data.pooled import TensorData, patients_of
+from medfl.engine.runs.features import feature_cache
+from medfl.engine.runs.features.feature_cache import FeatureExtractor
 from medfl.engine.site import Splits
 from medfl.errors import SettingsError
 from medfl.networks.transfer.feature_input import FeatureNetworkBuilder, overwriting_tensors
@@ -153,6 +153,14 @@ def test_networks_on_features_are_drawn_as_whole_networks_and_share_no_tensor():
         first, second = build(), build()
     first.head.weight.data.zero_()
     assert bool(second.head.weight.any())
+
+
+def test_features_keep_the_patients_of_their_images(tmp_path):
+    sites = make_sites()
+    sites["site-2"].test.patients = torch.arange(9) // 2
+    features = case().run(tmp_path, sites=sites, rounds=1).features
+    assert torch.equal(patients_of(features["site-2"].data.test), torch.arange(9) // 2)
+    assert patients_of(features["site-1"].data.test) is None
 
 
 def test_images_that_attackers_change_are_not_cached(tmp_path, caplog):

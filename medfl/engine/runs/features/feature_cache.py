@@ -23,6 +23,7 @@ from torch import nn
 
 from medfl.contract import Method, Need
 from medfl.data.folders import CACHE_FOLDER
+from medfl.data.pooled import patients_of
 from medfl.engine.site import SiteRunner, Splits
 from medfl.errors import DamagedError, SettingsError
 from medfl.networks.parts import body_and_head
@@ -79,8 +80,8 @@ def cache_features(
         Whether the runners now use features.
 
     Raises:
-        SettingsError: If the setting ``feature_views`` asks for views, and the task does not augment images or features
-            can't be cached.
+        SettingsError: If the settings ask for views and the task does not augment images, or they ask for views or
+            harmonised features and features can't be cached.
     """
     if settings.feature_views and task.augmentation is None:
         raise SettingsError(
@@ -94,12 +95,14 @@ def cache_features(
     if not runners:
         return False
     reason = _reason_against(runners, method, task, settings) if is_enabled else "'feature_cache' is off"
-    if reason and settings.feature_views:
+    requiring = [name for name in ("feature_views", "harmonise_features") if getattr(settings, name) not in (0, "none")]
+    if reason and requiring:
+        name = requiring[0]
         raise SettingsError(
             "unusable_setting",
-            f"'feature_views' is {settings.feature_views}, but features can't be computed once: {reason}. The run "
-            "would train on other images than its settings say. Leave 'feature_views' out.",
-            setting="feature_views",
+            f"'{name}' is {getattr(settings, name)}, but features can't be computed once: {reason}. The run would not "
+            f"train as its settings say. Leave '{name}' out.",
+            setting=name,
             reason=reason,
         )
     if reason:
@@ -310,11 +313,12 @@ class FeatureDataset:
 
     Attributes:
         class_labels: Class of each case, shape (n,), int64; None if cases have no class.
+        patients: Patient number of each case, shape (n,), int64; None if patients are unknown.
     """
 
     def __init__(self, data: Dataset, extractor: FeatureExtractor, folder: Path) -> None:
         self._data, self._extractor, self._folder = data, extractor, folder
-        self.class_labels = data.class_labels
+        self.class_labels, self.patients = data.class_labels, patients_of(data)
 
     @cached_property
     def features(self) -> torch.Tensor:

@@ -1,0 +1,1 @@
+"""Features of a frozen body in place of images: computed once, and harmonised over the sites."""

@@ -1,0 +1,178 @@
+"""Harmonisation of the features of a frozen body over the sites of a run: the setting ``harmonise_features``.
+
+Each site sends sums over the features of its training images once, before the first round, and harmonises its features
+by the map that it computes (`medfl.data.harmonisation.combat`). The head then trains on harmonised features. A site's
+exported model takes images, so its head contains the site's map. The global model contains no map.
+
+The maps are computed again, with the same bits, whenever a run continues. They are part of no message and no state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from medfl.contract import Method, Model
+from medfl.data.harmonisation.combat import FeatureMap, compute_sums, fit_map, pool_sums
+from medfl.data.pooled import patients_of
+from medfl.engine.site import SiteRunner, Splits
+from medfl.errors import DataError, SettingsError
+from medfl.networks.parts import head_prefix, single_linear
+from medfl.privacy.policy import policy_of
+from medfl.settings import Settings
+from medfl.task import Task
+from medfl.toolkit.averaging import Averaging
+from medfl.types import Dataset
+
+SETTING = "harmonise_features"
+"""Name of the setting."""
+
+MIN_IMAGES = 10
+"""Minimum number of training images of a site: the number behind a disclosed count in federated statistics."""
+
+DESCRIPTION = (
+    "features of the frozen encoder: ComBat without covariates, from sums over the training images of each site. The "
+    "exported model of a site contains the map of this site and is for its images only. The global model contains no "
+    "map and takes the features of any image as they are"
+)
+"""Harmonisation in words, for ``run.json``, report, model card and exported bundles."""
+
+
+def check_feature_harmonisation(
+    name: str, method: Method, networks: Iterable[nn.Module], settings: Settings, sites: Mapping[str, Splits]
+) -> None:
+    """Check that a run can harmonise features, as far as that is known before features are computed.
+
+    Args:
+        name: Name of the method.
+        method: The method.
+        networks: One network of each kind that the run trains.
+        settings: Settings of the run.
+        sites: Maps each site to its data.
+
+    Raises:
+        SettingsError: If settings, method or network exclude it, or there is only one site.
+        DataError: If a site has too few training images.
+    """
+    if settings.harmonise_features == "none":
+        return
+    for reason, excluded in _excluded_settings(settings):
+        raise SettingsError(
+            "incompatible_settings",
+            f"'{SETTING}' excludes '{excluded}': {reason}. Leave one of them out.",
+            settings=[SETTING, excluded],
+        )
+    own = [function for function in ("task_of", "network_config", "predictor") if _overrides(method, function)]
+    if own or "pooled_data" in method.active_needs:
+        raise SettingsError(
+            "method_not_supported",
+            f"'{SETTING}' writes each site's map into the linear head of the run's network, but method '{name}' pools "
+            "the sites' data or predicts with other networks. Choose a method such as fedavg, fedprox, ditto or "
+            f"local, or leave '{SETTING}' out.",
+            feature=SETTING,
+            method=name,
+        )
+    for network in networks:
+        single_linear(network, type(network).__name__, f"'{SETTING}' writes each site's map into the head")
+    if len(sites) < 2:
+        raise SettingsError(
+            "too_few_sites",
+            f"'{SETTING}' removes differences between sites: expected at least 2 sites, got {len(sites)}. Leave it "
+            "out.",
+            expected=2,
+            found=len(sites),
+        )
+    if small := sorted(site for site, data in sites.items() if len(data.train) < MIN_IMAGES):
+        raise DataError(
+            "too_few_images",
+            f"'{SETTING}' estimates the mean and variance of each feature at each site: expected at least "
+            f"{MIN_IMAGES} training images, which these sites don't have: {', '.join(small)}. Leave the sites out "
+            f"with 'sites', or leave '{SETTING}' out.",
+            sites=small,
+            expected=MIN_IMAGES,
+        )
+
+
+def _excluded_settings(settings: Settings) -> list[tuple[str, str]]:
+    """Return pairs (reason, setting) of the settings of a run that exclude the harmonisation of features."""
+    problems = {
+        "privacy": (policy_of(settings).is_private, "the sums of the sites leave them without noise"),
+        "secure_aggregation": (settings.secure_aggregation is not None, "the server sees the sums of each site"),
+        "feature_views": (settings.feature_views > 0, "its sums are of images without augmentation"),
+        "cross_site_evaluation": (settings.cross_site_evaluation, "a site's model is for images of this site only"),
+        "shared_test": (settings.shared_test, "a site's model is for images of this site only"),
+        "disclose": ("size" not in settings.disclose, "each site sends its number of training images (size)"),
+    }
+    return [(reason, name) for name, (is_excluded, reason) in problems.items() if is_excluded]
+
+
+def _overrides(method: Method, function: str) -> bool:
+    """Return whether a method has a function of its own in place of the one of `Averaging`."""
+    return getattr(type(method), function) is not getattr(Averaging, function)
+
+
+def describe_feature_harmonisation(settings: Settings) -> str:
+    """Return the harmonisation of features in a run in words; empty without one."""
+    return "" if settings.harmonise_features == "none" else DESCRIPTION
+
+
+def harmonise_sites(runners: Mapping[str, SiteRunner]) -> dict[str, FeatureMap]:
+    """Harmonise the features of all sites of a run, in place, and return the map of each site.
+
+    Args:
+        runners: Maps each site to its runner, whose data contain features (`cache_features`).
+    """
+    training = {name: runner.data.train for name, runner in runners.items()}
+    sums = {name: compute_sums(data.batch(torch.arange(len(data)))[0]) for name, data in training.items()}
+    pooled = pool_sums(list(sums.values()))
+    maps = {name: fit_map(own, pooled) for name, own in sums.items()}
+    for name, runner in runners.items():
+        data = runner.data
+        train, val, test = (HarmonisedDataset(part, maps[name]) for part in (data.train, data.val, data.test))
+        runner.data = replace(data, train=train, val=val, test=test)
+    return maps
+
+
+class HarmonisedDataset:
+    """Data set with the harmonised features of another data set of the same site.
+
+    Args:
+        data: The data set with features.
+        feature_map: Map of the site.
+
+    Attributes:
+        class_labels: Class of each case, shape (n,), int64; None if cases have no class.
+        patients: Patient number of each case, shape (n,), int64; None if patients are unknown.
+    """
+
+    def __init__(self, data: Dataset, feature_map: FeatureMap) -> None:
+        self._data, self._map = data, feature_map
+        self.class_labels, self.patients = data.class_labels, patients_of(data)
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def batch(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the harmonised features (B, d) and targets (B, ...) of the given rows."""
+        features, targets = self._data.batch(rows)
+        return self._map.harmonise(features), targets
+
+    def targets(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the targets (B, ...) of the given rows."""
+        return self._data.targets(rows)
+
+
+def fold_into_head(model: Model, task: Task, feature_map: FeatureMap) -> Model:
+    """Return a model that predicts for images as a given model does for harmonised features.
+
+    Args:
+        model: Model of a site, with a single linear layer as its head.
+        task: Task of the run.
+        feature_map: Map of the site.
+    """
+    prefix = head_prefix(task.build(model.network), model.network)
+    weight, bias = feature_map.fold(model.tensors[f"{prefix}weight"], model.tensors[f"{prefix}bias"])
+    return replace(model, tensors={**model.tensors, f"{prefix}weight": weight, f"{prefix}bias": bias})
