@@ -59,11 +59,12 @@ def check_feature_harmonisation(
     """
     if settings.harmonise_features == "none":
         return
-    for reason, excluded in _excluded_settings(settings):
+    if excluded := _excluded_settings(settings):
+        setting, reason = next(iter(excluded.items()))
         raise SettingsError(
             "incompatible_settings",
-            f"'{SETTING}' excludes '{excluded}': {reason}. Leave one of them out.",
-            settings=[SETTING, excluded],
+            f"'{SETTING}' does not work with this value of '{setting}': {reason}. Set one of them to its default.",
+            settings=[SETTING, setting],
         )
     own = [function for function in ("task_of", "network_config", "predictor") if _overrides(method, function)]
     if own or "pooled_data" in method.active_needs:
@@ -96,8 +97,8 @@ def check_feature_harmonisation(
         )
 
 
-def _excluded_settings(settings: Settings) -> list[tuple[str, str]]:
-    """Return pairs (reason, setting) of the settings of a run that exclude the harmonisation of features."""
+def _excluded_settings(settings: Settings) -> dict[str, str]:
+    """Return the settings of a run that exclude the harmonisation of features, each with the reason."""
     problems = {
         "privacy": (policy_of(settings).is_private, "the sums of the sites leave them without noise"),
         "secure_aggregation": (settings.secure_aggregation is not None, "the server sees the sums of each site"),
@@ -106,7 +107,7 @@ def _excluded_settings(settings: Settings) -> list[tuple[str, str]]:
         "shared_test": (settings.shared_test, "a site's model is for images of this site only"),
         "disclose": ("size" not in settings.disclose, "each site sends its number of training images (size)"),
     }
-    return [(reason, name) for name, (is_excluded, reason) in problems.items() if is_excluded]
+    return {name: reason for name, (is_excluded, reason) in problems.items() if is_excluded}
 
 
 def _overrides(method: Method, function: str) -> bool:
