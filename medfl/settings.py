@@ -403,8 +403,7 @@ class Execution(StrictModel):
     """Number of threads of each process."""
 
     device: Device = "auto"
-    """Device: ``auto`` (a GPU if there is one and ``workers`` is 1, otherwise the CPU), ``cpu``, ``cuda`` or
-    ``cuda:N``."""
+    """Device: ``auto`` (a GPU if there is one and ``workers`` is 1, else the CPU), ``cpu``, ``cuda`` or ``cuda:N``."""
 
     devices: Annotated[tuple[WorkerDevice, ...], BeforeValidator(_split_names)] = ()
     """Devices of the worker processes, one process for each name, in place of ``device`` and ``workers``:
