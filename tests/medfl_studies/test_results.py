@@ -39,7 +39,14 @@ from medfl_studies.records.study_files import (
 from medfl_studies.results.check_pages import SUMS, check_results, update_sums
 from medfl_studies.results.collect import StudyPart, collect_study
 from medfl_studies.results.compressed_tables import write_table
-from medfl_studies.results.fair_tables import TUNED, compare_both, fair_table, validation_curve, validation_table
+from medfl_studies.results.fair_tables import (
+    TUNED,
+    choose_on_validation,
+    compare_both,
+    fair_table,
+    validation_curve,
+    validation_table,
+)
 from medfl_studies.results.page_formats import cell, count_word, ends, interval, short, signed, size
 from medfl_studies.results.page_statistics import DataScores, Estimate
 from medfl_studies.results.pages import KEPT_NOTICE, NOT_RECOMPUTABLE, choose_pages, page_renderer
@@ -210,6 +217,28 @@ def test_validation_curves_are_means_over_sites_and_runs(collected) -> None:
     curve = validation_curve(demo, "alone")
     assert curve == pytest.approx({2: 0.2 + 0.5 + 0.01, 4: 0.4 + 0.5 + 0.01})
     assert validation_table(demo, ["alone"]).splitlines()[2] == "| alone | 0.710 | 0.910 |"
+
+
+def test_a_tuned_row_is_never_worse_on_validation_images_than_its_published_settings(collected):
+    """Each split takes the run with the better validation score in the last round, whatever the test scores are."""
+    results = read_results(collected)
+
+    def with_scores(last: Sequence[float]) -> DataScores:
+        names = ["round", "site", "model", "split", "moment", "metric", "value"]
+        runs = []
+        for run, score in zip(results.runs, last, strict=True):
+            lines = [
+                (number, site, run.exported_kind(site), split, "aggregated", "accuracy", value)
+                for site in run.sites
+                for number, split, value in ((1, "val", 1.0), (2, "val", score), (2, "test", 1 - score))
+            ]
+            runs.append(replace(run, metrics=pd.DataFrame(lines, columns=names)))
+        return DataScores(replace(results, runs=tuple(runs)), "demo", "accuracy")
+
+    published, tuned = with_scores([0.5, 0.5, 0.5, 0.5]), with_scores([0.4, 0.5, 0.6, 0.7])
+    chosen = choose_on_validation(published, tuned).results.runs
+    expected = (*published.results.runs[:2], *tuned.results.runs[2:])
+    assert all(ours is theirs for ours, theirs in zip(chosen, expected, strict=True))
 
 
 def test_the_record_states_study_code_licence_and_identity(ended, collected):

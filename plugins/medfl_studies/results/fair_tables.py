@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
 import yaml
 
+from medfl.engine.runs.records import RunRecord
+from medfl.metrics import LOWER_IS_BETTER_METRICS
 from medfl.utils.formats import duration, none_if_nan
 from medfl_report.compare import compare
 from medfl_studies.results.page_formats import cell, mean_cell, table
@@ -68,6 +71,35 @@ def compare_both(published: DataScores, tuned: DataScores) -> dict[str, Estimate
     return {str(line["label"]): _estimate(line) if line["baseline"] != line["label"] else None for line in lines}
 
 
+def choose_on_validation(published: DataScores, tuned: DataScores) -> DataScores:
+    """Return the tuned scores with the published run wherever it is at least as good on validation images.
+
+    So a row's own settings are one more trial of its search in each split, and no row loses by an unlucky search. Test
+    images decide nothing.
+
+    Args:
+        published: Scores of the study with the methods' own settings.
+        tuned: Scores of the study that ``medfl tune`` wrote, on the same splits.
+    """
+    sign = -1 if tuned.metric in LOWER_IS_BETTER_METRICS else 1
+    own = {
+        (kept.data, kept.row, kept.seed, kept.fold): run
+        for kept, run in zip(published.results.raw.runs, published.results.runs, strict=True)
+    }
+    chosen = []
+    for kept, run in zip(tuned.results.raw.runs, tuned.results.runs, strict=True):
+        candidate = own[kept.data, kept.row, kept.seed, kept.fold]
+        ours, theirs = (sign * _validation_score(each, tuned.metric) for each in (run, candidate))
+        chosen.append(candidate if theirs >= ours else run)
+    return DataScores(replace(tuned.results, runs=tuple(chosen)), tuned.data, tuned.metric)
+
+
+def _validation_score(run: RunRecord, metric: str) -> float:
+    """Return the validation score of the models that the sites export in the last evaluated round, mean over sites."""
+    by_round = _validation_scores(run, metric)
+    return by_round[max(by_round)]
+
+
 def validation_table(scores: DataScores, rows: Sequence[str]) -> str:
     """Return a table of validation scores over the rounds, which shows whether training has ended.
 
@@ -85,12 +117,17 @@ def validation_curve(scores: DataScores, row: str) -> dict[int, float]:
     """Return the validation score of the models that the sites export, by round: mean over the sites and the runs."""
     by_round: dict[int, list[float]] = {}
     for run in scores.group(row).runs:
-        metrics = run.metrics
-        chosen = metrics[(metrics["split"] == "val") & (metrics["metric"] == scores.metric)]
-        exported = chosen["model"] == chosen["site"].map(run.exported_kind)
-        for number, values in chosen[exported].groupby("round")["value"]:
-            by_round.setdefault(int(str(number)), []).append(float(values.mean()))
+        for number, value in _validation_scores(run, scores.metric).items():
+            by_round.setdefault(number, []).append(value)
     return {number: fmean(values) for number, values in sorted(by_round.items())}
+
+
+def _validation_scores(run: RunRecord, metric: str) -> dict[int, float]:
+    """Return the validation score of the models that the sites export, by round: mean over the sites."""
+    metrics = run.metrics
+    chosen = metrics[(metrics["split"] == "val") & (metrics["metric"] == metric)]
+    exported = chosen["model"] == chosen["site"].map(run.exported_kind)
+    return {int(str(number)): float(values.mean()) for number, values in chosen[exported].groupby("round")["value"]}
 
 
 def baseline(scores: DataScores, row: str) -> str:

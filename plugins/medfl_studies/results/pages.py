@@ -266,6 +266,7 @@ def _environment(folder: Path, functions: TemplateFunctions) -> SandboxedEnviron
         "validation_table": fair_tables.validation_table,
         "validation_curve": fair_tables.validation_curve,
         "compare_both": fair_tables.compare_both,
+        "choose_on_validation": fair_tables.choose_on_validation,
     }
     environment.filters |= {
         "short": page_formats.short,
