@@ -41,7 +41,7 @@ from medfl_flare.provision import Project, provision
 from medfl_flare.session import Submission, submit
 
 SITES = ("site-01", "site-02", "site-03")
-FACTS = {"num_classes": 2, "in_channels": 3, "size": 8, "spatial_dims": 2}
+FACTS = {"num_classes": 2, "in_channels": 3, "size": 8, "spatial_dims": 2, "image_reading": None}
 ADMIN = "researcher@example.org"
 JOBS = {"server": "server.runner_process", "site": "client.worker_process"}
 MB = 10**6
