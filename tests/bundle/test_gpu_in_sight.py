@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from cuda_stub import Gpu
+from cuda_stub import Gpu, installed_gpu
 from refusals import refused
 from toys import PAIR, builtin, snapshot
 
@@ -28,10 +28,7 @@ SETTINGS = {"rounds": 1, "steps": 1, "batch_size": 8}
 
 @pytest.fixture
 def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    yield Gpu(tmp_path / "calls.log").install(monkeypatch.setattr)
-    torch.use_deterministic_algorithms(False)
-    os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+    yield from installed_gpu(tmp_path, monkeypatch)
 
 
 @pytest.fixture(scope="module")

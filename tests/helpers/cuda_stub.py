@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 ASKS = ("is_available", "device_count")
@@ -78,3 +79,16 @@ def _places() -> Iterator[str]:
     for frame in reversed(traceback.extract_stack()[:-2]):
         if f"{os.sep}torch{os.sep}" not in frame.filename and frame.filename != __file__:
             yield f"{frame.filename}:{frame.lineno}"
+
+
+def installed_gpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
+    """Yield an installed stand-in, and undo torch's settings for GPUs afterwards; for a fixture.
+
+    Args:
+        folder: Folder of the log of calls.
+        monkeypatch: Pytest's fixture, which undoes the installation.
+    """
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    yield Gpu(folder / "calls.log").install(monkeypatch.setattr)
+    torch.use_deterministic_algorithms(False)
+    os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)

@@ -139,16 +139,20 @@ def test_dimse_with_tls(fetch: Fetch, open_pacs: Pacs, identities: Identities, m
     assert (status, "4 images retrieved" in out) == (0, True), err
 
 
-def dimse_error(pacs: Pacs, tls: DimseTls | None) -> DataError:
-    """The error of a search with DIMSE."""
-    address = DimseAddress("127.0.0.1", pacs.orthanc.dicom_port, "ORTHANC")
-    source = DimseSource(address, Query({"StudyDate": ""}, {}), tls)
+def search_error(source: DimseSource | DicomwebSource) -> DataError:
+    """The error of a search; the source is closed."""
     try:
         with pytest.raises(DataError) as caught:
             source.find_studies()
     finally:
         source.close()
     return caught.value
+
+
+def dimse_error(pacs: Pacs, tls: DimseTls | None) -> DataError:
+    """The error of a search with DIMSE."""
+    address = DimseAddress("127.0.0.1", pacs.orthanc.dicom_port, "ORTHANC")
+    return search_error(DimseSource(address, Query({"StudyDate": ""}, {}), tls))
 
 
 def test_dimse_refuses_a_server_of_another_authority(fetch: Fetch, open_pacs: Pacs, identities: Identities):
@@ -181,13 +185,7 @@ def test_dimse_with_a_client_certificate(fetch: Fetch, strict_pacs: Pacs, identi
 
 def dicomweb_error(pacs: Pacs, credentials: Credentials) -> DataError:
     """The error of a search with DICOMweb."""
-    source = DicomwebSource(pacs.url, Query({"StudyDate": "19000101-"}, {}), credentials)
-    try:
-        with pytest.raises(DataError) as caught:
-            source.find_studies()
-    finally:
-        source.close()
-    return caught.value
+    return search_error(DicomwebSource(pacs.url, Query({"StudyDate": "19000101-"}, {}), credentials))
 
 
 def secret_file(folder: Path, content: str) -> Path:

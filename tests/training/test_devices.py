@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_stub import Gpu
+from cuda_stub import Gpu, installed_gpu
 from refusals import refused
 
 from medfl.errors import MedflError, SettingsError
@@ -20,10 +20,7 @@ from medfl.training.devices import GIB, GpuMemory, MemoryWatch, task_device, wit
 
 @pytest.fixture
 def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    yield Gpu(tmp_path / "calls.log").install(monkeypatch.setattr)
-    torch.use_deterministic_algorithms(False)
-    os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+    yield from installed_gpu(tmp_path, monkeypatch)
 
 
 def read(**values: Any) -> Execution:

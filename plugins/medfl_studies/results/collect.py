@@ -33,10 +33,12 @@ from medfl_studies.results.recorded_study import (
     RUN_KEYS,
     SCORE_COLUMNS,
     SCORES,
+    RunKey,
     StudyResults,
     compare_scores,
     read_results,
     round_rows,
+    run_key,
     run_name,
     score_rows,
 )
@@ -54,9 +56,6 @@ MAX_ROUNDING_ERROR = 5e-4
 
 UNSTATED_LICENCES = ("", "unknown")
 """Texts in a data list that state no licence."""
-
-_RunKey = tuple[str, str, int, int | None]
-"""Data set, row, seed and fold of a run."""
 
 
 @dataclass(frozen=True)
@@ -227,18 +226,18 @@ def _check_earlier(earlier: StudyResults, scale: str, digits: int, jobs: Sequenc
                 path=place,
                 setting=name,
             )
-    by_key = {_key(job): job for job in jobs}
+    by_key = {run_key(job): job for job in jobs}
     for kept in raw.runs:
-        job = by_key.get(_key(kept))
+        run, job = f"{kept.data}, {kept.row}, {run_name(kept)}", by_key.get(run_key(kept))
         if job is None:
             raise StoreError(
                 "other_results",
-                f"The raw results in '{place}' have a run that is not in the study file: {kept.data}, {kept.row}, "
-                f"{run_name(kept)}. Collect without --add, which replaces them.",
+                f"The raw results in '{place}' have a run that is not in the study file: {run}. Collect without --add, "
+                "which replaces them.",
                 path=place,
                 setting="run",
             )
-        _check_options(kept.job, job, f"'{place}': {kept.data}, {kept.row}, {run_name(kept)}")
+        _check_options(kept.job, job, f"'{place}': {run}")
 
 
 def _join(new_runs: _StudyRuns, earlier: StudyResults, study: Study) -> _StudyRuns:
@@ -249,10 +248,10 @@ def _join(new_runs: _StudyRuns, earlier: StudyResults, study: Study) -> _StudyRu
         earlier: The earlier raw results.
         study: The study with all data sets and rows.
     """
-    places: dict[_RunKey, tuple[KeptRun, RunRecord]] = {
-        _key(kept): (kept, record) for kept, record in zip(earlier.raw.runs, earlier.runs, strict=True)
+    places: dict[RunKey, tuple[KeptRun, RunRecord]] = {
+        run_key(kept): (kept, record) for kept, record in zip(earlier.raw.runs, earlier.runs, strict=True)
     }
-    places |= {_key(kept): (kept, record) for kept, record in new_runs.runs}
+    places |= {run_key(kept): (kept, record) for kept, record in new_runs.runs}
     data_order, row_order = list(study.data), list(study.rows)
 
     def position(run: tuple[KeptRun, RunRecord]) -> tuple[int, int, int, int]:
@@ -264,7 +263,7 @@ def _join(new_runs: _StudyRuns, earlier: StudyResults, study: Study) -> _StudyRu
     for name, kept in new_runs.data.items():
         errors = {} if name not in described else described[name].model_dump(include={"rounding_error", "score_error"})
         described[name] = kept.model_copy(update=errors)
-    unfinished = {_key(run): run for run in (*earlier.raw.unfinished, *new_runs.unfinished)}
+    unfinished = {run_key(run): run for run in (*earlier.raw.unfinished, *new_runs.unfinished)}
     trials = earlier.trials
     if not new_runs.trials.empty:
         searched = set(zip(new_runs.trials["split"], new_runs.trials["row"], strict=True))
@@ -277,11 +276,6 @@ def _join(new_runs: _StudyRuns, earlier: StudyResults, study: Study) -> _StudyRu
         unfinished=tuple(run for key, run in unfinished.items() if key not in places),
         trials=trials,
     )
-
-
-def _key(run: RunJob | KeptRun | UnfinishedRun) -> _RunKey:
-    """Return data set, row, seed and fold of a run."""
-    return run.data, run.row, run.seed, run.fold
 
 
 def _write_results(raw: RawResults, study_runs: _StudyRuns, into: Path) -> RawResults:

@@ -15,6 +15,7 @@ from medfl.utils.formats import duration, none_if_nan
 from medfl_report.compare import compare
 from medfl_studies.results.page_formats import cell, mean_cell, table
 from medfl_studies.results.page_statistics import DataScores, Estimate
+from medfl_studies.results.recorded_study import run_key
 
 TUNED = ", tuned"
 """Ending of the name of a tuned row in a comparison."""
@@ -82,13 +83,10 @@ def choose_on_validation(published: DataScores, tuned: DataScores) -> DataScores
         tuned: Scores of the study that ``medfl tune`` wrote, on the same splits.
     """
     sign = -1 if tuned.metric in LOWER_IS_BETTER_METRICS else 1
-    own = {
-        (kept.data, kept.row, kept.seed, kept.fold): run
-        for kept, run in zip(published.results.raw.runs, published.results.runs, strict=True)
-    }
+    own = {run_key(kept): run for kept, run in zip(published.results.raw.runs, published.results.runs, strict=True)}
     chosen = []
     for kept, run in zip(tuned.results.raw.runs, tuned.results.runs, strict=True):
-        candidate = own[kept.data, kept.row, kept.seed, kept.fold]
+        candidate = own[run_key(kept)]
         ours, theirs = (sign * _validation_score(each, tuned.metric) for each in (run, candidate))
         chosen.append(candidate if theirs >= ours else run)
     return DataScores(replace(tuned.results, runs=tuple(chosen)), tuned.data, tuned.metric)

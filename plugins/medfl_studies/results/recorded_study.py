@@ -22,10 +22,11 @@ from medfl.types import GLOBAL, METADATA_KEYS, PUBLIC
 from medfl.utils.formats import none_if_nan
 from medfl_report.groups import Group
 from medfl_report.predictions import read_prediction_sets
-from medfl_studies.records.raw_results import KeptRun, RawResults
+from medfl_studies.jobs import RunJob
+from medfl_studies.records.raw_results import KeptRun, RawResults, UnfinishedRun
 from medfl_studies.results.compressed_tables import read_table
 from medfl_studies.results.trials_table import TRIAL_COLUMNS, TRIALS
-from medfl_studies.schema import slug
+from medfl_studies.schema import slug, split_name
 
 SCORES = "scores.csv.gz"
 """Name of the file with the final scores of all runs."""
@@ -210,7 +211,16 @@ def _score_at(scores: MetricScores, site: str) -> float | None:
 
 def run_name(run: KeptRun) -> str:
     """Return the name of a run's folder within its row."""
-    return f"seed-{run.seed}" + ("" if run.fold is None else f"-fold-{run.fold}")
+    return split_name(run.seed, run.fold)
+
+
+RunKey = tuple[str, str, int, int | None]
+"""Data set, row, seed and fold of a run."""
+
+
+def run_key(run: RunJob | KeptRun | UnfinishedRun) -> RunKey:
+    """Return data set, row, seed and fold of a run."""
+    return run.data, run.row, run.seed, run.fold
 
 
 def score_rows(kept: KeptRun, run: RunRecord) -> Iterator[dict[str, object]]:
