@@ -67,7 +67,8 @@ class Tuning(StrictModel):
     Attributes:
         sampler: Sampler of Optuna. ``grid``: every combination; ``random``: random combinations; ``tpe``:
             tree-structured Parzen estimator (Bergstra et al., NeurIPS 2011).
-        trials: Number of trials of each row; None for a grid, whose size is known.
+        trials: Number of trials of each row, >= 2; None for a grid, whose size is known. The first one has the row's
+            own settings, except in a grid.
         seed: Seed of the sampler. The runs of the trials use the study's first seed.
         nested: Whether to search in each split of the study separately (nested cross-validation, Varma and Simon, BMC
             Bioinformatics 2006). Each seed and fold then has its own best settings, and the test images of a split
@@ -90,9 +91,12 @@ class Tuning(StrictModel):
 
     @model_validator(mode="after")
     def _check_trials(self) -> Tuning:
-        """Check that `trials` is given unless the sampler is ``grid``."""
-        if self.trials is None and self.sampler != "grid":
-            raise ValueError(f"the sampler '{self.sampler}' needs 'trials', the number for each row")
+        """Check that `trials` is given, and at least 2, unless the sampler is ``grid``."""
+        if self.sampler != "grid" and (self.trials is None or self.trials < 2):
+            raise ValueError(
+                f"the sampler '{self.sampler}' needs 'trials', the number for each row: at least 2, because the first "
+                f"trial has the row's own settings; got {self.trials}"
+            )
         return self
 
     def rename_rows(self, rename: Callable[[str], str]) -> Tuning:

@@ -22,7 +22,7 @@ SMALL: dict[str, Any] = {
     "seeds": 2,
     "metrics": ["auc", "accuracy"],
     "baseline": "mean",
-    "settings": {"rounds": 4, "batch_size": 16},
+    "settings": {"rounds": 4, "batch_size": 16, "optimizer#lr": 0.3},
     "rows": {"mean": {"method": "fedavg"}, "near": {"method": "fedprox", "method_args": {"mu": 0.5}}},
     "tune": {
         "sampler": "random",

@@ -70,7 +70,7 @@ def _run_searches(searches: list[Search], jobs: int) -> None:
     """Run the searches of a study, and print the best trials, the privacy costs and the written files."""
     from medfl_studies.tune.privacy_cost import describe_privacy_cost
     from medfl_studies.tune.search import run_search
-    from medfl_studies.tune.search_report import follow_up_command, write_search_reports
+    from medfl_studies.tune.search_report import follow_up_command, format_parameters, write_search_reports
 
     results = []
     for search in searches:
@@ -78,9 +78,8 @@ def _run_searches(searches: list[Search], jobs: int) -> None:
         results.append(tuned)
         place = "" if search.split is None else f"{search.split}, "
         for row, result in tuned.winners.items():
-            values = ", ".join(f"{name}={value}" for name, value in result.trial.parameters.items())
-            score = f"validation {search.metric} {result.score:.4f}"
-            typer.echo(f"{place}{row}: trial {result.trial.number}, {values} ({score})")
+            values, score = format_parameters(result.trial.parameters), f"{result.score:.4f}"
+            typer.echo(f"{place}{row}: trial {result.trial.number}, {values} (validation {search.metric} {score})")
         for cost in tuned.privacy_costs:
             typer.echo(f"{place}{describe_privacy_cost(cost)}")
     for path in write_search_reports(searches, results):

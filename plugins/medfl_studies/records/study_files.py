@@ -62,7 +62,8 @@ class Trial(Record):
 
     Attributes:
         number: Number of the trial in its row, counted from 0.
-        parameters: Maps each parameter name, such as ``method_args#mu`` or ``optimizer#lr``, to its value.
+        parameters: Maps each parameter name, such as ``method_args#mu`` or ``optimizer#lr``, to its value; empty for
+            the row as it is.
     """
 
     number: int

@@ -1,7 +1,8 @@
 """Choose the trials of a row with Optuna's samplers.
 
 A row of a study is a method with settings; a trial is a run of the row with other parameters. A search space is the set
-of values that the parameters may have.
+of values that the parameters may have. Trial 0 of a random or TPE search runs the row as it is, so that no row becomes
+worse on validation images by a search with few trials. A grid has only its own points.
 
 A sampler uses only its own seed, so the same scores lead to the same trials. If a search was killed, the sampler
 receives the known scores again and continues as it would have.
@@ -50,7 +51,9 @@ def make_sampler(space: SearchSpace, tuning: Tuning) -> TrialSampler:
     else:
         axes, sampler = space.axes, optuna.samplers.TPESampler(seed=seed, n_startup_trials=max(2, count // 4))
     study = optuna.create_study(direction="maximize", sampler=sampler)
-    return _generate_trials(optuna, study, axes, count, 1 if tuning.sampler == "tpe" else count)
+    if tuning.sampler == "grid":
+        return _generate_trials(optuna, study, axes, 0, count, count)
+    return _generate_trials(optuna, study, axes, 1, count, 1 if tuning.sampler == "tpe" else count - 1)
 
 
 def count_trials(space: SearchSpace, tuning: Tuning) -> int:
@@ -58,17 +61,30 @@ def count_trials(space: SearchSpace, tuning: Tuning) -> int:
     return len(space.grid()) if tuning.trials is None or tuning.sampler == "grid" else tuning.trials
 
 
-def _generate_trials(optuna: Any, study: Any, axes: tuple[SearchAxis, ...], count: int, at_once: int) -> TrialSampler:
-    """Yield trials of an Optuna study in batches, and report their scores to Optuna.
+def _generate_trials(
+    optuna: Any, study: Any, axes: tuple[SearchAxis, ...], own: int, count: int, at_once: int
+) -> TrialSampler:
+    """Yield trials in batches: the row as it is, and the trials of an Optuna study. Report their scores to Optuna.
 
-    The scores of the last batch have no effect.
+    The scores of the row as it is and of the last batch have no effect on further trials.
+
+    Args:
+        optuna: The module.
+        study: Study of Optuna.
+        axes: Fields that the search varies.
+        own: Number of trials of the row as it is: 0 or 1. They belong to the first batch.
+        count: Number of all trials, > `own`.
+        at_once: Number of Optuna's trials in a batch, a divisor of `count` - `own`.
     """
-    for first in range(0, count, at_once):
+    waiting = [Trial(number=number, parameters={}) for number in range(own)]
+    for first in range(own, count, at_once):
         batch = [study.ask() for _ in range(at_once)]
         points = [{axis.name: _suggest_value(trial, axis) for axis in axes} for trial in batch]
-        scores = yield [Trial(number=first + place, parameters=point) for place, point in enumerate(points)]
+        waiting += [Trial(number=first + place, parameters=point) for place, point in enumerate(points)]
+        scores = yield waiting
+        waiting = []
         if first + at_once < count:
-            for trial, score in zip(batch, scores, strict=True):
+            for trial, score in zip(batch, scores[-at_once:], strict=True):
                 study.tell(trial, score, state=optuna.trial.TrialState.FAIL if score is None else None)
 
 

@@ -386,5 +386,5 @@ def _check_first_trials(search: Search) -> None:
         for trial in trials:
             tried = with_parameters(search.study.rows[row], trial.parameters)
             check_rows(search.study.model_copy(update={"rows": {row: tried}}), search.registry)
-        jobs.append(search.job(row, trials[0]))
+        jobs.append(search.job(row, trials[-1]))  # the first one may be the row as it is
     check_options(jobs[0].bundle, jobs)

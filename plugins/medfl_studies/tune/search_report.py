@@ -29,10 +29,13 @@ from medfl_studies.tune.trials import score_to_maximize
 
 SAMPLER_DESCRIPTIONS = {
     "grid": "every combination of the values",
-    "random": "combinations drawn at random",
-    "tpe": "combinations that TPE proposes one after the other",
+    "random": "the row as it is, and combinations drawn at random",
+    "tpe": "the row as it is, and combinations that TPE proposes one after the other",
 }
 """Maps each sampler to a description of the trials that it chooses."""
+
+OWN_VALUE = "own"
+"""Cell of a table for a field that has the row's own value."""
 
 
 def write_search_reports(searches: Sequence[Search], results: Sequence[SearchResult]) -> list[Path]:
@@ -81,6 +84,11 @@ def follow_up_command(search: Search) -> str:
     """Return the command that runs the tuned study with all seeds, on the data that are already prepared."""
     source = "" if search.source is None else f" --source {search.source}"
     return f"medfl study {tuned_study_path(search)}{source} --out {search.out}"
+
+
+def format_parameters(parameters: Meta) -> str:
+    """Format the parameters of a trial; without any, the trial ran the row as it is."""
+    return ", ".join(f"{name}={value}" for name, value in parameters.items()) or "as in the study"
 
 
 def build_tuned_study(searches: Sequence[Search], results: Sequence[SearchResult]) -> Study:
@@ -198,7 +206,7 @@ def _winners_markdown(search: Search, search_result: SearchResult) -> str:
             [
                 row,
                 f"trial {result.trial.number}",
-                _format_parameters(result.trial.parameters),
+                format_parameters(result.trial.parameters),
                 _format_score(result),
                 seconds,
             ]
@@ -211,7 +219,8 @@ def _trials_markdown(search: Search, row: str, results: list[TrialResult]) -> st
     names = [axis.name for axis in search.spaces[row].axes]
     lines = [["trial", *names, f"validation {search.metric}", "seconds"]]
     for result in sorted(results, key=lambda result: -_or_lowest(score_to_maximize(result.score, search.metric))):
-        values = [f"`{result.trial.parameters[name]}`" for name in names]
+        parameters = result.trial.parameters
+        values = [f"`{parameters[name]}`" if parameters else OWN_VALUE for name in names]
         score = _format_score(result) if result.status == "finished" else result.status
         lines.append([str(result.trial.number), *values, score, f"{result.seconds:.1f}"])
     return f"### {row}\n\n{table_lines(lines)}\n"
@@ -220,11 +229,6 @@ def _trials_markdown(search: Search, row: str, results: list[TrialResult]) -> st
 def _or_lowest(value: float | None) -> float:
     """Return the value, or minus infinity for None."""
     return -math.inf if value is None else value
-
-
-def _format_parameters(parameters: Meta) -> str:
-    """Format the parameters of a trial."""
-    return ", ".join(f"`{name}` {value}" for name, value in parameters.items())
 
 
 def _format_score(result: TrialResult) -> str:

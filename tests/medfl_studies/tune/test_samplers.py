@@ -33,7 +33,9 @@ def conversation(
             return batches
 
 
-def near_tenth(parameters: Meta) -> float:
+def near_tenth(parameters: Meta) -> float | None:
+    if not parameters:  # the row as it is
+        return None
     return -abs(math.log10(parameters["lr"]) + 1) - 0.5 * (not parameters["deep"])
 
 
@@ -52,7 +54,8 @@ def test_a_grid_has_every_combination_once() -> None:
 
 def test_random_draws_stay_in_the_range_with_four_digits() -> None:
     whole = SearchSpace("row", (RATE, SearchAxis("n", None, ValueRange(low=3, high=6), whole=True)))
-    (batch,) = conversation(Tuning(sampler="random", trials=100), lambda parameters: 0.0, whole)
+    ((own, *batch),) = conversation(Tuning(sampler="random", trials=101), lambda parameters: 0.0, whole)
+    assert own == Trial(number=0, parameters={})
     rates = [trial.parameters["lr"] for trial in batch]
     assert all(0.001 <= rate <= 1.0 and float(f"{rate:.4g}") == rate for rate in rates)
     assert all(20 <= sum(low <= rate < 10 * low for rate in rates) <= 50 for low in (0.001, 0.01, 0.1)), "log-uniform"
@@ -72,11 +75,21 @@ def test_tpe_learns_from_scores() -> None:
     """Later trials are better than the first random trials, and a trial without a score stops nothing."""
     trials = [trial for batch in conversation(Tuning(sampler="tpe", trials=40), near_tenth) for trial in batch]
     assert [trial.number for trial in trials] == list(range(40))
-    scores = [near_tenth(trial.parameters) for trial in trials]
+    assert trials[0].parameters == {}
+    rates = [trial.parameters["lr"] for trial in trials[1:]]
+    scores = [near_tenth(trial.parameters) or 0.0 for trial in trials[1:]]
     assert sum(scores[-10:]) / 10 > sum(scores[:10]) / 10
-    assert all(0.001 <= trial.parameters["lr"] <= 1.0 for trial in trials)
+    assert all(0.001 <= rate <= 1.0 for rate in rates)
     failing = conversation(Tuning(sampler="tpe", trials=8), lambda parameters: None)
-    assert [len(batch) for batch in failing] == [1] * 8
+    assert [len(batch) for batch in failing] == [2] + [1] * 6, "the row as it is runs beside the first random trial"
+
+
+@pytest.mark.parametrize("trials", [None, 1])
+@pytest.mark.parametrize("sampler", ["random", "tpe"])
+def test_a_search_needs_a_trial_beside_the_row_as_it_is(load, sampler: str, trials: int | None) -> None:
+    with refused(SettingsError, "invalid_setting") as caught:
+        load({"tune__sampler": sampler, "tune__trials": trials})
+    assert "at least 2" in str(caught.value)
 
 
 def test_without_optuna_a_search_says_what_to_install(monkeypatch: pytest.MonkeyPatch, load) -> None:

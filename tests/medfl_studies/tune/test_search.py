@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -90,6 +91,30 @@ def test_the_study_of_the_winners_runs_as_it_is_with_all_seeds(load, source: Pat
 
 
 @pytest.mark.parametrize("sampler", ["random", "tpe"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_row_keeps_its_own_settings_if_no_trial_is_better(load_all, sampler: str, nested: bool) -> None:
+    """Two sampled trials of a bad range don't replace the row's own learning rate."""
+    partition = {"scheme": "iid", "sites": 2, "val_fraction": 0.2, "server_test": "none"}
+    data = {"demo": {"folder": "cohort/site-01", "partition": partition}}
+    searches = load_all({"data": data, "tune__sampler": sampler, "tune__nested": nested})
+    results = [run_search(search, MadeUpTrials(best_near(0.3))) for search in searches]
+    assert {result.winners[row].trial.number for result in results for row in ("mean", "near")} == {0}
+    paths = write_search_reports(searches, results)
+    rows = yaml.safe_load(paths[0].read_text())["rows"]
+    expected: dict[str, Any] = {"mean": {"method": "fedavg"}, "near": {"method": "fedprox", "method_args": {"mu": 0.5}}}
+    if nested:
+        for row in expected.values():
+            change = {"method_args": row["method_args"]} if "method_args" in row else {}
+            row["splits"] = {"seed-0": change, "seed-1": change}
+    assert rows == expected
+    page = paths[1].read_text()
+    assert "| mean | trial 0 | as in the study |" in page
+    assert "| 0 | own | own |" in page
+    own = pd.read_csv(paths[2]).query("trial == 0")
+    assert own[["optimizer#lr", "method_args#mu"]].isna().all(axis=None)
+
+
+@pytest.mark.parametrize("sampler", ["random", "tpe"])
 def test_a_search_that_stopped_continues_to_the_same_record(load, sampler: str) -> None:
     changes = {"tune__sampler": sampler, "tune__trials": 4}
     whole = load(changes, out="whole")
@@ -161,11 +186,11 @@ def test_the_folder_of_another_search_is_refused(load) -> None:
 @pytest.mark.parametrize("sampler", ["random", "tpe"])
 def test_parameters_that_come_again_are_the_same_run(load, sampler: str) -> None:
     """A repeated combination counts as a trial, but is not computed twice."""
-    changes = {"tune": {"sampler": sampler, "trials": 5, "settings": {"epochs": [1, 2]}}}
-    runs = MadeUpTrials(lambda options: options["epochs"])
+    changes = {"tune": {"sampler": sampler, "trials": 6, "settings": {"epochs": [1, 2]}}}
+    runs = MadeUpTrials(lambda options: options.get("epochs", 0))
     tuned = run_search(load(changes), runs)
-    assert len(tuned.results) == 10
-    assert len(runs.calls) == len({str(call) for call in runs.calls}) == 4
+    assert len(tuned.results) == 12
+    assert len(runs.calls) == len({str(call) for call in runs.calls}) == 6
     assert tuned.winners["mean"].trial.parameters == {"epochs": 2}
 
 
