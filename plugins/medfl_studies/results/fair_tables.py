@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import Any
 
 import yaml
 
 from medfl.engine.runs.records import RunRecord
 from medfl.metrics import LOWER_IS_BETTER_METRICS
-from medfl.utils.formats import duration, none_if_nan
-from medfl_report.compare import compare
+from medfl.utils.formats import duration
 from medfl_studies.results.page_formats import cell, mean_cell, table
-from medfl_studies.results.page_statistics import DataScores, Estimate
+from medfl_studies.results.page_statistics import DataScores, Estimate, compare_family
 from medfl_studies.results.recorded_study import run_key
 
 TUNED = ", tuned"
@@ -68,8 +66,7 @@ def compare_both(published: DataScores, tuned: DataScores) -> dict[str, Estimate
             runs += list(group.runs)
             labels += [row + ending] * len(group.runs)
             bases[row + ending] = baseline(scores, row) + ending
-    lines = compare(runs, [published.metric], bases, labels=labels).to_dict("records")
-    return {str(line["label"]): _estimate(line) if line["baseline"] != line["label"] else None for line in lines}
+    return compare_family(runs, labels, bases, published.metric)
 
 
 def choose_on_validation(published: DataScores, tuned: DataScores) -> DataScores:
@@ -133,8 +130,3 @@ def baseline(scores: DataScores, row: str) -> str:
     raw = scores.results.raw
     own = yaml.safe_load(raw.study_file)["rows"][row].get("baseline")
     return str(own or raw.baseline or row)
-
-
-def _estimate(line: Mapping[Hashable, Any]) -> Estimate:
-    low, high, p = (none_if_nan(line[name]) for name in ("low", "high", "p_holm"))
-    return Estimate(line["difference"], low, high, None, line["pairs"], p, line["effect"])

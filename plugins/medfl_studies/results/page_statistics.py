@@ -11,10 +11,11 @@ differ with another seed, and a test over patients covers the choice of patients
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from statistics import NormalDist, fmean
+from typing import Any
 
 import torch
 
@@ -23,7 +24,7 @@ from medfl.errors import DataError, SettingsError, did_you_mean
 from medfl.metrics import worst
 from medfl.plugins import Registry, load_plugins
 from medfl.utils.formats import none_if_nan
-from medfl_report.compare import comparison_row, run_means
+from medfl_report.compare import compare, comparison_row, run_means
 from medfl_report.groups import Group
 from medfl_report.patient_tests import PredictionSets, sets_reader
 from medfl_report.predictions import PredictionSet
@@ -43,7 +44,7 @@ class Estimate:
         high: Upper end of the interval.
         spread: Standard deviation over the seeds; None for a single seed.
         seeds: Number of seeds.
-        p: p-value of the test over patients; None without a test.
+        p: p-value of the test over patients, or of the claim after Holm's correction; None without a test.
         effect: Effect in words, such as ``better``; empty without a test.
     """
 
@@ -80,6 +81,7 @@ class DataScores:
     min_images: int = 0
     _known: dict[tuple[str, ...], Interval | None] = field(default_factory=dict, repr=False, compare=False)
     _compared: dict[tuple[str, ...], Estimate | None] = field(default_factory=dict, repr=False, compare=False)
+    _families: dict[str, dict[str, Estimate | None]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def rows(self) -> list[str]:
@@ -213,6 +215,8 @@ class DataScores:
     def compare(self, row: str, base: str, metric: str | None = None) -> Estimate | None:
         """Return the difference of a row from another one, with an interval over seeds and a test over patients.
 
+        The effect is about this pair alone, without a correction for other rows (`compare_all`).
+
         Returns:
             None for a row and itself, and without a seed that both have.
         """
@@ -221,6 +225,20 @@ class DataScores:
         if group is not other and key not in self._compared:
             self._compared[key] = _compare_groups(group, other, key[2], self._read_sets)
         return self._compared.get(key)
+
+    def compare_all(self, base: str) -> Mapping[str, Estimate | None]:
+        """Return the difference of each row from one of them, corrected by Holm's procedure for all rows.
+
+        Args:
+            base: Name of the row that the others are compared with; its own difference is None.
+        """
+        if base not in self._families:
+            runs = [(row, run) for row in self.rows for run in self.group(row).runs]
+            bases = dict.fromkeys(self.rows, base)
+            self._families[base] = compare_family(
+                [run for _, run in runs], [row for row, _ in runs], bases, self.metric
+            )
+        return self._families[base]
 
     # ---- other numbers
 
@@ -288,6 +306,29 @@ def _over_seeds(values: Sequence[float]) -> Estimate | None:
         return None
     mean, spread = mean_std(values)
     return Estimate(mean, spread=spread, seeds=len(values))
+
+
+def compare_family(
+    runs: Sequence[RunRecord], labels: Sequence[str], bases: Mapping[str, str], metric: str
+) -> dict[str, Estimate | None]:
+    """Return the difference of each row from its reference, by label; None for a reference itself.
+
+    All differences are one family: p-values and effects are corrected by Holm's procedure, and intervals are not.
+
+    Args:
+        runs: Runs of all rows.
+        labels: Label of the row of each run.
+        bases: Maps each label to the label of its reference.
+        metric: Name of the metric.
+    """
+    lines = compare(runs, [metric], bases, labels=labels).to_dict("records")
+    return {str(line["label"]): _family_estimate(line) if line["baseline"] != line["label"] else None for line in lines}
+
+
+def _family_estimate(line: Mapping[Hashable, Any]) -> Estimate:
+    """Return the difference in a row of the table of `compare`."""
+    low, high, p = (none_if_nan(line[name]) for name in ("low", "high", "p_holm"))
+    return Estimate(line["difference"], low, high, None, line["pairs"], p, line["effect"])
 
 
 def _compare_groups(

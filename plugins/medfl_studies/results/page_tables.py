@@ -74,6 +74,8 @@ def differences_table(scores: DataScores, pairs: Sequence[tuple[str, str]], metr
 def methods_table(scores: DataScores, base: str, metrics: Sequence[str] = (), server_test: bool = False) -> str:
     """Return a table that compares all rows with one of them over the seeds.
 
+    All differences of the table are one family, which Holm's procedure corrects.
+
     Args:
         scores: Scores on a data set, with the metric of the comparison.
         base: Name of the row that the others are compared with.
@@ -82,10 +84,10 @@ def methods_table(scores: DataScores, base: str, metrics: Sequence[str] = (), se
     """
     main = scores.metric
     head = ["method", "sites weigh by", f"{main}, mean of sites", "worst site", f"difference to {base}"]
-    head += ["p (patients)", "effect", *metrics, *([f"{main}, server's test"] if server_test else [])]
+    head += ["p (Holm)", "effect", *metrics, *([f"{main}, server's test"] if server_test else [])]
     lines = []
     for row in scores.rows:
-        compared = scores.compare(row, base)
+        compared = scores.compare_all(base)[row]
         lines.append(
             [
                 row,
