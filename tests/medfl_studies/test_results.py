@@ -47,8 +47,9 @@ from medfl_studies.results.fair_tables import (
     validation_curve,
     validation_table,
 )
-from medfl_studies.results.page_formats import cell, count_word, ends, interval, short, signed, size
+from medfl_studies.results.page_formats import cell, count_word, ends, interval, p_cell, short, signed, size
 from medfl_studies.results.page_statistics import DataScores, Estimate
+from medfl_studies.results.page_tables import methods_table
 from medfl_studies.results.pages import KEPT_NOTICE, NOT_RECOMPUTABLE, choose_pages, page_renderer
 from medfl_studies.results.recorded_study import RecordedRun, read_results
 from medfl_studies.results.trials_table import TRIALS, collect_trials
@@ -560,6 +561,30 @@ def test_a_difference_is_the_mean_of_sites_and_seeds(collected):
     assert scores.by_seed("alone") == [0.5, 0.625]
     assert scores.compare("alone", "alone") is None
     assert scores.compare(ROW, "alone").value == pytest.approx(0.125)
+
+
+def test_differences_of_a_table_are_one_family(collected, monkeypatch) -> None:
+    """Holm's procedure multiplies the smallest of m p-values by m, and no smaller one follows."""
+    scores = DataScores(read_results(collected), "demo", "accuracy")
+    raw = iter([0.03, 0.01, None])
+    monkeypatch.setattr(DataScores, "difference", lambda *_, **__: Estimate(0.1, p=next(raw)))
+    family = scores.differences([(ROW, "alone"), ("alone", ROW), (ROW, "no such row"), (ROW, ROW)], ["accuracy"])
+    assert {key[:2]: value.p for key, value in family.items()} == {
+        (ROW, "alone"): 0.03,
+        ("alone", ROW): 0.02,
+        (ROW, ROW): None,
+    }
+
+
+def test_a_table_of_methods_has_the_corrected_effects(collected) -> None:
+    scores = DataScores(read_results(collected), "demo", "accuracy")
+    runs = [run for row in scores.rows for run in scores.group(row).runs]
+    expected = compare(runs, ["accuracy"], "alone", labels=[row for row in scores.rows for _ in scores.group(row).runs])
+    family = scores.compare_all("alone")
+    assert family["alone"] is None
+    assert [family[ROW].effect] == expected.loc[expected["label"] == ROW, "effect"].tolist()
+    columns = (cell(family[ROW], "+"), p_cell(family[ROW]), family[ROW].effect)
+    assert f" | {' | '.join(columns)} |" in methods_table(scores, "alone")
 
 
 def test_formats():

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from statistics import NormalDist, fmean
 from typing import Any
@@ -29,7 +29,7 @@ from medfl_report.groups import Group
 from medfl_report.patient_tests import PredictionSets, sets_reader
 from medfl_report.predictions import PredictionSet
 from medfl_report.site_comparison import mean_interval
-from medfl_report.statistics import Interval, bootstrap, mean_std, seeds_and_patients_test
+from medfl_report.statistics import Interval, RunsTest, bootstrap, holm, mean_std, seeds_and_patients_test
 from medfl_report.statistics.intervals import LEVEL
 from medfl_studies.results.recorded_study import StudyResults
 
@@ -44,7 +44,7 @@ class Estimate:
         high: Upper end of the interval.
         spread: Standard deviation over the seeds; None for a single seed.
         seeds: Number of seeds.
-        p: p-value of the test over patients, or of the claim after Holm's correction; None without a test.
+        p: P-value, after Holm's correction in a family of differences; None without a test.
         effect: Effect in words, such as ``better``; empty without a test.
     """
 
@@ -141,7 +141,8 @@ class DataScores:
     def difference(self, row: str, other: str, site: str | None = None, metric: str | None = None) -> Estimate | None:
         """Return a row's score minus another row's score, for the seeds of both, with an interval.
 
-        The interval covers the choice of seeds and patients; with a single seed, of patients only.
+        The interval and the p-value cover the choice of seeds and patients. With a single seed the interval covers
+        patients only, and there is no p-value.
 
         Args:
             row: Name of the row.
@@ -151,6 +152,24 @@ class DataScores:
         """
         return self._over_patients(row, other, site, metric or self.metric)
 
+    def differences(
+        self, pairs: Sequence[tuple[str, str]], metrics: Sequence[str]
+    ) -> dict[tuple[str, str, str], Estimate | None]:
+        """Return differences between rows (`difference`), with p-values corrected by Holm's procedure for all of them.
+
+        Args:
+            pairs: Pairs of rows; the second one is subtracted. A pair with a row without runs is left out.
+            metrics: Names of the metrics.
+
+        Returns:
+            A mapping from row, other row and metric to the difference.
+        """
+        keys = [(row, other, metric) for row, other in pairs for metric in metrics if {row, other} <= set(self.rows)]
+        values = {(row, other, metric): self.difference(row, other, metric=metric) for row, other, metric in keys}
+        tested = {key: value for key, value in values.items() if value is not None and value.p is not None}
+        adjusted = holm([value.p for value in tested.values() if value.p is not None])
+        return values | {key: replace(value, p=p) for (key, value), p in zip(tested.items(), adjusted, strict=True)}
+
     def _over_patients(self, row: str, other: str | None, site: str | None, metric: str) -> Estimate | None:
         seeds = self.seeds(row, other)
         if not seeds:
@@ -159,21 +178,22 @@ class DataScores:
         parts = [part for place in sites if (part := self._site_interval(row, other, place, metric)) is not None]
         if not parts:
             return None
-        average = mean_interval(parts) if site is None else parts[0]
+        average, p = mean_interval(parts) if site is None else parts[0], None
         by_seed = [self._seed_mean(row, seed, sites, metric) for seed in seeds]
         if other is not None:
             others = [self._seed_mean(other, seed, sites, metric) for seed in seeds]
             by_seed = [ours - theirs for ours, theirs in zip(by_seed, others, strict=True)]
-            average = self._with_seeds(average, by_seed, sites)
+            test = self._test_seeds(average, by_seed, sites)
+            average, p = test.interval or average, None if math.isnan(test.p) else test.p
         spread = mean_std(by_seed)[1]
-        return Estimate(average.difference, average.low, average.high, spread, len(seeds))
+        return Estimate(average.difference, average.low, average.high, spread, len(seeds), p)
 
-    def _with_seeds(self, interval: Interval, by_seed: Sequence[float], sites: Sequence[str]) -> Interval:
-        """Widen the interval of a mean difference over patients so that it also covers the choice of the seeds."""
+    def _test_seeds(self, interval: Interval, by_seed: Sequence[float], sites: Sequence[str]) -> RunsTest:
+        """Test a mean difference over seeds and patients, from its interval over patients."""
         sets = [self._first_sets[site] for site in sites]
         patients = sum(len(test_set.targets) if (n := test_set.patient_count) is None else n for test_set in sets)
         error = (interval.high - interval.low) / (2 * NormalDist().inv_cdf(1 - LEVEL / 2))
-        return seeds_and_patients_test(by_seed, error**2, patients).interval or interval
+        return seeds_and_patients_test(by_seed, error**2, patients)
 
     def _site_interval(self, row: str, other: str | None, site: str, metric: str) -> Interval | None:
         """Return the mean over the seeds of a score or difference at a site, with its interval over patients."""

@@ -54,21 +54,22 @@ def sites_table(scores: DataScores) -> str:
 def differences_table(scores: DataScores, pairs: Sequence[tuple[str, str]], metrics: Sequence[str]) -> str:
     """Return a table of differences between rows, with intervals over seeds and patients.
 
+    All differences of the table are one family, which Holm's procedure corrects.
+
     Args:
         scores: Scores on a data set on which all seeds have the same test images.
         pairs: Pairs of rows; the second one is subtracted. A pair with a row without runs is left out.
         metrics: Names of the metrics.
     """
-    lines = [
-        [
-            f"{row} − {other}",
-            str(len(scores.seeds(row, other))),
-            *(cell(scores.difference(row, other, metric=metric), "+") for metric in metrics),
-        ]
-        for row, other in pairs
-        if row in scores.rows and other in scores.rows
-    ]
-    return table(["difference", "seeds", *(metric_words(metric) for metric in metrics)], lines)
+    values = scores.differences(pairs, metrics)
+    lines = []
+    for row, other in pairs:
+        if row in scores.rows and other in scores.rows:
+            found = [values[row, other, metric] for metric in metrics]
+            cells = [text for value in found for text in (cell(value, "+"), p_cell(value))]
+            lines.append([f"{row} − {other}", str(len(scores.seeds(row, other))), *cells])
+    heads = [text for metric in metrics for text in (metric_words(metric), "p (Holm)")]
+    return table(["difference", "seeds", *heads], lines)
 
 
 def methods_table(scores: DataScores, base: str, metrics: Sequence[str] = (), server_test: bool = False) -> str:
