@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-import yaml
-
 from medfl.engine.runs.records import RunRecord
 from medfl.metrics import LOWER_IS_BETTER_METRICS
 from medfl.utils.formats import duration
@@ -40,7 +38,7 @@ def fair_table(published: DataScores, tuned: DataScores, effects: Mapping[str, E
                 row,
                 published.weighting(row),
                 mean_cell(published.mean(row)),
-                f"{baseline(published, row)}: {cell(ours, '+')}" if ours else "",
+                f"{published.baseline(row)}: {cell(ours, '+')}" if ours else "",
                 ours.effect if ours else "",
                 mean_cell(tuned.mean(row)) if is_tuned else "not run",
                 cell(better, "+") if better else "",
@@ -65,7 +63,7 @@ def compare_both(published: DataScores, tuned: DataScores) -> dict[str, Estimate
             group = scores.group(row)
             runs += list(group.runs)
             labels += [row + ending] * len(group.runs)
-            bases[row + ending] = baseline(scores, row) + ending
+            bases[row + ending] = scores.baseline(row) + ending
     return compare_family(runs, labels, bases, published.metric)
 
 
@@ -123,10 +121,3 @@ def _validation_scores(run: RunRecord, metric: str) -> dict[int, float]:
     chosen = metrics[(metrics["split"] == "val") & (metrics["metric"] == metric)]
     exported = chosen["model"] == chosen["site"].map(run.exported_kind)
     return {int(str(number)): float(values.mean()) for number, values in chosen[exported].groupby("round")["value"]}
-
-
-def baseline(scores: DataScores, row: str) -> str:
-    """Return the row that a row is compared with: its own baseline, or the study's; itself if there is none."""
-    raw = scores.results.raw
-    own = yaml.safe_load(raw.study_file)["rows"][row].get("baseline")
-    return str(own or raw.baseline or row)

@@ -18,6 +18,7 @@ from statistics import NormalDist, fmean
 from typing import Any
 
 import torch
+import yaml
 
 from medfl.engine.runs.records import RunRecord
 from medfl.errors import DataError, SettingsError, did_you_mean
@@ -81,7 +82,7 @@ class DataScores:
     min_images: int = 0
     _known: dict[tuple[str, ...], Interval | None] = field(default_factory=dict, repr=False, compare=False)
     _compared: dict[tuple[str, ...], Estimate | None] = field(default_factory=dict, repr=False, compare=False)
-    _families: dict[str, dict[str, Estimate | None]] = field(default_factory=dict, repr=False, compare=False)
+    _families: dict[str | None, dict[str, Estimate | None]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def rows(self) -> list[str]:
@@ -246,19 +247,27 @@ class DataScores:
             self._compared[key] = _compare_groups(group, other, key[2], self._read_sets)
         return self._compared.get(key)
 
-    def compare_all(self, base: str) -> Mapping[str, Estimate | None]:
-        """Return the difference of each row from one of them, corrected by Holm's procedure for all rows.
+    def compare_all(self, base: str | None = None) -> Mapping[str, Estimate | None]:
+        """Return the difference of each row from its reference, corrected by Holm's procedure for all rows.
 
         Args:
-            base: Name of the row that the others are compared with; its own difference is None.
+            base: Name of the row that all others are compared with; None means the baseline of each row in the study.
+
+        Returns:
+            A mapping from row to difference; None for a reference itself.
         """
         if base not in self._families:
-            runs = [(row, run) for row in self.rows for run in self.group(row).runs]
-            bases = dict.fromkeys(self.rows, base)
-            self._families[base] = compare_family(
-                [run for _, run in runs], [row for row, _ in runs], bases, self.metric
-            )
+            bases = {row: base or self.baseline(row) for row in self.rows}
+            labels = [row for row in self.rows for _ in self.group(row).runs]
+            runs = [run for row in self.rows for run in self.group(row).runs]
+            self._families[base] = compare_family(runs, labels, bases, self.metric)
         return self._families[base]
+
+    def baseline(self, row: str) -> str:
+        """Return the row that a row is compared with: its own baseline, or the study's; itself if there is none."""
+        raw = self.results.raw
+        own = yaml.safe_load(raw.study_file)["rows"][row].get("baseline")
+        return str(own or raw.baseline or row)
 
     # ---- other numbers
 

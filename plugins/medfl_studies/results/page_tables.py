@@ -72,30 +72,39 @@ def differences_table(scores: DataScores, pairs: Sequence[tuple[str, str]], metr
     return table(["difference", "seeds", *heads], lines)
 
 
-def methods_table(scores: DataScores, base: str, metrics: Sequence[str] = (), server_test: bool = False) -> str:
-    """Return a table that compares all rows with one of them over the seeds.
+def methods_table(scores: DataScores, base: str | None, metrics: Sequence[str] = (), server_test: bool = False) -> str:
+    """Return a table that compares each row with another one.
 
     All differences of the table are one family, which Holm's procedure corrects.
 
     Args:
         scores: Scores on a data set, with the metric of the comparison.
-        base: Name of the row that the others are compared with.
+        base: Name of the row that the others are compared with; None means the baseline of each row in the study.
         metrics: Further metrics, as means over sites and seeds.
         server_test: Whether there is a column with the score of the global model on the server's test set.
     """
-    main = scores.metric
-    head = ["method", "sites weigh by", f"{main}, mean of sites", "worst site", f"difference to {base}"]
-    head += ["p (Holm)", "effect", *metrics, *([f"{main}, server's test"] if server_test else [])]
+    main, difference = scores.metric, "difference to" if base is None else f"difference to {base}"
+    head = [
+        "method",
+        "sites weigh by",
+        f"{main}, mean of sites",
+        "worst site",
+        difference,
+        "p (Holm)",
+        "effect",
+        *metrics,
+    ]
+    head += [f"{main}, server's test"] if server_test else []
     lines = []
     for row in scores.rows:
-        compared = scores.compare_all(base)[row]
+        compared, reference = scores.compare_all(base)[row], f"{scores.baseline(row)}: " if base is None else ""
         lines.append(
             [
                 row,
                 scores.weighting(row),
                 mean_cell(scores.mean(row)),
                 cell(scores.worst(row)),
-                "" if compared is None else cell(compared, "+"),
+                "" if compared is None else reference + cell(compared, "+"),
                 "" if compared is None else p_cell(compared),
                 "" if compared is None else compared.effect,
                 *(cell(scores.mean(row, metric)) for metric in metrics),
