@@ -34,7 +34,7 @@ from medfl.engine.runs.features.feature_harmonisation import (
 from medfl.engine.runs.lifecycle import REMOTE_LOCK_SECONDS, RunParticipants, RunWriter, run_federation
 from medfl.engine.runs.provenance import bundle_values, setting_origins
 from medfl.engine.runs.site_bundles import export_global
-from medfl.engine.store import lock_for_writing
+from medfl.engine.store import Store, lock_for_writing
 from medfl.errors import DamagedError, DataError, MedflError, RefusedError, SettingsError, StoreError
 from medfl.privacy.ledger import hash_dataset
 from medfl.privacy.policy import policy_of
@@ -295,7 +295,7 @@ def _provenance(agreed: AgreedNetworks) -> Provenance:
 
 
 def _agree_moments(backend: FlareBackend, opened: OfferedRun, folder: Path) -> PooledMoments:
-    """Return the moments that harmonise the features of a run: those in its state, or new ones from the sites' sums.
+    """Return the moments that harmonise a run's features: from the run's state, or else from the sums of the sites.
 
     A run keeps its moments, so each site computes the same map whenever the run continues. A site that joins later
     gets the same moments, and sends no sums.
@@ -310,9 +310,9 @@ def _agree_moments(backend: FlareBackend, opened: OfferedRun, folder: Path) -> P
         StoreError: If the moments in the state can't be read.
     """
     features, path = count_features(opened.task), folder / MOMENTS_FILE
-    if path.exists():
+    if path.exists() or Store(folder).steps():  # a run that has begun needs the moments with which it began
         try:
-            return read_moments(wire.decode(path.read_bytes())[0], features, f"'{path}'")
+            return read_moments(wire.decode(path.read_bytes())[0], features, "the server's state")
         except (OSError, DamagedError, RefusedError) as error:
             raise StoreError(
                 "unreadable_file",

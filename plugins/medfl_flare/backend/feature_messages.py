@@ -14,7 +14,7 @@ from dataclasses import fields
 import torch
 
 from medfl.data.harmonisation.combat import FeatureSums, PooledMoments
-from medfl.engine.runs.features.feature_harmonisation import MIN_IMAGES, SETTING
+from medfl.engine.runs.features.feature_harmonisation import MIN_IMAGES
 from medfl.errors import RefusedError
 from medfl.types import Meta, Tensors
 from medfl_flare.backend.messages import Message, check_tensors
@@ -24,6 +24,8 @@ SUMS, MOMENTS = "feature_sums", "feature_moments"
 
 MAX_FEATURE = torch.finfo(torch.float32).max
 """Largest absolute value of a feature."""
+
+_ADVICE = "The sender is not honest, or its version of medfl differs."
 
 
 def sums_to_reply(sums: FeatureSums) -> tuple[Tensors, Meta]:
@@ -82,7 +84,7 @@ def read_moments(tensors: Tensors, features: int, who: str) -> PooledMoments:
         raise RefusedError(
             "not_positive",
             f"A message from {who} was refused: expected a positive variance of each feature that varies at all sites, "
-            f"got another one. Leave '{SETTING}' out, or see the sender's log.",
+            f"got another one. {_ADVICE}",
             sender=who,
         )
     return pooled
@@ -103,12 +105,12 @@ def _check_form(tensors: Tensors, kind: str, dtypes: dict[str, torch.dtype], fea
 
 
 def _check_range(mean: torch.Tensor, variance: torch.Tensor, who: str) -> None:
-    """Raise if finite means and variances, each (d,), can't be those of float32 features."""
+    """Raise if float32 features can't have these finite means and variances, each (d,)."""
     if bool((mean.abs() > MAX_FEATURE).any() or (variance < 0).any() or (variance > MAX_FEATURE**2).any()):
         raise RefusedError(
             "impossible_moments",
             f"A message from {who} was refused: expected means and variances of float32 features, got a negative "
-            "variance or too large numbers. The sender is not honest, or its version of medfl differs.",
+            f"variance or too large numbers. {_ADVICE}",
             sender=who,
             maximum=MAX_FEATURE,
         )

@@ -220,13 +220,17 @@ def test_a_site_that_joins_later_sends_no_sums_and_gets_the_moments_of_the_other
     assert (files[LAST].state / "runs" / "one" / "bundle" / "models" / "model.pt").is_file()
 
 
-def test_a_run_whose_moments_are_damaged_is_not_continued(place: Place) -> None:
-    files, offer = place.files("damaged"), harmonised(place, rounds=1)
-    folder, _, _ = serve(files, offer)
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_run_whose_moments_are_damaged_or_lost_is_not_continued(place: Place, is_lost: bool) -> None:
+    files, requests = place.files(f"damaged-{is_lost}"), list[str]()
+    folder, _, _ = serve(files, harmonised(place, rounds=1))
     path = folder / "state" / "server" / MOMENTS_FILE
     path.write_bytes(path.read_bytes()[:-1] + b"x")
+    if is_lost:
+        path.unlink()
     with refused(StoreError, "unreadable_file", path=str(path)):
-        serve(files, harmonised(place))
+        serve(files, harmonised(place), tamper=kinds(LAST, requests))
+    assert requests == ["hello", "begin"]
 
 
 # ---- refusals
@@ -255,10 +259,21 @@ def test_a_site_whose_file_does_not_disclose_sums_sends_none(place: Place, discl
 def test_a_run_that_can_not_harmonise_is_refused_at_the_server(
     place: Place, settings: dict[str, Any], code: str
 ) -> None:
-    asked: list[str] = []
+    requests: list[str] = []
     with refused(SettingsError, code):
-        serve(place.files("excluded"), harmonised(place, **settings), tamper=kinds(LAST, asked))
-    assert asked == ["hello"]
+        serve(place.files("excluded"), harmonised(place, **settings), tamper=kinds(LAST, requests))
+    assert requests == ["hello"]
+
+
+def test_a_site_begins_no_run_with_harmonisation_and_privacy_whatever_the_server_checks(place: Place) -> None:
+    offer = harmonised(place, privacy={"unit": "site", "epsilon": 4.0, "clip": 1.0}, norm_sync="params")
+    service = SiteService(place.files("private")["site-01"], lambda to, blob, patience: False)
+    messages = Message("hello", {}, offer.to_json()), Message("begin", {}, {"networks": {}}), Message(SUMS)
+    reasons = [unpack(service.answer(pack(message)), Limits()).meta["refused"] for message in messages]
+    service.close()
+    assert reasons[0] is None
+    assert "a problem with its settings" in reasons[1]
+    assert "expected 'begin'" in reasons[2]
 
 
 def test_a_site_with_few_images_sends_no_sums(place: Place, tmp_path: Path) -> None:
