@@ -161,7 +161,7 @@ class SiteFile(StrictModel):
     max_message_mb: int = Field(512, ge=1, le=100_000)
     max_network_mb: int = Field(1024, ge=1, le=100_000)
     min_count: int = Field(10, ge=1)
-    disclose: tuple[DisclosureKind | Literal["feature_sums"], ...] = ("size",)
+    disclose: tuple[Literal[DisclosureKind, "feature_sums"], ...] = ("size",)
     profile: Literal["live"] | dict[str, Amount] | None = None
     cross_site_evaluation: bool = False
     shared_test: bool = False
