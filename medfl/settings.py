@@ -276,9 +276,9 @@ class Settings(StrictModel):
     """Number of randomly augmented views of each training image whose features are computed once, if the body of the
     network is frozen and the bundle augments images. With 0, images are augmented again in each round (slower)."""
 
-    harmonise_features: Literal["none", "combat"] = "none"
-    """Harmonisation of a frozen body's features over the sites, in simulations only: ``none``; or ``combat``, ComBat
-    without covariates."""
+    harmonise_features: Annotated[Literal["none", "combat"], Remote] = "none"
+    """Harmonisation of a frozen body's features over the sites: ``none``; or ``combat``, ComBat without covariates. For
+    ``combat`` each site sends sums over its training images once, without noise."""
 
     min_replies: Annotated[int, Remote] = Field(1, ge=1)
     """Minimum number of replies in a round, or all replies if fewer sites receive a request. With fewer replies the

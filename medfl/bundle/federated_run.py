@@ -18,7 +18,6 @@ from medfl.bundle.stock_features import read_tracking, warn_of_handlers
 from medfl.data.cohort import Cohort
 from medfl.data.label_map import LabelMap
 from medfl.data.partition_file import check_unchanged, drawn_fold
-from medfl.data.readers.image_reading import parse_image_reading
 from medfl.data.source import ArraySource, DataSource
 from medfl.engine.adversaries.simulation import read_attackers
 from medfl.engine.checks import check_names
@@ -26,7 +25,7 @@ from medfl.engine.evaluation import MetricRow
 from medfl.engine.plan import MethodChoice
 from medfl.engine.runs.console import ends_monai_command, round_progress, show_log, show_scores
 from medfl.engine.runs.export import SiteExport
-from medfl.engine.runs.features.feature_harmonisation import describe_feature_harmonisation
+from medfl.engine.runs.features.feature_harmonisation import describe_harmonisation
 from medfl.engine.runs.network_assignment import read_assignment
 from medfl.engine.runs.provenance import bundle_values, setting_origins
 from medfl.engine.runs.simulation import Callbacks, RunData, SimulatedRun, Simulation, SimulationResult, simulate
@@ -227,7 +226,7 @@ class FederatedRun:
                 method=method,
                 method_args=self.method_args,
             ),
-            data=self._data_origin(data, changes, _harmonisation(data, settings)),
+            data=self._data_origin(data, changes, describe_harmonisation(data.first.image_reading, settings)),
             plugins=dict(sorted(registry.plugins.items())),
             assigned_networks=assigned,
         )
@@ -344,13 +343,6 @@ class FederatedRun:
         """Notify plugins that the run starts."""
         values = {name: setting.value for name, setting in provenance.settings.items()}
         registry.notify("medfl_run_started", run_folder=str(self.output_dir), settings=values, tracking=self.tracking)
-
-
-def _harmonisation(data: Cohort, settings: Settings) -> str:
-    """Return the harmonisation of the images and of the network's features in words; empty without one."""
-    template = parse_image_reading(data.first.image_reading).describe_template()
-    images = f"images: {template}" if template else ""
-    return "; ".join(filter(None, (images, describe_feature_harmonisation(settings))))
 
 
 def _limit_workers(execution: Execution, sites: int) -> Execution:

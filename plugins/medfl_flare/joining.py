@@ -21,6 +21,7 @@ from pathlib import Path
 from medfl.contract import Server, State
 from medfl.engine.checks import check_plan
 from medfl.engine.journal import Commit, Journal
+from medfl.engine.runs.features.feature_harmonisation import check_feature_harmonisation
 from medfl.engine.runs.folder import begun_run
 from medfl.engine.runs.network_assignment import NetworkAssignment
 from medfl.engine.status import DIVERGED, INCOMPLETE
@@ -192,8 +193,9 @@ def _try_set_up(opened: OfferedRun, last: Commit, public: Dataset | None) -> Non
 
     Raises every error that the real setup would raise.
     """
-    method, settings = opened.make_method(), opened.settings
-    check_plan(opened.offer.method, method, opened.task, settings, opened.offer.sites, public is not None)
+    method, settings, sites = opened.make_method(), opened.settings, opened.offer.sites
+    networks = check_plan(opened.offer.method, method, opened.task, settings, sites, public is not None)
+    check_feature_harmonisation(opened.offer.method, method, networks, settings, {}, len(sites))
     with tempfile.TemporaryDirectory() as nowhere, seeded_generators(settings.seed, SERVER, 0, "global"):
         task, store = method.task_of(opened.task), Store(Path(nowhere))
         server = Server(SERVER, 0, State(), task, settings, store, opened.offer.sites, last.site_info, 0, public)

@@ -61,7 +61,8 @@ site = "{name}"
 # max_network_mb = 1024
 # min_count = 10                  # minimum number of images behind a number that leaves
 # disclose = ["size"]             # information about the training data that may leave: size, label_counts; and for
-#                                 # `medfl federate statistics`: geometry, intensities, targets
+#                                 # `medfl federate statistics`: geometry, intensities, targets; and to runs with
+#                                 # harmonise_features, of each feature of the encoder: feature_sums
 # profile = "live"                # measures this machine and discloses it to runs that ask; default: nothing
 # cross_site_evaluation = false   # whether cross-site evaluation is allowed: models are scored at other sites
 # shared_test = false             # whether this site's model may be scored on a test set 'global' beside its data

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from medfl.data.cohort import load_public
+from medfl.data.harmonisation.combat import PooledMoments, pool_sums
 from medfl.data.partition_file import check_unchanged
 from medfl.data.sites import SiteData, load_site
 from medfl.engine.backend import Evaluation, EventListener, ignore_event
@@ -24,17 +25,26 @@ from medfl.engine.evaluation import MetricRow, Predictors, add_frozen_tensors
 from medfl.engine.journal import RunOutcome
 from medfl.engine.plan import ServerData
 from medfl.engine.runs.export import SiteExport
+from medfl.engine.runs.features.feature_harmonisation import (
+    MIN_SITES,
+    check_feature_harmonisation,
+    count_features,
+    describe_harmonisation,
+)
 from medfl.engine.runs.lifecycle import REMOTE_LOCK_SECONDS, RunParticipants, RunWriter, run_federation
 from medfl.engine.runs.provenance import bundle_values, setting_origins
 from medfl.engine.runs.site_bundles import export_global
-from medfl.engine.store import lock_for_writing
-from medfl.errors import DataError, SettingsError
+from medfl.engine.store import Store, lock_for_writing
+from medfl.errors import DamagedError, DataError, MedflError, RefusedError, SettingsError, StoreError
 from medfl.privacy.ledger import hash_dataset
 from medfl.privacy.policy import policy_of
-from medfl.records.run_file import Provenance
+from medfl.records.run_file import DataOrigin, Provenance
 from medfl.records.summary import Summary
-from medfl.types import GLOBAL, PUBLIC, Dataset, Meta
+from medfl.types import GLOBAL, PUBLIC, SERVER, Dataset, Meta
+from medfl.utils import wire
+from medfl.utils.files import write_atomic
 from medfl.utils.memory import keep_freed_memory
+from medfl_flare.backend.feature_messages import moments_to_tensors, read_moments
 from medfl_flare.backend.messages import Limits
 from medfl_flare.backend.remote_backend import FlareBackend
 from medfl_flare.backend.run_progress import RunStatus
@@ -51,6 +61,9 @@ logger = logging.getLogger(__name__)
 
 HELLO_SECONDS = 180.0
 """Seconds to wait for the sites to accept the offer: their processes must first start and import torch."""
+
+MOMENTS_FILE = "feature_moments.safetensors"
+"""Name of the file in the server's state with the moments that harmonise the features of a run."""
 
 
 def serve(
@@ -142,6 +155,7 @@ class _RemoteParticipants(RunParticipants):
         check_networks(site_file, opened.task, {named.get(site, opened.task.network) for site in offer.sites})
         method, has_public = opened.make_method(), self._data.has_public
         self._networks = check_plan(offer.method, method, opened.task, opened.settings, offer.sites, has_public)
+        check_feature_harmonisation(offer.method, method, self._networks, opened.settings, {}, len(offer.sites))
         check_shared_test(opened.settings, GLOBAL in tests)
         warn_of_preset(offer.method, method, opened.built.method_args, opened.settings)
         if "pooled_data" in method.needs:
@@ -187,6 +201,8 @@ class _RemoteParticipants(RunParticipants):
         training = sum(bool(facts.get("trainable", True)) for facts in facts_by_site.values())
         check_privacy(opened.settings, opened.make_method(), self._networks, {}, training)
         self._networks = []  # whole networks; free their memory
+        if opened.settings.harmonise_features == "combat":
+            backend.send_feature_moments(_agree_moments(backend, opened, self.writer.folder / "state" / SERVER))
         self._progress.state = "running"
         return backend
 
@@ -225,6 +241,7 @@ class _RemoteParticipants(RunParticipants):
             names=names,
             objective=opened.task.objective,
             stock=opened.built.source.weights,
+            harmonisation=self._provenance.data.harmonisation,
         )
         method = opened.make_method()
         export_global(self.writer.folder, site_export, add_frozen_tensors(method, opened.task, outcome.models), method)
@@ -266,13 +283,59 @@ def _provenance(agreed: AgreedNetworks) -> Provenance:
     if "min_replies" not in opened.built.settings:
         origin = "default between machines"
         settings["min_replies"] = settings["min_replies"].model_copy(update={"origin": origin})
+    harmonisation = describe_harmonisation(opened.built.site_values.get("image_reading"), opened.settings)
     return Provenance(
         settings=settings,
+        data=DataOrigin(harmonisation=harmonisation),
         plugins=dict(sorted(opened.registry.plugins.items())),
         assigned_networks=agreed.assigned,
         offer=opened.offer.to_json(),
         joined=agreed.joined,
     )
+
+
+def _agree_moments(backend: FlareBackend, opened: OfferedRun, folder: Path) -> PooledMoments:
+    """Return the moments that harmonise a run's features: from the run's state, or else from the sums of the sites.
+
+    A run keeps its moments, so each site computes the same map whenever the run continues. A site that joins later
+    gets the same moments, and sends no sums.
+
+    Args:
+        backend: Backend of the run, after the sites have begun.
+        opened: The opened run.
+        folder: Folder of the server's state; new moments are written into it.
+
+    Raises:
+        MedflError: If too few sites sent sums.
+        StoreError: If the moments in the state can't be read.
+    """
+    features, path = count_features(opened.task), folder / MOMENTS_FILE
+    if path.exists() or Store(folder).steps():  # a run that has begun needs the moments with which it began
+        try:
+            return read_moments(wire.decode(path.read_bytes())[0], features, "the server's state")
+        except (OSError, DamagedError, RefusedError) as error:
+            raise StoreError(
+                "unreadable_file",
+                f"The moments of the run's features in '{path}' can't be read: {error}. Restore the file, or start "
+                "the run under another name.",
+                path=path,
+            ) from error
+    sums = backend.collect_feature_sums(features)
+    needed = max(min(opened.settings.min_replies, len(opened.offer.sites)), MIN_SITES)
+    if len(sums) < needed:
+        reasons = "; ".join(f"{site}: {why}" for site, why in sorted(backend.missing.items()))
+        raise MedflError(
+            "missing_feature_sums",
+            f"Expected the sums of at least {needed} sites to harmonise their features before round 1, got "
+            f"{len(sums)}. Unavailable: {reasons}.",
+            expected=needed,
+            found=len(sums),
+            sites=sorted(backend.missing),
+        )
+    pooled = pool_sums([sums[site] for site in sorted(sums)])
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, wire.encode(moments_to_tensors(pooled), {}))
+    return pooled
 
 
 def _drop_other_data(backend: FlareBackend) -> Meta:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from refusals import refused
 
 from medfl.data.harmonisation import combat
 from medfl.data.harmonisation.combat import FeatureSums, compute_sums, fit_map, pool_sums
@@ -132,6 +133,22 @@ def test_a_feature_that_is_constant_at_a_site_stays_as_it_is_everywhere():
     for features, result, expected in zip(sites, harmonised(sites), without, strict=True):
         assert torch.equal(result[:, 0], features[:, 0])
         torch.testing.assert_close(result[:, 1:].double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_site_that_was_not_pooled_is_moved_to_the_moments_of_the_others():
+    *others, late = draw_sites((2_000, 3_000, 4_000), (0, 1, -3), (1, 2, 0.5), features=3)
+    pooled = pool_sums([compute_sums(features) for features in others])
+    result = fit_map(compute_sums(late), pooled).harmonise(late)
+    torch.testing.assert_close(result.mean(0), pooled.mean, rtol=0, atol=0.02)
+    torch.testing.assert_close(result.var(0), pooled.variance, rtol=0.02, atol=0)
+
+
+def test_a_site_that_was_not_pooled_and_has_a_constant_feature_is_refused():
+    *others, late = draw_sites((20, 30, 40), (0, 1, 2), (1, 1, 1), features=5)
+    pooled = pool_sums([compute_sums(features) for features in others])
+    late[:, 3] = 7.0
+    with refused(DataError, "constant_features", constant=1, features=5):
+        fit_map(compute_sums(late), pooled)
 
 
 def test_constant_features_alone_are_left_as_they_are():

@@ -13,7 +13,7 @@ from typing import Any
 from medfl.bundle.bundle_folders import shipped_bundles
 from medfl.data.sites import load_global, load_site, load_sites
 from medfl.engine.plan import MethodChoice
-from medfl.engine.runs.simulation import RunData, SimulatedRun, Simulation, SimulationResult, simulate
+from medfl.engine.runs.simulation import Callbacks, RunData, SimulatedRun, Simulation, SimulationResult, simulate
 from medfl.engine.site import Splits
 from medfl.testing.synthetic import make_cohort
 from medfl.types import PUBLIC
@@ -58,7 +58,7 @@ def write_site_file(folder: Path, site: str, bundle: Path, data: Path | None, **
     """A participant's own file; a change to None leaves the line out."""
     values: dict[str, Any] = {
         "site": site, "state": str(folder / "state"), "max_rounds": 5, "min_count": 1, "threads": 1, "device": "cpu",
-        "methods": METHODS, "cross_site_evaluation": True, "shared_test": True, "disclose": ["size", "label_counts"],
+        "methods": METHODS, "cross_site_evaluation": True, "shared_test": True, "disclose": DISCLOSED,
     }  # fmt: skip
     tables = {key: value for key, value in changes.items() if isinstance(value, dict)}
     values |= {key: value for key, value in changes.items() if key not in tables}
@@ -71,10 +71,12 @@ def write_site_file(folder: Path, site: str, bundle: Path, data: Path | None, **
     return folder / "medfl-site.toml"
 
 
+DISCLOSED = ["size", "label_counts", "feature_sums"]
+
 METHODS = [
     "local", "fedavg", "fedprox", "fedbn", "fedkper", "pfedcdp", "fedavgm", "fedadam", "fedyogi", "fedadagrad",
     "feddisco", "isfl", "fedper", "fedrep", "fedsdc", "fedcross", "fedcross_star", "fedskd", "fedfed", "fedtpf",
-    "centralized", "feddf",
+    "centralized", "feddf", "ditto",
 ]  # fmt: skip
 
 
@@ -162,7 +164,14 @@ class Place:
         values |= FACTS | overrides
         return make_offer(self.bundle, values, run, SITES, 5)
 
-    def local(self, offer: Offer, files: Mapping[str, SiteFile], folder: Path, **options: Any) -> SimulationResult:
+    def local(
+        self,
+        offer: Offer,
+        files: Mapping[str, SiteFile],
+        folder: Path,
+        callbacks: Callbacks | None = None,
+        **options: Any,
+    ) -> SimulationResult:
         """The same run by the local carrier, with the sites' secrets; `options` go to `Simulation`."""
         opened = open_offer(offer, files["server"])
         built, task = opened.built, opened.task
@@ -183,6 +192,7 @@ class Place:
                 ),
                 folder=folder,
                 simulation=Simulation(secrets={site: files[site].secret() for site in SITES}, **options),
+                callbacks=callbacks or Callbacks(),
             )
         )
 

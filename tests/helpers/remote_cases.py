@@ -140,9 +140,11 @@ def silent(site: str, since: str = "hello") -> Callable[[str, bytes], bytes | No
 def serve(files: Files, offer: Offer, **disturbed: Any) -> tuple[Path, RunStatus, Loopback]:
     """Run it; what else a `Loopback` may have goes to `disturbed`."""
     loopback = Loopback(files, **disturbed)
-    folder, progress = loopback.serve(offer)
-    for service in loopback.services.values():
-        service.close()  # the job is over, and so are its processes
+    try:
+        folder, progress = loopback.serve(offer)
+    finally:
+        for service in loopback.services.values():
+            service.close()  # the job is over, and so are its processes
     return folder, progress, loopback
 
 

@@ -159,10 +159,10 @@ def test_what_a_server_may_set_is_what_was_reviewed() -> None:
         "patience", "keep_rounds", "min_replies", "moments", "cross_site_evaluation", "shared_test", "balance",
         "norm_sync", "norm_bound", "networks_by_site", "disclose", "privacy", "compression", "precision",
         "robust", "secure_aggregation", "start", "start_skip", "optimization", "train_part", "feature_views",
-        "lora",
+        "lora", "harmonise_features",
     }  # fmt: skip
     assert (
-        set(Settings.model_fields) - {"adversaries", "harmonise_features"}
+        set(Settings.model_fields) - {"adversaries"}
         == RUN_IDS - {"method", "method_args", "network_assignment"}
         == reviewed
     )
@@ -201,8 +201,3 @@ def test_what_passes_is_read_by_monai_unchanged(overrides: dict[str, Any]) -> No
 def test_no_server_poisons_a_site():
     with refused(RefusedError, "local_override", setting="adversaries"):
         check_overrides({"adversaries": {"attack": "free_rider", "sites": ["site-1"]}}, {})
-
-
-def test_no_server_harmonises_features_between_machines():
-    with refused(RefusedError, "local_override", setting="harmonise_features"):
-        check_overrides({"harmonise_features": "combat"}, {})

@@ -68,10 +68,14 @@ def changed(**change: Any) -> Offer:
     return Offer.from_meta(OFFER.to_json() | change)
 
 
-def test_a_bundle_that_harmonises_features_is_refused_at_sites_and_server() -> None:
-    for file in (site_file(), site_file(site="server")):
-        with refused(RefusedError, "run_not_allowed", problems=["harmonised_features"]):
-            check(file, settings(train_part="head", harmonise_features="combat"))
+def test_sums_of_features_leave_only_if_the_file_discloses_them_and_the_size() -> None:
+    wish = settings(train_part="head", harmonise_features="combat")
+    for disclosed in (["size"], ["feature_sums"], []):
+        with refused(RefusedError, "run_not_allowed", problems=["feature_sums_not_allowed"]) as caught:
+            check(site_file(disclose=disclosed), wish)
+        assert "the sum and the sum of squared deviations" in str(caught.value)
+    check(site_file(disclose=["feature_sums", "size"]), wish)
+    check(site_file(site="server", disclose=[]), wish)
 
 
 def test_a_run_within_the_file_is_accepted() -> None:

@@ -54,6 +54,11 @@ class FeatureSums:
         """Mean of each feature, (d,)."""
         return self.total / self.count
 
+    @property
+    def varies(self) -> torch.Tensor:
+        """Whether each feature varies over the site's images, (d,), bool."""
+        return (self.squares / self.count).sqrt() > RESOLUTION * self.mean.abs()
+
 
 @dataclass(frozen=True)
 class PooledMoments:
@@ -109,8 +114,7 @@ def pool_sums(sites: Sequence[FeatureSums]) -> PooledMoments:
     count = sum(site.count for site in sites)
     mean = torch.stack([site.total for site in sites]).sum(0) / count
     variance = torch.stack([site.squares for site in sites]).sum(0) / count
-    deviations = torch.stack([(site.squares / site.count).sqrt() - RESOLUTION * site.mean.abs() for site in sites])
-    return PooledMoments(mean, variance, (deviations > 0).all(0))
+    return PooledMoments(mean, variance, torch.stack([site.varies for site in sites]).all(0))
 
 
 def fit_map(own: FeatureSums, pooled: PooledMoments) -> FeatureMap:
@@ -118,12 +122,21 @@ def fit_map(own: FeatureSums, pooled: PooledMoments) -> FeatureMap:
 
     Args:
         own: Sums of the site.
-        pooled: Moments of all sites, this one included.
+        pooled: Moments of all sites. A site that joined a run later is not included.
 
     Raises:
-        DataError: If the estimates don't converge.
+        DataError: If a feature is constant at this site and varies at the others, or the estimates don't converge.
     """
     chosen = pooled.varies
+    if constant := int((chosen & ~own.varies).sum()):
+        raise DataError(
+            "constant_features",
+            f"Expected features that vary at this site as at the sites that are harmonised with it; {constant} of "
+            f"{len(chosen)} features are equal for all its training images. Train without harmonisation of features, "
+            "without this site, or with another encoder.",
+            constant=constant,
+            features=len(chosen),
+        )
     alpha, sigma = pooled.mean[chosen], pooled.variance[chosen].sqrt()
     gamma = (own.mean[chosen] - alpha) / sigma
     delta = own.squares[chosen] / (own.count - 1) / sigma.square()

@@ -25,14 +25,14 @@ from medfl.engine.checks import (
     check_validation,
     warn_of_preset,
 )
-from medfl.engine.evaluation import MetricRow, add_frozen_tensors
+from medfl.engine.evaluation import MetricRow
 from medfl.engine.journal import RunOutcome
 from medfl.engine.plan import MethodChoice, RunPlan, ServerData
 from medfl.engine.runs.features.feature_cache import cache_features, cache_folder
 from medfl.engine.runs.features.feature_harmonisation import (
     check_feature_harmonisation,
-    fold_into_head,
     harmonise_sites,
+    models_for_images,
 )
 from medfl.engine.runs.lifecycle import RunParticipants, RunWriter, run_federation
 from medfl.engine.runs.summary import count_images
@@ -194,10 +194,7 @@ class SimulationResult:
             run: The run.
             site: Name of the site.
         """
-        models = add_frozen_tensors(run.method.make(), run.task, self.models.get(site, {}))
-        if site not in self.feature_maps:
-            return models
-        return {kind: fold_into_head(model, run.task, self.feature_maps[site]) for kind, model in models.items()}
+        return models_for_images(self.models.get(site, {}), run.method.make(), run.task, self.feature_maps.get(site))
 
 
 def simulate(run: SimulatedRun) -> SimulationResult:
@@ -342,7 +339,8 @@ def check(run: SimulatedRun, method: Method) -> None:
     check_targets(task.objective, data.sites, public)
     images = {site: len(splits.train) for site, splits in data.sites.items() if len(splits.train)}
     check_privacy(settings, method, networks, images, len(images), simulated=True)
-    check_feature_harmonisation(name, method, networks, settings, data.sites)
+    training = {site: len(splits.train) for site, splits in data.sites.items()}
+    check_feature_harmonisation(name, method, networks, settings, training, len(data.sites))
     if bool(run.settings.adversaries) != (run.simulation.attackers is not None):
         raise SettingsError(
             "attackers_mismatch",

@@ -7,6 +7,7 @@ Kinds of messages whose contents are defined here:
 
 * ``hello``: the offer of a run. A site that accepts it returns a `HelloReply`.
 * ``begin``: the start of the run. A site loads its data and returns information about them.
+* ``feature_sums`` and ``feature_moments``: see `medfl_flare.backend.feature_messages`.
 * ``step``: a request, an evaluation of the previous round, or both.
 * ``send_model`` and ``score_model``: cross-site evaluation, in which each site scores the models of the others.
 * ``install``: the end of the run. A site exports its bundle and returns its privacy account.

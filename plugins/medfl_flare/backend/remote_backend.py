@@ -13,6 +13,7 @@ Messages of the protocol (`medfl_flare.sites.site_service` is the site's side):
   own file allows it, a profile of its machine. Otherwise it returns the reason why it does not take part.
 * ``begin``: the networks of all sites. The site loads its data, and returns information about the data and its newest
   step.
+* ``feature_sums`` and ``feature_moments``: harmonisation of features, if the run asks for it, before its steps.
 * ``step``: a request, the state that the server published for the evaluation of the previous round, and the earlier
   steps whose site state is still needed.
 * ``send_model`` and ``score_model``: cross-site evaluation. A site sends its model to the others; each of them scores
@@ -34,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from medfl.contract import Request
+from medfl.data.harmonisation.combat import FeatureSums, PooledMoments
 from medfl.engine.backend import Evaluation, EventListener, SiteResult, StepResult, ignore_event
 from medfl.engine.evaluation import MetricRow
 from medfl.engine.replies import StoredReplies
@@ -46,6 +48,7 @@ from medfl.training.batches import TRAINING
 from medfl.types import Meta, Tensors
 from medfl.utils import wire
 from medfl.utils.files import map_file
+from medfl_flare.backend.feature_messages import MOMENTS, SUMS, moments_to_tensors, read_sums
 from medfl_flare.backend.heartbeat import MIN_HEARTBEAT_SECONDS, read_heartbeat
 from medfl_flare.backend.messages import Limits, Message, pack
 from medfl_flare.backend.protocol_messages import (
@@ -68,6 +71,8 @@ MAX_SILENT_STEPS = 2
 ACTIVITIES = {
     "hello": "joining",
     "begin": "loading data",
+    SUMS: "computing features",
+    MOMENTS: "harmonising features",
     "step": TRAINING,
     "send_model": "cross-site evaluation",
     "score_model": "cross-site evaluation",
@@ -165,6 +170,36 @@ class FlareBackend:
             return read_begin_reply(site, message, *counts, task.frozen_digest(networks.get(site)), start)
 
         self.greetings = self._exchange_messages(dict.fromkeys(ready, message), read)
+
+    def collect_feature_sums(self, features: int) -> dict[str, FeatureSums]:
+        """Request the sums over the features of each available site. A site without valid sums gets no more requests.
+
+        Args:
+            features: Number of features.
+
+        Returns:
+            Maps each site with valid sums to them, sorted by site.
+        """
+
+        def read(site: str, message: Message) -> FeatureSums:
+            """Return the sums in a reply to ``feature_sums``."""
+            return read_sums(site, message, features, self.greetings[site]["facts"].get("size"))
+
+        return self._exchange_with_all(Message(SUMS), read)
+
+    def send_feature_moments(self, pooled: PooledMoments) -> None:
+        """Send each available site the moments of all features. A site that can't use them gets no more requests.
+
+        Args:
+            pooled: Moments of the features of all sites.
+        """
+        self._exchange_with_all(Message(MOMENTS, moments_to_tensors(pooled)), lambda site, message: True)
+
+    def _exchange_with_all(self, message: Message, read: Callable[[str, Message], Any]) -> dict[str, Any]:
+        """Send a message to each available site, and return the checked replies. Excludes sites without one."""
+        replies = self._exchange_messages(dict.fromkeys(sorted(self.greetings), message), read)
+        self.greetings = {site: greeting for site, greeting in self.greetings.items() if site in replies}
+        return replies
 
     def exclude_site(self, site: str, why: str) -> None:
         """Exclude a site from the run until the run is resumed, and record the reason in `missing`.

@@ -47,7 +47,7 @@ def check_run(site_file: SiteFile, offer: Offer, settings: Settings, method_name
         | _round_problems(site_file, settings)
         | _cross_site_evaluation_problems(site_file, settings)
         | _shared_test_problems(site_file, settings)
-        | _harmonisation_problems(settings)
+        | _harmonisation_problems(site_file, settings)
         | _privacy_problems(site_file.privacy, settings.privacy)
         | _secure_sum_problems(site_file, settings)
         | _metadata_problems(site_file, method)
@@ -277,12 +277,20 @@ def _shared_test_problems(site_file: SiteFile, settings: Settings) -> dict[str, 
     return {"shared_test_not_allowed": text}
 
 
-def _harmonisation_problems(settings: Settings) -> dict[str, str]:
-    """Check that the bundle's own settings ask for no harmonisation of features, which runs on one machine only."""
-    if settings.harmonise_features == "none":
+def _harmonisation_problems(site_file: SiteFile, settings: Settings) -> dict[str, str]:
+    """Check that the sums for the harmonisation of features may leave this site."""
+    if (
+        site_file.is_server
+        or settings.harmonise_features == "none"
+        or {"size", "feature_sums"} <= {*site_file.disclose}
+    ):
         return {}
-    text = "The bundle sets 'harmonise_features', which works for runs on one machine only; expected 'none'."
-    return {"harmonised_features": text}
+    text = (
+        "The run harmonises features (harmonise_features). It wants the number of training images ('size') and, for "
+        "each feature of the frozen encoder, the sum and the sum of squared deviations over these images "
+        f"('feature_sums'), without noise; disclosed by this site: {', '.join(site_file.disclose) or 'none'}."
+    )
+    return {"feature_sums_not_allowed": text}
 
 
 def _metadata_problems(site_file: SiteFile, method: Any) -> dict[str, str]:

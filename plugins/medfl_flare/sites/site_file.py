@@ -127,7 +127,8 @@ class SiteFile(StrictModel):
         max_network_mb: Maximum size of a network in MB; a larger one is not built.
         min_count: Minimum number of images behind a disclosed number, >= 1.
         disclose: Kinds of information about the training data that may be disclosed: ``size``, ``label_counts``,
-            ``geometry``, ``intensities``, ``targets``.
+            ``geometry``, ``intensities``, ``targets``; and ``feature_sums``, the sum and the sum of squared deviations
+            of each feature of a frozen encoder, to runs that harmonise features.
         profile: Properties of this machine, such as its memory, that may be disclosed to runs that assign networks by
             such properties. ``live`` measures them, a table maps the name of each property to its value, None discloses
             nothing.
@@ -160,7 +161,7 @@ class SiteFile(StrictModel):
     max_message_mb: int = Field(512, ge=1, le=100_000)
     max_network_mb: int = Field(1024, ge=1, le=100_000)
     min_count: int = Field(10, ge=1)
-    disclose: tuple[DisclosureKind, ...] = ("size",)
+    disclose: tuple[Literal[DisclosureKind, "feature_sums"], ...] = ("size",)
     profile: Literal["live"] | dict[str, Amount] | None = None
     cross_site_evaluation: bool = False
     shared_test: bool = False

@@ -18,13 +18,18 @@ from medfl.data.pooled import countable_targets
 from medfl.data.sites import SiteData
 from medfl.engine.checks import check_plan, check_privacy, check_targets
 from medfl.engine.constant_predictions import find_constant_predictions
-from medfl.engine.evaluation import MetricRow, add_frozen_tensors, build_predictor, score_dataset, scores_to_rows
+from medfl.engine.evaluation import MetricRow, build_predictor, score_dataset, scores_to_rows
 from medfl.engine.reply_checks import EVALUATED_MODEL_SCHEMA, check_peer_message
 from medfl.engine.runs.export import SiteExport
 from medfl.engine.runs.features.feature_cache import cache_features, cache_folder
+from medfl.engine.runs.features.feature_harmonisation import (
+    check_feature_harmonisation,
+    describe_harmonisation,
+    models_for_images,
+)
 from medfl.engine.runs.lifecycle import REMOTE_LOCK_SECONDS, RunWriter
 from medfl.engine.runs.progress import record_progress
-from medfl.engine.runs.site_bundles import export_site, write_predictions
+from medfl.engine.runs.site_bundles import export_site, exported_model, write_predictions
 from medfl.engine.site import SCORED, SiteOptions, SiteRunner, Splits
 from medfl.engine.store import Inbox
 from medfl.errors import RefusedError
@@ -49,6 +54,7 @@ from medfl_flare.offered_bundle import OfferedRun
 from medfl_flare.sites.data_changes import DataChangeDetector, check_same_data
 from medfl_flare.sites.policy import check_counts, check_networks, disclosed_rows, disclosed_site_info, disclosed_splits
 from medfl_flare.sites.site_file import SiteFile
+from medfl_flare.sites.site_harmonisation import SiteHarmonisation
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +88,7 @@ class SiteRun:
         task: Task of the run.
         folder: The run's folder at this site.
         host: Runner of this site's steps (`SiteRunner`), available within `locked`.
+        harmonisation: Harmonisation of this site's features within `locked`, or None if the run harmonises none.
         note: Function that records a progress event in the run's folder, available within `locked`.
 
     Raises:
@@ -115,6 +122,9 @@ class SiteRun:
         images = {self.name: len(self._data.train)} if len(self._data.train) else {}
         check_privacy(self.settings, method, networks, images, len(opened.offer.sites))
         check_counts(site_file, len(self._data.train))
+        training, sites = {self.name: len(self._data.train)}, len(opened.offer.sites)
+        check_feature_harmonisation(opened.offer.method, method, networks, self.settings, training, sites)
+        self._harmonisation_text = describe_harmonisation(self._data.image_reading, self.settings)
         task = method.task_of(self.task)
         self._forms = {network: tensor_forms(task, [network]) for network in sorted(used)}
         self._shapes = {} if Capability.DIFFERENT_HEADS in method.supports else tensor_forms(task, used)
@@ -195,13 +205,14 @@ class SiteRun:
         Entering raises an error if the folder belongs to another run or to other data.
         """
         opened = self._opened
-        data = DataOrigin(allowed_changes=tuple(self._changes))
+        data = DataOrigin(allowed_changes=tuple(self._changes), harmonisation=self._harmonisation_text)
         provenance = Provenance(offer=opened.offer.to_json(), data=data, joined=opened.joined)
         writer = RunWriter(opened.plan(self._data.digest), self.folder, opened.execution)
         with writer.held(REMOTE_LOCK_SECONDS):
             check_same_data(self.folder, self.name, self._data.digest)
             writer.claim(provenance, backend="flare")
             self.host = self._make_runner(writer)
+            self.harmonisation = None if self.settings.harmonise_features == "none" else SiteHarmonisation(self.host)
             self.host.check_account()
             with record_progress(self.folder, writer.start_event([self.name], {})) as self.note:
                 yield
@@ -220,7 +231,9 @@ class SiteRun:
         options = SiteOptions(self._file.secret(), scored, withheld, signer, execution.checkpoint_minutes)
         runner = writer.runner(self.name, self._splits, self._send_peer_message, options)
         cache = execution.cache_dir or cache_folder(self._data_folder, self.folder / "state" / self.name)
-        cache_features([runner], method, self.task, self.settings, lambda name: cache, execution.feature_cache)
+        self._caches_features = cache_features(
+            [runner], method, self.task, self.settings, lambda name: cache, execution.feature_cache
+        )
         return runner
 
     def begin_reply(self) -> Meta:
@@ -460,14 +473,17 @@ class SiteRun:
                 names=data.names,
                 objective=self.task.objective,
                 stock=built.source.weights,
+                harmonisation=self._harmonisation_text,
             )
-            model = export_site(
-                self.folder / "bundle", site_export, self.name, add_frozen_tensors(method, self.task, models), method
-            )
-            predictor = build_predictor(method, self.task, model)
-            splits = Splits(data.train, data.val, data.test)
+            feature_map = None if self.harmonisation is None else self.harmonisation.feature_map
+            whole = models_for_images(models, method, self.task, feature_map)
+            model = export_site(self.folder / "bundle", site_export, self.name, whole, method)
+            task, splits = self.task, Splits(data.train, data.val, data.test)
+            if self._caches_features:  # the same predictions without the frozen body
+                task, splits, model = self.host.task, self.host.data, exported_model(models)
+            predictor = build_predictor(method, task, model)
             predictions = write_predictions(
-                self.folder / "bundle", predictor, splits, self.task, self.settings, data.test_metadata
+                self.folder / "bundle", predictor, splits, task, self.settings, data.test_metadata
             )
             constant = find_constant_predictions(
                 {self.name: predictions}, self.task.objective, data.classes, self.settings

@@ -31,6 +31,7 @@ from medfl.utils.heartbeat import HeartbeatSender, HeartbeatSignal
 from medfl.utils.memory import keep_freed_memory
 from medfl.utils.text import one_line
 from medfl.utils.wire import Blob
+from medfl_flare.backend.feature_messages import MOMENTS, SUMS
 from medfl_flare.backend.heartbeat import pack_heartbeat
 from medfl_flare.backend.message_checks import check_size
 from medfl_flare.backend.messages import Limits, Message, pack, unpack
@@ -204,6 +205,15 @@ class SiteService:
             "score_model": self._run.score_peer_model,
             "install": self._run.install,
         }
+        if (harmonisation := self._run.harmonisation) is not None:
+            if message.kind in parts and harmonisation.feature_map is None:
+                raise RefusedError(
+                    "wrong_message_order",
+                    f"expected '{MOMENTS}' before '{message.kind}', as the run harmonises features",
+                    expected=MOMENTS,
+                    found=message.kind,
+                )
+            parts |= {SUMS: harmonisation.send_sums, MOMENTS: harmonisation.harmonise}
         if message.kind not in parts:
             raise RefusedError(
                 "unexpected_message_kind",

@@ -30,9 +30,11 @@ from medfl.testing.cohort import scores
 from medfl_flare import kit
 from medfl_flare.observers import OBSERVED_FILE_NAME
 from medfl_flare.offer import make_offer
+from medfl_flare.records.audit import read_entries
 from medfl_flare.records.offer import Offer
 from medfl_flare.records.submission import ObserverState
 from medfl_flare.session import Submission, read_submission, resume, stop, submit
+from medfl_flare.sites.audit_log import audit_path
 
 pytestmark = pytest.mark.flare
 
@@ -142,6 +144,17 @@ def test_secure_aggregation_ends_with_the_bits_of_one_machine(running: Federatio
     runs = Begun()
     runs.begin(running, "secure", method="fedavg", privacy=PRIVACY | {"clip": 0.5}, secure_aggregation={"threshold": 2})
     end_as_on_one_machine(running, runs, "secure")
+
+
+@pytest.mark.slow
+def test_harmonised_features_end_with_the_bits_of_one_machine(running: Federation) -> None:
+    runs = Begun()
+    runs.begin(running, "combat", method="fedavg", train_part="head", harmonise_features="combat")
+    end_as_on_one_machine(running, runs, "combat")
+    for site in SITES:
+        entries = [entry for entry in read_entries(audit_path(running.files[site])) if entry and entry.run == "combat"]
+        assert [entry.kind for entry in entries[:4]] == ["hello", "begin", "feature_sums", "feature_moments"]
+        assert entries[2].leaves["feature_sums"].tensors == 2
 
 
 def end_as_on_one_machine(running: Federation, runs: Begun, method: str) -> None:

@@ -4,20 +4,24 @@ Each site sends sums over the features of its training images once, before the f
 by the map that it computes (`medfl.data.harmonisation.combat`). The head then trains on harmonised features. A site's
 exported model takes images, so its head contains the site's map. The global model contains no map.
 
-The maps are computed again, with the same bits, whenever a run continues. They are part of no message and no state.
+A site on another machine calls the same functions (`medfl_flare.sites.site_harmonisation`). The maps are computed
+again, with the same bits, whenever a run continues. They are part of no message and no state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
 
 from medfl.contract import Method, Model
-from medfl.data.harmonisation.combat import FeatureMap, compute_sums, fit_map, pool_sums
+from medfl.data.harmonisation.combat import FeatureMap, FeatureSums, PooledMoments, compute_sums, fit_map, pool_sums
 from medfl.data.pooled import patients_of
+from medfl.data.readers.image_reading import parse_image_reading
+from medfl.engine.evaluation import add_frozen_tensors
 from medfl.engine.site import SiteRunner, Splits
 from medfl.errors import DataError, SettingsError
 from medfl.networks.parts import head_prefix, single_linear
@@ -33,6 +37,9 @@ SETTING = "harmonise_features"
 MIN_IMAGES = 10
 """Minimum number of training images of a site: the number behind a disclosed count in federated statistics."""
 
+MIN_SITES = 2
+"""Minimum number of sites whose sums are pooled."""
+
 DESCRIPTION = (
     "features of the frozen encoder: ComBat without covariates, from sums over the training images of each site. The "
     "exported model of a site contains the map of this site and is for its images only. The global model contains no "
@@ -42,7 +49,7 @@ DESCRIPTION = (
 
 
 def check_feature_harmonisation(
-    name: str, method: Method, networks: Iterable[nn.Module], settings: Settings, sites: Mapping[str, Splits]
+    name: str, method: Method, networks: Sequence[nn.Module], settings: Settings, images: Mapping[str, int], sites: int
 ) -> None:
     """Check that a run can harmonise features, as far as that is known before features are computed.
 
@@ -51,10 +58,11 @@ def check_feature_harmonisation(
         method: The method.
         networks: One network of each kind that the run trains.
         settings: Settings of the run.
-        sites: Maps each site to its data.
+        images: Maps each site to its number of training images. Sites on other machines are left out.
+        sites: Number of all sites of the run.
 
     Raises:
-        SettingsError: If settings, method or network exclude it, or there is only one site.
+        SettingsError: If settings, method or networks exclude it, or there is only one site.
         DataError: If a site has too few training images.
     """
     if settings.harmonise_features == "none":
@@ -76,17 +84,25 @@ def check_feature_harmonisation(
             feature=SETTING,
             method=name,
         )
+    if len(networks) > 1:
+        raise SettingsError(
+            "unlike_networks",
+            f"'{SETTING}' compares the features of all sites: expected the same network at all sites, got "
+            f"{len(networks)} networks. Leave 'networks_by_site' or '{SETTING}' out.",
+            feature=SETTING,
+            networks=len(networks),
+        )
     for network in networks:
         single_linear(network, type(network).__name__, f"'{SETTING}' writes each site's map into the head")
-    if len(sites) < 2:
+    if sites < MIN_SITES:
         raise SettingsError(
             "too_few_sites",
-            f"'{SETTING}' removes differences between sites: expected at least 2 sites, got {len(sites)}. Leave it "
-            "out.",
-            expected=2,
-            found=len(sites),
+            f"'{SETTING}' removes differences between sites: expected at least {MIN_SITES} sites, got {sites}. Leave "
+            "it out.",
+            expected=MIN_SITES,
+            found=sites,
         )
-    if small := sorted(site for site, data in sites.items() if len(data.train) < MIN_IMAGES):
+    if small := sorted(site for site, count in images.items() if count < MIN_IMAGES):
         raise DataError(
             "too_few_images",
             f"'{SETTING}' estimates the mean and variance of each feature at each site: expected at least "
@@ -115,26 +131,63 @@ def _overrides(method: Method, function: str) -> bool:
     return getattr(type(method), function) is not getattr(Averaging, function)
 
 
-def describe_feature_harmonisation(settings: Settings) -> str:
-    """Return the harmonisation of features in a run in words; empty without one."""
-    return "" if settings.harmonise_features == "none" else DESCRIPTION
+def describe_harmonisation(image_reading: Mapping[str, Any] | None, settings: Settings) -> str:
+    """Return the harmonisation of a run's images and features in words; empty without one.
+
+    Args:
+        image_reading: Rule by which images are read, as in a data list (`medfl.data.readers.image_reading`), or None.
+        settings: Settings of the run.
+    """
+    template = parse_image_reading(image_reading).describe_template()
+    features = "" if settings.harmonise_features == "none" else DESCRIPTION
+    return "; ".join(filter(None, (f"images: {template}" if template else "", features)))
+
+
+def count_features(task: Task) -> int:
+    """Return the number of features that the linear head of the task's default network takes.
+
+    Raises:
+        SettingsError: If the head is not one linear layer with a bias.
+    """
+    with torch.random.fork_rng(devices=[]):
+        network = task.build()
+    return single_linear(network, task.network, f"'{SETTING}' writes each site's map into the head")[0].in_features
+
+
+def sum_features(data: Splits) -> FeatureSums:
+    """Return the sums over the features of a site's training images.
+
+    Args:
+        data: Data of the site with features in place of images (`cache_features`).
+    """
+    return compute_sums(data.train.batch(torch.arange(len(data.train)))[0])
+
+
+def harmonise_site(runner: SiteRunner, data: Splits, pooled: PooledMoments) -> FeatureMap:
+    """Let a site train and score on harmonised features, in place, and return the map of the site.
+
+    Args:
+        runner: Runner of the site. Its data are replaced.
+        data: Data of the site with features as the body computes them.
+        pooled: Moments of the features of all sites.
+
+    Raises:
+        DataError: If the map of this site can't be computed.
+    """
+    feature_map = fit_map(sum_features(data), pooled)
+    train, val, test = (HarmonisedDataset(part, feature_map) for part in (data.train, data.val, data.test))
+    runner.data = replace(data, train=train, val=val, test=test)
+    return feature_map
 
 
 def harmonise_sites(runners: Mapping[str, SiteRunner]) -> dict[str, FeatureMap]:
-    """Harmonise the features of all sites of a run, in place, and return the map of each site.
+    """Harmonise the features of all sites of a run on this machine, in place, and return the map of each site.
 
     Args:
         runners: Maps each site to its runner, whose data contain features (`cache_features`).
     """
-    training = {name: runner.data.train for name, runner in runners.items()}
-    sums = {name: compute_sums(data.batch(torch.arange(len(data)))[0]) for name, data in training.items()}
-    pooled = pool_sums(list(sums.values()))
-    maps = {name: fit_map(own, pooled) for name, own in sums.items()}
-    for name, runner in runners.items():
-        data = runner.data
-        train, val, test = (HarmonisedDataset(part, maps[name]) for part in (data.train, data.val, data.test))
-        runner.data = replace(data, train=train, val=val, test=test)
-    return maps
+    pooled = pool_sums([sum_features(runner.data) for runner in runners.values()])
+    return {name: harmonise_site(runner, runner.data, pooled) for name, runner in runners.items()}
 
 
 class HarmonisedDataset:
@@ -177,3 +230,20 @@ def fold_into_head(model: Model, task: Task, feature_map: FeatureMap) -> Model:
     prefix = head_prefix(task.build(model.network), model.network)
     weight, bias = feature_map.fold(model.tensors[f"{prefix}weight"], model.tensors[f"{prefix}bias"])
     return replace(model, tensors={**model.tensors, f"{prefix}weight": weight, f"{prefix}bias": bias})
+
+
+def models_for_images(
+    models: Mapping[str, Model], method: Method, task: Task, feature_map: FeatureMap | None
+) -> dict[str, Model]:
+    """Return the models of a site by kind, with their frozen tensors and the map of the site's features.
+
+    Args:
+        models: Maps each kind of model to the model as the run trains it.
+        method: Method of the run.
+        task: Task of the run, whose network takes images.
+        feature_map: Map of the site; None if the run harmonises no features.
+    """
+    whole = add_frozen_tensors(method, task, models)
+    if feature_map is None:
+        return whole
+    return {kind: fold_into_head(model, task, feature_map) for kind, model in whole.items()}

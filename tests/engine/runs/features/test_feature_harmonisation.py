@@ -152,6 +152,11 @@ def test_a_head_of_two_layers_is_refused(tmp_path):
         case().run(tmp_path, sites=scanner_sites(), task=replace(make_task(), networks={"norm": build}))
 
 
+def test_sites_with_different_networks_are_refused(tmp_path):
+    with refused(SettingsError, "unlike_networks", feature="harmonise_features", networks=2):
+        case("local", networks_by_site={"site-2": "wide"}).run(tmp_path, sites=scanner_sites())
+
+
 def test_one_site_and_small_sites_are_refused(tmp_path):
     single = {"site-1": scanner_sites()["site-1"]}
     with refused(SettingsError, "too_few_sites", found=1):
