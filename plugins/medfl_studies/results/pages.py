@@ -273,6 +273,7 @@ def _environment(folder: Path, functions: TemplateFunctions) -> SandboxedEnviron
         "signed": page_formats.signed,
         "size": page_formats.size,
         "interval": page_formats.interval,
+        "mean_cell": page_formats.mean_cell,
         "ends": page_formats.ends,
         "words": page_formats.words,
         "count": page_formats.count_word,
