@@ -33,9 +33,7 @@ def names_in_guide() -> set[str]:
 FAST = {"fedavg", "pfedme"}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in NAMES]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in NAMES])
 def test_each_optimiser_step_at_a_site_is_in_a_checkpoint_or_the_guide_names_the_method(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
