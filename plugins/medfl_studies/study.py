@@ -170,7 +170,7 @@ def run_study(
 
 
 def _finished_runs(jobs: Sequence[RunJob], say: Say) -> list[RunJob]:
-    """Return the runs that are finished as the study defines them, and warn of those that are finished otherwise."""
+    """Return the runs that are finished as the study defines them; print a warning for each other finished run."""
     finished = []
     for job in jobs:
         changed = job.changed_inputs()
