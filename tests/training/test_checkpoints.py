@@ -15,7 +15,7 @@ from torch import nn
 from medfl.data.pooled import TensorData
 from medfl.data.transforms.dataset import TransformDataset
 from medfl.settings import Settings
-from medfl.training.checkpoints import ModelPart, StepCheckpoints, TrainingPosition, delete_checkpoints
+from medfl.training.checkpoints import ModelPart, StepCheckpoints, delete_checkpoints
 from medfl.training.loop import Batch, TrainResult, train
 from medfl.types import Dataset, Meta, Tensors
 from medfl.utils import wire
@@ -46,7 +46,12 @@ def augmented_data() -> Dataset:
 
 
 def fit(
-    folder: Path, data: Dataset, kill_after: int | None = None, seconds: float = 0.0
+    folder: Path,
+    data: Dataset,
+    kill_after: int | None = None,
+    seconds: float = 0.0,
+    step: int = 1,
+    digest: str = "request",
 ) -> tuple[Tensors, TrainResult]:
     """Train a network with dropout, batch norm and momentum, with all global generators in the loss.
 
@@ -55,12 +60,14 @@ def fit(
         data: Training data.
         kill_after: Number of batches after which the training is killed.
         seconds: Seconds between two checkpoints.
+        step: Number of the step.
+        digest: Digest of the request.
     """
     with seeded_generators("test"):
         model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 3))
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         generator, augmentation = torch.Generator().manual_seed(2), torch.Generator().manual_seed(3)
-        checkpoint = StepCheckpoints(folder, 1, "request", seconds).next_training()
+        checkpoint = StepCheckpoints(folder, step, digest, seconds).next_training()
         checkpoint.begin({"own": ModelPart(model, optimizer)}, {"augment": augmentation})
         seen = 0
 
@@ -191,10 +198,9 @@ def test_a_forged_checkpoint_changes_nothing(
 @pytest.mark.parametrize(("step", "digest"), [(1, "another request"), (2, "request")])
 def test_the_checkpoint_of_another_request_or_step_is_ignored(step: int, digest: str, tmp_path: Path) -> None:
     fit(tmp_path, plain_data())
-    model = nn.Linear(1, 1)
-    other = StepCheckpoints(tmp_path, step, digest, 0.0).next_training()
-    other.begin({"own": ModelPart(model, torch.optim.SGD(model.parameters(), lr=1.0))}, {})
-    assert other.position == TrainingPosition()
+    fit(tmp_path, plain_data(), kill_after=0)  # it continues at its end, and trains no batch
+    with pytest.raises(KilledError):
+        fit(tmp_path, plain_data(), kill_after=0, step=step, digest=digest)
 
 
 def test_a_checkpoint_is_written_when_the_interval_has_passed(tmp_path: Path) -> None:
