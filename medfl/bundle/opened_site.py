@@ -10,7 +10,7 @@ import dataclasses
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -208,36 +208,52 @@ def _check_supported(run: FederatedRun, settings: Settings) -> None:
             method=run.method,
             expected=METHOD,
         )
-    for name in ("privacy", "compression"):
-        if getattr(settings, name) is not None:
+    for name, is_used, reason, remedy in _unsupported_settings(settings):
+        if is_used:
             raise SettingsError(
                 "unsupported_setting",
-                f"MONAI's client interface does not support the setting '{name}': it has no privacy ledger and no "
-                "receiver that decodes. Leave the setting out, or run the federation with `medfl run`.",
+                f"MONAI's client interface does not support the setting '{name}': {reason}. {remedy}, or run the "
+                "federation with `medfl run`.",
                 setting=name,
             )
-    if settings.harmonise_features != "none":
-        raise SettingsError(
-            "unsupported_setting",
-            "MONAI's client interface does not support the setting 'harmonise_features': no message contains the sums "
-            "of the sites. Leave it out, or run the federation with `medfl run`.",
-            setting="harmonise_features",
-        )
-    if settings.train_part == LORA and settings.lora.aggregation == "exact":
-        raise SettingsError(
-            "unsupported_setting",
-            "MONAI's client interface does not support 'lora.aggregation' 'exact': the server of the federation "
-            "averages the factors, and computes no difference to the mean weight change. Set it to 'frozen_a' or "
-            "'naive', or run the federation with `medfl run`.",
-            setting="lora.aggregation",
-        )
-    if settings.optimization is not None and settings.optimization.ema is not None:
-        raise SettingsError(
-            "unsupported_setting",
-            "MONAI's client interface does not support the setting 'optimization.ema': the server of the federation "
-            "averages the models, which is not medfl's. Leave the setting out, or run the federation with `medfl run`.",
-            setting="optimization.ema",
-        )
+
+
+class _UnsupportedSetting(NamedTuple):
+    """Setting that does not work behind MONAI's client interface.
+
+    Attributes:
+        name: Name of the setting.
+        is_used: Whether the run uses it.
+        reason: Reason in words.
+        remedy: Sentence without a full stop that says what to do.
+    """
+
+    name: str
+    is_used: bool
+    reason: str
+    remedy: str = "Leave the setting out"
+
+
+def _unsupported_settings(settings: Settings) -> list[_UnsupportedSetting]:
+    """Return all settings that MONAI's client interface does not support."""
+    has_ema = settings.optimization is not None and settings.optimization.ema is not None
+    has_exact_lora = settings.train_part == LORA and settings.lora.aggregation == "exact"
+    return [
+        _UnsupportedSetting("privacy", settings.privacy is not None, "it has no privacy ledger"),
+        _UnsupportedSetting("compression", settings.compression is not None, "no receiver decodes the updates"),
+        _UnsupportedSetting(
+            "harmonise_features", settings.harmonise_features != "none", "no message contains the sums of the sites"
+        ),
+        _UnsupportedSetting(
+            "lora.aggregation",
+            has_exact_lora,
+            "the server of the federation averages the factors, so that 'exact' is not possible",
+            "Set it to 'frozen_a' or 'naive'",
+        ),
+        _UnsupportedSetting(
+            "optimization.ema", has_ema, "the server of the federation, which is not medfl's, averages the models"
+        ),
+    ]
 
 
 def _copy(value: torch.Tensor | np.ndarray | np.generic) -> torch.Tensor | None:

@@ -29,7 +29,7 @@ from medfl.errors import RefusedError, StoreError
 from medfl.privacy.ledger import hash_dataset, open_account
 from medfl.privacy.policy import policy_of
 from medfl.privacy.secret_site import SecretSite, derive_site_run_id
-from medfl.training.checkpoints import StepCheckpoints
+from medfl.training.checkpoints import StepCheckpoints, delete_checkpoints
 from medfl.types import NON_SITE_NAMES, Dataset, Meta, Tensors
 from medfl.utils import wire
 from medfl.utils.rng import SecretStream, seeded_generators
@@ -214,6 +214,7 @@ class SiteRunner:
         record = self._stored(step, digest)
         if record is None:
             record = self._execute_and_save(make_method(), request, step, round_, digest, keep)
+        delete_checkpoints(self.store.folder)  # also if the site was killed after it had saved the step
         for index, peer_message in enumerate(record.meta["peer_messages"]):
             tensors = wire.select(record.tensors, f"peer_message/{index}/")
             self._post(step, PeerMessage(peer_message["to"], tensors, peer_message["meta"], self.name))
@@ -257,8 +258,7 @@ class SiteRunner:
         last_step, state = self.store.last_state(before=step)
         site, state_before = self._view(method, round_, state, digest), copy_state(state)
         site.inbox = self.inbox.read(last_step, step)
-        checkpoints = self._step_checkpoints(digest)
-        site.checkpoints = checkpoints
+        site.checkpoints = self._step_checkpoints(step, digest)
         started = time.perf_counter()
 
         # 2. Execute the request, and check and filter everything that leaves the site.
@@ -284,19 +284,17 @@ class SiteRunner:
         if released:
             content["released"] = released
         self.store.save(step, site.state, content, outgoing.tensors, keep)
-        if checkpoints is not None:
-            checkpoints.delete()
         self.inbox.delete_before([0, *self.store.steps()][-RETAINED_STEPS])
         return StoredStep(step, outgoing.tensors, content)
 
-    def _step_checkpoints(self, request: str) -> StepCheckpoints | None:
+    def _step_checkpoints(self, step: int, request: str) -> StepCheckpoints | None:
         """Return the checkpoints of a step, or None if the site writes none.
 
         With privacy of the unit ``sample`` the noise of a training must not be drawn twice, so there are none.
         """
         if self._checkpoint_minutes is None or self._noises_training:
             return None
-        return StepCheckpoints(self.store.folder, request, 60 * self._checkpoint_minutes)
+        return StepCheckpoints(self.store.folder, step, request, 60 * self._checkpoint_minutes)
 
     def _outgoing(
         self, method: Method, site: Site, request: Request, digest: str, released: list[str]

@@ -29,8 +29,13 @@ MAX_SCORE = 1e100
 MAX_COST = 1e21
 """Largest number of seconds or bytes of one step."""
 
+MAX_BATCHES = 10**12
+"""Largest number of batches of one training."""
+
 RoundNumber = Annotated[int, Field(ge=0, le=MAX_ROUND)]
 """Type of the number of a round or a step, in [0, `MAX_ROUND`]."""
+BatchNumber = Annotated[int, Field(ge=0, le=MAX_BATCHES)]
+"""Type of a number of batches, in [0, `MAX_BATCHES`]."""
 Time = Annotated[float, Field(ge=0, le=MAX_TIME)]
 """Type of a time in seconds since 1970, in [0, `MAX_TIME`]."""
 Score = Annotated[float, Field(ge=-MAX_SCORE, le=MAX_SCORE)]
@@ -70,6 +75,8 @@ class JobStart(Record):
         sites: Names of the sites.
         job: Kind of the job, such as ``step``.
         activity: Activity of the sites in words, such as ``training``.
+        round: Round of the request or of the evaluated models, or None if the job has none.
+        step: Step of the request or of the evaluated models, or None if the job has none.
     """
 
     kind: Literal["job_start"] = "job_start"
@@ -77,6 +84,8 @@ class JobStart(Record):
     sites: tuple[str, ...]
     job: str
     activity: str
+    round: RoundNumber | None = None
+    step: RoundNumber | None = None
 
 
 class Heartbeat(Record):
@@ -86,7 +95,8 @@ class Heartbeat(Record):
         sites: Names of the sites.
         job: Kind of the job, or None if the sender does not know it.
         activity: Activity of the sites in words; empty before the first batch.
-        share: Fraction of the job's batches that are done, in [0, 1], or None if it is unknown or private.
+        batch: Number of the training's batches that are done, or None if it is unknown or private.
+        batches: Number of the training's planned batches, >= 1, or None if it is unknown or private.
         has_progressed: Whether a batch was done since the previous heartbeat.
     """
 
@@ -95,7 +105,8 @@ class Heartbeat(Record):
     sites: tuple[str, ...]
     job: str | None = None
     activity: str
-    share: Annotated[float, Field(ge=0, le=1)] | None = None
+    batch: BatchNumber | None = None
+    batches: Annotated[BatchNumber, Field(ge=1)] | None = None
     has_progressed: bool
 
 

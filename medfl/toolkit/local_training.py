@@ -16,7 +16,7 @@ from medfl.toolkit.fit import Fit, FitResult
 from medfl.toolkit.participant_state import auxiliary_state, model_tensors, set_auxiliary_state
 from medfl.toolkit.training_specs import Training, freeze_other_part
 from medfl.training.checkpoints import ModelPart, TrainingCheckpoint, TrainingPart
-from medfl.training.loop import Batch, train
+from medfl.training.loop import Batch, TrainResult, train
 from medfl.training.optimizer_state import read_state, write_state
 from medfl.types import Tensors
 from medfl.utils.wire import digest
@@ -215,6 +215,29 @@ class LocalTraining(BaseModel):
         write_state(fit.optimizer, model, optimizer or {})
 
         # 3. Train with the method's loss.
+        trained = self._run_training(fit, frozen, phase)
+
+        # 4. Let the method finish the training, and collect its results.
+        self.after_fit(fit)
+        return FitResult(
+            before=before,
+            after=cpu_state(model),
+            log=fit.log | {"loss": trained.loss, "seconds": trained.seconds},
+            extra=on_cpu(self.extra_reply_tensors(fit)) if leaves and fit.steps else {},
+            optimizer={} if optimizer is None else read_state(fit.optimizer, model),
+            meta=fit.meta,
+        )
+
+    def _run_training(self, fit: Fit, frozen: Sequence[nn.Module], phase: str) -> TrainResult:
+        """Train the model of `fit` in place with the method's loss and callbacks, from its checkpoint if there is one.
+
+        Args:
+            fit: The training, with its optimiser.
+            frozen: Modules that stay in evaluation mode.
+            phase: Label of the random streams.
+        """
+        site, task = fit.site, fit.site.task
+
         def loss(batch: Batch) -> torch.Tensor:
             for module in frozen:
                 module.training = False
@@ -226,36 +249,25 @@ class LocalTraining(BaseModel):
 
         weights, augmentation = self.row_weights(fit), site.rng("augment" + phase)
         steps = policy_of(site.settings).steps(
-            model, fit.optimizer, site, lambda: digest(cpu_state(model)), self.gradient_clip
+            fit.model, fit.optimizer, site, lambda: digest(cpu_state(fit.model)), self.gradient_clip
         )
-        checkpoint = self.begin_checkpoint(fit, {"augment": augmentation})
-        trained = train(
-            model,
+        return train(
+            fit.model,
             site.train,
             loss,
             fit.optimizer,
             site.settings,
             site.rng("batches" + phase),
-            site.task.device,
+            task.device,
             weights=weights,
             after_batch=after_batch,
             gradient_clip=self.gradient_clip,
-            augment=site.task.augment(augmentation),
+            augment=task.augment(augmentation),
             steps=steps,
-            smallest=site.task.objective.smallest_batch,
-            before_epoch=site.task.epoch_rates,
-            before_batch=site.task.step_rates,
-            checkpoint=checkpoint,
-        )
-        # 4. Let the method finish the training, and collect its results.
-        self.after_fit(fit)
-        return FitResult(
-            before=before,
-            after=cpu_state(model),
-            log=fit.log | {"loss": trained.loss, "seconds": trained.seconds},
-            extra=on_cpu(self.extra_reply_tensors(fit)) if leaves and fit.steps else {},
-            optimizer={} if optimizer is None else read_state(fit.optimizer, model),
-            meta=fit.meta,
+            smallest=task.objective.smallest_batch,
+            before_epoch=task.epoch_rates,
+            before_batch=task.step_rates,
+            checkpoint=self.begin_checkpoint(fit, {"augment": augmentation}),
         )
 
 

@@ -50,6 +50,13 @@ class TrainingPosition:
     steps: int = 0
     samples: int = 0
 
+    def __post_init__(self) -> None:
+        """Raise `ValueError` if no training can be at this position."""
+        if {type(self.number), type(self.steps), type(self.samples)} != {int}:
+            raise ValueError("the position does not consist of integers")
+        if not 0 <= self.steps <= self.number or self.samples < 0:
+            raise ValueError("the position is out of range")
+
 
 class TrainingPart(Protocol):
     """Object that a training changes, such as its model with the optimiser, or a second model."""
@@ -82,6 +89,7 @@ class ModelPart:
     def load_training_state(self, state: Tensors) -> None:
         """Load the tensors of the model and of the optimiser's state, in place."""
         self._model.load_state_dict(wire.select(state, _MODEL))
+        self._optimizer.state.clear()
         write_state(self._optimizer, self._model, wire.select(state, _OPTIMIZER))
 
 
@@ -90,24 +98,26 @@ class StepCheckpoints:
 
     Args:
         folder: Folder of the site's state.
-        request: Digest of the request that the step executes.
+        step: Number of the step.
+        request: Digest of the request that the step executes. Requests of several steps may be equal.
         seconds: Minimum seconds between two checkpoints of a training, >= 0.
     """
 
-    def __init__(self, folder: Path, request: str, seconds: float) -> None:
-        self._folder, self._request, self._seconds = folder, request, seconds
+    def __init__(self, folder: Path, step: int, request: str, seconds: float) -> None:
+        self._folder, self._step, self._request, self._seconds = folder, step, request, seconds
         self._count = 0
 
     def next_training(self) -> TrainingCheckpoint:
         """Return the checkpoint of the step's next training. Trainings are numbered in the order of the calls."""
         self._count += 1
-        key = {"request": self._request, "training": self._count}
+        key = {"step": self._step, "request": self._request, "training": self._count}
         return TrainingCheckpoint(self._folder / f"{CHECKPOINT_STEM}-{self._count}.safetensors", key, self._seconds)
 
-    def delete(self) -> None:
-        """Delete the files of all checkpoints."""
-        for path in self._folder.glob(f"{CHECKPOINT_STEM}-*.safetensors"):
-            path.unlink(missing_ok=True)
+
+def delete_checkpoints(folder: Path) -> None:
+    """Delete the files of all checkpoints in the folder of a site's state."""
+    for path in folder.glob(f"{CHECKPOINT_STEM}-*.safetensors"):
+        path.unlink(missing_ok=True)
 
 
 class TrainingCheckpoint:
@@ -139,8 +149,9 @@ class TrainingCheckpoint:
     ) -> None:
         """Load the state of a killed training in place, if there is one, and follow the objects from now on.
 
-        Without a checkpoint, or if its file is damaged, the training starts at the beginning. Call this directly before
-        the first batch, as the state includes that of the global random generators.
+        Without a checkpoint of this training the training starts at the beginning; also, with a warning, if the file
+        is damaged or does not fit the objects. Call this directly before the first batch, as the state includes that
+        of the global random generators.
 
         Args:
             parts: Everything that the training changes, by name: the model with its optimiser, and further objects.
@@ -152,17 +163,36 @@ class TrainingCheckpoint:
             tensors, meta = wire.decode(self._path.read_bytes())
         except FileNotFoundError:
             return
-        except DamagedError as error:
-            logger.warning("'%s' is damaged (%s). The training starts at the beginning.", self._path, error)
+        except (OSError, DamagedError) as error:
+            logger.warning("'%s' can't be read (%s). The training starts at the beginning.", self._path, error)
             return
-        if meta["key"] != self._key:
+        if meta.get("key") != self._key:
             return
-        for name, part in parts.items():
-            part.load_training_state(wire.select(tensors, f"{_PART}{name}/"))
-        self._log.update(meta["log"])
-        _restore_random_state(wire.select(tensors, _RANDOM), meta["random"], generators)
-        self.position, self.total_loss = TrainingPosition(**meta["position"]), tensors[_LOSS]
+        before = {name: _copies(part.training_state()) for name, part in parts.items()}
+        random_before = _random_state(generators)
+        try:
+            self._load(tensors, meta)
+        except Exception as error:  # any, as a part may be of a method's own class
+            for name, part in parts.items():
+                part.load_training_state(before[name])
+            _restore_random_state(*random_before, generators)
+            logger.warning(
+                "'%s' does not fit its training (%s). The training starts at the beginning.",
+                self._path,
+                type(error).__name__,
+            )
+            return
         logger.info("A training continues after batch %d.", self.position.number)
+
+    def _load(self, tensors: Tensors, meta: Meta) -> None:
+        """Set the objects and the position to a checkpoint, in place. May raise after some objects have changed."""
+        position, total_loss = TrainingPosition(**meta["position"]), tensors[_LOSS].reshape(())
+        log = {str(name): float(value) for name, value in meta["log"].items()}
+        for name, part in self._parts.items():
+            part.load_training_state(wire.select(tensors, f"{_PART}{name}/"))
+        _restore_random_state(wire.select(tensors, _RANDOM), meta["random"], self._generators)
+        self._log.update(log)
+        self.position, self.total_loss = position, total_loss
 
     def save_if_due(self, position: TrainingPosition, total_loss: torch.Tensor) -> None:
         """Write the checkpoint if the interval has passed.
@@ -183,6 +213,11 @@ class TrainingCheckpoint:
         meta = {"key": self._key, "position": asdict(position), "random": random_meta, "log": dict(self._log)}
         write_atomic(self._path, wire.encode(tensors, meta))
         self._written = time.monotonic()
+
+
+def _copies(tensors: Tensors) -> Tensors:
+    """Return copies of the tensors, which later changes of the originals don't change."""
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
 def _random_state(generators: Mapping[str, torch.Generator]) -> tuple[Tensors, Meta]:

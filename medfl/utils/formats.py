@@ -89,9 +89,23 @@ def none_if_nan(value: float | None) -> float | None:
     return None if value is None or math.isnan(value) else value
 
 
-def p_value(value: float) -> str:
-    """Format a p-value for a table with four decimals; ``-`` for NaN."""
-    return "-" if math.isnan(value) else f"{value:.4f}" if value >= 0.00005 else "< 0.0001"
+def p_value(value: float, digits: int = 4) -> str:
+    """Format a p-value for a table; ``< 0.0001`` in place of ``0.0000``, and ``-`` for NaN.
+
+    Args:
+        value: The p-value.
+        digits: Number of decimals.
+    """
+    if math.isnan(value):
+        return "-"
+    smallest = 10.0**-digits
+    return f"< {smallest:.{digits}f}" if value < smallest / 2 else f"{value:.{digits}f}"
+
+
+def p_phrase(value: float) -> str:
+    """Format a p-value for a sentence with three decimals, for example ``p = 0.012`` or ``p < 0.001``."""
+    text = p_value(value, digits=3)
+    return f"p {text}" if text.startswith("<") else f"p = {text}"
 
 
 def plus_minus(mean: float, std: float) -> str:

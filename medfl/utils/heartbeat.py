@@ -1,4 +1,4 @@
-"""Heartbeats of long computations: a thread reports at intervals whether batches were processed, and how many.
+"""Heartbeats of long computations: a thread reports at intervals how many batches are done, and whether one was.
 
 The caller of a computation opens a `HeartbeatSender` around it; the computation counts its batches by `count_batches`.
 They don't need to know each other, and heartbeats don't affect any result.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar, Token
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self, TypeVar
 
 BEAT_SECONDS = 30.0
@@ -25,13 +25,19 @@ class HeartbeatSignal:
 
     Attributes:
         doing: Purpose of the batches, for example ``training``; empty before the first batch.
-        share: Share of the batches that are done, in [0, 1]; None if their number is unknown.
+        batch: Number of batches that are done, >= 0, also by an earlier process that was killed; None if it is private.
+        batches: Number of planned batches, >= 1; None if it is unknown or private.
         moved: Whether a batch was finished since the previous heartbeat.
     """
 
     doing: str = ""
-    share: float | None = None
+    batch: int | None = None
+    batches: int | None = None
     moved: bool = False
+
+    def without_counts(self) -> HeartbeatSignal:
+        """Return the heartbeat without the numbers of batches, which reveal the number of images."""
+        return replace(self, batch=None, batches=None)
 
 
 class HeartbeatSender:
@@ -66,11 +72,11 @@ class HeartbeatSender:
         """Return the heartbeat for the current state; `moved` of the next one refers to the time after this call."""
         count, before = self._count, self._counted_before
         self._counted_before = count
-        share = None if not self._total else min(1.0, round(self._done / self._total, 2))
-        return HeartbeatSignal(self._doing, share, count > before)
+        batch = self._done if self._doing else None
+        return HeartbeatSignal(self._doing, batch, self._total or None, count > before)
 
     def part(self, batches: Iterable[T], doing: str, total: int | None, done: int = 0) -> Iterator[T]:
-        """Yield the batches and count them. Of nested loops over batches, only the outer one has a share.
+        """Yield the batches and count them. Of nested loops over batches, only the outer one has a position.
 
         Args:
             batches: Batches; one is done when the next one is requested.
@@ -107,7 +113,7 @@ def count_batches(batches: Iterable[T], doing: str, total: int | None = None, do
         batches: Batches; one is done when the next one is requested.
         doing: Purpose of the batches.
         total: Number of batches, >= 0; None if unknown.
-        done: Number of batches that were done before, which count in the share.
+        done: Number of batches that were done before, which count in the position.
     """
     pulse = _CURRENT_SENDER.get()
     return iter(batches) if pulse is None else pulse.part(batches, doing, total, done)

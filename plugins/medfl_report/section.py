@@ -250,6 +250,8 @@ def environment(folder: str) -> Environment:
         "sentence": formats.sentence,
         "size": formats.size,
         "duration": formats.duration,
+        "p_value": formats.p_value,
+        "p_phrase": formats.p_phrase,
         "commands": formats.commands,
         "words": _words,
         "meaning": words.metric_meaning,

@@ -9,7 +9,7 @@ import contextlib
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +51,7 @@ def run_jobs(
     after: Callable[[JobOutcome[JobType], JobType], None],
     launcher: JobLauncher,
     word: str = "run",
+    done: Collection[JobType] | None = None,
 ) -> JobOutcome[JobType]:
     """Run all jobs that are not finished. If a job fails, the others still run.
 
@@ -60,6 +61,7 @@ def run_jobs(
         after: Callback after each job that ended.
         launcher: Launcher that carries out the jobs.
         word: Word for a job in the printed lines.
+        done: The jobs that are finished, if the caller knows them; None asks each job, which reads its inputs.
 
     Returns:
         The status of each job.
@@ -67,7 +69,7 @@ def run_jobs(
     Raises:
         KeyboardInterrupt: After the launcher stopped, if the user interrupts the study.
     """
-    done = [job for job in jobs if job.is_done()]
+    done = [job for job in jobs if job.is_done()] if done is None else done
     outcome = JobOutcome({job: "finished" if job in done else "not run" for job in jobs})
     if done:
         say(f"{len(done)} of {len(jobs)} {word}s are already finished")

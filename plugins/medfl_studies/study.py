@@ -18,6 +18,7 @@ from typing import Any, ParamSpec
 from medfl.bundle.bundle_folders import find_bundle
 from medfl.plugins import Registry, load_plugins
 from medfl.utils.formats import join_words, table_lines
+from medfl.utils.text import Say
 from medfl_report.monitor.queued_runs import QueuedRuns
 from medfl_studies.attacks import AttackJob, attack_jobs
 from medfl_studies.checks import check_attacks, check_options, check_rows, find_source
@@ -155,13 +156,7 @@ def run_study(
             if clean and all(other.run != attack.run for other in attacked.unfinished()):
                 clean(attack.run.folder)
 
-        for job in jobs:
-            if changed := job.changed_inputs():
-                say(
-                    f"warning: {job.title}: the finished run in '{job.folder}' differs from the study in: "
-                    f"{join_words(changed)}. To keep it, choose another --out; to run it again, delete the folder."
-                )
-        runs = run_jobs(jobs, say, after_run, launcher)
+        runs = run_jobs(jobs, say, after_run, launcher, done=_finished_runs(jobs, say))
         possible = [attack for attack in prepared.attacks if runs.status[attack.run] == "finished"]
         attacked = run_jobs(possible, say, after_attack, launcher, "attack")
         unseen = run_without_sites(study, jobs, without, say, launcher)
@@ -172,6 +167,21 @@ def run_study(
             write_tables(study, runs, data, out, prepared.registry, attacked, rows, unseen)
             write_page(study, runs, data, out, say, prepared.registry, unseen)
     return JobOutcome({**runs.status, **attacked.status, **unseen.runs.status, **unseen.evaluations.status})
+
+
+def _finished_runs(jobs: Sequence[RunJob], say: Say) -> list[RunJob]:
+    """Return the runs that are finished as the study defines them; print a warning for each other finished run."""
+    finished = []
+    for job in jobs:
+        changed = job.changed_inputs()
+        if changed:
+            say(
+                f"warning: {job.title}: the finished run in '{job.folder}' differs from the study in: "
+                f"{join_words(changed)}. To keep it, choose another --out; to run it again, delete the folder."
+            )
+        elif changed is not None:
+            finished.append(job)
+    return finished
 
 
 def _count_ended(outcome: JobOutcome[JobType]) -> int:

@@ -15,6 +15,7 @@ from toys import PAIR, Ring, Toy, builtin, digests, leftovers, snapshot
 
 from medfl.engine.runs.simulation import SimulationResult
 from medfl.testing.cohort import make_sites
+from medfl.training.checkpoints import CHECKPOINT_STEM
 
 CASES = {
     "ring": lambda: Toy(Ring),  # peer messages, blobs, site states, two steps a round
@@ -95,10 +96,11 @@ def test_killed_at_every_call_that_touches_the_disk(name: str, stride: int, tmp_
     assert len(calls) * stride > 40, f"only {len(calls)} calls were tried"
 
 
+@pytest.mark.parametrize("name", ["fedavg", "local"])
 @pytest.mark.parametrize("stride", [7, pytest.param(1, marks=pytest.mark.slow)])
-def test_killed_within_trainings_at_every_call_that_touches_the_disk(stride: int, tmp_path: Path) -> None:
-    """With a checkpoint after each batch most calls are within a training."""
-    case = CASES["fedavg"]()
+def test_killed_within_trainings_at_every_call_that_touches_the_disk(name: str, stride: int, tmp_path: Path) -> None:
+    """With a checkpoint after each batch most calls are within a training. All requests of `local` are equal."""
+    case = builtin(name, norm_sync="none")
     run(case, tmp_path / "whole")
     wanted = snapshot(tmp_path / "whole")
     calls = copied_at_each(stride, case, tmp_path / "copies", checkpoint_minutes=0)
@@ -107,6 +109,7 @@ def test_killed_within_trainings_at_every_call_that_touches_the_disk(stride: int
         run(case, folder, checkpoint_minutes=0)
         assert snapshot(folder) == wanted, f"killed at call {call}"
         assert not leftovers(folder), f"killed at call {call}"
+        assert not list(folder.rglob(f"{CHECKPOINT_STEM}-*")), f"killed at call {call}"
     assert any("training-" in call for call in calls)
 
 

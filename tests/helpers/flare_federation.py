@@ -201,11 +201,21 @@ class Federation:
 
     # ---- standing still
 
+    def state_folder(self, participant: str, run: str) -> Path:
+        """Return the folder of a participant's state in a run."""
+        return self.files[participant].state / "runs" / run / "state" / participant
+
     def hold(self, name: str, participant: str, run: str, step: int) -> None:
         """Have a participant stand still just before it saves a step."""
-        folder = self.files[participant].state / "runs" / run / "state" / participant
+        self._hold(name, self.state_folder(participant, run) / f"step-{step:08d}.safetensors", 0)
+
+    def hold_in_training(self, name: str, site: str, run: str, checkpoints: int) -> None:
+        """Have a site stand still within a training, after its process has written a number of checkpoints."""
+        self._hold(name, self.state_folder(site, run) / "training-1.safetensors", checkpoints)
+
+    def _hold(self, name: str, target: Path, count: int) -> None:
         new = self.warm / "holds" / f"{name}.new"
-        new.write_text(f"{folder}/step-{step:08d}.safetensors")
+        new.write_text(f"{target}\n{count}\n")
         new.rename(new.with_suffix(".hold"))
 
     def held(self, name: str) -> int:

@@ -35,14 +35,20 @@ def start(at: float, sites: Sequence[str] = SITES, rounds: int = 3, **more: Any)
     return line(at, RunStart(method="fedavg", seed=0, rounds=rounds, sites=tuple(sites), metric="auc", **more))
 
 
-def work(at: float, *sites: str, job: str = "step", activity: str = "training") -> ProgressLine:
-    return line(at, JobStart(sites=sites, job=job, activity=activity))
+def work(at: float, *sites: str, job: str = "step", activity: str = "training", **position: int) -> ProgressLine:
+    return line(at, JobStart(sites=sites, job=job, activity=activity, **position))
 
 
 def beat(
-    at: float, site: str, share: float | None = 0.5, activity: str = "training", job: str | None = None
+    at: float,
+    site: str,
+    batch: int | None = 5,
+    batches: int | None = 10,
+    activity: str = "training",
+    job: str | None = None,
 ) -> ProgressLine:
-    return line(at, Heartbeat(sites=(site,), job=job, activity=activity, share=share, has_progressed=True))
+    signal = Heartbeat(sites=(site,), job=job, activity=activity, batch=batch, batches=batches, has_progressed=True)
+    return line(at, signal)
 
 
 def done(at: float, *sites: str, job: str = "step") -> ProgressLine:

@@ -120,11 +120,19 @@ def _show(command: list[str]) -> None:
 
 
 def _holding(replace: Any, holds: Path) -> Any:
-    """`os.replace` that stands still, just before it, where a file in `holds` has a pattern of its target."""
+    """`os.replace` that stands still, just before it, where a file in `holds` has a pattern of its target.
+
+    The file's second line is the number of such calls in a process that pass before.
+    """
+    passed: dict[Path, int] = {}
 
     def held(source: Any, target: Any, **options: Any) -> None:
         for hold in holds.glob("*.hold"):
-            if fnmatch.fnmatch(str(target), hold.read_text()):
+            pattern, count = hold.read_text().splitlines()
+            if fnmatch.fnmatch(str(target), pattern):
+                passed[hold] = passed.get(hold, 0) + 1
+                if passed[hold] <= int(count):
+                    continue
                 mark = hold.with_suffix(".mark")
                 mark.write_text(str(os.getpid()))
                 replace(mark, hold.with_suffix(".held"))

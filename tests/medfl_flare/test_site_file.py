@@ -33,6 +33,7 @@ device = "cuda:1"
 cache = "disk"
 cache_dir = "kept"
 loaders = 3
+checkpoint_minutes = 2.5
 [privacy]
 unit = "site"
 adjacency = "replace"
@@ -71,7 +72,8 @@ def test_all_keys_are_read_and_relative_paths_begin_at_the_file(tmp_path: Path, 
     )
     assert site_file.shared_test
     kept = tmp_path / "local" / "kept"
-    assert site_file.execution == Execution(threads=2, device="cuda:1", cache="disk", cache_dir=kept, loaders=3)
+    expected = Execution(threads=2, device="cuda:1", cache="disk", cache_dir=kept, loaders=3, checkpoint_minutes=2.5)
+    assert site_file.execution == expected
     assert site_file.path == tmp_path / "local" / "medfl-site.toml"
     assert site_file.state == tmp_path / "local" / "state"
     assert site_file.privacy is not None
@@ -115,6 +117,7 @@ def test_a_path_may_begin_at_home(tmp_path: Path, monkeypatch) -> None:
         (LEAST + 'device = "gpu"', "invalid_setting", "device"),
         (LEAST + 'cache = "ram"', "unknown_choice", "cache"),
         (LEAST + "loaders = -1", "setting_out_of_range", "loaders"),
+        (LEAST + "checkpoint_minutes = -1", "setting_out_of_range", "checkpoint_minutes"),
         (LEAST + "[privacy]\nepsilon = 1", "missing_setting", "privacy.unit"),
         (LEAST + '[privacy]\nunit = "site"\nepsilon = inf', "setting_out_of_range", "privacy.epsilon"),
         (LEAST + '[privacy]\nunit = "patient"\nepsilon = 1', "unknown_choice", "privacy.unit"),

@@ -49,7 +49,7 @@ def test_the_first_table_says_what_scikit_learn_says(page, tmp_path):
         assert row[3].startswith(f"{after - before:+.3f}"), "with this skill every site gains"
         low, high = (float(end) for end in row[3][6:].split(" to "))
         assert low <= after - before <= high
-        assert words(row[4]).startswith("better, p = 0.0")
+        assert words(row[4]).startswith(("better, p = 0.0", "better, p < 0.001"))
     mean, worst = rows[3:]
     assert [words(cell) for cell in mean[:3]] == ["mean of sites", f"{sum(alone) / 3:.3f}", f"{sum(other) / 3:.3f}"]
     assert [words(cell) for cell in worst[:3]] == ["worst site", f"{min(alone):.3f}", f"{min(other):.3f}"]

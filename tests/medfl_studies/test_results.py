@@ -595,6 +595,7 @@ def test_formats():
     assert cell(estimate, "+") == "-0.004 [-0.095, +0.085]"
     assert cell(-1e-12) == "0.000"
     assert cell(0.0625 - 1e-13) == cell(0.0625), "a rounding error of another processor changes no digit"
+    assert [p_cell(Estimate(0.1, p=p)) for p in (0.0123, 0.00002, None)] == ["0.0123", "< 0.0001", "–"]
     assert [count_word(3), count_word([1, 2]), count_word(12)] == ["three", "two", "12"]
 
 

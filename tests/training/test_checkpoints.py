@@ -15,9 +15,10 @@ from torch import nn
 from medfl.data.pooled import TensorData
 from medfl.data.transforms.dataset import TransformDataset
 from medfl.settings import Settings
-from medfl.training.checkpoints import ModelPart, StepCheckpoints, TrainingPosition
+from medfl.training.checkpoints import ModelPart, StepCheckpoints, delete_checkpoints
 from medfl.training.loop import Batch, TrainResult, train
-from medfl.types import Dataset, Tensors
+from medfl.types import Dataset, Meta, Tensors
+from medfl.utils import wire
 from medfl.utils.rng import seeded_generators
 from medfl.utils.wire import tensors_equal
 
@@ -45,7 +46,12 @@ def augmented_data() -> Dataset:
 
 
 def fit(
-    folder: Path, data: Dataset, kill_after: int | None = None, seconds: float = 0.0
+    folder: Path,
+    data: Dataset,
+    kill_after: int | None = None,
+    seconds: float = 0.0,
+    step: int = 1,
+    digest: str = "request",
 ) -> tuple[Tensors, TrainResult]:
     """Train a network with dropout, batch norm and momentum, with all global generators in the loss.
 
@@ -54,12 +60,14 @@ def fit(
         data: Training data.
         kill_after: Number of batches after which the training is killed.
         seconds: Seconds between two checkpoints.
+        step: Number of the step.
+        digest: Digest of the request.
     """
     with seeded_generators("test"):
         model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 3))
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         generator, augmentation = torch.Generator().manual_seed(2), torch.Generator().manual_seed(3)
-        checkpoint = StepCheckpoints(folder, "request", seconds).next_training()
+        checkpoint = StepCheckpoints(folder, step, digest, seconds).next_training()
         checkpoint.begin({"own": ModelPart(model, optimizer)}, {"augment": augmentation})
         seen = 0
 
@@ -118,26 +126,94 @@ def test_without_a_usable_checkpoint_a_training_starts_at_the_beginning(
     assert len(caplog.records) == is_damaged
 
 
-def test_the_checkpoint_of_another_request_is_ignored(tmp_path: Path) -> None:
+def without_a_weight(tensors: Tensors, meta: Meta) -> None:
+    del tensors["part/own/model/4.bias"]
+
+
+def with_a_weight_of_another_shape(tensors: Tensors, meta: Meta) -> None:
+    tensors["part/own/model/4.weight"] = torch.zeros(3, 65)
+
+
+def with_a_state_of_an_unknown_parameter(tensors: Tensors, meta: Meta) -> None:
+    tensors["part/own/optimizer/5.weight/exp_avg"] = torch.zeros(3)
+
+
+def with_another_sum_of_losses(tensors: Tensors, meta: Meta) -> None:
+    tensors["loss"] = torch.zeros(2)
+
+
+def with_a_short_random_state(tensors: Tensors, meta: Meta) -> None:
+    tensors["random/generator/augment"] = torch.zeros(3, dtype=torch.uint8)
+
+
+def without_a_random_state(tensors: Tensors, meta: Meta) -> None:
+    del meta["random"]
+
+
+def at_an_impossible_position(tensors: Tensors, meta: Meta) -> None:
+    meta["position"]["steps"] = meta["position"]["number"] + 1
+
+
+def at_a_fraction_of_a_batch(tensors: Tensors, meta: Meta) -> None:
+    meta["position"]["number"] = 2.5
+
+
+def with_a_text_in_the_log(tensors: Tensors, meta: Meta) -> None:
+    meta["log"] = {"loss": "low"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        without_a_weight,
+        with_a_weight_of_another_shape,
+        with_a_state_of_an_unknown_parameter,
+        with_another_sum_of_losses,
+        with_a_short_random_state,
+        without_a_random_state,
+        at_an_impossible_position,
+        at_a_fraction_of_a_batch,
+        with_a_text_in_the_log,
+    ],
+)
+def test_a_forged_checkpoint_changes_nothing(
+    change: Callable[[Tensors, Meta], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its checksum is right, and part of its content is loaded before the first error."""
+    whole, _ = fit(tmp_path / "whole", plain_data())
+    folder = tmp_path / "killed"
+    with pytest.raises(KilledError):
+        fit(folder, plain_data(), kill_after=3)
+    (path,) = folder.iterdir()
+    tensors, meta = wire.decode(path.read_bytes())
+    change(tensors, meta)
+    path.write_bytes(wire.encode(tensors, meta))
+    with caplog.at_level(logging.WARNING, logger="medfl"):
+        trained, result = fit(folder, plain_data())
+    assert tensors_equal(trained, whole)
+    assert result.batches == 6
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(("step", "digest"), [(1, "another request"), (2, "request")])
+def test_the_checkpoint_of_another_request_or_step_is_ignored(step: int, digest: str, tmp_path: Path) -> None:
     fit(tmp_path, plain_data())
-    model = nn.Linear(1, 1)
-    other = StepCheckpoints(tmp_path, "another request", 0.0).next_training()
-    other.begin({"own": ModelPart(model, torch.optim.SGD(model.parameters(), lr=1.0))}, {})
-    assert other.position == TrainingPosition()
+    fit(tmp_path, plain_data(), kill_after=0)  # it continues at its end, and trains no batch
+    with pytest.raises(KilledError):
+        fit(tmp_path, plain_data(), kill_after=0, step=step, digest=digest)
 
 
 def test_a_checkpoint_is_written_when_the_interval_has_passed(tmp_path: Path) -> None:
     fit(tmp_path / "long", plain_data(), seconds=1000.0)
     assert not (tmp_path / "long").exists()
     fit(tmp_path / "short", plain_data())
-    steps = StepCheckpoints(tmp_path / "short", "request", 0.0)
     assert [path.name for path in (tmp_path / "short").iterdir()] == ["training-1.safetensors"]
-    steps.delete()
+    delete_checkpoints(tmp_path / "short")
     assert not [*(tmp_path / "short").iterdir()]
 
 
 def test_trainings_of_a_step_have_files_of_their_own(tmp_path: Path) -> None:
-    steps = StepCheckpoints(tmp_path, "request", 0.0)
+    steps = StepCheckpoints(tmp_path, 1, "request", 0.0)
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     for _ in range(2):

@@ -22,39 +22,48 @@ def test_without_anybody_around_batches_pass_as_they_are() -> None:
 
 def test_a_heartbeat_says_what_is_done_and_whether_it_moved() -> None:
     with HeartbeatSender(never, 3600) as pulse:
-        assert pulse.beat() == HeartbeatSignal("", None, False)
+        assert pulse.beat() == HeartbeatSignal("", None, None, False)
         batches = count_batches(range(8), "training", 8)
         next(batches)
-        assert pulse.beat() == HeartbeatSignal("training", 0.0, False)
+        assert pulse.beat() == HeartbeatSignal("training", 0, 8, False)
         next(batches), next(batches)
-        assert pulse.beat() == HeartbeatSignal("training", 0.25, True)
-        assert pulse.beat() == HeartbeatSignal("training", 0.25, False)
+        assert pulse.beat() == HeartbeatSignal("training", 2, 8, True)
+        assert pulse.beat() == HeartbeatSignal("training", 2, 8, False)
         assert list(batches) == [3, 4, 5, 6, 7]
-        assert pulse.beat() == HeartbeatSignal("training", 1.0, True)
+        assert pulse.beat() == HeartbeatSignal("training", 8, 8, True)
 
 
-def test_only_the_outer_of_two_loops_has_a_share_and_both_move() -> None:
+def test_a_continued_loop_counts_the_batches_before_it() -> None:
+    with HeartbeatSender(never, 3600) as pulse:
+        batches = count_batches(range(5, 8), "training", 8, done=5)
+        next(batches)
+        assert pulse.beat() == HeartbeatSignal("training", 5, 8, False)
+        assert len(list(batches)) == 2
+        assert pulse.beat() == HeartbeatSignal("training", 8, 8, True)
+
+
+def test_only_the_outer_of_two_loops_has_a_position_and_both_move() -> None:
     with HeartbeatSender(never, 3600) as pulse:
         outer = count_batches("ab", "training", 2)
         next(outer)
         for _ in count_batches(range(10), "scoring", 10):
             pass
-        assert pulse.beat() == HeartbeatSignal("training", 0.0, True)
+        assert pulse.beat() == HeartbeatSignal("training", 0, 2, True)
         next(outer)
-        assert pulse.beat() == HeartbeatSignal("training", 0.5, True)
+        assert pulse.beat() == HeartbeatSignal("training", 1, 2, True)
 
 
 @pytest.mark.parametrize("total", [None, 0])
-def test_without_a_known_number_of_batches_there_is_no_share(total: int | None) -> None:
+def test_without_a_known_number_of_batches_they_are_only_counted(total: int | None) -> None:
     with HeartbeatSender(never, 3600) as pulse:
         assert list(count_batches("abc", "scoring", total)) == ["a", "b", "c"]
-        assert pulse.beat() == HeartbeatSignal("scoring", None, True)
+        assert pulse.beat() == HeartbeatSignal("scoring", 3, None, True)
 
 
-def test_more_batches_than_were_planned_are_the_whole() -> None:
+def test_more_batches_than_were_planned_are_counted() -> None:
     with HeartbeatSender(never, 3600) as pulse:
         list(count_batches(range(5), "training", 2))
-        assert pulse.beat().share == 1.0
+        assert pulse.beat() == HeartbeatSignal("training", 5, 2, True)
 
 
 def test_heartbeats_come_again_and_again_and_none_after_the_block() -> None:
@@ -87,5 +96,5 @@ def test_batches_of_a_data_set_are_the_same_with_and_without_heartbeats() -> Non
     plain = [loaded.inputs for loaded in load_batches(data, rows)]
     with HeartbeatSender(never, 3600) as pulse:
         watched = [loaded.inputs for loaded in load_batches(data, rows, total=len(rows))]
-        assert pulse.beat() == HeartbeatSignal("training", 1.0, True)
+        assert pulse.beat() == HeartbeatSignal("training", 3, 3, True)
     assert all(map(torch.equal, plain, watched))

@@ -19,10 +19,14 @@ class BackendJob:
 
     Attributes:
         name: Name of the kind of job, for messages and progress events.
+        step: Step of the request, or last step of the evaluated round.
+        round: Round of the step, or the evaluated round.
         tensors: Input tensors. Several jobs may share one dictionary of tensors.
     """
 
     name: ClassVar[str]
+    step: int
+    round: int
     tensors: Tensors = field(repr=False)
 
     @property
@@ -52,8 +56,6 @@ class StepJob(BackendJob):
     Attributes:
         request: Request without its tensors: ``to`` (name of the site), ``op`` (operation) and ``meta`` (metadata).
         digest: SHA-256 of the request's tensors.
-        step: Number of the step.
-        round: Round that the step belongs to.
         keep: Numbers of earlier steps whose states the site must not delete.
     """
 
@@ -61,8 +63,6 @@ class StepJob(BackendJob):
     """Name of the kind of job, for messages and progress events."""
     request: Meta
     digest: str
-    step: int
-    round: int
     keep: list[int]
 
     @property
@@ -83,16 +83,12 @@ class EvaluateJob(BackendJob):
 
     Attributes:
         sites: Names of the sites.
-        step: Last step of the evaluated round.
-        round: The evaluated round.
         score_caches: Maps each site to the last scores of its models, which are reused for unchanged models.
     """
 
     name: ClassVar[str] = "evaluate"
     """Name of the kind of job, for messages and progress events."""
     sites: list[str]
-    step: int
-    round: int
     score_caches: dict[str, Meta]
 
     @property
@@ -110,16 +106,12 @@ class PredictJob(BackendJob):
     Attributes:
         test_set: Name of the test set.
         cases: Range of the cases: (number of the first case, number after that of the last case).
-        step: Last step of the evaluated round.
-        round: The evaluated round.
     """
 
     name: ClassVar[str] = "predict"
     """Name of the kind of job, for messages and progress events."""
     test_set: str
     cases: tuple[int, int]
-    step: int
-    round: int
 
     @property
     def participants(self) -> list[str]:
@@ -135,15 +127,11 @@ class CrossSiteJob(BackendJob):
 
     Attributes:
         owner: Name of the site that the model belongs to.
-        step: Last step of the evaluated round.
-        round: The evaluated round.
     """
 
     name: ClassVar[str] = "cross_site_evaluation"
     """Name of the kind of job, for messages and progress events."""
     owner: str
-    step: int
-    round: int
 
     @property
     def participants(self) -> list[str]:

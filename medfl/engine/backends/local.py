@@ -262,16 +262,26 @@ class LocalBackend:
         return result
 
     def _note_stage(self, job: BackendJob, stage: Stage) -> None:
-        """Record a stage of a job. With a privacy setting the share of done batches is left out: it reveals a count."""
+        """Record a stage of a job. With a privacy setting the numbers of batches are left out: they reveal a count."""
         sites = tuple(job.participants)
         match stage:
             case "start":
-                self._note(JobStart(sites=sites, job=job.name, activity=ACTIVITY_BY_JOB[type(job)]))
+                activity = ACTIVITY_BY_JOB[type(job)]
+                self._note(JobStart(sites=sites, job=job.name, activity=activity, round=job.round, step=job.step))
             case "end":
                 self._note(JobEnd(sites=sites, job=job.name))
-            case HeartbeatSignal(doing, share, moved):
-                share = None if self._hides_counts else share
-                self._note(Heartbeat(sites=sites, job=job.name, activity=doing, share=share, has_progressed=moved))
+            case HeartbeatSignal() as beat:
+                beat = beat.without_counts() if self._hides_counts else beat
+                self._note(
+                    Heartbeat(
+                        sites=sites,
+                        job=job.name,
+                        activity=beat.doing,
+                        batch=beat.batch,
+                        batches=beat.batches,
+                        has_progressed=beat.moved,
+                    )
+                )
 
     def _run_watched(self, job: BackendJob) -> JobResult:
         """Run one job, in a worker or in this process, and watch the memory of its GPU."""

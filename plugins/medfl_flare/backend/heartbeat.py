@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from medfl.errors import RefusedError
+from medfl.records.progress import MAX_BATCHES
 from medfl.training.batches import SCORING, TRAINING
 from medfl.utils.heartbeat import BEAT_SECONDS, HeartbeatSignal
 from medfl_flare.backend.messages import Limits, Message, pack, unpack
@@ -37,13 +38,19 @@ def read_heartbeat(blob: bytes) -> HeartbeatSignal:
         RefusedError: If the bytes are not a valid heartbeat.
     """
     message = unpack(blob, HEARTBEAT_LIMITS)
-    doing, share, moved = (message.meta.get(name) for name in ("doing", "share", "moved"))
-    fits = share is None or (type(share) in (int, float) and 0 <= share <= 1)
+    doing, batch, batches, moved = (message.meta.get(name) for name in ("doing", "batch", "batches", "moved"))
+    fits = _is_count(batch, 0) and _is_count(batches, 1)
     if message.kind != HEARTBEAT_KIND or doing not in ("", TRAINING, SCORING) or not fits or type(moved) is not bool:
         raise RefusedError(
-            "invalid_heartbeat", "expected a heartbeat with the activity, its completed share and whether it progressed"
+            "invalid_heartbeat",
+            "expected a heartbeat with the activity, the numbers of batches and whether one is done",
         )
-    return HeartbeatSignal(doing, share, moved)
+    return HeartbeatSignal(doing, batch, batches, moved)
+
+
+def _is_count(value: object, least: int) -> bool:
+    """Return whether a value is None or an integer from `least` to `MAX_BATCHES`."""
+    return value is None or (type(value) is int and least <= value <= MAX_BATCHES)
 
 
 class SilenceTimer:

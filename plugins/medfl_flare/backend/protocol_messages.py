@@ -240,6 +240,33 @@ def read_steps(meta: Meta, name: str) -> list[int]:
     return [read_integer({name: entry}, name) for entry in value]
 
 
+class MessagePosition(NamedTuple):
+    """Position in the run that a message is about.
+
+    Attributes:
+        round: Round of the request or of the evaluated models; None if the message is about neither.
+        step: Step of the request, or last step of the evaluated round; None if the message is about neither.
+    """
+
+    round: int | None = None
+    step: int | None = None
+
+
+def read_position(meta: Meta) -> MessagePosition:
+    """Return the position in the run that a message of the server is about.
+
+    Args:
+        meta: Metadata of the message.
+
+    Raises:
+        RefusedError: If the round or the step is not a valid integer.
+    """
+    about = meta.get("request") or meta.get("evaluate") or meta
+    if not isinstance(about, dict) or "step" not in about:
+        return MessagePosition()
+    return MessagePosition(read_integer(about, "round"), read_integer(about, "step"))
+
+
 class StepMessages:
     """Builder of the messages that the server sends to the sites in one step.
 

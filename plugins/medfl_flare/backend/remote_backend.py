@@ -54,9 +54,11 @@ from medfl_flare.backend.messages import Limits, Message, pack
 from medfl_flare.backend.protocol_messages import (
     UNDELIVERED,
     HelloReply,
+    MessagePosition,
     StepMessages,
     read_begin_reply,
     read_hello_reply,
+    read_position,
     read_privacy_account,
     read_scores,
 )
@@ -383,9 +385,11 @@ class FlareBackend:
             if id(message) not in blobs:
                 blobs[id(message)] = pack(message)
         requests = {site: blobs[id(message)] for site, message in messages.items()}
-        for kind in sorted({message.kind for message in messages.values()}):
-            working = tuple(sorted(site for site, message in messages.items() if message.kind == kind))
-            self.note(JobStart(sites=working, job=kind, activity=ACTIVITIES[kind]))
+        sites_by_job: dict[tuple[str, MessagePosition], list[str]] = {}
+        for site, message in sorted(messages.items()):
+            sites_by_job.setdefault((message.kind, read_position(message.meta)), []).append(site)
+        for (kind, (round_, step)), sites in sites_by_job.items():
+            self.note(JobStart(sites=tuple(sites), job=kind, activity=ACTIVITIES[kind], round=round_, step=step))
         silent = self._transport.ask(requests, patience or self._patience, store)
         if write_errors:  # no site is at fault
             raise write_errors[0]
@@ -411,7 +415,15 @@ class FlareBackend:
         now = time.monotonic()
         if site in self._all and now - self._last_heartbeats.get(site, -math.inf) >= MIN_HEARTBEAT_SECONDS:
             self._last_heartbeats[site] = now
-            self.note(Heartbeat(sites=(site,), activity=beat.doing, share=beat.share, has_progressed=beat.moved))
+            self.note(
+                Heartbeat(
+                    sites=(site,),
+                    activity=beat.doing,
+                    batch=beat.batch,
+                    batches=beat.batches,
+                    has_progressed=beat.moved,
+                )
+            )
         return beat.moved
 
     def _file(self, site: str) -> Path:

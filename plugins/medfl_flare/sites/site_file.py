@@ -145,6 +145,8 @@ class SiteFile(StrictModel):
         cache_dir: Folder of the caches on disk; None means a folder within the site's data.
         feature_cache: Whether the features of a frozen body are computed once and stored in the cache on disk.
         loaders: Number of processes that load cases of an adopted bundle ahead of training, >= 0.
+        checkpoint_minutes: Minutes between two checkpoints of a training within a step, >= 0; 0 writes one after each
+            batch.
         weights: Folder with files of weights from which a run may start. A run names such a file by its SHA-256, never
             by its path. None if there is no such folder.
         least_threshold: Smallest number of sites over which secure aggregation must sum the updates, so that the server
@@ -172,6 +174,7 @@ class SiteFile(StrictModel):
     cache_dir: Path | None = None
     feature_cache: bool = True
     loaders: int = Field(0, ge=0)
+    checkpoint_minutes: float = Field(10.0, ge=0, allow_inf_nan=False)
     weights: Path | None = None
     least_threshold: int | None = Field(None, ge=2)
     privacy: MinimumPrivacy | None = None

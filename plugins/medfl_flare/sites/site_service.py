@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,7 +34,7 @@ from medfl_flare.backend.feature_messages import MOMENTS, SUMS
 from medfl_flare.backend.heartbeat import pack_heartbeat
 from medfl_flare.backend.message_checks import check_size
 from medfl_flare.backend.messages import Limits, Message, pack, unpack
-from medfl_flare.backend.protocol_messages import rows_from_json
+from medfl_flare.backend.protocol_messages import read_position, rows_from_json
 from medfl_flare.backend.remote_backend import ACTIVITIES
 from medfl_flare.federated_evaluation import evaluation_request
 from medfl_flare.federated_evaluation.evaluation_request import EvaluationRequest
@@ -222,7 +221,8 @@ class SiteService:
                 found=message.kind,
             )
         sites, job = (self._file.site,), message.kind
-        self._run.note(JobStart(sites=sites, job=job, activity=ACTIVITIES[job]))
+        round_, step = read_position(message.meta)
+        self._run.note(JobStart(sites=sites, job=job, activity=ACTIVITIES[job], round=round_, step=step))
         tensors, meta = parts[job](message)
         self._run.note(JobEnd(sites=sites, job=job))
         if message.kind == "step":
@@ -310,17 +310,23 @@ class SiteService:
     def _record_heartbeat(self, beat: HeartbeatSignal) -> None:
         """Record a heartbeat at the site and send it to the server.
 
-        The completed share reveals the number of images, so it is removed unless the run and the site's own file let
-        that number leave.
+        The numbers of batches reveal the number of images, so they are removed unless the run and the site's own file
+        let that number leave.
         """
         if self._run is not None:
             self._run.note(
-                Heartbeat(sites=(self._file.site,), activity=beat.doing, share=beat.share, has_progressed=beat.moved)
+                Heartbeat(
+                    sites=(self._file.site,),
+                    activity=beat.doing,
+                    batch=beat.batch,
+                    batches=beat.batches,
+                    has_progressed=beat.moved,
+                )
             )
         opened = self._opened
         discloses = opened is not None and policy_of(opened.settings).discloses_metadata("private")
         tells = discloses and "size" in self._file.disclose
-        self._send_beat(pack_heartbeat(beat if tells else replace(beat, share=None)))
+        self._send_beat(pack_heartbeat(beat if tells else beat.without_counts()))
 
     def _send_peer_message(self, peer_message: PeerMessage, step: int, use: str) -> bool:
         """Record, sign and send a peer message; return whether the receiver acknowledged it."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from medfl.data.features.feature_scale import FeatureScale
-from medfl.utils.formats import MISSING, count, join_words, number
+from medfl.utils.formats import MISSING, count, join_words, number, p_phrase
 from medfl_flare.statistics.outliers import MIN_SITES, Outlier, find_outliers
 from medfl_flare.statistics.site_statistics import (
     DisclosedCounts,
@@ -173,8 +173,7 @@ def deviation_text(outlier: Outlier) -> str:
     """Return the distance of an outlier to the median, and its p-value, as text."""
     if outlier.deviations == float("inf"):
         return "differs from most sites"
-    p_text = "p < 0.001" if outlier.p_value < 0.001 else f"p = {outlier.p_value:.3f}"
-    return f"{outlier.deviations:.1f} standard errors, {p_text}"
+    return f"{outlier.deviations:.1f} standard errors, {p_phrase(outlier.p_value)}"
 
 
 def quantile_texts(numbers: DisclosedQuantiles) -> list[str]:

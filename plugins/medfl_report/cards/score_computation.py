@@ -165,7 +165,7 @@ def estimate_metric(test_set: PredictionSet, metric: str) -> ScoreEstimate | Non
     """
     if metric == "accuracy":
         return _estimate_proportion(test_set.right, test_set.patients) if test_set.defined else None
-    return _estimate_from(interval_of(test_set, metric))
+    return estimate_from(interval_of(test_set, metric))
 
 
 def _estimate_proportion(right: torch.Tensor, patients: torch.Tensor | None) -> ScoreEstimate | None:
@@ -181,8 +181,8 @@ def _estimate_proportion(right: torch.Tensor, patients: torch.Tensor | None) -> 
     return ScoreEstimate(value=float(right.double().mean()), low=low, high=high)
 
 
-def _estimate_from(interval: Interval | None) -> ScoreEstimate | None:
-    """Return the estimate of an interval; None for None."""
+def estimate_from(interval: Interval | None) -> ScoreEstimate | None:
+    """Return the score and the ends of an interval as the record of an estimate; None for None."""
     if interval is None:
         return None
     return ScoreEstimate(value=interval.difference, low=interval.low, high=interval.high)
@@ -223,7 +223,7 @@ def _mean_row(sites: Sequence[CardRow], metrics: Sequence[str]) -> CardRow:
     for metric in metrics:
         estimates = [row.scores[metric] for row in sites if metric in row.scores]
         intervals = [Interval(score.value, score.low, score.high) for score in estimates]
-        scores[metric] = _estimate_from(mean_interval(intervals)) if intervals else None
+        scores[metric] = estimate_from(mean_interval(intervals)) if intervals else None
     return CardRow(name=SITE_MEAN, cases=None, patients=None, scores=_drop_undefined(scores))
 
 
@@ -282,7 +282,7 @@ def _class_row(pool: PredictionSet, label: int, name: str) -> CardRow:
     scores = {
         "recall": _estimate_proportion(members.right, members.patients),
         "precision": _estimate_proportion(predicted.right, predicted.patients),
-        "auc": _estimate_from(interval_of(pool, partial(_one_vs_rest_auc, label))),
+        "auc": estimate_from(interval_of(pool, partial(_one_vs_rest_auc, label))),
     }
     return CardRow(name=name, cases=len(members.rows), patients=members.patient_count, scores=_drop_undefined(scores))
 

@@ -28,7 +28,7 @@ from medfl.training.predict import predict
 from medfl.utils.files import sha256_of, write_atomic
 from medfl_report.calibration.evaluation import evaluate_calibration
 from medfl_report.calibration.validation_predictions import read_bundle_calibration
-from medfl_report.cards.score_computation import estimate_metric
+from medfl_report.cards.score_computation import estimate_from, estimate_metric
 from medfl_report.evaluation.cases import (
     LabelledImages,
     SiteCases,
@@ -225,10 +225,7 @@ def _estimate_mean(sets: Sequence[PredictionSet], metric: str) -> ScoreEstimate 
         return torch.stack([score(part, targets, weights) for part in predictions.split(width, dim=1)]).mean(dim=0)
 
     stacked = torch.cat([test_set.predictions for test_set in sets], dim=1)
-    interval = bootstrap(mean_score, stacked, first.targets, resamples=RESAMPLES, patients=first.patients)
-    if interval is None:
-        return None
-    return ScoreEstimate(value=interval.difference, low=interval.low, high=interval.high)
+    return estimate_from(bootstrap(mean_score, stacked, first.targets, resamples=RESAMPLES, patients=first.patients))
 
 
 def _write_results(evaluation: Evaluation, out: Path) -> None:

@@ -14,6 +14,7 @@ from statistics import fmean
 from medfl.engine.runs.records import RunRecord
 from medfl.records.evaluation import DataRelation, ScoreEstimate
 from medfl.utils.formats import metric_words, score
+from medfl_report.cards.score_computation import estimate_from
 from medfl_report.evaluation.evaluate import estimate_scores
 from medfl_report.evaluation.stored import StoredEvaluation, read_evaluations
 from medfl_report.site_comparison import mean_interval
@@ -107,18 +108,12 @@ class ExternalRow:
 def mean_over_sites(estimates: Sequence[ScoreEstimate | None]) -> ScoreEstimate | None:
     """Return the mean of independent estimates with its interval, without the undefined ones; None without any."""
     intervals = [Interval(score.value, score.low, score.high) for score in estimates if score is not None]
-    if not intervals:
-        return None
-    mean = mean_interval(intervals)
-    return ScoreEstimate(value=mean.difference, low=mean.low, high=mean.high)
+    return estimate_from(mean_interval(intervals)) if intervals else None
 
 
 def _over_runs(values: Sequence[float]) -> ScoreEstimate:
     """Return the mean of at least two values with Student's interval; its ends are NaN if all values are equal."""
-    interval = paired_t(values)
-    if interval is None:
-        return ScoreEstimate(value=fmean(values), low=math.nan, high=math.nan)
-    return ScoreEstimate(value=interval.difference, low=interval.low, high=interval.high)
+    return estimate_from(paired_t(values)) or ScoreEstimate(value=fmean(values), low=math.nan, high=math.nan)
 
 
 def external_rows(runs_by_label: Mapping[str, Sequence[RunRecord]]) -> list[ExternalRow]:

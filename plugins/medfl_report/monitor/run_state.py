@@ -49,12 +49,23 @@ class SiteJob:
     Attributes:
         activity: Activity of the site in words, such as ``training``.
         started_at: Time of the request, seconds since 1970.
-        share: Fraction of the job's batches that are done, in [0, 1]; None if it is unknown or private.
+        round: Round of the request or of the evaluated models; None if the job has none.
+        step: Step of the request or of the evaluated models; None if the job has none.
+        batch: Number of batches that are done; None if it is unknown or private.
+        batches: Number of planned batches; None if it is unknown or private.
     """
 
     activity: str
     started_at: float
-    share: float | None = None
+    round: int | None = None
+    step: int | None = None
+    batch: int | None = None
+    batches: int | None = None
+
+    @property
+    def share(self) -> float | None:
+        """Fraction of the batches that are done, in [0, 1]; None if it is unknown or private."""
+        return None if self.batch is None or self.batches is None else min(1.0, self.batch / self.batches)
 
 
 @dataclass
@@ -179,7 +190,8 @@ class RunState:
                 self._apply_start(at, event)
             case JobStart():
                 for site in self._known_sites(event.sites):
-                    site.jobs[event.job], site.last_heard_at = SiteJob(one_line(event.activity, 40), at), at
+                    job = SiteJob(one_line(event.activity, 40), at, event.round, event.step)
+                    site.jobs[event.job], site.last_heard_at = job, at
             case Heartbeat():
                 self._apply_heartbeat(at, event)
             case JobEnd():
@@ -225,7 +237,8 @@ class RunState:
         for site in self._known_sites(heartbeat.sites):
             job = site.main_job if heartbeat.job is None else site.jobs.get(heartbeat.job) or site.main_job
             if job is not None:  # None: the heartbeat of a finished job came late
-                job.activity, job.share = one_line(heartbeat.activity, 40) or job.activity, heartbeat.share
+                job.activity = one_line(heartbeat.activity, 40) or job.activity
+                job.batch, job.batches = heartbeat.batch, heartbeat.batches
             site.last_heard_at = at
 
     def _apply_unavailable_site(self, at: float, event: UnavailableSite) -> None:

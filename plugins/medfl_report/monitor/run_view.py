@@ -11,7 +11,7 @@ from typing import NamedTuple
 from medfl.engine.attendance import TOOK_PART
 from medfl.engine.status import DIVERGED, FINISHED, INCOMPLETE
 from medfl.utils.formats import MISSING, duration, score, sentence, size
-from medfl_report.monitor.run_state import ENDED_BY_SERVER, STOPPED, RunState, SiteState
+from medfl_report.monitor.run_state import ENDED_BY_SERVER, STOPPED, RunState, SiteJob, SiteState
 
 RECENT_ROUNDS = 5
 """Number of latest rounds whose median duration estimates the remaining time."""
@@ -32,7 +32,8 @@ class SiteView:
 
     Attributes:
         name: Name of the site.
-        activity: Current activity in words, such as ``training for 3.0 s`` or ``unavailable: REASON``.
+        activity: Current activity and position in words, such as ``training for 3.0 s: round 2, step 3, batch 40 of
+            90`` or ``unavailable: REASON``.
         level: ``work``, ``idle`` or ``bad``; sets the colour.
         share: Fraction of the current job's batches that are done, in [0, 1]; None if idle or unknown.
         rounds: Number of rounds in which the site took part, and number of rounds with a request to the site, such as
@@ -245,12 +246,20 @@ def _activity_and_level(site: SiteState, now: float, is_run_over: bool, is_unava
     if site.unavailable_because:
         return f"unavailable: {site.unavailable_because}", "bad"
     if silent_seconds is not None and job:
-        return f"silent for {duration(silent_seconds)}, while {job.activity}", "bad"
+        return f"silent for {duration(silent_seconds)}, while {job.activity}{_position_text(job)}", "bad"
     if job and not is_run_over:
-        return f"{job.activity} for {duration(max(0.0, now - job.started_at))}", "work"
+        return f"{job.activity} for {duration(max(0.0, now - job.started_at))}{_position_text(job)}", "work"
     if is_unavailable:
         return "unavailable at the end", "bad"
     return (MISSING if is_run_over else "waiting"), "idle"
+
+
+def _position_text(job: SiteJob) -> str:
+    """Return the known position of a job, such as ``: round 2, step 3, batch 40 of 90``."""
+    total = "" if job.batches is None else f" of {job.batches}"
+    parts = {"round": job.round, "step": job.step, "batch": None if job.batch is None else f"{job.batch}{total}"}
+    known = ", ".join(f"{name} {value}" for name, value in parts.items() if value is not None)
+    return f": {known}" if known else ""
 
 
 def _last_score(state: RunState, name: str) -> float | None:

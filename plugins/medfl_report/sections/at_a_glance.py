@@ -13,6 +13,7 @@ from medfl.utils.formats import (
     metric_meaning,
     metric_words,
     number,
+    p_phrase,
     score,
     sentence,
     signed,
@@ -131,7 +132,7 @@ def _effects(comparison: MethodComparison, names: Sequence[str]) -> list[str]:
 
 def _effect(row: MethodRow, gain: ComparisonRow, reference: Interval | None) -> str:
     ends = "" if gain.low is None else f" (95 % CI {signed(gain.low)} to {signed(gain.high)})"
-    p = "" if gain.p is None else f", p = {gain.p:.3f}"
+    p = "" if gain.p is None else f", {p_phrase(gain.p)}"
     level = "" if row.mean is None else score(row.mean.difference)
     against = row.reference if reference is None else f"{score(reference.difference)} with {row.reference}"
     effect = "" if gain.effect == "–" else f": {gain.effect}"

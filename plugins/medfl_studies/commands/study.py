@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -95,33 +97,57 @@ def command(
         load_study(file, source, place, scale, chosen, workers, data or ())
         for file, place in zip(files, places, strict=True)
     ]
+    _print_warnings(studies)
+    options = _slurm_options(launcher, partition, account, sbatch or ())
+    launchers = [_make_launcher(prepared, launcher, options, jobs) for prepared in studies]
+    if dry_run:
+        for line in [line for prepared in studies for line in list_commands(prepared)]:
+            typer.echo(line)
+        return
+    with _interrupted_by_termination():
+        finished = [
+            _run_one_study(prepared, study_launcher, clean)
+            for prepared, study_launcher in zip(studies, launchers, strict=True)
+        ]
+    if not all(finished):
+        raise typer.Exit(1)
+
+
+def _print_warnings(studies: Sequence[CheckedStudy]) -> None:
+    """Print the problems of plugins and the notes on the studies."""
     for prepared in studies:
         for problem in prepared.registry.problems:
             typer.echo(f"warning: {problem}", err=True)
         if prepared.note:
             typer.echo(f"warning: {prepared.note}", err=True)
-    options = user_options(partition, account, sbatch or ())
+
+
+def _slurm_options(
+    launcher: LauncherName, partition: str | None, account: str | None, sbatch: Sequence[str]
+) -> list[str]:
+    """Return the user's options of sbatch.
+
+    Raises:
+        SettingsError: If there are some, but the runs work on this machine.
+    """
+    options = user_options(partition, account, sbatch)
     if launcher is LauncherName.LOCAL and options:
         raise SettingsError(
             "incompatible_settings",
             f"Expected --launcher slurm with the options of Slurm, got --launcher local with {' '.join(options)}.",
             settings=["launcher", "partition", "account", "sbatch"],
         )
-    launchers = [_make_launcher(prepared, launcher, options, jobs) for prepared in studies]
-    if dry_run:
-        for line in [line for prepared in studies for line in list_commands(prepared)]:
-            typer.echo(line)
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # also ends the current run
+    return options
+
+
+@contextmanager
+def _interrupted_by_termination() -> Iterator[None]:
+    """Context manager in which SIGTERM raises `KeyboardInterrupt`, as Ctrl-C does, so that the current run ends too."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        finished = [
-            _run_one_study(prepared, study_launcher, clean)
-            for prepared, study_launcher in zip(studies, launchers, strict=True)
-        ]
+        yield
     finally:
         signal.signal(signal.SIGTERM, before)
-    if not all(finished):
-        raise typer.Exit(1)
 
 
 def _make_launcher(prepared: CheckedStudy, name: LauncherName, options: list[str], jobs: int | None) -> JobLauncher:

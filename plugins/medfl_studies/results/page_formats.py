@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from medfl.utils.formats import MISSING, join_words, table_lines
+from medfl.utils.formats import MISSING, join_words, p_value, table_lines
 from medfl_studies.results.page_statistics import Estimate
 
 COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
@@ -98,7 +98,7 @@ def mean_cell(value: Estimate | None, digits: int = 3) -> str:
 
 def p_cell(value: Estimate | None) -> str:
     """Format the p-value of a test for a table."""
-    return MISSING if value is None or value.p is None else f"{round(value.p, EXACT):.4f}"
+    return MISSING if value is None or value.p is None else p_value(round(value.p, EXACT))
 
 
 def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

@@ -37,6 +37,8 @@ from medfl.utils.wire import tensors_equal
 
 @dataclass(frozen=True, kw_only=True)
 class ToyJob(BackendJob):
+    step: int = 1
+    round: int = 1
     tensors: Tensors = field(default_factory=dict)
 
     @property

@@ -139,7 +139,7 @@ def test_a_run_has_the_same_bits_where_nothing_can_be_noted_down(
     assert caplog.text.count("`medfl monitor` won't show all events of the run") == 1
 
 
-def test_under_privacy_no_share_of_the_batches_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_privacy_no_number_of_batches_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Chatty(module_of_local.HeartbeatSender):  # type: ignore[name-defined, misc]
         """Sender that also sends a heartbeat at its end."""
 
@@ -155,9 +155,10 @@ def test_under_privacy_no_share_of_the_batches_is_noted(tmp_path: Path, monkeypa
     ):
         builtin("fedavg").run(folder, sites=make_sites(PAIR), rounds=1, **settings)
     plain, private = (events_of(tmp_path / name, Heartbeat) for name in ("plain", "private"))
-    assert {beat.share for beat in plain} == {1.0}
+    assert all(beat.batch == beat.batches for beat in plain if beat.activity == "training")
+    assert None not in {beat.batch for beat in plain}
     assert len(private) == len(plain)
-    assert {beat.share for beat in private} == {None}
+    assert {(beat.batch, beat.batches) for beat in private} == {(None, None)}
     assert all(beat.has_progressed for beat in plain + private)
 
 

@@ -30,7 +30,7 @@ class Clock:
 
 
 @pytest.mark.parametrize(
-    "beat", [HeartbeatSignal(), HeartbeatSignal("training", 0.25, True), HeartbeatSignal("scoring", 1.0, False)]
+    "beat", [HeartbeatSignal(), HeartbeatSignal("training", 2, 8, True), HeartbeatSignal("scoring", 3, None, False)]
 )
 def test_a_heartbeat_arrives_as_it_was_sent(beat: HeartbeatSignal) -> None:
     assert read_heartbeat(pack_heartbeat(beat)) == beat
@@ -40,12 +40,15 @@ def test_a_heartbeat_arrives_as_it_was_sent(beat: HeartbeatSignal) -> None:
     "meta",
     [
         {},
-        {"doing": "resting", "share": None, "moved": True},
-        {"doing": ["training"], "share": None, "moved": True},
-        {"doing": "training", "share": 1.5, "moved": True},
-        {"doing": "training", "share": "half", "moved": True},
-        {"doing": "training", "share": True, "moved": True},
-        {"doing": "training", "share": 0.5, "moved": 1},
+        {"doing": "resting", "batch": None, "batches": None, "moved": True},
+        {"doing": ["training"], "batch": None, "batches": None, "moved": True},
+        {"doing": "training", "batch": 1.5, "batches": None, "moved": True},
+        {"doing": "training", "batch": -1, "batches": None, "moved": True},
+        {"doing": "training", "batch": 10**13, "batches": None, "moved": True},
+        {"doing": "training", "batch": "half", "batches": None, "moved": True},
+        {"doing": "training", "batch": True, "batches": None, "moved": True},
+        {"doing": "training", "batch": 1, "batches": 0, "moved": True},
+        {"doing": "training", "batch": 1, "batches": 2, "moved": 1},
     ],
 )
 def test_anything_else_is_refused(meta: dict[str, Any]) -> None:
@@ -54,7 +57,7 @@ def test_anything_else_is_refused(meta: dict[str, Any]) -> None:
 
 
 def test_bytes_that_are_no_heartbeat_are_refused() -> None:
-    fine = {"doing": "", "share": None, "moved": True}
+    fine = {"doing": "", "batch": None, "batches": None, "moved": True}
     for code, blob in (
         ("truncated_message", b""),
         ("header_too_large", b"beat"),
@@ -153,7 +156,7 @@ class Flare:
                 task.result_received_cb(SimpleNamespace(result=result, client=SimpleNamespace(name=site)), None)
                 task.completion_status = TaskCompletionStatus.OK
             return
-        beat = Shareable({BYTES_KEY: pack_heartbeat(HeartbeatSignal("training", 0.5, what == "beat"))})
+        beat = Shareable({BYTES_KEY: pack_heartbeat(HeartbeatSignal("training", 5, 10, what == "beat"))})
         self.handlers[HEARTBEAT_TOPIC](HEARTBEAT_TOPIC, beat, about)
 
 
@@ -194,28 +197,28 @@ def test_a_slow_site_is_waited_for_as_long_as_its_work_moves_and_a_silent_one_is
 
 
 def test_a_heartbeat_is_small() -> None:
-    assert len(pack_heartbeat(HeartbeatSignal("training", 0.33, True))) < HEARTBEAT_LIMITS.max_bytes
+    assert len(pack_heartbeat(HeartbeatSignal("training", 10**12, 10**12, True))) < HEARTBEAT_LIMITS.max_bytes
 
 
 @pytest.mark.parametrize(
-    ("privacy", "described", "share"),
+    ("privacy", "described", "batches"),
     [
-        (None, ["size", "labels"], 0.5),
+        (None, ["size", "labels"], 10),
         ({"epsilon": 1.0, "clip": 1.0}, ["size", "labels"], None),
         (None, ["labels"], None),
     ],
 )
-def test_what_share_of_its_images_a_site_has_been_through_leaves_it_only_where_their_number_may(
-    privacy: dict[str, float] | None, described: list[str], share: float | None
+def test_numbers_of_batches_leave_a_site_only_where_the_number_of_its_images_may(
+    privacy: dict[str, float] | None, described: list[str], batches: int | None
 ) -> None:
     sent: list[bytes] = []
     file: Any = SimpleNamespace(max_message_mb=1, threads=torch.get_num_threads(), disclose=described)
     service = SiteService(file, lambda to, blob, patience: False, sent.append)
-    service._record_heartbeat(HeartbeatSignal("training", 0.5, True))
+    service._record_heartbeat(HeartbeatSignal("training", 5, 10, True))
     run: Any = SimpleNamespace(settings=Settings.model_validate({"rounds": 1, "privacy": privacy}))
     service._opened = run
-    service._record_heartbeat(HeartbeatSignal("training", 0.5, True))
+    service._record_heartbeat(HeartbeatSignal("training", 5, 10, True))
     assert [read_heartbeat(blob) for blob in sent] == [
-        HeartbeatSignal("training", None, True),
-        HeartbeatSignal("training", share, True),
+        HeartbeatSignal("training", None, None, True),
+        HeartbeatSignal("training", batches and 5, batches, True),
     ]

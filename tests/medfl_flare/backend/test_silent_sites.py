@@ -10,7 +10,7 @@ from loopback import SITES, Loopback, Place, digests, make_place
 from run_events import events_of
 
 from medfl.engine.runs.progress import PROGRESS
-from medfl.records.progress import CommittedStep, Heartbeat
+from medfl.records.progress import CommittedStep, Heartbeat, JobStart
 from medfl.records.run_file import RunFile, SettingOrigin
 from medfl.records.summary import Attendance, Summary
 from medfl.utils.heartbeat import HeartbeatSender, HeartbeatSignal
@@ -90,15 +90,15 @@ class Spoken(HeartbeatSender):
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "own", "share"),
+    ("name", "settings", "own", "batch"),
     [
-        ("told", {}, {}, 1.0),
+        ("told", {}, {}, 2),
         ("withheld", {}, {SITES[0]: {"disclose": []}}, None),
         ("private", {"privacy": PRIVACY, "norm_sync": "params"}, {}, None),
     ],
 )
 def test_heartbeats_come_to_the_server_without_counts_that_stay_at_home(
-    place: Place, monkeypatch: pytest.MonkeyPatch, name: str, settings: Any, own: Any, share: float | None
+    place: Place, monkeypatch: pytest.MonkeyPatch, name: str, settings: Any, own: Any, batch: int | None
 ) -> None:
     monkeypatch.setattr("medfl_flare.sites.site_service.HeartbeatSender", Spoken)
     monkeypatch.setattr("medfl_flare.backend.remote_backend.MIN_HEARTBEAT_SECONDS", 0.0)
@@ -108,7 +108,9 @@ def test_heartbeats_come_to_the_server_without_counts_that_stay_at_home(
     beats = [beat for beat in events_of(folder, Heartbeat) if beat.sites == (SITES[0],)]
     trained = [beat for beat in beats if beat.activity == "training"]
     assert trained
-    assert {beat.share for beat in trained} == {share}
+    assert {(beat.batch, beat.batches) for beat in trained} == {(batch, batch)}
+    starts = {(start.round, start.step) for start in events_of(folder, JobStart) if start.job == "step"}
+    assert starts == {(1, 1)}
     assert all(beat.has_progressed for beat in trained)
     assert str(place.root) not in (folder / PROGRESS).read_text()
 
@@ -120,9 +122,9 @@ def test_heartbeats_of_a_site_that_floods_are_noted_once(place: Place, monkeypat
     def flood(site: str, blob: bytes) -> bytes:
         if site == SITES[0] and unpack(blob, Limits()).kind == "step":
             for _ in range(50):
-                loopback._beat(site, pack_heartbeat(HeartbeatSignal("training", 0.5, True)))
+                loopback._beat(site, pack_heartbeat(HeartbeatSignal("training", 5, 10, True)))
                 loopback._beat(site, b"nonsense")
-            loopback._beat("a stranger", pack_heartbeat(HeartbeatSignal("training", 0.5, True)))
+            loopback._beat("a stranger", pack_heartbeat(HeartbeatSignal("training", 5, 10, True)))
         return blob
 
     loopback.tamper_answer = flood

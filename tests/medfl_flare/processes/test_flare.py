@@ -27,6 +27,8 @@ from medfl.bundle.federation import read_federation
 from medfl.errors import MedflError
 from medfl.records.ledger import Ledger
 from medfl.testing.cohort import scores
+from medfl.training.checkpoints import CHECKPOINT_STEM
+from medfl.utils import wire
 from medfl_flare import kit
 from medfl_flare.observers import OBSERVED_FILE_NAME
 from medfl_flare.offer import make_offer
@@ -377,3 +379,45 @@ def test_after_kills_of_a_site_and_of_the_server_in_mid_step_the_run_ends_in_the
     resume(out)
     assert len(read_submission(out).jobs) == 3
     running.equals_local(offer, out)
+
+
+@pytest.mark.slow
+def test_a_site_that_is_killed_within_a_training_continues_from_its_checkpoint(running: Federation) -> None:
+    """It writes a checkpoint after each batch, whose position counts the batches of all processes together.
+
+    The first process dies after batch 3, and the second one after its first batch. That is batch 4 of the training; it
+    would be batch 1 if the training had begun again.
+    """
+    running.write_files(site_02={"checkpoint_minutes": 0})
+    offer = running.offer("within", method="fedavg", steps=8)
+    folder = running.state_folder("site-02", offer.run)
+    running.hold_in_training("first", "site-02", offer.run, checkpoints=3)
+    out = running.begin(offer)
+    running.held("first")
+    running.kill("site-02")
+    assert trained_batches(folder) == 3
+    with ThreadPoolExecutor() as pool:
+        started = pool.submit(running.start, "site-02")
+        assert stop(out)
+        started.result()
+        running.hold_in_training("second", "site-02", offer.run, checkpoints=1)
+        resumed = pool.submit(resume, out)
+        running.held("second")
+        running.kill("site-02")
+        assert trained_batches(folder) == 4
+        started = pool.submit(running.start, "site-02")
+        assert stop(out)
+        started.result()
+        with refused(MedflError, "run_failed"):
+            resumed.result()
+    resume(out)
+    assert len(read_submission(out).jobs) == 3
+    assert not list(folder.glob(f"{CHECKPOINT_STEM}-*"))
+    running.equals_local(offer, out)
+    running.write_files()
+
+
+def trained_batches(folder: Path) -> int:
+    """Return the number of batches of the training before its checkpoint."""
+    position = wire.decode((folder / f"{CHECKPOINT_STEM}-1.safetensors").read_bytes())[1]["position"]
+    return int(position["steps"])

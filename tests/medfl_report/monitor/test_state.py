@@ -29,9 +29,9 @@ def view_of(*events: ProgressLine, now: float | None = None, writing: bool | Non
 
 
 def test_who_trains_and_who_waits() -> None:
-    view = view_of(start(9), work(10, "site-1", "site-2"), beat(11, "site-1", 0.25), done(12, "site-2"), now=13)
+    view = view_of(start(9), work(10, "site-1", "site-2"), beat(11, "site-1", 2, 8), done(12, "site-2"), now=13)
     assert [(site.activity, site.level, site.share) for site in view.sites] == [
-        ("training for 3.0 s", "work", 0.25),
+        ("training for 3.0 s: batch 2 of 8", "work", 0.25),
         ("waiting", "idle", None),
         ("waiting", "idle", None),
     ]
@@ -39,14 +39,32 @@ def test_who_trains_and_who_waits() -> None:
     assert view.summary == "1 of 3 at work"
 
 
+@pytest.mark.parametrize(
+    ("batch", "batches", "now", "activity"),
+    [
+        (40, 90, 13, "training for 3.0 s: round 2, step 3, batch 40 of 90"),
+        (40, None, 13, "training for 3.0 s: round 2, step 3, batch 40"),
+        (None, None, 13, "training for 3.0 s: round 2, step 3"),
+        (40, 90, 100, "silent for 89.0 s, while training: round 2, step 3, batch 40 of 90"),
+    ],
+)
+def test_the_position_of_a_site_is_named(batch: int | None, batches: int | None, now: float, activity: str) -> None:
+    view = view_of(start(9), work(10, "site-1", round=2, step=3), beat(11, "site-1", batch, batches), now=now)
+    assert view.sites[0].activity == activity
+
+
+def test_more_batches_than_were_planned_are_the_whole() -> None:
+    assert view_of(start(9), work(10, "site-1"), beat(11, "site-1", 5, 2)).sites[0].share == 1.0
+
+
 def test_a_site_that_is_scored_while_it_trains_continues_to_train() -> None:
     """Several workers on one machine train and score a site at the same time."""
     events = [start(9), work(10, "site-1"), work(11, "site-1", job="evaluate", activity="scoring")]
-    events += [beat(12, "site-1", 0.9, "scoring", "evaluate")]
+    events += [beat(12, "site-1", 9, 10, "scoring", "evaluate")]
     for more in ([], [done(13, "site-1", job="evaluate")]):
         site = view_of(*events, *more, now=14).sites[0]
         assert (site.activity, site.share) == ("training for 4.0 s", None)
-    assert view_of(*events, done(13, "site-1"), now=14).sites[0].activity == "scoring for 3.0 s"
+    assert view_of(*events, done(13, "site-1"), now=14).sites[0].activity == "scoring for 3.0 s: batch 9 of 10"
 
 
 def test_a_round_is_there_with_its_commit() -> None:
@@ -84,7 +102,7 @@ def test_a_site_without_heartbeats_is_named_within_a_minute(quiet: float, silent
 
 
 def test_a_slow_site_that_sends_heartbeats_is_at_work_however_long_it_takes() -> None:
-    beats = [beat(float(at), "site-1", at / 4000) for at in range(30, 3600, 30)]
+    beats = [beat(float(at), "site-1", at, 4000) for at in range(30, 3600, 30)]
     view = view_of(start(0), work(1, "site-1"), *beats, now=3600)
     assert view.sites[0].level == "work"
     assert view.sites[0].share == pytest.approx(3570 / 4000)
