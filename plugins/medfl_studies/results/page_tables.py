@@ -65,8 +65,8 @@ def differences_table(scores: DataScores, pairs: Sequence[tuple[str, str]], metr
     lines = []
     for row, other in pairs:
         if row in scores.rows and other in scores.rows:
-            found = [values[row, other, metric] for metric in metrics]
-            cells = [text for value in found for text in (cell(value, "+"), p_cell(value))]
+            estimates = [values[row, other, metric] for metric in metrics]
+            cells = [text for value in estimates for text in (cell(value, "+"), p_cell(value))]
             lines.append([f"{row} − {other}", str(len(scores.seeds(row, other))), *cells])
     heads = [text for metric in metrics for text in (metric_words(metric), "p (Holm)")]
     return table(["difference", "seeds", *heads], lines)
