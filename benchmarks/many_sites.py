@@ -54,7 +54,9 @@ class ResourceRecorder:
     Attributes:
         called_at: Time at which the recorder was created, before the run.
         started_at: Time at which the first round started.
+        cpu_to_start: CPU seconds from the creation of the recorder to the first round.
         ended_at: Time at which the last round ended.
+        cpu_at_end: CPU seconds of the process and its workers when the last round ended.
         wall: Seconds of each round.
         cpu: CPU seconds of each round.
         memory: Proportional set size after each round in bytes.
@@ -65,16 +67,22 @@ class ResourceRecorder:
     plain: PlainLoop | None = None
     called_at: float = field(default_factory=time.perf_counter)
     started_at: float = 0.0
+    cpu_to_start: float = 0.0
     ended_at: float = 0.0
+    cpu_at_end: float = 0.0
     wall: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
     memory: list[int] = field(default_factory=list)
     plain_cpu: list[float] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self._start_round()
+
     def note_start(self, site: str, step: int) -> bool:
         """Record the start of the first round: medfl calls this before each site executes a request."""
         if not self.started_at:
             self.started_at = time.perf_counter()
+            self.cpu_to_start = self.cpu_seconds() - self._cpu_mark
             self._start_round()
         return False
 
@@ -82,7 +90,8 @@ class ResourceRecorder:
         """Record the resources after a committed round, and run one round of the plain loop."""
         self.ended_at = time.perf_counter()
         self.wall.append(self.ended_at - self._wall_mark)
-        self.cpu.append(self.cpu_seconds() - self._cpu_mark)
+        self.cpu_at_end = self.cpu_seconds()
+        self.cpu.append(self.cpu_at_end - self._cpu_mark)
         self.memory.append(sum(process.memory_full_info().pss for process in self.processes()))
         if self.plain is not None:
             before = time.process_time()
@@ -95,7 +104,7 @@ class ResourceRecorder:
 
     def cpu_seconds(self) -> float:
         """Return the CPU seconds so far of this process and its workers."""
-        return float(sum(sum(process.cpu_times()[:2]) for process in self.processes()))
+        return time.process_time() + sum(sum(worker.cpu_times()[:2]) for worker in psutil.Process().children())
 
     def processes(self) -> list[psutil.Process]:
         """Return this process and its workers."""
@@ -174,7 +183,7 @@ def measure(number: int, options: argparse.Namespace) -> dict[str, float]:
                 callbacks=Callbacks(on_round=recorder.note_round),
             )
         )
-        ended = time.perf_counter()
+        ended, cpu_ended = time.perf_counter(), recorder.cpu_seconds()
         files = [path for path in run.rglob("*") if path.is_file()]
         size = sum(path.stat().st_size for path in files)
     wall, cpu = np.array(recorder.wall), np.array(recorder.cpu)
@@ -183,10 +192,12 @@ def measure(number: int, options: argparse.Namespace) -> dict[str, float]:
     plain = {"ms of CPU in the plain loop": 1e3 * float(np.median(recorder.plain_cpu)) / steps} if options.plain else {}
     return plain | {
         "seconds from call to first round": recorder.started_at - recorder.called_at,
+        "CPU seconds from call to first round": recorder.cpu_to_start,
         "ms of wall for a site's step": 1e3 * float(np.median(wall)) / steps,
         "ms of CPU for a site's step": 1e3 * float(np.median(cpu)) / steps,
         "CPU of a round, second half to first": float(cpu[half:].mean() / cpu[:half].mean()),
         "seconds after the last round": ended - recorder.ended_at,
+        "CPU seconds after the last round": cpu_ended - recorder.cpu_at_end,
         "peak memory, MiB (PSS of all processes)": max(recorder.memory) / 2**20,
         "memory growth, second half to first, MiB": (max(recorder.memory[half:]) - max(recorder.memory[:half])) / 2**20,
         "files for a site": len(files) / number,

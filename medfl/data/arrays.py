@@ -99,7 +99,7 @@ class ArrayRows:
     def __init__(self, source: np.ndarray, index: np.ndarray) -> None:
         self._source, self._index = source, index
         nbytes = len(index) * int(np.prod(source.shape[1:])) * source.dtype.itemsize
-        # An array, because a tensor has 500 bytes more, which counts with many small sites.
+        # An array, because a tensor takes about 500 bytes more, which matters with many small sites.
         self._block = source[index] if nbytes <= MAX_RESIDENT_BYTES else None
 
     def __len__(self) -> int:
@@ -183,7 +183,7 @@ class ArrayDataset:
             self._targets = targets
         else:
             values = targets if isinstance(targets, torch.Tensor) else torch.as_tensor(np.array(targets))
-            self._targets = np.array(values.to(target_type))
+            self._targets = values.to(target_type).numpy().copy()
         self.patients = None if patients is None else torch.tensor(patients, dtype=torch.int64)
         _check_inputs(images, index, len(self._targets))
         self._channels = channels_of(images.shape)
