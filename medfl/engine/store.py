@@ -100,7 +100,7 @@ class Store:
             names = os.listdir(self.folder)  # in a simulation most folders don't exist, which a glob notices slowly
         except FileNotFoundError:
             return []
-        return sorted(int(found[1]) for name in names if (found := STEP_FILE.fullmatch(name)))
+        return sorted(int(match[1]) for name in names if (match := STEP_FILE.fullmatch(name)))
 
     def save(self, step: int, state: State, meta: Meta, extra: Tensors | None = None, keep: StepNumbers = ()) -> None:
         """Write a step to one atomic file, then delete older steps and the blobs that only they refer to.

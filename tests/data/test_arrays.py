@@ -64,9 +64,9 @@ def test_rgb_comes_out_channels_last_so_that_no_copy_is_needed():
 
 @pytest.mark.parametrize("make", [list, np.array, torch.tensor], ids=["list", "array", "tensor"])
 def test_labels_are_copies_of_the_given_ones(make):
-    given = make([2, 0, 1])
-    data = ArrayDataset(random_images(3, 4, 4), given, range(3))
-    given[0] = 7
+    labels = make([2, 0, 1])
+    data = ArrayDataset(random_images(3, 4, 4), labels, range(3))
+    labels[0] = 7
     assert torch.equal(labels_of(data), torch.tensor([2, 0, 1]))
     assert torch.equal(data.targets(torch.tensor([1, 0])), torch.tensor([0, 2]))
 
