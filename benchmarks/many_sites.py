@@ -3,11 +3,12 @@
 Each site has eight rows of a table with 13 columns, six for training and two for the test. The network is one linear
 layer, so almost all of the time is medfl's own work: requests, messages, hashes, state on disk with fsync, rows of
 metrics, evaluation. By default all sites take part in each round (`--fraction`). With `--images`, a row is an image of
-28 pixels, and the network has two convolutions, two linear layers and 2.3 MB of weights.
+28 pixels, and the network has two convolutions, two linear layers and 2.3 MB of weights. With `--plain`, a plain loop
+(`plain_loop.py`) trains the same network on the same images after each round of medfl, in the same process.
 
     python benchmarks/many_sites.py --sites 100 10000
     python benchmarks/many_sites.py --sites 2 --rounds 1000
-    python benchmarks/many_sites.py --images --sites 20 --rounds 10
+    python benchmarks/many_sites.py --images --plain --sites 20 --rounds 10
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import torch
+from plain_loop import PlainLoop
 from torch import nn
 
 from medfl.data.arrays import ArrayDataset
@@ -38,6 +40,9 @@ from medfl.task import Task
 COLUMNS, ROWS, TRAIN = 13, 8, 6
 """Columns of the table, rows of each site, and training rows among them."""
 
+BATCH = 8
+"""Batch size of local training, more than the training rows of a site."""
+
 IMAGES = 10_000
 """Number of different images. More sites use the same images again."""
 
@@ -49,34 +54,57 @@ class ResourceRecorder:
     Attributes:
         called_at: Time at which the recorder was created, before the run.
         started_at: Time at which the first round started.
-        times: Times at the start of the first round and after each round.
-        cpu: CPU seconds so far at the same times.
+        cpu_to_start: CPU seconds from the creation of the recorder to the first round.
+        ended_at: Time at which the last round ended.
+        cpu_at_end: CPU seconds of the process and its workers when the last round ended.
+        wall: Seconds of each round.
+        cpu: CPU seconds of each round.
         memory: Proportional set size after each round in bytes.
+        plain: Plain loop that runs one round after each round of medfl, or None.
+        plain_cpu: CPU seconds of each round of the plain loop.
     """
 
+    plain: PlainLoop | None = None
     called_at: float = field(default_factory=time.perf_counter)
     started_at: float = 0.0
-    times: list[float] = field(default_factory=list)
+    cpu_to_start: float = 0.0
+    ended_at: float = 0.0
+    cpu_at_end: float = 0.0
+    wall: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
     memory: list[int] = field(default_factory=list)
+    plain_cpu: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._start_round()
 
     def note_start(self, site: str, step: int) -> bool:
         """Record the start of the first round: medfl calls this before each site executes a request."""
         if not self.started_at:
             self.started_at = time.perf_counter()
-            self.times.append(self.started_at)
-            self.cpu.append(self.cpu_seconds())
+            self.cpu_to_start = self.cpu_seconds() - self._cpu_mark
+            self._start_round()
         return False
 
     def note_round(self, round_: int, rows: list[MetricRow]) -> None:
-        """Record the resources after a committed round."""
-        self.times.append(time.perf_counter())
-        self.cpu.append(self.cpu_seconds())
+        """Record the resources after a committed round, and run one round of the plain loop."""
+        self.ended_at = time.perf_counter()
+        self.wall.append(self.ended_at - self._wall_mark)
+        self.cpu_at_end = self.cpu_seconds()
+        self.cpu.append(self.cpu_at_end - self._cpu_mark)
         self.memory.append(sum(process.memory_full_info().pss for process in self.processes()))
+        if self.plain is not None:
+            before = time.process_time()
+            self.plain.round(list(range(len(self.plain.train))))
+            self.plain_cpu.append(time.process_time() - before)
+        self._start_round()
+
+    def _start_round(self) -> None:
+        self._wall_mark, self._cpu_mark = time.perf_counter(), self.cpu_seconds()
 
     def cpu_seconds(self) -> float:
         """Return the CPU seconds so far of this process and its workers."""
-        return float(sum(sum(process.cpu_times()[:2]) for process in self.processes()))
+        return time.process_time() + sum(sum(worker.cpu_times()[:2]) for worker in psutil.Process().children())
 
     def processes(self) -> list[psutil.Process]:
         """Return this process and its workers."""
@@ -107,11 +135,27 @@ def make_sites(number: int, has_images: bool) -> dict[str, Splits]:
     return sites
 
 
+def make_plain_loop(sites: dict[str, Splits]) -> PlainLoop:
+    """Return a plain loop that trains the network of `--images` on the training images of all sites."""
+    batches = [splits.train.batch(torch.arange(TRAIN)) for splits in sites.values()]
+    images, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    rows = list(torch.arange(len(images)).split(TRAIN))
+    none = torch.empty(0, dtype=torch.int64)
+    loop = PlainLoop(images, labels, rows, tests=[], server_test=none, epochs=1, batch_size=BATCH, seed=0)
+    loop.model = make_cnn()
+    return loop
+
+
+def make_cnn() -> nn.Module:
+    """Return the network of `--images`."""
+    return ConvNet(3, 2, dense=180, padding=1)
+
+
 def measure(number: int, options: argparse.Namespace) -> dict[str, float]:
     """Run the method once with the given number of sites and return the figures by name."""
     sites, registry = make_sites(number, options.images), load_plugins()
     task = Task(
-        {"linear": lambda: nn.Linear(COLUMNS, 2), "cnn": lambda: ConvNet(3, 2, dense=180, padding=1)},
+        {"linear": lambda: nn.Linear(COLUMNS, 2), "cnn": make_cnn},
         "cnn" if options.images else "linear",
         nn.CrossEntropyLoss(),
         lambda parameters: torch.optim.SGD(parameters, lr=0.01),
@@ -121,12 +165,12 @@ def measure(number: int, options: argparse.Namespace) -> dict[str, float]:
     settings = Settings(
         rounds=options.rounds,
         epochs=1,
-        batch_size=8,
+        batch_size=BATCH,
         fraction=options.fraction,
         evaluate_every=options.evaluate_every or options.rounds,
     )
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        recorder, run = ResourceRecorder(), Path(folder) / "run"
+        recorder, run = ResourceRecorder(make_plain_loop(sites) if options.plain else None), Path(folder) / "run"
         simulate(
             SimulatedRun(
                 method=MethodChoice(name=options.method, make=lambda: registry.make_method(options.method, {})),
@@ -139,18 +183,21 @@ def measure(number: int, options: argparse.Namespace) -> dict[str, float]:
                 callbacks=Callbacks(on_round=recorder.note_round),
             )
         )
-        ended = time.perf_counter()
+        ended, cpu_ended = time.perf_counter(), recorder.cpu_seconds()
         files = [path for path in run.rglob("*") if path.is_file()]
         size = sum(path.stat().st_size for path in files)
-    wall, cpu = np.diff(recorder.times), np.diff(recorder.cpu)
+    wall, cpu = np.array(recorder.wall), np.array(recorder.cpu)
     steps = max(1, int(options.fraction * number))
     half = len(wall) // 2
-    return {
+    plain = {"ms of CPU in the plain loop": 1e3 * float(np.median(recorder.plain_cpu)) / steps} if options.plain else {}
+    return plain | {
         "seconds from call to first round": recorder.started_at - recorder.called_at,
+        "CPU seconds from call to first round": recorder.cpu_to_start,
         "ms of wall for a site's step": 1e3 * float(np.median(wall)) / steps,
         "ms of CPU for a site's step": 1e3 * float(np.median(cpu)) / steps,
         "CPU of a round, second half to first": float(cpu[half:].mean() / cpu[:half].mean()),
-        "seconds after the last round": ended - recorder.times[-1],
+        "seconds after the last round": ended - recorder.ended_at,
+        "CPU seconds after the last round": cpu_ended - recorder.cpu_at_end,
         "peak memory, MiB (PSS of all processes)": max(recorder.memory) / 2**20,
         "memory growth, second half to first, MiB": (max(recorder.memory[half:]) - max(recorder.memory[:half])) / 2**20,
         "files for a site": len(files) / number,
@@ -163,6 +210,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sites", type=int, nargs="+", default=[100, 10000], help="numbers of sites, one run each")
     parser.add_argument("--images", action="store_true", help="sites with images and a CNN instead of a linear layer")
+    parser.add_argument("--plain", action="store_true", help="with --images: run the plain loop after each round, too")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each run")
     parser.add_argument("--fraction", type=float, default=1.0, help="share of the sites in each round")
     parser.add_argument(
@@ -175,6 +223,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="parent of the run folder; default: the system's temporary folder")
     parser.add_argument("--json", type=Path, help="file for the figures as JSON")
     options = parser.parse_args()
+    if options.plain and (not options.images or options.fraction != 1):
+        parser.error("--plain needs --images and all sites in each round")
     torch.set_num_threads(1)
     results = {number: measure(number, options) for number in options.sites}
     if options.json:

@@ -149,6 +149,7 @@ class Task:
     optimization: Optimization | None = field(default=None, compare=False)
     _names: dict[str, list[str]] = field(default_factory=dict, repr=False, compare=False)
     _frozen: dict[str, Tensors] = field(default_factory=dict, repr=False, compare=False)
+    _frozen_digests: dict[str, str | None] = field(default_factory=dict, repr=False, compare=False)
 
     def initial(self, seed: int, network: str | None = None, owner: str = "") -> Tensors:
         """Return the initial tensors of a network.
@@ -211,8 +212,11 @@ class Task:
 
     def frozen_digest(self, network: str | None = None) -> str | None:
         """Return the SHA-256 of a network's frozen tensors, or None without any."""
-        frozen = self.frozen(network)
-        return digest(frozen) if frozen else None
+        name = network or self.network
+        if name not in self._frozen_digests:
+            frozen = self.frozen(name)
+            self._frozen_digests[name] = digest(frozen) if frozen else None
+        return self._frozen_digests[name]
 
     def __post_init__(self) -> None:
         if not self.metrics:
@@ -241,7 +245,7 @@ class Task:
             name: partial(build_with_frozen_rest, build, train_part, name, adapters)
             for name, build in self.networks.items()
         }
-        return replace(self, networks=networks, train_part=train_part, _names={}, _frozen={})
+        return replace(self, networks=networks, train_part=train_part, _names={}, _frozen={}, _frozen_digests={})
 
     def on_features(self) -> Task:
         """Return the task whose default network takes features of its frozen body instead of images, not augmented."""
@@ -302,7 +306,7 @@ class Task:
 
     def with_network(self, name: str, build: Callable[[], nn.Module]) -> Task:
         """Return the task with a network added, or replaced if the name is already in use."""
-        return replace(self, networks={**self.networks, name: build}, _names={}, _frozen={})
+        return replace(self, networks={**self.networks, name: build}, _names={}, _frozen={}, _frozen_digests={})
 
     def augment(self, generator: torch.Generator) -> AugmentFunction | None:
         """Return a function that augments a batch with random numbers from `generator`; None without augmentation."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 
 from medfl.errors import MedflError
-from medfl.types import AugmentingDataset, Dataset, LoadedBatch, SelfScoringDataset
+from medfl.types import AugmentingDataset, Dataset, LoadedBatch, is_augmenting, is_self_scoring
 
 
 class AbortedError(MedflError):
@@ -87,11 +87,11 @@ class AbortableVisits(AbortableDataset):
 
     def compute_metrics(self, model: torch.nn.Module, device: str) -> dict[str, float]:
         """Return scores of a model by name that the underlying data set computes itself, or {} if it computes none."""
-        return self._visited.compute_metrics(model, device) if isinstance(self._visited, SelfScoringDataset) else {}
+        return self._visited.compute_metrics(model, device) if is_self_scoring(self._visited) else {}
 
 
 def make_abortable(images: Dataset, is_aborted: Callable[[], bool], site: str) -> AbortableDataset:
     """Wrap a data set so that it raises `AbortedError` at the next batch after `is_aborted` returns True."""
-    if isinstance(images, AugmentingDataset):
+    if is_augmenting(images):
         return AbortableVisits(images, is_aborted, site)
     return AbortableDataset(images, is_aborted, site)

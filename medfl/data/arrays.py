@@ -99,7 +99,8 @@ class ArrayRows:
     def __init__(self, source: np.ndarray, index: np.ndarray) -> None:
         self._source, self._index = source, index
         nbytes = len(index) * int(np.prod(source.shape[1:])) * source.dtype.itemsize
-        self._block = torch.from_numpy(source[index]) if nbytes <= MAX_RESIDENT_BYTES else None
+        # An array, because a tensor takes about 500 bytes more, which matters with many small sites.
+        self._block = source[index] if nbytes <= MAX_RESIDENT_BYTES else None
 
     def __len__(self) -> int:
         return len(self._index)
@@ -111,7 +112,7 @@ class ArrayRows:
             rows: Positions in `index`, each in [0, n), shape (B,).
         """
         if self._block is not None:
-            return self._block.index_select(0, rows)
+            return torch.from_numpy(self._block).index_select(0, rows)
         return torch.from_numpy(np.ascontiguousarray(self._source[self._index[rows.numpy()]]))
 
 
@@ -157,7 +158,6 @@ class ArrayDataset:
             rows if the features are standardised. Otherwise NaN is refused.
 
     Attributes:
-        class_labels: Class label of each row of the split, shape (n,); None if the targets are no class labels.
         patients: Patient number of each row, shape (n,), int64; None if no two images share a patient.
 
     Raises:
@@ -178,13 +178,12 @@ class ArrayDataset:
     ) -> None:
         index = np.asarray(rows, dtype=np.int64).reshape(-1)
         self._target_type = target_type
-        self._targets: torch.Tensor | ArrayMasks
+        self._targets: np.ndarray | ArrayMasks
         if isinstance(targets, ArrayMasks):
-            self._targets, self.class_labels = targets, None
+            self._targets = targets
         else:
-            values = targets.clone() if isinstance(targets, torch.Tensor) else torch.as_tensor(np.array(targets))
-            self._targets = values.to(target_type)
-            self.class_labels = as_class_labels(self._targets)
+            values = targets if isinstance(targets, torch.Tensor) else torch.as_tensor(np.array(targets))
+            self._targets = values.to(target_type).numpy().copy()
         self.patients = None if patients is None else torch.tensor(patients, dtype=torch.int64)
         _check_inputs(images, index, len(self._targets))
         self._channels = channels_of(images.shape)
@@ -213,10 +212,15 @@ class ArrayDataset:
         images = images.unsqueeze(1) if self._channels is None else images.movedim(-1, 1)
         return images, self.targets(rows)
 
+    @property
+    def class_labels(self) -> torch.Tensor | None:
+        """Class label of each row of the split, shape (n,); None if the targets are no class labels."""
+        return None if isinstance(self._targets, ArrayMasks) else as_class_labels(torch.from_numpy(self._targets))
+
     def targets(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the targets (B, ...) of the given positions without reading any image."""
         targets = self._targets
-        chosen = targets.gather(rows) if isinstance(targets, ArrayMasks) else targets[rows]
+        chosen = targets.gather(rows) if isinstance(targets, ArrayMasks) else torch.from_numpy(targets)[rows]
         return chosen.to(self._target_type)
 
     def __getitem__(self, row: int) -> dict[str, torch.Tensor]:

@@ -31,7 +31,7 @@ from medfl.task import Task
 from medfl.toolkit.aggregation import check_exact_adapters
 from medfl.toolkit.averaging import Averaging, publishes_average
 from medfl.training.precision import cpu_has_bf16
-from medfl.types import AugmentingDataset, Dataset, Meta
+from medfl.types import Dataset, Meta, is_augmenting
 from medfl.utils.text import name_problem
 
 logger = logging.getLogger(__name__)
@@ -420,7 +420,7 @@ def check_targets(objective: Objective, sites: Mapping[str, Splits], others: Map
     }
     for where, data in (splits | dict(others)).items():
         size = 0 if data is None else len(data)
-        count = 1 if isinstance(data, AugmentingDataset) else TARGETS_PER_BATCH  # such cases may have different sizes
+        count = 1 if is_augmenting(data) else TARGETS_PER_BATCH  # such cases may have different sizes
         for start in range(0, size, count):
             rows = torch.arange(start, min(start + count, size))
             objective.check_targets(data.targets(rows), where, start)

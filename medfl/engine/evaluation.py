@@ -20,7 +20,7 @@ from medfl.networks.transfer.frozen import get_tensor, removed_names
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.training.predict import predict
-from medfl.types import Dataset, Meta, SelfScoringDataset, Tensors
+from medfl.types import Dataset, Meta, Tensors, is_self_scoring
 from medfl.utils import wire
 
 
@@ -115,7 +115,7 @@ def score_dataset(model: nn.Module, data: Dataset, task: Task, settings: Setting
     if not len(data):
         return {}
     scores = score_predictions(*predict_dataset(model, data, task, settings), task)
-    return scores | (data.compute_metrics(model, task.device) if isinstance(data, SelfScoringDataset) else {})
+    return scores | (data.compute_metrics(model, task.device) if is_self_scoring(data) else {})
 
 
 def predict_dataset(

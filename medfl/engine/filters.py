@@ -303,9 +303,11 @@ def check_receivers(
         ContractError: If the method may not send peer messages, a receiver is unknown, or a receiver would get two
             messages.
     """
+    if not peer_messages:
+        return
     receivers = sorted(peer_message.to for peer_message in peer_messages)
     unknown = sorted(set(receivers) - set(receivers if peers is None else peers))
-    if peer_messages and not allowed or unknown or len(set(receivers)) != len(receivers):
+    if not allowed or unknown or len(set(receivers)) != len(receivers):
         raise ContractError(
             "wrong_receivers",
             f"Site '{site}' sends peer messages to {receivers}: expected at most one for each site of the run, and "

@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
+import re
 from bisect import bisect_right
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -30,6 +32,10 @@ logger = logging.getLogger(__name__)
 
 RETAINED_STEPS = 2
 """Number of the newest steps of a participant that are kept."""
+
+
+STEP_FILE = re.compile(r"step-(\d{8})\.safetensors")
+"""Pattern of the names of step files; the group is the number of the step."""
 
 
 SENT_PREFIXES = ("reply/", "peer_message/")
@@ -90,7 +96,11 @@ class Store:
 
     def steps(self) -> list[int]:
         """Return the numbers of the steps on disk, ascending, including damaged ones."""
-        return sorted(int(path.name[5:13]) for path in self.folder.glob("step-????????.safetensors"))
+        try:
+            names = os.listdir(self.folder)  # in a simulation most folders don't exist, which a glob notices slowly
+        except FileNotFoundError:
+            return []
+        return sorted(int(match[1]) for name in names if (match := STEP_FILE.fullmatch(name)))
 
     def save(self, step: int, state: State, meta: Meta, extra: Tensors | None = None, keep: StepNumbers = ()) -> None:
         """Write a step to one atomic file, then delete older steps and the blobs that only they refer to.

@@ -28,7 +28,7 @@ from medfl.privacy.policy import mechanism_of, policy_of
 from medfl.records.ledger import Ledger, LedgerEntry, Mechanism
 from medfl.records.privacy_account import PrivacyAccount
 from medfl.settings import Privacy, Settings
-from medfl.types import AugmentingDataset, Dataset
+from medfl.types import Dataset, is_augmenting
 from medfl.utils.locks import hold_lock
 from medfl.utils.wire import digest
 
@@ -330,7 +330,7 @@ def open_account(
 
 def hash_dataset(data: Dataset) -> str:
     """Return a SHA-256 of all images, as a network receives them, and their labels, in order. Read all data once."""
-    size = 1 if isinstance(data, AugmentingDataset) else 256  # cases from transforms may have different sizes
+    size = 1 if is_augmenting(data) else 256  # cases from transforms may have different sizes
     parts = (data.batch(rows) for rows in torch.arange(len(data)).split(size))
     return hashlib.sha256("".join(digest({"x": x, "y": y}) for x, y in parts).encode()).hexdigest()
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from medfl.types import AugmentingDataset, Dataset, LoadedBatch, Targets
+from medfl.types import Dataset, LoadedBatch, Targets, is_augmenting
 from medfl.utils.heartbeat import count_batches
 
 TRAINING, SCORING = "training", "scoring"
@@ -36,7 +36,7 @@ def load_batches(
         skip: Number of batches at the beginning that are not loaded, because an earlier process has used them. The
             augmentation of the others is the same as with them.
     """
-    if isinstance(data, AugmentingDataset):
+    if is_augmenting(data):
         stream = 0 if generator is None else generator.initial_seed()
         return count_batches(data.visits(batches, stream, skip), doing, total, skip)
     chosen = itertools.islice(batches, skip, None)

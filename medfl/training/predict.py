@@ -11,7 +11,7 @@ from medfl.objectives import Objective
 from medfl.settings import Settings
 from medfl.training.batches import SCORING, load_batches, on_device
 from medfl.training.precision import autocast
-from medfl.types import AugmentingDataset, Dataset, LoadedBatch
+from medfl.types import Dataset, LoadedBatch, is_augmenting
 
 EVALUATION_BATCH = 256
 """Number of images in a batch of evaluation. Larger batches are not faster on a CPU."""
@@ -143,7 +143,7 @@ def _outputs(
     cases: tuple[int, int] | None = None,
 ) -> Iterator[tuple[LoadedBatch, torch.Tensor]]:
     """Yield each batch with the model's outputs, float32 on the CPU."""
-    size = 1 if inferer is not None or isinstance(data, AugmentingDataset) else batch
+    size = 1 if inferer is not None or is_augmenting(data) else batch
     rows = torch.arange(*(cases or (0, len(data))))
     batches = rows.split(size) if len(rows) else ()
     return _apply(model, data, batches, settings, device, inferer)

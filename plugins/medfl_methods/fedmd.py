@@ -21,7 +21,7 @@ from medfl.toolkit.rounds import RoundStep
 from medfl.toolkit.training_specs import Training, TrainingBudget
 from medfl.training.loop import Batch
 from medfl.training.predict import evaluation_batch, logits
-from medfl.types import AugmentingDataset, Meta, Tensors
+from medfl.types import Meta, Tensors, is_augmenting
 from medfl.utils.wire import prefixed, select
 
 PUBLIC_PREFIX = "public/"
@@ -108,7 +108,7 @@ class FedMD(PersonalModels):
         Raises:
             SettingsError: If public images have different shapes or change at each access.
         """
-        if isinstance(server.public, AugmentingDataset):
+        if is_augmenting(server.public):
             raise SettingsError(
                 "data_not_supported",
                 "FedMD sends public images to the sites once: expected images of one shape in a prepared data set, got "

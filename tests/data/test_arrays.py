@@ -11,8 +11,9 @@ from refusals import refused
 
 from medfl.data import arrays
 from medfl.data.arrays import ArrayDataset, ArrayMasks, array_digest, open_array
+from medfl.data.pooled import labels_of
 from medfl.errors import DataError
-from medfl.types import Dataset
+from medfl.types import Dataset, is_augmenting, is_self_scoring
 
 
 def random_images(*shape: int) -> np.ndarray:
@@ -59,6 +60,22 @@ def test_a_batch_never_changes_the_data():
 def test_rgb_comes_out_channels_last_so_that_no_copy_is_needed():
     images, _ = ArrayDataset(random_images(4, 8, 8, 3), range(4), range(4)).batch(torch.arange(4))
     assert images.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("make", [list, np.array, torch.tensor], ids=["list", "array", "tensor"])
+def test_labels_are_copies_of_the_given_ones(make):
+    labels = make([2, 0, 1])
+    data = ArrayDataset(random_images(3, 4, 4), labels, range(3))
+    labels[0] = 7
+    assert torch.equal(labels_of(data), torch.tensor([2, 0, 1]))
+    assert torch.equal(data.targets(torch.tensor([1, 0])), torch.tensor([0, 2]))
+
+
+def test_targets_that_are_not_classes_give_no_labels():
+    data = ArrayDataset(random_images(2, 4, 4), [[0.5], [1.5]], range(2), target_type=torch.float32)
+    assert data.class_labels is None
+    assert not is_augmenting(data)
+    assert not is_self_scoring(data)
 
 
 def test_a_split_may_be_empty():

@@ -42,7 +42,7 @@ from medfl.settings import Settings
 from medfl.training.batches import load_batches
 from medfl.training.loop import Batch, train
 from medfl.training.predict import predict
-from medfl.types import AugmentingDataset
+from medfl.types import is_augmenting
 from medfl.utils.rng import make_generator
 from medfl.utils.seeds import seed_of
 
@@ -56,7 +56,7 @@ def cases(tmp_path: Path) -> list[dict[str, Any]]:
 
 def test_the_bits_are_the_same_with_any_number_of_loaders_and_any_cache(cases: list[dict[str, Any]], tmp_path: Path):
     expected = visit(make_data(cases), BATCHES)
-    assert isinstance(make_data(cases), AugmentingDataset)
+    assert is_augmenting(make_data(cases))
     assert [batch.rows.tolist() for batch in expected] == [[0, 0, 1, 1], [2, 2, 3, 3], [3, 3, 0, 0], []]
     disk: dict[str, Any] = {"cache": "disk", "cache_dir": tmp_path / "cache"}
     for options in ({"loaders": 1}, {"loaders": 2}, {"cache": "none"}, {"cache": "none", "loaders": 2}, disk, disk):

@@ -100,6 +100,15 @@ def test_a_step_comes_back_with_the_same_bits(tmp_path: Path) -> None:
     assert tensors_equal(store.read(7, "reply/"), {"u": torch.ones(2)})
 
 
+def test_only_whole_step_files_count_as_steps(tmp_path: Path) -> None:
+    store = Store(tmp_path / "site")
+    assert store.steps() == []  # a site that never took part has no folder
+    store.save(3, State(), {})
+    for name in ("step-00000004.damaged", ".step-00000005.safetensors.1.tmp", "step-00000006.safetensors.old"):
+        (store.folder / name).touch()
+    assert store.steps() == [3]
+
+
 def test_the_last_two_steps_are_kept(tmp_path: Path) -> None:
     store = Store(tmp_path)
     for step in (0, 1, 4, 5, 9):

@@ -29,7 +29,7 @@ from medfl.plugins import Registry
 from medfl.settings import Settings, StrictModel, participant_count, read_settings
 from medfl.task import ImageScale, Task
 from medfl.toolkit.robust.rule import probability_of_more_attackers
-from medfl.types import MODEL_PREFIX, AugmentingDataset, Dataset, Tensors
+from medfl.types import MODEL_PREFIX, Dataset, Tensors, is_augmenting
 from medfl.utils.rng import make_generator
 from medfl.utils.wire import prefixed, select
 
@@ -131,7 +131,7 @@ def check_attackers(
         )
     if isinstance(adversary, DataAdversary):
         data = [sites[name].train for name in attackers.sites]
-        if any(train.class_labels is None or isinstance(train, AugmentingDataset) for train in data):
+        if any(train.class_labels is None or is_augmenting(train) for train in data):
             raise SettingsError(
                 "data_not_supported",
                 f"The attack '{attack}' needs images in an array, each with a class.",

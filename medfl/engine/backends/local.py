@@ -38,7 +38,7 @@ from medfl.records.progress import Heartbeat, JobEnd, JobStart
 from medfl.training.batches import SCORING, TRAINING
 from medfl.training.devices import MemoryWatch, use_device
 from medfl.training.predict import evaluation_batch
-from medfl.types import NON_SITE_NAMES, Meta, SelfScoringDataset, Tensors
+from medfl.types import NON_SITE_NAMES, Meta, Tensors, is_self_scoring
 from medfl.utils import wire
 from medfl.utils.files import flush_files
 from medfl.utils.heartbeat import HeartbeatSender, HeartbeatSignal
@@ -209,7 +209,7 @@ class LocalBackend:
         step, round_, published = evaluation.step, evaluation.round, evaluation.published
         jobs: list[EvaluateJob | PredictJob] = []
         for name, viewer in self.viewers.items():
-            if name in NON_SITE_NAMES and sizes[name] > share and not isinstance(viewer.data.test, SelfScoringDataset):
+            if name in NON_SITE_NAMES and sizes[name] > share and not is_self_scoring(viewer.data.test):
                 batch = evaluation_batch(viewer.task.objective)
                 cuts = [*range(0, sizes[name], max(1, share // batch) * batch), sizes.pop(name)]
                 for cases in pairwise(cuts):
@@ -304,12 +304,13 @@ class LocalBackend:
         raise TypeError(f"expected a job of the local backend, got {job}")
 
     def _evaluate(self, job: EvaluateJob) -> list[MetricRow]:
+        method = self._make_method()
         shared: Predictors = {}
         rows: list[MetricRow] = []
         for name in sorted(job.sites):
             runner = self._runner(name)
             runner.scorer.cache = job.score_caches[name]
-            rows += runner.evaluate(self._make_method(), job.tensors, job.step, job.round, shared)
+            rows += runner.evaluate(method, job.tensors, job.step, job.round, shared)
         return rows
 
     def _predict(self, job: PredictJob) -> Tensors:

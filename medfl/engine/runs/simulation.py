@@ -284,9 +284,9 @@ class _LocalParticipants(RunParticipants):
         return self.result.summary
 
     def _models(self, outcome: RunOutcome) -> dict[str, dict[str, Model]]:
-        runners, make_method = self._hosts | self._viewers, self.writer.plan.make_method
+        runners, method = self._hosts | self._viewers, self.writer.plan.make_method()
         return {
-            name: runners[name].models(make_method(), outcome.published, outcome.step, outcome.round)
+            name: runners[name].models(method, outcome.published, outcome.step, outcome.round)
             for name in self.writer.plan.sites
         }
 

@@ -36,7 +36,7 @@ from medfl.records.calibration import Calibration
 from medfl.settings import Settings
 from medfl.task import Task
 from medfl.training.predict import predict
-from medfl.types import AugmentingDataset, Dataset, ListedDataset, Meta
+from medfl.types import Dataset, ListedDataset, Meta, is_augmenting
 from medfl.utils.files import link_or_copy, write_atomic
 
 logger = logging.getLogger(__name__)
@@ -195,11 +195,7 @@ def write_predictions(
     patients = patients_of(data.test)
     known = dict(facts) | ({} if patients is None else {PATIENT_COLUMN: tuple(map(str, patients.tolist()))})
     others = data.val if len(data.val) else data.train
-    if (
-        task.objective.has_groups
-        and len(others)
-        and not (others is data.train and isinstance(others, AugmentingDataset))
-    ):
+    if task.objective.has_groups and len(others) and not (others is data.train and is_augmenting(others)):
         known[GROUP_COLUMN] = task.objective.groups(predictions, predict_split(others)[0])
     text = format_predictions(task.objective, task.metrics, predictions, targets, known)
     write_atomic(target / PREDICTIONS, text.encode())

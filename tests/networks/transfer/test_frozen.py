@@ -29,6 +29,7 @@ from medfl.testing.cohort import (
     make_task,
     states,
 )
+from medfl.utils import wire
 from medfl.utils.wire import tensors_equal
 
 LEARNED = 4 * (6 + 6 + 6 + 6 + 24 * 3 + 3) + 8
@@ -106,6 +107,16 @@ def test_drawn_frozen_parameters_hang_on_neither_seed_nor_owner():
     assert torch.equal(first.body[0].weight, second.body[0].weight)
     assert task.frozen_digest() == again.frozen_digest() is not None
     assert make_task().frozen_digest() is None
+
+
+def test_the_digest_is_computed_once_for_all_sites_and_again_for_another_network(monkeypatch):
+    task, calls = replace(make_task(), networks={"norm": drawn}), []
+    monkeypatch.setattr("medfl.task.digest", lambda tensors: calls.append(tensors) or wire.digest(tensors))
+    weighted = [task.with_class_weights(torch.tensor([0, 1, 1])) for _ in range(5)]
+    assert {site_task.frozen_digest() for site_task in weighted} == {task.frozen_digest()}
+    assert len(calls) == 1
+    assert make_task().with_network("norm", drawn).frozen_digest() == task.frozen_digest()
+    assert task.with_network("norm", SmallNet).frozen_digest() is None
 
 
 def test_frozen_parameters_of_a_body_come_from_the_file_of_weights(tmp_path):

@@ -32,7 +32,7 @@ from medfl.settings import Settings
 from medfl.task import Task
 from medfl.training.batches import SCORING, load_batches
 from medfl.training.precision import autocast
-from medfl.types import AugmentingDataset, Dataset, LoadedBatch, SelfScoringDataset
+from medfl.types import Dataset, LoadedBatch, is_augmenting, is_self_scoring
 from medfl.utils import wire
 from medfl.utils.files import STALE_SECONDS, write_atomic
 from medfl.utils.rng import make_generator, seed_of
@@ -160,7 +160,7 @@ def _reason_against(runners: list[SiteRunner], method: Method, task: Task, setti
     if settings.adversaries:
         return "attackers may change images"
     datasets = [data for runner in runners for data in _datasets(runner.data)]
-    if any(isinstance(data, AugmentingDataset | SelfScoringDataset) for data in datasets):
+    if any(is_augmenting(data) or is_self_scoring(data) for data in datasets):
         return "the bundle's own transforms read the images"
     images = next(data.batch(torch.arange(2).clamp(max=len(data) - 1))[0] for data in datasets if len(data))
     return _reason_of_network(task.build(), images)

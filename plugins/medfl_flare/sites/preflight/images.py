@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from medfl.types import AugmentingDataset, Dataset
+from medfl.types import Dataset, is_augmenting
 from medfl_flare.sites.preflight import Caution
 
 SAMPLE_CASES = 32
@@ -120,7 +120,7 @@ def check_spacings(data: Dataset, declared: Sequence[float] | None) -> str:
 def _read_sample(data: Dataset) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the images of a sample, and the spacing of each if it is known."""
     rows = torch.linspace(0, len(data) - 1, min(SAMPLE_CASES, len(data))).long()
-    if isinstance(data, AugmentingDataset):
+    if is_augmenting(data):
         loaded = [batch for row in rows for batch in data.visits([row[None]], 0)]
         smallest = min(batch.inputs[0].numel() for batch in loaded)
         sizes = [batch.spacing for batch in loaded if batch.spacing is not None]
