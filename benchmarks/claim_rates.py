@@ -8,11 +8,13 @@ A cell is a metric, a number of sites, a number of test patients at each site, a
 
 Half of the variance of the errors is common to both models. The claim is about the mean over the sites, by the
 procedure that `medfl_report.statistics.procedures` chooses. A cell simulates test sets until it has
-used its CPU seconds, at least 200 and at most `--simulations` times. The file ``docs/statistics_rates.csv`` has the
-number of simulations of each cell, and the tables of ``docs/statistics.md`` between its markers are replaced.
+used its CPU seconds, at least 200 and at most `--simulations` times.
 
-    python benchmarks/claim_rates.py
-    python benchmarks/claim_rates.py --simulations 10000 --seconds 600 --page docs/statistics.md
+With ``--page docs/statistics.md`` the tables of the page between its markers are replaced. Each cell is appended to
+``docs/statistics_rates.csv`` as soon as it is finished, and a later run skips it. Delete the file to measure again.
+
+    python benchmarks/claim_rates.py --simulations 300
+    python benchmarks/claim_rates.py --page docs/statistics.md
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ import json
 import math
 import re
 import time
+import zlib
 from collections.abc import Callable
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 
@@ -37,8 +40,17 @@ from medfl.metrics.segmentation import mean_over_cases
 from medfl.metrics.survival import concordance
 from medfl.objectives import Multiclass
 from medfl_report.patient_tests import SiteModels, compare_models, is_rank_metric
-from medfl_report.statistics import LEVEL, ScoreFunction, exchange, paired_t, seeds_and_patients_test
-from medfl_report.statistics.procedures import procedures_markdown
+from medfl_report.statistics import (
+    LEVEL,
+    ScoreFunction,
+    choose_for_models,
+    exchange,
+    mean_bootstrap,
+    paired_t,
+    seeds_and_patients_test,
+    wilson,
+)
+from medfl_report.statistics.procedures import PATIENT_BOOTSTRAP, TOO_FEW, procedures_markdown
 
 PATIENTS = (3, 6, 20, 100, 500, 2000)
 """Numbers of patients of cells with one site."""
@@ -46,15 +58,14 @@ PATIENTS = (3, 6, 20, 100, 500, 2000)
 SITES = ((3, 20), (10, 5), (50, 20))
 """Patients at each site, and number of sites, of the other cells."""
 
-MIN_SIMULATIONS = 200
+MIN_SIMULATIONS, SIMULATIONS = 200, 10000
+"""Minimum and full number of simulations of a cell; rates of fewer than the full number are shown with an interval."""
 
 EXCHANGES, RESAMPLES = 999, 500
 """Numbers of random exchanges and of resamples; a claim's p-value is valid with any number."""
 
-LARGE = 1000
-"""Number of patients in all from which only `LARGE_METRICS` are simulated, and no power, which is near 100 %."""
-
-LARGE_METRICS = ("accuracy", "auc", "dice", "mae")
+LARGE, LARGE_SIMULATIONS = 500, 1000
+"""Number of patients in all from which power, which is near 100 %, has fewer simulations, and number of these."""
 
 SHAPES = ("balanced_accuracy", "auc", "dice", "mae")
 """Metrics for which models of equal score and another distribution are simulated."""
@@ -182,12 +193,30 @@ METRICS: dict[str, tuple[Simulator, float]] = {
 """Maps each metric to its simulator and the effect of the kind ``better``."""
 
 
+def is_claimed(weighted: list[tuple[float, SiteModels]], seed: int) -> bool:
+    """Return whether `compare_models` claims a difference, without computing what can't change the answer.
+
+    Of fewer than six patients nothing is claimed. If Student's t test with the jackknife's variance is not significant,
+    the resamples of a bootstrap are not drawn, because both must be significant.
+    """
+    procedure = choose_for_models([models.patient_count for _, models in weighted])
+    if procedure is TOO_FEW:
+        return False
+    if procedure is PATIENT_BOOTSTRAP:
+        parts = [(weight, replace(models, resamples=0).bootstrap) for weight, models in weighted]
+        if mean_bootstrap([(weight, part) for weight, part in parts if part is not None]).jackknife_p > LEVEL:
+            return False
+    test = compare_models(weighted, seed)
+    return test.is_significant and not test.too_few
+
+
 def measure(kind: str, metric: str, sites: int, patients: int, simulations: int, seconds: float) -> Cell:
     """Return the rate of claims of a cell."""
     simulate, effect = METRICS[metric]
     gain = effect if kind == "better" else 0.0
     simulate = other_shape if kind == "other shape" else simulate
-    rng, begin, done, claims = np.random.default_rng([len(kind), sites, patients]), time.process_time(), 0, 0
+    rng = np.random.default_rng([zlib.crc32(f"{kind} {metric}".encode()), sites, patients])
+    begin, done, claims = time.process_time(), 0, 0
     least = min(MIN_SIMULATIONS, simulations)
     while done < simulations and (done < least or time.process_time() - begin < seconds):
         drawn = [simulate(metric, rng, patients, gain) for _ in range(sites)]
@@ -205,8 +234,7 @@ def measure(kind: str, metric: str, sites: int, patients: int, simulations: int,
         ]
         ones = torch.ones(patients, 1, dtype=torch.float64)
         defined = [part for part in parts if not math.isnan(float(part.score(part.pairs[0][0], part.targets, ones)[0]))]
-        test = compare_models([(1 / len(defined), part) for part in defined]) if defined else None
-        claims += test is not None and test.is_significant and not test.too_few
+        claims += bool(defined) and is_claimed([(1 / len(defined), part) for part in defined], done)
         done += 1
     return Cell(kind, metric, sites, patients, done, claims)
 
@@ -235,16 +263,22 @@ def rate(cell: Cell) -> str:
     return f"{100 * cell.claims / cell.simulations:.1f}"
 
 
+def rate_markdown(cell: Cell) -> str:
+    """Format the rate of a cell in percent; with few simulations, add its 95 % interval and their number."""
+    if cell.simulations >= SIMULATIONS:
+        return rate(cell)
+    low, high = (f"{100 * end:.1f}" for end in wilson(cell.claims, cell.simulations))
+    return f"{rate(cell)} ({low} to {high}; {cell.simulations:,})"
+
+
 def cells_markdown(cells: list[Cell], kind: str) -> str:
     """Return the table of one kind: a row for each number of patients and sites, a column for each metric."""
     chosen = [cell for cell in cells if cell.kind == kind]
     metrics = list(dict.fromkeys(cell.metric for cell in chosen))
-    lines = [["sites", "patients at each", *metrics, "simulations"], ["---"] * (len(metrics) + 3)]
+    lines = [["sites", "patients at each", *metrics], ["---"] * (len(metrics) + 2)]
     for place in dict.fromkeys((cell.sites, cell.patients) for cell in chosen):
         row = {cell.metric: cell for cell in chosen if (cell.sites, cell.patients) == place}
-        counts = sorted(cell.simulations for cell in row.values())
-        many = f"{counts[0]:,}" if counts[0] == counts[-1] else f"{counts[0]:,} to {counts[-1]:,}"
-        lines.append([*map(str, place), *(rate(row[metric]) if metric in row else "" for metric in metrics), many])
+        lines.append([*map(str, place), *(rate_markdown(row[metric]) if metric in row else "" for metric in metrics)])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
@@ -271,11 +305,27 @@ def update_page(page: Path, tables: dict[str, str]) -> None:
     page.write_text(text, encoding="utf-8")
 
 
+def read_cells(path: Path) -> list[Cell]:
+    """Return the finished cells of a CSV file; create the file, with its header, if it doesn't exist."""
+    if not path.exists():
+        path.write_text(",".join(field.name for field in fields(Cell)) + "\n", encoding="utf-8")
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    numbers = ("sites", "patients", "simulations", "claims")
+    return [Cell(row["kind"], row["metric"], *(int(row[name]) for name in numbers)) for row in rows]
+
+
+def append_cell(path: Path, cell: Cell) -> None:
+    """Append a finished cell to a CSV file."""
+    with path.open("a", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerow(astuple(cell))
+
+
 def main() -> None:
     """Measure all cells, and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--simulations", type=int, default=10000, help="largest number of simulations of a cell")
-    parser.add_argument("--seconds", type=float, default=2.0, help="CPU seconds of a cell")
+    parser.add_argument("--simulations", type=int, default=SIMULATIONS, help="largest number of simulations of a cell")
+    parser.add_argument("--seconds", type=float, default=100.0, help="CPU seconds of a cell")
     parser.add_argument("--patients", type=int, nargs="*", default=list(PATIENTS), help="patients of one site")
     parser.add_argument("--one-site", action="store_true", help="leave out the cells with several sites")
     parser.add_argument("--page", type=Path, help="page whose tables are replaced; a CSV file is written beside it")
@@ -286,23 +336,25 @@ def main() -> None:
     places = [(number, 1) for number in options.patients] + ([] if options.one_site else list(SITES))
     jobs = [(kind, metric, *place) for kind in ("equal", "better") for metric in METRICS for place in places]
     jobs += [("other shape", metric, *place) for metric in SHAPES for place in places]
-    is_large = {place: place[0] * place[1] >= LARGE for place in places}
-    jobs = [job for job in jobs if not is_large[job[2:]] or (job[0] == "equal" and job[1] in LARGE_METRICS)]
+    path = options.page and options.page.with_name(f"{options.page.stem}_rates.csv")
+    finished = {(cell.kind, cell.metric, cell.patients, cell.sites): cell for cell in (read_cells(path) if path else [])}
     cells = []
-    for kind, metric, patients, sites in jobs:
-        cells.append(measure(kind, metric, sites, patients, options.simulations, options.seconds))
-        print(f"{kind}, {metric}, {sites} sites, {patients} patients: {rate(cells[-1])} %", flush=True)
+    for job in jobs:
+        kind, metric, patients, sites = job
+        is_certain = kind == "better" and patients * sites >= LARGE
+        simulations = min(options.simulations, LARGE_SIMULATIONS) if is_certain else options.simulations
+        cell = finished.get(job) or measure(kind, metric, sites, patients, simulations, options.seconds)
+        if path and job not in finished:
+            append_cell(path, cell)
+        cells.append(cell)
+        print(f"{kind}, {metric}, {sites} sites, {patients} patients: {rate(cell)} %", flush=True)
     seeds = [
         row
         for number in (3, 5, 10)
         for ratio in (0.1, 1, 10)
-        for row in measure_seeds(number, ratio, min(options.simulations, 4000))
+        for row in measure_seeds(number, ratio, options.simulations)
     ]
     if options.page is not None:
-        path = options.page.with_name(f"{options.page.stem}_rates.csv")
-        with path.open("w", newline="", encoding="utf-8") as file:
-            names = [field.name for field in fields(Cell)]
-            csv.writer(file, lineterminator="\n").writerows([names, *map(astuple, cells)])
         tables = {kind: cells_markdown(cells, kind) for kind in ("equal", "other shape", "better")}
         update_page(options.page, tables | {"seeds": seeds_markdown(seeds), "procedures": procedures_markdown()})
     if options.json is not None:
