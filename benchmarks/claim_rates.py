@@ -338,16 +338,16 @@ def main() -> None:
     jobs += [("other shape", metric, *place) for metric in SHAPES for place in places]
     path = options.page and options.page.with_name(f"{options.page.stem}_rates.csv")
     finished = {(cell.kind, cell.metric, cell.patients, cell.sites): cell for cell in (read_cells(path) if path else [])}
-    cells = []
-    for job in jobs:
+    for job in sorted(jobs, key=lambda job: job[2] * job[3]):  # the slowest cells last
         kind, metric, patients, sites = job
         is_certain = kind == "better" and patients * sites >= LARGE
         simulations = min(options.simulations, LARGE_SIMULATIONS) if is_certain else options.simulations
-        cell = finished.get(job) or measure(kind, metric, sites, patients, simulations, options.seconds)
-        if path and job not in finished:
-            append_cell(path, cell)
-        cells.append(cell)
-        print(f"{kind}, {metric}, {sites} sites, {patients} patients: {rate(cell)} %", flush=True)
+        if job not in finished:
+            finished[job] = measure(kind, metric, sites, patients, simulations, options.seconds)
+            if path:
+                append_cell(path, finished[job])
+        print(f"{kind}, {metric}, {sites} sites, {patients} patients: {rate(finished[job])} %", flush=True)
+    cells = [finished[job] for job in jobs]
     seeds = [
         row
         for number in (3, 5, 10)

@@ -31,7 +31,9 @@ def auc(probabilities: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
         >>> auc(probabilities, torch.tensor([0, 0, 1, 1]), torch.ones(4, 1).double())
         tensor([0.7500], dtype=torch.float64)
     """
-    classes = [1] if probabilities.shape[1] == 2 else range(probabilities.shape[1])
+    if probabilities.shape[1] == 2:
+        return weighted_binary_auc(probabilities[:, 1], labels == 1, weights)
+    classes = range(probabilities.shape[1])
     return torch.stack([weighted_binary_auc(probabilities[:, c], labels == c, weights) for c in classes]).nanmean(0)
 
 
