@@ -8,10 +8,11 @@ A cell is a metric, a number of sites, a number of test patients at each site, a
 
 Half of the variance of the errors is common to both models. The claim is about the mean over the sites, by the
 procedure that `medfl_report.statistics.procedures` chooses. A cell simulates test sets until it has
-used its CPU seconds, at least 200 and at most `--simulations` times.
+used its CPU seconds, at least 100 and at most `--simulations` times.
 
-With ``--page docs/statistics.md`` the tables of the page between its markers are replaced. Each cell is appended to
-``docs/statistics_rates.csv`` as soon as it is finished, and a later run skips it. Delete the file to measure again.
+With ``--page docs/statistics.md`` the tables of the page between its markers are replaced. The counts of each cell are
+written into ``docs/statistics_rates.csv`` at once. A later run, for example after an interruption, continues each cell
+up to `--simulations`. Delete the file to begin again.
 
     python benchmarks/claim_rates.py --simulations 300
     python benchmarks/claim_rates.py --page docs/statistics.md
@@ -26,7 +27,7 @@ import math
 import re
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -55,10 +56,10 @@ from medfl_report.statistics.procedures import PATIENT_BOOTSTRAP, TOO_FEW, proce
 PATIENTS = (3, 6, 20, 100, 500, 2000)
 """Numbers of patients of cells with one site."""
 
-SITES = ((3, 20), (10, 5), (50, 20))
-"""Patients at each site, and number of sites, of the other cells."""
+SITES = ((20, 3), (5, 10), (20, 50))
+"""Number of sites, and patients at each site, of the other cells."""
 
-MIN_SIMULATIONS, SIMULATIONS = 200, 10000
+MIN_SIMULATIONS, SIMULATIONS = 100, 10000
 """Minimum and full number of simulations of a cell; rates of fewer than the full number are shown with an interval."""
 
 EXCHANGES, RESAMPLES = 999, 500
@@ -88,6 +89,10 @@ class Models:
     score: ScoreFunction
 
 
+Key = tuple[str, str, int, int]
+"""Kind, metric, number of sites, and number of patients at each site of a cell."""
+
+
 @dataclass(frozen=True)
 class Cell:
     """Rate of claims in one cell.
@@ -105,8 +110,13 @@ class Cell:
     metric: str
     sites: int
     patients: int
-    simulations: int
-    claims: int
+    simulations: int = 0
+    claims: int = 0
+
+    @property
+    def key(self) -> Key:
+        """Kind, metric, sites and patients."""
+        return self.kind, self.metric, self.sites, self.patients
 
 
 def noises(rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -210,13 +220,21 @@ def is_claimed(weighted: list[tuple[float, SiteModels]], seed: int) -> bool:
     return test.is_significant and not test.too_few
 
 
-def measure(kind: str, metric: str, sites: int, patients: int, simulations: int, seconds: float) -> Cell:
-    """Return the rate of claims of a cell."""
+def continue_cell(cell: Cell, simulations: int, seconds: float) -> Cell:
+    """Return a cell with more simulations.
+
+    Args:
+        cell: Cell with its simulations so far, which may be 0.
+        simulations: Largest number of simulations in all.
+        seconds: CPU seconds for more than `MIN_SIMULATIONS`.
+    """
+    kind, metric, sites, patients = cell.key
+    done, claims = cell.simulations, cell.claims
     simulate, effect = METRICS[metric]
     gain = effect if kind == "better" else 0.0
     simulate = other_shape if kind == "other shape" else simulate
-    rng = np.random.default_rng([zlib.crc32(f"{kind} {metric}".encode()), sites, patients])
-    begin, done, claims = time.process_time(), 0, 0
+    seed = [zlib.crc32(f"{kind} {metric}".encode()), sites, patients]
+    rng, begin = np.random.default_rng([*seed, done] if done else seed), time.process_time()
     least = min(MIN_SIMULATIONS, simulations)
     while done < simulations and (done < least or time.process_time() - begin < seconds):
         drawn = [simulate(metric, rng, patients, gain) for _ in range(sites)]
@@ -305,20 +323,42 @@ def update_page(page: Path, tables: dict[str, str]) -> None:
     page.write_text(text, encoding="utf-8")
 
 
-def read_cells(path: Path) -> list[Cell]:
-    """Return the finished cells of a CSV file; create the file, with its header, if it doesn't exist."""
-    if not path.exists():
-        path.write_text(",".join(field.name for field in fields(Cell)) + "\n", encoding="utf-8")
+def read_cells(path: Path | None) -> dict[Key, Cell]:
+    """Return the cells of a CSV file by their keys; none if there is no file."""
+    if path is None or not path.exists():
+        return {}
     with path.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    numbers = ("sites", "patients", "simulations", "claims")
-    return [Cell(row["kind"], row["metric"], *(int(row[name]) for name in numbers)) for row in rows]
+        _, *rows = csv.reader(file)
+    cells = [Cell(kind, metric, *(int(number) for number in numbers)) for kind, metric, *numbers in rows]
+    return {cell.key: cell for cell in cells}
 
 
-def append_cell(path: Path, cell: Cell) -> None:
-    """Append a finished cell to a CSV file."""
-    with path.open("a", newline="", encoding="utf-8") as file:
-        csv.writer(file, lineterminator="\n").writerow(astuple(cell))
+def write_cells(path: Path, cells: Iterable[Cell]) -> None:
+    """Write cells that have simulations into a CSV file."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        rows = [astuple(cell) for cell in cells if cell.simulations]
+        csv.writer(file, lineterminator="\n").writerows([[field.name for field in fields(Cell)], *rows])
+
+
+def measure_cells(keys: list[Key], path: Path | None, simulations: int, seconds: float) -> list[Cell]:
+    """Return measured cells, and write each into a CSV file at once.
+
+    Args:
+        keys: Keys of the cells.
+        path: CSV file, whose cells are continued; None begins all cells and writes no file.
+        simulations: Largest number of simulations of a cell.
+        seconds: CPU seconds of a cell.
+    """
+    finished = read_cells(path)
+    cells = {key: finished.get(key, Cell(*key)) for key in keys}
+    for key in sorted(keys, key=lambda cell: (cell[0] == "better", cell[2] * cell[3])):  # power and slow cells last
+        is_large_power = key[0] == "better" and key[2] * key[3] >= LARGE
+        number = min(simulations, LARGE_SIMULATIONS) if is_large_power else simulations
+        cells[key] = continue_cell(cells[key], number, seconds)
+        if path is not None:
+            write_cells(path, cells.values())
+        print("{}, {}, {} sites, {} patients:".format(*key), rate(cells[key]), "%", flush=True)
+    return list(cells.values())
 
 
 def main() -> None:
@@ -333,21 +373,11 @@ def main() -> None:
     options = parser.parse_args()
     exchange.EXCHANGES = EXCHANGES
     torch.set_num_threads(1)
-    places = [(number, 1) for number in options.patients] + ([] if options.one_site else list(SITES))
-    jobs = [(kind, metric, *place) for kind in ("equal", "better") for metric in METRICS for place in places]
-    jobs += [("other shape", metric, *place) for metric in SHAPES for place in places]
-    path = options.page and options.page.with_name(f"{options.page.stem}_rates.csv")
-    finished = {(cell.kind, cell.metric, cell.patients, cell.sites): cell for cell in (read_cells(path) if path else [])}
-    for job in sorted(jobs, key=lambda job: job[2] * job[3]):  # the slowest cells last
-        kind, metric, patients, sites = job
-        is_certain = kind == "better" and patients * sites >= LARGE
-        simulations = min(options.simulations, LARGE_SIMULATIONS) if is_certain else options.simulations
-        if job not in finished:
-            finished[job] = measure(kind, metric, sites, patients, simulations, options.seconds)
-            if path:
-                append_cell(path, finished[job])
-        print(f"{kind}, {metric}, {sites} sites, {patients} patients: {rate(finished[job])} %", flush=True)
-    cells = [finished[job] for job in jobs]
+    places = [(1, number) for number in options.patients] + ([] if options.one_site else list(SITES))
+    keys = [(kind, metric, *place) for kind in ("equal", "better") for metric in METRICS for place in places]
+    keys += [("other shape", metric, *place) for metric in SHAPES for place in places]
+    path = None if options.page is None else options.page.with_name(f"{options.page.stem}_rates.csv")
+    cells = measure_cells(keys, path, options.simulations, options.seconds)
     seeds = [
         row
         for number in (3, 5, 10)
