@@ -250,9 +250,10 @@ def continue_cell(cell: Cell, simulations: int, seconds: float) -> Cell:
             )
             for place, models in enumerate(drawn)
         ]
-        ones = torch.ones(patients, 1, dtype=torch.float64)
-        defined = [part for part in parts if not math.isnan(float(part.score(part.pairs[0][0], part.targets, ones)[0]))]
-        claims += bool(defined) and is_claimed([(1 / len(defined), part) for part in defined], done)
+        if is_rank_metric(metric):  # undefined without a case of each class, or without an event
+            ones = torch.ones(patients, 1, dtype=torch.float64)
+            parts = [part for part in parts if not part.score(part.pairs[0][0], part.targets, ones).isnan()]
+        claims += bool(parts) and is_claimed([(1 / len(parts), part) for part in parts], done)
         done += 1
     return Cell(kind, metric, sites, patients, done, claims)
 

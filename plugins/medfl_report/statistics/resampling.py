@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from medfl_report.statistics import weighted_scores
+from medfl_report.statistics import students_t, weighted_scores
 from medfl_report.statistics.intervals import Interval
 from medfl_report.statistics.weighted_scores import ScoreFunction, one_thread, patient_of_each_image
 
@@ -90,11 +90,9 @@ class PatientBootstrap:
     @property
     def jackknife_p(self) -> float:
         """Two-sided p-value of the value 0 by Student's t test with the jackknife's variance; 1 without variance."""
-        from scipy.special import stdtr
-
         if self.variance == 0:
             return 1.0
-        return 2 * float(stdtr(max(self.patients - 1, 1), -abs(self.observed) / math.sqrt(self.variance)))
+        return students_t.two_sided_p(self.observed / math.sqrt(self.variance), max(self.patients - 1, 1))
 
     @property
     def variance(self) -> float:
@@ -198,9 +196,10 @@ def resample_differences(
 
 def _influences(without: np.ndarray) -> np.ndarray:
     """Return the contribution of each part from the scores without it; zeros if no such score is defined."""
-    if np.isnan(without).all():
+    defined = without[~np.isnan(without)]
+    if not len(defined):
         return np.zeros(len(without))
-    return (np.nanmean(without) - without) * (len(without) - 1) / len(without)
+    return (defined.mean() - without) * (len(without) - 1) / len(without)
 
 
 def bootstrap(
