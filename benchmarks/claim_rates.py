@@ -8,11 +8,14 @@ A cell is a metric, a number of sites, a number of test patients at each site, a
 
 Half of the variance of the errors is common to both models. The claim is about the mean over the sites, by the
 procedure that `medfl_report.statistics.procedures` chooses. A cell simulates test sets until it has
-used its CPU seconds, at least 200 and at most `--simulations` times. The file ``docs/statistics_rates.csv`` has the
-number of simulations of each cell, and the tables of ``docs/statistics.md`` between its markers are replaced.
+used its CPU seconds, at least 100 and at most `--simulations` times.
 
-    python benchmarks/claim_rates.py
-    python benchmarks/claim_rates.py --simulations 10000 --seconds 600 --page docs/statistics.md
+With ``--page docs/statistics.md`` the tables of the page between its markers are replaced. The counts of each cell are
+written into ``docs/statistics_rates.csv`` at once. A later run, for example after an interruption, continues each cell
+up to `--simulations`. Delete the file to begin again.
+
+    python benchmarks/claim_rates.py --simulations 300
+    python benchmarks/claim_rates.py --page docs/statistics.md
 """
 
 from __future__ import annotations
@@ -23,8 +26,9 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable
-from dataclasses import astuple, dataclass, fields
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import astuple, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 
@@ -37,24 +41,32 @@ from medfl.metrics.segmentation import mean_over_cases
 from medfl.metrics.survival import concordance
 from medfl.objectives import Multiclass
 from medfl_report.patient_tests import SiteModels, compare_models, is_rank_metric
-from medfl_report.statistics import LEVEL, ScoreFunction, exchange, paired_t, seeds_and_patients_test
-from medfl_report.statistics.procedures import procedures_markdown
+from medfl_report.statistics import (
+    LEVEL,
+    ScoreFunction,
+    choose_for_models,
+    exchange,
+    mean_bootstrap,
+    paired_t,
+    seeds_and_patients_test,
+    wilson,
+)
+from medfl_report.statistics.procedures import PATIENT_BOOTSTRAP, TOO_FEW, procedures_markdown
 
 PATIENTS = (3, 6, 20, 100, 500, 2000)
 """Numbers of patients of cells with one site."""
 
-SITES = ((3, 20), (10, 5), (50, 20))
-"""Patients at each site, and number of sites, of the other cells."""
+SITES = ((20, 3), (5, 10), (20, 50))
+"""Number of sites, and patients at each site, of the other cells."""
 
-MIN_SIMULATIONS = 200
+MIN_SIMULATIONS, SIMULATIONS = 100, 10000
+"""Minimum and full number of simulations of a cell; rates of fewer than the full number are shown with an interval."""
 
 EXCHANGES, RESAMPLES = 999, 500
 """Numbers of random exchanges and of resamples; a claim's p-value is valid with any number."""
 
-LARGE = 1000
-"""Number of patients in all from which only `LARGE_METRICS` are simulated, and no power, which is near 100 %."""
-
-LARGE_METRICS = ("accuracy", "auc", "dice", "mae")
+LARGE, LARGE_SIMULATIONS = 500, 1000
+"""Number of patients in all from which power, which is near 100 %, has fewer simulations, and number of these."""
 
 SHAPES = ("balanced_accuracy", "auc", "dice", "mae")
 """Metrics for which models of equal score and another distribution are simulated."""
@@ -77,6 +89,10 @@ class Models:
     score: ScoreFunction
 
 
+Key = tuple[str, str, int, int]
+"""Kind, metric, number of sites, and number of patients at each site of a cell."""
+
+
 @dataclass(frozen=True)
 class Cell:
     """Rate of claims in one cell.
@@ -94,8 +110,13 @@ class Cell:
     metric: str
     sites: int
     patients: int
-    simulations: int
-    claims: int
+    simulations: int = 0
+    claims: int = 0
+
+    @property
+    def key(self) -> Key:
+        """Kind, metric, sites and patients."""
+        return self.kind, self.metric, self.sites, self.patients
 
 
 def noises(rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -182,12 +203,38 @@ METRICS: dict[str, tuple[Simulator, float]] = {
 """Maps each metric to its simulator and the effect of the kind ``better``."""
 
 
-def measure(kind: str, metric: str, sites: int, patients: int, simulations: int, seconds: float) -> Cell:
-    """Return the rate of claims of a cell."""
+def is_claimed(weighted: list[tuple[float, SiteModels]], seed: int) -> bool:
+    """Return whether `compare_models` claims a difference, without computing what can't change the answer.
+
+    Of fewer than six patients nothing is claimed. If Student's t test with the jackknife's variance is not significant,
+    the resamples of a bootstrap are not drawn, because both must be significant.
+    """
+    procedure = choose_for_models([models.patient_count for _, models in weighted])
+    if procedure is TOO_FEW:
+        return False
+    if procedure is PATIENT_BOOTSTRAP:
+        parts = [(weight, replace(models, resamples=0).bootstrap) for weight, models in weighted]
+        if mean_bootstrap([(weight, part) for weight, part in parts if part is not None]).jackknife_p > LEVEL:
+            return False
+    test = compare_models(weighted, seed)
+    return test.is_significant and not test.too_few
+
+
+def continue_cell(cell: Cell, simulations: int, seconds: float) -> Cell:
+    """Return a cell with more simulations.
+
+    Args:
+        cell: Cell with its simulations so far, which may be 0.
+        simulations: Largest number of simulations in all.
+        seconds: CPU seconds for more than `MIN_SIMULATIONS`.
+    """
+    kind, metric, sites, patients = cell.key
+    done, claims = cell.simulations, cell.claims
     simulate, effect = METRICS[metric]
     gain = effect if kind == "better" else 0.0
     simulate = other_shape if kind == "other shape" else simulate
-    rng, begin, done, claims = np.random.default_rng([len(kind), sites, patients]), time.process_time(), 0, 0
+    seed = [zlib.crc32(f"{kind} {metric}".encode()), sites, patients]
+    rng, begin = np.random.default_rng([*seed, done] if done else seed), time.process_time()
     least = min(MIN_SIMULATIONS, simulations)
     while done < simulations and (done < least or time.process_time() - begin < seconds):
         drawn = [simulate(metric, rng, patients, gain) for _ in range(sites)]
@@ -203,10 +250,10 @@ def measure(kind: str, metric: str, sites: int, patients: int, simulations: int,
             )
             for place, models in enumerate(drawn)
         ]
-        ones = torch.ones(patients, 1, dtype=torch.float64)
-        defined = [part for part in parts if not math.isnan(float(part.score(part.pairs[0][0], part.targets, ones)[0]))]
-        test = compare_models([(1 / len(defined), part) for part in defined]) if defined else None
-        claims += test is not None and test.is_significant and not test.too_few
+        if is_rank_metric(metric):  # undefined without a case of each class, or without an event
+            ones = torch.ones(patients, 1, dtype=torch.float64)
+            parts = [part for part in parts if not part.score(part.pairs[0][0], part.targets, ones).isnan()]
+        claims += bool(parts) and is_claimed([(1 / len(parts), part) for part in parts], done)
         done += 1
     return Cell(kind, metric, sites, patients, done, claims)
 
@@ -235,16 +282,22 @@ def rate(cell: Cell) -> str:
     return f"{100 * cell.claims / cell.simulations:.1f}"
 
 
+def rate_markdown(cell: Cell) -> str:
+    """Format the rate of a cell in percent; with few simulations, add its 95 % interval and their number."""
+    if cell.simulations >= SIMULATIONS:
+        return rate(cell)
+    low, high = (f"{100 * end:.1f}" for end in wilson(cell.claims, cell.simulations))
+    return f"{rate(cell)} ({low} to {high}; {cell.simulations:,})"
+
+
 def cells_markdown(cells: list[Cell], kind: str) -> str:
     """Return the table of one kind: a row for each number of patients and sites, a column for each metric."""
     chosen = [cell for cell in cells if cell.kind == kind]
     metrics = list(dict.fromkeys(cell.metric for cell in chosen))
-    lines = [["sites", "patients at each", *metrics, "simulations"], ["---"] * (len(metrics) + 3)]
+    lines = [["sites", "patients at each", *metrics], ["---"] * (len(metrics) + 2)]
     for place in dict.fromkeys((cell.sites, cell.patients) for cell in chosen):
         row = {cell.metric: cell for cell in chosen if (cell.sites, cell.patients) == place}
-        counts = sorted(cell.simulations for cell in row.values())
-        many = f"{counts[0]:,}" if counts[0] == counts[-1] else f"{counts[0]:,} to {counts[-1]:,}"
-        lines.append([*map(str, place), *(rate(row[metric]) if metric in row else "" for metric in metrics), many])
+        lines.append([*map(str, place), *(rate_markdown(row[metric]) if metric in row else "" for metric in metrics)])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
@@ -271,11 +324,49 @@ def update_page(page: Path, tables: dict[str, str]) -> None:
     page.write_text(text, encoding="utf-8")
 
 
+def read_cells(path: Path | None) -> dict[Key, Cell]:
+    """Return the cells of a CSV file by their keys; none if there is no file."""
+    if path is None or not path.exists():
+        return {}
+    with path.open(newline="", encoding="utf-8") as file:
+        _, *rows = csv.reader(file)
+    cells = [Cell(kind, metric, *(int(number) for number in numbers)) for kind, metric, *numbers in rows]
+    return {cell.key: cell for cell in cells}
+
+
+def write_cells(path: Path, cells: Iterable[Cell]) -> None:
+    """Write cells that have simulations into a CSV file."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        rows = [astuple(cell) for cell in cells if cell.simulations]
+        csv.writer(file, lineterminator="\n").writerows([[field.name for field in fields(Cell)], *rows])
+
+
+def measure_cells(keys: list[Key], path: Path | None, simulations: int, seconds: float) -> list[Cell]:
+    """Return measured cells, and write each into a CSV file at once.
+
+    Args:
+        keys: Keys of the cells.
+        path: CSV file, whose cells are continued; None begins all cells and writes no file.
+        simulations: Largest number of simulations of a cell.
+        seconds: CPU seconds of a cell.
+    """
+    finished = read_cells(path)
+    cells = {key: finished.get(key, Cell(*key)) for key in keys}
+    for key in sorted(keys, key=lambda cell: (cell[0] == "better", cell[2] * cell[3])):  # power and slow cells last
+        is_large_power = key[0] == "better" and key[2] * key[3] >= LARGE
+        number = min(simulations, LARGE_SIMULATIONS) if is_large_power else simulations
+        cells[key] = continue_cell(cells[key], number, seconds)
+        if path is not None:
+            write_cells(path, cells.values())
+        print("{}, {}, {} sites, {} patients:".format(*key), rate(cells[key]), "%", flush=True)
+    return list(cells.values())
+
+
 def main() -> None:
     """Measure all cells, and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--simulations", type=int, default=10000, help="largest number of simulations of a cell")
-    parser.add_argument("--seconds", type=float, default=2.0, help="CPU seconds of a cell")
+    parser.add_argument("--simulations", type=int, default=SIMULATIONS, help="largest number of simulations of a cell")
+    parser.add_argument("--seconds", type=float, default=100.0, help="CPU seconds of a cell")
     parser.add_argument("--patients", type=int, nargs="*", default=list(PATIENTS), help="patients of one site")
     parser.add_argument("--one-site", action="store_true", help="leave out the cells with several sites")
     parser.add_argument("--page", type=Path, help="page whose tables are replaced; a CSV file is written beside it")
@@ -283,26 +374,18 @@ def main() -> None:
     options = parser.parse_args()
     exchange.EXCHANGES = EXCHANGES
     torch.set_num_threads(1)
-    places = [(number, 1) for number in options.patients] + ([] if options.one_site else list(SITES))
-    jobs = [(kind, metric, *place) for kind in ("equal", "better") for metric in METRICS for place in places]
-    jobs += [("other shape", metric, *place) for metric in SHAPES for place in places]
-    is_large = {place: place[0] * place[1] >= LARGE for place in places}
-    jobs = [job for job in jobs if not is_large[job[2:]] or (job[0] == "equal" and job[1] in LARGE_METRICS)]
-    cells = []
-    for kind, metric, patients, sites in jobs:
-        cells.append(measure(kind, metric, sites, patients, options.simulations, options.seconds))
-        print(f"{kind}, {metric}, {sites} sites, {patients} patients: {rate(cells[-1])} %", flush=True)
+    places = [(1, number) for number in options.patients] + ([] if options.one_site else list(SITES))
+    keys = [(kind, metric, *place) for kind in ("equal", "better") for metric in METRICS for place in places]
+    keys += [("other shape", metric, *place) for metric in SHAPES for place in places]
+    path = None if options.page is None else options.page.with_name(f"{options.page.stem}_rates.csv")
+    cells = measure_cells(keys, path, options.simulations, options.seconds)
     seeds = [
         row
         for number in (3, 5, 10)
         for ratio in (0.1, 1, 10)
-        for row in measure_seeds(number, ratio, min(options.simulations, 4000))
+        for row in measure_seeds(number, ratio, options.simulations)
     ]
     if options.page is not None:
-        path = options.page.with_name(f"{options.page.stem}_rates.csv")
-        with path.open("w", newline="", encoding="utf-8") as file:
-            names = [field.name for field in fields(Cell)]
-            csv.writer(file, lineterminator="\n").writerows([names, *map(astuple, cells)])
         tables = {kind: cells_markdown(cells, kind) for kind in ("equal", "other shape", "better")}
         update_page(options.page, tables | {"seeds": seeds_markdown(seeds), "procedures": procedures_markdown()})
     if options.json is not None:

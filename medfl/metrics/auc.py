@@ -31,7 +31,9 @@ def auc(probabilities: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
         >>> auc(probabilities, torch.tensor([0, 0, 1, 1]), torch.ones(4, 1).double())
         tensor([0.7500], dtype=torch.float64)
     """
-    classes = [1] if probabilities.shape[1] == 2 else range(probabilities.shape[1])
+    if probabilities.shape[1] == 2:
+        return weighted_binary_auc(probabilities[:, 1], labels == 1, weights)
+    classes = range(probabilities.shape[1])
     return torch.stack([weighted_binary_auc(probabilities[:, c], labels == c, weights) for c in classes]).nanmean(0)
 
 
@@ -59,9 +61,12 @@ def weighted_binary_auc(scores: torch.Tensor, positive: torch.Tensor, weights: t
     Returns:
         AUC (B,), float64, in [0, 1]; NaN without positives or without negatives.
     """
-    lost, order = scores[~positive].sort()
-    below = pad(weights[~positive][order].cumsum(0), (0, 0, 1, 0))  # row k: the weight of the k lowest negatives
-    won, winners = scores[positive], weights[positive]
+    negatives, positives = torch.nonzero(~positive)[:, 0], torch.nonzero(positive)[:, 0]
+    lost, order = scores[negatives].sort()
+    below = pad(weights[negatives[order]].cumsum(0), (0, 0, 1, 0))  # row k: the weight of the k lowest negatives
+    won, winners = scores[positives], weights[positives]
     lower, not_higher = torch.searchsorted(lost, won), torch.searchsorted(lost, won, right=True)
-    wins = winners * (below[lower] + below[not_higher]) / 2
-    return wins.sum(0) / (winners.sum(0) * below[-1])
+    beaten = below[lower]
+    if not torch.equal(lower, not_higher):  # ties
+        beaten = (beaten + below[not_higher]) / 2
+    return (winners * beaten).sum(0) / (winners.sum(0) * below[-1])

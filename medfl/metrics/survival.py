@@ -6,6 +6,7 @@ N is the number of rows (patients), and B the number of weightings of the rows.
 from __future__ import annotations
 
 import torch
+from torch.nn.functional import pad
 
 EVENTS_PER_CHUNK = 256
 """Number of events that are compared with all other rows at once, to bound the memory."""
@@ -37,10 +38,24 @@ def concordance(risks: torch.Tensor, targets: torch.Tensor, weights: torch.Tenso
         tensor([0.7500], dtype=torch.float64)
     """
     risks, times, events = risks.reshape(-1), targets[:, 0], targets[:, 1] == 1
-    right, pairs = weights.new_zeros(2, weights.shape[1])
+    right = weights.new_zeros(weights.shape[1])
     for rows in torch.nonzero(events)[:, 0].split(EVENTS_PER_CHUNK):
         later = (times > times[rows, None]) | ((times == times[rows, None]) & ~events)
         won = (risks[rows, None] > risks).double() + (risks[rows, None] == risks).double() / 2
-        pairs = pairs + (weights[rows] * (later.double() @ weights)).sum(0)
         right = right + (weights[rows] * ((later * won) @ weights)).sum(0)
-    return right / pairs
+    return right / _comparable_pairs(times, events, weights)
+
+
+def _comparable_pairs(times: torch.Tensor, events: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Sum the weights of the comparable pairs, (B,), without a comparison of all rows.
+
+    Args:
+        times: Times (N,).
+        events: True for events, False for censored times, (N,), bool.
+        weights: Row weights (N, B), float64.
+    """
+    ranks = 2 * times.unique(return_inverse=True)[1] + (~events).long()  # of equal times, events come first
+    ordered, order = ranks.sort()
+    below = pad(weights[order].cumsum(0), (0, 0, 1, 0))  # row k: the weight of the first k rows
+    later = below[-1] - below[torch.searchsorted(ordered, ranks[events], right=True)]
+    return (weights[events] * later).sum(0)

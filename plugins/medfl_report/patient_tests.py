@@ -323,8 +323,13 @@ class PatientTests:
         )
 
 
-def compare_models(weighted: Sequence[tuple[float, SiteModels]]) -> PatientTest:
-    """Test the weighted mean of the differences at several sites, by the procedure for the numbers of patients."""
+def compare_models(weighted: Sequence[tuple[float, SiteModels]], seed: int = 0) -> PatientTest:
+    """Test the weighted mean of the differences at several sites, by the procedure for the numbers of patients.
+
+    Args:
+        weighted: Pairs (weight, models), at least one; each site has its own seed.
+        seed: Seed of the draws from sites whose exchanges are all known.
+    """
     procedure = choose_for_models([models.patient_count for _, models in weighted])
     if procedure is PATIENT_BOOTSTRAP:
         bootstraps = [(weight, models.bootstrap) for weight, models in weighted]
@@ -337,7 +342,7 @@ def compare_models(weighted: Sequence[tuple[float, SiteModels]]) -> PatientTest:
     exchanged = [(weight, part) for weight, part in exchanges if part is not None]
     if len(exchanged) < len(exchanges):
         return PatientTest(reason=UNDEFINED)
-    exchange = exchanged[0][1] if len(exchanged) == 1 else mean_exchange(exchanged)
+    exchange = exchanged[0][1] if len(exchanged) == 1 else mean_exchange(exchanged, seed)
     variance = None if math.isnan(exchange.variance) else exchange.variance
     return PatientTest(exchange.p, exchange.patients, variance=variance)
 

@@ -136,6 +136,15 @@ def test_the_p_value_is_at_least_that_of_students_t():
     assert same.p == 1.0
 
 
+def test_without_resamples_there_is_only_the_jackknife():
+    values = torch.from_numpy(skewed(300))[:, None]
+    full, alone = (resample_patients(mean_score, values, torch.zeros(300), resamples=number) for number in (100, 0))
+    assert len(alone.values) == 0
+    assert alone.observed == full.observed
+    assert np.array_equal(alone.influences, full.influences)
+    assert alone.jackknife_p == full.jackknife_p == pytest.approx(stats.ttest_1samp(values[:, 0], 0).pvalue)
+
+
 def test_the_mean_of_sites_adds_variances_with_their_weights():
     parts = [
         resample_patients(mean_score, torch.from_numpy(skewed(50, seed))[:, None], torch.zeros(50), seed=seed)

@@ -138,7 +138,8 @@ def _exchanged(
     Most scores are additive: each patient adds its own effect to the difference, and an exchange reverses the sign of
     the effect. That holds for means over cases or classes, and also for an AUC or a C-index, since the joint
     contribution of two patients is the same for both models. Then the effects, which are a gradient, give all
-    differences without scoring every exchange.
+    differences without scoring every exchange. A few exchanges are scored to check it; if there are no others, their
+    scores are the result.
 
     Args:
         score: As in `exchange_models`.
@@ -153,20 +154,23 @@ def _exchanged(
     def differences(signs: torch.Tensor) -> torch.Tensor:
         """Return the differences after exchanges with signs (patients, B): -1 swaps a patient, 0 mixes both models."""
         ours = torch.cat([1 + signs[who], 1 - signs[who]]) / 2
-        return score(both, twice, ours) - score(both, twice, 1 - ours)
+        of_a, of_b = score(both, twice, torch.cat([ours, 1 - ours], dim=1)).chunk(2)
+        return of_a - of_b
 
     signs = 1 - 2 * flips.double()
-    observed, *probed = differences(torch.cat([torch.ones_like(signs[:, :1]), signs[:, :PROBES]], dim=1))
+    computed = differences(torch.cat([torch.ones_like(signs[:, :1]), signs[:, :PROBES]], dim=1))
+    observed = float(computed[0])
+    if signs.shape[1] <= PROBES:
+        return observed, computed[1:].numpy()
     mixed = torch.zeros(len(signs), 1, dtype=torch.float64, requires_grad=True)
     middle = differences(mixed)
-    if middle.requires_grad and not math.isnan(float(observed)):
+    if middle.requires_grad and not math.isnan(observed):
         (effects,) = torch.autograd.grad(middle.sum(), mixed)
-        computed = torch.stack([observed, *probed])
         expected = torch.cat([effects.sum(0), (effects.T @ signs[:, :PROBES])[0]])
         if torch.allclose(expected, computed, rtol=0, atol=TIE):
-            return float(observed), (effects.T @ signs)[0].numpy()
-    parts = signs.split(max(1, weighted_scores.WEIGHTS // (2 * len(who))), dim=1)
-    return float(observed), torch.cat([differences(part) for part in parts]).numpy()
+            return observed, (effects.T @ signs)[0].numpy()
+    parts = signs.split(max(1, weighted_scores.WEIGHTS // (4 * len(who))), dim=1)
+    return observed, torch.cat([differences(part) for part in parts]).numpy()
 
 
 def mean_exchange(parts: Sequence[tuple[float, ExchangeDistribution]], seed: int = 0) -> ExchangeDistribution:

@@ -9,6 +9,7 @@ from statistics import fmean, stdev
 
 import numpy as np
 
+from medfl_report.statistics import students_t
 from medfl_report.statistics.intervals import ROUNDING, Interval
 
 
@@ -47,11 +48,9 @@ def paired_t(differences: Sequence[float], level: float = 0.95, ratio: float | N
     """
     if len(differences) < 2 or max(differences) - min(differences) <= ROUNDING:
         return None
-    from scipy.stats import t
-
     mean = fmean(differences)
     share = 1 / len(differences) + (ratio or 0.0)
-    half = float(t.ppf((1 + level) / 2, len(differences) - 1)) * stdev(differences) * math.sqrt(share)
+    half = students_t.quantile((1 + level) / 2, len(differences) - 1) * stdev(differences) * math.sqrt(share)
     return Interval(mean, mean - half, mean + half)
 
 
@@ -107,13 +106,12 @@ def seeds_and_patients_test(
     if seeds < 2 or max(differences) - min(differences) <= ROUNDING:
         return RunsTest()
     from scipy.optimize import brentq
-    from scipy.stats import t
 
     mean, of_seeds = fmean(differences), stdev(differences) ** 2 / seeds
 
     def half_width(log_tail: float) -> float:
-        quantiles = t.isf(math.exp(log_tail), [seeds - 1, patients - 1])
-        return math.sqrt(quantiles[0] ** 2 * of_seeds + quantiles[1] ** 2 * patient_variance)
+        for_seeds, for_patients = (students_t.quantile(math.exp(log_tail), units - 1) for units in (seeds, patients))
+        return math.sqrt(for_seeds**2 * of_seeds + for_patients**2 * patient_variance)
 
     half = half_width(math.log((1 - level) / 2))
     lowest, highest = math.log(1e-12), math.log(0.5)
@@ -126,10 +124,8 @@ def seeds_and_patients_test(
 
 def _p_of_t(differences: Sequence[float], share: float) -> float:
     """Return the two-sided p-value of Student's t for a variance of the mean of `share` times that of a difference."""
-    from scipy.stats import t
-
     error = stdev(differences) * math.sqrt(share)
-    return 2 * float(t.sf(abs(fmean(differences)) / error, len(differences) - 1))
+    return students_t.two_sided_p(fmean(differences) / error, len(differences) - 1)
 
 
 HEADER = ("p (t)", "p (corrected t)", "p (Wilcoxon)")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from medfl_report.statistics import weighted_scores
+from medfl_report.statistics import students_t, weighted_scores
 from medfl_report.statistics.intervals import Interval
 from medfl_report.statistics.weighted_scores import ScoreFunction, one_thread, patient_of_each_image
 
@@ -77,19 +77,22 @@ class PatientBootstrap:
         The other is Student's t test with the jackknife's variance. The random error of the resamples makes the first
         one alone claim too much.
         """
-        from scipy.stats import t
-
-        variance = self.variance
-        if variance == 0:
+        if self.variance == 0:
             return 1.0
-        of_t = 2 * float(t.sf(abs(self.observed) / math.sqrt(variance), max(self.patients - 1, 1)))
         values = self.values[~np.isnan(self.values)]
         share = ((values < 0).sum() + (values <= 0).sum()) / 2 / len(values)
         if share in (0, 1):
-            return of_t
+            return self.jackknife_p
         z = _quantile_of(share, len(values)) - self.bias
         tail = NORMAL.cdf(z / (1 + self.acceleration * z) - self.bias)
-        return max(of_t, min(1.0, 2 * min(tail, 1 - tail)))
+        return max(self.jackknife_p, min(1.0, 2 * min(tail, 1 - tail)))
+
+    @property
+    def jackknife_p(self) -> float:
+        """Two-sided p-value of the value 0 by Student's t test with the jackknife's variance; 1 without variance."""
+        if self.variance == 0:
+            return 1.0
+        return students_t.two_sided_p(self.observed / math.sqrt(self.variance), max(self.patients - 1, 1))
 
     @property
     def variance(self) -> float:
@@ -138,7 +141,7 @@ def resample_patients(
         predictions: Predictions of each image, such as class probabilities, (N, K), floating.
         targets: Targets, (N, ...).
         seed: Seed of the resampling. Bootstraps that are combined later need different seeds.
-        resamples: Number of resamples, >= 1.
+        resamples: Number of resamples; with 0, only the jackknife is computed, so there is no interval.
         patients: Patient number of each image, (N,), int64; None if each image is of another patient.
     """
     value = float(score(predictions, targets, torch.ones(len(targets), 1, dtype=torch.float64))[0])
@@ -150,7 +153,8 @@ def resample_patients(
         draws = (_draw(rng, units, min(CHUNK, resamples - done)) for done in range(0, resamples, CHUNK))
         together = max(1, weighted_scores.WEIGHTS // (CHUNK * len(who)))
         batches = iter(lambda: tuple(islice(draws, together)), ())
-        values = torch.cat([score(predictions, targets, torch.cat(batch, dim=1)[who]) for batch in batches])
+        scores = [score(predictions, targets, torch.cat(batch, dim=1)[who]) for batch in batches]
+        values = torch.cat([torch.zeros(0, dtype=torch.float64), *scores])
         left_out = torch.arange(units) % min(units, MAX_PARTS)
         kept = (left_out[:, None] != torch.arange(min(units, MAX_PARTS))).double()
         pieces = kept.split(max(1, weighted_scores.WEIGHTS // len(who)), dim=1)
@@ -175,7 +179,7 @@ def resample_differences(
         targets: Targets, (N, ...).
         patients: Patient number of each image, (N,), int64; None if each image is of another patient.
         seed: Seed of the resampling. Bootstraps that are combined later need different seeds.
-        resamples: Number of resamples, >= 1.
+        resamples: Number of resamples, as in `resample_patients`.
 
     Returns:
         None if the score is not defined for all models.
@@ -192,9 +196,10 @@ def resample_differences(
 
 def _influences(without: np.ndarray) -> np.ndarray:
     """Return the contribution of each part from the scores without it; zeros if no such score is defined."""
-    if np.isnan(without).all():
+    defined = without[~np.isnan(without)]
+    if not len(defined):
         return np.zeros(len(without))
-    return (np.nanmean(without) - without) * (len(without) - 1) / len(without)
+    return (defined.mean() - without) * (len(without) - 1) / len(without)
 
 
 def bootstrap(
