@@ -14,8 +14,8 @@ from medfl.settings import Privacy
 LINES = [
     start(0, privacy=Privacy(epsilon=8.0, clip=1.0), unavailable={"site-3": "refuses the run"}),
     work(1, *SITES),
-    beat(2.5, "site-1", 0.1 + 0.2),
-    beat(3, "site-1", None, job="step"),
+    beat(2.5, "site-1", 3, 10),
+    beat(3, "site-1", None, None, job="step"),
     done(4, "site-1"),
     missing(5, "site-2", "no answer in 60 s: 'ü'\n"),
     commit(6, 1),
@@ -59,8 +59,10 @@ WORK, COMMIT, START = (written.to_json() for written in (LINES[1], LINES[6], LIN
         changed(WORK, sites="site-1"),
         changed(WORK, sites=[1]),
         changed(WORK, patient="Doe"),
-        changed(LINES[2].to_json(), share=1.5),
-        changed(LINES[2].to_json(), share="all"),
+        changed(LINES[2].to_json(), batch=1.5),
+        changed(LINES[2].to_json(), batch=-1),
+        changed(LINES[2].to_json(), batches=0),
+        changed(LINES[2].to_json(), batches="all"),
         changed(LINES[8].to_json(), status="\x1b[2J"),
         changed(COMMIT, round=-1),
         changed(COMMIT, round=True),
@@ -78,6 +80,6 @@ def test_what_is_no_valid_line_is_none(content: bytes) -> None:
 
 def test_the_valid_lines_behind_the_invalid_ones_are_valid() -> None:
     """Check that the unchanged lines are valid, so that each change above is the cause of an invalid line."""
-    for values in (WORK, COMMIT, START):
+    for values in (WORK, LINES[2].to_json(), COMMIT, START):
         assert ProgressLine.from_bytes(changed(values)) is not None
     assert isinstance(ProgressLine.from_bytes(changed(START, privacy=None)).event, RunStart)
