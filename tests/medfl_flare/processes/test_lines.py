@@ -49,7 +49,7 @@ def test_a_run_survives_a_proxy_that_cuts_connections(running: OneSite) -> None:
     assert proxy.passed >= LARGE * MESSAGE
 
 
-LOST = ("submit 1", "get 20", "submit 3")
+LOST = ("submit 1", "get 4", "submit 3")
 """Requests of the site's job whose answers are lost: the results of tasks, and a request for a task."""
 
 
