@@ -106,15 +106,21 @@ def test_batches_before_the_checkpoint_are_not_trained_again(tmp_path: Path) -> 
     fit(tmp_path, plain_data(), kill_after=1)  # the sixth batch is the last one
 
 
+def killed_after_three_batches(folder: Path) -> Path:
+    """Kill a training after its third batch, and return the file of its checkpoint."""
+    with pytest.raises(KilledError):
+        fit(folder, plain_data(), kill_after=3)
+    (path,) = folder.iterdir()
+    return path
+
+
 @pytest.mark.parametrize("is_damaged", [True, False])
 def test_without_a_usable_checkpoint_a_training_starts_at_the_beginning(
     is_damaged: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     whole, _ = fit(tmp_path / "whole", plain_data())
-    folder = tmp_path / "killed"
-    with pytest.raises(KilledError):
-        fit(folder, plain_data(), kill_after=3)
-    (path,) = folder.iterdir()
+    path = killed_after_three_batches(tmp_path / "killed")
+    folder = path.parent
     if is_damaged:
         path.write_bytes(path.read_bytes()[:-9])
     else:
@@ -181,10 +187,8 @@ def test_a_forged_checkpoint_changes_nothing(
 ) -> None:
     """Its checksum is right, and part of its content is loaded before the first error."""
     whole, _ = fit(tmp_path / "whole", plain_data())
-    folder = tmp_path / "killed"
-    with pytest.raises(KilledError):
-        fit(folder, plain_data(), kill_after=3)
-    (path,) = folder.iterdir()
+    path = killed_after_three_batches(tmp_path / "killed")
+    folder = path.parent
     tensors, meta = wire.decode(path.read_bytes())
     change(tensors, meta)
     path.write_bytes(wire.encode(tensors, meta))

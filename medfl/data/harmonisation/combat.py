@@ -56,7 +56,7 @@ class FeatureSums:
 
     @property
     def varies(self) -> torch.Tensor:
-        """Whether each feature varies over the site's images, (d,), bool."""
+        """True for each feature that varies over the site's images, (d,), bool."""
         return (self.squares / self.count).sqrt() > RESOLUTION * self.mean.abs()
 
 

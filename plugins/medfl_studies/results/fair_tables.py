@@ -57,14 +57,7 @@ def compare_both(published: DataScores, tuned: DataScores) -> dict[str, Estimate
         published: Scores of the study with the methods' own settings.
         tuned: Scores of the tuned study; the names of its rows get the ending `TUNED`.
     """
-    runs, labels, bases = [], [], {}
-    for scores, ending in ((published, ""), (tuned, TUNED)):
-        for row in scores.rows:
-            group = scores.group(row)
-            runs += list(group.runs)
-            labels += [row + ending] * len(group.runs)
-            bases[row + ending] = scores.baseline(row) + ending
-    return compare_family(runs, labels, bases, published.metric)
+    return compare_family({"": published, TUNED: tuned})
 
 
 def choose_on_validation(published: DataScores, tuned: DataScores) -> DataScores:

@@ -257,17 +257,18 @@ class DataScores:
             A mapping from row to difference; None for a reference itself.
         """
         if base not in self._families:
-            bases = {row: base or self.baseline(row) for row in self.rows}
-            labels = [row for row in self.rows for _ in self.group(row).runs]
-            runs = [run for row in self.rows for run in self.group(row).runs]
-            self._families[base] = compare_family(runs, labels, bases, self.metric)
+            self._families[base] = compare_family({"": self}, base)
         return self._families[base]
 
     def baseline(self, row: str) -> str:
         """Return the row that a row is compared with: its own baseline, or the study's; itself if there is none."""
-        raw = self.results.raw
-        own = yaml.safe_load(raw.study_file)["rows"][row].get("baseline")
-        return str(own or raw.baseline or row)
+        return str(self._study_rows[row].get("baseline") or self.results.raw.baseline or row)
+
+    @cached_property
+    def _study_rows(self) -> dict[str, Any]:
+        """Rows of the study file, by name."""
+        rows: dict[str, Any] = yaml.safe_load(self.results.raw.study_file)["rows"]
+        return rows
 
     # ---- other numbers
 
@@ -337,19 +338,27 @@ def _over_seeds(values: Sequence[float]) -> Estimate | None:
     return Estimate(mean, spread=spread, seeds=len(values))
 
 
-def compare_family(
-    runs: Sequence[RunRecord], labels: Sequence[str], bases: Mapping[str, str], metric: str
-) -> dict[str, Estimate | None]:
-    """Return the difference of each row from its reference, by label; None for a reference itself.
+def compare_family(parts: Mapping[str, DataScores], base: str | None = None) -> dict[str, Estimate | None]:
+    """Return the difference of each row of one or several studies from its reference; None for a reference itself.
 
     All differences are one family: p-values and effects are corrected by Holm's procedure, and intervals are not.
 
     Args:
-        runs: Runs of all rows.
-        labels: Label of the row of each run.
-        bases: Maps each label to the label of its reference.
-        metric: Name of the metric.
+        parts: Maps an ending to the scores of a study with the same metric. A row has the label `row` + ending.
+        base: Name of the row that the others of its study are compared with; None means the baseline of each row.
+
+    Returns:
+        A mapping from label to difference.
     """
+    runs: list[RunRecord] = []
+    labels, bases = [], {}
+    for ending, scores in parts.items():
+        for row in scores.rows:
+            group = scores.group(row)
+            runs += group.runs
+            labels += [row + ending] * len(group.runs)
+            bases[row + ending] = (base or scores.baseline(row)) + ending
+    metric = next(iter(parts.values())).metric
     lines = compare(runs, [metric], bases, labels=labels).to_dict("records")
     return {str(line["label"]): _family_estimate(line) if line["baseline"] != line["label"] else None for line in lines}
 

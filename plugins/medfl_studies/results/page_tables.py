@@ -84,17 +84,8 @@ def methods_table(scores: DataScores, base: str | None, metrics: Sequence[str] =
         server_test: Whether there is a column with the score of the global model on the server's test set.
     """
     main, difference = scores.metric, "difference to" if base is None else f"difference to {base}"
-    head = [
-        "method",
-        "sites weigh by",
-        f"{main}, mean of sites",
-        "worst site",
-        difference,
-        "p (Holm)",
-        "effect",
-        *metrics,
-    ]
-    head += [f"{main}, server's test"] if server_test else []
+    head = ["method", "sites weigh by", f"{main}, mean of sites", "worst site", difference, "p (Holm)", "effect"]
+    head += [*metrics, *([f"{main}, server's test"] if server_test else [])]
     lines = []
     for row in scores.rows:
         compared, reference = scores.compare_all(base)[row], f"{scores.baseline(row)}: " if base is None else ""
