@@ -46,6 +46,12 @@ ATTACK_COLUMNS = [
 RESULT_KEY = ("target", "round", "attack", "item")
 """Fields of a result that distinguish it from the other results of the same attack on the same run."""
 
+RUN_KEY = ("data", "row", "seed", "fold")
+"""Fields of a run that distinguish it from the other runs of a study."""
+
+VALUE_COLUMNS = (*RUN_KEY, "kind", *RESULT_KEY, "measure", "value")
+"""Columns of the table of all attack results of a study. `kind` is the name of the attack's command."""
+
 
 @dataclass(frozen=True, eq=False)
 class AttackJob:
@@ -148,34 +154,46 @@ def attack_jobs(study: Study, runs: Iterable[RunJob], registry: Registry) -> lis
     ]
 
 
-def attack_table(attacks: Sequence[AttackJob]) -> pd.DataFrame:
+def attack_values(attacks: Iterable[AttackJob]) -> pd.DataFrame:
+    """Return each finite measure of each result of the attacks.
+
+    Args:
+        attacks: Attacks, in the order of the study's rows. Attacks without results are left out.
+
+    Returns:
+        A table with `VALUE_COLUMNS`. `fold` is missing for runs without folds, `round` is empty for the last model,
+            and `item` for attacks without an item.
+    """
+    rows = []
+    for job in attacks:
+        run = [job.run.data, job.run.row, job.run.seed, job.run.fold, job.record.name]
+        for result in job.results():
+            key = [str(getattr(result, name, None) or "") for name in RESULT_KEY]
+            for measure in job.record.measures:
+                value = getattr(result, measure)
+                if value is not None and math.isfinite(value):
+                    rows.append([*run, *key, measure, float(value)])
+    return pd.DataFrame(rows, columns=list(VALUE_COLUMNS)).astype({"fold": "Int64"})
+
+
+def attack_table(values: pd.DataFrame) -> pd.DataFrame:
     """Compute mean, standard deviation and confidence interval of each measure over the runs of each row of the study.
 
     The standard deviation has ddof = 1; the 95 % interval uses Student's t. Several results of a run with the same
     target, round, attack and item (such as one for each site) are averaged first.
 
     Args:
-        attacks: Attacks, in the order of the study's rows. Attacks without results are left out.
+        values: Results of the attacks on one data set, from `attack_values`.
 
     Returns:
-        A table with `ATTACK_COLUMNS`. `round` is empty for the last model, `item` for attacks without an item. `std`,
-            `low` and `high` are NaN with one run.
+        A table with `ATTACK_COLUMNS`. `std`, `low` and `high` are NaN with one run.
     """
-    values: dict[tuple[str, ...], dict[str, list[float]]] = {}
-    for job in attacks:
-        for result in job.results():
-            parts = [str(getattr(result, name, None) or "") for name in RESULT_KEY]
-            for measure in job.record.measures:
-                key = (job.record.name, job.run.row, *parts, measure)
-                value = getattr(result, measure)
-                if value is not None and math.isfinite(value):
-                    values.setdefault(key, {}).setdefault(job.run.repetition, []).append(float(value))
     rows: list[list[Any]] = []
-    for key, by_run in values.items():
-        each = [math.fsum(same) / len(same) for same in by_run.values()]
+    for key, results in values.groupby(["kind", "row", *RESULT_KEY, "measure"], sort=False):
+        each = results.groupby(["seed", "fold"], dropna=False, sort=False)["value"].mean().tolist()
         (mean, std), over = mean_std(each), paired_t(each)
         ends = (math.nan, math.nan) if over is None else (over.low, over.high)
-        rows.append([*key, len(by_run), mean, math.nan if std is None else std, *ends])
+        rows.append([*key, len(each), mean, math.nan if std is None else std, *ends])
     return pd.DataFrame(rows, columns=ATTACK_COLUMNS)
 
 

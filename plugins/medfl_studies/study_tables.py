@@ -28,7 +28,7 @@ from medfl_report.page import write_report
 from medfl_report.patient_tests import PredictionSets, sets_reader
 from medfl_report.rounds_markdown import rounds_markdown
 from medfl_report.scores import key_metrics
-from medfl_studies.attacks import AttackJob, attack_jobs, attack_table, attacks_markdown
+from medfl_studies.attacks import AttackJob, attack_jobs, attack_table, attack_values, attacks_markdown
 from medfl_studies.demographics import demographics_markdown, demographics_table
 from medfl_studies.external_tables import external_markdown, external_table
 from medfl_studies.jobs import RunJob, dataset_dir
@@ -196,7 +196,7 @@ def _baselines(study: Study, labels: Collection[str]) -> dict[str, str]:
 
 def _write_attack_table(study: Study, data: str, jobs: list[RunJob], out: Path, registry: Registry) -> str:
     """Write the table of attack results on the ended runs, and return its Markdown."""
-    table = attack_table(attack_jobs(study, jobs, registry))
+    table = attack_table(attack_values(attack_jobs(study, jobs, registry)))
     if not table.empty:
         write_atomic(_result_path(out, data, "-attacks.csv"), csv_table(table).encode())
     return attacks_markdown(table, registry.attacks)

@@ -13,12 +13,14 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+import toy_attacks
 import yaml
 from study_toys import SMALL, changed, write_run
 
 from medfl.cli.main import main
 from medfl.engine.runs.records import read_run
 from medfl.errors import DataError, MedflError, StoreError
+from medfl.plugins import load_plugins
 from medfl.testing.synthetic import make_cohort
 from medfl_report.claims import check_claim
 from medfl_report.compare import compare
@@ -26,6 +28,7 @@ from medfl_report.forgetting import forgetting_table, measures
 from medfl_report.groups import group_runs
 from medfl_report.predictions import read_prediction_sets
 from medfl_report.trajectory import read_trajectory
+from medfl_studies.attacks import attack_jobs, attack_table, attack_values
 from medfl_studies.jobs import RunJob, expand_study
 from medfl_studies.records.raw_results import RawResults
 from medfl_studies.records.study_files import (
@@ -36,6 +39,7 @@ from medfl_studies.records.study_files import (
     Trial,
     TrialResult,
 )
+from medfl_studies.results.attack_results import attack_results
 from medfl_studies.results.check_pages import SUMS, check_results, update_sums
 from medfl_studies.results.collect import StudyPart, collect_study
 from medfl_studies.results.compressed_tables import write_table
@@ -51,7 +55,7 @@ from medfl_studies.results.page_formats import cell, count_word, ends, interval,
 from medfl_studies.results.page_statistics import DataScores, Estimate
 from medfl_studies.results.page_tables import methods_table
 from medfl_studies.results.pages import KEPT_NOTICE, NOT_RECOMPUTABLE, choose_pages, page_renderer
-from medfl_studies.results.recorded_study import RecordedRun, read_results
+from medfl_studies.results.recorded_study import ATTACKS, RecordedRun, read_results
 from medfl_studies.results.trials_table import TRIALS, collect_trials
 from medfl_studies.study_reader import read_study
 
@@ -393,6 +397,49 @@ def test_runs_of_another_study_are_not_joined(ended, tmp_path, changes, digits, 
     assert error.value.code == code
     assert {name: error.value.fields[name] for name in fields} == fields
     assert (tmp_path / "raw" / RawResults.NAME).read_bytes() == before
+
+
+# ---- attacks
+
+
+@pytest.fixture
+def attacked(ended: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Return the study with attacks on its runs; the AUC of the seed n is 0.5 + n / 4."""
+    registry = load_plugins([Path(toy_attacks.__file__)])
+    for module in ("collect", "attack_results"):
+        monkeypatch.setattr(f"medfl_studies.results.{module}.load_plugins", lambda *_: registry)
+    file = tmp_path / "small.yaml"
+    attacks = {"guess": {"options": {"images": 500}}, "rebuild": {"rows": [ROW]}}
+    file.write_text(yaml.safe_dump(changed(SMALL, {"attacks": attacks}), sort_keys=False))
+    out = Path(shutil.copytree(ended.out, tmp_path / "attacked"))
+    for job in ended.jobs:
+        folder = out / job.folder.relative_to(ended.out)
+        toy_attacks.write(folder, "guess", {"images": 500}, toy_attacks.Guess(auc=0.5 + job.seed / 4))
+        toy_attacks.write(folder, "rebuild", {}, toy_attacks.Rebuilt(mse=0.1), toy_attacks.Rebuilt(mse=0.3))
+    return SimpleNamespace(file=file, out=out, source=ended.source)
+
+
+def test_results_of_attacks_are_kept_and_give_the_same_table(attacked, tmp_path) -> None:
+    results = read_results(collect_study(attacked.file, tmp_path / "raw", attacked.out, attacked.source).folder)
+    jobs = expand_study(read_study(attacked.file), tmp_path / "bundle", attacked.source, attacked.out)
+    registry = load_plugins([Path(toy_attacks.__file__)])
+    direct = attack_table(attack_values(attack_jobs(read_study(attacked.file), jobs, registry)))
+    shown = attack_results(results, "demo")
+    keys = ["kind", "label", "measure"]
+    pd.testing.assert_frame_equal(shown.table.set_index(keys).sort_index(), direct.set_index(keys).sort_index())
+    assert shown.mean("alone", "loss", "auc") == 0.625
+    assert shown.mean(ROW, "decoder", "mse", item="x_p") == pytest.approx(0.2), "results of one run are averaged"
+    assert [line.split(" | ")[0] for line in shown.tables().splitlines() if "loss" in line] == ["| alone", f"| {ROW}"]
+    with pytest.raises(StoreError, match="got 0"):
+        shown.mean("alone", "decoder", "mse", item="x_p")
+
+
+def test_attacks_of_parts_that_are_added_are_those_of_the_whole_study(attacked, tmp_path) -> None:
+    whole = collect_study(attacked.file, tmp_path / "raw", attacked.out, attacked.source).folder
+    for seed in (1, 0, 0):
+        part = StudyPart(seeds=[seed])
+        added = collect_study(attacked.file, tmp_path / "added", attacked.out, attacked.source, part, add=True).folder
+    assert (added / ATTACKS).read_bytes() == (whole / ATTACKS).read_bytes()
 
 
 # ---- scores by round

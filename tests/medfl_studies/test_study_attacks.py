@@ -21,7 +21,7 @@ from medfl.engine.runs.findings import write_findings
 from medfl.errors import MedflError, PluginError, SettingsError
 from medfl.plugins import load_plugins
 from medfl.privacy.release import ImageRelease
-from medfl_studies.attacks import attack_table, attacks_markdown
+from medfl_studies.attacks import attack_table, attack_values, attacks_markdown
 from medfl_studies.study import list_commands, run_study
 from medfl_studies.study_reader import read_study
 
@@ -124,7 +124,7 @@ def test_models_of_earlier_rounds_have_rows_of_their_own(load, tmp_path: Path) -
     for job in prepared.jobs:
         Runs()(job.command(), job.log)
         write(job.folder, "guess", {"round": "kept"}, *(Guess(auc=number / 10, round=number) for number in (5, 6)))
-    table = attack_table(prepared.attacks)
+    table = attack_table(attack_values(prepared.attacks))
     areas = table.loc[table["measure"] == "auc", ["label", "round", "mean"]]
     assert areas.to_numpy().tolist()[:2] == [["alone", "5", 0.5], ["alone", "6", 0.6]]
     assert "| alone | 1 | global | 5 | loss | 0.500 |" in attacks_markdown(table, prepared.registry.attacks)
@@ -322,7 +322,7 @@ def test_a_table_may_have_intervals_over_the_seeds(load, tmp_path: Path) -> None
         Runs()(job.run.command(), job.run.log)
         seed = int(job.folder.name.partition("-")[2])
         write(job.folder, "harm", {"wanted": wanted, "device": "cpu"}, Harm(accuracy=0.8 + seed / 100))
-    table = attack_table(prepared.attacks).set_index("measure")
+    table = attack_table(attack_values(prepared.attacks)).set_index("measure")
     assert table.loc["accuracy", ["low", "high"]].tolist() == pytest.approx([0.805 - 0.0635, 0.805 + 0.0635], abs=1e-4)
     assert table.loc["success", ["low", "high"]].isna().all(), "no spread, no interval"
     text = attacks_markdown(table.reset_index(), prepared.registry.attacks)

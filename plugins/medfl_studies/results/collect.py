@@ -1,4 +1,4 @@
-"""Collect the raw results of a study: identity and status of its runs, final scores, scores by round, and predictions.
+"""Collect the raw results of a study: identity and status of its runs, scores, predictions, and results of attacks.
 
 Each row of a study is a method with settings; a row has one run for each data set, seed and fold. A scale is a named
 variant of the study.
@@ -19,8 +19,10 @@ from medfl import __version__
 from medfl.data.datalists import DATALIST_FILE, Datalist, read_datalist
 from medfl.engine.runs.records import RunRecord, read_run
 from medfl.errors import DataError, SettingsError, StoreError, did_you_mean
+from medfl.plugins import load_plugins
 from medfl.utils.files import bytes_in, write_atomic
 from medfl_report.predictions import read_prediction_sets
+from medfl_studies.attacks import RUN_KEY, attack_jobs, attack_values
 from medfl_studies.checks import find_source
 from medfl_studies.code_version import current_commit
 from medfl_studies.jobs import RunJob, expand_study
@@ -29,8 +31,8 @@ from medfl_studies.records.raw_results import CodeVersion, KeptDataSet, KeptRun,
 from medfl_studies.records.study_files import JobIdentity
 from medfl_studies.results.compressed_tables import write_table
 from medfl_studies.results.recorded_study import (
+    ATTACKS,
     ROUNDS,
-    RUN_KEYS,
     SCORE_COLUMNS,
     SCORES,
     RunKey,
@@ -104,6 +106,7 @@ class _StudyRuns:
         rows: Names of the rows, in the order of the study.
         unfinished: Runs without results.
         trials: Trials of the searches that chose the settings, with `TRIAL_COLUMNS`.
+        attacks: Results of the attacks on the runs, with `VALUE_COLUMNS`.
     """
 
     runs: list[tuple[KeptRun, RunRecord]]
@@ -111,6 +114,7 @@ class _StudyRuns:
     rows: tuple[str, ...]
     unfinished: tuple[UnfinishedRun, ...]
     trials: pd.DataFrame
+    attacks: pd.DataFrame
 
 
 def collect_study(
@@ -200,7 +204,14 @@ def _find_runs(study: Study, jobs: Sequence[RunJob], out: Path) -> _StudyRuns:
             if job not in records
         ),
         trials=collect_trials(out),
+        attacks=_find_attacks(study, records),
     )
+
+
+def _find_attacks(study: Study, runs: Iterable[RunJob]) -> pd.DataFrame:
+    """Return the results of the study's attacks on some runs, as `attack_values`."""
+    registry = load_plugins(study.settings.get("plugins", ()), study.settings.get("disabled_plugins", ()))
+    return attack_values(attack_jobs(study, runs, registry))
 
 
 def _check_earlier(earlier: StudyResults, scale: str, digits: int, jobs: Sequence[RunJob]) -> None:
@@ -264,18 +275,21 @@ def _join(new_runs: _StudyRuns, earlier: StudyResults, study: Study) -> _StudyRu
         errors = {} if name not in described else described[name].model_dump(include={"rounding_error", "score_error"})
         described[name] = kept.model_copy(update=errors)
     unfinished = {run_key(run): run for run in (*earlier.raw.unfinished, *new_runs.unfinished)}
-    trials = earlier.trials
-    if not new_runs.trials.empty:
-        searched = set(zip(new_runs.trials["split"], new_runs.trials["row"], strict=True))
-        again = [key in searched for key in zip(trials["split"], trials["row"], strict=True)]
-        trials = pd.concat([trials[[not repeated for repeated in again]], new_runs.trials], ignore_index=True)
     return _StudyRuns(
         runs=sorted(places.values(), key=position),
         data={name: described[name] for name in data_order if name in described},
         rows=tuple(row for row in row_order if row in {*earlier.raw.rows, *new_runs.rows}),
         unfinished=tuple(run for key, run in unfinished.items() if key not in places),
-        trials=trials,
+        trials=_replace_rows(earlier.trials, new_runs.trials, ["split", "row"]),
+        attacks=_replace_rows(earlier.attacks, new_runs.attacks, [*RUN_KEY, "kind"]),
     )
+
+
+def _replace_rows(earlier: pd.DataFrame, new: pd.DataFrame, key: list[str]) -> pd.DataFrame:
+    """Return the rows of both tables, without the earlier ones whose values in the columns `key` occur in the new."""
+    replaced = set(new[key].astype(str).itertuples(index=False, name=None))
+    kept = [values not in replaced for values in earlier[key].astype(str).itertuples(index=False, name=None)]
+    return pd.concat([table for table in (earlier[kept], new) if not table.empty] or [new], ignore_index=True)
 
 
 def _write_results(raw: RawResults, study_runs: _StudyRuns, into: Path) -> RawResults:
@@ -302,11 +316,13 @@ def _write_results(raw: RawResults, study_runs: _StudyRuns, into: Path) -> RawRe
     write_table(new / ROUNDS, pd.concat([round_rows(kept, record) for kept, record in study_runs.runs]))
     if not study_runs.trials.empty:
         write_table(new / TRIALS, study_runs.trials)
+    if not study_runs.attacks.empty:
+        write_table(new / ATTACKS, study_runs.attacks.sort_values([*RUN_KEY, "kind"], kind="stable"))
     raw.write(new / RawResults.NAME)
     raw = _measure_errors(new, raw, [record for _, record in study_runs.runs])
     raw.write(new / RawResults.NAME)
     for path in [
-        *(into / name for name in (RawResults.NAME, SCORES, ROUNDS, TRIALS)),
+        *(into / name for name in (RawResults.NAME, SCORES, ROUNDS, TRIALS, ATTACKS)),
         *into.glob("predictions-*.csv.gz"),
     ]:
         path.unlink(missing_ok=True)
@@ -427,7 +443,7 @@ def _prediction_table(runs: Sequence[tuple[KeptRun, RunRecord]]) -> pd.DataFrame
             content = table.rename(columns={"row": "image"}).sort_values("image", kind="stable")
             parts.append(pd.DataFrame(head, index=content.index).join(content))
     if not parts:
-        return pd.DataFrame(columns=list(RUN_KEYS))
+        return pd.DataFrame(columns=list(RUN_KEY))
     return pd.concat(parts, ignore_index=True).astype({"fold": "Int64"})
 
 

@@ -17,6 +17,7 @@ from jinja2.sandbox import SandboxedEnvironment
 from medfl.errors import MedflError, SettingsError, StoreError, did_you_mean
 from medfl_studies.records.paper_items import read_papers
 from medfl_studies.results import fair_tables, page_formats, page_tables, paper_groups, paper_tables
+from medfl_studies.results.attack_results import AttackResults, attack_results
 from medfl_studies.results.page_statistics import DataScores
 from medfl_studies.results.paper_orders import ItemResult, item_result
 from medfl_studies.results.recorded_study import StudyResults, read_results
@@ -100,6 +101,16 @@ class TemplateFunctions:
         """
         self.studies.append(name)
         return DataScores(self.read(self.folder / RAW / name), data, metric, min_images)
+
+    def attacks(self, name: str, data: str) -> AttackResults:
+        """Return the results of a study's attacks on one data set.
+
+        Args:
+            name: Name of the study's folder of raw results.
+            data: Name of the data set in the study.
+        """
+        self.studies.append(name)
+        return attack_results(self.read(self.folder / RAW / name), data)
 
     def papers(self, name: str) -> list[ItemResult]:
         """Return the tables and figures of papers, each beside the runs of its study if there are raw results.
@@ -241,6 +252,7 @@ def _environment(folder: Path, functions: TemplateFunctions) -> SandboxedEnviron
     )
     environment.globals |= {
         "study": functions.study,
+        "attacks": functions.attacks,
         "papers": functions.papers,
         "columns_without_runs": paper_tables.columns_without_runs,
         "correlations": paper_tables.correlations,

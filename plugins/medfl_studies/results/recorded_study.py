@@ -22,6 +22,7 @@ from medfl.types import GLOBAL, METADATA_KEYS, PUBLIC
 from medfl.utils.formats import none_if_nan
 from medfl_report.groups import Group
 from medfl_report.predictions import read_prediction_sets
+from medfl_studies.attacks import RESULT_KEY, RUN_KEY, VALUE_COLUMNS
 from medfl_studies.jobs import RunJob
 from medfl_studies.records.raw_results import KeptRun, RawResults, UnfinishedRun
 from medfl_studies.results.compressed_tables import read_table
@@ -31,10 +32,7 @@ from medfl_studies.schema import slug, split_name
 SCORES = "scores.csv.gz"
 """Name of the file with the final scores of all runs."""
 
-RUN_KEYS = ("data", "row", "seed", "fold")
-"""Columns that identify a run in the tables of scores and predictions."""
-
-SCORE_COLUMNS = (*RUN_KEYS, "site", "model", "exported", "split", "metric", "value")
+SCORE_COLUMNS = (*RUN_KEY, "site", "model", "exported", "split", "metric", "value")
 """Columns of the table of scores.
 
 `exported` is True for the kind of model (``global`` or ``personal``) that the site exports. The names in
@@ -44,8 +42,11 @@ SCORE_COLUMNS = (*RUN_KEYS, "site", "model", "exported", "split", "metric", "val
 ROUNDS = "rounds.csv.gz"
 """Name of the file with the scores on validation and test images and the seconds of work of all runs, by round.
 
-Its columns are `RUN_KEYS` and those of a run's ``metrics.csv``. Raw results of earlier versions lack the file.
+Its columns are `RUN_KEY` and those of a run's ``metrics.csv``. Raw results of earlier versions lack the file.
 """
+
+ATTACKS = "attacks.csv.gz"
+"""Name of the file with the results of all attacks, with `VALUE_COLUMNS`; a study without attacks has none."""
 
 KEPT_SPLITS = ("val", "test", "shared")
 """Splits whose scores are kept by round."""
@@ -56,7 +57,7 @@ WORK = "work_seconds"
 SERVER_TEST_SETS = ("server_test", "public_test")
 """Fields of `MetricScores` that belong to no site."""
 
-TEXT_COLUMNS = (*RUN_KEYS[:2], "site", "model", "split", "moment", "metric", *METADATA_KEYS, GROUP_COLUMN)
+TEXT_COLUMNS = (*RUN_KEY[:2], "site", "model", "split", "moment", "metric", *METADATA_KEYS, GROUP_COLUMN)
 """Columns with text."""
 
 KNOWN_FOR_SOME = (PATIENT_COLUMN, GROUP_COLUMN, *METADATA_KEYS)
@@ -90,12 +91,14 @@ class StudyResults:
         raw: Settings, identity and status of every run.
         runs: Runs with scores and predictions, in the order of `raw.runs`.
         trials: Trials of the searches that chose the settings, with `TRIAL_COLUMNS`; empty without a search.
+        attacks: Results of the attacks on the runs, with `VALUE_COLUMNS`; empty without attacks.
     """
 
     folder: Path
     raw: RawResults
     runs: tuple[RecordedRun, ...]
     trials: pd.DataFrame
+    attacks: pd.DataFrame
 
     def trial_seconds(self, row: str) -> float:
         """Return the time of training and evaluation in all trials of a row, summed over the sites."""
@@ -167,7 +170,11 @@ def read_results(folder: Path) -> StudyResults:
     trials = pd.DataFrame(columns=list(TRIAL_COLUMNS))
     if (folder / TRIALS).is_file():
         trials = read_table(folder / TRIALS, ("split", "row", "status", "parameters"))
-    return StudyResults(folder, raw, runs, trials)
+    attacks = pd.DataFrame(columns=list(VALUE_COLUMNS))
+    if (folder / ATTACKS).is_file():
+        attacks = read_table(folder / ATTACKS, ("data", "row", "kind", *RESULT_KEY, "measure"))
+        attacks = attacks.astype({"fold": "Int64"})
+    return StudyResults(folder, raw, runs, trials, attacks)
 
 
 def compare_scores(kept: KeptRun, run: RunRecord) -> Iterator[ScoreComparison]:
@@ -256,9 +263,9 @@ def _read_rounds(path: Path) -> pd.DataFrame:
 
 
 def _by_run(table: pd.DataFrame) -> dict[tuple[object, ...], pd.DataFrame]:
-    """Split a table by the columns `RUN_KEYS`; the fold of a run without folds is -1."""
+    """Split a table by the columns `RUN_KEY`; the fold of a run without folds is -1."""
     folds = table["fold"].fillna(-1).astype("int64")
-    return dict(iter(table.assign(fold=folds).groupby(list(RUN_KEYS), sort=False)))
+    return dict(iter(table.assign(fold=folds).groupby(list(RUN_KEY), sort=False)))
 
 
 def _recorded_run(
@@ -272,7 +279,7 @@ def _recorded_run(
     place = folder / slug(kept.data) / slug(kept.row) / run_name(kept)
     summary = kept.summary.model_copy(update={"scores": _nested_scores(scores)})
     tables = {} if predictions is None else dict(_site_tables(predictions))
-    metrics = read_metrics(place) if rounds is None else rounds.drop(columns=list(RUN_KEYS)).reset_index(drop=True)
+    metrics = read_metrics(place) if rounds is None else rounds.drop(columns=list(RUN_KEY)).reset_index(drop=True)
     return RecordedRun(folder=place, run=kept.run, summary=summary, metrics=metrics, tables=tables)
 
 
@@ -295,7 +302,7 @@ def _nested_scores(table: pd.DataFrame) -> dict[str, dict[str, dict[str, MetricS
 
 def _site_tables(predictions: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     """Yield each site with its predictions, in the columns of a site's file of predictions."""
-    content = predictions.drop(columns=[*RUN_KEYS, "split", "model"]).rename(columns={"image": "row"})
+    content = predictions.drop(columns=[*RUN_KEY, "split", "model"]).rename(columns={"image": "row"})
     for site, lines in content.groupby("site", sort=False):
         table = lines.drop(columns="site").reset_index(drop=True)
         unknown = [
