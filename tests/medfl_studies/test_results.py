@@ -288,6 +288,7 @@ def test_rounding_that_changes_a_score_is_refused(ended, tmp_path):
     with pytest.raises(StoreError) as error:
         collect_study(ended.file, tmp_path / "raw", out, ended.source, digits=1)
     assert (error.value.code, error.value.fields["metric"]) == ("rounded_too_far", "accuracy")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"], "nothing is left behind"
 
 
 def test_unfinished_runs_are_listed(ended, tmp_path):

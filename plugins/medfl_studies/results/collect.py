@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pandas as pd
 
@@ -293,7 +293,7 @@ def _replace_rows(earlier: pd.DataFrame, new: pd.DataFrame, key: list[str]) -> p
 
 
 def _write_results(raw: RawResults, study_runs: _StudyRuns, into: Path) -> RawResults:
-    """Write all files of the raw results and replace those in the folder.
+    """Write all files of the raw results and replace those in the folder; after an error, the folder is unchanged.
 
     Returns:
         The raw results with the names of the files of predictions and the errors of rounding.
@@ -301,8 +301,22 @@ def _write_results(raw: RawResults, study_runs: _StudyRuns, into: Path) -> RawRe
     Raises:
         StoreError: If the rounding of the predictions changes a score by more than `MAX_ROUNDING_ERROR`.
     """
-    new = into.with_name(f".{into.name}.part")
-    shutil.rmtree(new, ignore_errors=True)
+    into.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f".{into.name}-", dir=into.parent) as place:
+        new = Path(place)
+        raw = _write_files(raw, study_runs, new)
+        for path in [
+            *(into / name for name in (RawResults.NAME, SCORES, ROUNDS, TRIALS, ATTACKS)),
+            *into.glob("predictions-*.csv.gz"),
+        ]:
+            path.unlink(missing_ok=True)
+        for path in sorted(new.iterdir()):
+            write_atomic(into / path.name, path.read_bytes())
+    return raw
+
+
+def _write_files(raw: RawResults, study_runs: _StudyRuns, new: Path) -> RawResults:
+    """Write all files of the raw results into an empty folder; see `_write_results`."""
     data = {}
     for name, kept in raw.data.items():
         table = _prediction_table([run for run in study_runs.runs if run[0].data == name])
@@ -321,14 +335,6 @@ def _write_results(raw: RawResults, study_runs: _StudyRuns, into: Path) -> RawRe
     raw.write(new / RawResults.NAME)
     raw = _measure_errors(new, raw, [record for _, record in study_runs.runs])
     raw.write(new / RawResults.NAME)
-    for path in [
-        *(into / name for name in (RawResults.NAME, SCORES, ROUNDS, TRIALS, ATTACKS)),
-        *into.glob("predictions-*.csv.gz"),
-    ]:
-        path.unlink(missing_ok=True)
-    for path in sorted(new.iterdir()):
-        write_atomic(into / path.name, path.read_bytes())
-    shutil.rmtree(new)
     return raw
 
 
