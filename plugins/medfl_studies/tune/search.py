@@ -157,21 +157,7 @@ def load_searches(
         MedflError: If the file, a field, a value or the data are not valid, or privacy does not allow the search.
     """
     load_optuna()
-    named = read_study(file, scale, None, [data] if data else ())
-    if named.tune is None:
-        raise SettingsError(
-            "missing_setting",
-            f"The study '{file}' has no section 'tune' with a search space, such as: tune: {{sampler: random, "
-            "trials: 9, settings: {'optimizer#lr': {low: 0.001, high: 0.1, log: true}}}.",
-            setting="tune",
-            path=file,
-        )
-    if len(named.data) > 1:
-        raise SettingsError(
-            "several_datasets",
-            f"A search uses one data set, but the study has {sorted(named.data)}. Choose one with --data.",
-            datasets=sorted(named.data),
-        )
+    named = _read_tuned_study(file, scale, data)
     place = out or default_output_dir(named, scale).with_name(f"{default_output_dir(named, scale).name}-tune")
     prepared = load_study(file, source, place, scale, None, workers, [data] if data else ())
     if not prepared.jobs:
@@ -213,6 +199,30 @@ def load_searches(
         for jobs in splits
         for first in [next(iter(jobs.values()))]
     ]
+
+
+def _read_tuned_study(file: Path, scale: str, data: str | None) -> Study:
+    """Read a study with one data set and the section ``tune``.
+
+    Raises:
+        SettingsError: If the study has no such section, or several data sets and `data` is None.
+    """
+    study = read_study(file, scale, None, [data] if data else ())
+    if study.tune is None:
+        raise SettingsError(
+            "missing_setting",
+            f"The study '{file}' has no section 'tune' with a search space, such as: tune: {{sampler: random, "
+            "trials: 9, settings: {'optimizer#lr': {low: 0.001, high: 0.1, log: true}}}.",
+            setting="tune",
+            path=file,
+        )
+    if len(study.data) > 1:
+        raise SettingsError(
+            "several_datasets",
+            f"A search uses one data set, but the study has {sorted(study.data)}. Choose one with --data.",
+            datasets=sorted(study.data),
+        )
+    return study
 
 
 def first_trials(search: Search) -> dict[str, list[Trial]]:
