@@ -7,8 +7,9 @@ template against the text that the template and the raw results give, and everyt
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from medfl_studies.results.pages import (
     find_pages,
     page_renderer,
 )
-from medfl_studies.results.recorded_study import compare_rounds, compare_scores, read_results
+from medfl_studies.results.recorded_study import StudyResults, compare_rounds, compare_scores, read_results
 
 SUMS = "SHA256SUMS"
 """File with the SHA-256 of every file that is not generated, in the format of ``sha256sum``."""
@@ -66,10 +67,10 @@ def check_results(folder: Path) -> Iterator[CheckLine]:
     Raises:
         StoreError: If the folder has no pages.
     """
-    pages = find_pages(folder)
+    pages, read = find_pages(folder), cache(read_results)
     yield from _check_sums(folder, pages)
-    yield from _check_scores(folder)
-    render = page_renderer(folder)
+    yield from _check_scores(folder, read)
+    render = page_renderer(folder, read)
     for page in pages:
         started = time.monotonic()
         if page.template is None:
@@ -168,12 +169,17 @@ def _check_sums(folder: Path, pages: list[Page]) -> Iterator[CheckLine]:
             yield CheckLine(name, False, f"the file was changed: its SHA-256 is not that of {SUMS}")
 
 
-def _check_scores(folder: Path) -> Iterator[CheckLine]:
-    """Yield a line for each study: its first score that its predictions or rounds contradict, or an unreadable file."""
+def _check_scores(folder: Path, read: Callable[[Path], StudyResults]) -> Iterator[CheckLine]:
+    """Yield a line for each study: its first score that its predictions or rounds contradict, or an unreadable file.
+
+    Args:
+        folder: Folder of the pages.
+        read: Function that reads the raw results of a study.
+    """
     for path in sorted((folder / RAW).glob("*/")):
         subject, started = f"{RAW}/{path.name}", time.monotonic()
         try:
-            results = read_results(path)
+            results = read(path)
             count, by_round, fault = 0, 0, ""
             for kept, run in zip(results.raw.runs, results.runs, strict=True):
                 limit = results.raw.data[kept.data].score_error + SCORE_TOLERANCE

@@ -200,17 +200,18 @@ def choose_pages(folder: Path, names: list[str]) -> list[Page]:
     return [pages[name] for name in chosen] if chosen else list(pages.values())
 
 
-def page_renderer(folder: Path) -> Callable[[Page], RenderedPage]:
+def page_renderer(folder: Path, read: Callable[[Path], StudyResults] | None = None) -> Callable[[Page], RenderedPage]:
     """Return a function that generates the pages of a folder; the raw results of each study are read once.
 
     Args:
         folder: Folder of the pages.
+        read: Function that reads the raw results of a study; None means `read_results` with a cache.
 
     Returns:
         A function that returns the text of a page that has a template. It raises SettingsError if the template is
             wrong, and StoreError if raw results are missing or contradict a claim.
     """
-    read = cache(read_results)
+    read = read or cache(read_results)
 
     def render(page: Page) -> RenderedPage:
         assert page.template is not None  # kept pages are not generated

@@ -302,10 +302,7 @@ def _nested_scores(table: pd.DataFrame) -> dict[str, dict[str, dict[str, MetricS
 
 def _site_tables(predictions: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     """Yield each site with its predictions, in the columns of a site's file of predictions."""
-    content = predictions.drop(columns=[*RUN_KEY, "split", "model"]).rename(columns={"image": "row"})
-    for site, lines in content.groupby("site", sort=False):
-        table = lines.drop(columns="site").reset_index(drop=True)
-        unknown = [
-            name for name in KNOWN_FOR_SOME if name in table and (table[name].isna() | (table[name] == "")).all()
-        ]
-        yield str(site), table.drop(columns=unknown)
+    content = predictions.drop(columns=[*RUN_KEY, "site", "split", "model"]).rename(columns={"image": "row"})
+    for site, lines in content.groupby(predictions["site"], sort=False):
+        unknown = [name for name in KNOWN_FOR_SOME if name in lines and lines[name].isin([math.nan, ""]).all()]
+        yield str(site), lines.drop(columns=unknown).reset_index(drop=True)
