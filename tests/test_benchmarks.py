@@ -10,8 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from medfl.metrics.survival import concordance
+from medfl.objectives.losses import FlambyCoxLoss
 from medfl.plugins import load_plugins
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
@@ -129,3 +133,36 @@ def test_what_is_tried_on_a_gpu_holds_on_a_cpu(run: Run) -> None:
     assert min(ratios) > 0
     assert all(v > 0 for name, v in seen["figures"].items() if name.endswith(("with a gradient", "two workers / one")))
     assert "| promise | held |" in output
+
+
+def test_flambys_loop_has_the_loss_and_the_score_of_medfl() -> None:
+    loop = runpy.run_path(str(FOLDER / "flamby_loop.py"))
+    rng = np.random.default_rng(0)
+    risks = torch.tensor(rng.normal(size=(9, 1)), requires_grad=True)
+    targets = np.column_stack([rng.permutation(9) + 1.0, rng.integers(0, 2, 9)])
+    FlambyCoxLoss()(risks, torch.tensor(targets)).backward()
+    assert risks.grad is not None
+    assert loop["cox_gradient"](risks.detach().numpy().T, targets[None])[0] == pytest.approx(risks.grad[:, 0].numpy())
+    targets[1] = targets[0, 0], 1 - targets[0, 1]  # of equal times, the event came first
+    expected = concordance(risks.detach(), torch.tensor(targets), torch.ones(9, 1).double())
+    assert loop["c_index"](risks.detach().numpy().T, targets) == pytest.approx(expected.numpy())
+
+
+@pytest.mark.slow
+def test_flambys_loop_measures_each_strategy(run: Run, tmp_path: Path) -> None:
+    """At two sites with the same rows in one batch, SCAFFOLD corrects nothing, and the order of rows has no effect."""
+    times = [{"image": row, "target": [1.0 + row, 1]} for row in range(8)]
+    labels = [{"image": row, "label": row % 2} for row in range(4)]
+    for name, inputs, rows in (("flamby_heart/data/heart", 13, labels), ("flamby_tcga_brca/data/brca", 39, times)):
+        folder = tmp_path / name / "sites-seed-0"
+        for site in ("a", "b"):
+            (folder / site).mkdir(parents=True)
+            datalist = {"image_array": "../images.npy", "training": rows, "test": rows}
+            (folder / site / "datalist.json").write_text(json.dumps(datalist))
+        np.save(folder / "images.npy", np.random.default_rng(0).normal(size=(len(rows), inputs)))
+    _, figures = run("flamby_loop.py", ["--studies", str(tmp_path), "--orders", "2", "--drawn", "3"])
+    assert figures["brca, fedavg: mean"] > 0.9
+    assert figures["heart, scaffold: mean"] == pytest.approx(figures["heart, fedavg: mean"])
+    for data in ("heart", "brca"):
+        new_epochs = figures[f"{data}, fedavg, drawn: mean with new epochs"]
+        assert new_epochs == pytest.approx(figures[f"{data}, fedavg, drawn: mean"])

@@ -32,7 +32,7 @@ INDEX = "README.md"
 """Index of the pages, which has no results."""
 
 NOT_RECOMPUTABLE = "not recomputable: raw results were not kept"
-"""Text by which readers and the check know a page, or a part of a page, without raw results."""
+"""Text by which readers and the check know a page without raw results."""
 
 KEPT_NOTICE = (
     f"> **{NOT_RECOMPUTABLE.capitalize()}.** The run folders behind this page no longer exist. `medfl results check` "
@@ -66,12 +66,10 @@ class RenderedPage:
     Attributes:
         text: Text of the page.
         studies: Names of the studies whose raw results the page shows, each once.
-        kept_parts: Parts of the page that can't be recomputed.
     """
 
     text: str
     studies: tuple[str, ...]
-    kept_parts: tuple[str, ...]
 
 
 @dataclass
@@ -82,13 +80,11 @@ class TemplateFunctions:
         folder: Folder of the pages.
         read: Function that reads the raw results of a study.
         studies: Names of the studies that were read.
-        kept_parts: Parts of the page that can't be recomputed.
     """
 
     folder: Path
     read: Callable[[Path], StudyResults]
     studies: list[str] = field(default_factory=list)
-    kept_parts: list[str] = field(default_factory=list)
 
     def study(self, name: str, data: str, metric: str, min_images: int = 0) -> DataScores:
         """Return the scores of a study on one data set.
@@ -131,15 +127,6 @@ class TemplateFunctions:
     def figures(self, name: str) -> dict[str, float]:
         """Return the numbers of a JSON file of measured figures, by name."""
         return page_tables.read_figures(self.folder / name)
-
-    def not_recomputable(self, part: str) -> str:
-        """Return the notice for a part of a page whose raw results are gone, and list the part in the check.
-
-        Args:
-            part: Name of the part.
-        """
-        self.kept_parts.append(part)
-        return f"> **This part is {NOT_RECOMPUTABLE}.** The run folders behind it no longer exist."
 
     def require(self, holds: bool, claim: str) -> str:
         """Return an empty text, or raise an error if a claim of the prose does not hold for the numbers.
@@ -227,8 +214,7 @@ def page_renderer(folder: Path, read: Callable[[Path], StudyResults] | None = No
             ) from error
         except MedflError as error:
             raise error.reworded(f"'{page.template}': {error}") from error
-        names = tuple(dict.fromkeys(functions.studies))
-        return RenderedPage(text, names, tuple(functions.kept_parts))
+        return RenderedPage(text, tuple(dict.fromkeys(functions.studies)))
 
     return render
 
@@ -268,7 +254,6 @@ def _environment(folder: Path, functions: TemplateFunctions) -> SandboxedEnviron
         "run_scale": paper_tables.run_scale,
         "study_names": paper_tables.study_names,
         "figures": functions.figures,
-        "not_recomputable": functions.not_recomputable,
         "require": functions.require,
         "scores_table": page_tables.scores_table,
         "sites_table": page_tables.sites_table,
