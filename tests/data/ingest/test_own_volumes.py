@@ -81,6 +81,17 @@ def test_the_patient_id_finds_the_series_and_groups_the_images(studies, tmp_path
     assert "2 fit" in str(error.value), "two studies of a patient"
 
 
+def test_a_patient_is_not_taken_for_another_whose_accession_number_is_the_same(studies, tmp_path):
+    write_series(studies / "other", HU[0], StudyInstanceUID="1.2.826.0.77", PatientID="B", AccessionNumber="003")
+    cells = [f"00{number}" for number in range(4)]
+    with refused(DataError, "mixed_identifiers", rows=[5]) as error:
+        prepare(studies, table_of(tmp_path / "t.csv", cells), SOME, (16, 16, 8), tmp_path / "P", **AXIAL_LUNG)
+    assert "003" not in str(error.value)
+    shutil.rmtree(studies / "SECRET-3")  # only the other patient is left
+    with refused(DataError, "mixed_identifiers", rows=[5]):
+        prepare(studies, table_of(tmp_path / "t.csv", cells), SOME, (16, 16, 8), tmp_path / "P", **AXIAL_LUNG)
+
+
 def test_rows_without_a_single_series_are_refused_or_left_out_by_their_numbers(studies, tmp_path):
     (studies / "empty").mkdir()
     write_series(studies / "tilted", HU[0], shift=(0, 0.5, 0))

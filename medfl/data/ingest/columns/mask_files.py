@@ -125,7 +125,7 @@ def _one_channel(values: np.ndarray) -> np.ndarray:
     if len(colours) > 1 and (colours != colours[:, :1]).any():
         raise DataError(
             "ambiguous_mask",
-            f"the mask holds {len(colours)} colours beside black, expected one colour, or grey values. Save it in grey, "
+            f"the mask holds {len(colours)} colours beside black, expected one colour or grey values. Save it in grey, "
             "with the number of the structure in each pixel.",
             what="mask",
             count=len(colours),
