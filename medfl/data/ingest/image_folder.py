@@ -200,6 +200,6 @@ def _check_one_identifier(
         raise DataError(
             "mixed_identifiers",
             f"expected either PatientIDs or AccessionNumbers in the image column, got both: {row_list(rows)} name "
-            "series by another one than most rows, which may be of another patient. Name these series by UID or folder.",
+            "series by another one than most rows, which may be of another patient. Name them by UID or folder.",
             rows=rows,
         )
