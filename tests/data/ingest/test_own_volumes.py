@@ -300,6 +300,15 @@ def test_masks_of_series_are_prepared_as_bundles_of_volumes_read_them(contoured,
         np.testing.assert_allclose(images[number], read(case)["image"][0].numpy(), atol=1e-6)
 
 
+def test_the_masks_with_each_structure_are_counted(contoured, tmp_path):
+    folder, table = contoured
+    options = {"images": folder, "table": table, "image_column": "file", "target": "mask:mask", "size": (16, 16, 16)}
+    spec = read_settings(FolderSpec, options | {"structures": ("lesion", "tumor")}, where="the test")
+    lines = []
+    prepare_dataset(spec, tmp_path / "P", workers=1, say=lines.append)
+    assert "note: structures in 4 masks: lesion in 4, tumor in 0" in lines
+
+
 def test_volumes_of_several_spacings_with_masks_are_refused(contoured, tmp_path):
     folder, table = contoured
     shutil.rmtree(folder / "SECRET-3")
