@@ -162,7 +162,7 @@ def empty_mask_notes(datalist: Datalist) -> list[str]:
 def structure_notes(datalist: Datalist, structures: Sequence[str]) -> list[str]:
     """Return a note with the number of masks that contain each structure; an empty list if there is only one.
 
-    A structure whose name in DICOM masks is spelled in another way would otherwise be missing without a word.
+    It reveals a structure with another name in the DICOM masks, which would be missing without a word.
 
     Args:
         datalist: Data list whose records have `medfl.data.targets.MASK_STRUCTURES_KEY`.
