@@ -191,9 +191,9 @@ def _check_one_identifier(
     """Raise if some names are PatientIDs and others AccessionNumbers: the same number may be both, of two patients."""
     unexplained: dict[str, list[int]] = {"patient": [], "accession": []}
     for name, series, number in zip(names, candidates, numbers, strict=True):
-        named = [found for found in series if found.has_name(name)] if isinstance(series, list) else []
+        named = [candidate for candidate in series if candidate.has_name(name)] if isinstance(series, list) else []
         for kind, rows in unexplained.items():
-            if not all(name in (found.uid, found.study, getattr(found, kind)) for found in named):
+            if not all(name in (match.uid, match.study, getattr(match, kind)) for match in named):
                 rows.append(number)
     if all(unexplained.values()):
         rows = min(unexplained.values(), key=len)
