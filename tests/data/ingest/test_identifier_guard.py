@@ -66,6 +66,8 @@ HARMLESS: dict[str, list[str]] = {
     "season": ["march", "may", "juin"] * 4,
     "marker": ["Mar 1", "Dec-1", "Sept-9"] * 4,
     "drug": ["drotaverine", "profen", "DR"] * 4,
+    "retinopathy": ["DR mild", "no DR", "dr moderate"] * 4,
+    "group": ["decile 10", "Marker 2020", "juvenile 12"] * 4,
 }
 """Maps each column that may be used to its cells."""
 

@@ -68,16 +68,26 @@ _DATE_FORMATS = (
     re.compile(r"(?P<y>(19|20)\d\d)(?P<m>\d\d)(?P<d>\d\d)"),
 )
 
-_MONTHS = "jan|feb|f[ée]v|mar|mär|apr|avr|abr|ma[iy]|jun|jui|jul|aug|ao[uû]|ago|sep|o[ck]t|nov|de[czk]|d[ée]c|ene|dic"
+_MONTHS = _word_set(
+    "january february march april may june july august september sept october november december "
+    "januar jänner februar märz mai juni juli oktober okt dezember "
+    "janvier janv février fevrier mars avril juin juillet juil août aout septembre octobre novembre décembre decembre "
+    "enero febrero marzo abril mayo junio julio agosto septiembre octubre noviembre diciembre "
+    "gennaio febbraio aprile maggio giugno luglio settembre ottobre dicembre"
+)
+"""Names of months in English, German, French, Spanish and Italian."""
+
+_MONTH = "|".join(sorted({part for name in _MONTHS for part in (name, name[:3])}, key=len, reverse=True))
+"""Pattern of the name of a month, or of its first three letters."""
 
 _WORD_DATE = re.compile(
-    rf"(\d{{1,2}}\.?[-/ ]?)?({_MONTHS})[^\W\d_]{{0,6}}[-/., ]*(\d{{1,2}},? )?((19|20)\d\d|(?<=[-/ ])\d\d)",
+    rf"(\d{{1,2}}\.?[-/ ]?)?({_MONTH})[-/., ]*(\d{{1,2}},? )?((19|20)\d\d|(?<=[-/ ])\d\d)",
     re.IGNORECASE,
 )
 """Pattern of a date or a month with its name: ``12-Mar-2020``, ``12MAR2020``, ``March 12, 2020``, ``Mar-20``."""
 
-_PERSON = re.compile(r"[^\W\d_]\^|\b(dr|prof)\b\.? ?[^\W\d_]", re.IGNORECASE)
-"""Pattern of a person's name as in DICOM (``Adler^Eva``) or with a title."""
+_PERSON = re.compile(r"[^\W\d_]\^|\b(Dr|dr|Prof|prof)(\. ?[^\W\d_]| [^\W\d_a-z])")
+"""Pattern of a person's name as in DICOM (``Adler^Eva``) or with a title; ``DR mild`` is a finding."""
 
 
 def refuse_identifiers(column: str, cells: Sequence[str], groups: Sequence[str] | None = None, hint: str = "") -> None:
