@@ -44,3 +44,8 @@ def test_only_the_publishing_jobs_get_an_identity_and_nothing_has_a_token() -> N
     trusted = {(stem, name) for stem, jobs in text.items() for name, job in jobs.items() if "permissions" in job}
     assert trusted == {("docs", "publish"), ("release", "publish")}
     assert not [path for path in WORKFLOWS if "secrets." in path.read_text(encoding="utf-8")]
+
+
+def test_the_slow_tests_have_a_real_pacs() -> None:
+    job = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text(encoding="utf-8"))["jobs"]["slow"]
+    assert any("apt-get install" in step.get("run", "") and "orthanc-dicomweb" in step["run"] for step in job["steps"])

@@ -23,7 +23,7 @@ from medfl_report.compare import compare, to_markdown
 from medfl_report.groups import Group, group_runs
 from medfl_report.objectives.agreement import limits_of_agreement
 from medfl_report.objectives.calibration import calibration
-from medfl_report.objectives.masks import masks_section
+from medfl_report.objectives.masks import masks_section, shown_unit
 from medfl_report.objectives.survival import at_risk, product_limit, risk_groups
 from medfl_report.page import write_report
 from medfl_report.patient_tests import PatientTest
@@ -190,6 +190,15 @@ def test_the_slice_with_the_widest_error_and_small_planes() -> None:
     assert shrink_planes(torch.ones(1, 300, 40, dtype=torch.bool)).shape == (1, 96, 40)
     assert outline_layer(np.ones((2, 3), dtype=bool), "#000").count("M") == 10, "as many lines as the edge is long"
     assert outline_layer(np.zeros((2, 3), dtype=bool), "#000") == ""
+
+
+def test_volumes_are_shown_in_millilitres() -> None:
+    volume, area = (Segmentation(channels=2, spacing=spacing) for spacing in ((1.0, 2.0, 5.0), (1.0, 2.0)))
+    mask = torch.ones(1, 1, 10, 10, 10, dtype=torch.int64)
+    unit, factor = shown_unit(volume)
+    assert (unit, float(volume.scoring_targets(mask)[0, 0]) * factor) == ("ml", 10.0)
+    assert shown_unit(area) == ("mm²", 1.0)
+    assert shown_unit(Segmentation(channels=2)) == ("voxels", 1.0)
 
 
 # ---- runs

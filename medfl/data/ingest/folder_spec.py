@@ -36,7 +36,7 @@ from medfl.data.ingest.columns.target_values import NO_TARGET, describe_targets,
 from medfl.data.ingest.folder_format import choose_format, common_spacing, inspect_images, read_row
 from medfl.data.ingest.image_folder import ImageFolder
 from medfl.data.ingest.labels import LabelledRows, TableColumns, TableOptions, read_rows
-from medfl.data.ingest.masks import add_masks, empty_mask_notes, separate_masks
+from medfl.data.ingest.masks import add_masks, empty_mask_notes, separate_masks, structure_notes
 from medfl.data.ingest.options import OneOf, Positional, Spacing, Words, read_edges, size_text
 from medfl.data.ingest.read_plan import ReadOutcome, ReadPlan, exclusions, unreadable_rows_message
 from medfl.data.ingest.spec import ImageSpec
@@ -448,7 +448,7 @@ class FolderSpec(TableOptions, ImageSpec):
             **entries,
         )
         if has_masks:
-            for line in empty_mask_notes(datalist):
+            for line in (*empty_mask_notes(datalist), *structure_notes(datalist, self.structures)):
                 say(line)
             return add_masks(datalist, ("background", *self.structures), spacing)
         for line in describe_targets(targets, records):

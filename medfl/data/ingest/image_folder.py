@@ -57,8 +57,8 @@ class ImageFolder:
             The source of each image, or the reason why no single series fits its name.
 
         Raises:
-            DataError: If a path leads out of the folder, no file or several files match a name, or two rows name the
-                same file.
+            DataError: If a path leads out of the folder, no file or several files match a name, two rows name the same
+                file, or some names are PatientIDs and others AccessionNumbers.
         """
         paths = [Path(os.path.normpath(self.path / name.replace("\\", "/"))) for name in names]
         outside = [number for number, path in zip(numbers, paths, strict=True) if self.path not in path.parents]
@@ -73,6 +73,7 @@ class ImageFolder:
             )
         with quiet_decoders():
             candidates = [self._candidates(name.strip(), path) for name, path in zip(names, paths, strict=True)]
+        _check_one_identifier([name.strip() for name in names], candidates, numbers)
         matches = [
             [] if series is not None else [path] if os.path.isfile(path) else self._similar_files(path)  # noqa: PTH113
             for path, series in zip(paths, candidates, strict=True)
@@ -182,3 +183,23 @@ class ImageFolder:
                 rows=duplicates,
                 total=len(files),
             )
+
+
+def _check_one_identifier(
+    names: Sequence[str], candidates: Sequence[list[FoundSeries] | DataError | None], numbers: Sequence[int]
+) -> None:
+    """Raise if some names are PatientIDs and others AccessionNumbers: the same number may be both, of two patients."""
+    unexplained: dict[str, list[int]] = {"patient": [], "accession": []}
+    for name, series, number in zip(names, candidates, numbers, strict=True):
+        named = [candidate for candidate in series if candidate.has_name(name)] if isinstance(series, list) else []
+        for kind, rows in unexplained.items():
+            if not all(name in (match.uid, match.study, getattr(match, kind)) for match in named):
+                rows.append(number)
+    if all(unexplained.values()):
+        rows = min(unexplained.values(), key=len)
+        raise DataError(
+            "mixed_identifiers",
+            f"expected either PatientIDs or AccessionNumbers in the image column, got both: {row_list(rows)} name "
+            "series by another one than most rows, which may be of another patient. Name them by UID or folder.",
+            rows=rows,
+        )

@@ -195,6 +195,8 @@ def read_rows(table: CsvTable, columns: TableColumns) -> LabelledRows:
         absent = missing_cells(cells, columns.missing)
         known = [cell for cell, is_absent in zip(cells, absent, strict=True) if not is_absent]
         refuse_identifiers(column, known, hint=" for --keep-column")
+    if columns.site is not None:
+        refuse_identifiers(columns.site, (), hint=" for --site-column")  # sites may be as many as patients
     splits = _splits(table, columns.split)
     groups = table.column(columns.group) if columns.group else [str(number) for number in table.numbers]
     _check_splits(groups, splits)

@@ -159,5 +159,19 @@ def empty_mask_notes(datalist: Datalist) -> list[str]:
     return [f"note: {empty} masks are empty: these images contain no structure"] if empty else []
 
 
+def structure_notes(datalist: Datalist, structures: Sequence[str]) -> list[str]:
+    """Return a note with the number of masks that contain each structure; an empty list if there is only one.
+
+    It reveals a structure with another name in the DICOM masks, which would be missing without a word.
+
+    Args:
+        datalist: Data list whose records have `medfl.data.targets.MASK_STRUCTURES_KEY`.
+        structures: Names of the structures, without the background.
+    """
+    drawn = [record[MASK_STRUCTURES_KEY] for records in datalist.splits.values() for record in records]
+    counts = [f"{name} in {sum(number in some for some in drawn)}" for number, name in enumerate(structures, 1)]
+    return [f"note: structures in {len(drawn)} masks: {', '.join(counts)}"] if len(counts) > 1 else []
+
+
 def _size_text(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape))

@@ -296,12 +296,15 @@ def _check_pixel_format(dataset: Dataset) -> None:
             maximum=MAX_PIXELS,
             found=[rows, columns],
         )
-    if not 1 <= int(dataset.BitsStored) <= bits:
+    stored, high = int(dataset.BitsStored), int(dataset.HighBit)
+    if not 1 <= stored <= bits or high != stored - 1:
         raise DataError(
             "invalid_bit_depth",
-            f"the DICOM header states {dataset.BitsStored} bits stored in {bits}. Export it again.",
+            f"expected pixels in the lowest of {bits} bits, the DICOM header states {stored} bits up to bit {high}. "
+            "Export it again.",
             maximum=bits,
-            found=int(dataset.BitsStored),
+            found=stored,
+            high_bit=high,
         )
 
 

@@ -387,7 +387,7 @@ def _check_gzip(path: Path) -> None:
 
 
 def _check_nifti_header(volume: Any, path: Path) -> None:
-    """Raise if a NIfTI file states more voxels than it has, an infinite slope, or no voxel size where it is needed.
+    """Raise if a NIfTI file states too many voxels, an infinite slope, another unit than mm, or lacks a voxel size.
 
     nibabel would allocate memory for the voxels, and ignore the others.
     """
@@ -403,6 +403,11 @@ def _check_nifti_header(volume: Any, path: Path) -> None:
     if np.isinf([header["scl_slope"], header["scl_inter"]]).any():
         raise DataError(
             "invalid_rescaling", "expected a finite slope and intercept in the NIfTI file (scl_slope), got infinity."
+        )
+    if int(header["xyzt_units"]) % 8 in (1, 3):  # metres or micrometres
+        raise DataError(
+            "unsupported_unit",
+            "expected lengths in millimetres in the NIfTI file (xyzt_units), got another unit. Save it in millimetres.",
         )
     edges = header["pixdim"][1:4]
     if not int(header["sform_code"]) and not (np.isfinite(edges).all() and edges.all()):

@@ -50,6 +50,9 @@ _SIGNATURES = {
 }
 """Maps each format to the first bytes of its files."""
 
+TIFF_PHOTOMETRIC = 262
+"""Tag of a TIFF that states whether small values are black (1) or white (0)."""
+
 _GREY_MODES = ("1", "L", "LA")
 """Pillow modes of grey images with up to 8 bits."""
 _COLOUR_MODES = ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
@@ -145,7 +148,8 @@ def read_pillow_image(path: Path, scale: Callable[[np.ndarray], np.ndarray] = sc
             turned = ImageOps.exif_transpose(image)
             turned.load()
         if is_deep(turned):
-            return scale(np.asarray(turned))
+            values = np.asarray(turned)
+            return scale(np.iinfo(values.dtype).max - values if _is_white_zero(image) else values)
         turned.info.pop("transparency", None)  # it has no effect in grey or RGB, but Pillow would warn
         with decoding():
             return np.asarray(turned.convert("RGB" if is_colour(turned) else "L"))
@@ -159,6 +163,11 @@ def is_deep(image: PillowImage) -> bool:
 def is_colour(image: PillowImage) -> bool:
     """Return True if an image is in colour."""
     return image.mode in _COLOUR_MODES
+
+
+def _is_white_zero(image: PillowImage) -> bool:
+    """Return True if large values of a TIFF are dark. Pillow inverts 8 bits itself, but not 16."""
+    return bool(getattr(image, "tag_v2", {}).get(TIFF_PHOTOMETRIC) == 0)
 
 
 def _starts_as(path: Path, kind: str) -> bool:

@@ -76,7 +76,9 @@ def read_mask(path: Path) -> np.ndarray:
     Raises:
         DataError: If the file can't be read; see `read_pillow_image` and `read_segmentation`.
     """
-    return read_segmentation(path) if path.suffix.lower() == SEGMENTATION_SUFFIX else read_pillow_image(path)
+    if path.suffix.lower() == SEGMENTATION_SUFFIX:
+        return read_segmentation(path)
+    return read_pillow_image(path, scale=lambda values: values)  # the values are numbers of structures
 
 
 def read_segmentation(path: Path) -> np.ndarray:

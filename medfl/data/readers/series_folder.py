@@ -129,12 +129,19 @@ def find_series(folder: Path) -> list[FoundSeries]:
         unusable = UNREVIEWED_FOLDERS if STORE_FILES.issubset(names) else ()
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in unusable)
         for name in sorted(names):
-            file = None if name.startswith(".") else _series_file(Path(top, name))
+            if name.startswith("."):
+                continue
+            try:
+                file = _series_file(Path(top, name))
+            except DataError as error:
+                if error.code == "unreadable_file":  # its size may be unreadable, too
+                    raise
+                raise _with_size(error, Path(top, name)) from None
             if file is not None:
                 by_series[file.study, file.series or str(file.path)].append(file)
     cut = [files for files in by_series.values() if len({file.frames > 0 for file in files}) > 1]
     if cut:
-        raise damaged_file_error(EOFError())
+        raise _with_size(damaged_file_error(EOFError()), next(file.path for file in cut[0] if not file.frames))
     return [_found_series(files) for files in by_series.values() if files[0].frames]
 
 
@@ -186,6 +193,18 @@ def fits(series: FoundSeries, choice: SeriesChoice) -> bool:
 def _refuse_folder(error: OSError) -> None:
     """Raise the DataError for a folder that can't be opened."""
     raise unopenable_file_error(error) from None
+
+
+def _with_size(error: DataError, path: Path) -> DataError:
+    """Return the error for a file of a folder, with the size by which users find the file, as it is not named."""
+    size = path.lstat().st_size
+    return DataError(
+        error.code,
+        f"{error} The file has {size} bytes: find it with find FOLDER -size {size}c. Without it, a series may lack a "
+        "slice.",
+        **error.fields,
+        size=size,
+    )
 
 
 def _series_file(path: Path) -> _SeriesFile | None:

@@ -21,6 +21,7 @@ Every header that is missing or contradictory is refused by its name; no value i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -83,7 +84,7 @@ def suv_factor(headers: Sequence[Dataset]) -> float:
         return scale * 1000 * weight / dose
     half_life = _half_life(drug)
     start = _scan_start(headers)
-    delay = (start - _injection(drug, start)).total_seconds()
+    delay = (start - _injection(drug, start, str(first.get("TimezoneOffsetFromUTC") or ""))).total_seconds()
     if not 0 <= delay <= MAX_DELAY.total_seconds():
         raise _unusable("RadiopharmaceuticalStartDateTime", "an injection up to a day before the scan")
     return float(scale * 1000 * weight / (dose * 2 ** (-delay / half_life)))
@@ -177,14 +178,24 @@ def _scan_start(headers: Sequence[Dataset]) -> datetime:
     raise _unusable("SeriesTime", "a time of the series that is not after the first AcquisitionTime")
 
 
-def _injection(drug: Dataset, start: datetime) -> datetime:
-    """Return the time of the injection. A time without date is the last such time before the scan."""
+def _injection(drug: Dataset, start: datetime, zone: str) -> datetime:
+    """Return the time of the injection. A time without date is the last such time before the scan.
+
+    Args:
+        drug: Item with the time of the injection.
+        start: Start of the scan, in local time.
+        zone: Time zone of the scan as in ``TimezoneOffsetFromUTC``, or empty.
+    """
     import pydicom.valuerep
 
     with decoding():
         whole = drug.get("RadiopharmaceuticalStartDateTime")
         if whole:
-            return datetime.fromisoformat(pydicom.valuerep.DT(str(whole)).isoformat()).replace(tzinfo=None)
+            moment = datetime.fromisoformat(pydicom.valuerep.DT(str(whole)).isoformat())
+            has_time = re.match(r"\d{10}", str(whole)) is not None
+            if not has_time or (moment.tzinfo is not None and moment.strftime("%z") != zone):
+                raise _unusable("RadiopharmaceuticalStartDateTime", "a date and a time in the time zone of the scan")
+            return moment.replace(tzinfo=None)
         time = drug.get("RadiopharmaceuticalStartTime")
         clock = pydicom.valuerep.TM(str(time)) if time else None
     if clock is None:

@@ -75,12 +75,17 @@ def masks_section(groups: Sequence[Group], tested: Mapping[str, PredictionSets])
         "labels": [group.label for group in groups if group.label in pooled],
         "sites": sites_of(groups, tested),
         "distance": "voxels" if objective.spacing is None else "millimetres",
-        "unit": objective.size_unit,
+        "unit": shown_unit(objective)[0],
         "sizes": [_sizes(groups, pooled, objective, place, names) for place in range(len(objective.labels))],
         "drawn": DRAWN if any(len(pool.rows) > DRAWN for pool in pooled.values()) else None,
         "worst": _worst(groups),
         "over": resampled(groups, tested),
     }
+
+
+def shown_unit(objective: Segmentation) -> tuple[str, float]:
+    """Return the unit in which the page shows sizes, and the factor from the stored sizes; volumes are in ml."""
+    return ("ml", 0.001) if objective.size_unit == "mm³" else (objective.size_unit, 1.0)
 
 
 def _columns(objective: Segmentation, kind: str) -> list[int]:
@@ -125,11 +130,12 @@ def _sizes(
     """Return the figure of predicted against reference sizes of a class."""
     label = objective.labels[place]
     column = objective.columns(()).index(f"predicted_{label}")
+    unit, factor = shown_unit(objective)
     points = {
-        group: (np.asarray(pool.targets[:, place]), np.asarray(pool.predictions[:, column]))
+        group: (np.asarray(pool.targets[:, place]) * factor, np.asarray(pool.predictions[:, column]) * factor)
         for group, pool in pooled.items()
     }
-    styles, axes = group_looks(groups), (f"reference, {objective.size_unit}", "prediction")
+    styles, axes = group_looks(groups), (f"reference, {unit}", "prediction")
     means = "; ".join(
         f"{group}: {prediction.mean():.4g} for {reference.mean():.4g}"
         for group, (reference, prediction) in points.items()

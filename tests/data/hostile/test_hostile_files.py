@@ -75,6 +75,13 @@ def grey_tiff(width: int, height: int, place: int = 200, length: int = 16, **opt
     return whole.ljust(200, b"\0") + BYTES.tobytes()
 
 
+def deep_tiff(photometric: int) -> bytes:
+    """Return a TIFF of 16 bits; 0 means that its large values are dark."""
+    tags = [(256, 4, 1, 4), (257, 4, 1, 4), (258, 3, 1, 16), (259, 3, 1, 1), (262, 3, 1, photometric)]
+    whole = tiff(*tags, (273, 4, 1, 200), (277, 3, 1, 1), (278, 4, 1, 4), (279, 4, 1, 32))
+    return whole.ljust(200, b"\0") + (BYTES.astype("<u2") * 256).tobytes()
+
+
 def nifti(voxels: np.ndarray = VOXELS, *, gz: bool = False, **header) -> bytes:
     """Return a NIfTI file whose header fields are then set to the given values."""
     whole = bytearray(nibabel.Nifti1Image(voxels, np.eye(4)).to_bytes())
@@ -141,6 +148,8 @@ PICTURES = {
     ),
     "a TIFF whose pixels are behind its end": Hostile(file(".tif", grey_tiff(4, 4, 10**9)), "damaged_file"),
     "a TIFF whose pixels are longer than the file": Hostile(file(".tif", grey_tiff(4, 4, 200, 2**31)), values=BYTES),
+    "a TIFF of 16 bits": Hostile(file(".tif", deep_tiff(1)), values=BYTES / 240),
+    "a TIFF of 16 bits whose large values are dark": Hostile(file(".tif", deep_tiff(0)), values=1 - BYTES / 240),
     "a TIFF whose directory is followed by itself": Hostile(file(".tif", grey_tiff(4, 4, after=8)), values=BYTES),
     "a TIFF without tags": Hostile(file(".tif", tiff()), "damaged_file"),
     "a TIFF whose directory is behind its end": Hostile(file(".tif", b"II*\0\xff\xff\xff\x7f"), "damaged_file"),
@@ -203,6 +212,9 @@ VOLUMES = {
     "a rotation that is none": Hostile(
         volume(sform_code=0, qform_code=1, quatern_b=9, quatern_c=9, quatern_d=9), "damaged_file", size=CUBE
     ),
+    "lengths in metres": Hostile(volume(xyzt_units=1), "unsupported_unit", size=CUBE),
+    "lengths in micrometres, times in seconds": Hostile(volume(xyzt_units=3 + 8), "unsupported_unit", size=CUBE),
+    "lengths in millimetres, times in a unit that is none": Hostile(volume(xyzt_units=2 + 56), size=CUBE, values=UNIT),
     "lengths that overflow": Hostile(volume(dim=sized(32767, 32767, 32767)), "invalid_image_size", size=CUBE),
     "negative lengths": Hostile(volume(dim=sized(-4, -4, 4)), "invalid_image_size", size=CUBE),
     "no voxels": Hostile(volume(dim=sized(0, 4, 4)), "invalid_image_size", size=CUBE),

@@ -10,6 +10,7 @@ from refusals import refused
 from medfl.data.ingest.columns.identifier_guard import refuse_identifiers
 from medfl.data.ingest.columns.target_option import parse_target
 from medfl.data.ingest.columns.target_values import read_targets
+from medfl.data.ingest.labels import TableColumns, read_rows
 from medfl.data.table import CsvTable, read_table
 from medfl.errors import DataError
 
@@ -38,6 +39,11 @@ COLUMNS: dict[str, list[str]] = {
     "barcode": [f"00{731 + 13 * row}" for row in ROWS],
     "line": [str(row + 1) for row in ROWS],
     "PatientName": ["Adler^Eva", "Busch^Jan"] * 6,
+    "export": ["12-Mar-2020", "12MAR2020", "12. März 2020", "March 12, 2020"] * 3,
+    "seen": ["Mar-20", "April 2020", "mars 2020"] * 4,
+    "died": ["alive", "alive", "alive", "03.04.2021"] * 3,
+    "doctor": ["Dr. Adler", "Dr. Busch"] * 6,
+    "who": ["Adler^Eva", "Busch^Jan"] * 6,
     "postcode": ["10115", "10117", "10119"] * 4,
 }
 """Maps each identifying column to its cells."""
@@ -55,6 +61,13 @@ HARMLESS: dict[str, list[str]] = {
     "תוצאה": ["חיובי", "שלילי"] * 6,
     "النتيجة": ["إيجابي", "سلبي"] * 6,
     "sex": ["f", "m"] * 6,
+    "software": ["5.2.12", "syngo MR E11", "VB20A"] * 4,
+    "stage": ["T1 N0", "T2 N1", "May be T3"] * 4,
+    "season": ["march", "may", "juin"] * 4,
+    "marker": ["Mar 1", "Dec-1", "Sept-9"] * 4,
+    "drug": ["drotaverine", "profen", "DR"] * 4,
+    "retinopathy": ["DR mild", "no DR", "dr moderate"] * 4,
+    "group": ["decile 10", "Marker 2020", "juvenile 12"] * 4,
 }
 """Maps each column that may be used to its cells."""
 
@@ -87,6 +100,13 @@ def test_an_identifier_is_no_target_of_any_kind(kind: str, column: str, tmp_path
     table = write(tmp_path, {column: COLUMNS[column], **HARMLESS})
     with refused(DataError, "identifying_column", column=column):
         read_targets(table, parse_target(f"{kind}:{column}"))
+
+
+@pytest.mark.parametrize("option", [{"keep": ("Nachname",)}, {"site": "Nachname"}, {"site": "geburtsdatum"}])
+def test_an_identifier_is_neither_kept_nor_a_site(option: dict[str, str], tmp_path: Path) -> None:
+    table = write(tmp_path, COLUMNS | HARMLESS)
+    with refused(DataError, "identifying_column"):
+        read_rows(table, TableColumns(None, "class:diagnosis", **option))
 
 
 def test_classes_that_name_the_patients_are_refused(tmp_path: Path) -> None:

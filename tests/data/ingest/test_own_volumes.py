@@ -81,6 +81,17 @@ def test_the_patient_id_finds_the_series_and_groups_the_images(studies, tmp_path
     assert "2 fit" in str(error.value), "two studies of a patient"
 
 
+def test_a_patient_is_not_taken_for_another_whose_accession_number_is_the_same(studies, tmp_path):
+    write_series(studies / "other", HU[0], StudyInstanceUID="1.2.826.0.77", PatientID="B", AccessionNumber="003")
+    cells = [f"00{number}" for number in range(4)]
+    with refused(DataError, "mixed_identifiers", rows=[5]) as error:
+        prepare(studies, table_of(tmp_path / "t.csv", cells), SOME, (16, 16, 8), tmp_path / "P", **AXIAL_LUNG)
+    assert "003" not in str(error.value)
+    shutil.rmtree(studies / "SECRET-3")  # only the other patient is left
+    with refused(DataError, "mixed_identifiers", rows=[5]):
+        prepare(studies, table_of(tmp_path / "t.csv", cells), SOME, (16, 16, 8), tmp_path / "P", **AXIAL_LUNG)
+
+
 def test_rows_without_a_single_series_are_refused_or_left_out_by_their_numbers(studies, tmp_path):
     (studies / "empty").mkdir()
     write_series(studies / "tilted", HU[0], shift=(0, 0.5, 0))
@@ -287,6 +298,15 @@ def test_masks_of_series_are_prepared_as_bundles_of_volumes_read_them(contoured,
         np.testing.assert_array_equal(masks[number], expected)
         (case,) = volume_files(folder / f"SECRET-{number}")
         np.testing.assert_allclose(images[number], read(case)["image"][0].numpy(), atol=1e-6)
+
+
+def test_the_masks_with_each_structure_are_counted(contoured, tmp_path):
+    folder, table = contoured
+    options = {"images": folder, "table": table, "image_column": "file", "target": "mask:mask", "size": (16, 16, 16)}
+    spec = read_settings(FolderSpec, options | {"structures": ("lesion", "tumor")}, where="the test")
+    lines = []
+    prepare_dataset(spec, tmp_path / "P", workers=1, say=lines.append)
+    assert "note: structures in 4 masks: lesion in 4, tumor in 0" in lines
 
 
 def test_volumes_of_several_spacings_with_masks_are_refused(contoured, tmp_path):

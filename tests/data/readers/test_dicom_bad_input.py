@@ -94,6 +94,11 @@ BAD = {
         {"found": [60000, 60000]},
     ),
     "no rows": (lambda folder: made(folder, Rows=0), "invalid_image_size", {"found": [0, 40]}),
+    "pixels in the upper bits": (
+        lambda folder: made(folder, BitsStored=12, HighBit=15),
+        "invalid_bit_depth",
+        {"found": 12, "high_bit": 15},
+    ),
     "too many bits": (lambda folder: made(folder, BitsStored=17), "invalid_bit_depth", {"found": 17, "maximum": 16}),
     "CT": (
         lambda folder: made(folder, Modality="CT"),

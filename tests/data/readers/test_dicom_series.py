@@ -242,8 +242,10 @@ def test_a_damaged_file_is_no_reason_to_read_a_shorter_volume(study, share):
     path = study / "A7"
     content = path.read_bytes()
     path.write_bytes(content[: int(content.index(b"\xe0\x7f\x10\x00") * share)])
-    with refused(DataError, "damaged_file"):
+    with refused(DataError, "damaged_file", size=path.stat().st_size) as error:
         find_series(study)
+    assert f"-size {path.stat().st_size}c" in str(error.value)
+    assert path.name not in str(error.value)
 
 
 # ---- scale of grey values

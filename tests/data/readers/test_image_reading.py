@@ -165,6 +165,13 @@ DECAY = 2 ** (-3600.5 / 6586.2)
             70e3 / (370e6 * 2 ** (-39600.5 / 6586.2)),
         ),  # the day before
         ({"drug": {"RadiopharmaceuticalStartDateTime": "20200102093000.5"}}, 70e3 / (370e6 * 2 ** (-1800 / 6586.2))),
+        (
+            {
+                "drug": {"RadiopharmaceuticalStartDateTime": "20200102093000.5+0100"},
+                "TimezoneOffsetFromUTC": "+0100",
+            },
+            70e3 / (370e6 * 2 ** (-1800 / 6586.2)),
+        ),
         ({"Units": "GML"}, 1.0),
     ],
 )
@@ -271,6 +278,15 @@ def test_a_uniform_body_has_suv_one(tmp_path):
         ({"drug": {"RadionuclideHalfLife": None}}, "RadionuclideHalfLife"),
         ({"drug": {"RadiopharmaceuticalStartTime": None}}, "RadiopharmaceuticalStartTime"),
         ({"drug": {"RadiopharmaceuticalStartDateTime": "20191201"}}, "RadiopharmaceuticalStartDateTime"),
+        ({"drug": {"RadiopharmaceuticalStartDateTime": "20200102"}}, "RadiopharmaceuticalStartDateTime"),
+        ({"drug": {"RadiopharmaceuticalStartDateTime": "20200102083000+0000"}}, "RadiopharmaceuticalStartDateTime"),
+        (
+            {
+                "drug": {"RadiopharmaceuticalStartDateTime": "20200102083000+0000"},
+                "TimezoneOffsetFromUTC": "+0100",
+            },
+            "RadiopharmaceuticalStartDateTime",
+        ),
         ({"RadiopharmaceuticalInformationSequence": None}, "RadiopharmaceuticalInformationSequence"),
         ({"Units": "CNTS"}, "Units"),
         ({"Units": "GML", "SUVType": "LBM"}, "Units"),

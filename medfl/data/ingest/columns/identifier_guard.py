@@ -38,7 +38,7 @@ _PERSON_WORDS = _word_set(
 
 _NOT_PERSONS = _word_set(
     "site hospital drug device scanner protocol lesion class diagnosis finding center centre medication gene model "
-    "manufacturer station"
+    "manufacturer station institution clinic klinik"
 )
 """Words beside `_PERSON_WORDS` or an identifier that show that it is not a patient's."""
 
@@ -68,6 +68,27 @@ _DATE_FORMATS = (
     re.compile(r"(?P<y>(19|20)\d\d)(?P<m>\d\d)(?P<d>\d\d)"),
 )
 
+_MONTHS = _word_set(
+    "january february march april may june july august september sept october november december "
+    "januar jänner februar märz mai juni juli oktober okt dezember "
+    "janvier janv février fevrier mars avril juin juillet juil août aout septembre octobre novembre décembre decembre "
+    "enero febrero marzo abril mayo junio julio agosto septiembre octubre noviembre diciembre "
+    "gennaio febbraio aprile maggio giugno luglio settembre ottobre dicembre"
+)
+"""Names of months in English, German, French, Spanish and Italian."""
+
+_MONTH = "|".join(sorted({part for name in _MONTHS for part in (name, name[:3])}, key=len, reverse=True))
+"""Pattern of the name of a month, or of its first three letters."""
+
+_WORD_DATE = re.compile(
+    rf"(\d{{1,2}}\.?[-/ ]?)?({_MONTH})[-/., ]*(\d{{1,2}},? )?((19|20)\d\d|(?<=[-/ ])\d\d)",
+    re.IGNORECASE,
+)
+"""Pattern of a date or a month with its name: ``12-Mar-2020``, ``12MAR2020``, ``March 12, 2020``, ``Mar-20``."""
+
+_PERSON = re.compile(r"[^\W\d_]\^|\b(Dr|dr|Prof|prof)(\. ?[^\W\d_]| [^\W\d_a-z])")
+"""Pattern of a person's name as in DICOM (``Adler^Eva``) or with a title; ``DR mild`` is a finding."""
+
 
 def refuse_identifiers(column: str, cells: Sequence[str], groups: Sequence[str] | None = None, hint: str = "") -> None:
     """Raise if a column looks like names, dates, or numbers of patients or records.
@@ -85,10 +106,14 @@ def refuse_identifiers(column: str, cells: Sequence[str], groups: Sequence[str] 
         _refuse(column, reason, hint)
     if not cells:
         return
-    if sum(map(_is_date, cells)) * 2 > len(cells):
+    is_number = is_number_column(cells)
+    dates = [cell for cell in cells if _is_date(cell)]
+    if len(dates) * 2 > len(cells) or (not is_number and any(re.search(r"(19|20)\d\d", cell) for cell in dates)):
         _refuse(column, "dates", hint)
+    if any(map(_PERSON.search, cells)):
+        _refuse(column, "names of persons", hint)
     distinct = len(set(cells))
-    if is_number_column(cells):
+    if is_number:
         if reason := _suspicious_numbers(cells):
             _refuse(column, reason, hint)
     elif not is_answer_column(cells) and len(cells) >= MIN_ROWS:
@@ -153,7 +178,9 @@ def _suspicious_numbers(cells: Sequence[str]) -> str | None:
 
 
 def _is_date(cell: str) -> bool:
-    """Return True if a cell is a calendar date, with or without a time of day."""
+    """Return True if a cell is a calendar date, with or without a time of day, or a month of a year."""
+    if _WORD_DATE.fullmatch(cell):
+        return True
     for form in _DATE_FORMATS:
         if match := form.fullmatch(cell):
             year = int(match["y"])

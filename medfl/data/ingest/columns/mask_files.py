@@ -66,10 +66,18 @@ def read_image_and_mask(item: ImageAndMask, form: RowFormat, structures: int) ->
             255; otherwise the values are the numbers of the structures.
 
     Raises:
-        DataError: If a file can't be read, or the mask has another grid than the image, or other values.
+        DataError: If a file can't be read, or the mask has another grid than the image, other values or several
+            colours, or is a DICOM segmentation although there are several structures.
     """
     pixels = read_row(item.image, form).pixels
     mask = _read_plane_mask(item)
+    if structures > 1 and file_kind(item.mask) == "dicom":
+        raise DataError(
+            "unsupported_mask",
+            "a DICOM segmentation of a 2-D image is read as one structure. Leave out --structures, or export a mask "
+            "with a value for each structure, such as PNG.",
+            what="mask",
+        )
     resized = _resize_share(one_structure(mask), form.size) if structures == 1 else _resize_nearest(mask, form.size)
     return masked_row(pixels.reshape(*form.size, -1), resized, structures + 1)
 
@@ -78,8 +86,7 @@ def _read_plane_mask(item: ImageAndMask) -> np.ndarray:
     """Return the values of the mask of a 2-D image, (H, W), oriented like images."""
     is_volume_file = file_kind(item.mask) == "volume"
     if not is_volume_file:
-        values = read_mask(item.mask)
-        mask = values if values.ndim == 2 else values.max(axis=-1)
+        mask = _one_channel(read_mask(item.mask))
     else:
         voxels = read_voxels(item.mask)
         is_slice = np.count_nonzero(np.array(voxels.values.shape) > 1) == 2
@@ -104,6 +111,26 @@ def _read_plane_mask(item: ImageAndMask) -> np.ndarray:
                 what="mask",
             )
     return mask
+
+
+def _one_channel(values: np.ndarray) -> np.ndarray:
+    """Return the mask (H, W) of a mask (H, W) or (H, W, colours).
+
+    Raises:
+        DataError: If the mask has several colours, which have no order.
+    """
+    if values.ndim == 2:
+        return values
+    colours = np.unique(values[values.any(axis=-1)], axis=0)
+    if len(colours) > 1 and (colours != colours[:, :1]).any():
+        raise DataError(
+            "ambiguous_mask",
+            f"the mask holds {len(colours)} colours beside black, expected one colour or grey values. Save it in grey, "
+            "with the number of the structure in each pixel.",
+            what="mask",
+            count=len(colours),
+        )
+    return values.max(axis=-1)
 
 
 def _resize_share(mask: np.ndarray, size: Sequence[int]) -> np.ndarray:
