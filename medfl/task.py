@@ -358,11 +358,10 @@ class Task:
         with torch.random.fork_rng(devices=[]), overwriting_tensors() if is_complete else nullcontext():
             model = self.build(network)
         model.load_state_dict(tensors)
-        model.to(self.device)
         self.loss.to(self.device)
         if not suits_channels_last(model):
-            return model
-        return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            return model.to(self.device)
+        return model.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def suits_channels_last(model: nn.Module) -> bool:

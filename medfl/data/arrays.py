@@ -97,13 +97,14 @@ class ArrayRows:
     """
 
     def __init__(self, source: np.ndarray, index: np.ndarray) -> None:
-        self._source, self._index = source, index
         nbytes = len(index) * int(np.prod(source.shape[1:])) * source.dtype.itemsize
-        # An array, because a tensor takes about 500 bytes more, which matters with many small sites.
-        self._block = source[index] if nbytes <= MAX_RESIDENT_BYTES else None
+        is_resident = nbytes <= MAX_RESIDENT_BYTES
+        # Many small sites: the row numbers are not kept besides the rows, and a tensor would take about 500 bytes more.
+        self._rows = source[index] if is_resident else index
+        self._source = None if is_resident else source
 
     def __len__(self) -> int:
-        return len(self._index)
+        return len(self._rows)
 
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
         """Return a new tensor (B, ...) with the B rows at the given positions.
@@ -111,9 +112,9 @@ class ArrayRows:
         Args:
             rows: Positions in `index`, each in [0, n), shape (B,).
         """
-        if self._block is not None:
-            return torch.from_numpy(self._block).index_select(0, rows)
-        return torch.from_numpy(np.ascontiguousarray(self._source[self._index[rows.numpy()]]))
+        if self._source is None:
+            return torch.from_numpy(self._rows).index_select(0, rows)
+        return torch.from_numpy(np.ascontiguousarray(self._source[self._rows[rows.numpy()]]))
 
 
 class ArrayMasks(ArrayRows):

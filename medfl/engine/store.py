@@ -17,6 +17,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -193,7 +194,7 @@ class Store:
         try:
             with safe_open(self.path(steps[-1]), framework="pt") as file:
                 meta = json.loads(file.metadata()["medfl"])
-            return State(self.read(steps[-1], "state/"), meta["state"], meta["blobs"])
+                return State(_read_tensors(file, "state/"), meta["state"], meta["blobs"])
         except (SafetensorError, ValueError, KeyError):
             record = self.latest(before)
             return record.state() if record else State()
@@ -204,7 +205,7 @@ class Store:
         The other tensors are not read, so the checksum is not verified.
         """
         with safe_open(self.path(step), framework="pt") as file:
-            return {name[len(prefix) :]: file.get_tensor(name) for name in file.keys() if name.startswith(prefix)}  # noqa: SIM118
+            return _read_tensors(file, prefix)
 
     def delete_step(self, step: int) -> None:
         """Delete the file of a step, if it exists."""
@@ -292,6 +293,11 @@ class Store:
     def _blobs_named_by(self, step: int) -> list[str]:
         with safe_open(self.path(step), framework="pt") as file:
             return list(json.loads(file.metadata()["medfl"])["blobs"].values())
+
+
+def _read_tensors(file: Any, prefix: str) -> Tensors:
+    """Read the tensors of an open safetensors file whose names begin with a prefix, by name without the prefix."""
+    return {name[len(prefix) :]: file.get_tensor(name) for name in file.keys() if name.startswith(prefix)}  # noqa: SIM118
 
 
 def copy_state(state: State) -> State:

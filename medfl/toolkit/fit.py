@@ -80,7 +80,6 @@ class FitResult:
     """Result of one training, or of all trainings of a round, at a site.
 
     Attributes:
-        before: All tensors of the model at the start, CPU copies.
         after: All tensors of the model at the end, CPU copies.
         log: Values for the metrics file by key, with the mean ``loss`` and the duration in ``seconds``.
         meta: Metadata for the server.
@@ -88,7 +87,6 @@ class FitResult:
         extra: Further tensors for the server from `LocalTraining.extra_reply_tensors`, CPU copies.
     """
 
-    before: Tensors
     after: Tensors
     log: dict[str, float]
     meta: Meta

@@ -158,7 +158,7 @@ class LocalTraining(BaseModel):
 
         # 2. Run them in order. A separate personal model has its own start and random numbers, and is stored.
         unlabelled_log, labelled_log = dict[str, float](), dict[str, float]()
-        result, personal = FitResult(start, start, {}, {}), dict[str, Model]()
+        result, personal = FitResult(start, {}, {}), dict[str, Model]()
         for number, training in enumerate(trainings):
             begin = stored_personal_model(site, training, start) if training.apart else result.after
             with torch.random.fork_rng(gpu_devices(site), enabled=training.apart):
@@ -170,7 +170,7 @@ class LocalTraining(BaseModel):
                 set_auxiliary_state(site, training.place, done.after)
                 personal = {"personal": Model(site.network, done.after)}
             else:
-                result = replace(done, before=start, meta=result.meta | done.meta)
+                result = replace(done, meta=result.meta | done.meta)
 
         # 3. Return the result that leaves the site, with all logs, and the models to evaluate.
         shared = Model(site.network, result.after)
@@ -207,7 +207,7 @@ class LocalTraining(BaseModel):
         phase = training.streams if phase is None else phase
         start = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
         fit = Fit(site, model, start, dict(extra or {}), training=training, sent=sent or {})
-        before, frozen = cpu_state(model), freeze_other_part(model, training.part)
+        frozen = freeze_other_part(model, training.part)
 
         # 2. Let the method prepare the training, and create its optimiser.
         self.before_fit(fit)
@@ -220,7 +220,6 @@ class LocalTraining(BaseModel):
         # 4. Let the method finish the training, and collect its results.
         self.after_fit(fit)
         return FitResult(
-            before=before,
             after=cpu_state(model),
             log=fit.log | {"loss": trained.loss, "seconds": trained.seconds},
             extra=on_cpu(self.extra_reply_tensors(fit)) if leaves and fit.steps else {},

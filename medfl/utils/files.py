@@ -48,7 +48,7 @@ def write_atomic(path: Path, data: bytes | memoryview, flush: bool = True) -> No
                 os.fsync(file.fileno())
         os.replace(temporary, path)
         if flush:
-            flush_folder(path.parent)
+            flush_to_disk(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -77,7 +77,7 @@ def link_or_copy(path: Path, original: Path, data: bytes | memoryview) -> None:
         os.chmod(temporary, READ_ONLY)
         os.replace(temporary, path)
         temporary.unlink(missing_ok=True)  # `os.replace` keeps it if both names are links to the same file
-        flush_folder(path.parent)
+        flush_to_disk(path.parent)
     except OSError:  # hard links are not supported, too many exist, or the file system differs
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -104,24 +104,24 @@ def map_file(path: Path) -> memoryview:
 
 
 def flush_files(paths: Sequence[Path]) -> None:
-    """Flush files to the disk that `write_atomic` wrote without flushing.
+    """Flush files to the disk that `write_atomic` wrote without flushing, and then the entries of their folders.
 
-    Several are flushed at the same time for speed.
+    Several are flushed at the same time for speed. All folders come last, because one write of the file system's
+    journal can then hold the entries of all of them.
 
     Raises:
         StoreError: If a file can't be written.
     """
     with ThreadPoolExecutor(MAX_PARALLEL_FLUSHES) as pool:
-        for _ in pool.map(_flush_file, paths):
-            pass
+        for flush in (_flush, lambda path: _flush(path.parent)):
+            for _ in pool.map(flush, paths):
+                pass
 
 
-def _flush_file(path: Path) -> None:
-    """Flush a file and its folder's entries to the disk."""
+def _flush(path: Path) -> None:
+    """Flush a file, or the entries of a folder, to the disk."""
     try:
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
-        flush_folder(path.parent)
+        flush_to_disk(path)
     except OSError as error:
         raise _not_written(path, error) from error
 
@@ -153,9 +153,9 @@ def write_json(path: Path, value: Any) -> None:
     write_atomic(path, json_bytes(value))
 
 
-def flush_folder(folder: Path) -> None:
-    """Flush a folder's entries to the disk, after a file in it was renamed."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def flush_to_disk(path: Path) -> None:
+    """Flush a file's content, or a folder's entries after a file in it was renamed, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

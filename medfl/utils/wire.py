@@ -233,6 +233,10 @@ def _meta_json(meta: Meta) -> str:
     return json.dumps(meta, sort_keys=True, separators=(",", ":"))
 
 
+_JSON_SCALARS = frozenset({type(None), bool, int, float, str})
+"""Types of the values of JSON without inner values. `_check_json` formats no path for them, as there can be many."""
+
+
 def _check_json(value: Any, where: str) -> None:
     """Raise if a value is not JSON; `where` is its path for the message."""
     if isinstance(value, dict):
@@ -245,10 +249,12 @@ def _check_json(value: Any, where: str) -> None:
                     key=repr(key),
                     found=type(key).__name__,
                 )
-            _check_json(inner, f"{where}[{key!r}]")
+            if type(inner) not in _JSON_SCALARS:
+                _check_json(inner, f"{where}[{key!r}]")
     elif isinstance(value, list):
         for index, inner in enumerate(value):
-            _check_json(inner, f"{where}[{index}]")
+            if type(inner) not in _JSON_SCALARS:
+                _check_json(inner, f"{where}[{index}]")
     elif not (value is None or isinstance(value, bool | int | float | str)):
         kind = type(value).__name__
         raise ContractError(

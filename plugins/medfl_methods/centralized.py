@@ -82,7 +82,7 @@ class Centralized(FedAvg):
                 with_host_settings(site, name), received, auxiliary_state(site, memory) if is_persistent else None
             )
             set_auxiliary_state(site, memory, done.optimizer)
-            update = {key: subtract(after, done.before[key]) for key, after in done.after.items()}
+            update = {key: subtract(after, received[key]) for key, after in done.after.items()}
             reply.tensors |= prefixed(update, prefix)
             trained[name] = done
         if len(names) == 1:

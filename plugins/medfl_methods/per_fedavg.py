@@ -128,7 +128,7 @@ class PerFedAvg(FinalAdaptation):
             (loss * (len(loaded.rows) / total)).backward()
         if batches:
             torch.optim.SGD(model.parameters(), lr=self.alpha).step()
-        return FitResult(start, cpu_state(model), {}, {})
+        return FitResult(cpu_state(model), {}, {})
 
 
 def select_targets(targets: Targets, rows: torch.Tensor) -> Targets:

@@ -115,6 +115,13 @@ def test_a_refusal_says_no_number_of_an_update_that_is_hidden():
         leave(large, norm_bound=4.9, privacy=by_sample)  # it is noised already
 
 
+def test_a_norm_that_overflows_only_in_single_precision_leaves():
+    empty, double = torch.ones(0), torch.ones(2, dtype=torch.float64)
+    tensors = {"model/w": torch.full((2,), 1e30), "model/a": double, "model/b": empty}
+    sent, _ = leave(tensors, sends=SENDS)
+    assert wire.tensors_equal(sent, tensors)
+
+
 def test_a_norm_that_overflows_is_refused():
     with refused(RefusedError, "norm_too_large", found=math.inf, maximum=None):
         leave({"model/w": torch.full((2,), 1e200, dtype=torch.float64)})

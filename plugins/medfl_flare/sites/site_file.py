@@ -22,7 +22,7 @@ from medfl.privacy.policy import mechanism_of
 from medfl.settings import Device, Execution, StrictModel, read_settings
 from medfl.types import SERVER
 from medfl.utils.field_descriptions import PluginName
-from medfl.utils.files import flush_folder
+from medfl.utils.files import flush_to_disk
 from medfl.utils.locks import hold_lock
 from medfl.utils.text import name_problem
 from medfl_flare.records.offer import NAME
@@ -365,4 +365,4 @@ def _make_secret(path: Path) -> None:
             file.flush()
             os.fsync(descriptor)
         os.replace(temporary, path)
-        flush_folder(path.parent)
+        flush_to_disk(path.parent)
