@@ -132,7 +132,7 @@ def test_the_commands_of_a_page_run(
     for slow, quick in QUICK.items():
         block = block.replace(slow, quick)
     lines = block.replace("\\\n", " ").splitlines()
-    if all(line.startswith("medfl ") for line in lines):
+    if all(line.startswith("medfl ") and not re.search("[|&<>$]", line) for line in lines):
         monkeypatch.chdir(places[page])
         for line in lines:
             status, out, err = medfl(*shlex.split(line, comments=True)[1:])
