@@ -70,7 +70,7 @@ _DATE_FORMATS = (
 
 _MONTHS = _word_set(
     "january february march april may june july august september sept october november december "
-    "januar jänner februar märz mai juni juli oktober okt dezember "
+    "januar jänner februar märz mai juni juli oktober okt dezember "  # codespell:ignore
     "janvier janv février fevrier mars avril juin juillet juil août aout septembre octobre novembre décembre decembre "
     "enero febrero marzo abril mayo junio julio agosto septiembre octubre noviembre diciembre "
     "gennaio febbraio aprile maggio giugno luglio settembre ottobre dicembre"
