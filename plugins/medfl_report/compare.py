@@ -55,6 +55,7 @@ def compare(
     baseline: Baseline = None,
     split: str = "test",
     labels: Sequence[str] | None = None,
+    sets_of: Callable[[RunRecord], PredictionSets] | None = None,
 ) -> pd.DataFrame:
     """Compare groups of runs: one row for each metric and group, in the given order.
 
@@ -65,6 +66,7 @@ def compare(
             default the first group.
         split: ``test`` or ``val``.
         labels: Label of the row of each run; by default runs that differ only in seed and data make a row.
+        sets_of: Returns the test sets of a run; by default each run is read once.
 
     Returns:
         A table in which missing values are NaN. Its columns:
@@ -94,7 +96,7 @@ def compare(
     _check_scores(runs, chosen, split)
     groups = group_runs(runs, labels)
     bases = [_baseline(groups, baseline_of(group.label, baseline)) for group in groups]
-    both, sets_of = list(zip(groups, bases, strict=True)), sets_reader()
+    both, sets_of = list(zip(groups, bases, strict=True)), sets_of or sets_reader()
     rows = [comparison_row(group, base, metric, split, sets_of) for metric in chosen for group, base in both]
     return _correct_family(pd.DataFrame(rows))
 

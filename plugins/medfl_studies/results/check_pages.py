@@ -182,7 +182,7 @@ def _check_scores(folder: Path, read: Callable[[Path], StudyResults]) -> Iterato
             count, by_round, fault = 0, 0, ""
             for kept, run in zip(results.raw.runs, results.runs, strict=True):
                 limit = results.raw.data[kept.data].score_error + SCORE_TOLERANCE
-                for score in compare_scores(kept, run):
+                for score in compare_scores(kept, run, results.read_sets(run)):
                     count += 1
                     if score.error > limit and not fault:
                         fault = f"{score.place}: {score.metric} is {score.recorded}, predictions give {score.computed}"

@@ -467,8 +467,11 @@ def _measure_errors(folder: Path, raw: RawResults, runs: Sequence[RunRecord]) ->
     }
     results = read_results(folder)
     for original, kept, recorded in zip(runs, raw.runs, results.runs, strict=True):
-        exact = {(score.site, score.metric): score for score in compare_scores(kept, original)}
-        for rounded in compare_scores(kept, recorded):
+        exact = {
+            (score.site, score.metric): score
+            for score in compare_scores(kept, original, read_prediction_sets(original))
+        }
+        for rounded in compare_scores(kept, recorded, results.read_sets(recorded)):
             before, largest = exact[rounded.site, rounded.metric], errors[kept.data]
             change = abs(rounded.computed - before.computed)
             if change > MAX_ROUNDING_ERROR:

@@ -27,7 +27,7 @@ from medfl.plugins import Registry, load_plugins
 from medfl.utils.formats import none_if_nan
 from medfl_report.compare import compare, comparison_row, run_means
 from medfl_report.groups import Group
-from medfl_report.patient_tests import PredictionSets, sets_reader
+from medfl_report.patient_tests import PredictionSets
 from medfl_report.predictions import PredictionSet
 from medfl_report.site_comparison import mean_interval
 from medfl_report.statistics import Interval, RunsTest, bootstrap, holm, mean_std, seeds_and_patients_test
@@ -244,7 +244,7 @@ class DataScores:
         group, other = self.group(row), self.group(base)
         key = (row, base, metric or self.metric)
         if group is not other and key not in self._compared:
-            self._compared[key] = _compare_groups(group, other, key[2], self._read_sets)
+            self._compared[key] = _compare_groups(group, other, key[2], self.results.read_sets)
         return self._compared.get(key)
 
     def compare_all(self, base: str | None = None) -> Mapping[str, Estimate | None]:
@@ -314,7 +314,7 @@ class DataScores:
 
     def _sets(self, row: str, seed: int) -> PredictionSets:
         run = next(run for run in self.group(row).runs if run.seed == seed)
-        sets = self._read_sets(run)
+        sets = self.results.read_sets(run)
         if not sets:
             raise DataError(
                 "no_predictions", f"No predictions of '{row}', seed {seed}, on '{self.data}'.", row=row, seed=seed
@@ -322,12 +322,8 @@ class DataScores:
         return sets
 
     @cached_property
-    def _read_sets(self) -> Callable[[RunRecord], PredictionSets]:
-        return sets_reader()
-
-    @cached_property
     def _first_sets(self) -> Mapping[str, PredictionSet]:
-        return self._read_sets(self.group(self.rows[0]).runs[0])
+        return self.results.read_sets(self.group(self.rows[0]).runs[0])
 
 
 def _over_seeds(values: Sequence[float]) -> Estimate | None:
@@ -358,8 +354,9 @@ def compare_family(parts: Mapping[str, DataScores], base: str | None = None) -> 
             runs += group.runs
             labels += [row + ending] * len(group.runs)
             bases[row + ending] = (base or scores.baseline(row)) + ending
-    metric = next(iter(parts.values())).metric
-    lines = compare(runs, [metric], bases, labels=labels).to_dict("records")
+    first = next(iter(parts.values()))
+    table = compare(runs, [first.metric], bases, labels=labels, sets_of=first.results.read_sets)
+    lines = table.to_dict("records")
     return {str(line["label"]): _family_estimate(line) if line["baseline"] != line["label"] else None for line in lines}
 
 

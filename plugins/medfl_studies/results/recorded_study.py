@@ -6,7 +6,7 @@ Each row of a study is a method with settings; a row has one run for each data s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,7 @@ from medfl.records.summary import MetricScores
 from medfl.types import GLOBAL, METADATA_KEYS, PUBLIC
 from medfl.utils.formats import none_if_nan
 from medfl_report.groups import Group
-from medfl_report.predictions import read_prediction_sets
+from medfl_report.patient_tests import PredictionSets, sets_reader
 from medfl_studies.attacks import RESULT_KEY, RUN_KEY, VALUE_COLUMNS
 from medfl_studies.jobs import RunJob
 from medfl_studies.records.raw_results import KeptRun, RawResults, UnfinishedRun
@@ -100,6 +100,11 @@ class StudyResults:
     trials: pd.DataFrame
     attacks: pd.DataFrame
 
+    @cached_property
+    def read_sets(self) -> Callable[[RunRecord], PredictionSets]:
+        """Function that returns the test sets of a run, and reads each run once."""
+        return sets_reader()
+
     def trial_seconds(self, row: str) -> float:
         """Return the time of training and evaluation in all trials of a row, summed over the sites."""
         return float(self.trials.loc[self.trials["row"] == row, "seconds"].sum())
@@ -177,14 +182,15 @@ def read_results(folder: Path) -> StudyResults:
     return StudyResults(folder, raw, runs, trials, attacks)
 
 
-def compare_scores(kept: KeptRun, run: RunRecord) -> Iterator[ScoreComparison]:
+def compare_scores(kept: KeptRun, run: RunRecord, test_sets: PredictionSets) -> Iterator[ScoreComparison]:
     """Yield each score of an exported model on test images with the score that the run's predictions give.
 
     Args:
         kept: The run in the raw results.
-        run: Scores and predictions of the run.
+        run: Scores of the run.
+        test_sets: Test sets of the sites, with the predictions of the run.
     """
-    for site, test_set in read_prediction_sets(run).items():
+    for site, test_set in test_sets.items():
         for metric in run.task_metrics:
             recorded, computed = run.score(site, metric), test_set.score(metric)
             if recorded is not None or not math.isnan(computed):
