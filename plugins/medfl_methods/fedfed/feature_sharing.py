@@ -25,6 +25,7 @@ from medfl.task import Task
 from medfl.toolkit.aggregation import sample_sites
 from medfl.toolkit.fit import Fit
 from medfl.toolkit.rounds import RoundStep, ScheduledStep
+from medfl.training.checkpoints import TrainingPart
 from medfl.training.loop import Batch
 from medfl.types import MODEL_PREFIX, Tensors
 from medfl.utils import wire
@@ -321,6 +322,11 @@ class FeatureSharing(FeatureDistillation):
         if shared is not None:
             balanced = self.shared_sampling == "balanced"
             fit.extra["shared"] = SharedBatches(shared, len(fit.site.train), fit.site.rng("shared"), balanced)
+
+    def training_parts(self, fit: Fit) -> Mapping[str, TrainingPart]:
+        """Return the batches of shared images in stage 2, so that a killed training continues with the same ones."""
+        shared = {"shared": fit.extra["shared"]} if "shared" in fit.extra else {}
+        return {**super().training_parts(fit), **shared}
 
     def loss(self, fit: Fit, batch: Batch) -> torch.Tensor:
         """Return the task's loss, averaged over the site's own and the shared images of the batch."""

@@ -89,7 +89,9 @@ def check_shared(tensors: Tensors, copies: int, shape: Sequence[int], num_classe
 
 
 class SharedBatches:
-    """Batches of the shared set for one training of a site. An epoch has as many rows as the site has training images.
+    """Batches of the shared set for one training of a site; implements `medfl.training.checkpoints.TrainingPart`.
+
+    An epoch has as many rows as the site has training images.
 
     Args:
         shared: Shared set with at least one image.
@@ -116,6 +118,15 @@ class SharedBatches:
         rows, self._rows = self._rows[:count], self._rows[count:]
         parts = torch.cat([copy[rows].float() for copy in self._shared.copies])
         return parts, self._shared.labels[rows].repeat(len(self._shared.copies))
+
+    def training_state(self) -> Tensors:
+        """Return the rows that are left of the current epoch, and the state of the random stream."""
+        return {"rows": self._rows, "generator": self._generator.get_state()}
+
+    def load_training_state(self, state: Tensors) -> None:
+        """Continue from a state of `training_state`."""
+        self._rows = state["rows"]
+        self._generator.set_state(state["generator"])
 
     def _epoch(self) -> torch.Tensor:
         """Draw the rows of an epoch."""
