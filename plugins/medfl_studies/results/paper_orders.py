@@ -8,7 +8,7 @@ open. A row of a study is a method with settings.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -21,7 +21,7 @@ from medfl.engine.runs.records import RunRecord
 from medfl_report import forgetting
 from medfl_report.claims import CLAIMABLE, measure_test
 from medfl_report.groups import Group, pairs
-from medfl_report.patient_tests import MethodTest, sets_reader
+from medfl_report.patient_tests import MethodTest, PredictionSets, sets_reader
 from medfl_report.statistics import LEVEL, holm
 from medfl_report.statistics.repetitions import mean_std
 from medfl_studies.records.paper_items import Paper, PaperColumn, PaperItem
@@ -147,15 +147,17 @@ class ItemResult:
 class MeasureReader:
     """Measures of runs, each computed once.
 
-    Attributes:
+    Args:
         sets_of: Function that returns the test sets of a run with predictions, and reads each run once.
+
+    Attributes:
+        sets_of: As given.
     """
 
-    def __init__(self) -> None:
-        """Begin without any measure."""
+    def __init__(self, sets_of: Callable[[RunRecord], PredictionSets]) -> None:
         self._values: dict[tuple[Path, str, str], float] = {}
         self._forgetting: dict[tuple[Path, str], dict[str, float]] = {}
-        self.sets_of = sets_reader()
+        self.sets_of = sets_of
 
     def value(self, run: RunRecord, measure: str, metric: str) -> float:
         """Return a measure of a run; NaN if it is not known."""
@@ -183,7 +185,7 @@ def item_result(paper: Paper, item: PaperItem, results: StudyResults | None) -> 
         item: The table or figure.
         results: Raw results of the study; None if it was not run.
     """
-    reader = MeasureReader()
+    reader = MeasureReader(sets_reader() if results is None else results.read_sets)
     columns = [_column_result(item, column, results, reader) for column in item.columns]
     tests = _distinct_tests(item, columns)
     corrected = dict(zip(tests, holm(list(tests.values())), strict=True))
