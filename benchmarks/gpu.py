@@ -2,7 +2,10 @@
 
 Correctness: two identical runs give identical bits. A run that is killed with `kill -9` midway and resumed gives the
 same bits as well, and so does a run with two workers on the GPU (`--devices`). After two rounds, the weights on the CPU
-and on the GPU agree within a tolerance.
+and on the GPU agree within a tolerance. A run that needs more memory than it may have ends with an
+error that names the GPU.
+
+Methods: every method passes the conformance suite (`medfl.testing.check_method`) on the GPU.
 
 Speed: the benchmark times rounds of FedAvg (ResNet-18, images of 224 pixels) and of FedSKD (ResNet-10, volumes of 48
 voxels). After each round it counts the passes of the networks in that round and repeats them without medfl: the same
@@ -21,18 +24,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -43,12 +49,14 @@ from medfl.engine.evaluation import MetricRow
 from medfl.engine.plan import MethodChoice
 from medfl.engine.runs.simulation import Callbacks, RunData, SimulatedRun, simulate
 from medfl.engine.site import Splits
+from medfl.errors import MedflError
 from medfl.networks.cnn import CNN4
 from medfl.networks.resnet import ResNet
 from medfl.objectives import Multiclass
 from medfl.plugins import load_plugins
 from medfl.settings import Execution, Settings
 from medfl.task import Task
+from medfl.testing import check_method
 from medfl.training.devices import task_device, with_worker_devices
 from medfl.utils.wire import digest
 
@@ -57,6 +65,10 @@ TOLERANCE = 1e-3
 
 Passes = Counter[tuple[tuple[int, ...], bool]]
 """Number of forward passes by (shape of the batch, whether gradients are enabled)."""
+
+
+Outcome = TypeVar("Outcome", str, float)
+"""Outcome of a check, or the value of a figure."""
 
 
 @dataclass(frozen=True)
@@ -211,11 +223,11 @@ def run(
     return dict(models.get("personal", models.get("global")).tensors)
 
 
-def correctness(device: str, folder: Path) -> dict[str, str]:
-    """Check reproducibility and return the outcome of each check by its name."""
-    work, outcomes = small_workload(), {}
+def correctness(device: str, folder: Path) -> Iterator[tuple[str, str]]:
+    """Check reproducibility, and yield the name and the outcome of each check."""
+    work = small_workload()
     whole = digest(run(work, folder / "whole", device, 6))
-    outcomes["the same run twice: the same bits"] = _yes_or_no(digest(run(work, folder / "again", device, 6)) == whole)
+    yield "the same run twice: the same bits", _yes_or_no(digest(run(work, folder / "again", device, 6)) == whole)
     command = [sys.executable, __file__, "--device", device, "--rounds", "6", "--child", str(folder / "killed")]
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     progress = folder / "killed" / "progress.jsonl"
@@ -224,18 +236,57 @@ def correctness(device: str, folder: Path) -> dict[str, str]:
     child.send_signal(signal.SIGKILL)
     ended = child.wait() == 0
     same = digest(run(work, folder / "killed", device, 6)) == whole
-    outcomes["killed midway and resumed: the same bits"] = (
-        "not tried: it had ended before the kill" if ended else _yes_or_no(same)
-    )
+    outcome = "not tried: it had ended before the kill" if ended else _yes_or_no(same)
+    yield "killed midway and resumed: the same bits", outcome
     pair = run_workers("small", device, 2, 6, folder / "pair")
-    outcomes["two workers on one device: the same bits"] = _yes_or_no(pair["digest"] == whole)
+    yield "two workers on one device: the same bits", _yes_or_no(pair["digest"] == whole)
     here, there = run(work, folder / "cpu", "cpu", 2), run(work, folder / "there", device, 2)
     most = max(float((here[name] - there[name].cpu()).abs().max()) for name in here)
     share = most / max(float(tensor.abs().max()) for tensor in here.values())
-    outcomes[f"CPU and {device} after two rounds: within {TOLERANCE:g} of the largest weight"] = (
-        f"{_yes_or_no(share <= TOLERANCE)}, {share:.2g}"
+    yield (
+        f"CPU and {device} after two rounds: within {TOLERANCE:g} of the largest weight",
+        f"{_yes_or_no(share <= TOLERANCE)}, {share:.2g}",
     )
-    return outcomes
+    if device.startswith("cuda"):
+        yield "too little memory: an error that names the GPU", memory_error(device, folder)
+
+
+def memory_error(device: str, folder: Path) -> str:
+    """Return whether a run that needs more memory than it may have ends with an error that names the GPU."""
+    work = replace(small_workload(), shape=(224, 224, 3), batch_size=48)
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(0.002, device)
+    try:
+        run(work, folder / "large", device, 1)
+    except MedflError as error:
+        return _yes_or_no(error.code == "gpu_out_of_memory" and f"memory of {device} " in str(error))
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+    return "NO: the run had enough memory"
+
+
+def conformance(device: str, names: Sequence[str], jobs: int) -> Iterator[tuple[str, str]]:
+    """Yield for each method, in order of completion, whether it passes the conformance suite, otherwise its failures.
+
+    Args:
+        device: The device.
+        names: Names of the methods.
+        jobs: Number of methods that are checked at the same time, each in a process of its own.
+    """
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        names_by_check = {pool.submit(conformance_failures, name, device): name for name in names}
+        for check in as_completed(names_by_check):
+            yield f"{names_by_check[check]}: conformance suite", check.result() or "yes"
+
+
+def conformance_failures(name: str, device: str) -> str:
+    """Return the failures of a method in the conformance suite, in one line; empty if it passes."""
+    torch.set_num_threads(1)
+    try:
+        check_method(name, device=device)
+    except AssertionError as error:
+        return " ".join(f"NO: {error}".split())
+    return ""
 
 
 def _yes_or_no(holds: bool) -> str:
@@ -331,6 +382,24 @@ def run_as_child(work: Workload, device: str, workers: int, rounds: int, folder:
     print(json.dumps({"digest": digest(tensors), "seconds": seconds}))
 
 
+def measurements(device: str, rounds: int, quick: bool, folder: Path) -> Iterator[tuple[str, float]]:
+    """Yield the name and the value of each figure."""
+    works = workloads(quick)
+    for name, work in works.items():
+        for precision in ("fp32", "bf16") if device.startswith("cuda") else ("fp32",):
+            yield from speed(name, work, device, rounds, folder, precision).items()
+    yield from workers_on_one_device(next(iter(works)), device, rounds, quick, folder).items()
+
+
+def gather(pairs: Iterable[tuple[str, Outcome]]) -> dict[str, Outcome]:
+    """Print each name and value when it is known, and return them."""
+    values = {}
+    for name, value in pairs:
+        print(f"{name}: {value:.3f}" if isinstance(value, float) else f"{name}: {value}", flush=True)
+        values[name] = value
+    return values
+
+
 def machine(device: str) -> str:
     """Return a description of the machine."""
     if not device.startswith("cuda"):
@@ -355,7 +424,10 @@ def main() -> None:
     parser.add_argument(
         "--rounds", type=int, default=6, help="rounds of each speed measurement; the first one is a warm-up"
     )
-    parser.add_argument("--quick", action="store_true", help="use tiny sizes, to test the script itself")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, help="methods whose conformance is checked at the same time"
+    )
+    parser.add_argument("--quick", action="store_true", help="use tiny sizes and 2 methods, to test the script itself")
     parser.add_argument("--page", type=Path, help="file for the results as Markdown")
     parser.add_argument("--json", type=Path, help="file for the results as JSON")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
@@ -367,14 +439,11 @@ def main() -> None:
         work = {"small": small_workload(), **workloads(options.quick)}[options.child_workload]
         run_as_child(work, options.device, options.child_workers, options.rounds, options.child)
         return
+    methods = ["fedavg", "fedskd"] if options.quick else sorted(load_plugins().methods)
     with tempfile.TemporaryDirectory() as place:
-        outcomes = correctness(options.device, Path(place))
-        figures: dict[str, float] = {}
-        for name, work in workloads(options.quick).items():
-            for precision in ("fp32", "bf16") if options.device.startswith("cuda") else ("fp32",):
-                figures |= speed(name, work, options.device, options.rounds, Path(place), precision)
-        name = next(iter(workloads(options.quick)))
-        figures |= workers_on_one_device(name, options.device, options.rounds, options.quick, Path(place))
+        outcomes = gather(correctness(options.device, Path(place)))
+        figures = gather(measurements(options.device, options.rounds, options.quick, Path(place)))
+        outcomes |= gather(conformance(options.device, methods, options.jobs))
     text = page(machine(options.device), outcomes, figures)
     print(text)
     if options.page:

@@ -292,11 +292,14 @@ class WeightsWriter:
     def write(self, path: Path, model: Model) -> None:
         """Write the weights of a model, or link them to an identical file that was written before.
 
+        The tensors are written in the order of their names, so that equal models have equal files: the order of a
+        model's tensors changes when a resumed run reads them from its state.
+
         Raises:
             StoreError: If the file can't be written.
         """
         buffer = io.BytesIO()
-        torch.save(model.tensors, buffer)
+        torch.save(dict(sorted(model.tensors.items())), buffer)
         content = buffer.getbuffer()
         digest = hashlib.sha256(content).hexdigest()
         if (original := self._path_by_digest.get(digest)) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from rich.console import Console
@@ -13,7 +14,9 @@ from medfl_studies.demo.cells import run_cell_demo
 def demo(out: Path, rounds: int = 14, images: int = 200, seed: int = 0) -> list[Path]:
     """Run both demos: blood cells of six hospitals, and brain maps at three or four sites with different networks.
 
-    `medfl_studies.demo.cells` and `medfl_studies.demo.brains` describe the synthetic data.
+    `medfl_studies.demo.cells` and `medfl_studies.demo.brains` describe the synthetic data. All runs compute on the
+    CPU, and GPUs are hidden from this process by ``CUDA_VISIBLE_DEVICES``: the tests in the first report compute
+    gradients, and with a GPU in sight torch does not support forked workers after that.
 
     Args:
         out: Output folder; existing results in it are continued.
@@ -28,6 +31,7 @@ def demo(out: Path, rounds: int = 14, images: int = 200, seed: int = 0) -> list[
     Raises:
         MedflError: If a run fails.
     """
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     console = Console(highlight=False, soft_wrap=True)
     parts = {
         "Blood cells of six hospitals": run_cell_demo(out, rounds, images, seed, console),

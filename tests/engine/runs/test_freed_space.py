@@ -104,6 +104,13 @@ def test_identical_weights_are_one_file(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["model.pt"] * 3
 
 
+def test_a_file_of_weights_does_not_depend_on_the_order_of_the_tensors(tmp_path: Path) -> None:
+    tensors = {"w": torch.ones(3), "b": torch.zeros(2)}
+    for name, ordered in (("a", tensors), ("b", dict(reversed(tensors.items())))):
+        WeightsWriter().write(tmp_path / name / "model.pt", Model("n", ordered))
+    assert (tmp_path / "a" / "model.pt").read_bytes() == (tmp_path / "b" / "model.pt").read_bytes()
+
+
 def test_a_file_system_without_hard_links_gets_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*names: object) -> None:
         raise PermissionError(1, "Operation not permitted")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections import Counter
 
 import numpy as np
@@ -16,7 +17,7 @@ from medfl_report.predictions import read_prediction_sets
 from medfl_report.site_comparison import BETTER, NO_CLEAR_DIFFERENCE, WORSE, compare_sites
 from medfl_studies.demo import demo
 from medfl_studies.demo.cells import HOSPITALS, write_images
-from medfl_studies.demo.runs import summarize_gains, write_demo_report
+from medfl_studies.demo.runs import DemoPart, summarize_gains, write_demo_report
 
 CELL_METRICS = ("accuracy", "balanced_accuracy")
 
@@ -30,6 +31,20 @@ def compared(runs, methods, metric):
         [RunPair(alone, together)],
         {str(run.folder): read_prediction_sets(run) for run in (alone, together)},
     )
+
+
+def test_the_demo_hides_gpus_since_its_report_computes_gradients_before_it_forks(tmp_path, monkeypatch):
+    seen = []
+
+    def part(*arguments):
+        seen.append(os.environ["CUDA_VISIBLE_DEVICES"])
+        return DemoPart(tmp_path / "report.html", [])
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    for name in ("run_cell_demo", "run_brain_demo"):
+        monkeypatch.setattr(f"medfl_studies.demo.{name}", part)
+    assert demo(tmp_path) == [tmp_path / "report.html"] * 2
+    assert seen == ["", ""]
 
 
 def test_hospitals_differ_in_stain_in_numbers_and_in_what_is_frequent(tmp_path):
