@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
 import toy_attacks
@@ -41,8 +42,8 @@ from medfl_studies.records.study_files import (
 )
 from medfl_studies.results.attack_results import attack_results
 from medfl_studies.results.check_pages import SUMS, check_results, update_sums
-from medfl_studies.results.collect import StudyPart, collect_study
-from medfl_studies.results.compressed_tables import write_table
+from medfl_studies.results.collect import StudyPart, collect_study, round_probabilities
+from medfl_studies.results.compressed_tables import read_table, write_table
 from medfl_studies.results.fair_tables import (
     TUNED,
     choose_on_validation,
@@ -55,7 +56,7 @@ from medfl_studies.results.page_formats import cell, count_word, ends, interval,
 from medfl_studies.results.page_statistics import DataScores, Estimate
 from medfl_studies.results.page_tables import methods_table
 from medfl_studies.results.pages import KEPT_NOTICE, NOT_RECOMPUTABLE, choose_pages, page_renderer
-from medfl_studies.results.recorded_study import ATTACKS, RecordedRun, read_results
+from medfl_studies.results.recorded_study import ATTACKS, TEXT_COLUMNS, RecordedRun, read_results
 from medfl_studies.results.trials_table import TRIALS, collect_trials
 from medfl_studies.study_reader import read_study
 
@@ -291,6 +292,29 @@ def test_rounding_that_changes_a_score_is_refused(ended, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["out"], "nothing is left behind"
 
 
+def test_rounded_probabilities_keep_every_predicted_class(ended, tmp_path):
+    out = Path(shutil.copytree(ended.out, tmp_path / "out"))
+    path = next(out.rglob("predictions.csv"))
+    path.write_text(path.read_text().replace("0,0,0.876543211,0.123456789", "0,0,0.4996,0.5004"))
+    collect_study(ended.file, tmp_path / "raw", out, ended.source, decimals=1)
+    table = read_table(next((tmp_path / "raw").glob("predictions-*")), TEXT_COLUMNS)
+    assert [0.4996, 0.5004] in table[["p0", "p1"]].to_numpy().tolist(), "rounded, both classes would be equal"
+    others = table[table["p0"] != 0.4996]
+    assert len(others) == len(table) - 1
+    assert (others[["p0", "p1"]] == others[["p0", "p1"]].round(1)).all(axis=None)
+
+
+def test_probabilities_after_a_diverged_training_stay_missing():
+    table = pd.DataFrame({"p0": [np.nan, 0.26], "p1": [np.nan, 0.74]})
+    assert round_probabilities(table, 1).equals(pd.DataFrame({"p0": [np.nan, 0.3], "p1": [np.nan, 0.7]}))
+
+
+def test_decimals_are_for_probabilities_of_classes():
+    with pytest.raises(StoreError) as error:
+        round_probabilities(pd.DataFrame({"image": [0], "risk": [0.123]}), 2)
+    assert error.value.code == "no_probabilities"
+
+
 def test_unfinished_runs_are_listed(ended, tmp_path):
     out = Path(shutil.copytree(ended.out, tmp_path / "out"))
     shutil.rmtree(next(out.glob("runs/demo/alone/seed-1")))
@@ -377,14 +401,15 @@ def test_runs_that_are_added_later_are_no_longer_unfinished(ended, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "digits", "code", "fields"),
+    ("changes", "options", "code", "fields"),
     [
-        ({}, 8, "other_results", {"setting": "digits"}),
-        ({"settings__rounds": 5}, 9, "other_run", {"options": ["rounds"]}),
-        ({"rows": {"beside": {"method": "local"}}, "baseline": None}, 9, "other_results", {"setting": "run"}),
+        ({}, {"digits": 8}, "other_results", {"setting": "digits"}),
+        ({}, {"decimals": 3}, "other_results", {"setting": "decimals"}),
+        ({"settings__rounds": 5}, {}, "other_run", {"options": ["rounds"]}),
+        ({"rows": {"beside": {"method": "local"}}, "baseline": None}, {}, "other_results", {"setting": "run"}),
     ],
 )
-def test_runs_of_another_study_are_not_joined(ended, tmp_path, changes, digits, code, fields):
+def test_runs_of_another_study_are_not_joined(ended, tmp_path, changes, options, code, fields):
     collect_study(ended.file, tmp_path / "raw", ended.out, ended.source)
     before = (tmp_path / "raw" / RawResults.NAME).read_bytes()
     file = tmp_path / "small.yaml"
@@ -394,7 +419,7 @@ def test_runs_of_another_study_are_not_joined(ended, tmp_path, changes, digits, 
     for job in expand_study(read_study(file), tmp_path / "bundle", ended.source, out):
         write_run(job.folder, job.options | {"dataset_dir": str(job.dataset_dir)}, "finished")
     with pytest.raises(StoreError) as error:
-        collect_study(file, tmp_path / "raw", out, ended.source, digits=digits, add=True)
+        collect_study(file, tmp_path / "raw", out, ended.source, add=True, **options)
     assert error.value.code == code
     assert {name: error.value.fields[name] for name in fields} == fields
     assert (tmp_path / "raw" / RawResults.NAME).read_bytes() == before

@@ -55,6 +55,15 @@ def collect(
     digits: Annotated[
         int, typer.Option(min=1, max=17, help="Significant digits of predictions; run folders have 9.")
     ] = 9,
+    decimals: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Decimals of the probabilities of classes. A case whose predicted class would change keeps all "
+            "digits. 3 suffice for accuracy and F1.",
+            show_default="no limit",
+        ),
+    ] = None,
     add: Annotated[
         bool, typer.Option("--add", help="Keep runs of the earlier raw results that are not in the output folder.")
     ] = False,
@@ -80,7 +89,7 @@ def collect(
 
     place = into or docs / RAW / file.stem
     part = StudyPart(scale, choose_seeds(seeds, seed), data or (), row or ())
-    collected = collect_study(file, place, out, source, part, digits, note or (), add)
+    collected = collect_study(file, place, out, source, part, digits, decimals, note or (), add)
     files = sorted(path for path in place.iterdir() if path.is_file())
     if place.resolve().is_relative_to(docs.resolve()):
         update_sums(docs, files, removed_below=place)

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from medfl import __version__
@@ -124,6 +127,7 @@ def collect_study(
     source: Path | None = None,
     part: StudyPart = WHOLE_STUDY,
     digits: int = DIGITS,
+    decimals: int | None = None,
     notes: Iterable[str] = (),
     add: bool = False,
 ) -> Collected:
@@ -136,6 +140,8 @@ def collect_study(
         source: Folder of the source data; needed only for a data set without preparation.
         part: Scale, seeds, data sets and rows to collect. Other runs are neither kept nor listed as unfinished.
         digits: Number of significant digits of predictions, >= 1.
+        decimals: Number of decimals of the probabilities of classes, >= 1 (`round_probabilities`); None rounds to
+            `digits` only.
         notes: Sentences about the origin of the runs.
         add: Whether to keep those runs of earlier raw results that have no folder here. They need the same options as
             in the study file.
@@ -144,8 +150,8 @@ def collect_study(
         DataError: If a data set states no licence.
         SettingsError: If the study has no such scale, data set or row.
         StoreError: If no run has ended, a run has other options than in the study file, the rounding of the
-            predictions changes a score by more than `MAX_ROUNDING_ERROR`, or the earlier raw results have another scale
-            or number of digits.
+            predictions changes a score by more than `MAX_ROUNDING_ERROR`, `decimals` are given for predictions that
+            are no probabilities of classes, or the earlier raw results have another scale or number of digits.
         MedflError: If the study file or a run folder can't be read.
     """
     source = find_source(source)
@@ -159,7 +165,11 @@ def collect_study(
         whole = read_study(file, part.scale)
         whole = whole.model_copy(update={"seeds": sorted({kept.seed for kept in earlier.raw.runs})})
         whole, _ = find_weights(whole, source)
-        _check_earlier(earlier, part.scale, digits, expand_study(whole, bundle, source, place))
+        _check_earlier(
+            earlier,
+            {"scale": part.scale, "digits": digits, "decimals": decimals},
+            expand_study(whole, bundle, source, place),
+        )
         new_runs = _join(new_runs, earlier, whole)
         notes = dict.fromkeys((*earlier.raw.notes, *notes))
     text = file.read_text(encoding="utf-8")
@@ -170,6 +180,7 @@ def collect_study(
         scale=part.scale,
         collected_with=CodeVersion(medfl=__version__, commit=current_commit()),
         digits=digits,
+        decimals=decimals,
         data=new_runs.data,
         rows=new_runs.rows,
         baseline=study.baseline if study.baseline in new_runs.rows else None,
@@ -214,13 +225,12 @@ def _find_attacks(study: Study, runs: Iterable[RunJob]) -> pd.DataFrame:
     return attack_values(attack_jobs(study, runs, registry))
 
 
-def _check_earlier(earlier: StudyResults, scale: str, digits: int, jobs: Sequence[RunJob]) -> None:
+def _check_earlier(earlier: StudyResults, options: Mapping[str, Any], jobs: Sequence[RunJob]) -> None:
     """Check that new runs can be added to earlier raw results.
 
     Args:
         earlier: The earlier raw results.
-        scale: Scale of the new runs.
-        digits: Number of significant digits of the new predictions.
+        options: Scale, digits and decimals of the new runs.
         jobs: All runs of the study file with the seeds of the earlier runs.
 
     Raises:
@@ -228,7 +238,8 @@ def _check_earlier(earlier: StudyResults, scale: str, digits: int, jobs: Sequenc
             study file or has other options there.
     """
     raw, place = earlier.raw, earlier.folder
-    for name, before, now in (("scale", raw.scale, scale), ("digits", raw.digits, digits)):
+    for name, now in options.items():
+        before = getattr(raw, name)
         if before != now:
             raise StoreError(
                 "other_results",
@@ -322,7 +333,8 @@ def _write_files(raw: RawResults, study_runs: _StudyRuns, new: Path) -> RawResul
         table = _prediction_table([run for run in study_runs.runs if run[0].data == name])
         predictions = None if table.empty else f"predictions-{slug(name)}.csv.gz"
         if predictions is not None:
-            write_table(new / predictions, table, raw.digits)
+            rounded = table if raw.decimals is None else round_probabilities(table, raw.decimals)
+            write_table(new / predictions, rounded, raw.digits)
         data[name] = kept.model_copy(update={"predictions": predictions})
     raw = raw.model_copy(update={"data": data})
     lines = [line for kept, record in study_runs.runs for line in score_rows(kept, record)]
@@ -453,6 +465,34 @@ def _prediction_table(runs: Sequence[tuple[KeptRun, RunRecord]]) -> pd.DataFrame
     return pd.concat(parts, ignore_index=True).astype({"fold": "Int64"})
 
 
+def round_probabilities(table: pd.DataFrame, decimals: int) -> pd.DataFrame:
+    """Return predictions with rounded probabilities of classes.
+
+    The predicted class of every case is kept: a case whose largest probability would be another one, or tied, keeps
+    its probabilities as they are.
+
+    Args:
+        table: Predictions, with the probabilities of the classes in the columns ``p0``, ``p1`` and so on.
+        decimals: Number of decimals.
+
+    Raises:
+        StoreError: If the predictions are no probabilities of two or more classes.
+    """
+    columns = [name for name in table if re.fullmatch(r"p\d+", name)]
+    exact = table[columns].to_numpy(dtype=float)
+    if len(columns) < 2:
+        raise StoreError(
+            "no_probabilities",
+            "expected probabilities of two or more classes, which --decimals rounds, the predictions have the columns "
+            f"{', '.join(map(str, table.columns))}. Give --digits instead.",
+            columns=list(table.columns),
+        )
+    rounded = exact.round(decimals)
+    ordered = np.sort(rounded, axis=1)
+    same = (rounded.argmax(axis=1) == exact.argmax(axis=1)) & (ordered[:, -1] > ordered[:, -2])
+    return table.assign(**dict(zip(columns, np.where(same[:, None], rounded, exact).T, strict=True)))
+
+
 def _measure_errors(folder: Path, raw: RawResults, runs: Sequence[RunRecord]) -> RawResults:
     """Return the record with the largest errors of the scores of the written predictions, for each data set.
 
@@ -477,8 +517,8 @@ def _measure_errors(folder: Path, raw: RawResults, runs: Sequence[RunRecord]) ->
             if change > MAX_ROUNDING_ERROR:
                 raise StoreError(
                     "rounded_too_far",
-                    f"{rounded.place}: the {rounded.metric} of the predictions with {raw.digits} digits is "
-                    f"{rounded.computed:.6f} instead of {before.computed:.6f}. Give more --digits.",
+                    f"{rounded.place}: the {rounded.metric} of the rounded predictions is {rounded.computed:.6f} "
+                    f"instead of {before.computed:.6f}. Give more --digits or --decimals.",
                     place=rounded.place,
                     metric=rounded.metric,
                 )
