@@ -37,7 +37,8 @@ from PIL import Image
 from pydicom.dataset import FileMetaDataset
 from pydicom.uid import UID, ExplicitVRLittleEndian, JPEG2000Lossless, JPEGLSLossless
 
-from medfl.data.ingest.pipeline import core_count, ingest
+from medfl.data.ingest.pipeline import ingest
+from medfl.utils.processes import core_count
 from medfl_datasets.cbis_ddsm.pixels import CbisFilm, CbisReadOptions, read_image
 
 SYNTAXES = {"none": ExplicitVRLittleEndian, "jpeg2000": JPEG2000Lossless, "jpeg-ls": JPEGLSLossless}

@@ -1,4 +1,4 @@
-"""Start and lifetime of helper processes."""
+"""Number, start and lifetime of helper processes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ import signal
 import threading
 from collections.abc import Sequence
 from multiprocessing.context import BaseContext
+
+
+def core_count() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def fresh_context(modules: Sequence[str]) -> BaseContext:

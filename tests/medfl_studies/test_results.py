@@ -42,8 +42,8 @@ from medfl_studies.records.study_files import (
 )
 from medfl_studies.results.attack_results import attack_results
 from medfl_studies.results.check_pages import SUMS, check_results, update_sums
-from medfl_studies.results.collect import StudyPart, collect_study, round_probabilities
-from medfl_studies.results.compressed_tables import read_table, write_table
+from medfl_studies.results.collect import StudyPart, collect_study
+from medfl_studies.results.compressed_tables import read_table, round_probabilities, write_table
 from medfl_studies.results.fair_tables import (
     TUNED,
     choose_on_validation,
@@ -564,6 +564,14 @@ def test_a_changed_digit_in_raw_data_fails_with_its_place(docs, name, before, af
     (line,) = [line for line in check_results(docs) if line.subject == "raw/small"]
     assert not line.ok
     assert line.text.startswith("demo, alone, seed-0, site-01: accuracy is")
+
+
+def test_pages_that_are_checked_in_other_processes_have_the_same_lines(docs):
+    path = docs / "raw" / "small" / "scores.csv.gz"
+    change_table(path, ",accuracy,0.5\n", ",accuracy,0.6\n")
+    alone, together = ([replace(line, seconds=0.0) for line in check_results(docs, jobs)] for jobs in (1, 2))
+    assert together == alone
+    assert [line.subject for line in alone] == ["raw/small/scores.csv.gz", "old.md", "raw/small", "small.md"]
 
 
 def test_a_changed_digit_in_the_rounds_fails_with_its_place(docs):

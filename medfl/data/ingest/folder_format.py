@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from medfl.data.ingest.pipeline import core_count
 from medfl.data.ingest.workers import LoadedItem
 from medfl.data.readers.dicom_series import ImageSource
 from medfl.data.readers.image_reading import DEFAULT_READING, ImageReading
@@ -19,6 +18,7 @@ from medfl.data.readers.quiet import quiet_decoders
 from medfl.data.readers.volumes import resized_spacing
 from medfl.data.table import row_list
 from medfl.errors import DataError, SettingsError
+from medfl.utils.processes import core_count
 from medfl.utils.progress import progress
 from medfl.utils.text import Say
 

@@ -40,6 +40,7 @@ from medfl.data.ingest.checkpoint import ARRAY_FILE, Checkpoint, item_stamp
 from medfl.data.ingest.workers import LoadedItem, read_all
 from medfl.errors import DataError, SettingsError
 from medfl.utils.locks import LOCK_FILE, hold_lock
+from medfl.utils.processes import core_count
 from medfl.utils.progress import progress
 from medfl.utils.text import Say
 
@@ -135,11 +136,6 @@ def ingest(
             keep_rows(target, kept)
         shutil.rmtree(work, ignore_errors=True)
     return Ingested(kept, failed, {place: journal.done[place] for place in kept})
-
-
-def core_count() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def write_quarantine(path: Path, columns: Sequence[str], rows: Sequence[Sequence[str | int]]) -> None:

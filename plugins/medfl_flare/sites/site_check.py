@@ -11,7 +11,6 @@ is at least the file's ``min_count``.
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,6 +28,7 @@ from medfl.plugins import load_plugins
 from medfl.settings import Execution
 from medfl.training.devices import pick_device
 from medfl.types import GLOBAL, NON_SITE_NAMES, PUBLIC
+from medfl.utils.processes import core_count
 from medfl_flare.kit_check import kit_checks
 from medfl_flare.offer import method_version
 from medfl_flare.offered_bundle import (
@@ -178,7 +178,7 @@ def _check_device(file: SiteFile) -> str:
             device=str(device),
             count=torch.cuda.device_count(),
         )
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = core_count()
     if file.threads > cores:
         raise SettingsError(
             "too_many_threads",

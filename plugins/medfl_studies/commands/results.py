@@ -157,7 +157,12 @@ def render(
 
 
 @app.command()
-def check(docs: Docs = DOCS) -> None:
+def check(
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Number of pages to check at the same time.", show_default="one per core")
+    ] = None,
+    docs: Docs = DOCS,
+) -> None:
     """Recompute every number, interval and test of every results page, and compare the pages byte by byte.
 
     Each page and each study has a line that begins with ok or FAIL. A page without raw results is listed as not
@@ -165,10 +170,11 @@ def check(docs: Docs = DOCS) -> None:
 
     Example: medfl results check
     """
+    from medfl.utils.processes import core_count
     from medfl_studies.results.check_pages import check_results
 
     started, failed = time.monotonic(), 0
-    for line in check_results(docs):
+    for line in check_results(docs, jobs or core_count()):
         typer.echo(f"{line} ({line.seconds:.1f} s)" if line.seconds else str(line))
         failed += not line.ok
     typer.echo(f"{failed} failed, {time.monotonic() - started:.0f} s")

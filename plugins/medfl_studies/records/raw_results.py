@@ -98,8 +98,8 @@ class RawResults(FileRecord):
         scale: Scale of the study.
         collected_with: Code that wrote the raw results. The code of a run is in its `KeptRun.run` and `KeptRun.job`.
         digits: Number of significant digits of the predictions.
-        decimals: Number of decimals of the probabilities of classes (`medfl_studies.results.collect`); None if only
-            `digits` limits them.
+        decimals: Number of decimals of the probabilities of classes (`round_probabilities`); None if only `digits`
+            limits them.
         data: Maps each data set of the study to its licence and files.
         rows: Names of the rows, in the order of the study file.
         baseline: Row that others are compared with; None without one.

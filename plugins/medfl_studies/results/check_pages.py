@@ -7,14 +7,19 @@ template against the text that the template and the raw results give, and everyt
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 
+import torch
+
 from medfl.errors import MedflError, SettingsError, StoreError
 from medfl.utils.files import sha256_of, write_atomic
+from medfl.utils.processes import fresh_context, live_with_parent
 from medfl_studies.results.pages import (
     INDEX,
     KEPT_NOTICE,
@@ -25,7 +30,7 @@ from medfl_studies.results.pages import (
     find_pages,
     page_renderer,
 )
-from medfl_studies.results.recorded_study import StudyResults, compare_rounds, compare_scores, read_results
+from medfl_studies.results.recorded_study import compare_rounds, compare_scores, read_results
 
 SUMS = "SHA256SUMS"
 """File with the SHA-256 of every file that is not generated, in the format of ``sha256sum``."""
@@ -58,38 +63,125 @@ class CheckLine:
         return f"{'ok  ' if self.ok else 'FAIL'} {self.subject}: {self.text}"
 
 
-def check_results(folder: Path) -> Iterator[CheckLine]:
-    """Check the files of a folder of results pages, and yield a line for each page and for each fault.
+def check_results(folder: Path, jobs: int = 1) -> Iterator[CheckLine]:
+    """Check the files of a folder of results pages, and yield a line for each page, study and fault.
 
     Args:
         folder: Folder of the pages.
+        jobs: Number of pages that are checked at the same time, each in a process of its own; 1 is this process.
 
     Raises:
         StoreError: If the folder has no pages.
     """
-    pages, read = find_pages(folder), cache(read_results)
+    pages = find_pages(folder)
     yield from _check_sums(folder, pages)
-    yield from _check_scores(folder, read)
-    render = page_renderer(folder, read)
-    for page in pages:
+    checked: set[str] = set()
+    checker = PageChecker(folder)
+    with _page_checks(checker, pages, jobs) as checks:
+        for check in checks:
+            yield from (line for line in check.studies if line.subject not in checked)
+            checked |= {line.subject for line in check.studies}
+            yield check.page
+    for path in sorted((folder / RAW).glob("*/")):  # studies of no page
+        if _subject(path.name) not in checked:
+            yield checker.check_study(path.name)
+
+
+@dataclass(frozen=True)
+class PageCheck:
+    """Result of the check of a page and of its studies.
+
+    Attributes:
+        page: Result for the page.
+        studies: Results for the raw results of the studies that the page shows.
+    """
+
+    page: CheckLine
+    studies: tuple[CheckLine, ...] = ()
+
+
+class PageChecker:
+    """Checker of single pages. It reads the raw results of each study once.
+
+    Args:
+        folder: Folder of the pages.
+
+    Attributes:
+        folder: Folder of the pages.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._read = cache(read_results)
+        self._render = page_renderer(folder, self._read)
+
+    def check(self, page: Page) -> PageCheck:
+        """Check a page and the scores of its studies."""
         started = time.monotonic()
         if page.template is None:
             has_notice = KEPT_NOTICE in page.path.read_text(encoding="utf-8")
-            yield CheckLine(
-                page.path.name,
-                has_notice,
-                NOT_RECOMPUTABLE if has_notice else "the notice is missing; run `medfl results keep` on the page",
-            )
-            continue
+            text = NOT_RECOMPUTABLE if has_notice else "the notice is missing; run `medfl results keep` on the page"
+            return PageCheck(CheckLine(page.path.name, has_notice, text))
         try:
-            rendered = render(page)
+            rendered = self._render(page)
         except MedflError as error:
-            yield CheckLine(page.path.name, False, str(error))
-            continue
+            return PageCheck(CheckLine(page.path.name, False, str(error)))
         fault = _first_difference(page.path, rendered.text)
-        sources = ", ".join(f"{RAW}/{name}" for name in rendered.studies)
+        sources = ", ".join(map(_subject, rendered.studies))
         text = f"recomputed from {sources}" if sources else "generated; there are no raw results of its studies yet"
-        yield CheckLine(page.path.name, not fault, fault or text, time.monotonic() - started)
+        line = CheckLine(page.path.name, not fault, fault or text, time.monotonic() - started)
+        return PageCheck(line, tuple(self.check_study(name) for name in rendered.studies))
+
+    def check_study(self, name: str) -> CheckLine:
+        """Check the scores of a study: the line has the first one that its predictions or rounds contradict."""
+        started = time.monotonic()
+        try:
+            results = self._read(self.folder / RAW / name)
+            count, by_round, fault = 0, 0, ""
+            for kept, run in zip(results.raw.runs, results.runs, strict=True):
+                limit = results.raw.data[kept.data].score_error + SCORE_TOLERANCE
+                for score in compare_scores(kept, run, results.read_sets(run)):
+                    count += 1
+                    if score.error > limit and not fault:
+                        fault = f"{score.place}: {score.metric} is {score.recorded}, predictions give {score.computed}"
+                for score in compare_rounds(kept, run):
+                    by_round += 1
+                    if score.error > 0 and not fault:
+                        fault = f"{score.place}: {score.metric} is {score.recorded}, the final score {score.computed}"
+        except MedflError as error:
+            return CheckLine(_subject(name), False, str(error))
+        text = fault or f"{len(results.runs)} runs, {count} scores agree with the predictions"
+        text += f", {by_round} scores of last rounds with the final scores" if by_round and not fault else ""
+        return CheckLine(_subject(name), not fault, text, time.monotonic() - started)
+
+
+_worker_checkers: list[PageChecker] = []
+"""Checker of this process, if it is a worker of `check_results`."""
+
+
+def _start_worker(folder: Path) -> None:
+    live_with_parent()
+    torch.set_num_threads(1)
+    _worker_checkers[:] = [PageChecker(folder)]
+
+
+def _check_in_worker(page: Page) -> PageCheck:
+    return _worker_checkers[0].check(page)
+
+
+@contextmanager
+def _page_checks(checker: PageChecker, pages: Sequence[Page], jobs: int) -> Iterator[Iterable[PageCheck]]:
+    """Yield the check of each page in order, by `checker` or in other processes; see `check_results`."""
+    if jobs == 1:
+        yield map(checker.check, pages)
+        return
+    context = fresh_context([__name__])
+    with ProcessPoolExecutor(jobs, context, initializer=_start_worker, initargs=(checker.folder,)) as pool:
+        yield pool.map(_check_in_worker, pages)
+
+
+def _subject(study: str) -> str:
+    return f"{RAW}/{study}"
 
 
 def verify_sums(folder: Path) -> None:
@@ -166,36 +258,6 @@ def _check_sums(folder: Path, pages: list[Page]) -> Iterator[CheckLine]:
             yield CheckLine(name, False, f"the file is not in {SUMS}; run `medfl results keep` on it")
         elif sha256_of(present[name]) != sums[name]:
             yield CheckLine(name, False, f"the file was changed: its SHA-256 is not that of {SUMS}")
-
-
-def _check_scores(folder: Path, read: Callable[[Path], StudyResults]) -> Iterator[CheckLine]:
-    """Yield a line for each study: its first score that its predictions or rounds contradict, or an unreadable file.
-
-    Args:
-        folder: Folder of the pages.
-        read: Function that reads the raw results of a study.
-    """
-    for path in sorted((folder / RAW).glob("*/")):
-        subject, started = f"{RAW}/{path.name}", time.monotonic()
-        try:
-            results = read(path)
-            count, by_round, fault = 0, 0, ""
-            for kept, run in zip(results.raw.runs, results.runs, strict=True):
-                limit = results.raw.data[kept.data].score_error + SCORE_TOLERANCE
-                for score in compare_scores(kept, run, results.read_sets(run)):
-                    count += 1
-                    if score.error > limit and not fault:
-                        fault = f"{score.place}: {score.metric} is {score.recorded}, predictions give {score.computed}"
-                for score in compare_rounds(kept, run):
-                    by_round += 1
-                    if score.error > 0 and not fault:
-                        fault = f"{score.place}: {score.metric} is {score.recorded}, the final score {score.computed}"
-        except MedflError as error:
-            yield CheckLine(subject, False, str(error))
-            continue
-        text = fault or f"{len(results.runs)} runs, {count} scores agree with the predictions"
-        text += f", {by_round} scores of last rounds with the final scores" if by_round and not fault else ""
-        yield CheckLine(subject, not fault, text, time.monotonic() - started)
 
 
 def _first_difference(path: Path, expected: str) -> str:

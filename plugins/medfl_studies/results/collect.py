@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from medfl import __version__
@@ -32,7 +30,7 @@ from medfl_studies.jobs import RunJob, expand_study
 from medfl_studies.pretrained_weights import find_weights
 from medfl_studies.records.raw_results import CodeVersion, KeptDataSet, KeptRun, RawResults, UnfinishedRun
 from medfl_studies.records.study_files import JobIdentity
-from medfl_studies.results.compressed_tables import write_table
+from medfl_studies.results.compressed_tables import round_probabilities, write_table
 from medfl_studies.results.recorded_study import (
     ATTACKS,
     ROUNDS,
@@ -463,34 +461,6 @@ def _prediction_table(runs: Sequence[tuple[KeptRun, RunRecord]]) -> pd.DataFrame
     if not parts:
         return pd.DataFrame(columns=list(RUN_KEY))
     return pd.concat(parts, ignore_index=True).astype({"fold": "Int64"})
-
-
-def round_probabilities(table: pd.DataFrame, decimals: int) -> pd.DataFrame:
-    """Return predictions with rounded probabilities of classes.
-
-    The predicted class of every case is kept: a case whose largest probability would be another one, or tied, keeps
-    its probabilities as they are.
-
-    Args:
-        table: Predictions, with the probabilities of the classes in the columns ``p0``, ``p1`` and so on.
-        decimals: Number of decimals.
-
-    Raises:
-        StoreError: If the predictions are no probabilities of two or more classes.
-    """
-    columns = [name for name in table if re.fullmatch(r"p\d+", name)]
-    exact = table[columns].to_numpy(dtype=float)
-    if len(columns) < 2:
-        raise StoreError(
-            "no_probabilities",
-            "expected probabilities of two or more classes, which --decimals rounds, the predictions have the columns "
-            f"{', '.join(map(str, table.columns))}. Give --digits instead.",
-            columns=list(table.columns),
-        )
-    rounded = exact.round(decimals)
-    ordered = np.sort(rounded, axis=1)
-    same = (rounded.argmax(axis=1) == exact.argmax(axis=1)) & (ordered[:, -1] > ordered[:, -2])
-    return table.assign(**dict(zip(columns, np.where(same[:, None], rounded, exact).T, strict=True)))
 
 
 def _measure_errors(folder: Path, raw: RawResults, runs: Sequence[RunRecord]) -> RawResults:

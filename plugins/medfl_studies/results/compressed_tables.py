@@ -1,12 +1,14 @@
-"""Tables as compressed CSV files whose bytes depend on their content alone."""
+"""Tables as compressed CSV files whose bytes depend on their content alone, and the rounding of predictions."""
 
 from __future__ import annotations
 
 import gzip
 import io
+import re
 import zlib
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from medfl.errors import StoreError
@@ -53,3 +55,31 @@ def read_table(path: Path, texts: tuple[str, ...]) -> pd.DataFrame:
         ) from None
     named = [name for name in texts if name in table]
     return table.assign(**{name: table[name].fillna("") for name in named})
+
+
+def round_probabilities(table: pd.DataFrame, decimals: int) -> pd.DataFrame:
+    """Return predictions with rounded probabilities of classes.
+
+    The predicted class of every case is kept: a case whose largest probability would be another one, or tied, keeps
+    its probabilities as they are.
+
+    Args:
+        table: Predictions, with the probabilities of the classes in the columns ``p0``, ``p1`` and so on.
+        decimals: Number of decimals.
+
+    Raises:
+        StoreError: If the predictions are no probabilities of two or more classes.
+    """
+    columns = [name for name in map(str, table.columns) if re.fullmatch(r"p\d+", name)]
+    exact = table[columns].to_numpy(dtype=float)
+    if len(columns) < 2:
+        raise StoreError(
+            "no_probabilities",
+            "expected probabilities of two or more classes, which --decimals rounds, the predictions have the columns "
+            f"{', '.join(map(str, table.columns))}. Give --digits instead.",
+            columns=list(table.columns),
+        )
+    rounded = exact.round(decimals)
+    ordered = np.sort(rounded, axis=1)
+    same = (rounded.argmax(axis=1) == exact.argmax(axis=1)) & (ordered[:, -1] > ordered[:, -2])
+    return table.assign(**dict(zip(columns, np.where(same[:, None], rounded, exact).T, strict=True)))

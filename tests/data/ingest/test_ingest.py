@@ -18,10 +18,11 @@ import numpy as np
 import pytest
 from refusals import refused
 
-from medfl.data.ingest.pipeline import core_count, ingest, work_folder, write_quarantine
+from medfl.data.ingest.pipeline import ingest, work_folder, write_quarantine
 from medfl.data.ingest.workers import CRASH_REASON, LoadedItem
 from medfl.errors import DataError, SettingsError
 from medfl.utils.locks import LOCK_FILE, hold_lock
+from medfl.utils.processes import core_count
 from medfl.utils.text import describe_counts
 
 
