@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
+import io
 import json
 import mmap
 import os
@@ -22,6 +24,14 @@ READ_ONLY = 0o444
 
 MAX_PARALLEL_FLUSHES = 8
 """Number of files that `flush_files` flushes at the same time."""
+
+
+def gzip_bytes(content: bytes) -> bytes:
+    """Return compressed content, without a time stamp or a file name in it."""
+    buffer = io.BytesIO()
+    with gzip.GzipFile(filename="", mode="wb", fileobj=buffer, compresslevel=9, mtime=0) as file:
+        file.write(content)
+    return buffer.getvalue()
 
 
 def write_atomic(path: Path, data: bytes | memoryview, flush: bool = True) -> None:

@@ -1,16 +1,20 @@
-"""Schema of ``runs.json``: settings, identity and status of every run of a study whose raw results are kept.
+"""Schema of ``runs.json.gz``: settings, identity and status of every run of a study whose raw results are kept.
 
 The file is in the folder of the study's raw results, beside ``scores.csv.gz`` and the files with the predictions.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
-from typing import ClassVar
+import zlib
+from pathlib import Path
+from typing import ClassVar, Self
 
 from medfl.records.record import FileRecord, Record
 from medfl.records.run_file import RunFile
 from medfl.records.summary import Summary
+from medfl.utils.files import gzip_bytes
 from medfl_studies.records.study_files import JobIdentity
 
 
@@ -108,7 +112,7 @@ class RawResults(FileRecord):
         notes: Sentences about the origin of the runs, such as a conversion of their files.
     """
 
-    NAME: ClassVar[str] = "runs.json"
+    NAME: ClassVar[str] = "runs.json.gz"
     """Name of the file in its folder."""
     REPAIR: ClassVar[str] = "Put it back from version control, or collect the study again."
     """Advice for a user whose file is damaged; part of the error message."""
@@ -128,9 +132,18 @@ class RawResults(FileRecord):
     notes: tuple[str, ...] = ()
 
     def to_bytes(self) -> bytes:
-        """Return the content of the file: one line for each run, so that differences of two versions are readable."""
+        """Return the compressed content of the file, with one line for each run."""
         values = self.to_json() | {"version": self.VERSION}
         runs = values.pop("runs")
         head = json.dumps(values, indent=1, sort_keys=True, ensure_ascii=False)
         lines = ",\n".join(json.dumps(run, sort_keys=True, ensure_ascii=False, separators=(",", ":")) for run in runs)
-        return f'{head[:-2]},\n "runs": [\n{lines}\n ]\n}}\n'.encode()
+        return gzip_bytes(f'{head[:-2]},\n "runs": [\n{lines}\n ]\n}}\n'.encode())
+
+    @classmethod
+    def from_bytes(cls, content: bytes, path: Path) -> Self:
+        """Validate the compressed content of a file; see `FileRecord.from_bytes`."""
+        try:
+            text = gzip.decompress(content)
+        except (OSError, EOFError, zlib.error) as error:
+            raise cls._damaged(path, f"it can't be decompressed ({type(error).__name__})") from None
+        return super().from_bytes(text, path)

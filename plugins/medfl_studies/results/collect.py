@@ -88,7 +88,7 @@ class Collected:
 
     Attributes:
         folder: Folder of the raw results.
-        raw: Content of ``runs.json``.
+        raw: Content of ``runs.json.gz``.
         size: Size of all files in bytes.
     """
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import io
 import re
 import zlib
 from pathlib import Path
@@ -12,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from medfl.errors import StoreError
-from medfl.utils.files import write_atomic
+from medfl.utils.files import gzip_bytes, write_atomic
 
 
 def write_table(path: Path, table: pd.DataFrame, digits: int | None = None) -> None:
@@ -24,10 +22,7 @@ def write_table(path: Path, table: pd.DataFrame, digits: int | None = None) -> N
         digits: Number of significant digits of floating-point numbers; None for as many as restore the same number.
     """
     text = table.to_csv(index=False, float_format=None if digits is None else f"%.{digits}g", lineterminator="\n")
-    buffer = io.BytesIO()
-    with gzip.GzipFile(filename="", mode="wb", fileobj=buffer, compresslevel=9, mtime=0) as file:
-        file.write(text.encode())
-    write_atomic(path, buffer.getvalue())
+    write_atomic(path, gzip_bytes(text.encode()))
 
 
 def read_table(path: Path, texts: tuple[str, ...]) -> pd.DataFrame:

@@ -254,9 +254,10 @@ def round_rows(kept: KeptRun, run: RunRecord) -> pd.DataFrame:
     """Return the scores of a run on validation and test images, and its seconds of work, by round, in their order.
 
     They determine every measure and curve of scores, such as those of `medfl_report.forgetting`. Losses and other costs
-    are left out.
+    are left out. Seconds are rounded to hundredths.
     """
     table = run.metrics
+    table = table.assign(value=table["value"].where(table["metric"] != WORK, table["value"].round(2)))
     rows = table[table["split"].isin(KEPT_SPLITS) | ((table["split"] == "train") & (table["metric"] == WORK))]
     about = pd.DataFrame({"data": kept.data, "row": kept.row, "seed": kept.seed, "fold": kept.fold}, index=rows.index)
     return about.astype({"fold": "Int64"}).join(rows)
