@@ -74,7 +74,7 @@ def find_similar(thumbnails: np.ndarray) -> list[SimilarPair]:
         thumbnails: Thumbnails of the images, (N, H, W) or (N, D, H, W). A constant thumbnail matches nothing.
     """
     spatial = tuple(range(1, thumbnails.ndim))
-    plain = _standardise(thumbnails)
+    plain = standardise(thumbnails)
     if len(plain) < 2:
         return []
     average = plain.mean(axis=0)
@@ -82,7 +82,7 @@ def find_similar(thumbnails: np.ndarray) -> list[SimilarPair]:
     axes = _principal_axes(details)
     pairs: dict[tuple[int, int], SimilarPair] = {}
     for flips in [(), *(some for size in range(1, len(spatial) + 1) for some in combinations(spatial, size))]:
-        other = _standardise(np.flip(thumbnails, flips)) if flips else plain
+        other = standardise(np.flip(thumbnails, flips)) if flips else plain
         other_details = _normalise(other - average) if flips else details
         directions = "; ".join(AXIS_NAMES[thumbnails.ndim][axis - 1] for axis in flips)
         for first, second in _candidates(details, other_details, axes):
@@ -101,7 +101,7 @@ def find_similar(thumbnails: np.ndarray) -> list[SimilarPair]:
     return sorted(pairs.values(), key=lambda pair: (-pair.correlation, pair.first, pair.second))[:MAX_PAIRS]
 
 
-def _standardise(thumbnails: np.ndarray) -> np.ndarray:
+def standardise(thumbnails: np.ndarray) -> np.ndarray:
     """Return thumbnails as rows (N, cells), float32, with mean 0 and norm 1; a constant one becomes 0."""
     rows = thumbnails.reshape(len(thumbnails), -1).astype(np.float32)
     return _normalise(rows - rows.mean(axis=1, keepdims=True))

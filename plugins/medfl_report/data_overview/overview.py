@@ -1,4 +1,4 @@
-"""Findings about a data set before training, in short words: faults, near-duplicates, and groups that differ."""
+"""Findings about a data set before training, in short words: faulty, similar and mirrored images, and groups that differ."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from medfl.utils.text import names_and_more
 from medfl_report.data_overview.cases import UNKNOWN, DataSetImages, ImageCase
 from medfl_report.data_overview.group_tests import GroupDifference, compare_groups
 from medfl_report.data_overview.measurements import FAULTS, ImageMeasurements, measure_images
+from medfl_report.data_overview.mirrored_images import MirroredImage, find_mirrored
 from medfl_report.data_overview.near_duplicates import MAX_PAIRS, SimilarPair, find_similar
 
 PAIR_KINDS = ("with different targets", "in training and test", "of different patients", "of one patient")
@@ -45,6 +46,7 @@ class DataOverview:
         data: Images of the data set.
         measured: Measurements of all images.
         pairs: Near-duplicates among the images without faults, the most serious and most similar first.
+        mirrored: Images without faults that are likely mirrored.
         site_differences: Features in which training images of a site differ from those of most other sites.
         scanner_differences: The same for scanners.
     """
@@ -52,6 +54,7 @@ class DataOverview:
     data: DataSetImages
     measured: ImageMeasurements
     pairs: tuple[RatedPair, ...]
+    mirrored: tuple[MirroredImage, ...]
     site_differences: tuple[GroupDifference, ...]
     scanner_differences: tuple[GroupDifference, ...]
 
@@ -86,6 +89,10 @@ class DataOverview:
                 most = " or more" if len(self.pairs) >= MAX_PAIRS else ""
                 plural = what.replace("pair", "pairs", 1)
                 lines.append(f"{count(len(pairs), what, plural)}{most}: {join_words(parts)}")
+        if self.mirrored:
+            turned = Counter(each.directions for each in self.mirrored)
+            parts = [f"{number} {directions}" for directions, number in turned.items()]
+            lines.append(f"{count(len(self.mirrored), 'image')} likely mirrored: {join_words(parts)}")
         for site in self.data.sites:
             if text := self.site_text(site):
                 lines.append(f"{site} differs: {text}")
@@ -131,9 +138,9 @@ class DataOverview:
 
 
 def look_at(data: DataSetImages) -> DataOverview:
-    """Measure the images of a data set, find faulty images and near-duplicates, and compare sites and scanners.
+    """Measure the images of a data set, find faulty, similar and mirrored images, and compare sites and scanners.
 
-    Comparisons use training images only. Faults and near-duplicates are found in all splits.
+    Comparisons use training images only. Faults, near-duplicates and mirrored images are found in all splits.
     """
     measured = measure_images(data)
     thumbnails = measured.thumbnails.copy()
@@ -148,7 +155,8 @@ def look_at(data: DataSetImages) -> DataOverview:
     scanners = [case.scanner for case in cases]
     if data.scanner_column and not _same_groups([case.site for case in cases], scanners):
         by_scanner = compare_groups(values, scanners, patients)
-    return DataOverview(data, measured, tuple(pairs), tuple(by_site), tuple(by_scanner))
+    mirrored = tuple(find_mirrored(thumbnails))
+    return DataOverview(data, measured, tuple(pairs), mirrored, tuple(by_site), tuple(by_scanner))
 
 
 def _same_groups(first: list[str], second: list[str]) -> bool:

@@ -14,7 +14,7 @@ from medfl.types import GLOBAL
 from medfl.utils.files import private_files, write_atomic
 from medfl.utils.formats import count, number, p_value
 from medfl.utils.text import names_and_more
-from medfl_report.data_overview import group_tests, measurements, near_duplicates
+from medfl_report.data_overview import group_tests, measurements, mirrored_images, near_duplicates
 from medfl_report.data_overview.cases import DataSetImages
 from medfl_report.data_overview.group_tests import GroupDifference
 from medfl_report.data_overview.overview import MAX_NAMES, DataOverview, RatedPair, superiority_text
@@ -26,7 +26,7 @@ PAGE_NAME = "look.html"
 """Default file name of the page, in the folder of the data set."""
 
 MAX_SITES, MAX_FAULTS, MAX_SHOWN_PAIRS = 30, 16, 12
-"""Maximum numbers of sites with pictures, of images with one fault, and of pairs of each list on the page."""
+"""Maximum numbers of sites with pictures, of images with one fault (or mirrored ones), and of pairs of each list."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +132,8 @@ def render_overview(overview: DataOverview, most: int) -> str:
             pair_count=len(plain),
             mirrored=_shown_pairs(overview, mirrored),
             mirrored_count=len(mirrored),
+            mirrored_images=_mirrored_images(overview),
+            hidden_mirrored=max(0, len(overview.mirrored) - MAX_FAULTS),
             site_table=_difference_table(overview, overview.site_differences, "site"),
             scanner_table=_difference_table(overview, overview.scanner_differences, "scanner"),
             site_histograms=_histograms(overview, "site"),
@@ -142,6 +144,7 @@ def render_overview(overview: DataOverview, most: int) -> str:
             targets=_target_table(data),
             group_tests=group_tests,
             near_duplicates=near_duplicates,
+            mirroring=mirrored_images,
             measurements=measurements,
         )
     )
@@ -187,6 +190,14 @@ def _faulty_images(overview: DataOverview) -> list[FaultyImages]:
             title = count(len(places), f"{words} image")
             groups.append(FaultyImages(title, tuple(images), len(places) - len(images)))
     return groups
+
+
+def _mirrored_images(overview: DataOverview) -> list[Picture]:
+    pictures = []
+    for each in overview.mirrored[:MAX_FAULTS]:
+        case, picture = overview.data.cases[each.place], _picture(overview, each.place)
+        pictures.append(replace(picture, caption=f"{picture.caption}; {case.site}, {case.split}; {each.directions}"))
+    return pictures
 
 
 def _shown_pairs(overview: DataOverview, pairs: Sequence[RatedPair]) -> list[ShownPair]:
