@@ -55,7 +55,7 @@ from medfl_studies.results.fair_tables import (
 from medfl_studies.results.page_formats import cell, count_word, ends, interval, p_cell, short, signed, size
 from medfl_studies.results.page_statistics import DataScores, Estimate
 from medfl_studies.results.page_tables import methods_table
-from medfl_studies.results.pages import KEPT_NOTICE, NOT_RECOMPUTABLE, choose_pages, page_renderer
+from medfl_studies.results.pages import choose_pages, page_renderer
 from medfl_studies.results.recorded_study import ATTACKS, TEXT_COLUMNS, RecordedRun, read_results
 from medfl_studies.results.trials_table import TRIALS, collect_trials
 from medfl_studies.study_reader import read_study
@@ -110,15 +110,15 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
 
 @pytest.fixture(scope="module")
 def finished_docs(ended: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with a generated page, a kept page and their raw results."""
+    """Return a folder with a page, its raw results and a file with measured numbers."""
     docs = tmp_path_factory.mktemp("docs")
     (docs / "templates").mkdir()
     (docs / "templates" / "small.md.j2").write_text(TEMPLATE)
-    (docs / "old.md").write_text("# Old\n\nIts score was .75.\n")
+    (docs / "measured.json").write_text('{"score": 0.75}\n')
     places = ["--docs", docs]
     for words in (
         ["collect", ended.file, "--out", ended.out, "--source", ended.source, *places],
-        ["keep", docs / "old.md", *places],
+        ["keep", docs / "measured.json", *places],
         ["render", *places],
     ):
         with pytest.raises(SystemExit) as end:
@@ -534,14 +534,16 @@ def test_the_command_fails_on_a_changed_digit_and_names_its_line(docs, capsys):
     assert line.startswith("FAIL small.md: line 11 differs")
 
 
-def test_a_kept_page_is_listed_and_can_not_be_changed(docs):
-    old = docs / "old.md"
-    assert KEPT_NOTICE in old.read_text()
-    assert [line.text for line in check_results(docs) if line.subject == "old.md"] == [NOT_RECOMPUTABLE]
-    old.write_text(old.read_text().replace(".75", ".76"))
+def test_a_file_with_measured_numbers_can_not_be_changed(docs):
+    measured = docs / "measured.json"
+    measured.write_text(measured.read_text().replace("0.75", "0.76"))
+    assert faults(docs) == ["measured.json"]
+
+
+def test_a_page_without_a_template_fails(docs):
+    (docs / "old.md").write_text("# Old\n\nIts score was .75.\n")
+    update_sums(docs, [docs / "old.md"])
     assert faults(docs) == ["old.md"]
-    old.write_text(old.read_text().replace(KEPT_NOTICE, ""))
-    assert faults(docs) == ["old.md", "old.md"], "the hash, and the notice"
 
 
 def change_table(path: Path, before: str, after: str) -> None:
@@ -572,7 +574,7 @@ def test_pages_that_are_checked_in_other_processes_have_the_same_lines(docs):
     change_table(path, ",accuracy,0.5\n", ",accuracy,0.6\n")
     alone, together = ([replace(line, seconds=0.0) for line in check_results(docs, jobs)] for jobs in (1, 2))
     assert together == alone
-    assert [line.subject for line in alone] == ["raw/small/scores.csv.gz", "old.md", "raw/small", "small.md"]
+    assert [line.subject for line in alone] == ["raw/small/scores.csv.gz", "raw/small", "small.md"]
 
 
 def test_a_changed_digit_in_the_rounds_fails_with_its_place(docs):

@@ -1,4 +1,4 @@
-"""Findings about a data set before training, in short words: faulty, similar and mirrored images, and groups that differ."""
+"""Findings about a data set before training: faults, similar or mirrored images, and groups that differ."""
 
 from __future__ import annotations
 

@@ -105,30 +105,25 @@ def collect(
 
 @app.command()
 def keep(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Pages or files.", show_default=False)],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Files.", show_default=False)],
     docs: Docs = DOCS,
 ) -> None:
-    """List files in SHA256SUMS as they are: pages whose raw results are gone, and measured numbers.
+    """List files with measured numbers in SHA256SUMS as they are. Pages are refused: they are generated.
 
-    A page gets the notice that it is not recomputable. `medfl results check` then fails if the file is changed.
+    `medfl results check` then fails if a file is changed.
 
-    Example: medfl results keep docs/results/fedsdc.md docs/results/fedsdc.csv
+    Example: medfl results keep docs/results/flamby_loop.json
     """
     from medfl.errors import SettingsError
-    from medfl.utils.files import write_atomic
     from medfl_studies.results.check_pages import update_sums
-    from medfl_studies.results.pages import find_pages, with_notice
 
-    generated = {page.path.resolve() for page in find_pages(docs) if page.template is not None}
     for path in files:
-        if path.resolve() in generated:
+        if path.suffix == ".md":
             raise SettingsError(
                 "generated_page",
-                f"'{path}' has a template. Change the template and run `medfl results render`.",
+                f"'{path}' is a page, and pages are generated. Change its template and run `medfl results render`.",
                 path=path,
             )
-        if path.suffix == ".md":
-            write_atomic(path, with_notice(path.read_text(encoding="utf-8")).encode())
     update_sums(docs, files)
 
 
@@ -165,8 +160,8 @@ def check(
 ) -> None:
     """Recompute every number, interval and test of every results page, and compare the pages byte by byte.
 
-    Each page and each study has a line that begins with ok or FAIL. A page without raw results is listed as not
-    recomputable; only its SHA-256 is compared. The exit status is 1 if a page or a file was changed.
+    Each page and each study has a line that begins with ok or FAIL. The exit status is 1 if a page or a file was
+    changed, or a page has no template.
 
     Example: medfl results check
     """

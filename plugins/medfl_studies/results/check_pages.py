@@ -1,7 +1,7 @@
 """Check that results pages and raw results belong together: every page is generated again and compared byte by byte.
 
-Three kinds of files are checked: the raw results against their SHA-256 and their own scores, the pages that have a
-template against the text that the template and the raw results give, and everything else against its SHA-256.
+Three kinds of files are checked: the raw results against their SHA-256 and their own scores, the pages against the text
+that their template and the raw results give, and everything else against its SHA-256.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from medfl.utils.files import sha256_of, write_atomic
 from medfl.utils.processes import fresh_context, live_with_parent
 from medfl_studies.results.pages import (
     INDEX,
-    KEPT_NOTICE,
-    NOT_RECOMPUTABLE,
     RAW,
     TEMPLATES,
     Page,
@@ -118,10 +116,6 @@ class PageChecker:
     def check(self, page: Page) -> PageCheck:
         """Check a page and the scores of its studies."""
         started = time.monotonic()
-        if page.template is None:
-            has_notice = KEPT_NOTICE in page.path.read_text(encoding="utf-8")
-            text = NOT_RECOMPUTABLE if has_notice else "the notice is missing; run `medfl results keep` on the page"
-            return PageCheck(CheckLine(page.path.name, has_notice, text))
         try:
             rendered = self._render(page)
         except MedflError as error:
@@ -244,7 +238,7 @@ def read_sums(folder: Path) -> dict[str, str]:
 
 def _check_sums(folder: Path, pages: list[Page]) -> Iterator[CheckLine]:
     """Yield a line for each file that was changed, is missing, or is not in the list."""
-    sums, generated = read_sums(folder), {page.path for page in pages if page.template is not None}
+    sums, generated = read_sums(folder), {page.path for page in pages}
     free = {folder / SUMS, folder / INDEX} | generated
     present = {
         path.relative_to(folder).as_posix(): path
@@ -254,6 +248,8 @@ def _check_sums(folder: Path, pages: list[Page]) -> Iterator[CheckLine]:
     for name in sorted(present.keys() | sums.keys()):
         if name not in present:
             yield CheckLine(name, False, f"the file is missing; {SUMS} lists it")
+        elif present[name].suffix == ".md":
+            yield CheckLine(name, False, f"the page has no template in '{TEMPLATES}'; every page is generated")
         elif name not in sums:
             yield CheckLine(name, False, f"the file is not in {SUMS}; run `medfl results keep` on it")
         elif sha256_of(present[name]) != sums[name]:

@@ -1,7 +1,7 @@
-"""Results pages: generated from a template and raw results, or kept as they are because their raw results are gone.
+"""Results pages, which are generated from templates and raw results.
 
 A template ``templates/NAME.md.j2`` makes the page ``NAME.md``. It is Markdown with Jinja expressions for every number
-and table. `TemplateFunctions` lists what a template can call. A page without a template is a kept page; it says so.
+and table. `TemplateFunctions` lists what a template can call.
 """
 
 from __future__ import annotations
@@ -31,15 +31,6 @@ RAW = "raw"
 INDEX = "README.md"
 """Index of the pages, which has no results."""
 
-NOT_RECOMPUTABLE = "not recomputable: raw results were not kept"
-"""Text by which readers and the check know a page without raw results."""
-
-KEPT_NOTICE = (
-    f"> **{NOT_RECOMPUTABLE.capitalize()}.** The run folders behind this page no longer exist. `medfl results check` "
-    "only finds out whether the page was changed."
-)
-"""Line below the heading of a kept page."""
-
 
 @dataclass(frozen=True)
 class Page:
@@ -47,11 +38,11 @@ class Page:
 
     Attributes:
         path: Path of the page.
-        template: Path of its template; None for a kept page.
+        template: Path of its template.
     """
 
     path: Path
-    template: Path | None
+    template: Path
 
     @property
     def name(self) -> str:
@@ -148,24 +139,23 @@ class TemplateFunctions:
 
 
 def find_pages(folder: Path) -> list[Page]:
-    """Return all results pages of a folder, sorted by name: pages with a template, and kept pages.
+    """Return all results pages of a folder, sorted by name.
 
     Raises:
         StoreError: If the folder has no pages.
     """
     templates = {path.name.removesuffix(ENDING): path for path in (folder / TEMPLATES).glob(f"*{ENDING}")}
-    kept = {path.stem for path in folder.glob("*.md") if path.name != INDEX}
-    if not templates and not kept:
+    if not templates:
         raise StoreError(
             "missing_folder",
-            f"expected results pages in '{folder}', found none. Give the folder with --docs.",
+            f"expected templates of results pages in '{folder / TEMPLATES}', found none. Give the folder with --docs.",
             path=folder,
         )
-    return [Page(folder / f"{name}.md", templates.get(name)) for name in sorted(kept | templates.keys())]
+    return [Page(folder / f"{name}.md", template) for name, template in sorted(templates.items())]
 
 
 def choose_pages(folder: Path, names: list[str]) -> list[Page]:
-    """Return the pages with some names; all pages that have a template without any name.
+    """Return the pages with some names; all pages without any name.
 
     Args:
         folder: Folder of the pages.
@@ -174,7 +164,7 @@ def choose_pages(folder: Path, names: list[str]) -> list[Page]:
     Raises:
         SettingsError: If a name is unknown, or its page has no template.
     """
-    pages = {page.name: page for page in find_pages(folder) if page.template is not None}
+    pages = {page.name: page for page in find_pages(folder)}
     chosen = [Path(name).name.removesuffix(".md") for name in names]
     for name in chosen:
         if name not in pages:
@@ -201,7 +191,6 @@ def page_renderer(folder: Path, read: Callable[[Path], StudyResults] | None = No
     read = read or cache(read_results)
 
     def render(page: Page) -> RenderedPage:
-        assert page.template is not None  # kept pages are not generated
         functions = TemplateFunctions(folder, read)
         environment = _environment(page.template.parent, functions)
         try:
@@ -217,14 +206,6 @@ def page_renderer(folder: Path, read: Callable[[Path], StudyResults] | None = No
         return RenderedPage(text, tuple(dict.fromkeys(functions.studies)))
 
     return render
-
-
-def with_notice(text: str) -> str:
-    """Return the text of a kept page with `KEPT_NOTICE` below its heading; unchanged if it has the notice."""
-    if KEPT_NOTICE in text:
-        return text
-    heading, _, rest = text.partition("\n")
-    return f"{heading}\n\n{KEPT_NOTICE}\n{rest}"
 
 
 def _environment(folder: Path, functions: TemplateFunctions) -> SandboxedEnvironment:
