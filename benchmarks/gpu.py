@@ -2,8 +2,8 @@
 
 Correctness: two identical runs give identical bits. A run that is killed with `kill -9` midway and resumed gives the
 same bits as well, and so does a run with two workers on the GPU (`--devices`). After two rounds, the weights on the CPU
-and on the GPU agree within a tolerance. A run that needs more memory than it may have ends with an
-error that names the GPU.
+and on the GPU agree within a tolerance. A run that needs more memory than it may have ends with an error that names the
+GPU.
 
 Methods: every method passes the conformance suite (`medfl.testing.check_method`) on the GPU.
 
@@ -24,8 +24,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import os
 import signal
 import subprocess
 import sys
@@ -58,6 +56,7 @@ from medfl.settings import Execution, Settings
 from medfl.task import Task
 from medfl.testing import check_method
 from medfl.training.devices import task_device, with_worker_devices
+from medfl.utils.processes import core_count, fresh_context
 from medfl.utils.wire import digest
 
 TOLERANCE = 1e-3
@@ -273,7 +272,7 @@ def conformance(device: str, names: Sequence[str], jobs: int) -> Iterator[tuple[
         names: Names of the methods.
         jobs: Number of methods that are checked at the same time, each in a process of its own.
     """
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(jobs, fresh_context(["medfl.testing"])) as pool:
         names_by_check = {pool.submit(conformance_failures, name, device): name for name in names}
         for check in as_completed(names_by_check):
             yield f"{names_by_check[check]}: conformance suite", check.result() or "yes"
@@ -425,7 +424,7 @@ def main() -> None:
         "--rounds", type=int, default=6, help="rounds of each speed measurement; the first one is a warm-up"
     )
     parser.add_argument(
-        "--jobs", type=int, default=os.cpu_count() or 1, help="methods whose conformance is checked at the same time"
+        "--jobs", type=int, default=core_count(), help="methods whose conformance is checked at the same time"
     )
     parser.add_argument("--quick", action="store_true", help="use tiny sizes and 2 methods, to test the script itself")
     parser.add_argument("--page", type=Path, help="file for the results as Markdown")

@@ -47,8 +47,9 @@ def find_mirrored(thumbnails: np.ndarray) -> list[MirroredImage]:
         thumbnails: Thumbnails of the images, (N, H, W) or (N, D, H, W). A constant thumbnail is left out.
     """
     directions: dict[int, list[str]] = {}
+    plain = standardise(thumbnails).reshape(thumbnails.shape)
     for axis, name in enumerate(AXIS_NAMES[thumbnails.ndim], start=1):
-        halves = (standardise(thumbnails) - standardise(np.flip(thumbnails, axis))) / 2
+        halves = (plain - np.flip(plain, axis)).reshape(len(plain), -1) / 2
         present = np.flatnonzero(np.linalg.norm(halves, axis=1) > 0)
         if len(present) < MIN_IMAGES:
             continue

@@ -183,21 +183,20 @@ def _faulty_images(overview: DataOverview) -> list[FaultyImages]:
     for key, words in measurements.FAULTS.items():
         places = overview.places_with(key)
         if places:
-            images = []
-            for place in places[:MAX_FAULTS]:
-                case, picture = overview.data.cases[place], _picture(overview, place)
-                images.append(replace(picture, caption=f"{picture.caption}; {case.site}, {case.split}"))
+            images = [_placed_picture(overview, place) for place in places[:MAX_FAULTS]]
             title = count(len(places), f"{words} image")
             groups.append(FaultyImages(title, tuple(images), len(places) - len(images)))
     return groups
 
 
 def _mirrored_images(overview: DataOverview) -> list[Picture]:
-    pictures = []
-    for each in overview.mirrored[:MAX_FAULTS]:
-        case, picture = overview.data.cases[each.place], _picture(overview, each.place)
-        pictures.append(replace(picture, caption=f"{picture.caption}; {case.site}, {case.split}; {each.directions}"))
-    return pictures
+    return [_placed_picture(overview, each.place, each.directions) for each in overview.mirrored[:MAX_FAULTS]]
+
+
+def _placed_picture(overview: DataOverview, place: int, *notes: str) -> Picture:
+    """Return the picture of an image whose caption also has its site, its split and some notes."""
+    case, picture = overview.data.cases[place], _picture(overview, place)
+    return replace(picture, caption="; ".join([picture.caption, f"{case.site}, {case.split}", *notes]))
 
 
 def _shown_pairs(overview: DataOverview, pairs: Sequence[RatedPair]) -> list[ShownPair]:

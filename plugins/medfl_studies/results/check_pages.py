@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import zip_longest
 from pathlib import Path
 
@@ -99,7 +99,7 @@ class PageCheck:
 
 
 class PageChecker:
-    """Checker of single pages. It reads the raw results of each study once.
+    """Checker of single pages. It reads and checks the raw results of each study once.
 
     Args:
         folder: Folder of the pages.
@@ -112,6 +112,7 @@ class PageChecker:
         self.folder = folder
         self._read = cache(read_results)
         self._render = page_renderer(folder, self._read)
+        self._studies: dict[str, CheckLine] = {}
 
     def check(self, page: Page) -> PageCheck:
         """Check a page and the scores of its studies."""
@@ -128,6 +129,11 @@ class PageChecker:
 
     def check_study(self, name: str) -> CheckLine:
         """Check the scores of a study: the line has the first one that its predictions or rounds contradict."""
+        if name not in self._studies:
+            self._studies[name] = self._compute_study(name)
+        return self._studies[name]
+
+    def _compute_study(self, name: str) -> CheckLine:
         started = time.monotonic()
         try:
             results = self._read(self.folder / RAW / name)
@@ -149,18 +155,19 @@ class PageChecker:
         return CheckLine(_subject(name), not fault, text, time.monotonic() - started)
 
 
-_worker_checkers: list[PageChecker] = []
-"""Checker of this process, if it is a worker of `check_results`."""
-
-
-def _start_worker(folder: Path) -> None:
+def _start_worker() -> None:
     live_with_parent()
     torch.set_num_threads(1)
-    _worker_checkers[:] = [PageChecker(folder)]
 
 
-def _check_in_worker(page: Page) -> PageCheck:
-    return _worker_checkers[0].check(page)
+@cache
+def _worker_checker(folder: Path) -> PageChecker:
+    """Return the checker of this worker process, the same for all of its pages."""
+    return PageChecker(folder)
+
+
+def _check_in_worker(folder: Path, page: Page) -> PageCheck:
+    return _worker_checker(folder).check(page)
 
 
 @contextmanager
@@ -170,8 +177,8 @@ def _page_checks(checker: PageChecker, pages: Sequence[Page], jobs: int) -> Iter
         yield map(checker.check, pages)
         return
     context = fresh_context([__name__])
-    with ProcessPoolExecutor(jobs, context, initializer=_start_worker, initargs=(checker.folder,)) as pool:
-        yield pool.map(_check_in_worker, pages)
+    with ProcessPoolExecutor(jobs, context, initializer=_start_worker) as pool:
+        yield pool.map(partial(_check_in_worker, checker.folder), pages)
 
 
 def _subject(study: str) -> str:

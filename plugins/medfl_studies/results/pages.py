@@ -142,7 +142,7 @@ def find_pages(folder: Path) -> list[Page]:
     """Return all results pages of a folder, sorted by name.
 
     Raises:
-        StoreError: If the folder has no pages.
+        StoreError: If the folder has no templates.
     """
     templates = {path.name.removesuffix(ENDING): path for path in (folder / TEMPLATES).glob(f"*{ENDING}")}
     if not templates:
