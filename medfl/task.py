@@ -73,11 +73,13 @@ class ImageScale:
         shape: Shape of an image, (C, *spatial).
         mean: Mean that is subtracted, one number or one per channel.
         std: Standard deviation that the result is divided by, one number or one per channel, > 0.
+        table_features: Number of last channels that are features of a table row, so that the case is no image.
     """
 
     shape: tuple[int, ...]
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
+    table_features: int = 0
 
     def to_images(self, images: torch.Tensor) -> torch.Tensor:
         """Convert network inputs (B, C, *spatial) to images in [0, 1]."""

@@ -9,8 +9,10 @@ from typing import NamedTuple
 
 from medfl.data.arrays import open_array
 from medfl.data.datalists import DATALIST_FILE, Datalist, parse_datalist, read_datalist_bytes
+from medfl.data.features.feature_encoding import typed_columns
+from medfl.data.features.record_features import count_image_features
 from medfl.data.readers.image_reading import IMAGE_READING_KEY, parse_image_reading
-from medfl.data.sites import SiteData, image_shape, site_names
+from medfl.data.sites import SiteData, site_names
 from medfl.engine.runs.provenance import bundle_values
 from medfl.errors import DataError
 from medfl.types import Meta
@@ -19,12 +21,15 @@ TARGETS_BY_OBJECTIVE = {"Multiclass": "classes", "Binary": "classes", "Segmentat
 """Maps the class name of the objective in a bundle's ``train.json`` to the kind of targets that the bundle learns.
 Other objectives accept any kind."""
 
+IMAGES, IMAGES_AND_TABLE, ROWS = "images", "images with table features", "rows of a table"
+"""Kinds of inputs."""
+
 
 class DataKind(NamedTuple):
     """Kind of the data that a bundle takes, or that a data list describes.
 
     Attributes:
-        inputs: ``images`` or ``rows of a table``; "" if unknown.
+        inputs: ``images``, ``images with table features`` or ``rows of a table``; "" if unknown.
         targets: ``classes``, ``masks`` or the name of an objective; "" if unknown.
     """
 
@@ -32,19 +37,22 @@ class DataKind(NamedTuple):
     targets: str
 
     def fits(self, wanted: DataKind) -> bool:
-        """Return whether data of this kind fit a bundle of the kind `wanted`. An unknown entry of it fits any data."""
-        return wanted.inputs in ("", self.inputs) and wanted.targets in ("", self.targets)
+        """Return whether data of this kind fit a bundle of the kind `wanted`. An unknown entry of it fits any data.
+
+        A bundle for images with table features also takes images alone.
+        """
+        fits_inputs = wanted.inputs in ("", self.inputs) or (self.inputs, wanted.inputs) == (IMAGES, IMAGES_AND_TABLE)
+        return fits_inputs and wanted.targets in ("", self.targets)
 
     def __str__(self) -> str:
         return f"{self.inputs or 'cases'} with {self.targets}" if self.targets else self.inputs
 
 
 def check_fit(bundle: Path, dataset_dir: Path, shipped: dict[str, Path]) -> None:
-    """Raise if the data are images and the bundle takes rows of a table, or targets are masks instead of classes.
+    """Raise if data and bundle differ in the kind of inputs, such as images and table rows, or of targets.
 
-    The reverse cases raise, too. The function does not compare the number of dimensions, because networks adapt to the
-    data. It accepts any data for a bundle whose configuration does not show the kind, and for an adopted bundle, which
-    reads its own files.
+    The function does not compare the number of dimensions, because networks adapt to the data. It accepts any data for
+    a bundle whose configuration does not show the kind, and for an adopted bundle, which reads its own files.
 
     Args:
         bundle: Folder of the bundle.
@@ -59,10 +67,12 @@ def check_fit(bundle: Path, dataset_dir: Path, shipped: dict[str, Path]) -> None
     folder = dataset_dir / site_names(dataset_dir)[0]
     datalist = parse_datalist(read_datalist_bytes(folder), folder / DATALIST_FILE)
     try:
-        table = len(image_shape(open_array(folder / datalist.image_array).shape)) == 1
+        shape = open_array(folder / datalist.image_array).shape
+        count = count_image_features(typed_columns(datalist.extra), shape)
     except DataError:
         return  # the run reports the problem
-    kind = DataKind("rows of a table" if table else "images", _target_kind(datalist))
+    inputs = ROWS if len(shape) == 2 else IMAGES_AND_TABLE if count else IMAGES
+    kind = DataKind(inputs, _target_kind(datalist))
     wanted = bundle_kind(bundle)
     if not kind.fits(wanted):
         fitting = [name for name, root in shipped.items() if kind.fits(bundle_kind(root))]
@@ -131,7 +141,8 @@ def bundle_kind(bundle: Path) -> DataKind:
         target = str(train["objective"]["_target_"])
     except (OSError, ValueError, KeyError, TypeError):
         return DataKind("", "")
-    inputs = {"image": "images", "vector": "rows of a table"}.get(sort, "")
+    images = IMAGES_AND_TABLE if "image_features" in train else IMAGES
+    inputs = {"image": images, "vector": ROWS}.get(sort, "")
     return DataKind(inputs, TARGETS_BY_OBJECTIVE.get(target.rpartition(".")[2], ""))
 
 

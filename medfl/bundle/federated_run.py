@@ -232,7 +232,9 @@ class FederatedRun:
         )
         return SimulatedRun(
             method=self._method_choice(registry),
-            task=dataclasses.replace(task, scale=ImageScale(data.first.shape, self.mean, self.std)),
+            task=dataclasses.replace(
+                task, scale=ImageScale(data.first.shape, self.mean, self.std, data.first.image_features)
+            ),
             settings=settings,
             data=_run_data(data, leaks, self.dataset_dir),
             folder=self.output_dir,

@@ -144,19 +144,22 @@ class ArrayDataset:
 
     A batch contains ``(x / top - mean) / std`` for integer images, where ``top`` is 255 for uint8 and 65535 for uint16,
     and ``(x - mean) / std`` for floating-point images. Images with channels are returned as a permuted view in
-    channels-last memory layout, which convolutions process fastest.
+    channels-last memory layout, which convolutions process fastest. Features of table columns are appended to images as
+    further channels, each with one value everywhere, so that an image and its table row are one tensor.
 
     Args:
         images: Shared array; see `channels_of` for its shapes. uint8, uint16 or floating point.
         targets: Target of each row of the split, shape (n, ...); integers of shape (n,) are class labels. `ArrayMasks`
             may leave masks in their own file.
         rows: Row numbers of the split in `images`, shape (n,).
-        mean: Mean to subtract; one number, or one for each channel.
-        std: Standard deviation to divide by; one number, or one for each channel, > 0.
+        mean: Mean to subtract; one number, or one for each channel. With `features`, one for each channel and feature.
+        std: Standard deviation to divide by, > 0; as many numbers as `mean`.
         patients: Patient number of each row, shared by images of one patient; None if no two images share a patient.
         target_type: Data type of the targets in a batch.
         has_missing: Whether a NaN in vectors is a missing value, which becomes 0 in a batch: the mean of the training
             rows if the features are standardised. Otherwise NaN is refused.
+        features: Features of table columns of each image of the split, (n, F); NaN is a missing value. None without a
+            table.
 
     Attributes:
         patients: Patient number of each row, shape (n,), int64; None if no two images share a patient.
@@ -176,6 +179,7 @@ class ArrayDataset:
         patients: Sequence[int] | None = None,
         target_type: torch.dtype = torch.int64,
         has_missing: bool = False,
+        features: np.ndarray | None = None,
     ) -> None:
         index = np.asarray(rows, dtype=np.int64).reshape(-1)
         self._target_type = target_type
@@ -190,7 +194,9 @@ class ArrayDataset:
         self._channels = channels_of(images.shape)
         self._has_missing = has_missing and images.ndim == 2
         check_finite(images, index, self._has_missing)
-        self._scale, self._shift = _scale_and_shift(images, self._channels, mean, std)
+        count = (self._channels or 1) if features is not None else len(mean)
+        self._features = None if features is None else _standardise(features, mean[count:], std[count:])
+        self._scale, self._shift = _scale_and_shift(images, self._channels, mean[:count], std[:count])
         self._pixels = int(np.prod(images.shape[1:]))
         self._images = ArrayRows(images, index)
 
@@ -199,6 +205,8 @@ class ArrayDataset:
 
     def batch(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the normalised images (B, C, *spatial) or vectors (B, F), float32, and the targets (B, ...).
+
+        Images with table features have C + F channels.
 
         Args:
             rows: Positions within this split, each in [0, len(self)), shape (B,), int64.
@@ -211,6 +219,8 @@ class ArrayDataset:
         if images.dim() == 2:
             return images, self.targets(rows)
         images = images.unsqueeze(1) if self._channels is None else images.movedim(-1, 1)
+        if self._features is not None:
+            images = append_features(images, self._features[rows])
         return images, self.targets(rows)
 
     @property
@@ -230,6 +240,12 @@ class ArrayDataset:
             raise IndexError(f"row {row} is outside this split of {len(self)} images")
         images, targets = self.batch(torch.tensor([row % len(self)]))
         return {"image": images[0], "label": targets[0]}
+
+
+def append_features(images: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+    """Append features (B, F) to images (B, C, *spatial) as F channels with one value each: (B, C + F, *spatial)."""
+    planes = features.view(*features.shape, *[1] * (images.dim() - 2)).expand(-1, -1, *images.shape[2:])
+    return torch.cat([images, planes], dim=1)
 
 
 def check_finite(images: np.ndarray, rows: np.ndarray, allow_nan: bool = False) -> None:
@@ -260,6 +276,17 @@ def check_finite(images: np.ndarray, rows: np.ndarray, allow_nan: bool = False) 
                 "that image again, or leave it out of the list.",
                 row=int(some[~finite][0]),
             )
+
+
+def _standardise(features: np.ndarray, mean: Sequence[float], std: Sequence[float]) -> torch.Tensor:
+    """Return standardised features (n, F), float32, with 0 for missing values.
+
+    Raises:
+        DataError: If `mean` or `std` do not have F numbers, or a number is not finite or not allowed.
+    """
+    _check_normalization(mean, std, features.shape[1], "features of the table")
+    scaled = (features.astype(np.float64) - np.asarray(mean)) / np.asarray(std)
+    return torch.from_numpy(np.nan_to_num(scaled, nan=0.0).astype(np.float32))
 
 
 def _check_inputs(images: np.ndarray, rows: np.ndarray, targets: int) -> None:
@@ -298,28 +325,43 @@ def _scale_and_shift(
     normalisation share the tensors.
     """
     count, kind = (images.shape[1], "columns") if images.ndim == 2 else (channels or 1, "channels")
+    _check_normalization(mean, std, count, kind, allows_one=True)
+    unit = float(np.iinfo(images.dtype).max) if images.dtype.kind == "u" else 1.0
+    spread = np.asarray(std, dtype=np.float64)
+    scale, shift = 1.0 / (unit * spread), -np.asarray(mean, dtype=np.float64) / spread
+    pixels = int(np.prod(images.shape[1:])) // count
+    return _repeat_over_pixels(tuple(scale.tolist()), pixels), _repeat_over_pixels(tuple(shift.tolist()), pixels)
+
+
+def _check_normalization(
+    mean: Sequence[float], std: Sequence[float], count: int, kind: str, allows_one: bool = False
+) -> None:
+    """Raise if a mean and a standard deviation do not have `count` finite numbers, or a deviation is not above 0.
+
+    Args:
+        mean: Means.
+        std: Standard deviations.
+        count: Number of values that are normalised.
+        kind: Name of these values, in the plural, for messages.
+        allows_one: Whether one number for all values is allowed, too.
+    """
     for name, values in (("mean", mean), ("std", std)):
-        if len(values) not in (1, count):
+        if len(values) != count and not (allows_one and len(values) == 1):
             raise DataError(
                 "wrong_normalization_length",
-                f"expected 1 or {count} numbers in {name} for {count} {kind}, got {len(values)}. "
+                f"expected {'1 or ' * allows_one}{count} numbers in {name} for {count} {kind}, got {len(values)}. "
                 f"Give --{name}, or choose a bundle for such images.",
                 name=name,
                 expected=count,
                 found=len(values),
             )
-    if not (np.isfinite(mean).all() and np.isfinite(std).all() and min(std) > 0):
+    if not (np.isfinite(mean).all() and np.isfinite(std).all() and min(std, default=1) > 0):
         raise DataError(
             "invalid_normalization",
             f"expected finite numbers in mean, and every std > 0, got mean {list(mean)}, std {list(std)}",
             mean=list(mean),
             std=list(std),
         )
-    unit = float(np.iinfo(images.dtype).max) if images.dtype.kind == "u" else 1.0
-    spread = np.asarray(std, dtype=np.float64)
-    scale, shift = 1.0 / (unit * spread), -np.asarray(mean, dtype=np.float64) / spread
-    pixels = int(np.prod(images.shape[1:])) // count
-    return _repeat_over_pixels(tuple(scale.tolist()), pixels), _repeat_over_pixels(tuple(shift.tolist()), pixels)
 
 
 @functools.lru_cache(maxsize=64)

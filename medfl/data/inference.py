@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,51 @@ ImageFunction = Callable[[Any, tuple[int, ...], int], np.ndarray]
 """Function of a path or DICOM series, a size and a number of channels that returns the resized pixels of an image."""
 
 
+@dataclass(frozen=True)
+class ImageTable:
+    """Table with the columns that a network takes beside an image.
+
+    Attributes:
+        path: CSV or TSV file with one row for each image.
+        image_column: Column with the path of the image, or of the folder of its DICOM series, relative to the folder of
+            images.
+        columns: Typed columns of the network's inputs.
+    """
+
+    path: Path
+    image_column: str
+    columns: FeatureColumns
+
+    def features(self, names: Sequence[str], folder: Path) -> np.ndarray:
+        """Return the features of images, (n, F), float32, with NaN for missing numbers.
+
+        Args:
+            names: Path of each image, relative to the folder.
+            folder: Folder of the images, for messages.
+
+        Raises:
+            DataError: If an image has no row or several rows, or a cell is not as expected.
+        """
+        table = read_table(self.path)
+        table.require([self.image_column])
+        rows: dict[str, list[int]] = {}
+        for row, cell in enumerate(table.column(self.image_column)):
+            rows.setdefault(Path(cell).as_posix(), []).append(row)
+        places = [rows.get(Path(name).as_posix(), []) for name in names]
+        if wrong := sum(len(some) != 1 for some in places):
+            raise DataError(
+                "missing_table_row",
+                f"expected one row in {self.path} for each image of {folder}, with its path relative to this folder in "
+                f"the column '{self.image_column}'; {wrong} of {len(names)} images have none, or several. Complete the "
+                "table.",
+                path=self.path,
+                column=self.image_column,
+                count=wrong,
+                total=len(names),
+            )
+        return encode_rows(table, self.columns)[[some[0] for some in places]]
+
+
 class ImageFiles:
     """Image files of a folder, in the order of their names, without labels.
 
@@ -47,12 +93,13 @@ class ImageFiles:
         std: Normalisation standard deviation, as in training.
         read: Function that reads an image.
         choice: Conditions for the DICOM series of volumes; other series are passed over.
+        table: Table with the columns that the network takes beside an image; None without such columns.
 
     Attributes:
         sources: File, or files of a DICOM series, of each image.
 
     Raises:
-        DataError: If the folder has no image.
+        DataError: If the folder has no image, or the table has not exactly one row for each image.
     """
 
     def __init__(
@@ -64,6 +111,7 @@ class ImageFiles:
         std: Sequence[float],
         read: ImageFunction = read_image,
         choice: SeriesChoice = DEFAULT_READING.series,
+        table: ImageTable | None = None,
     ) -> None:
         with quiet_decoders():
             named = _volume_sources(folder, choice) if len(size) == 3 else _image_files(folder)
@@ -77,6 +125,8 @@ class ImageFiles:
             )
         self._folder, self._size, self._channels = folder, tuple(size), channels
         self._mean, self._std, self._read = mean, std, read
+        names = [self.name(row) for row in range(len(self))]
+        self._features = None if table is None else table.features(names, folder)
 
     def __len__(self) -> int:
         return len(self.sources)
@@ -90,7 +140,9 @@ class ImageFiles:
             DataError: If the file can't be read.
         """
         images = self.pixels(row)[np.newaxis]
-        image, _ = ArrayDataset(images, [0], [0], self._mean, self._std).batch(torch.tensor([0]))
+        features = None if self._features is None else self._features[row : row + 1]
+        data = ArrayDataset(images, [0], [0], self._mean, self._std, features=features)
+        image, _ = data.batch(torch.tensor([0]))
         return {"image": MetaTensor(image[0], meta={"filename_or_obj": self.name(row)})}
 
     def name(self, row: int) -> str:
@@ -281,6 +333,9 @@ def load_images(
     std: Sequence[float] = (0.5,),
     read: ImageFunction = read_image,
     image_reading: Mapping[str, Any] | None = None,
+    columns: Sequence[Mapping[str, Any]] = (),
+    table: str | Path | None = None,
+    image_column: str = "file",
 ) -> ImageFiles | SiteImages:
     """Load the images that a bundle's ``inference.json`` predicts.
 
@@ -295,9 +350,12 @@ def load_images(
         read: Function that reads an image if there is no `image_reading`.
         image_reading: Rule for reading images, from the data list of the training data
             (`medfl.data.readers.image_reading`); None gives the default rule.
+        columns: Typed columns of the table that the network takes beside an image, as JSON values; empty without any.
+        table: Table with these columns for image files: one row for each image. The data list of a site has them.
+        image_column: Column of the table with the path of the image relative to `dataset_dir`.
 
     Raises:
-        DataError: If the folder is missing or contains nothing to predict.
+        DataError: If the folder is missing or contains nothing to predict, or the table is missing or incomplete.
         SettingsError: If the rule is invalid.
     """
     folder = Path(dataset_dir)
@@ -313,7 +371,24 @@ def load_images(
     rule = parse_image_reading(image_reading)
     if rule != DEFAULT_READING:
         read = partial(read_image, reading=rule)
-    return ImageFiles(folder, edges, in_channels, mean, std, read, rule.series)
+    rows = _image_table(table, image_column, read_columns(columns)) if columns else None
+    return ImageFiles(folder, edges, in_channels, mean, std, read, rule.series, rows)
+
+
+def _image_table(table: str | Path | None, image_column: str, columns: FeatureColumns) -> ImageTable:
+    """Return the table of the columns that a network takes beside an image.
+
+    Raises:
+        DataError: If there is no table.
+    """
+    if table is None:
+        raise DataError(
+            "missing_table",
+            f"expected a table with the columns {', '.join(column.name for column in columns.columns)}, which the "
+            "network takes beside the image. Give it with --table, and its column of image paths with --image_column.",
+            columns=[column.name for column in columns.columns],
+        )
+    return ImageTable(Path(table), image_column, columns)
 
 
 def load_rows(

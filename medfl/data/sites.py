@@ -29,11 +29,11 @@ from medfl.data.datalists import (
     read_datalist_bytes,
 )
 from medfl.data.features.feature_encoding import typed_columns
+from medfl.data.features.record_features import check_feature_names, count_image_features, image_features
 from medfl.data.readers.image_reading import IMAGE_READING_KEY
 from medfl.data.targets import STRUCTURES_KEY, TARGET_NAMES_KEY, read_integers, record_targets
 from medfl.errors import DataError, did_you_mean
 from medfl.objectives import Objective
-from medfl.records.feature_columns import FeatureColumns
 from medfl.records.site_card import SiteCard
 from medfl.types import GLOBAL, METADATA_KEYS, NON_SITE_NAMES, Dataset, PathLike
 from medfl.utils.text import inert_name, name_problem, one_line
@@ -55,7 +55,7 @@ class SiteData:
         digest: SHA-256 over the data list and the arrays. The same digest means the same data.
         classes: Class names, in label order from 0.
         shape: Shape of one case as networks receive it: channels, then height and width, or depth, height and width;
-            (F,) for vectors.
+            (F,) for vectors. Channels include `image_features`.
         source: Name of the data set.
         modality: Imaging modality.
         names: Names of the network outputs if cases have no class label: structures, findings or predicted numbers.
@@ -63,8 +63,9 @@ class SiteData:
         test_metadata: Maps each key of `medfl.types.METADATA_KEYS` to one entry for each test image, from the data
             list; None where an entry is unknown.
         files: Maps the data list and each array file to its SHA-256.
-        features: Names of the features of table rows; empty for images and if the data list names none.
+        features: Names of the features of table columns; empty for images without them and if the data list names none.
         notes: Warnings of the data list, and sentences on the numbers of cases that were left out.
+        image_features: Number of features of table columns that are appended to each image as channels.
         image_reading: Rule by which the images were read, as in the data list (`medfl.data.readers.image_reading`);
             empty for the default rule.
     """
@@ -83,6 +84,7 @@ class SiteData:
     files: Mapping[Path, str] = field(default_factory=dict)
     features: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    image_features: int = 0
     image_reading: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -224,16 +226,18 @@ def site_data(
         check_objective(datalist, objective)
         columns = typed_columns(datalist.extra)
         images = open_array(array)
-        _check_features(datalist, columns, images.shape)
-        shape = image_shape(images.shape)
+        check_feature_names(columns, datalist.extra.get(FEATURES, []), images.shape)
+        shape, count = image_shape(images.shape), count_image_features(columns, images.shape)
+        shape = (shape[0] + count, *shape[1:])
         masks = None if not datalist.mask_array else open_array(folder / datalist.mask_array)
         datasets = {}
         for split in datalist.splits:
             place = f"{where}, split '{split}'"
             rows, targets = rows_and_targets(datalist, split, where, objective, shape, masks)
             patients = patient_numbers(datalist.splits[split])
+            features = image_features(columns, images.shape, datalist.splits[split], place)
             datasets[split] = _make_dataset(
-                images, rows, targets, objective, mean, std, patients, place, columns is not None
+                images, rows, targets, objective, mean, std, patients, place, columns is not None, features
             )
         files = {folder / DATALIST_FILE: hashlib.sha256(content).hexdigest(), array: array_digest(array)}
         if masks is not None:
@@ -259,6 +263,7 @@ def site_data(
         files=files,
         notes=tuple(map(one_line, (*datalist.warnings, *map(str, datalist.exclusions)))),
         features=tuple(_feature_names(datalist)),
+        image_features=count,
         image_reading=datalist.extra.get(IMAGE_READING_KEY) or {},
     )
 
@@ -297,19 +302,22 @@ def dataset_value(dataset_dir: str | Path, name: str, otherwise: Any) -> Any:
     Args:
         dataset_dir: Partitioned data set: contains one folder for each site. The first site is read.
         name: ``num_classes``, ``in_channels`` (number of features for vectors), ``size`` (spatial edges),
-            ``spatial_dims``, ``objective`` (as JSON), a field of the objective such as ``channels`` or ``spacing`` of a
-            segmentation, or another entry of the data list such as ``window`` or `FEATURES`.
+            ``spatial_dims``, ``image_features`` (number of table features of each image), ``objective`` (as JSON), a
+            field of the objective such as ``channels`` or ``spacing`` of a segmentation, or another entry of the data
+            list such as ``window`` or `FEATURES`.
         otherwise: Value to return if the data can't be read or lack the property. If the data can't be read, the run
             itself reports the reason later.
     """
     try:
         folder = Path(dataset_dir) / site_names(Path(dataset_dir))[0]
         datalist = parse_datalist(read_datalist_bytes(folder), folder / DATALIST_FILE)
-        channels, *size = image_shape(open_array(folder / datalist.image_array).shape)
+        array_shape = open_array(folder / datalist.image_array).shape
+        channels, *size = image_shape(array_shape)
+        count = count_image_features(typed_columns(datalist.extra), array_shape)
     except DataError:
         return otherwise
     facts = {"num_classes": datalist.num_classes, "in_channels": channels, "size": size, "spatial_dims": len(size)}
-    facts["objective"] = datalist.goal.facts
+    facts |= {"objective": datalist.goal.facts, "image_features": count}
     if FEATURES in datalist.extra:
         facts[FEATURES] = _feature_names(datalist)
     return {FEATURES: [], **datalist.extra, **datalist.goal.facts, **facts}.get(name, otherwise)
@@ -356,9 +364,10 @@ def _make_dataset(
     patients: Sequence[int] | None,
     place: str,
     has_missing: bool,
+    features: np.ndarray | None,
 ) -> ArrayDataset:
     try:
-        return ArrayDataset(images, targets, rows, mean, std, patients, objective.target_type, has_missing)
+        return ArrayDataset(images, targets, rows, mean, std, patients, objective.target_type, has_missing, features)
     except DataError as error:
         raise DataError(error.code, f"{place}: {error}", **error.fields | {"where": place}) from None
 
@@ -366,21 +375,6 @@ def _make_dataset(
 def _feature_names(datalist: Datalist) -> list[str]:
     """Return the names of the features of table rows, safe to write into a bundle; empty if the list has none."""
     return [inert_name(str(name), str(number)) for number, name in enumerate(datalist.extra.get(FEATURES, ()))]
-
-
-def _check_features(datalist: Datalist, columns: FeatureColumns | None, shape: Sequence[int]) -> None:
-    """Raise if the names of features differ from the typed columns, or their number from the array."""
-    if columns is None:
-        return
-    features = columns.features
-    if list(datalist.extra.get(FEATURES, [])) != features or tuple(shape[1:]) != (len(features),):
-        raise DataError(
-            "wrong_features",
-            f"expected the {len(features)} features of the list's columns in '{FEATURES}' and the array, got others. "
-            "Prepare the table again with `medfl prep table`.",
-            expected=len(features),
-            found=list(shape[1:]),
-        )
 
 
 def rows_and_targets(

@@ -76,6 +76,8 @@ def unmet_reason(need: Need, task: Task, networks: Mapping[str, nn.Module]) -> s
     if need in OBJECTIVE_NEEDS:
         return unmet_objective_reason(need, task.objective)
     if need == "images_of_one_shape":
+        if task.scale is not None and task.scale.table_features:
+            return "the cases are images with table features"
         if task.scale is None or len(task.scale.shape) >= 3:
             return None
         return "the cases are vectors" if task.scale.shape else _SHAPE_UNKNOWN

@@ -20,6 +20,7 @@ class CaseRecord(TypedDict, total=False):
         image: Number of the image's row in the array file that contains all images.
         label: Number of the class.
         target: Number or list of numbers, if cases have no class; None is an unknown number.
+        features: Encoded table columns of an image, in the order of the list's features; None is a missing number.
         in_mask: Numbers of the structures (segmentation classes) that the case's mask shows.
         subject_id: Pseudonym of the patient.
         site: Name of the hospital.
@@ -32,6 +33,7 @@ class CaseRecord(TypedDict, total=False):
     image: int
     label: int
     target: float | list[float | None] | None
+    features: list[float | None]
     in_mask: list[int]
     subject_id: str
     site: str

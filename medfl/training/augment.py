@@ -41,14 +41,17 @@ class Augmentation:
     Args:
         transform: Transform of a dictionary with `IMAGE`, with `REGIONS` if the task has regions, and with `LABEL` if
             targets are masks. Its outputs have the same shapes.
+        unchanged: Number of last channels that the transform does not get and that stay as they are: features of a
+            table row.
 
     Attributes:
         facts: Classes and plain attributes of the transforms, as part of the identity of a run.
         transform: The argument `transform`.
+        unchanged: The argument `unchanged`.
     """
 
-    def __init__(self, transform: Compose) -> None:
-        self.transform = transform
+    def __init__(self, transform: Compose, unchanged: int = 0) -> None:
+        self.transform, self.unchanged = transform, unchanged
         self.facts: Meta = {
             str(number): _transform_spec(part) for number, part in enumerate(transform.flatten().transforms)
         }
@@ -132,8 +135,10 @@ class Augmentation:
     def _one(self, item: dict[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
         """Apply the transforms to one case with a seed."""
         self.transform.set_random_state(seed=seed)
-        changed: Mapping[str, torch.Tensor] = self.transform(item)
-        return {key: convert_to_tensor(value, track_meta=False) for key, value in changed.items()}
+        image, kept = item[IMAGE].split([len(item[IMAGE]) - self.unchanged, self.unchanged])
+        changed: Mapping[str, torch.Tensor] = self.transform(item | {IMAGE: image})
+        tensors = {key: convert_to_tensor(value, track_meta=False) for key, value in changed.items()}
+        return tensors | {IMAGE: torch.cat([tensors[IMAGE], kept])} if self.unchanged else tensors
 
 
 def _stack_regions(items: Sequence[Mapping[str, torch.Tensor]], regions: torch.Tensor | None) -> torch.Tensor | None:

@@ -278,7 +278,7 @@ def open_run(
     server = load_global(data_folder, task.objective, mean, std)
     _check_data(record, [*sites.values(), *([server] if server is not None else [])], data_folder)
     first = next(iter(sites.values()))
-    task = dataclasses.replace(task, device=where, scale=ImageScale(first.shape, mean, std))
+    task = dataclasses.replace(task, device=where, scale=ImageScale(first.shape, mean, std, first.image_features))
     registry = load_plugins(files=[Path(plugin) for plugin in plugins])
     _warn_of_plugins(record, registry)
     method = registry.make_method(record.method, record.run.identity.method_args)

@@ -170,7 +170,9 @@ def open_offer(offer: Offer, site_file: SiteFile) -> OfferedRun:
     check_names(settings, registry)
     method: Method = registry.make_method(built.method, built.method_args)
     check_run(site_file, offer, settings, built.method, method)
-    scale = ImageScale(case_shape(built.site_values), built.mean, built.std)
+    scale = ImageScale(
+        case_shape(built.site_values), built.mean, built.std, int(built.site_values.get("image_features", 0))
+    )
     task = dataclasses.replace(built.task, device=pick_device(site_file.device), scale=scale)
     start = _find_start(offer, settings, registry, folder, site_file)
     task = (task if start is None else task.with_start(start)).with_training_of(settings.train_part, settings.lora)
@@ -249,7 +251,8 @@ def build_run(folder: Path, overrides: Meta, site_file: SiteFile, data: Path | N
 def case_shape(values: Meta) -> tuple[int, ...]:
     """Return the shape of a case from the values that all sites' bundles get; empty if it is unknown.
 
-    It is channels and edges of an image, or the number of features of a table row.
+    It is channels and edges of an image, or the number of features of a table row. Features that belong to an image are
+    channels, too.
 
     Args:
         values: Maps ids of the bundle to values (`medfl.bundle.federated_run.FederatedRun.site_values`).
@@ -258,7 +261,7 @@ def case_shape(values: Meta) -> tuple[int, ...]:
         return (int(values["in_features"]),) if "in_features" in values else ()
     size: Any = values["size"]
     edges = [size] * int(values["spatial_dims"]) if isinstance(size, int) else size
-    return (int(values["in_channels"]), *map(int, edges))
+    return (int(values["in_channels"]) + int(values.get("image_features", 0)), *map(int, edges))
 
 
 # ---- checks before anything connects

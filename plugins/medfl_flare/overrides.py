@@ -32,7 +32,7 @@ marks."""
 
 DATA_DEPENDENT_IDS = (
     "num_classes", "goal", "in_channels", "size", "spatial_dims", "channels", "spacing", "window", "in_features",
-    "features", "columns", "image_reading",
+    "features", "columns", "image_reading", "image_features",
 )  # fmt: skip
 """Ids that a bundle computes from local data. In a distributed run the offer supplies them."""
 

@@ -75,6 +75,13 @@ def test_nothing_random_leaves_images_as_they_are():
     assert torch.equal(flips(0.0)(IMAGES, None, stream())[0], IMAGES)
 
 
+def test_channels_of_a_table_row_stay_as_they_are():
+    whole = Compose([RandFlipd(keys=["image"], prob=1.0, spatial_axis=0)])
+    changed, _ = Augmentation(whole, unchanged=1)(IMAGES, None, stream())
+    assert torch.equal(changed[:, :1], IMAGES[:, :1].flip(2))
+    assert torch.equal(changed[:, 1:], IMAGES[:, 1:])
+
+
 def test_facts_distinguish_unlike_augmentations_and_stay_when_used():
     augmentation = flips(0.5)
     before = augmentation.facts

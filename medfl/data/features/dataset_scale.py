@@ -1,17 +1,16 @@
-"""Scale of the features of a partitioned data set, for a bundle's configuration."""
+"""Scale of the inputs of a partitioned data set, for a bundle's configuration."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
-
-from medfl.data.arrays import FEATURE_MEAN, FEATURE_STD, open_array
+from medfl.data.arrays import FEATURE_MEAN, FEATURE_STD, channels_of, open_array
 from medfl.data.datalists import DATALIST_FILE, Datalist, parse_datalist, read_datalist_bytes
 from medfl.data.features.feature_encoding import typed_columns
 from medfl.data.features.feature_scale import FeatureScale, FeatureSums, scale_features, sum_features
+from medfl.data.features.record_features import feature_rows
 from medfl.data.sites import site_names
-from medfl.data.targets import read_integers
 from medfl.errors import DataError
 
 UNSCALED = FeatureScale([0.0], [1.0])
@@ -38,12 +37,13 @@ def dataset_scale(dataset_dir: str | Path) -> FeatureScale:
     top = Path(dataset_dir)
     try:
         lists = {name: _read(top / name) for name in site_names(top)}
+        channels = _image_channels(top, lists)
     except DataError:
         return UNSCALED
     scales = [(datalist.extra.get(FEATURE_MEAN), datalist.extra.get(FEATURE_STD)) for datalist in lists.values()]
     is_same, (mean, std) = scales.count(scales[0]) == len(scales), scales[0]
     if is_same and mean is not None and std is not None:
-        return FeatureScale(list(mean), list(std))
+        return _after_images(FeatureScale(list(mean), list(std)), channels)
     columns = typed_columns(next(iter(lists.values())).extra)
     if columns is None and is_same:
         return UNSCALED
@@ -64,7 +64,19 @@ def dataset_scale(dataset_dir: str | Path) -> FeatureScale:
                 site=name,
             )
     sums = [site_sums(top / name, datalist) for name, datalist in lists.items()]
-    return scale_features(sums, columns)
+    return _after_images(scale_features(sums, columns), channels)
+
+
+def _image_channels(top: Path, lists: Mapping[str, Datalist]) -> int:
+    """Return the number of channels of the images; 0 for table rows."""
+    name, datalist = next(iter(lists.items()))
+    shape = open_array(top / name / datalist.image_array).shape
+    return 0 if len(shape) == 2 else channels_of(shape) or 1
+
+
+def _after_images(scale: FeatureScale, channels: int) -> FeatureScale:
+    """Return the scale of images with features: mean 0 and deviation 1 for each image channel, then the features'."""
+    return FeatureScale([0.0] * channels + scale.mean, [1.0] * channels + scale.std)
 
 
 def site_sums(folder: Path, datalist: Datalist) -> FeatureSums:
@@ -72,14 +84,16 @@ def site_sums(folder: Path, datalist: Datalist) -> FeatureSums:
 
     Args:
         folder: Folder of the site.
-        datalist: Its data list.
+        datalist: Its data list, with typed columns or table rows.
 
     Raises:
-        DataError: If the array is missing, or a record has no row.
+        DataError: If the array is missing, or a record has no row or no features.
     """
-    array = open_array(folder / datalist.image_array)
-    rows = read_integers(datalist.splits.get("training", []), "image", f"site '{folder.name}', split 'training'")
-    return sum_features(np.asarray(array[rows]))
+    array, columns = open_array(folder / datalist.image_array), typed_columns(datalist.extra)
+    place = f"site '{folder.name}', split 'training'"
+    rows = feature_rows(columns, array, datalist.splits.get("training", []), place)
+    assert rows is not None  # only data with typed columns have sums
+    return sum_features(rows)
 
 
 def _read(folder: Path) -> Datalist:

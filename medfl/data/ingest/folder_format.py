@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from medfl.data.readers.image_reading import DEFAULT_READING, ImageReading
 from medfl.data.readers.images import ImageKind, inspect_image, read_image
 from medfl.data.readers.mammogram_image import read_mammogram
 from medfl.data.readers.quiet import quiet_decoders
-from medfl.data.readers.volumes import resized_spacing
+from medfl.data.readers.volumes import check_memory, resampled_shape, resized_spacing
 from medfl.data.table import row_list
 from medfl.errors import DataError, SettingsError
 from medfl.utils.processes import core_count
@@ -202,3 +203,30 @@ def choose_format(
         return RowFormat(whole, depth, np.dtype(np.uint16), reading)
     deep = any(kind.deep for kind in kinds.values())
     return RowFormat(whole, depth, np.dtype(np.float32 if deep else np.uint8), image_reading=image_reading)
+
+
+def check_resampled(kinds: Iterable[ImageKind], size: Sequence[int], spacing: Sequence[float], say: Say) -> None:
+    """Check that images can be resampled, and say how many will be cropped.
+
+    Args:
+        kinds: Kinds of the images.
+        size: Size of the images in the array.
+        spacing: Voxel spacing to which they are resampled, in millimetres.
+        say: Receives a note if volumes will be cropped.
+
+    Raises:
+        SettingsError: If the images are 2-D.
+        DataError: If the memory does not suffice.
+    """
+    shapes = [resampled_shape(kind.grid.shape, kind.grid.affine, spacing) for kind in kinds if kind.grid is not None]
+    if not shapes:
+        raise SettingsError(
+            "data_not_supported",
+            "--spacing resamples volumes, got 2-D images. Leave it out.",
+            feature="spacing",
+            found="2-D images",
+        )
+    check_memory(max(map(math.prod, shapes)))
+    if cropped := sum(any(edge > limit for edge, limit in zip(shape, size, strict=True)) for shape in shapes):
+        largest = "x".join(str(max(edges)) for edges in zip(*shapes, strict=True))
+        say(f"note: {cropped} volumes are larger than --size and are cropped at their edges; --size {largest} fits all")

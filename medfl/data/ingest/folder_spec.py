@@ -13,9 +13,8 @@ the mammograms of published data sets (`medfl.data.readers.mammogram_image`); th
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,11 @@ from typing import Annotated, Any, Self
 import numpy as np
 from pydantic import BeforeValidator, PlainSerializer
 
+from medfl.data.arrays import FEATURES
 from medfl.data.datalists import Datalist
+from medfl.data.features.feature_encoding import COLUMNS, encode_rows
+from medfl.data.features.record_features import FEATURES_KEY, feature_entries
+from medfl.data.ingest.columns.feature_options import FeatureOptions, describe_features
 from medfl.data.ingest.columns.mask_files import (
     DEFAULT_STRUCTURE,
     ImageAndMask,
@@ -33,9 +36,9 @@ from medfl.data.ingest.columns.mask_files import (
 )
 from medfl.data.ingest.columns.target_option import spellings_text
 from medfl.data.ingest.columns.target_values import NO_TARGET, describe_targets, with_objective
-from medfl.data.ingest.folder_format import choose_format, common_spacing, inspect_images, read_row
+from medfl.data.ingest.folder_format import check_resampled, choose_format, common_spacing, inspect_images, read_row
 from medfl.data.ingest.image_folder import ImageFolder
-from medfl.data.ingest.labels import LabelledRows, TableColumns, TableOptions, read_rows
+from medfl.data.ingest.labels import LabelledRows, TableColumns, read_rows
 from medfl.data.ingest.masks import add_masks, empty_mask_notes, separate_masks, structure_notes
 from medfl.data.ingest.options import OneOf, Positional, Spacing, Words, read_edges, size_text
 from medfl.data.ingest.read_plan import ReadOutcome, ReadPlan, exclusions, unreadable_rows_message
@@ -54,10 +57,11 @@ from medfl.data.readers.dicom_series import ImageSource, source_files
 from medfl.data.readers.image_reading import DEFAULT_READING, PLANES, SCALES, ImageReading, make_image_reading
 from medfl.data.readers.images import ImageKind
 from medfl.data.readers.mammogram_image import reading_entries
-from medfl.data.readers.volumes import check_memory, resampled_shape, voxel_edges
+from medfl.data.readers.volumes import voxel_edges
 from medfl.data.table import read_table, row_list
 from medfl.errors import DataError, SettingsError
 from medfl.records.datalist import CaseRecord, make_record
+from medfl.records.feature_columns import FeatureColumns
 from medfl.utils.text import Say, visible
 
 NO_GROUPS_WARNING = (
@@ -75,18 +79,22 @@ class FolderContents:
         rows: Rows of the table. The place of an image is its position in these rows.
         kinds: Maps the place of each readable file to its kind: dimensions, colour and bit depth.
         warnings: Warnings for the data list.
+        columns: Typed columns of the table that networks take as input; None if there are none.
+        features: Their features, (number of rows, F); None if there are none.
     """
 
     rows: LabelledRows
     kinds: dict[int, ImageKind]
     warnings: list[str]
+    columns: FeatureColumns | None = None
+    features: np.ndarray | None = None
 
 
 def _serialize_size(size: tuple[int, ...]) -> int | str:
     return size_text(size)
 
 
-class FolderSpec(TableOptions, ImageSpec):
+class FolderSpec(FeatureOptions, ImageSpec):
     """Your own image files with a table of targets. File names and patient identifiers are not kept.
 
     --target states what is learned: class:diagnosis, multilabel:effusion,nodule (yes, no, or empty where a finding was
@@ -103,6 +111,8 @@ class FolderSpec(TableOptions, ImageSpec):
     in a folder or study, choose one with --plane, --series-modality and --series-description, for example --plane axial
     --window lung --size 96x96x32. Volumes with masks are not resized but padded to --size. They keep their spacing, or
     are resampled to --spacing. A mask on another grid is resampled to the grid of its image.
+
+    With --number and --category, networks take columns of the table as input beside the image, such as age and sex.
 
     Example: medfl prep folder images --table labels.csv --image-column file --target class:diagnosis --group-column
     patient --site-column hospital --size 64 --out data/own
@@ -161,7 +171,7 @@ class FolderSpec(TableOptions, ImageSpec):
         """Return the paths that a study does not name: none, because a study names folder and table itself."""
         return {}
 
-    def columns(self) -> TableColumns:
+    def column_names(self) -> TableColumns:
         """Return the column names of the table."""
         return self.table_columns(self.image_column, self.target)
 
@@ -220,7 +230,7 @@ class FolderSpec(TableOptions, ImageSpec):
                 settings=["target", "mask_suffix"],
             )
         choice = self.image_reading().series
-        rows = read_rows(read_table(self.table), self.columns())
+        rows = read_rows(read_table(self.table), self.column_names())
         return rows, ImageFolder(self.images, choice).find(rows.images, rows.numbers)
 
     def find_masks(self, rows: LabelledRows, sources: Sequence[ImageSource | DataError]) -> dict[int, Path]:
@@ -286,6 +296,7 @@ class FolderSpec(TableOptions, ImageSpec):
             say(NO_GROUPS_WARNING)
         if rows.left_out:
             say(f"note: {rows.left_out} rows are left out: {NO_TARGET}")
+        columns, features = self._read_features(rows, say)
         masks = self.find_masks(rows, sources)
         kinds, failed = inspect_images(sources, self.deidentify_check, say, rule)
         if not kinds:
@@ -298,7 +309,7 @@ class FolderSpec(TableOptions, ImageSpec):
         numbered = {rows.numbers[place]: kind for place, kind in kinds.items()}
         form = choose_format(numbered, self.size, self.channels, self.reading(), rule)
         if rule.spacing is not None:
-            _check_resampled(kinds.values(), form.size, rule.spacing, say)
+            check_resampled(kinds.values(), form.size, rule.spacing, say)
         warnings = [*report_intents([kind.intent for kind in kinds.values()], say), *rows.targets.warnings]
         for sentence in rows.targets.warnings:
             say(f"note: {sentence}")
@@ -319,7 +330,7 @@ class FolderSpec(TableOptions, ImageSpec):
             cells=lambda place: (rows.numbers[place],),
             columns=("table_row",),
             missing=failed,
-            release=FolderContents(rows=rows, kinds=kinds, warnings=warnings),
+            release=FolderContents(rows, kinds, warnings, columns, features),
         )
         if not masks:
             return plan
@@ -333,6 +344,27 @@ class FolderSpec(TableOptions, ImageSpec):
             shape=(*form.size, form.channels + 1),
             recipe={**plan.recipe, "structures": len(self.structures)},
         )
+
+    def _read_features(self, rows: LabelledRows, say: Say) -> tuple[FeatureColumns | None, np.ndarray | None]:
+        """Return the typed columns that networks take beside the images, and their features; None without any.
+
+        Raises:
+            DataError: If a column is not as expected.
+            SettingsError: If the targets are masks, or columns are named twice.
+        """
+        if not self.number and not self.category and self.columns is None:
+            return None, None
+        if rows.targets.kind == "mask":
+            raise SettingsError(
+                "incompatible_settings",
+                "networks for masks take images only. Leave out --number, --category and --columns.",
+                settings=["target", "number", "category", "columns"],
+            )
+        columns = self.feature_columns(rows, self.image_column, self.target)
+        features = encode_rows(rows.table, columns, tuple(self.missing or ()))
+        for line in describe_features(columns, features):
+            say(line)
+        return columns, features
 
     def _plan_volumes(self, plan: ReadPlan, masks: Mapping[int, Path]) -> ReadPlan:
         """Return the plan of volumes with masks: padded to one size, with one spacing, as bundles of volumes read them.
@@ -428,13 +460,10 @@ class FolderSpec(TableOptions, ImageSpec):
                 note = f"{resampled} of {len(kinds)} masks were resampled to the grid of their image (nearest voxel)"
                 say(f"note: {note}")
                 warnings = [*warnings, note]
-        intents = intent_records([kind.intent for kind in kinds])
-        records: list[CaseRecord] = [
-            make_record(
-                {**targets.entries[place], "subject_id": rows.subjects[place], **rows.others[place], **intent, **held}
-            )
-            for place, intent, held in zip(outcome.kept, intents, _case_facts(outcome), strict=True)
-        ]
+        if contents.columns is not None:
+            values = [column.to_json() for column in contents.columns.columns]
+            entries |= {FEATURES: contents.columns.features, COLUMNS: values}
+        records = _records(contents, outcome)
         reasons = Counter(outcome.reasons.values())
         datalist = self.make_datalist(
             targets.groups,
@@ -456,38 +485,28 @@ class FolderSpec(TableOptions, ImageSpec):
         return with_objective(datalist, targets.objective)
 
     def finish(self, folder: Path, outcome: ReadOutcome, datalist: Datalist) -> None:
-        """Split the array in `folder`, in place, into images and masks, if the data set has masks."""
+        """Split the array in `folder` into images and masks if there are any, and write the file of typed columns."""
         if datalist.mask_array:
             separate_masks(folder)
+        columns = outcome.plan.release.columns
+        if columns is not None:
+            columns.write(folder / FeatureColumns.NAME)
+
+
+def _records(contents: FolderContents, outcome: ReadOutcome) -> list[CaseRecord]:
+    """Return the record of each row of the array, without its row number."""
+    rows, kinds = contents.rows, [contents.kinds[place] for place in outcome.kept]
+    intents = intent_records([kind.intent for kind in kinds])
+    records = [
+        {**rows.targets.entries[place], "subject_id": rows.subjects[place], **rows.others[place], **intent, **held}
+        for place, intent, held in zip(outcome.kept, intents, _case_facts(outcome), strict=True)
+    ]
+    if contents.features is not None:
+        for record, values in zip(records, feature_entries(contents.features[outcome.kept]), strict=True):
+            record[FEATURES_KEY] = values
+    return [make_record(record) for record in records]
 
 
 def _case_facts(outcome: ReadOutcome) -> list[dict[str, Any]]:
     """Return the metadata of each row for its record, without the key that only counts resampled masks."""
     return [{key: value for key, value in facts.items() if key != MASK_RESAMPLED_KEY} for facts in outcome.facts]
-
-
-def _check_resampled(kinds: Iterable[ImageKind], size: Sequence[int], spacing: Sequence[float], say: Say) -> None:
-    """Check that images can be resampled, and say how many will be cropped.
-
-    Args:
-        kinds: Kinds of the images.
-        size: Size of the images in the array.
-        spacing: Voxel spacing to which they are resampled, in millimetres.
-        say: Receives a note if volumes will be cropped.
-
-    Raises:
-        SettingsError: If the images are 2-D.
-        DataError: If the memory does not suffice.
-    """
-    shapes = [resampled_shape(kind.grid.shape, kind.grid.affine, spacing) for kind in kinds if kind.grid is not None]
-    if not shapes:
-        raise SettingsError(
-            "data_not_supported",
-            "--spacing resamples volumes, got 2-D images. Leave it out.",
-            feature="spacing",
-            found="2-D images",
-        )
-    check_memory(max(map(math.prod, shapes)))
-    if cropped := sum(any(edge > limit for edge, limit in zip(shape, size, strict=True)) for shape in shapes):
-        largest = "x".join(str(max(edges)) for edges in zip(*shapes, strict=True))
-        say(f"note: {cropped} volumes are larger than --size and are cropped at their edges; --size {largest} fits all")

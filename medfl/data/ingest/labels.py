@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pydantic import BaseModel, ConfigDict
 
 from medfl.data.datalists import INTENT_KEY
+from medfl.data.features.record_features import FEATURES_KEY
 from medfl.data.ingest.columns.cells import missing_cells
 from medfl.data.ingest.columns.identifier_guard import refuse_identifiers
 from medfl.data.ingest.columns.target_option import TargetOption, parse_target
@@ -30,7 +31,7 @@ SPLIT_WORDS = {
 UNSTATED = "not stated"
 """Licence of a data set for which the user gave none."""
 
-_RESERVED_KEYS = ("image", "label", "subject_id", "site", INTENT_KEY, TARGET_KEY, MASK_STRUCTURES_KEY)
+_RESERVED_KEYS = ("image", "label", "subject_id", "site", INTENT_KEY, TARGET_KEY, MASK_STRUCTURES_KEY, FEATURES_KEY)
 """Record keys that medfl writes itself, so that no kept column may have their name."""
 
 

@@ -65,7 +65,7 @@ def _read_pool(folder: Path) -> tuple[Datalist, Path]:
         rows, _ = datalist.rows_and_labels(split, where)
         check_rows(rows, len(images), f"{where}, split '{split}'")
         try:
-            check_finite(images, rows, allow_nan=typed_columns(datalist.extra) is not None)
+            check_finite(images, rows, allow_nan=images.ndim == 2 and typed_columns(datalist.extra) is not None)
         except DataError as error:
             raise error.reworded(f"{where}, split '{split}': {error}") from None
     return datalist, array

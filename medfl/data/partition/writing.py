@@ -19,6 +19,7 @@ from medfl.data.arrays import FEATURE_MEAN, FEATURE_STD, open_array
 from medfl.data.datalists import DATALIST_FILE, Datalist, write_datalist
 from medfl.data.features.feature_encoding import typed_columns
 from medfl.data.features.feature_scale import scale_features, sum_features
+from medfl.data.features.record_features import feature_rows
 from medfl.records.datalist import CaseRecord, Exclusion
 from medfl.records.feature_columns import FeatureColumns
 from medfl.records.partition import LocatedExclusion, Partition
@@ -162,7 +163,7 @@ def feature_scale(
     (`medfl.data.features.feature_scale`), which suppress features with few known values.
 
     Args:
-        array: Pooled array; only vectors, of shape (N, F), have such a scale.
+        array: Pooled array. Only vectors, of shape (N, F), and images with features of table columns have such a scale.
         splits: Maps each site, ``global`` and ``public`` to its splits and their records.
         columns: Typed columns of the features; None if the data list has none.
 
@@ -175,15 +176,15 @@ def feature_scale(
     records = [
         record for name, split in splits.items() if name not in NON_SITE_NAMES for record in split.get("training", [])
     ]
-    if array.ndim != 2 or not records:
+    if not records or (array.ndim != 2 and columns is None):
         return {}
     if columns is not None:
-        sums = [
-            sum_features(array[[int(record["image"]) for record in split["training"]]])
+        by_site = [
+            feature_rows(columns, array, split["training"], f"site '{name}', split 'training'")
             for name, split in splits.items()
             if name not in NON_SITE_NAMES and split.get("training")
         ]
-        scale = scale_features(sums, columns)
+        scale = scale_features([sum_features(rows) for rows in by_site if rows is not None], columns)
         return {FEATURE_MEAN: scale.mean, FEATURE_STD: scale.std}
     top = float(np.iinfo(array.dtype).max) if array.dtype.kind == "u" else 1.0
     rows = array[sorted({int(record["image"]) for record in records})].astype(np.float64) / top

@@ -59,6 +59,11 @@ class SiteExport:
         return self.objective is not None and self.objective.has_spatial_targets
 
     @property
+    def table_features(self) -> list[str]:
+        """Names of the table features that follow an image as its last channels; empty without any."""
+        return list(self.values.get("features", ())) if self.values.get("image_features") else []
+
+    @property
     def output_names(self) -> Sequence[str]:
         """Names of the classes, or of the outputs if cases are of no class; empty if they have no names."""
         has_classes = self.objective is None or self.objective.has_class_labels
@@ -94,6 +99,10 @@ def describe_names(site_export: SiteExport) -> str:
 def _describe_inputs(site_export: SiteExport, channels: int, lengths: str) -> str:
     if not lengths:
         return f"{channels} numbers, as in the data that it was trained on"
+    if site_export.table_features:
+        table = f"and {len(site_export.table_features)} features of its table row, each as a channel with one value"
+        images = channels - len(site_export.table_features)
+        return f"{images} channels of {lengths}, scaled to [0, 1], {table}; normalised as in inference.json"
     form = "as inference.json makes them" if site_export.draws else "scaled to [0, 1], normalised as in inference.json"
     return f"{channels} channels of {lengths}, {form}"
 
@@ -133,8 +142,10 @@ def describe_network(metadata: Any, site_export: SiteExport) -> None:
             "spatial_shape": list(size),
             "modality": site_export.modality or "not stated",
         }
-        if len(image.get("channel_def", {})) != channels:
-            image["channel_def"] = {str(number): f"channel {number}" for number in range(channels)}
+        table = site_export.table_features
+        if table or len(image.get("channel_def", {})) != channels:
+            titles = [*(f"channel {number}" for number in range(channels - len(table))), *table]
+            image["channel_def"] = {str(number): title for number, title in enumerate(titles)}
             image["format"] = "magnitude"
     if pred is not None and names:
         shape = list(site_export.shape[1:]) if site_export.draws else [len(site_export.outputs)]

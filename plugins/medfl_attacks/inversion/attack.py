@@ -191,6 +191,13 @@ def target_error(opened: OpenedRun, target: InversionTarget) -> SettingsError | 
             "target.",
             **fields,
         )
+    if opened.task.scale is not None and opened.task.scale.table_features:
+        return SettingsError(
+            "table_features_not_supported",
+            "The attack reconstructs images, and the cases of this run are images with features of a table. Attack a "
+            "run on images only.",
+            **fields,
+        )
     if opened.global_model() is None:
         return SettingsError(
             "no_global_model",

@@ -17,6 +17,7 @@ import torch
 from medfl.data.arrays import CHUNK_BYTES, FEATURES, channels_of, open_array
 from medfl.data.datalists import DATALIST_FILE, Datalist, parse_datalist, read_datalist_bytes, subjects_of
 from medfl.data.features.feature_encoding import typed_columns
+from medfl.data.features.record_features import count_image_features, image_features
 from medfl.data.sites import SiteData, output_names, site_data
 from medfl.data.targets import read_integers
 from medfl.objectives import Objective, Survival
@@ -110,13 +111,16 @@ def measure_site(folder: Path) -> SiteMeasurements:
     content = read_datalist_bytes(folder)
     datalist = parse_datalist(content, folder / DATALIST_FILE).without_test()
     objective = datalist.goal
-    data = site_data(folder, content, datalist, objective, (0.0,), (1.0,))
+    array = open_array(folder / datalist.image_array)
+    count = count_image_features(typed_columns(datalist.extra), array.shape)
+    channels = (channels_of(array.shape) or 1) + count if count else 1
+    data = site_data(folder, content, datalist, objective, [0.0] * channels, [1.0] * channels)
     records = datalist.splits.get("training", [])
     rows = read_integers(records, "image", f"site '{folder.name}', split 'training'")
     subjects = subjects_of(records)
     patients = None if None in subjects else len(set(subjects))
     tables, targets = measure_targets(data, datalist, objective)
-    columns, intensities = _measure_images(open_array(folder / datalist.image_array), rows, datalist)
+    columns, intensities = _measure_images(array, rows, datalist)
     facts = objective.facts.get("spacing")
     spacing = tuple(map(float, facts)) if isinstance(facts, list) else None
     return SiteMeasurements(data, objective, len(rows), patients, spacing, tables + columns, targets + intensities)
@@ -185,7 +189,7 @@ def _target_batches(data: Dataset, case_bytes: int) -> Iterator[torch.Tensor]:
 def _measure_images(
     images: np.ndarray, rows: np.ndarray, datalist: Datalist
 ) -> tuple[tuple[CountTable, ...], tuple[ImageMeasurement, ...]]:
-    """Measure the quantiles of each image and channel, or the columns of a table."""
+    """Measure the quantiles of each image and channel, and the columns of a table."""
     if images.ndim == 2:
         return _measure_columns(images[rows].astype(np.float64), datalist)
     channels = channels_of(images.shape)
@@ -197,7 +201,12 @@ def _measure_images(
         for value_index, share in enumerate(QUANTILE_LEVELS):
             title = f"brightness at {share:.0%}{whose}"
             measurements.append(ImageMeasurement(title, "intensities", quantiles[:, value_index, channel], span))
-    return (), tuple(measurements)
+    records, place = datalist.splits.get("training", []), "the split 'training'"
+    features = image_features(typed_columns(datalist.extra), images.shape, records, place)
+    if features is None:
+        return (), tuple(measurements)
+    tables, columns = _measure_columns(features.astype(np.float64), datalist)
+    return tables, (*measurements, *columns)
 
 
 def _image_quantiles(images: np.ndarray, rows: np.ndarray, channels: int) -> np.ndarray:

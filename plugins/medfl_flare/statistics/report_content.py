@@ -113,7 +113,8 @@ class StatisticsReport:
         """Return the scale of the features over all sites, for ``--mean`` and ``--std`` of a run.
 
         It follows from the sites' disclosed means and deviations. It is None if the sites have no features or different
-        ones, or if no site disclosed the mean of a feature that a run standardises.
+        ones, or if no site disclosed the mean of a feature that a run standardises. Images with features have mean 0
+        and deviation 1 for their own channels, which come first.
         """
         features = {tuple(each.features) for each in self.sites.values()}
         if len(features) != 1 or not (names := next(iter(features))):
@@ -124,7 +125,9 @@ class StatisticsReport:
         pooled = {title: _pooled(moments) for title, moments in by_title.items()}
         if not pooled or None in pooled.values():
             return None
-        scale = [pooled.get(name) or (0.0, 1.0) for name in names]
+        shape = next((each.shape for each in self.sites.values() if each.shape is not None), [])
+        channels = shape[0] - len(names) if len(shape) > 1 else 0
+        scale = [(0.0, 1.0)] * channels + [pooled.get(name) or (0.0, 1.0) for name in names]
         return FeatureScale([mean for mean, _ in scale], [deviation for _, deviation in scale])
 
     def sites_with_outlier(self, title: str) -> set[str]:

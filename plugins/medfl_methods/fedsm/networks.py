@@ -14,6 +14,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from medfl.errors import SettingsError
 from medfl.networks.convnet import ConvNet
+from medfl.networks.image_table import ImageTableNetwork
 from medfl.networks.vectors import MLP
 
 
@@ -74,8 +75,9 @@ def build_selector(network: nn.Module, sites: int, width: int) -> nn.Module:
         )
     if isinstance(first, nn.Linear):
         return nn.Sequential(nn.Flatten(), MLP(first.in_features, max(2, sites), (4 * width,)))
+    table_features = network.body.count if isinstance(network, ImageTableNetwork) else 0
     return ConvNet(
-        first.in_channels,
+        first.in_channels + table_features,
         max(2, sites),
         spatial_dims=first.weight.dim() - 2,
         channels=(width, 2 * width),

@@ -19,6 +19,7 @@ from medfl.data.sites import SiteData, site_data, site_names
 from medfl.errors import DataError, SettingsError
 from medfl.records.calibration import Calibration
 from medfl.utils.files import sha256_of
+from medfl_report.cards.run_bundles import read_bundle_config
 from medfl_report.evaluation.models import BundleTask
 
 Split = Literal["test", "all"]
@@ -255,7 +256,7 @@ def choose_rows(labelled: LabelledImages, predicted: PredictedFiles, images: Pat
     return rows
 
 
-def predict_files(bundle: Path, images: Path, out: Path) -> PredictedFiles:
+def predict_files(bundle: Path, images: Path, table: Path, image_column: str, out: Path) -> PredictedFiles:
     """Predict the image files of a folder with a bundle's ``inference.json``, which writes ``predictions.csv``.
 
     The predictions are the network's own, also if ``medfl calibrate`` has calibrated the bundle.
@@ -263,6 +264,8 @@ def predict_files(bundle: Path, images: Path, out: Path) -> PredictedFiles:
     Args:
         bundle: Folder of the bundle.
         images: Folder of image files.
+        table: Table with one row for each image. A network that takes table columns beside an image reads them here.
+        image_column: Column of the table with the path of the image file.
         out: Folder for the predictions.
 
     Raises:
@@ -275,14 +278,16 @@ def predict_files(bundle: Path, images: Path, out: Path) -> PredictedFiles:
     config = str(bundle / "configs" / "inference.json")
     places = {"bundle_root": bundle, "dataset_dir": images, "output_dir": out, "ckpt_dir": bundle / "models"}
     own_predictions = {"calibration": "$None"} if (bundle / "configs" / Calibration.NAME).is_file() else {}
+    takes_table = "table" in read_bundle_config(bundle, "inference.json")
+    features = {"table": str(table), "image_column": image_column} if takes_table else {}
     with warnings.catch_warnings():
         # MONAI warns that a configuration runs code, on every call; the help of the command says so once.
         warnings.filterwarnings("ignore", category=UserWarning, module="monai.bundle.scripts")
-        run(config_file=config, **{name: str(path) for name, path in places.items()}, **own_predictions)
+        run(config_file=config, **{name: str(path) for name, path in places.items()}, **own_predictions, **features)
     probabilities, classes = read_probabilities(out / PREDICTIONS)
     parser = ConfigParser()
     parser.read_config(config)
-    parser.update(pairs={"bundle_root": str(bundle), "dataset_dir": str(images)})
+    parser.update(pairs={"bundle_root": str(bundle), "dataset_dir": str(images)} | features)
     files = parser.get_parsed_content("dataset")
     return PredictedFiles(probabilities, classes, files if isinstance(files, ImageFiles) else None)
 

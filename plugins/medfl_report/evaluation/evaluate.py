@@ -279,7 +279,7 @@ def evaluate_files(model: str, images: Path, table: Path, columns: TableColumns,
         )
     site = images.resolve().name
     place = _result_folder(models, site, out, several=False)
-    predicted = predict_files(bundle.folder, images, place)
+    predicted = predict_files(bundle.folder, images, table, columns.image, place)
     rows = choose_rows(labelled, predicted, images)
     files = [labelled.files[row] for row in rows]
     test_set = _labelled_set(task.objective, labelled, rows, predicted.probabilities, predicted.classes)

@@ -225,7 +225,8 @@ def _case_shape(config: dict[str, Any], parser: ConfigParser) -> tuple[int, ...]
         return None
     size = parser.get_parsed_content("size")
     edges = size if isinstance(size, Iterable) else [size] * int(parser.get_parsed_content("spatial_dims"))
-    return (int(parser.get_parsed_content("in_channels")), *map(int, edges))
+    features = int(parser.get_parsed_content("image_features")) if "image_features" in config else 0
+    return (int(parser.get_parsed_content("in_channels")) + features, *map(int, edges))
 
 
 def _output_names(bundle: Path, objective: Objective) -> tuple[str, ...]:

@@ -52,6 +52,22 @@ def test_the_pooled_scale_is_that_of_the_rows_of_all_sites(tmp_path: Path) -> No
     assert scale.std == pytest.approx(together.std, rel=1e-5)
 
 
+def test_features_of_images_are_measured_and_scaled_after_the_channels_of_the_image(tmp_path: Path) -> None:
+    records = [
+        {"label": place % 2, "features": [40.0 + place, 0, place % 2, 1 - place % 2, 0, 0]} for place in range(20)
+    ]
+    images = np.zeros((20, 4, 4, 3), dtype=np.uint8)
+    about = disclosed(write_site(tmp_path / "D" / "a", images, records, extra=EXTRA))
+    assert about.shape == [9, 4, 4]
+    assert {"age [years]", "sex=f", "brightness at 50%, red"} <= {numbers.title for numbers in about.numbers}
+    scale = report_of(about).scale()
+    assert scale is not None
+    assert scale.mean == pytest.approx([0, 0, 0, 49.5, 0, 0, 0, 0, 0], rel=1e-5)
+    together = dataset_scale(tmp_path / "D")
+    assert scale.mean == pytest.approx(together.mean, rel=1e-5)
+    assert scale.std == pytest.approx(together.std, rel=1e-5)
+
+
 def test_means_of_few_values_and_numbers_of_few_missing_ones_stay_at_the_site(tmp_path: Path) -> None:
     few, nearly = disclosed(write(tmp_path / "a", 9, 20, 40.0)), disclosed(write(tmp_path / "b", 27, 3, 40.0))
     assert [(moments.count, moments.mean, moments.deviation) for moments in few.moments] == [(0, None, None)]

@@ -131,5 +131,5 @@ def _known(table: CsvTable, name: str, missing: Sequence[str]) -> list[str]:
     return [cell for cell, is_absent in zip(cells, absent, strict=True) if not is_absent]
 
 
-_HINT = ", give it as --group-column if it names the patient, or leave it out with --ignore-column"
+_HINT = ", give it as --group-column if it names the patient, or leave it out (--ignore-column of medfl prep table)"
 """Advice for a column that looks like an identifier."""

@@ -10,32 +10,30 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
-
 from medfl.data.arrays import FEATURES
 from medfl.data.datalists import SPLITS, Datalist, write_datalist
 from medfl.data.features.feature_encoding import COLUMNS, encode_rows
 from medfl.data.folders import atomic_folder
 from medfl.data.ingest.array_file import new_array
 from medfl.data.ingest.checkpoint import ARRAY_FILE
-from medfl.data.ingest.columns.feature_types import choose_columns
+from medfl.data.ingest.columns.feature_options import FeatureOptions, describe_features
 from medfl.data.ingest.columns.target_option import KINDS, spellings_text
 from medfl.data.ingest.columns.target_values import NO_TARGET, describe_targets, with_objective
-from medfl.data.ingest.labels import LabelledRows, TableOptions, read_rows
-from medfl.data.ingest.options import Positional, Words
+from medfl.data.ingest.labels import LabelledRows, read_rows
+from medfl.data.ingest.options import Positional
 from medfl.data.ingest.read_plan import exclusions
 from medfl.data.ingest.spec import WholeSpec
 from medfl.data.table import CsvTable, read_table
 from medfl.errors import SettingsError
 from medfl.records.datalist import CaseRecord, make_record
 from medfl.records.feature_columns import FeatureColumns
-from medfl.utils.text import Say, first_names
+from medfl.utils.text import Say
 
 NO_GROUPS_WARNING = "warning: without --group-column each row counts as a patient of its own"
 """Warning if the table has no patient column."""
 
 
-class TableSpec(TableOptions, WholeSpec):
+class TableSpec(FeatureOptions, WholeSpec):
     """Your own table of numbers and categories, such as clinical data. Names, dates and record numbers are refused.
 
     --target states what is learned: class:outcome, multilabel:effusion,nodule (yes, no, or empty where a finding was
@@ -62,14 +60,8 @@ class TableSpec(TableOptions, WholeSpec):
     """CSV or TSV file with one row for each case."""
     target: str
     """What is learned, and its columns: KIND:COLUMN,... with the kinds class, multilabel, number and survival."""
-    number: Words = ()
-    """Columns with numbers, separated by commas, each with its unit in brackets if it has one: age[years],psa."""
-    category: Words = ()
-    """Columns with categories, separated by commas."""
     ignore_column: tuple[str, ...] | None = None
     """Column that is no feature; may be repeated. Needed only without --number and --category."""
-    columns: Path | None = None
-    """File columns.json of the site that prepared its table first, instead of --number and --category."""
 
     @classmethod
     def locate(cls, top: Path, options: Mapping[str, Any]) -> dict[str, Path]:
@@ -87,13 +79,6 @@ class TableSpec(TableOptions, WholeSpec):
             DataError: If the table, a target or a feature is not as expected.
             SettingsError: If the target is a mask, or --columns is given beside other columns.
         """
-        if self.columns is not None and (self.number or self.category):
-            raise SettingsError(
-                "incompatible_settings",
-                "--columns names all features. Leave out --number and --category.",
-                settings=["columns", "number", "category"],
-            )
-        missing = tuple(self.missing or ())
         options = self.table_columns(image=None, target=self.target)
         rows = read_rows(read_table(self.table), options)
         if rows.targets.kind == "mask":
@@ -103,13 +88,8 @@ class TableSpec(TableOptions, WholeSpec):
                 setting="target",
                 kind="mask",
             )
-        if self.columns is not None:
-            return rows, FeatureColumns.read(self.columns), rows.table
-        option = options.option()
-        assert option is not None  # a target is required
-        excluded = {column.name for column in option.columns(rows.table)} | {*(self.ignore_column or ())}
-        excluded |= {name for name in (self.group_column, self.site_column, self.split_column) if name is not None}
-        return rows, choose_columns(rows.table, self.number, self.category, excluded, missing), rows.table
+        columns = self.feature_columns(rows, image=None, target=self.target, ignored=self.ignore_column or ())
+        return rows, columns, rows.table
 
     def make(self, out: Path, *, force: bool, workers: int | None, require_complete: bool, say: Say) -> Datalist:
         """Write the pooled data set; arguments as in `medfl.data.ingest.prepare.prepare`."""
@@ -119,7 +99,7 @@ class TableSpec(TableOptions, WholeSpec):
             say(NO_GROUPS_WARNING)
         rows, columns, table = self.read()
         features = encode_rows(table, columns, tuple(self.missing or ()))
-        for line in (*_describe(columns, features), *describe_targets(rows.targets, rows.targets.entries)):
+        for line in (*describe_features(columns, features), *describe_targets(rows.targets, rows.targets.entries)):
             say(line)
         if rows.left_out:
             say(f"note: {rows.left_out} rows are left out: {NO_TARGET}")
@@ -160,19 +140,3 @@ def _records(rows: LabelledRows) -> dict[str, list[CaseRecord]]:
         entry = rows.targets.entries[row]
         splits[split].append(make_record({"image": row, **entry, "subject_id": rows.subjects[row], **rows.others[row]}))
     return splits
-
-
-def _describe(columns: FeatureColumns, features: np.ndarray) -> list[str]:
-    """Return lines with the features by type, and with the number of missing values of each column."""
-    lines = []
-    for kind, text in (("number", "numbers"), ("category", "categories")):
-        names = [column.name for column in columns.columns if column.kind == kind]
-        if names:
-            lines.append(f"{text}: {', '.join(names)}")
-    counts = dict(zip(columns.features, np.nansum(features, axis=0), strict=True))
-    incomplete = [
-        f"{column.name} in {round(counts[column.features[-1]])}"
-        for column in columns.columns
-        if counts[column.features[-1]]
-    ]
-    return lines + ([f"missing values: {first_names(incomplete, 20)} of {len(features)} rows"] if incomplete else [])

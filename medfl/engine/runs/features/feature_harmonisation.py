@@ -24,6 +24,7 @@ from medfl.data.readers.image_reading import parse_image_reading
 from medfl.engine.evaluation import add_frozen_tensors
 from medfl.engine.site import SiteRunner, Splits
 from medfl.errors import DataError, SettingsError
+from medfl.networks.image_table import ImageTableNetwork
 from medfl.networks.parts import head_prefix, single_linear
 from medfl.privacy.policy import policy_of
 from medfl.settings import Settings
@@ -93,6 +94,13 @@ def check_feature_harmonisation(
             networks=len(networks),
         )
     for network in networks:
+        if isinstance(network, ImageTableNetwork):
+            raise SettingsError(
+                "table_features_not_supported",
+                f"'{SETTING}' would also change the features of the table beside the images. Leave it out, or prepare the "
+                "images without --number and --category.",
+                feature=SETTING,
+            )
         single_linear(network, type(network).__name__, f"'{SETTING}' writes each site's map into the head")
     if sites < MIN_SITES:
         raise SettingsError(
