@@ -126,8 +126,10 @@ def test_a_run_and_its_exported_bundle_read_images_and_table_alike(
     )  # fmt: skip
     assert status == 0, err
     home = tmp_path / "R" / "sites" / "north"
-    inputs = json.loads((home / "configs" / "metadata.json").read_text())["network_data_format"]["inputs"]["image"]
+    metadata = json.loads((home / "configs" / "metadata.json").read_text())
+    inputs = metadata["network_data_format"]["inputs"]["image"]
     assert list(inputs["channel_def"].values()) == ["channel 0", *FEATURES]
+    assert "and of a table: age and sex" in metadata["image_classes"]
     monai_run(
         config_file=str(home / "configs" / "inference.json"), bundle_root=str(home), table=str(table),
         dataset_dir=str(table.parent / "images"), output_dir=str(tmp_path / "eval"), image_column="file",

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -26,7 +26,6 @@ from pydantic import BeforeValidator, PlainSerializer
 from medfl.data.arrays import FEATURES
 from medfl.data.datalists import Datalist
 from medfl.data.features.feature_encoding import COLUMNS, encode_rows
-from medfl.data.features.record_features import FEATURES_KEY, feature_entries
 from medfl.data.ingest.columns.feature_options import FeatureOptions, describe_features
 from medfl.data.ingest.columns.mask_files import (
     DEFAULT_STRUCTURE,
@@ -36,6 +35,7 @@ from medfl.data.ingest.columns.mask_files import (
 )
 from medfl.data.ingest.columns.target_option import spellings_text
 from medfl.data.ingest.columns.target_values import NO_TARGET, describe_targets, with_objective
+from medfl.data.ingest.folder_contents import FolderContents, image_records
 from medfl.data.ingest.folder_format import check_resampled, choose_format, common_spacing, inspect_images, read_row
 from medfl.data.ingest.image_folder import ImageFolder
 from medfl.data.ingest.labels import LabelledRows, TableColumns, read_rows
@@ -52,15 +52,13 @@ from medfl.data.ingest.volumes import (
     scale_entries,
 )
 from medfl.data.readers.dicom_identity import IDENTITY_CHECKS
-from medfl.data.readers.dicom_intent import intent_records, report_intents
+from medfl.data.readers.dicom_intent import report_intents
 from medfl.data.readers.dicom_series import ImageSource, source_files
 from medfl.data.readers.image_reading import DEFAULT_READING, PLANES, SCALES, ImageReading, make_image_reading
-from medfl.data.readers.images import ImageKind
 from medfl.data.readers.mammogram_image import reading_entries
 from medfl.data.readers.volumes import voxel_edges
 from medfl.data.table import read_table, row_list
 from medfl.errors import DataError, SettingsError
-from medfl.records.datalist import CaseRecord, make_record
 from medfl.records.feature_columns import FeatureColumns
 from medfl.utils.text import Say, visible
 
@@ -69,25 +67,6 @@ NO_GROUPS_WARNING = (
     "images of one patient may then be at several sites and in several splits"
 )
 """Warning if the table has no patient column."""
-
-
-@dataclass(frozen=True)
-class FolderContents:
-    """Table rows and inspected files of the user's folder.
-
-    Attributes:
-        rows: Rows of the table. The place of an image is its position in these rows.
-        kinds: Maps the place of each readable file to its kind: dimensions, colour and bit depth.
-        warnings: Warnings for the data list.
-        columns: Typed columns of the table that networks take as input; None if there are none.
-        features: Their features, (number of rows, F); None if there are none.
-    """
-
-    rows: LabelledRows
-    kinds: dict[int, ImageKind]
-    warnings: list[str]
-    columns: FeatureColumns | None = None
-    features: np.ndarray | None = None
 
 
 def _serialize_size(size: tuple[int, ...]) -> int | str:
@@ -463,7 +442,7 @@ class FolderSpec(FeatureOptions, ImageSpec):
         if contents.columns is not None:
             values = [column.to_json() for column in contents.columns.columns]
             entries |= {FEATURES: contents.columns.features, COLUMNS: values}
-        records = _records(contents, outcome)
+        records = image_records(contents, outcome)
         reasons = Counter(outcome.reasons.values())
         datalist = self.make_datalist(
             targets.groups,
@@ -491,22 +470,3 @@ class FolderSpec(FeatureOptions, ImageSpec):
         columns = outcome.plan.release.columns
         if columns is not None:
             columns.write(folder / FeatureColumns.NAME)
-
-
-def _records(contents: FolderContents, outcome: ReadOutcome) -> list[CaseRecord]:
-    """Return the record of each row of the array, without its row number."""
-    rows, kinds = contents.rows, [contents.kinds[place] for place in outcome.kept]
-    intents = intent_records([kind.intent for kind in kinds])
-    records = [
-        {**rows.targets.entries[place], "subject_id": rows.subjects[place], **rows.others[place], **intent, **held}
-        for place, intent, held in zip(outcome.kept, intents, _case_facts(outcome), strict=True)
-    ]
-    if contents.features is not None:
-        for record, values in zip(records, feature_entries(contents.features[outcome.kept]), strict=True):
-            record[FEATURES_KEY] = values
-    return [make_record(record) for record in records]
-
-
-def _case_facts(outcome: ReadOutcome) -> list[dict[str, Any]]:
-    """Return the metadata of each row for its record, without the key that only counts resampled masks."""
-    return [{key: value for key, value in facts.items() if key != MASK_RESAMPLED_KEY} for facts in outcome.facts]

@@ -13,6 +13,7 @@ from typing import Any
 
 from medfl.objectives import Objective
 from medfl.types import Meta
+from medfl.utils.formats import join_words
 
 CaseMetadata = Mapping[str, Sequence[str | None]]
 """Maps the name of each metadata field of cases, such as the sex, to its values, one for each image in order.
@@ -100,9 +101,9 @@ def _describe_inputs(site_export: SiteExport, channels: int, lengths: str) -> st
     if not lengths:
         return f"{channels} numbers, as in the data that it was trained on"
     if site_export.table_features:
-        table = f"and {len(site_export.table_features)} features of its table row, each as a channel with one value"
-        images = channels - len(site_export.table_features)
-        return f"{images} channels of {lengths}, scaled to [0, 1], {table}; normalised as in inference.json"
+        columns = join_words([str(column["name"]) for column in site_export.values["columns"]])
+        images = f"{channels - len(site_export.table_features)} channels of {lengths}, scaled to [0, 1]"
+        return f"{images}, and of a table: {columns}; normalised as in inference.json"
     form = "as inference.json makes them" if site_export.draws else "scaled to [0, 1], normalised as in inference.json"
     return f"{channels} channels of {lengths}, {form}"
 

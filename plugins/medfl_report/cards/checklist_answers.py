@@ -164,7 +164,7 @@ def _model_answers(facts: CardFacts) -> dict[str, str | None]:
         + (f" Harmonised: {run.harmonisation}." if run.harmonisation else ""),
         "model": f"Network {networks}: definition in configs/train.json, weights in models.",
         "output": model.output,
-        "predictors": "The whole image; no features were selected." if model.takes_images else None,
+        "predictors": "The whole input; no features were selected." if model.takes_images else None,
         "predictions": "predictions.csv contains the prediction for each test image of a site.",
         "availability": availability if license_ else None,
         "details": "evidence.json contains all settings that identify the run.",

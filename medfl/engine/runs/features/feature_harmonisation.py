@@ -97,8 +97,8 @@ def check_feature_harmonisation(
         if isinstance(network, ImageTableNetwork):
             raise SettingsError(
                 "table_features_not_supported",
-                f"'{SETTING}' would also change the features of the table beside the images. Leave it out, or prepare the "
-                "images without --number and --category.",
+                f"'{SETTING}' would also change the features of the table beside the images. Leave it out, or prepare "
+                "the images without --number and --category.",
                 feature=SETTING,
             )
         single_linear(network, type(network).__name__, f"'{SETTING}' writes each site's map into the head")
