@@ -26,7 +26,7 @@ from typing import Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from medfl.data.datalists import Datalist
-from medfl.data.ingest.labels import number_subjects
+from medfl.data.ingest.columns.labels import number_subjects
 from medfl.data.ingest.options import check_test_share
 from medfl.data.ingest.read_plan import ReadOutcome, ReadPlan, exclusions
 from medfl.data.ingest.spec import ImageSpec, folder_or_top

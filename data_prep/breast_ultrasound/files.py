@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from medfl.data.ingest.labels import SPLIT_WORDS
+from medfl.data.ingest.columns.labels import SPLIT_WORDS
 from medfl.data.ingest.masks import masked_image_row
 from medfl.data.ingest.workers import LoadedItem
 from medfl.data.readers.pillow_images import FORMATS, read_pillow_image

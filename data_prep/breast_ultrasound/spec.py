@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Annotated
 
 from medfl.data.datalists import Datalist
-from medfl.data.ingest.labels import number_subjects
+from medfl.data.ingest.columns.labels import number_subjects
 from medfl.data.ingest.masks import MASK_STRATA, add_masks, empty_mask_notes, separate_masks
 from medfl.data.ingest.options import HeightWidth, OneOf
 from medfl.data.ingest.read_plan import ReadOutcome, ReadPlan, exclusions, unreadable_rows_message

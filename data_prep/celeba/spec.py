@@ -25,7 +25,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field
 
 from medfl.data.datalists import SPLITS, Datalist
-from medfl.data.ingest.labels import number_subjects
+from medfl.data.ingest.columns.labels import number_subjects
 from medfl.data.ingest.options import HeightWidth, OneOf
 from medfl.data.ingest.read_plan import ReadOutcome, ReadPlan, exclusions
 from medfl.data.ingest.spec import ImageSpec, folder_or_top

@@ -26,8 +26,8 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field
 
 from medfl.data.datalists import SPLITS, Datalist
+from medfl.data.ingest.columns.labels import number_subjects
 from medfl.data.ingest.image_folder import ImageFolder
-from medfl.data.ingest.labels import number_subjects
 from medfl.data.ingest.options import OneOf
 from medfl.data.ingest.read_plan import ReadOutcome, ReadPlan, exclusions, unreadable_rows_message
 from medfl.data.ingest.spec import ImageSpec, folder_with

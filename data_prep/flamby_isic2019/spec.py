@@ -37,7 +37,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 
 from medfl.data.datalists import Datalist
-from medfl.data.ingest.labels import number_subjects
+from medfl.data.ingest.columns.labels import number_subjects
 from medfl.data.ingest.options import HeightWidth, OneOf, Positional
 from medfl.data.ingest.published_splits import PublishedSplits, find_table, read_splits, unlike_published
 from medfl.data.ingest.read_plan import ReadOutcome, ReadPlan, exclusions

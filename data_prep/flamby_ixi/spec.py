@@ -35,7 +35,7 @@ import numpy as np
 from pydantic import BeforeValidator
 
 from medfl.data.datalists import Datalist
-from medfl.data.ingest.labels import number_subjects
+from medfl.data.ingest.columns.labels import number_subjects
 from medfl.data.ingest.masks import MASK_STRATA, add_masks, empty_mask_notes, masked_row, separate_masks
 from medfl.data.ingest.options import Positional, read_edges
 from medfl.data.ingest.published_splits import PublishedSplits, find_table, read_splits, unlike_published

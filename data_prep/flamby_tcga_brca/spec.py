@@ -27,7 +27,7 @@ from medfl.data.datalists import Datalist, write_datalist
 from medfl.data.folders import atomic_folder
 from medfl.data.ingest.array_file import new_array
 from medfl.data.ingest.checkpoint import ARRAY_FILE
-from medfl.data.ingest.labels import number_subjects
+from medfl.data.ingest.columns.labels import number_subjects
 from medfl.data.ingest.published_splits import unlike_published
 from medfl.data.ingest.read_plan import exclusions
 from medfl.data.ingest.spec import WholeSpec, folder_or_top

@@ -27,7 +27,7 @@ import numpy as np
 from pydantic import Field
 
 from medfl.data.datalists import Datalist
-from medfl.data.ingest.labels import number_subjects
+from medfl.data.ingest.columns.labels import number_subjects
 from medfl.data.ingest.options import OneOf
 from medfl.data.ingest.read_plan import ReadOutcome, ReadPlan, exclusions
 from medfl.data.ingest.spec import ImageSpec, folder_or_top

@@ -31,7 +31,7 @@ import numpy as np
 from pydantic import model_validator
 
 from medfl.data.datalists import Datalist
-from medfl.data.ingest.labels import number_subjects
+from medfl.data.ingest.columns.labels import number_subjects
 from medfl.data.ingest.options import HeightWidth, OneOf, check_test_share
 from medfl.data.ingest.read_plan import ReadOutcome, ReadPlan, exclusions
 from medfl.data.ingest.spec import ImageSpec

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from medfl.data.datalists import Datalist, read_datalist
+from medfl.data.ingest.columns.labels import TableColumns
 from medfl.data.ingest.folder_spec import FolderSpec
 from medfl.data.ingest.folder_synthetic import write_release
-from medfl.data.ingest.labels import TableColumns
 from medfl.data.ingest.prepare import prepare as prepare_dataset
 from medfl.settings import read_settings
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from medfl.data.features.record_features import FEATURES_KEY, feature_entries
-from medfl.data.ingest.labels import LabelledRows
+from medfl.data.ingest.columns.labels import LabelledRows
 from medfl.data.ingest.read_plan import ReadOutcome
 from medfl.data.ingest.volumes import MASK_RESAMPLED_KEY
 from medfl.data.readers.dicom_intent import intent_records

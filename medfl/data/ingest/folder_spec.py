@@ -27,6 +27,7 @@ from medfl.data.arrays import FEATURES
 from medfl.data.datalists import Datalist
 from medfl.data.features.feature_encoding import COLUMNS, encode_rows
 from medfl.data.ingest.columns.feature_options import FeatureOptions, describe_features
+from medfl.data.ingest.columns.labels import LabelledRows, TableColumns, read_rows
 from medfl.data.ingest.columns.mask_files import (
     DEFAULT_STRUCTURE,
     ImageAndMask,
@@ -38,7 +39,6 @@ from medfl.data.ingest.columns.target_values import NO_TARGET, describe_targets,
 from medfl.data.ingest.folder_contents import FolderContents, image_records
 from medfl.data.ingest.folder_format import check_resampled, choose_format, common_spacing, inspect_images, read_row
 from medfl.data.ingest.image_folder import ImageFolder
-from medfl.data.ingest.labels import LabelledRows, TableColumns, read_rows
 from medfl.data.ingest.masks import add_masks, empty_mask_notes, separate_masks, structure_notes
 from medfl.data.ingest.options import OneOf, Positional, Spacing, Words, read_edges, size_text
 from medfl.data.ingest.read_plan import ReadOutcome, ReadPlan, exclusions, unreadable_rows_message

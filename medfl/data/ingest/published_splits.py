@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from medfl.data.ingest.labels import SPLIT_WORDS
+from medfl.data.ingest.columns.labels import SPLIT_WORDS
 from medfl.data.table import CsvTable, read_table, row_list
 from medfl.errors import DataError
 

@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import BeforeValidator
 
 from medfl.data.datalists import Datalist
-from medfl.data.ingest.labels import number_subjects
+from medfl.data.ingest.columns.labels import number_subjects
 from medfl.data.ingest.masks import MASK_STRATA, add_masks, empty_mask_notes, separate_masks
 from medfl.data.ingest.options import Positional, Spacing, read_edges
 from medfl.data.ingest.pipeline import QUARANTINE

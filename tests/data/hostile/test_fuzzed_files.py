@@ -17,7 +17,7 @@ from pydicom.uid import ExplicitVRLittleEndian, JPEG2000Lossless, JPEGBaseline8B
 from series_maker import hounsfield, write_enhanced, write_series
 
 from medfl.data.inference import load_images
-from medfl.data.ingest.labels import read_rows
+from medfl.data.ingest.columns.labels import read_rows
 from medfl.data.readers.images import inspect_image, read_image
 from medfl.data.readers.quiet import quiet_decoders
 from medfl.data.table import read_table

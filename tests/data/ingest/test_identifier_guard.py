@@ -8,9 +8,9 @@ import pytest
 from refusals import refused
 
 from medfl.data.ingest.columns.identifier_guard import refuse_identifiers
+from medfl.data.ingest.columns.labels import TableColumns, read_rows
 from medfl.data.ingest.columns.target_option import parse_target
 from medfl.data.ingest.columns.target_values import read_targets
-from medfl.data.ingest.labels import TableColumns, read_rows
 from medfl.data.table import CsvTable, read_table
 from medfl.errors import DataError
 

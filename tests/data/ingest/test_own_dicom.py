@@ -8,8 +8,8 @@ from dicom_maker import make_dicom, without_preamble
 from own_cohort import prepare
 from refusals import refused
 
+from medfl.data.ingest.columns.labels import TableColumns
 from medfl.data.ingest.folder_synthetic import write_table
-from medfl.data.ingest.labels import TableColumns
 from medfl.errors import DataError, SettingsError
 
 PIXELS = np.linspace(0, 4095, 48 * 40).astype(np.uint16).reshape(48, 40)

@@ -12,8 +12,8 @@ from own_cohort import ALL, SOME, make_own, prepare, prepared
 from refusals import refused
 
 from medfl.data.datalists import SPLITS
+from medfl.data.ingest.columns.labels import TableColumns
 from medfl.data.ingest.folder_synthetic import HEAD, ROWS, write_table
-from medfl.data.ingest.labels import TableColumns
 from medfl.data.readers.images import read_image
 from medfl.errors import DataError, SettingsError
 

@@ -6,7 +6,7 @@ import pytest
 from refusals import refused
 
 from medfl.data.ingest.columns.class_names import order_classes
-from medfl.data.ingest.labels import number_subjects
+from medfl.data.ingest.columns.labels import number_subjects
 from medfl.errors import DataError
 
 

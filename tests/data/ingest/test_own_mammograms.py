@@ -14,9 +14,9 @@ from pydicom.data import get_testdata_file
 from refusals import refused
 
 from medfl.cli.main import main
+from medfl.data.ingest.columns.labels import TableColumns
 from medfl.data.ingest.folder_format import RowFormat, read_row
 from medfl.data.ingest.folder_synthetic import write_table
-from medfl.data.ingest.labels import TableColumns
 from medfl.data.mammogram_files import load_mammograms, reading_options
 from medfl.data.partition.writing import presentation_intents
 from medfl.data.readers.mammogram_image import check_reading, read_mammogram

@@ -19,9 +19,9 @@ import medfl
 from medfl.cli.main import app
 from medfl.data.datalists import read_datalist
 from medfl.data.inference import load_images
+from medfl.data.ingest.columns.labels import TableColumns
 from medfl.data.ingest.folder_spec import FolderSpec
 from medfl.data.ingest.folder_synthetic import write_table
-from medfl.data.ingest.labels import TableColumns
 from medfl.data.ingest.prepare import prepare as prepare_dataset
 from medfl.data.readers.dicom_series import SeriesFiles, read_series
 from medfl.data.readers.image_reading import IMAGE_READING_KEY

@@ -19,7 +19,7 @@ from refusals import refused
 from segmentation_maker import segmentation, source_image
 
 from medfl.data.datalists import SPLITS, Datalist
-from medfl.data.ingest.labels import SPLIT_WORDS
+from medfl.data.ingest.columns.labels import SPLIT_WORDS
 from medfl.data.partition.by_column import by_site
 from medfl.data.partition.partition import partition
 from medfl.data.partition.plan import PartitionPlan

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from medfl.data.ingest.columns.feature_types import choose_columns
+from medfl.data.ingest.columns.labels import LabelledRows, TableOptions
 from medfl.data.ingest.columns.target_option import parse_target
-from medfl.data.ingest.labels import LabelledRows, TableOptions
 from medfl.data.ingest.options import Words
 from medfl.errors import SettingsError
 from medfl.records.feature_columns import FeatureColumns

@@ -17,9 +17,9 @@ from medfl.data.folders import atomic_folder
 from medfl.data.ingest.array_file import new_array
 from medfl.data.ingest.checkpoint import ARRAY_FILE
 from medfl.data.ingest.columns.feature_options import FeatureOptions, describe_features
+from medfl.data.ingest.columns.labels import LabelledRows, read_rows
 from medfl.data.ingest.columns.target_option import KINDS, spellings_text
 from medfl.data.ingest.columns.target_values import NO_TARGET, describe_targets, with_objective
-from medfl.data.ingest.labels import LabelledRows, read_rows
 from medfl.data.ingest.options import Positional
 from medfl.data.ingest.read_plan import exclusions
 from medfl.data.ingest.spec import WholeSpec
