@@ -12,7 +12,8 @@ from make_runs import make_run
 from scipy.stats import binomtest, permutation_test
 
 from medfl.engine.runs.records import read_run
-from medfl.objectives import Multiclass
+from medfl.metrics import survival
+from medfl.objectives import Multiclass, Survival
 from medfl_report.claims import check_claim
 from medfl_report.compare import compare
 from medfl_report.groups import group_runs
@@ -27,8 +28,10 @@ from medfl_report.statistics import (
     combine_p,
     exchange_models,
     mean_exchange,
+    resample_differences,
     standardise,
 )
+from medfl_report.statistics import exchange as exchanges
 
 
 def answers(right: list[int]) -> torch.Tensor:
@@ -84,6 +87,47 @@ def test_values_are_those_of_swapped_predictions(metric, images):
         wanted.append(objective.score(metric, ours, labels) - objective.score(metric, theirs, labels))
     assert exchange.observed == pytest.approx(objective.score(metric, a, labels) - objective.score(metric, b, labels))
     assert np.allclose(exchange.values, wanted, rtol=0, atol=1e-12)
+
+
+def survival_models(patients: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the risks of two models and the targets; some times and some risks are tied."""
+    rng = np.random.default_rng(seed)
+    targets = torch.from_numpy(np.stack([rng.integers(1, 20, patients), rng.integers(2, size=patients)], axis=1))
+    a, b = (torch.from_numpy(rng.normal(size=(patients, 1)).round(1)) for _ in range(2))
+    return a, b, targets.double()
+
+
+def c_index_by_pairs(risks: torch.Tensor, targets: torch.Tensor) -> float:
+    """Return the C-index of a loop over all pairs of patients."""
+    right = pairs = 0.0
+    for (time, event), risk in zip(targets.tolist(), risks[:, 0].tolist()):
+        for (other_time, other_event), other_risk in zip(targets.tolist(), risks[:, 0].tolist()):
+            if event and (other_time > time or (other_time == time and not other_event)):
+                pairs += 1
+                right += 0.5 if risk == other_risk else float(risk > other_risk)
+    return right / pairs
+
+
+@pytest.mark.parametrize("few", [4, 128])
+def test_a_c_index_after_exchanges_and_in_resamples_is_that_of_a_loop_over_pairs(monkeypatch, few):
+    monkeypatch.setattr(survival, "FEW_ROWS", few)
+    monkeypatch.setattr(exchanges, "EXCHANGES", 20)
+    a, b, targets = survival_models(30)
+    score = Survival().scores["c_index"]
+
+    swaps = np.random.default_rng(5).integers(2, size=(30, 20), dtype=np.int8)
+    wanted = []
+    for swap in torch.from_numpy(swaps.T == 1):
+        ours, theirs = torch.where(swap[:, None], b, a), torch.where(swap[:, None], a, b)
+        wanted.append(c_index_by_pairs(ours, targets) - c_index_by_pairs(theirs, targets))
+    assert np.allclose(exchange_models(score, [(a, b)], targets, seed=5).values, wanted, rtol=0, atol=1e-12)
+
+    resampled = resample_differences(score, [(a, b)], targets, seed=5, resamples=20)
+    drawn = np.random.default_rng(5).integers(30, size=(30, 20)).T
+    rows = [*drawn, *(np.delete(np.arange(30), patient) for patient in range(30))]
+    scores = np.array([c_index_by_pairs(a[row], targets[row]) - c_index_by_pairs(b[row], targets[row]) for row in rows])
+    assert np.array_equal(resampled.values, scores[:20])
+    assert np.allclose(resampled.influences, (scores[20:].mean() - scores[20:]) * 29 / 30, rtol=0, atol=1e-12)
 
 
 def test_random_exchanges_come_near_all_of_them(monkeypatch):

@@ -57,11 +57,17 @@ def test_as_a_loop_over_all_pairs(example):
         assert float(scores[column]) == pytest.approx(expected, abs=1e-12, nan_ok=True)
 
 
-def test_it_does_not_matter_how_many_events_are_compared_at_once(monkeypatch):
-    example = made_up(60, 0, 20, ties=True)
-    expected = concordance(*example)
-    monkeypatch.setattr(survival, "EVENTS_PER_CHUNK", 7)
-    assert torch.allclose(concordance(*example), expected, rtol=0, atol=1e-14)
+@pytest.mark.parametrize("few", [1, 7, 1000])
+@pytest.mark.parametrize(("instants", "ties"), [(1, False), (3, True), (20, True), (10**6, False)])
+def test_divided_rows_give_the_bits_of_a_comparison_of_all_rows(monkeypatch, instants, ties, few):
+    """Sums of integer weights are exact, so that their order has no effect."""
+    risks, targets, weights = made_up(60, 0, instants, ties)
+    times, events = targets[:, 0], targets[:, 1] == 1
+    comparable = (times[:, None] < times) | ((times[:, None] == times) & ~events)
+    pairs = weights[:, None] * weights * (comparable & events[:, None])[..., None]
+    won = (risks[:, None] > risks).double() + (risks[:, None] == risks).double() / 2
+    monkeypatch.setattr(survival, "FEW_ROWS", few)
+    assert torch.equal(concordance(risks, targets, weights), (pairs * won[..., None]).sum((0, 1)) / pairs.sum((0, 1)))
 
 
 def test_closed_forms():
