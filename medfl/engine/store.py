@@ -119,7 +119,7 @@ class Store:
         """
         tensors = wire.prefixed(state.tensors, "state/") | (extra or {})
         content = meta | {"step": step, "state": state.meta, "blobs": state.blobs}
-        write_atomic(self.path(step), wire.encode(tensors, content), self.flushes)
+        write_atomic(self.path(step), wire.encode(tensors, content, "crc32"), self.flushes)
         self._written = {step: self._file_stamp(step)}
         self._prune(keep)
 
@@ -233,7 +233,7 @@ class Store:
                     name: tensor for name, tensor in record.tensors.items() if not name.startswith(SENT_PREFIXES)
                 }
                 if len(tensors) < len(record.tensors):
-                    write_atomic(self.path(step), wire.encode(tensors, record.meta | {DISCARDED: True}))
+                    write_atomic(self.path(step), wire.encode(tensors, record.meta | {DISCARDED: True}, "crc32"))
             for step in sorted({*steps} - kept):
                 self.delete_step(step)
             self._delete_blobs(kept)

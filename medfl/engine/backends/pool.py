@@ -141,7 +141,7 @@ class WorkerPool:
     def _send(pipe: Connection, job: BackendJob, blobs: dict[int, bytes]) -> None:
         """Send a job to a worker. Jobs that share their tensors share the encoded blob, which is added to `blobs`."""
         if id(job.tensors) not in blobs:
-            blobs[id(job.tensors)] = wire.encode(job.tensors, {})
+            blobs[id(job.tensors)] = wire.encode(job.tensors, {}, "crc32")
         pipe.send_bytes(json.dumps({"job": job.name} | job.fields_to_json()).encode())
         pipe.send_bytes(blobs[id(job.tensors)])
 
@@ -211,7 +211,7 @@ def _answer_jobs(pipe: Connection, run_job: RunJob, threads: int, kinds: Mapping
                 meta, tensors = _run_catching_errors(run_job, job, blob)
             pipe.send_bytes(json.dumps(meta).encode())
             if "error" not in meta:
-                pipe.send_bytes(wire.encode(tensors, {}))
+                pipe.send_bytes(wire.encode(tensors, {}, "crc32"))
         except (EOFError, OSError):
             return
         if isinstance(job, StepJob) or not pipe.poll(NEXT_JOB_SECONDS):  # the next scoring job would reuse the memory
