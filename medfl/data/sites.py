@@ -10,7 +10,7 @@ The data set has one folder for each site, with a data list and a site card::
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -102,10 +102,9 @@ def site_names(dataset_dir: Path) -> list[str]:
         )
     folders = sorted(path for path in dataset_dir.iterdir() if path.is_dir() and not path.name.startswith("."))
     names = [path.name for path in folders if path.name not in NON_SITE_NAMES and (path / DATALIST_FILE).is_file()]
+    known = {*names, *NON_SITE_NAMES}
     for path in folders:
-        if path.name not in (*names, *NON_SITE_NAMES) and (
-            (path / SiteCard.NAME).exists() or path.name.startswith("site-")
-        ):
+        if path.name not in known and ((path / SiteCard.NAME).exists() or path.name.startswith("site-")):
             read_datalist_bytes(path)  # raises with the reason
     if problem := name_problem(names):
         raise DataError("invalid_site_name", f"{problem} It is a folder in {dataset_dir}.", path=dataset_dir)
@@ -155,8 +154,9 @@ def load_sites(
     """
     folder = Path(dataset_dir)
     known = site_names(folder)
+    known_set = set(known)
     for name in names or ():
-        if name not in known:
+        if name not in known_set:
             raise DataError(
                 "unknown_site", f"no site '{name}' in {folder}. {did_you_mean(name, known)}", path=folder, site=name
             )
@@ -235,10 +235,10 @@ def site_data(
             datasets[split] = _make_dataset(
                 images, rows, targets, objective, mean, std, patients, place, columns is not None
             )
-        files = {folder / DATALIST_FILE: hashlib.sha256(content).hexdigest(), array: array_digest(array)}
-        if masks is not None:
-            files[folder / datalist.mask_array] = array_digest(folder / datalist.mask_array)
-        digest = data_digest(folder, content, datalist)
+        arrays = _array_paths(folder, datalist)
+        digests = [array_digest(path) for path in arrays]
+        files = {folder / DATALIST_FILE: hashlib.sha256(content).hexdigest(), **dict(zip(arrays, digests, strict=True))}
+        digest = _digest_with_arrays(content, digests)
     except DataError as error:
         text = str(error) if where in str(error) else f"{where}: {error}"
         raise DataError(error.code, text, **{"where": where} | error.fields) from None
@@ -274,8 +274,17 @@ def data_digest(folder: Path, content: bytes, datalist: Datalist) -> str:
     Raises:
         DataError: If an array is missing.
     """
-    arrays = [folder / name for name in (datalist.image_array, datalist.mask_array) if name]
-    return hashlib.sha256(b"".join([content, *(bytes.fromhex(array_digest(path)) for path in arrays)])).hexdigest()
+    return _digest_with_arrays(content, [array_digest(path) for path in _array_paths(folder, datalist)])
+
+
+def _array_paths(folder: Path, datalist: Datalist) -> list[Path]:
+    """Return the paths of the arrays that a data list names: the images, then the masks if there are any."""
+    return [folder / name for name in (datalist.image_array, datalist.mask_array) if name]
+
+
+def _digest_with_arrays(content: bytes, digests: Iterable[str]) -> str:
+    """Return the SHA-256 over the bytes of a data list and the digests of its arrays."""
+    return hashlib.sha256(b"".join([content, *map(bytes.fromhex, digests)])).hexdigest()
 
 
 def image_shape(array: Sequence[int]) -> tuple[int, ...]:

@@ -321,7 +321,12 @@ class Inbox:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder / "inbox"
+        self._site_folder = folder
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the waiting messages. Sites share no path objects, so a stored one would take 300 bytes of each."""
+        return self._site_folder / "inbox"
 
     def post(self, step: int, sender: str, peer_message: PeerMessage) -> None:
         """Write a peer message and flush it to the disk, unless the message of that sender and step is stored.
@@ -350,7 +355,7 @@ class Inbox:
                     raise DamagedError(
                         "damaged_file", f"The peer message '{path}' can't be read. {error}", path=path, cause=error.code
                     ) from error
-                peer_messages.append(PeerMessage(self.folder.parent.name, tensors, meta["meta"], meta["sender"]))
+                peer_messages.append(PeerMessage(self._site_folder.name, tensors, meta["meta"], meta["sender"]))
         return sorted(peer_messages, key=lambda peer_message: peer_message.sender)
 
     def waiting_bytes(self, sender: str, step: int) -> int:
