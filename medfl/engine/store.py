@@ -119,7 +119,7 @@ class Store:
         """
         tensors = wire.prefixed(state.tensors, "state/") | (extra or {})
         content = meta | {"step": step, "state": state.meta, "blobs": state.blobs}
-        write_atomic(self.path(step), wire.encode_parts(tensors, content, "crc32"), self.flushes)
+        write_atomic(self.path(step), wire.encode(tensors, content, "crc32"), self.flushes)
         self._written = {step: self._file_stamp(step)}
         self._prune(keep)
 

@@ -34,12 +34,12 @@ def gzip_bytes(content: bytes) -> bytes:
     return buffer.getvalue()
 
 
-def write_atomic(path: Path, data: bytes | memoryview | list[bytes | memoryview], flush: bool = True) -> None:
+def write_atomic(path: Path, data: bytes | memoryview, flush: bool = True) -> None:
     """Write a file atomically: after a crash or power cut, it has either the new content or the old one.
 
     Args:
         path: Path of the file; its folder is created.
-        data: Content of the file, or its parts in order.
+        data: Content of the file.
         flush: Whether to flush the file to the disk. If False, call `flush_files` later; a power cut before that may
             damage the file.
 
@@ -52,7 +52,7 @@ def write_atomic(path: Path, data: bytes | memoryview | list[bytes | memoryview]
         if temporary.is_symlink():  # in a folder from an untrusted source, a link could lead to any file
             temporary.unlink()
         with open(temporary, "wb") as file:
-            file.writelines(data if isinstance(data, list) else [data])
+            file.write(data)
             file.flush()
             if flush:
                 os.fsync(file.fileno())

@@ -54,17 +54,9 @@ def encode(tensors: Tensors, meta: Meta, checksum: Checksum = "sha256") -> bytes
     Raises:
         ContractError: If a tensor's name, dtype or layout, or a metadata value, is not supported; the message names it.
     """
-    return b"".join(encode_parts(tensors, meta, checksum))
-
-
-def encode_parts(tensors: Tensors, meta: Meta, checksum: Checksum = "sha256") -> list[Blob]:
-    """Serialize like `encode`, and return the parts of the blob in order: the header, and the bytes of each tensor.
-
-    The bytes of tensors on the CPU are not copied, so don't change these tensors before the parts are written.
-    """
     text, plain = _meta_json(meta), _cpu_tensors(tensors)
     header = _build_header(plain, {"medfl": text, checksum: _CHECKSUMS[checksum](plain, text)})
-    return [header, *(_tensor_bytes(plain[name]) for name in _data_order(plain))]
+    return b"".join([header, *(_tensor_bytes(plain[name]) for name in _data_order(plain))])
 
 
 def decode(blob: bytes) -> tuple[Tensors, Meta]:

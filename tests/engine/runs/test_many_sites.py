@@ -20,7 +20,7 @@ from medfl_methods.fedavg import FedAvg
 
 COLUMNS, ROWS = 13, 8
 
-MAX_BYTES = 4200
+MAX_BYTES = 3800
 """Maximum memory of a site that does not take part, in bytes. Its data are 416 bytes of numbers."""
 
 
