@@ -10,7 +10,7 @@ The data set has one folder for each site, with a data list and a site card::
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -154,12 +154,9 @@ def load_sites(
     """
     folder = Path(dataset_dir)
     known = site_names(folder)
-    known_set = set(known)
-    for name in names or ():
-        if name not in known_set:
-            raise DataError(
-                "unknown_site", f"no site '{name}' in {folder}. {did_you_mean(name, known)}", path=folder, site=name
-            )
+    if unknown := sorted({*(names or ())} - {*known}):
+        advice = did_you_mean(unknown[0], known)
+        raise DataError("unknown_site", f"no site '{unknown[0]}' in {folder}. {advice}", path=folder, site=unknown[0])
     wanted = known if names is None else sorted(set(names))
     sites = {name: load_site(folder / name, objective, mean, std, open_test) for name in wanted}
     _check_same_reading(sites)
@@ -219,14 +216,14 @@ def site_data(
         DataError: As in `load_sites`.
     """
     where = f"site '{folder.name}'"
-    array = folder / datalist.image_array
+    arrays = [folder / name for name in (datalist.image_array, datalist.mask_array) if name]
     try:
         check_objective(datalist, objective)
         columns = typed_columns(datalist.extra)
-        images = open_array(array)
+        images = open_array(arrays[0])
         _check_features(datalist, columns, images.shape)
         shape = image_shape(images.shape)
-        masks = None if not datalist.mask_array else open_array(folder / datalist.mask_array)
+        masks = None if not datalist.mask_array else open_array(arrays[1])
         datasets = {}
         for split in datalist.splits:
             place = f"{where}, split '{split}'"
@@ -235,14 +232,12 @@ def site_data(
             datasets[split] = _make_dataset(
                 images, rows, targets, objective, mean, std, patients, place, columns is not None
             )
-        arrays = _array_paths(folder, datalist)
         digests = [array_digest(path) for path in arrays]
         files = {folder / DATALIST_FILE: hashlib.sha256(content).hexdigest(), **dict(zip(arrays, digests, strict=True))}
-        digest = _digest_with_arrays(content, digests)
+        digest = _join_digests(content, digests)
     except DataError as error:
         text = str(error) if where in str(error) else f"{where}: {error}"
         raise DataError(error.code, text, **{"where": where} | error.fields) from None
-    classes = tuple(datalist.labels.get(title, title) for title in objective.titles)
     metadata = {name: tuple(entry_text(record, name) for record in datalist.splits["test"]) for name in METADATA_KEYS}
     return SiteData(
         name=folder.name,
@@ -250,7 +245,7 @@ def site_data(
         val=datasets["validation"],
         test=datasets["test"],
         digest=digest,
-        classes=classes,
+        classes=tuple(datalist.labels.get(title, title) for title in objective.titles),
         shape=shape,
         source=datalist.name,
         modality=datalist.modality,
@@ -274,16 +269,11 @@ def data_digest(folder: Path, content: bytes, datalist: Datalist) -> str:
     Raises:
         DataError: If an array is missing.
     """
-    return _digest_with_arrays(content, [array_digest(path) for path in _array_paths(folder, datalist)])
+    names = filter(None, (datalist.image_array, datalist.mask_array))
+    return _join_digests(content, [array_digest(folder / name) for name in names])
 
 
-def _array_paths(folder: Path, datalist: Datalist) -> list[Path]:
-    """Return the paths of the arrays that a data list names: the images, then the masks if there are any."""
-    return [folder / name for name in (datalist.image_array, datalist.mask_array) if name]
-
-
-def _digest_with_arrays(content: bytes, digests: Iterable[str]) -> str:
-    """Return the SHA-256 over the bytes of a data list and the digests of its arrays."""
+def _join_digests(content: bytes, digests: Sequence[str]) -> str:
     return hashlib.sha256(b"".join([content, *map(bytes.fromhex, digests)])).hexdigest()
 
 

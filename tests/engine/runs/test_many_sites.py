@@ -37,10 +37,10 @@ def many_sites(number: int) -> dict[str, Splits]:
 
 def bytes_at_the_first_step(folder: Path, number: int) -> int:
     """Return the memory that Python's objects and arrays take when the first site of a run begins its step."""
-    found: list[int] = []
+    sizes: list[int] = []
 
     def note(site: str, step: int) -> bool:
-        found.append(tracemalloc.get_traced_memory()[0])
+        sizes.append(tracemalloc.get_traced_memory()[0])
         return False
 
     task = Task(
@@ -65,7 +65,7 @@ def bytes_at_the_first_step(folder: Path, number: int) -> int:
         )
     finally:
         tracemalloc.stop()
-    return found[0]
+    return sizes[0]
 
 
 def test_a_site_that_does_not_take_part_takes_little_memory(tmp_path: Path) -> None:
