@@ -6,7 +6,7 @@ import gc
 import importlib.metadata
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import cache
 from types import SimpleNamespace
@@ -93,17 +93,17 @@ def run_reports(monkeypatch) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def heartbeats_need_no_thread() -> Iterator[None]:
     """No thread waits for heartbeats that come after half a minute: starting one takes 7 % of a tiny run."""
-    from medfl.utils.heartbeat import BEAT_SECONDS, HeartbeatSender
+    from medfl.utils.heartbeat import BEAT_SECONDS, HeartbeatThread
 
-    make = HeartbeatSender.__init__
+    make = HeartbeatThread.__init__
 
-    def make_without_thread(sender: HeartbeatSender, send: Callable[..., None], every: float = BEAT_SECONDS) -> None:
-        make(sender, send, every)
+    def make_without_thread(heartbeats: HeartbeatThread, every: float = BEAT_SECONDS) -> None:
+        make(heartbeats, every)
         if every >= BEAT_SECONDS:
-            sender._thread = SimpleNamespace(start=lambda: None, join=lambda: None)
+            heartbeats._thread = SimpleNamespace(start=lambda: None, join=lambda: None)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(HeartbeatSender, "__init__", make_without_thread)
+        patch.setattr(HeartbeatThread, "__init__", make_without_thread)
         yield
 
 

@@ -8,6 +8,7 @@ into one block of memory. A batch is then one indexing operation and one scaling
 from __future__ import annotations
 
 import functools
+import math
 import stat
 import zipfile
 from collections.abc import Sequence
@@ -96,8 +97,10 @@ class ArrayRows:
         index: Row numbers in `source`, shape (n,).
     """
 
+    __slots__ = ("_rows", "_source")
+
     def __init__(self, source: np.ndarray, index: np.ndarray) -> None:
-        nbytes = len(index) * int(np.prod(source.shape[1:])) * source.dtype.itemsize
+        nbytes = len(index) * math.prod(source.shape[1:]) * source.dtype.itemsize
         is_resident = nbytes <= MAX_RESIDENT_BYTES
         # Many small sites: the row numbers are not kept besides the rows, and a tensor would take about 500 bytes more.
         self._rows = source[index] if is_resident else index
@@ -125,6 +128,8 @@ class ArrayMasks(ArrayRows):
         index: Row numbers in `source`, shape (n,).
         shape: Target shape of one mask.
     """
+
+    __slots__ = ("_shape",)
 
     def __init__(self, source: np.ndarray, index: np.ndarray, shape: Sequence[int]) -> None:
         super().__init__(source, index)
@@ -169,6 +174,19 @@ class ArrayDataset:
             not finite.
     """
 
+    __slots__ = (
+        "_channels",
+        "_features",
+        "_has_missing",
+        "_images",
+        "_pixels",
+        "_scale",
+        "_shift",
+        "_target_type",
+        "_targets",
+        "patients",
+    )
+
     def __init__(
         self,
         images: np.ndarray,
@@ -196,8 +214,10 @@ class ArrayDataset:
         check_finite(images, index, self._has_missing)
         count = (self._channels or 1) if features is not None else len(mean)
         self._features = None if features is None else _standardise(features, mean[count:], std[count:])
-        self._scale, self._shift = _scale_and_shift(images, self._channels, mean[:count], std[:count])
-        self._pixels = int(np.prod(images.shape[1:]))
+        self._scale, self._shift = _scale_and_shift(
+            images.shape[1:], images.dtype, self._channels, tuple(mean[:count]), tuple(std[:count])
+        )
+        self._pixels = math.prod(images.shape[1:])
         self._images = ArrayRows(images, index)
 
     def __len__(self) -> int:
@@ -316,20 +336,28 @@ def _check_inputs(images: np.ndarray, rows: np.ndarray, targets: int) -> None:
         )
 
 
+@functools.lru_cache(maxsize=64)
 def _scale_and_shift(
-    images: np.ndarray, channels: int | None, mean: Sequence[float], std: Sequence[float]
+    shape: tuple[int, ...], dtype: np.dtype, channels: int | None, mean: tuple[float, ...], std: tuple[float, ...]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return scale and shift such that ``x * scale + shift`` is the normalised image.
 
     Each is a tensor of one number, or of one number for each pixel of a flattened image. Splits with the same
     normalisation share the tensors.
+
+    Args:
+        shape: Shape of one case in the array.
+        dtype: Data type of the array.
+        channels: Number of channels, or None if the array has no channel axis.
+        mean: Mean to subtract; one number, or one for each channel or column.
+        std: Standard deviation to divide by; one number, or one for each channel or column.
     """
-    count, kind = (images.shape[1], "columns") if images.ndim == 2 else (channels or 1, "channels")
+    count, kind = (shape[0], "columns") if len(shape) == 1 else (channels or 1, "channels")
     _check_normalization(mean, std, count, kind, allows_one=True)
-    unit = float(np.iinfo(images.dtype).max) if images.dtype.kind == "u" else 1.0
+    unit = float(np.iinfo(dtype).max) if dtype.kind == "u" else 1.0
     spread = np.asarray(std, dtype=np.float64)
     scale, shift = 1.0 / (unit * spread), -np.asarray(mean, dtype=np.float64) / spread
-    pixels = int(np.prod(images.shape[1:])) // count
+    pixels = math.prod(shape) // count
     return _repeat_over_pixels(tuple(scale.tolist()), pixels), _repeat_over_pixels(tuple(shift.tolist()), pixels)
 
 

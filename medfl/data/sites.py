@@ -104,10 +104,9 @@ def site_names(dataset_dir: Path) -> list[str]:
         )
     folders = sorted(path for path in dataset_dir.iterdir() if path.is_dir() and not path.name.startswith("."))
     names = [path.name for path in folders if path.name not in NON_SITE_NAMES and (path / DATALIST_FILE).is_file()]
+    known = {*names, *NON_SITE_NAMES}
     for path in folders:
-        if path.name not in (*names, *NON_SITE_NAMES) and (
-            (path / SiteCard.NAME).exists() or path.name.startswith("site-")
-        ):
+        if path.name not in known and ((path / SiteCard.NAME).exists() or path.name.startswith("site-")):
             read_datalist_bytes(path)  # raises with the reason
     if problem := name_problem(names):
         raise DataError("invalid_site_name", f"{problem} It is a folder in {dataset_dir}.", path=dataset_dir)
@@ -157,11 +156,9 @@ def load_sites(
     """
     folder = Path(dataset_dir)
     known = site_names(folder)
-    for name in names or ():
-        if name not in known:
-            raise DataError(
-                "unknown_site", f"no site '{name}' in {folder}. {did_you_mean(name, known)}", path=folder, site=name
-            )
+    if unknown := sorted({*(names or ())} - {*known}):
+        advice = did_you_mean(unknown[0], known)
+        raise DataError("unknown_site", f"no site '{unknown[0]}' in {folder}. {advice}", path=folder, site=unknown[0])
     wanted = known if names is None else sorted(set(names))
     sites = {name: load_site(folder / name, objective, mean, std, open_test) for name in wanted}
     _check_same_reading(sites)
@@ -221,15 +218,15 @@ def site_data(
         DataError: As in `load_sites`.
     """
     where = f"site '{folder.name}'"
-    array = folder / datalist.image_array
+    arrays = [folder / name for name in (datalist.image_array, datalist.mask_array) if name]
     try:
         check_objective(datalist, objective)
         columns = typed_columns(datalist.extra)
-        images = open_array(array)
+        images = open_array(arrays[0])
         check_feature_names(columns, datalist.extra.get(FEATURES, []), images.shape)
         shape, count = image_shape(images.shape), count_image_features(columns, images.shape)
         shape = (shape[0] + count, *shape[1:])
-        masks = None if not datalist.mask_array else open_array(folder / datalist.mask_array)
+        masks = None if not datalist.mask_array else open_array(arrays[1])
         datasets = {}
         for split in datalist.splits:
             place = f"{where}, split '{split}'"
@@ -239,14 +236,12 @@ def site_data(
             datasets[split] = _make_dataset(
                 images, rows, targets, objective, mean, std, patients, place, columns is not None, features
             )
-        files = {folder / DATALIST_FILE: hashlib.sha256(content).hexdigest(), array: array_digest(array)}
-        if masks is not None:
-            files[folder / datalist.mask_array] = array_digest(folder / datalist.mask_array)
-        digest = data_digest(folder, content, datalist)
+        digests = [array_digest(path) for path in arrays]
+        files = {folder / DATALIST_FILE: hashlib.sha256(content).hexdigest(), **dict(zip(arrays, digests, strict=True))}
+        digest = _join_digests(content, digests)
     except DataError as error:
         text = str(error) if where in str(error) else f"{where}: {error}"
         raise DataError(error.code, text, **{"where": where} | error.fields) from None
-    classes = tuple(datalist.labels.get(title, title) for title in objective.titles)
     metadata = {name: tuple(entry_text(record, name) for record in datalist.splits["test"]) for name in METADATA_KEYS}
     return SiteData(
         name=folder.name,
@@ -254,7 +249,7 @@ def site_data(
         val=datasets["validation"],
         test=datasets["test"],
         digest=digest,
-        classes=classes,
+        classes=tuple(datalist.labels.get(title, title) for title in objective.titles),
         shape=shape,
         source=datalist.name,
         modality=datalist.modality,
@@ -279,8 +274,12 @@ def data_digest(folder: Path, content: bytes, datalist: Datalist) -> str:
     Raises:
         DataError: If an array is missing.
     """
-    arrays = [folder / name for name in (datalist.image_array, datalist.mask_array) if name]
-    return hashlib.sha256(b"".join([content, *(bytes.fromhex(array_digest(path)) for path in arrays)])).hexdigest()
+    names = filter(None, (datalist.image_array, datalist.mask_array))
+    return _join_digests(content, [array_digest(folder / name) for name in names])
+
+
+def _join_digests(content: bytes, digests: Sequence[str]) -> str:
+    return hashlib.sha256(b"".join([content, *map(bytes.fromhex, digests)])).hexdigest()
 
 
 def image_shape(array: Sequence[int]) -> tuple[int, ...]:

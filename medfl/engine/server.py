@@ -251,6 +251,7 @@ class ServerLoop:
             requested=[],
         )
         self._commit(server.state, commit)
+        release_memory()
         self._on_round(evaluation.round, rows)
         return replace(commit, status=FINISHED)
 

@@ -119,7 +119,7 @@ class Store:
         """
         tensors = wire.prefixed(state.tensors, "state/") | (extra or {})
         content = meta | {"step": step, "state": state.meta, "blobs": state.blobs}
-        write_atomic(self.path(step), wire.encode(tensors, content), self.flushes)
+        write_atomic(self.path(step), wire.encode(tensors, content, "crc32"), self.flushes)
         self._written = {step: self._file_stamp(step)}
         self._prune(keep)
 
@@ -156,7 +156,7 @@ class Store:
         """
         newest = next((step for step in reversed(self.steps()) if step < before), 0)
         if newest in self._written and self._written[newest] == self._file_stamp(newest):
-            return newest, self.read_state(before)
+            return newest, self._read_state_after(newest)
         record = self.latest(before)
         return (0, State()) if record is None else (record.step, record.state())
 
@@ -189,14 +189,16 @@ class Store:
             An empty state if no step is stored.
         """
         steps = [step for step in self.steps() if step < before]
-        if not steps:
-            return State()
+        return self._read_state_after(steps[-1]) if steps else State()
+
+    def _read_state_after(self, step: int) -> State:
+        """Read the state after a stored step like `read_state`."""
         try:
-            with safe_open(self.path(steps[-1]), framework="pt") as file:
+            with safe_open(self.path(step), framework="pt") as file:
                 meta = json.loads(file.metadata()["medfl"])
                 return State(_read_tensors(file, "state/"), meta["state"], meta["blobs"])
         except (SafetensorError, ValueError, KeyError):
-            record = self.latest(before)
+            record = self.latest(before=step + 1)
             return record.state() if record else State()
 
     def read(self, step: int, prefix: str) -> Tensors:
@@ -233,7 +235,7 @@ class Store:
                     name: tensor for name, tensor in record.tensors.items() if not name.startswith(SENT_PREFIXES)
                 }
                 if len(tensors) < len(record.tensors):
-                    write_atomic(self.path(step), wire.encode(tensors, record.meta | {DISCARDED: True}))
+                    write_atomic(self.path(step), wire.encode(tensors, record.meta | {DISCARDED: True}, "crc32"))
             for step in sorted({*steps} - kept):
                 self.delete_step(step)
             self._delete_blobs(kept)
@@ -319,7 +321,12 @@ class Inbox:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder / "inbox"
+        self._site_folder = folder
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the waiting messages. Sites share no path objects, so a stored one would take 300 bytes of each."""
+        return self._site_folder / "inbox"
 
     def post(self, step: int, sender: str, peer_message: PeerMessage) -> None:
         """Write a peer message and flush it to the disk, unless the message of that sender and step is stored.
@@ -348,7 +355,7 @@ class Inbox:
                     raise DamagedError(
                         "damaged_file", f"The peer message '{path}' can't be read. {error}", path=path, cause=error.code
                     ) from error
-                peer_messages.append(PeerMessage(self.folder.parent.name, tensors, meta["meta"], meta["sender"]))
+                peer_messages.append(PeerMessage(self._site_folder.name, tensors, meta["meta"], meta["sender"]))
         return sorted(peer_messages, key=lambda peer_message: peer_message.sender)
 
     def waiting_bytes(self, sender: str, step: int) -> int:

@@ -1,12 +1,14 @@
 """Heartbeats of long computations: a thread reports at intervals how many batches are done, and whether one was.
 
 The caller of a computation opens a `HeartbeatSender` around it; the computation counts its batches by `count_batches`.
-They don't need to know each other, and heartbeats don't affect any result.
+They don't need to know each other, and heartbeats don't affect any result. Computations that follow each other share
+one `HeartbeatThread`, because starting a thread takes longer than a heartbeat is worth in a short computation.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, replace
@@ -40,18 +42,61 @@ class HeartbeatSignal:
         return replace(self, batch=None, batches=None)
 
 
-class HeartbeatSender:
-    """Context manager that sends heartbeats, the first one `every` seconds after its start.
+class HeartbeatThread:
+    """Context manager with a thread that sends the heartbeats of one `HeartbeatSender` at a time.
 
     Args:
-        send: Function that receives each heartbeat, in a separate thread; not called after the block.
         every: Seconds between two heartbeats, > 0.
     """
 
-    def __init__(self, send: Callable[[HeartbeatSignal], None], every: float = BEAT_SECONDS) -> None:
-        self._send, self._every = send, every
-        self._over = threading.Event()
+    def __init__(self, every: float = BEAT_SECONDS) -> None:
+        self._every, self._over = every, threading.Event()
+        self._lock = threading.Lock()  # held while a heartbeat is sent
+        self._sender: HeartbeatSender | None = None
+        self._due = 0.0
         self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def watch(self, sender: HeartbeatSender | None) -> None:
+        """Send the heartbeats of a sender from now on, and no longer those of the previous sender.
+
+        The first heartbeat is due `every` seconds after this call. The function waits for a heartbeat that is just
+        being sent.
+
+        Args:
+            sender: The sender; None sends no heartbeats.
+        """
+        with self._lock:
+            self._sender, self._due = sender, time.monotonic() + self._every
+
+    def _run(self) -> None:
+        """Send heartbeats until the block ends. A later sender is due later, so the thread need not be woken for it."""
+        seconds = self._every
+        while not self._over.wait(seconds):
+            with self._lock:
+                if self._sender is not None and time.monotonic() >= self._due:
+                    self._sender.send_beat()
+                    self._due = time.monotonic() + self._every
+                seconds = self._every if self._sender is None else max(0.0, self._due - time.monotonic())
+
+
+class HeartbeatSender:
+    """Context manager that sends the heartbeats of one computation.
+
+    Args:
+        send: Function that receives each heartbeat, in the thread of `thread`; not called after the block.
+        thread: Open thread that sends no other heartbeats during the block.
+    """
+
+    def __init__(self, send: Callable[[HeartbeatSignal], None], thread: HeartbeatThread) -> None:
+        self._send, self._thread = send, thread
         self._doing, self._done, self._depth = "", 0, 0
         self._total: int | None = None
         self._count = self._counted_before = 0
@@ -59,14 +104,17 @@ class HeartbeatSender:
 
     def __enter__(self) -> Self:
         self._token = _CURRENT_SENDER.set(self)
-        self._thread.start()
+        self._thread.watch(self)
         return self
 
     def __exit__(self, *error: object) -> None:
         assert self._token is not None
         _CURRENT_SENDER.reset(self._token)
-        self._over.set()
-        self._thread.join()
+        self._thread.watch(None)
+
+    def send_beat(self) -> None:
+        """Send the heartbeat for the current state."""
+        self._send(self.beat())
 
     def beat(self) -> HeartbeatSignal:
         """Return the heartbeat for the current state; `moved` of the next one refers to the time after this call."""
@@ -95,11 +143,6 @@ class HeartbeatSender:
                 self._done += outer
         finally:
             self._depth -= 1
-
-    def _run(self) -> None:
-        """Send heartbeats until the block ends."""
-        while not self._over.wait(self._every):
-            self._send(self.beat())
 
 
 _CURRENT_SENDER: ContextVar[HeartbeatSender | None] = ContextVar("at_work", default=None)

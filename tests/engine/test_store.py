@@ -17,7 +17,7 @@ from medfl.contract import PeerMessage, State
 from medfl.engine.store import DISCARDED, Inbox, Store, lock_for_writing
 from medfl.errors import DamagedError, StoreError
 from medfl.utils.files import write_atomic, write_json
-from medfl.utils.wire import tensors_equal
+from medfl.utils.wire import decode, encode, tensors_equal
 
 
 def state(value: int, **blobs: str) -> State:
@@ -98,6 +98,17 @@ def test_a_step_comes_back_with_the_same_bits(tmp_path: Path) -> None:
     assert tensors_equal(restored.tensors, saved.tensors)
     assert (restored.meta, restored.blobs) == (saved.meta, saved.blobs)
     assert tensors_equal(store.read(7, "reply/"), {"u": torch.ones(2)})
+
+
+def test_a_step_of_an_earlier_version_is_read_and_verified(tmp_path: Path) -> None:
+    """Earlier versions wrote step files with a SHA-256. Their runs can be continued."""
+    store = Store(tmp_path)
+    store.save(1, state(1), {})
+    store.save(2, state(2), {})
+    store.path(2).write_bytes(encode(*decode(store.path(2).read_bytes()), "sha256"))
+    assert store.latest().state().meta == {"value": 2}  # type: ignore[union-attr]
+    flip(store.path(2))
+    assert store.latest().step == 1  # type: ignore[union-attr]
 
 
 def test_only_whole_step_files_count_as_steps(tmp_path: Path) -> None:

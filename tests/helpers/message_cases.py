@@ -62,6 +62,7 @@ HEADERS = {
     "a key twice": (b'{"a": 1, "a": 2}', "invalid_json", {"found": "an object with a duplicate key"}),
     "no metadata": ({}, "invalid_header_metadata", {}),
     "metadata in a list": ({"__metadata__": []}, "invalid_header_metadata", {}),
+    "the checksum of a step file": ({"__metadata__": {"medfl": "{}", "crc32": ""}}, "invalid_header_metadata", {}),
     "more metadata": ({"__metadata__": {"medfl": "{}", "sha256": "", "x": ""}}, "invalid_header_metadata", {}),
     "meta is no text": (claim(5), "unsupported_encoding", {"found": "another int"}),
     "meta is not ASCII": (claim('{"é": 1}'), "unsupported_encoding", {"expected": "the meta as ASCII text"}),

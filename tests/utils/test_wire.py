@@ -24,7 +24,9 @@ TENSORS = {
     "codes": torch.arange(5, dtype=torch.uint8),
     "nan": torch.tensor([float("nan"), -0.0, float("inf")]),
 }
-BLOB = wire.encode(TENSORS, {"loss": 0.25, "names": ["a", "é"], "none": None})
+META = {"loss": 0.25, "names": ["a", "é"], "none": None}
+BLOB = wire.encode(TENSORS, META)
+CRC_BLOB = wire.encode(TENSORS, META, "crc32")
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -100,31 +102,64 @@ def test_views_shared_memory_and_gradients():
     assert not tensors["weight"].requires_grad
 
 
+@pytest.mark.parametrize("blob", [BLOB, CRC_BLOB], ids=["sha256", "crc32"])
 @pytest.mark.parametrize("bit", range(8))
-def test_a_flipped_bit_is_found_wherever_it_is(bit):
-    for index in range(len(BLOB)):
-        bad = bytearray(BLOB)
+def test_a_flipped_bit_is_found_wherever_it_is(bit, blob):
+    for index in range(len(blob)):
+        bad = bytearray(blob)
         bad[index] ^= 1 << bit
         with pytest.raises(DamagedError):
             wire.decode(bytes(bad))
 
 
-def test_every_cut_is_found():
-    for size in range(len(BLOB)):
+@pytest.mark.parametrize("blob", [BLOB, CRC_BLOB], ids=["sha256", "crc32"])
+def test_every_cut_is_found(blob):
+    for size in range(len(blob)):
         with refused(DamagedError, "invalid_message", size=size):
-            wire.decode(BLOB[:size])
+            wire.decode(blob[:size])
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(data=some.data())
-def test_any_other_bytes_are_damaged(data):
-    start = data.draw(some.integers(0, len(BLOB)))
-    end = data.draw(some.integers(start, len(BLOB)))
+@given(data=some.data(), blob=some.sampled_from([BLOB, CRC_BLOB]))
+def test_any_other_bytes_are_damaged(data, blob):
+    start = data.draw(some.integers(0, len(blob)))
+    end = data.draw(some.integers(start, len(blob)))
     middle = data.draw(some.binary(max_size=40))
-    bad = BLOB[:start] + middle + BLOB[end:]
-    if bad != BLOB:
+    bad = blob[:start] + middle + blob[end:]
+    if bad != blob:
         with pytest.raises(DamagedError):
             wire.decode(bad)
+
+
+@pytest.mark.parametrize("size", [1, 512, 4096])
+def test_a_block_that_was_not_written_is_found_by_a_crc(size):
+    """A torn write leaves zeros, or an older content, in place of a block."""
+    blob = wire.encode({"x": torch.randn(20_000)}, {}, "crc32")
+    older = wire.encode({"x": torch.randn(20_000)}, {}, "crc32")
+    for place in range(4096, len(blob) - size, 4096):
+        for lost in (bytes(size), older[place : place + size]):
+            bad = blob[:place] + lost + blob[place + size :]
+            if bad != blob:
+                with refused(DamagedError, "wrong_checksum", size=len(blob)):
+                    wire.decode(bad)
+
+
+@pytest.mark.parametrize("facts", [{}, {"md5": "0"}, {"sha256": "0", "crc32": "0"}], ids=["none", "unknown", "two"])
+def test_a_blob_has_exactly_one_known_checksum(facts):
+    header = json.loads(CRC_BLOB[8 : 8 + int.from_bytes(CRC_BLOB[:8], "little")])
+    header["__metadata__"] = {"medfl": header["__metadata__"]["medfl"]} | facts
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    blob = len(text).to_bytes(8, "little") + text + CRC_BLOB[8 + int.from_bytes(CRC_BLOB[:8], "little") :]
+    with refused(DamagedError, "invalid_message", size=len(blob)):
+        wire.decode(blob)
+
+
+def test_both_checksums_cover_the_same_content_and_give_the_same_tensors():
+    (tensors, meta), (others, same) = wire.decode(BLOB), wire.decode(CRC_BLOB)
+    assert meta == same
+    assert wire.tensors_equal(tensors, others)
+    assert len(CRC_BLOB) < len(BLOB)
 
 
 def test_padding_is_not_exchanged_for_other_white_space():

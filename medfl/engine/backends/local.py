@@ -41,7 +41,7 @@ from medfl.training.predict import evaluation_batch
 from medfl.types import NON_SITE_NAMES, Meta, Tensors, is_self_scoring
 from medfl.utils import wire
 from medfl.utils.files import flush_files
-from medfl.utils.heartbeat import HeartbeatSender, HeartbeatSignal
+from medfl.utils.heartbeat import HeartbeatSender, HeartbeatSignal, HeartbeatThread
 
 ACTIVITY_BY_JOB: dict[type[BackendJob], str] = {
     StepJob: TRAINING,
@@ -246,13 +246,14 @@ class LocalBackend:
     def _run_all(self, jobs: Sequence[BackendJob]) -> list[JobResult]:
         if self._pool is not None:
             return self._pool.run(jobs, self._note_stage)
-        return [self._run_here(job.copy()) for job in jobs]
+        with HeartbeatThread() as thread:
+            return [self._run_here(job.copy(), thread) for job in jobs]
 
-    def _run_here(self, job: BackendJob) -> JobResult:
-        """Run a job in this process, and record its stages."""
+    def _run_here(self, job: BackendJob, thread: HeartbeatThread) -> JobResult:
+        """Run a job in this process, and record its stages. The thread sends the job's heartbeats."""
         self._note_stage(job, "start")
         try:
-            with HeartbeatSender(lambda beat: self._note_stage(job, beat)):
+            with HeartbeatSender(lambda beat: self._note_stage(job, beat), thread):
                 result = self._run_watched(job)
         except MedflError:
             raise

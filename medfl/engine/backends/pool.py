@@ -29,7 +29,7 @@ from medfl.errors import MedflError
 from medfl.training.devices import gpu_used_before_workers, is_late_fork, use_device
 from medfl.types import Meta, Tensors
 from medfl.utils import wire
-from medfl.utils.heartbeat import HeartbeatSender, HeartbeatSignal
+from medfl.utils.heartbeat import HeartbeatSender, HeartbeatSignal, HeartbeatThread
 from medfl.utils.memory import keep_freed_memory, release_memory
 
 JobResult = tuple[Meta, Tensors]
@@ -141,7 +141,7 @@ class WorkerPool:
     def _send(pipe: Connection, job: BackendJob, blobs: dict[int, bytes]) -> None:
         """Send a job to a worker. Jobs that share their tensors share the encoded blob, which is added to `blobs`."""
         if id(job.tensors) not in blobs:
-            blobs[id(job.tensors)] = wire.encode(job.tensors, {})
+            blobs[id(job.tensors)] = wire.encode(job.tensors, {}, "crc32")
         pipe.send_bytes(json.dumps({"job": job.name} | job.fields_to_json()).encode())
         pipe.send_bytes(blobs[id(job.tensors)])
 
@@ -199,23 +199,24 @@ def _answer_jobs(pipe: Connection, run_job: RunJob, threads: int, kinds: Mapping
     """Read jobs from a pipe, run them and write their results, until the pipe closes."""
     keep_freed_memory()
     torch.set_num_threads(threads)
-    while True:
-        try:
-            head = pipe.recv_bytes()
-            if not head:
+    with HeartbeatThread() as heartbeats:
+        while True:
+            try:
+                head = pipe.recv_bytes()
+                if not head:
+                    return
+                fields = json.loads(head)
+                job = kinds[fields.pop("job")](**fields, tensors={})
+                blob = pipe.recv_bytes()
+                with HeartbeatSender(lambda beat: _send_heartbeat(pipe, beat), heartbeats):
+                    meta, tensors = _run_catching_errors(run_job, job, blob)
+                pipe.send_bytes(json.dumps(meta).encode())
+                if "error" not in meta:
+                    pipe.send_bytes(wire.encode(tensors, {}, "crc32"))
+            except (EOFError, OSError):
                 return
-            fields = json.loads(head)
-            job = kinds[fields.pop("job")](**fields, tensors={})
-            blob = pipe.recv_bytes()
-            with HeartbeatSender(lambda beat: _send_heartbeat(pipe, beat)):
-                meta, tensors = _run_catching_errors(run_job, job, blob)
-            pipe.send_bytes(json.dumps(meta).encode())
-            if "error" not in meta:
-                pipe.send_bytes(wire.encode(tensors, {}))
-        except (EOFError, OSError):
-            return
-        if isinstance(job, StepJob) or not pipe.poll(NEXT_JOB_SECONDS):  # the next scoring job would reuse the memory
-            release_memory()
+            if isinstance(job, StepJob) or not pipe.poll(NEXT_JOB_SECONDS):  # a scoring job would reuse the memory
+                release_memory()
 
 
 def _run_on_device(device: str, run_job: RunJob, job: BackendJob) -> JobResult:

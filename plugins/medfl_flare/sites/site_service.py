@@ -26,7 +26,7 @@ from medfl.records.privacy_account import PrivacyAccount
 from medfl.records.progress import CommittedStep, Heartbeat, JobEnd, JobStart
 from medfl.records.run_file import JoinedSite
 from medfl.types import Meta
-from medfl.utils.heartbeat import HeartbeatSender, HeartbeatSignal
+from medfl.utils.heartbeat import HeartbeatSender, HeartbeatSignal, HeartbeatThread
 from medfl.utils.memory import keep_freed_memory
 from medfl.utils.text import one_line
 from medfl.utils.wire import Blob
@@ -119,7 +119,7 @@ class SiteService:
         try:
             message = unpack(blob, self._current_limits)
             kind = message.kind[:64]
-            with HeartbeatSender(self._record_heartbeat):
+            with HeartbeatThread() as thread, HeartbeatSender(self._record_heartbeat, thread):
                 answer = self._dispatch(message)
                 reply = pack(answer)
             self._audit.record_reply(
