@@ -99,7 +99,7 @@ class ImageFiles:
         sources: File, or files of a DICOM series, of each image.
 
     Raises:
-        DataError: If the folder has no image, or the table has not exactly one row for each image.
+        DataError: If the folder has no image, or the table does not have exactly one row for each image.
     """
 
     def __init__(
