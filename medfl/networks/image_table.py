@@ -47,8 +47,8 @@ class ImageTableBody(nn.Module):
 class ImageTableNetwork(nn.Module):
     """Image network whose linear classifier also takes the features of a table row (late fusion).
 
-    The logits are ``head([image features, table features])``: each feature of the image and of the table adds to a logit
-    in proportion to its value, without interactions.
+    The logits are ``head([image features, table features])``: each feature of image and table adds to a logit in
+    proportion to its value, without interactions.
 
     Args:
         network: Image network with `body` and `head`. Its head is replaced.
