@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from images_with_table import write_images, write_table
 from inference_file import numbers
 from monai.bundle import run as monai_run
-from PIL import Image
 from refusals import refused
 
 from medfl.bundle.data_fit import check_fit
@@ -28,28 +28,7 @@ from medfl.objectives import Multiclass
 Medfl = Callable[..., tuple[int, str, str]]
 
 BUNDLES = Path(__file__).parents[2] / "bundles"
-HEAD = ("file", "diagnosis", "patient", "hospital", "age", "sex", "mask")
 FEATURES = ["age [years]", "age missing", "sex=f", "sex=m", "sex=(other)", "sex missing"]
-
-
-def write_images(folder: Path, count: int = 60) -> Path:
-    """Write images and a table in which every seventh age is missing; return the table."""
-    (folder / "images").mkdir(parents=True)
-    generator = np.random.default_rng(0)
-    rows = []
-    for number in range(count):
-        name = f"scan-{number:02d}.png"
-        Image.fromarray(generator.integers(0, 255, (20, 20), dtype=np.uint8)).save(folder / "images" / name)
-        age = "" if number % 7 == 0 else f"{generator.normal(60, 9):.1f}"
-        diagnosis, hospital = ("benign", "malignant")[number % 2], ("north", "south")[number // 2 % 2]
-        rows.append((name, diagnosis, f"P{number}", hospital, age, "fm"[generator.integers(2)], name))
-    return write_table(folder / "labels.csv", rows)
-
-
-def write_table(path: Path, rows: list[tuple[str, ...]]) -> Path:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([HEAD, *rows])
-    return path
 
 
 def read_rows(table: Path) -> list[dict[str, str]]:

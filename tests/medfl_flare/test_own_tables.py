@@ -1,4 +1,4 @@
-"""A table between machines: the offer names objective, features and scale, and a site with other features refuses."""
+"""Tables between machines: the offer names objective, features and scale, and a site with other features refuses."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from images_with_table import write_images
 from loopback import BUNDLE, Loopback, write_site_file
 
 from medfl.bundle.bundle_folders import shipped_bundles
@@ -72,4 +73,47 @@ def test_a_site_with_other_features_takes_no_part(medfl: Medfl, bundle: Path, tm
     assert dataset_value(data, "in_channels", 0) == dataset_value(other, "in_channels", 0)
     files = files_of(tmp_path, bundle, {"north": data, "south": other})
     _, progress = Loopback(files).serve(offer_of(bundle, data))
+    assert list(progress.missing) == ["south"]
+
+
+# ---- images with a table
+
+
+def divide_images(medfl: Medfl, top: Path, *columns: str) -> Path:
+    """Prepare the synthetic images with columns of their table, and divide them into two sites."""
+    table = write_images(top / "own")
+    words = ("prep", "folder", table.parent / "images", "--table", table, "--image-column", "file", "--size", 16)
+    words += ("--target", "class:diagnosis", "--group-column", "patient", "--site-column", "hospital")
+    status, _, err = medfl(*words, *columns, "--out", top / "pool")
+    assert status == 0, err
+    scheme = ("--scheme", "by_site", "--column", "site", "--test-fraction", 0.3, "--server-test", "none")
+    status, _, err = medfl("partition", top / "pool", "--out", top / "data", *scheme)
+    assert status == 0, err
+    return top / "data"
+
+
+def test_images_with_a_table_are_trained_between_machines(medfl: Medfl, tmp_path: Path) -> None:
+    bundle = Path(shutil.copytree(shipped_bundles()["own_images"], tmp_path / BUNDLE))
+    data = divide_images(medfl, tmp_path / "a", "--number", "age[years]", "--category", "sex")
+    other = divide_images(medfl, tmp_path / "b", "--category", "sex")
+    scale = dataset_scale(data)
+    names = (
+        "num_classes",
+        "in_channels",
+        "size",
+        "spatial_dims",
+        "image_reading",
+        "image_features",
+        "features",
+        "columns",
+    )
+    values = {name: dataset_value(data, name, None) for name in names} | {"network_name": "convnet"}
+    values |= {"goal": dataset_value(data, "objective", None), "rounds": 1, "batch_size": 16, "seed": 0}
+    offer = make_offer(bundle, values | {"mean": scale.mean, "std": scale.std}, "one", SITES, 5)
+    _, progress = Loopback(files_of(tmp_path / "one", bundle, dict.fromkeys(SITES, data))).serve(offer)
+    assert (progress.state, progress.missing) == ("finished", {})
+    (path,) = (tmp_path / "one" / "north" / "state").rglob("configs/inference.json")
+    config = json.loads(path.read_text())
+    assert (config["image_features"], config["mean"], config["std"]) == (6, scale.mean, scale.std)
+    _, progress = Loopback(files_of(tmp_path / "two", bundle, {"north": data, "south": other})).serve(offer)
     assert list(progress.missing) == ["south"]
