@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from medfl.data.arrays import FEATURE_MEAN, FEATURE_STD, channels_of, open_array
+from medfl.data.arrays import FEATURE_MEAN, FEATURE_STD, open_array
 from medfl.data.datalists import DATALIST_FILE, Datalist, parse_datalist, read_datalist_bytes
 from medfl.data.features.feature_encoding import typed_columns
 from medfl.data.features.feature_scale import FeatureScale, FeatureSums, scale_features, sum_features
 from medfl.data.features.record_features import feature_rows
-from medfl.data.sites import site_names
+from medfl.data.sites import image_shape, site_names
 from medfl.errors import DataError
 
 UNSCALED = FeatureScale([0.0], [1.0])
@@ -71,7 +71,7 @@ def _image_channels(top: Path, lists: Mapping[str, Datalist]) -> int:
     """Return the number of channels of the images; 0 for table rows."""
     name, datalist = next(iter(lists.items()))
     shape = open_array(top / name / datalist.image_array).shape
-    return 0 if len(shape) == 2 else channels_of(shape) or 1
+    return 0 if len(shape) == 2 else image_shape(shape)[0]
 
 
 def _after_images(scale: FeatureScale, channels: int) -> FeatureScale:

@@ -18,7 +18,7 @@ from medfl.data.arrays import CHUNK_BYTES, FEATURES, channels_of, open_array
 from medfl.data.datalists import DATALIST_FILE, Datalist, parse_datalist, read_datalist_bytes, subjects_of
 from medfl.data.features.feature_encoding import typed_columns
 from medfl.data.features.record_features import count_image_features, image_features
-from medfl.data.sites import SiteData, output_names, site_data
+from medfl.data.sites import SiteData, image_shape, output_names, site_data
 from medfl.data.targets import read_integers
 from medfl.objectives import Objective, Survival
 from medfl.types import Dataset
@@ -113,7 +113,7 @@ def measure_site(folder: Path) -> SiteMeasurements:
     objective = datalist.goal
     array = open_array(folder / datalist.image_array)
     count = count_image_features(typed_columns(datalist.extra), array.shape)
-    channels = (channels_of(array.shape) or 1) + count if count else 1
+    channels = image_shape(array.shape)[0] + count if count else 1
     data = site_data(folder, content, datalist, objective, [0.0] * channels, [1.0] * channels)
     records = datalist.splits.get("training", [])
     rows = read_integers(records, "image", f"site '{folder.name}', split 'training'")
