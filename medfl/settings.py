@@ -431,9 +431,9 @@ class Execution(StrictModel):
     results."""
 
     checkpoint_minutes: float | None = Field(10.0, ge=0, allow_inf_nan=False)
-    """Minutes between two checkpoints of a site's training within a step. A site that is killed continues the training
-    from the last one with the same bits. None writes none. There are none with privacy of the unit ``sample``, and none
-    for methods whose training changes things that no checkpoint contains (`LocalTraining.can_continue`)."""
+    """Most minutes of training within a step that are lost when a site is killed. It continues from the last checkpoint
+    with the same bits. None writes no checkpoints. There are none with privacy of the unit ``sample``, and none for
+    methods whose training changes things that no checkpoint contains (`LocalTraining.can_continue`)."""
 
     open_test: bool = True
     """True to evaluate on test images. ``medfl tune`` sets it to false, because it chooses by validation images."""

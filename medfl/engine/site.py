@@ -214,7 +214,8 @@ class SiteRunner:
         record = self._stored(step, digest)
         if record is None:
             record = self._execute_and_save(make_method(), request, step, round_, digest, keep)
-        delete_checkpoints(self.store.folder)  # also if the site was killed after it had saved the step
+        if self.store.flushes:  # also if the site was killed after it had saved the step
+            delete_checkpoints(self.store.folder)
         for index, peer_message in enumerate(record.meta["peer_messages"]):
             tensors = wire.select(record.tensors, f"peer_message/{index}/")
             self._post(step, PeerMessage(peer_message["to"], tensors, peer_message["meta"], self.name))

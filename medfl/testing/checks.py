@@ -98,8 +98,8 @@ def method_object_has_no_state(case: Case) -> None:
         same(expected, bits(case.run(folder, make_method=lambda: method)), "one object for all steps")
 
 
-CHECKPOINTS_TO_KILLS = (2, 5, 4)
-"""Number of checkpoints until each kill of a run. The first is within the first training of a site."""
+BATCHES_TO_KILLS = (2, 5, 4)
+"""Number of trained batches until each kill of a run. The first kill is within the first training of a site."""
 
 
 class _StopError(Exception):
@@ -165,29 +165,34 @@ def _run_until(case: Case, folder: Path, stop: int, where: str) -> None:
 
 @promise
 def killed_training_continues(case: Case) -> None:
-    """Check that a run that is killed within trainings, after a checkpoint, ends with the same bits and scores.
+    """Check that a run that is killed within trainings ends with the same bits and scores.
 
-    A method whose training can't be continued (`LocalTraining.can_continue`) writes no checkpoint.
+    Every other batch is followed by a checkpoint, so kills are after a checkpoint or a batch later. A method whose
+    training can't be continued (`LocalTraining.can_continue`) writes no checkpoint.
     """
     result, whole = case.reference
     with folders(1) as (folder,):
-        for writes in CHECKPOINTS_TO_KILLS:
-            _run_until_checkpoint(case, folder, writes)
+        for batches in BATCHES_TO_KILLS:
+            _run_until_batch(case, folder, batches)
         same(bits(result), bits(case.run(folder, checkpoint_minutes=0)), "killed within trainings")
         expect(scores(whole) == scores(folder), "killed within trainings: other rows in metrics.csv")
         left = [path.name for path in folder.rglob(f"{CHECKPOINT_STEM}-*")]
         expect(not left, f"checkpoints remain after the run: {left}")
 
 
-def _run_until_checkpoint(case: Case, folder: Path, writes: int) -> None:
-    """Continue the run in `folder` until it has written a number of checkpoints, or to its end."""
+def _run_until_batch(case: Case, folder: Path, batches: int) -> None:
+    """Continue the run in `folder` until it has trained a number of batches, or to its end.
+
+    Checkpoints are written after the first batch, the third, and so on.
+    """
     save, count = TrainingCheckpoint.save_if_due, 0
 
     def save_and_stop(checkpoint: TrainingCheckpoint, *state: Any) -> None:
         nonlocal count
-        save(checkpoint, *state)
         count += 1
-        if count == writes:
+        if count % 2:
+            save(checkpoint, *state)
+        if count == batches:
             raise _KilledError
 
     with patch.object(TrainingCheckpoint, "save_if_due", save_and_stop), suppress(_KilledError):

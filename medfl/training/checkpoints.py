@@ -96,22 +96,31 @@ class ModelPart:
 class StepCheckpoints:
     """Checkpoints of the trainings in one step of a site.
 
+    After a kill at any moment, at most `seconds` of training are repeated, and one batch. Earlier trainings of the step
+    may have ended after their last checkpoint; their unsaved seconds are subtracted from the interval of the next
+    training.
+
     Args:
         folder: Folder of the site's state.
         step: Number of the step.
         request: Digest of the request that the step executes. Requests of several steps may be equal.
-        seconds: Minimum seconds between two checkpoints of a training, >= 0.
+        seconds: Maximum seconds of unsaved training in the step, >= 0.
+
+    Attributes:
+        unsaved: Seconds of the step's ended trainings that no checkpoint contains, less than half of `seconds`.
     """
 
     def __init__(self, folder: Path, step: int, request: str, seconds: float) -> None:
         self._folder, self._step, self._request, self._seconds = folder, step, request, seconds
         self._count = 0
+        self.unsaved = 0.0
 
     def next_training(self) -> TrainingCheckpoint:
         """Return the checkpoint of the step's next training. Trainings are numbered in the order of the calls."""
         self._count += 1
         key = {"step": self._step, "request": self._request, "training": self._count}
-        return TrainingCheckpoint(self._folder / f"{CHECKPOINT_STEM}-{self._count}.safetensors", key, self._seconds)
+        path = self._folder / f"{CHECKPOINT_STEM}-{self._count}.safetensors"
+        return TrainingCheckpoint(path, key, self._seconds, self)
 
 
 def delete_checkpoints(folder: Path) -> None:
@@ -126,16 +135,17 @@ class TrainingCheckpoint:
     Args:
         path: File of the checkpoint.
         key: Identity of the training. The checkpoint of another training is ignored.
-        seconds: Minimum seconds between two checkpoints, >= 0.
+        seconds: Maximum seconds of unsaved training in the step, >= 0.
+        step: Checkpoints of the step. The training's unsaved seconds are added at its end.
 
     Attributes:
-        position: Position from which the training continues.
+        position: Position of the newest checkpoint, from which the training continues.
         total_loss: Sum of the losses of all images until then, shape (), on the CPU.
     """
 
-    def __init__(self, path: Path, key: Meta, seconds: float) -> None:
+    def __init__(self, path: Path, key: Meta, seconds: float, step: StepCheckpoints) -> None:
         self.position, self.total_loss = TrainingPosition(), torch.zeros(())
-        self._path, self._key, self._seconds = path, key, seconds
+        self._path, self._key, self._seconds, self._step = path, key, seconds, step
         self._written = time.monotonic()
         self._parts: Mapping[str, TrainingPart] = {}
         self._generators: Mapping[str, torch.Generator] = {}
@@ -195,7 +205,7 @@ class TrainingCheckpoint:
         self.position, self.total_loss = position, total_loss
 
     def save_if_due(self, position: TrainingPosition, total_loss: torch.Tensor) -> None:
-        """Write the checkpoint if the interval has passed.
+        """Write the checkpoint if the step's unsaved training takes longer than the interval.
 
         Args:
             position: Position in the training.
@@ -204,15 +214,39 @@ class TrainingCheckpoint:
         Raises:
             StoreError: If the file can't be written.
         """
-        if time.monotonic() - self._written < self._seconds:
-            return
+        if self._unsaved_seconds() >= self._seconds:
+            self._write(position, total_loss)
+
+    def end(self, position: TrainingPosition, total_loss: torch.Tensor) -> None:
+        """End the training. Write the checkpoint if the step's unsaved training takes half of the interval or more.
+
+        The other half remains for the next training. A step with little training in all writes nothing.
+
+        Args:
+            position: Position at the end of the training.
+            total_loss: Sum of the losses of all images, shape ().
+
+        Raises:
+            StoreError: If the file can't be written.
+        """
+        if position != self.position and self._unsaved_seconds() >= self._seconds / 2:
+            self._write(position, total_loss)
+        if position != self.position:
+            self._step.unsaved = self._unsaved_seconds()
+
+    def _unsaved_seconds(self) -> float:
+        """Return the seconds of training in the step that no checkpoint contains."""
+        return self._step.unsaved + time.monotonic() - self._written
+
+    def _write(self, position: TrainingPosition, total_loss: torch.Tensor) -> None:
+        """Write the checkpoint."""
         random_tensors, random_meta = _random_state(self._generators)
         tensors = {_LOSS: total_loss} | wire.prefixed(random_tensors, _RANDOM)
         for name, part in self._parts.items():
             tensors |= wire.prefixed(part.training_state(), f"{_PART}{name}/")
         meta = {"key": self._key, "position": asdict(position), "random": random_meta, "log": dict(self._log)}
         write_atomic(self._path, wire.encode(tensors, meta))
-        self._written = time.monotonic()
+        self._written, self.position = time.monotonic(), position
 
 
 def _copies(tensors: Tensors) -> Tensors:

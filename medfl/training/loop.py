@@ -266,7 +266,10 @@ def train(
         samples += count
         batches += 1
         if checkpoint is not None:
-            checkpoint.save_if_due(TrainingPosition(number + 1, batches, samples), total_loss)
+            done = TrainingPosition(number + 1, batches, samples)
+            checkpoint.save_if_due(done, total_loss)
+    if checkpoint is not None:
+        checkpoint.end(done, total_loss)
 
     # 5. Report the mean loss over all images.
     mean_loss = float(total_loss) / samples if samples else float("nan")

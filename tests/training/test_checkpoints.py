@@ -15,7 +15,8 @@ from torch import nn
 from medfl.data.pooled import TensorData
 from medfl.data.transforms.dataset import TransformDataset
 from medfl.settings import Settings
-from medfl.training.checkpoints import ModelPart, StepCheckpoints, delete_checkpoints
+from medfl.training import checkpoints
+from medfl.training.checkpoints import ModelPart, StepCheckpoints, TrainingPosition, delete_checkpoints
 from medfl.training.loop import Batch, TrainResult, train
 from medfl.types import Dataset, Meta, Tensors
 from medfl.utils import wire
@@ -225,3 +226,65 @@ def test_trainings_of_a_step_have_files_of_their_own(tmp_path: Path) -> None:
         checkpoint.begin({"own": ModelPart(model, optimizer)}, {})
         checkpoint.save_if_due(checkpoint.position, torch.zeros(()))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["training-1.safetensors", "training-2.safetensors"]
+
+
+class Clock:
+    """Clock whose time passes only when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        """Return the time in seconds."""
+        return self.now
+
+
+@pytest.mark.parametrize(
+    "minutes",
+    [[180.0], [9.0, 9.0], [59.0, 59.0, 59.0], [89.0, 89.0], [4.0] * 20, [1.0, 30.0, 2.0, 30.0], [14.5, 0.25, 5.25] * 3],
+)
+def test_a_kill_loses_at_most_the_interval_and_a_batch(
+    minutes: Sequence[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trainings of a step with batches of 15 seconds, and an interval of ten minutes.
+
+    Within a training, checkpoints are written at most every five minutes, as earlier trainings take up to half of the
+    interval. One may follow at its end.
+    """
+    clock, model, writes = Clock(), nn.Linear(1, 1), list[float]()
+    monkeypatch.setattr(checkpoints, "time", clock)
+    monkeypatch.setattr(checkpoints, "write_atomic", lambda path, blob: writes.append(clock.now))
+    parts = {"own": ModelPart(model, torch.optim.SGD(model.parameters(), lr=1.0))}
+    steps = StepCheckpoints(tmp_path, 1, "request", 600.0)
+    ended, lost = list[float](), 0.0
+    for training in minutes:
+        checkpoint = steps.next_training()
+        checkpoint.begin(parts, {})
+        batches = round(4 * training)
+        for batch in range(1, batches + 1):
+            clock.now += 15
+            position = TrainingPosition(batch, batch, batch)
+            checkpoint.save_if_due(position, torch.zeros(()))
+            lost = max(lost, sum(ended) + 15.0 * (batch - checkpoint.position.number))
+        checkpoint.end(position, torch.zeros(()))
+        ended.append(15.0 * (batches - checkpoint.position.number))
+    assert lost <= 600
+    assert steps.unsaved == sum(ended) < 300
+    assert (60 * sum(minutes) - 600) / 600 <= len(writes) <= 60 * sum(minutes) / 300 + len(minutes)
+
+
+def test_the_end_of_a_long_training_is_in_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The training takes five of ten minutes, so it does not start again if the next training is killed."""
+    clock = Clock()
+    monkeypatch.setattr(checkpoints, "time", clock)
+    step = nn.Module.__call__
+
+    def slow(module: nn.Module, *args: object) -> object:
+        clock.now += 50 if isinstance(module, nn.Sequential) else 0
+        return step(module, *args)
+
+    monkeypatch.setattr(nn.Module, "__call__", slow)
+    whole, _ = fit(tmp_path, plain_data(), seconds=600.0)  # six batches
+    assert [path.name for path in tmp_path.iterdir()] == ["training-1.safetensors"]
+    tensors, _ = fit(tmp_path, plain_data(), kill_after=0)
+    assert tensors_equal(tensors, whole)

@@ -36,6 +36,7 @@ from medfl.errors import MedflError
 from medfl.privacy.policy import policy_of
 from medfl.records.progress import Heartbeat, JobEnd, JobStart
 from medfl.training.batches import SCORING, TRAINING
+from medfl.training.checkpoints import delete_checkpoints
 from medfl.training.devices import MemoryWatch, use_device
 from medfl.training.predict import evaluation_batch
 from medfl.types import NON_SITE_NAMES, Meta, Tensors, is_self_scoring
@@ -132,7 +133,10 @@ class LocalBackend:
         scoring = self._evaluation_jobs(evaluation) if evaluation else []
         results = self._run_all([*jobs, *scoring])
         answers = [_answer_from_json(result) for result, _ in results[: len(jobs)]]
-        flush_files([self.hosts[answer.site].store.path(answer.step) for answer in answers])
+        stores = [self.hosts[answer.site].store for answer in answers]
+        flush_files([store.path(answer.step) for store, answer in zip(stores, answers, strict=True)])
+        for store in stores:  # only now: after a power cut the checkpoint or the step is on the disk
+            delete_checkpoints(store.folder)
         rows = self._evaluation_rows(scoring, results[len(jobs) :])
         answers.sort(key=lambda answer: answer.site)
         return StepResult(answers, unavailable, sorted(rows, key=lambda row: row.site))

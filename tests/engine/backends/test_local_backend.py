@@ -6,7 +6,7 @@ import errno
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from refusals import refused
 from toys import SIZES, Toy, builtin, snapshot
 
 from medfl.contract import Plan, Reply, Request, Server, Site
+from medfl.engine.backends import local
 from medfl.engine.backends.jobs import BackendJob, EvaluateJob, StepJob
 from medfl.engine.backends.local import LocalBackend
 from medfl.engine.backends.pool import JobResult, WorkerPool, _receive
@@ -378,6 +379,23 @@ def test_steps_of_all_sites_are_on_the_disk_before_the_server_counts_on_them(
     monkeypatch.setattr(os, "replace", note_commit)
     Toy(Averaging).run(tmp_path / "run", workers=workers, sites=make_sites(SIZES))
     assert max(commits) == len(SIZES)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_checkpoints_stay_until_the_step_is_on_the_disk(
+    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power cut, a site has its step or the checkpoint from which it trains the step."""
+    state, waiting = tmp_path / "state", []
+
+    def note_checkpoints(paths: Sequence[Path]) -> None:
+        flush_files(paths)
+        waiting.append(len(list(state.glob("site-*/training-1.safetensors"))))
+
+    monkeypatch.setattr(local, "flush_files", note_checkpoints)
+    builtin("fedavg").run(tmp_path, rounds=2, workers=workers, checkpoint_minutes=0, sites=make_sites(SIZES))
+    assert max(waiting) == len(SIZES)
+    assert not list(state.glob("site-*/training-1.safetensors"))
 
 
 def test_a_disk_that_fails_while_it_is_flushed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
